@@ -1,0 +1,55 @@
+"""ptpipe: one manifest from a PyTorch model to a small, fast artifact that can be trusted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ptpipe.artifact import JSON, Artifact, Decision, Verdict
+from ptpipe.context import Context
+from ptpipe.errors import ExitCode, IntegrityError, Location, ManifestError, Problem, PtpipeError, StageError
+from ptpipe.events import Outcome
+from ptpipe.hookspecs import hookimpl
+from ptpipe.observer import Observer
+from ptpipe.stage import Stage, StageConfig, stage
+
+if TYPE_CHECKING:
+    from ptpipe.api import RunResult, load_plan, run
+    from ptpipe.plan import Plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "JSON",
+    "Artifact",
+    "Context",
+    "Decision",
+    "ExitCode",
+    "IntegrityError",
+    "Location",
+    "ManifestError",
+    "Observer",
+    "Outcome",
+    "Plan",
+    "Problem",
+    "PtpipeError",
+    "RunResult",
+    "Stage",
+    "StageConfig",
+    "StageError",
+    "Verdict",
+    "hookimpl",
+    "load_plan",
+    "run",
+    "stage",
+]
+
+# What a plugin's front door never needs is imported on first use.
+_LATER = {"Plan": "plan", "RunResult": "api", "load_plan": "api", "run": "api"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'ptpipe' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"ptpipe.{_LATER[name]}"), name)

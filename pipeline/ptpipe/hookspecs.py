@@ -1,0 +1,65 @@
+"""Every hook that a plugin can implement. This file is the manual; `pipeline/README.md` has its table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from ptpipe.artifact import Artifact
+    from ptpipe.errors import Problem
+    from ptpipe.events import Event, RunFinished, RunStarted, StageFinished, StageStarted
+    from ptpipe.observer import Observer
+    from ptpipe.plan import Plan
+    from ptpipe.stage import Stage
+    from ptpipe.worker import Call
+
+hookspec = pluggy.HookspecMarker("ptpipe")
+hookimpl = pluggy.HookimplMarker("ptpipe")
+
+
+@hookspec
+def ptpipe_stages() -> Iterable[Stage]:  # type: ignore[empty-body]  # a specification has none
+    """Offer stage kinds. All answers are collected, in the parent and in each worker."""
+
+
+@hookspec
+def ptpipe_observers() -> Iterable[Observer]:  # type: ignore[empty-body]
+    """Offer observers, new ones at each call: one call a run. All answers are collected, in the parent only."""
+
+
+@hookspec
+def ptpipe_check(plan: Plan) -> Iterable[Problem]:  # type: ignore[empty-body]
+    """Look at a bound plan before any work: cross-stage rules and house policies. All answers are collected."""
+
+
+@hookspec(firstresult=True)
+def ptpipe_launch(call: Call) -> Mapping[str, Artifact] | None:
+    """Do one stage and return its outputs by name, or None to leave it to the next. The first answer counts."""
+
+
+@hookspec
+def ptpipe_run_started(news: RunStarted) -> None:
+    """News: a run begins. Parent only."""
+
+
+@hookspec
+def ptpipe_stage_started(news: StageStarted) -> None:
+    """News: a stage begins. Parent only."""
+
+
+@hookspec
+def ptpipe_event(event: Event) -> None:
+    """News: a stage says something while it works. Parent only."""
+
+
+@hookspec
+def ptpipe_stage_finished(news: StageFinished) -> None:
+    """News: a stage ended; exactly once for each. Parent only."""
+
+
+@hookspec
+def ptpipe_run_finished(news: RunFinished) -> None:
+    """News: the run ended; always told, also after Ctrl-C. Parent only."""

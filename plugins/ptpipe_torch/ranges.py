@@ -1,0 +1,31 @@
+"""The ranges that calibration saw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from ptpipe import JSON, Artifact
+
+
+@dataclass(frozen=True)
+class Ranges(Artifact):
+    """For each observed tensor of a prepared model: the least and the greatest value seen."""
+
+    limits: Mapping[str, tuple[float, float]]
+    num_samples: int
+
+    def save(self, folder: Path) -> None:
+        content = {"limits": {name: list(pair) for name, pair in self.limits.items()}, "num_samples": self.num_samples}
+        (folder / "ranges.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        content = json.loads((folder / "ranges.json").read_text(encoding="utf-8"))
+        return cls({name: (low, high) for name, (low, high) in content["limits"].items()}, content["num_samples"])
+
+    def summary(self) -> dict[str, JSON]:
+        return {"num_tensors": len(self.limits), "num_samples": self.num_samples}
