@@ -105,6 +105,8 @@ class RunStarted:
     stage_ids: tuple[str, ...]
     seed: int
     overrides: tuple[str, ...] = ()
+    verbosity: int = 0
+    """How much the console says: below 0 only what went wrong, above 0 the log's lines too."""
 
 
 @dataclass(frozen=True)
