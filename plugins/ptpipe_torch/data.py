@@ -6,18 +6,22 @@ Shape legend: N images of a split, B of a batch, C channels, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
-from ptpipe import JSON, Artifact
+from ptpipe import JSON, Artifact, StageError
+from ptpipe_torch.images import ArrayImages, Images
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
 
+__all__ = ["SPLITS", "ArrayImages", "Batch", "Data", "DataFacts", "Images", "LoaderOptions", "Split", "epoch_order"]
+
 SPLITS = ("train", "val", "test", "calibration")
+_DISJOINT = (("test", "train"), ("test", "val"), ("test", "calibration"), ("train", "val"))
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,6 @@ class LoaderOptions:
     persistent_workers: bool = False
     augment: tuple[str, ...] = ()
     """Names of whole-batch augmentations, applied to training batches in this order."""
-
-
-class Images(Protocol):
-    """Where a split's pixels come from: memory, or files decoded on demand."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Pixels of those images, uint8 of shape (B, H, W, C), a fresh writable array."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -97,6 +91,23 @@ class Data(Artifact):
         self.facts = facts
         self.splits = splits
         self.loader = loader
+        _refuse_overlap(splits)
+
+    def save(self, folder: Path) -> None:
+        from ptpipe_torch.data_folder import write_data
+
+        write_data(self, folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        from ptpipe_torch.data_folder import read_data
+
+        return cls(*read_data(folder))
+
+    def summary(self) -> dict[str, JSON]:
+        sizes: dict[str, JSON] = {f"num_{name}": len(split) for name, split in self.splits.items()}
+        shape: list[JSON] = list(self.facts.shape_CHW)
+        return {"name": self.facts.name, "shape": shape, "num_classes": self.facts.num_classes, **sizes}
 
     def batches(
         self,
@@ -136,15 +147,9 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64
     return np.random.default_rng((seed, epoch)).permutation(num_samples)
 
 
-@dataclass(frozen=True)
-class ArrayImages:
-    """Pixels held in memory (or mapped from a file), uint8 of shape (N, H, W, C)."""
-
-    pixels_NHWC: npt.NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.pixels_NHWC)
-
-    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """See `Images.take`."""
-        return self.pixels_NHWC[indices_B]
+def _refuse_overlap(splits: Mapping[str, Split]) -> None:
+    ids = {name: set(split.ids.tolist()) for name, split in splits.items()}
+    for one, other in _DISJOINT:
+        shared = ids.get(one, set()) & ids.get(other, set())
+        if shared:
+            raise StageError(f"{len(shared)} samples stand in {one} and in {other}, among them {min(shared)}")

@@ -1,0 +1,111 @@
+"""A data set's folder in the store: facts as JSON, arrays as `.npy` files that are mapped into memory when read.
+
+Splits that draw from one source (val and calibration from the training images) share one file of pixels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptpipe import StageError
+from ptpipe_torch.data import DataFacts, LoaderOptions, Split
+from ptpipe_torch.images import ArrayImages, FileImages, Images, SubsetImages
+
+if TYPE_CHECKING:
+    from ptpipe_torch.data import Data
+
+_RECORD = "data.json"
+_CHUNK_BYTES = 32 << 20
+
+
+def write_data(data: Data, folder: Path) -> None:
+    """Write a data set into an empty folder. Pixels that no split uses are left out."""
+    sources = _sources(data.splits)
+    described: list[dict[str, Any]] = []
+    kept = {}
+    for number, (key, source) in enumerate(sources.items()):
+        used = [positions for positions in (_positions(split.images, key) for split in data.splits.values()) if positions is not None]
+        kept[key] = (number, np.unique(np.concatenate(used)))
+        described.append(_write_source(source, kept[key][1], folder / f"images_{number}.npy"))
+    splits = {name: _write_split(split, kept, folder, name) for name, split in data.splits.items()}
+    record = {"facts": asdict(data.facts), "loader": asdict(data.loader), "sources": described, "splits": splits}
+    (folder / _RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+def read_data(folder: Path) -> tuple[DataFacts, dict[str, Split], LoaderOptions]:
+    """Inverse of `write_data`. Raises StageError where the folder of an image folder's files is gone."""
+    record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+    sources = [_read_source(described, folder / f"images_{number}.npy") for number, described in enumerate(record["sources"])]
+    splits = {name: _read_split(sources[source], folder, name) for name, source in record["splits"].items()}
+    facts = {name: tuple(value) if isinstance(value, list) else value for name, value in record["facts"].items()}
+    loader = record["loader"] | {"augment": tuple(record["loader"]["augment"])}
+    return DataFacts(**facts), splits, LoaderOptions(**loader)
+
+
+def _source(images: Images) -> Images:
+    return images.source if isinstance(images, SubsetImages) else images
+
+
+def _sources(splits: Mapping[str, Split]) -> dict[int, Images]:
+    return {id(_source(split.images)): _source(split.images) for split in splits.values()}
+
+
+def _positions(images: Images, key: int) -> npt.NDArray[np.int64] | None:
+    if id(_source(images)) != key:
+        return None
+    return images.positions_N if isinstance(images, SubsetImages) else np.arange(len(images))
+
+
+def _write_source(source: Images, used: npt.NDArray[np.int64], path: Path) -> dict[str, Any]:
+    if isinstance(source, FileImages):
+        np.save(path, source.paths_N[used])
+        geometry = {"size": source.size, "resize": source.resize, "channels": source.channels}
+        return {"kind": "files", "root": str(source.root), **geometry}
+    if isinstance(source, ArrayImages) and len(used) == len(source):
+        np.save(path, source.pixels_NHWC)
+        return {"kind": "array"}
+    shape_HWC = source.take(used[:1]).shape[1:]
+    chunk = max(1, _CHUNK_BYTES // max(1, int(np.prod(shape_HWC))))
+    pixels_NHWC = np.lib.format.open_memmap(path, "w+", np.uint8, (len(used), *shape_HWC))
+    for start in range(0, len(used), chunk):
+        pixels_NHWC[start : start + chunk] = source.take(used[start : start + chunk])
+    pixels_NHWC.flush()
+    return {"kind": "array"}
+
+
+def _read_source(described: Mapping[str, Any], path: Path) -> Images:
+    if described["kind"] == "array":
+        # Copy-on-write: writable as torch wants its arrays, while the file is opened for reading alone.
+        return ArrayImages(np.load(path, mmap_mode="c"))
+    root = Path(described["root"])
+    if not root.is_dir():
+        raise StageError(f"the images of this data set are gone: {root} is not there; put it back, or run the data stage again")
+    return FileImages(root, np.load(path), described["size"], described["resize"], described["channels"])
+
+
+def _write_split(split: Split, kept: Mapping[int, tuple[int, npt.NDArray[np.int64]]], folder: Path, name: str) -> int:
+    number, used = kept[id(_source(split.images))]
+    positions = _positions(split.images, id(_source(split.images)))
+    np.save(folder / f"{name}.positions.npy", np.searchsorted(used, positions).astype(np.int64))
+    np.save(folder / f"{name}.labels.npy", split.labels_N)
+    np.save(folder / f"{name}.ids.npy", np.char.encode(split.ids, "utf-8"))
+    return number
+
+
+def _read_split(source: Images, folder: Path, name: str) -> Split:
+    ids, labels_N, positions_N = (np.load(folder / f"{name}.{part}.npy") for part in ("ids", "labels", "positions"))
+    return Split(_decoded(ids), labels_N, SubsetImages(source, positions_N))
+
+
+def _decoded(ids: npt.NDArray[np.bytes_]) -> npt.NDArray[np.str_]:
+    try:
+        return ids.astype(np.str_)  # many times faster than decoding; for ASCII alone
+    except UnicodeDecodeError:
+        return np.char.decode(ids, "utf-8")

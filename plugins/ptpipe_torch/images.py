@@ -1,0 +1,112 @@
+"""Where a split's pixels come from: an array, or files decoded on demand.
+
+Shape legend: N images, B of a batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ptpipe import StageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from PIL.Image import Image as PILImage
+
+
+class Images(Protocol):
+    """Where a split's pixels come from: memory, or files decoded on demand."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """Pixels of those images, uint8 of shape (B, H, W, C), a fresh writable array."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayImages:
+    """Pixels held in memory (or mapped from a file), uint8 of shape (N, H, W, C)."""
+
+    pixels_NHWC: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.pixels_NHWC)
+
+    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """See `Images.take`."""
+        return self.pixels_NHWC.take(indices_B, axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class SubsetImages:
+    """Some of the images of another source, which several subsets share."""
+
+    source: Images
+    positions_N: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.positions_N)
+
+    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """See `Images.take`."""
+        return self.source.take(self.positions_N[indices_B])
+
+
+@dataclass(frozen=True, eq=False)
+class FileImages:
+    """Image files, decoded when they are asked for, so that a data set of any size fits in memory.
+
+    The shorter side is resized to `resize` pixels (bilinear with antialiasing), the centre of `size` x `size` is cut out.
+    """
+
+    root: Path
+    paths_N: npt.NDArray[np.bytes_]
+    """UTF-8, relative to `root`, parts joined by `/`."""
+    size: int
+    resize: int
+    channels: int
+    """3: RGB; 1: grey."""
+
+    def __len__(self) -> int:
+        return len(self.paths_N)
+
+    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """See `Images.take`. Raises StageError for a file that is gone or is no image, naming it."""
+        import numpy as np
+
+        pixels_BHWC = np.empty((len(indices_B), self.size, self.size, self.channels), dtype=np.uint8)
+        for row, path in enumerate(self.paths_N[indices_B]):
+            pixels_BHWC[row] = self._decode(self.root / path.decode())
+        return pixels_BHWC
+
+    def _decode(self, path: Path) -> npt.NDArray[np.uint8]:
+        import numpy as np
+        from PIL import Image
+
+        try:
+            with Image.open(path) as image:
+                # JPEG can be decoded at a half, a quarter or an eighth; twice the wanted size loses nothing visible.
+                image.draft(None, (2 * self.resize, 2 * self.resize))
+                square = self._fit(image)
+        except FileNotFoundError as error:
+            raise StageError(f"{path} is gone; put it back, or run the data stage again with --fresh") from error
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise StageError(f"{path} can't be read as an image: {error}") from error
+        return np.asarray(square).reshape(self.size, self.size, self.channels)
+
+    def _fit(self, image: PILImage) -> PILImage:
+        from PIL import Image
+
+        if image.mode == "P" and "transparency" in image.info:
+            image = image.convert("RGBA")
+        image = image.convert("RGB" if self.channels == 3 else "L")
+        scale = self.resize / min(image.size)
+        width, height = (max(self.resize, round(side * scale)) for side in image.size)
+        if (width, height) != image.size:
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+        left, top = (width - self.size) // 2, (height - self.size) // 2
+        return image.crop((left, top, left + self.size, top + self.size))
