@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Self, TypeAlias
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 
 class Artifact(ABC):
@@ -65,4 +65,9 @@ class Verdict(Artifact):
         return cls(**content | {"decision": Decision(content["decision"])})
 
     def summary(self) -> dict[str, JSON]:
-        return {"decision": str(self.decision), "reason": self.reason, **self.facts, "fail_undecided": self.fail_undecided}
+        return {
+            "decision": str(self.decision),
+            "reason": self.reason,
+            **self.facts,
+            "fail_undecided": self.fail_undecided,
+        }

@@ -87,6 +87,8 @@ class StageFinished:
     """Output name to `{"type", "digest", "size_bytes", "summary"}`."""
     message: str = ""
     """Why it failed, was refused or skipped; one line."""
+    frames: tuple[str, ...] = ()
+    """Where in the plugin's own code it failed, outermost first: `prune.py:12 in prune: amount = 1 / 0`."""
     made_at: str = ""
     """ISO 8601, UTC: when the result was made; for a cached stage, the time of the run that made it."""
     machine: str = ""

@@ -21,7 +21,7 @@ hookimpl = pluggy.HookimplMarker("ptpipe")
 
 
 @hookspec
-def ptpipe_stages() -> Iterable[Stage]:  # type: ignore[empty-body]  # a specification has none
+def ptpipe_stages() -> Iterable[Stage[..., object]]:  # type: ignore[empty-body]  # a specification has none
     """Offer stage kinds. All answers are collected, in the parent and in each worker."""
 
 

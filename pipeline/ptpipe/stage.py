@@ -62,6 +62,7 @@ class Stage(Generic[P, R]):
     """`workers(config)`: how many processes do the stage together (1 where absent)."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself: a unit test's way in."""
         return self.function(*args, **kwargs)
 
     @property
@@ -81,7 +82,9 @@ class Stage(Generic[P, R]):
             raise TypeError(f"{self.kind} promised {len(self.outputs)} outputs and returned {type(returned).__name__}")
         for port, value in zip(self.outputs, values, strict=True):
             if not isinstance(value, port.type):
-                raise TypeError(f"{self.kind} promised {port.name}: {port.type.__name__}, returned {type(value).__name__}")
+                raise TypeError(
+                    f"{self.kind} promised {port.name}: {port.type.__name__}, returned {type(value).__name__}"
+                )
         return {port.name: value for port, value in zip(self.outputs, values, strict=True)}
 
 

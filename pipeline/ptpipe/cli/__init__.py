@@ -1,0 +1,104 @@
+"""The command line. Only the parser is imported at start-up; each verb brings what it needs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from ptpipe import __version__
+from ptpipe.errors import ExitCode, ManifestError, PtpipeError, Terminated, nearest
+
+# Verb to the module that holds it, and its line of help: importing none of them, `ptpipe --help` stays fast.
+_VERBS = {
+    "run": ("run", "Run a manifest: do what is new, take the rest from the store."),
+    "validate": ("look", "Check a manifest and print every problem at once."),
+    "plan": ("look", "Print what a run would do, stage by stage, and why."),
+    "runs": ("past", "List the runs in the artifacts folder."),
+    "show": ("past", "Show one run: outcomes, figures, notices."),
+    "stages": ("words", "List the stage kinds, or every option of one."),
+    "plugins": ("words", "List the loaded plugins, and the broken ones with the reason."),
+    "schema": ("words", "Print the manifest's JSON Schema, for editors."),
+    "gc": ("past", "Delete runs and results that are no longer needed."),
+    "init": ("start", "Write a starter manifest, or a starter plugin with its test."),
+}
+
+
+class _Verbs(click.Group):
+    """Imports a verb when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        module = import_module(f"ptpipe.cli.{_VERBS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _VERBS and not args[0].startswith("-"):
+            suggestion = nearest(args[0], _VERBS)
+            hint = f" Did you mean {suggestion!r}?" if suggestion else ""
+            raise click.UsageError(f"There is no verb {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(verb, help_) for verb, (_, help_) in _VERBS.items()])
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ptpipe")
+def cli() -> None:
+    """One manifest takes a PyTorch model from training to a small, fast artifact that can be trusted.
+
+    Exit codes: 0 done, 1 a stage failed, 2 manifest or command line wrong, 3 a gate refused, 4 a gate could not
+    decide, 5 a stored artifact is corrupt, 6 a plugin is missing or broken, 130/143 interrupted.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code. No traceback but for a bug of ours."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        sys.exit(cli.main(standalone_mode=False) or ExitCode.DONE)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(ExitCode.USAGE)
+    except ManifestError as error:
+        for problem in error.problems:
+            print(problem, file=sys.stderr)  # noqa: T201  # this is where the command line talks
+        sys.exit(error.exit_code)
+    except PtpipeError as error:
+        print(f"ptpipe: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(ExitCode.INTERRUPTED)
+    except Terminated:
+        sys.exit(ExitCode.TERMINATED)
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`); Python must not complain about it while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.DONE)
+    except Exception:  # noqa: BLE001  # the last line of defence
+        import traceback
+
+        traceback.print_exc()
+        print(f"ptpipe {__version__}: this is a bug of ours; please report the lines above", file=sys.stderr)  # noqa: T201
+        sys.exit(ExitCode.BUG)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated

@@ -1,0 +1,26 @@
+"""The default launcher: do a call in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ptpipe.artifact import Artifact
+from ptpipe.events import Event
+from ptpipe.hookspecs import hookimpl
+from ptpipe.plugins import Vocabulary
+from ptpipe.store import Store
+from ptpipe.worker import Call, perform
+
+
+class HereLaunch:
+    """Answers `ptpipe_launch` last: a plugin's launcher goes first."""
+
+    def __init__(self, vocabulary: Vocabulary, store: Store, tell: Callable[[Event], None]) -> None:
+        self._vocabulary = vocabulary
+        self._store = store
+        self._tell = tell
+
+    @hookimpl(trylast=True)
+    def ptpipe_launch(self, call: Call) -> Mapping[str, Artifact]:
+        """Do the call here."""
+        return perform(call, self._vocabulary, self._store, self._tell)

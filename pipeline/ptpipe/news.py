@@ -1,0 +1,84 @@
+"""Telling the observers, so that none of them can break a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pluggy
+
+from ptpipe.events import Event, LogLine, Notice, RunFinished, RunStarted, StageFinished, StageStarted
+from ptpipe.observer import Observer
+
+_OFFERS = ("ptpipe_stages", "ptpipe_observers", "ptpipe_check", "ptpipe_launch")
+
+
+class _PluginHooks(Observer):
+    """One plugin's news hooks in an observer's coat."""
+
+    def __init__(self, manager: pluggy.PluginManager, plugin: object) -> None:
+        others = [other for other in manager.get_plugins() if other is not plugin]
+        names = ("run_started", "stage_started", "event", "stage_finished", "run_finished")
+        self._callers = {name: manager.subset_hook_caller(f"ptpipe_{name}", others) for name in names}
+        self.name = manager.get_name(plugin) or repr(plugin)
+
+    def run_started(self, news: RunStarted) -> None:
+        self._callers["run_started"](news=news)
+
+    def stage_started(self, news: StageStarted) -> None:
+        self._callers["stage_started"](news=news)
+
+    def event(self, event: Event) -> None:
+        self._callers["event"](event=event)
+
+    def stage_finished(self, news: StageFinished) -> None:
+        self._callers["stage_finished"](news=news)
+
+    def run_finished(self, news: RunFinished) -> None:
+        self._callers["run_finished"](news=news)
+
+
+class News(Observer):
+    """Passes news on to every observer; one that raises is named in the log once and switched off."""
+
+    def __init__(
+        self, observers: Sequence[Observer], manager: pluggy.PluginManager, log: Callable[[LogLine], None]
+    ) -> None:
+        listening = [plugin for plugin in manager.get_plugins() if _has_news_hooks(manager, plugin)]
+        self._observers: list[Observer] = [*observers, *(_PluginHooks(manager, plugin) for plugin in listening)]
+        self._log = log
+
+    def run_started(self, news: RunStarted) -> None:
+        self._each(lambda observer: observer.run_started(news))
+
+    def stage_started(self, news: StageStarted) -> None:
+        self._each(lambda observer: observer.stage_started(news))
+
+    def event(self, event: Event) -> None:
+        self._each(lambda observer: observer.event(event))
+
+    def stage_finished(self, news: StageFinished) -> None:
+        self._each(lambda observer: observer.stage_finished(news))
+
+    def run_finished(self, news: RunFinished) -> None:
+        self._each(lambda observer: observer.run_finished(news))
+
+    def _each(self, tell: Callable[[Observer], None]) -> None:
+        for observer in list(self._observers):
+            try:
+                tell(observer)
+            except Exception as error:  # noqa: BLE001  # news never breaks a run
+                self._observers.remove(observer)
+                line = f"observer {_name(observer)} raised {error!r} and is switched off for this run"
+                self._log(LogLine("", line))
+                self.event(Notice("", line))
+
+
+def _name(observer: Observer) -> str:
+    if isinstance(observer, _PluginHooks):
+        return observer.name
+    return f"{type(observer).__module__}.{type(observer).__qualname__}"
+
+
+def _has_news_hooks(manager: pluggy.PluginManager, plugin: object) -> bool:
+    callers = manager.get_hookcallers(plugin) or []
+    return any(caller.name not in _OFFERS for caller in callers)
