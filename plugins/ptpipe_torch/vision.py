@@ -11,29 +11,51 @@ import importlib
 import sys
 from functools import cache
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.library import Library
+
+_SYMPTOM = "operator torchvision::nms does not exist"
 
 
-@cache
 def torchvision() -> ModuleType:
-    """The torchvision module, importable beside any torch."""
+    """The torchvision module, importable beside any torch.
+
+    Raises ImportError where it isn't installed, RuntimeError where it doesn't fit torch for another reason.
+    """
+    return _imported()[0]
+
+
+@cache  # which keeps the Library objects too: a schema goes when its Library is collected
+def _imported() -> tuple[ModuleType, list[Library]]:
+    try:
+        return _import(), []
+    except RuntimeError as error:
+        if _SYMPTOM not in str(error):
+            raise
+    libraries = _declare_operators()
+    try:
+        return _import(), libraries
+    except BaseException:
+        libraries.clear()  # the traceback would keep them
+        raise
+
+
+def _import() -> ModuleType:
+    """Import torchvision; a failed try leaves none of its modules behind, so that the next one starts anew."""
     try:
         return importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::nms does not exist" not in str(error):
-            raise
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    _declare_operators()
-    return importlib.import_module("torchvision")
+    except BaseException:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        raise
 
 
-@cache  # which also keeps the Library objects: a schema goes when its Library is collected
-def _declare_operators() -> list[object]:
-    import torch
+def _declare_operators() -> list[Library]:
+    from torch.library import Library
 
-    libraries = []
+    library = Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
-        library = torch.library.Library("torchvision", "FRAGMENT")
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        libraries.append(library)
-    return libraries
+    return [library]
