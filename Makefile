@@ -1,0 +1,36 @@
+# Two commands for a new machine: `make demo` and `make test`. Both make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint format bench schema clean
+
+demo: $(VENV)/.installed
+	$(BIN)/ptpipe run manifests/mnist_qat.yaml
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+schema: $(VENV)/.installed
+	$(BIN)/ptpipe schema > manifests/schema.json
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
