@@ -61,10 +61,10 @@ class Part:
         Raises IntegrityError where the address names anything but a function so marked, in a loaded plugin.
         """
         module_name, _, function_name = self.address.partition(":")
-        function = getattr(self._module(module_name), function_name, None)
+        function: Callable[..., nn.Module] | None = getattr(self._module(module_name), function_name, None)
         if _role(function) != role:
             raise IntegrityError(f"{self.address} is not a {role}")
-        assert callable(function)
+        assert function is not None
         return function
 
     def _module(self, name: str) -> ModuleType:

@@ -1,0 +1,218 @@
+"""Test a stage as a run would use it: say `pytest_plugins = ["ptpipe.testing"]` and take the `bench` fixture.
+
+PYTEST_DONT_REWRITE: a test module that imports from here does so before pytest loads its plugins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickletools
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, get_type_hints
+
+import pytest
+
+from ptpipe.artifact import JSON, Artifact
+from ptpipe.context import Context
+from ptpipe.errors import ManifestError, Problem, nearest
+from ptpipe.events import Event, Metric, Notice
+from ptpipe.plan import config_problems
+from ptpipe.stage import Port, Stage, StageConfig
+from ptpipe.store import Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class BrokenContractError(AssertionError):
+    """A stage, or an artifact that it takes or gives, does what no run could work with."""
+
+
+class Bench:
+    """Runs one stage at a time, its inputs and outputs going through a store as in a run.
+
+    `metrics`, `notices` and `events` hold what the last stage said. What a stage keeps in `ctx.scratch` is there
+    again for the next try after a failure, and gone after a success.
+    """
+
+    def __init__(self, folder: Path, seed: int = 7) -> None:
+        self.seed = seed
+        self.metrics: dict[str, JSON] = {}
+        self.notices: list[str] = []
+        self.events: list[Event] = []
+        self._store = Store(folder)
+        self._store.open_for_writing()
+
+    def run(self, stage: Stage[P, R], config: Mapping[str, Any] | None = None, /, **inputs: Any) -> R:
+        """Do the stage with these options, as under `with:` in a manifest, and these inputs, by port.
+
+        Returns what the function returns, read back from the store. Raises ManifestError where a run would refuse
+        the options or the preflight finds a lack, TypeError where the inputs don't fit the ports,
+        BrokenContractError where the stage breaks its side; what the stage itself raises passes through.
+        """
+        options = _validated(stage, config or {})
+        _check_inputs(stage, inputs)
+        _prepare(stage, options)
+        self.metrics, self.notices, self.events = {}, [], []
+        stored = {name: self._passed_in(stage, name, value) for name, value in inputs.items()}
+        with _silence(stage):
+            returned = stage.function(options, self._context(stage, inputs), **stored)  # type: ignore[arg-type]  # P is (config, ctx, ports)
+        outputs = self._passed_out(stage, returned)
+        self._store.drop_scratch(stage.kind)
+        return _shaped(stage, outputs)
+
+    def _context(self, stage: Stage[..., Any], inputs: Mapping[str, Any]) -> Context:
+        sources = {name: _references(name, value) for name, value in inputs.items()}
+        return Context("bench", stage.kind, self.seed, self._store.scratch(stage.kind), sources, self._hear)
+
+    def _hear(self, event: Event) -> None:
+        self.events.append(event)
+        match event:
+            case Metric(name=name, value=value):
+                try:
+                    json.dumps(value, allow_nan=False)
+                except (TypeError, ValueError) as error:
+                    raise BrokenContractError(f"metric {name}={value!r} is not JSON: {error}") from error
+                self.metrics[name] = value
+            case Notice(text=text):
+                self.notices.append(text)
+
+    def _passed_in(self, stage: Stage[..., Any], name: str, value: Any) -> Any:
+        what = f"{stage.kind}: input {name}"
+        if isinstance(value, Sequence):
+            return [self._through_store(what, item, type(item)) for item in value]
+        return None if value is None else self._through_store(what, value, type(value))
+
+    def _passed_out(self, stage: Stage[..., Any], returned: object) -> list[Artifact]:
+        try:
+            outputs = stage.named(returned)
+        except TypeError as error:
+            raise BrokenContractError(str(error)) from error
+        ports = {port.name: port for port in stage.outputs}
+        return [
+            self._through_store(f"{stage.kind}: output {name}", value, ports[name].type)
+            for name, value in outputs.items()
+        ]
+
+    def _through_store(self, what: str, value: Artifact, type_: type[Artifact]) -> Artifact:
+        """Write the value, read it as the type that was promised, and see that nothing was lost on the way."""
+        if type(value) is not type_:
+            given = type(value).__name__
+            raise BrokenContractError(
+                f"{what}: a run reads it back as the {type_.__name__} promised, but it is a {given}"
+            )
+        with _blamed(f"{what}: {type_.__name__}.save"):
+            stored = self._store.put(value)
+        _refuse_pickles(what, self._store.root / "objects" / stored.digest[:2] / stored.digest / "files")
+        with _blamed(f"{what}: {type_.__name__}.load"):
+            loaded = self._store.get(stored.digest, type_)
+        with _blamed(f"{what}: {type_.__name__}.save, of what load gave,"):
+            again = self._store.put(loaded)
+        if again.digest != stored.digest:
+            raise BrokenContractError(
+                f"{what}: what {type_.__name__}.load gives is not what save wrote: saved again it differs"
+            )
+        return loaded
+
+
+@pytest.fixture
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """A bench on a store of its own."""
+    return Bench(tmp_path_factory.mktemp("bench"))
+
+
+def _validated(stage: Stage[..., Any], options: Mapping[str, Any]) -> StageConfig:
+    config, problems = config_problems(stage, options)
+    if config is None:
+        raise ManifestError(Problem(message, suggestion=suggestion) for _, message, suggestion, _ in problems)
+    return config
+
+
+def _check_inputs(stage: Stage[..., Any], inputs: Mapping[str, Any]) -> None:
+    ports = {port.name: port for port in stage.inputs}
+    for name in inputs:
+        if name not in ports:
+            raise TypeError(str(Problem(f"{stage.kind} has no input {name!r}", suggestion=nearest(name, ports))))
+    for port in stage.inputs:
+        value = inputs.get(port.name)
+        if not _fits(value, port):
+            wanted = f"a sequence of {port.type.__name__}" if port.several else f"a {port.type.__name__}"
+            raise TypeError(f"{stage.kind}: input {port.name} wants {wanted}, not {value!r}")
+
+
+def _fits(value: object, port: Port) -> bool:
+    if port.several:
+        return isinstance(value, Sequence) and all(isinstance(item, port.type) for item in value)
+    return isinstance(value, port.type) or (port.optional and value is None)
+
+
+def _prepare(stage: Stage[..., Any], config: StageConfig) -> None:
+    """Ask what a run asks before any work."""
+    if stage.preflight and (lacks := list(stage.preflight(config))):
+        raise ManifestError(Problem(f"{stage.kind}: {lack}") for lack in lacks)
+    try:
+        json.dumps(stage.reads(config) if stage.reads else None, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BrokenContractError(f"{stage.kind}: reads(config) gave no JSON: {error}") from error
+    num_workers = stage.workers(config) if stage.workers else 1
+    if num_workers != 1:
+        raise ValueError(f"{stage.kind} wants {num_workers} processes; the bench has one: choose options for one")
+
+
+@contextlib.contextmanager
+def _silence(stage: Stage[..., Any]) -> Iterator[None]:
+    """Results own stdout: a stage that prints would spoil `--json`."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        yield
+    if printed.getvalue():
+        raise BrokenContractError(
+            f"{stage.kind} printed {printed.getvalue()[:80]!r}: use ctx.log, ctx.notice or ctx.progress"
+        )
+
+
+@contextlib.contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise BrokenContractError(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+def _refuse_pickles(what: str, folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file() and _is_pickle(path):
+            raise BrokenContractError(
+                f"{what}: {path.name} is a pickle, which runs code when it is read; use safetensors or JSON"
+            )
+
+
+def _is_pickle(path: Path) -> bool:
+    if zipfile.is_zipfile(path):  # torch.save
+        return any(Path(name).suffix == ".pkl" for name in zipfile.ZipFile(path).namelist())
+    with path.open("rb") as file:
+        if file.read(1) != b"\x80":  # protocol 2 and later
+            return False
+        file.seek(0)
+        try:
+            for _ in pickletools.genops(file):
+                pass
+        except (ValueError, IndexError, UnicodeError):
+            return False
+        return not file.read(1)
+
+
+def _references(name: str, value: object) -> tuple[str, ...]:
+    """What a manifest might call the inputs of a port."""
+    return tuple(f"{name}{n}" for n in range(1, len(value) + 1)) if isinstance(value, Sequence) else (name,)
+
+
+def _shaped(stage: Stage[P, R], outputs: Sequence[Artifact]) -> R:
+    """The outputs as the function returns them: one alone, or the NamedTuple."""
+    if len(stage.outputs) == 1:
+        return outputs[0]  # type: ignore[return-value]  # the signature was checked when the stage was made
+    shaped: R = get_type_hints(stage.function)["return"](*outputs)
+    return shaped
