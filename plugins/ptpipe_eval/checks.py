@@ -1,0 +1,47 @@
+"""What can be known of comparisons and gates before any work. Imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ptpipe.errors import nearest
+from ptpipe_eval import CompareConfig, GateConfig, LatencyConfig
+from ptpipe_eval.comparison import cell_label
+
+if TYPE_CHECKING:
+    from ptpipe import Plan, Problem
+    from ptpipe.plan import PlannedStage
+
+
+def comparison_problems(plan: Plan) -> Iterator[Problem]:
+    """Look at every comparison's baseline and every gate's candidate and figures."""
+    for stage in plan.stages:
+        if isinstance(stage.config, CompareConfig):
+            yield from _baseline_problems(plan, stage, stage.config)
+        elif isinstance(stage.config, GateConfig):
+            source = plan[stage.wiring["comparison"][0].stage]
+            if isinstance(source.config, CompareConfig):  # another plugin's comparison keeps its own counsel
+                yield from _gate_problems(plan, stage, stage.config, source)
+
+
+def _baseline_problems(plan: Plan, stage: PlannedStage, config: CompareConfig) -> Iterator[Problem]:
+    names = [str(reference) for reference in stage.wiring["models"]]
+    if config.baseline is not None and config.baseline not in names:
+        message = f"baseline {config.baseline!r} is not among its models: {', '.join(names)}"
+        yield plan.problem(stage.id, message, "baseline", suggestion=nearest(config.baseline, names))
+
+
+def _gate_problems(plan: Plan, gate: PlannedStage, config: GateConfig, source: PlannedStage) -> Iterator[Problem]:
+    names = [str(reference) for reference in source.wiring["models"]]
+    if config.candidate not in names:
+        message = f"candidate {config.candidate!r} is not among the models of {source.id}: {', '.join(names)}"
+        yield plan.problem(gate.id, message, "candidate", suggestion=nearest(config.candidate, names))
+    assert isinstance(source.config, CompareConfig)
+    if isinstance(config, LatencyConfig):
+        measured = [(size, threads) for size in source.config.batch_sizes for threads in source.config.threads]
+        if (config.batch_size, config.threads) not in measured:
+            there = "; ".join(cell_label(*cell) for cell in measured) or "no latency at all"
+            wrong = "threads" if config.batch_size in source.config.batch_sizes else "batch_size"
+            message = f"{source.id} does not time {cell_label(config.batch_size, config.threads)}; it has: {there}"
+            yield plan.problem(gate.id, message, wrong)

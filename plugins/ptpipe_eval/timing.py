@@ -1,0 +1,122 @@
+"""Time single predictions. Measuring alone is done here; what is measured, and in which order, is decided elsewhere.
+
+Shape legend: B of a batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+from math import ceil, prod, sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ptpipe_eval.classification import Sitting
+from ptpipe_eval.comparison import Latency, Threads
+
+if TYPE_CHECKING:
+    from ptpipe_torch import Predictor
+
+Images = npt.NDArray[np.float32]
+
+METHOD = (
+    "time.perf_counter_ns around one prediction on real samples made ready beforehand, garbage collection off, after a "
+    "warm-up, one artifact after another; median and 10th and 90th percentile of the runs"
+)
+
+_MAX_INPUTS = 8
+"""Different inputs a cell goes round, so that no single image decides."""
+_MAX_INPUT_BYTES = 64 * 2**20
+_MIN_RUNS = 5
+_STEADY_RUNS = 50
+_STEADY_SHARE = 0.01
+"""Half the width of the median's 95 % interval, over the median, below which more runs tell nothing new."""
+_WARM_UP_WINDOW = 3
+_WARM_UP_GAIN = 0.95
+_MIN_WARM_UP_NS = 20_000_000
+
+
+def spread_inputs(sitting: Sitting, batch_size: int) -> list[Images]:
+    """Make batches of samples spread evenly over the split; float32 (B, C, H, W) each, samples repeated where few."""
+    num_samples = len(sitting.samples)
+    batch_bytes = batch_size * prod(sitting.data.facts.shape_CHW) * np.dtype(np.float32).itemsize
+    num_inputs = max(1, min(_MAX_INPUTS, num_samples // batch_size, _MAX_INPUT_BYTES // batch_bytes))
+    num_wanted = batch_size * num_inputs
+    order_N = np.arange(num_wanted, dtype=np.int64) * num_samples // num_wanted
+    batches = sitting.data.batches(sitting.split, order_N=order_N, batch_size=batch_size)
+    return [np.ascontiguousarray(batch.images_NCHW.numpy()) for batch in batches]
+
+
+def measure(predict: Predictor, inputs: Sequence[Images], budget_s: float) -> list[int]:
+    """Time predictions one by one until their median is steady or the budget is spent; nanoseconds, in order.
+
+    At least five runs are made, however long they take; the warm-up may take as long as the budget again.
+    """
+    budget_ns = int(budget_s * 1e9)
+    warm_up(predict, inputs, budget_ns)
+    durations_ns: list[int] = []
+    spent_ns, next_look = 0, _STEADY_RUNS
+    with garbage_collection_off():
+        for images_BCHW in cycle(inputs):
+            duration_ns = _timed(predict, images_BCHW)
+            durations_ns.append(duration_ns)
+            spent_ns += duration_ns
+            if spent_ns >= budget_ns and len(durations_ns) >= _MIN_RUNS:
+                break
+            if len(durations_ns) >= next_look and spent_ns >= budget_ns // 4:
+                if _median_is_steady(durations_ns):
+                    break
+                next_look = 2 * len(durations_ns)  # looking costs time and cache: seldom
+    return durations_ns
+
+
+def warm_up(predict: Predictor, inputs: Sequence[Images], limit_ns: int) -> None:
+    """Predict until a few runs are no faster than the few before: memory mapped, kernels chosen, clock raised."""
+    runs = cycle(inputs)
+    spent_ns, before_ns = 0, float("inf")
+    while spent_ns < limit_ns:
+        window_ns = [_timed(predict, images_BCHW) for images_BCHW in islice(runs, _WARM_UP_WINDOW)]
+        spent_ns += sum(window_ns)
+        now_ns = statistics.median(window_ns)
+        if now_ns > _WARM_UP_GAIN * before_ns and spent_ns >= min(_MIN_WARM_UP_NS, limit_ns):
+            return
+        before_ns = now_ns
+
+
+def summarize(durations_ns: Sequence[int], batch_size: int, threads: Threads, num_threads: int) -> Latency:
+    """Median and 10th and 90th percentile of the runs, in milliseconds."""
+    p10_ms, median_ms, p90_ms = (np.quantile(durations_ns, (0.1, 0.5, 0.9)) / 1e6).round(6).tolist()
+    return Latency(batch_size, threads, num_threads, p10_ms, median_ms, p90_ms, len(durations_ns))
+
+
+@contextmanager
+def garbage_collection_off() -> Iterator[None]:
+    """Keep the collector from stopping a run inside the `with`."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _timed(predict: Predictor, images_BCHW: Images) -> int:
+    started_ns = time.perf_counter_ns()
+    predict(images_BCHW)
+    return time.perf_counter_ns() - started_ns
+
+
+def _median_is_steady(durations_ns: Sequence[int]) -> bool:
+    # The interval between two order statistics that holds the median with 95 % confidence, by the normal
+    # approximation of the binomial: Conover, Practical Nonparametric Statistics (3rd ed.), section 3.2.
+    ordered_ns, count = sorted(durations_ns), len(durations_ns)
+    reach = 0.98 * sqrt(count)
+    low, high = int(count / 2 - reach), min(ceil(count / 2 + reach), count - 1)
+    return ordered_ns[high] - ordered_ns[low] <= 2 * _STEADY_SHARE * ordered_ns[count // 2]

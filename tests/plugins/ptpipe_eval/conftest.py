@@ -1,0 +1,141 @@
+"""Handwritten digits, and one linear classifier of them in three formats.
+
+Shape legend: N samples, B of a batch, C channels, H height, W width, D = C*H*W, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from ptpipe import Context
+from ptpipe.events import Event
+from ptpipe_torch import ArrayImages, Data, DataFacts, Deployable, LoaderOptions, Model, OnnxFile, Part, Recipe, Split
+from ptpipe_torch.registry import builder
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@builder
+def linear_net(inputs: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+
+
+class LinearModel(Deployable):
+    """A format of its own, as a third party's plugin may bring one: weights in numpy."""
+
+    def __init__(
+        self, weights_KD: np.ndarray, biases_K: np.ndarray, shape_CHW: tuple[int, int, int] = (1, 8, 8)
+    ) -> None:
+        self.weights_KD, self.biases_K, self._shape = weights_KD, biases_K, shape_CHW
+        self.opened_with: list[int | None] = []
+
+    format = "numpy float32"
+    size_bytes = property(lambda self: self.weights_KD.nbytes + self.biases_K.nbytes)
+    input_shape_CHW = property(lambda self: self._shape)
+    num_classes = property(lambda self: len(self.biases_K))
+
+    @contextmanager
+    def predictor(self, num_threads: int | None = None) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
+        self.opened_with.append(num_threads)
+        yield self.predict
+
+    def predict(self, images_NCHW: np.ndarray) -> np.ndarray:
+        assert images_NCHW.flags.c_contiguous and images_NCHW.dtype == np.float32
+        return images_NCHW.reshape(len(images_NCHW), -1) @ self.weights_KD.T + self.biases_K
+
+    def save(self, folder: Path) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        raise NotImplementedError
+
+
+@pytest.fixture(scope="session")
+def linear_model() -> type[LinearModel]:
+    return LinearModel
+
+
+@pytest.fixture(scope="session")
+def digits() -> Data:
+    """400 samples to test on, 200 to validate, the rest to fit."""
+    bunch = load_digits()
+    pixels_NHWC = (bunch.images * 15.9375).astype(np.uint8)[..., None]  # 0..16 to 0..255
+    labels_N = bunch.target.astype(np.int64)
+    parts = {"test": slice(0, 400), "val": slice(400, 600), "train": slice(600, None)}
+    splits = {
+        name: Split(
+            np.array([f"{name}/{i:05d}" for i in range(len(labels_N[part]))]),
+            labels_N[part],
+            ArrayImages(np.ascontiguousarray(pixels_NHWC[part])),
+        )
+        for name, part in parts.items()
+    }
+    facts = DataFacts("digits", NAMES, (1, 8, 8), (0.3,), (0.4,))
+    return Data(facts, splits, LoaderOptions(batch_size=64))
+
+
+@pytest.fixture(scope="session")
+def weights(digits: Data) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (K, D) and biases (K) that scikit-learn found."""
+    (batch,) = digits.batches("train", batch_size=10_000)
+    fitted = LogisticRegression(C=0.01, max_iter=200).fit(batch.images_NCHW.flatten(1).numpy(), batch.labels_N.numpy())
+    return fitted.coef_.astype(np.float32), fitted.intercept_.astype(np.float32)
+
+
+@pytest.fixture
+def numpy_model(weights: tuple[np.ndarray, np.ndarray]) -> LinearModel:
+    return LinearModel(*weights)
+
+
+@pytest.fixture(scope="session")
+def torch_model(weights: tuple[np.ndarray, np.ndarray]) -> Model:
+    recipe = Recipe(Part.of(linear_net, inputs=64, classes=10), (1, 8, 8), 10)
+    return Model(recipe, {"1.weight": torch.from_numpy(weights[0]), "1.bias": torch.from_numpy(weights[1])})
+
+
+@pytest.fixture(scope="session")
+def onnx_model(weights: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> OnnxFile:
+    graph = helper.make_graph(
+        [
+            helper.make_node("Flatten", ["images"], ["flat"]),
+            helper.make_node("Gemm", ["flat", "weights", "biases"], ["logits"], transB=1),
+        ],
+        "linear",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["N", 1, 8, 8])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 10])],
+        [numpy_helper.from_array(weights[0], "weights"), numpy_helper.from_array(weights[1], "biases")],
+    )
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return OnnxFile(path, (1, 8, 8), 10)
+
+
+@pytest.fixture
+def told() -> list[Event]:
+    """What the stage under test said."""
+    return []
+
+
+@pytest.fixture
+def context(tmp_path: Path, told: list[Event]) -> Callable[..., Context]:
+    """A context for a stage whose ports are bound to these references."""
+
+    def make(kind: str = "eval.compare", **sources: Any) -> Context:
+        named: Mapping[str, tuple[str, ...]] = sources
+        return Context("stage", kind, 7, tmp_path, named, told.append)
+
+    return make

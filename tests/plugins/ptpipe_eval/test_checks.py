@@ -1,0 +1,142 @@
+"""Gates and baselines that name nothing are found when the manifest is bound, by the real binder."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ptpipe import ExitCode, ManifestError, Plan, load_plan
+
+PARTS = '''
+from __future__ import annotations
+from typing import NamedTuple
+from ptpipe import Context, StageConfig, hookimpl, stage
+from ptpipe_torch import Data, Deployable, Ranges
+
+class None_(StageConfig):
+    """No options."""
+
+class Both(NamedTuple):
+    model: Deployable
+    ranges: Ranges
+    twin: Deployable
+
+@stage("toy.data")
+def data(config: None_, ctx: Context) -> Data: ...
+
+@stage("toy.model")
+def model(config: None_, ctx: Context, data: Data) -> Deployable: ...
+
+@stage("toy.both")
+def both(config: None_, ctx: Context, data: Data) -> Both: ...
+
+@hookimpl
+def ptpipe_stages():
+    return [data, model, both]
+'''
+
+HEAD = """\
+version: 1
+name: toy
+plugins: [./parts.py]
+stages:
+  data: {uses: toy.data}
+  float: {uses: toy.model}
+  int8: {uses: toy.model}
+  both: {uses: toy.both}
+"""
+COMPARE = "compare: {uses: eval.compare, needs: {models: [float, int8, both.twin]}}"
+
+
+@pytest.fixture
+def bound(tmp_path: Path):
+    """The plan of a manifest with these stages below the toy ones; line 9 is the first of them."""
+
+    def bind(*lines: str) -> Plan:
+        (tmp_path / "parts.py").write_text(PARTS)
+        path = tmp_path / "toy.yaml"
+        path.write_text(HEAD + textwrap.indent("\n".join(lines), "  ") + "\n")
+        return load_plan(path)
+
+    return bind
+
+
+def problems(bound, *lines: str) -> list[str]:
+    with pytest.raises(ManifestError) as caught:
+        bound(*lines)
+    assert caught.value.exit_code is ExitCode.USAGE
+    return [str(problem).rpartition("toy.yaml:")[2] for problem in caught.value.problems]
+
+
+def test_what_is_compared_may_be_judged(bound) -> None:
+    plan = bound(
+        "compare: {uses: eval.compare, needs: {models: [float, int8, both.twin]}, with: {baseline: int8}}",
+        "accuracy: {uses: gate.accuracy, with: {candidate: int8, max_drop: 0.003}}",
+        "size: {uses: gate.size, with: {candidate: both.twin, max_share: 0.27}}",
+        "latency: {uses: gate.latency, with: {candidate: float, max_ms: 1, batch_size: 32, threads: all}}",
+    )
+    assert [stage.kind for stage in plan.stages][-1] == "gate.latency"
+
+
+def test_a_baseline_that_is_not_compared(bound) -> None:
+    line = "compare: {uses: eval.compare, needs: {models: [float, int8]}, with: {baseline: flaot}}"
+    (problem,) = problems(bound, line)
+    assert problem == (
+        f"9:{line.index('flaot') + 3}: compare: baseline 'flaot' is not among its models: float, int8 "
+        "(did you mean 'float'?)"
+    )
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        "gate: {uses: gate.accuracy, with: {max_drop: 0.003, candidate: intt8}}",
+        "gate: {uses: gate.size, with: {max_share: 0.27, candidate: intt8}}",
+        "gate: {uses: gate.latency, with: {max_ms: 1, candidate: intt8}}",
+    ],
+)
+def test_a_candidate_that_is_not_compared(bound, gate) -> None:
+    (problem,) = problems(bound, COMPARE, gate)
+    assert problem == (
+        f"10:{gate.index('intt8') + 3}: gate: candidate 'intt8' is not among the models of compare: "
+        "float, int8, both.twin (did you mean 'int8'?)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "cell"), [("batch_size: 8", "batch 8, one thread"), ("threads: all", "batch 1, all threads")]
+)
+def test_a_latency_that_nobody_times(bound, option, cell) -> None:
+    compare = "compare: {uses: eval.compare, needs: {models: [float, int8]}, with: {threads: [one]}}"
+    gate = f"gate: {{uses: gate.latency, with: {{candidate: int8, max_ms: 1, {option}}}}}"
+    (problem,) = problems(bound, compare, gate)
+    value = option.rpartition(" ")[2]
+    assert problem == (
+        f"10:{gate.rindex(value) + 3}: gate: compare does not time {cell}; "
+        "it has: batch 1, one thread; batch 32, one thread"
+    )
+
+
+def test_a_default_that_nobody_times_is_told_too(bound) -> None:
+    compare = "compare: {uses: eval.compare, needs: {models: [float, int8]}, with: {batch_sizes: []}}"
+    (problem,) = problems(bound, compare, "gate: {uses: gate.latency, with: {candidate: int8, max_ms: 1}}")
+    assert problem.startswith("10:") and problem.endswith(
+        "gate: compare does not time batch 1, one thread; it has: no latency at all"
+    )
+
+
+def test_all_mistakes_at_once(bound) -> None:
+    found = problems(
+        bound,
+        "compare: {uses: eval.compare, needs: {models: [float, int8]}, with: {baseline: x}}",
+        "a: {uses: gate.accuracy, with: {candidate: y, max_drop: 0}}",
+        "b: {uses: gate.latency, with: {candidate: z, max_ms: 1, batch_size: 2}}",
+    )
+    assert [problem.split(":")[0] for problem in found] == ["9", "10", "11", "11"]
+
+
+def test_a_gate_without_a_limit(bound) -> None:
+    (problem,) = problems(bound, COMPARE, "gate: {uses: gate.accuracy, with: {candidate: int8}}")
+    assert problem.endswith("gate: give max_drop or min_accuracy (or both)")

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from ptpipe import Context, IntegrityError, StageError
+from ptpipe.events import Metric, Progress
+from ptpipe_eval import ClassifyConfig, CompareConfig, Comparison, Latency, Row, classify, compare
+from ptpipe_torch.runtime import num_cpus
+
+QUICK = {"budget_s": 0.002}
+
+
+@pytest.fixture
+def pair(linear_model, weights):
+    """A model, and one that is worse and smaller (half of its biases are forgotten, and it says so)."""
+    worse = linear_model(weights[0].round(1), weights[1])
+    return [linear_model(*weights), worse]
+
+
+@pytest.fixture
+def table() -> Comparison:
+    cells = (Latency(1, "one", 1, 0.1, 0.11, 0.15, 500), Latency(32, "all", 2, 1.0, 1.25, 1.5, 60))
+    rows = (Row("net", "torch float32", 1000, 198, cells), Row("tiny", "onnx int8", 250, 199))
+    return Comparison("digits", "test", 200, "net", rows, "by stopwatch", "2026-01-02T03:04:05+00:00")
+
+
+def test_rows_hold_what_each_model_is_worth(digits, pair, torch_model, onnx_model, context) -> None:
+    models = [*pair, torch_model, onnx_model]
+    ctx = context(models=("net", "worse", "torch", "onnx"))
+    made = compare(CompareConfig(**QUICK), ctx, models, digits)
+
+    assert [row.name for row in made.rows] == ["net", "worse", "torch", "onnx"]
+    assert [row.format for row in made.rows] == ["numpy float32"] * 2 + ["torch float32", "onnx float32"]
+    assert [row.size_bytes for row in made.rows] == [model.size_bytes for model in models]
+    for row, model in zip(made.rows, models, strict=True):
+        alone = classify(ClassifyConfig(), context(), model, digits)
+        assert made.accuracy(row) == alone.metrics["top1"]
+    assert (made.data, made.split, made.num_samples, made.baseline) == ("digits", "test", 400, "net")
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(made.measured_at)).total_seconds() < 60
+
+
+def test_every_cell_is_timed(digits, pair, context) -> None:
+    made = compare(CompareConfig(batch_sizes=(1, 5), **QUICK), context(models=("a", "b")), pair, digits)
+    for row in made.rows:
+        assert [(cell.batch_size, cell.threads, cell.num_threads) for cell in row.latencies] == [
+            (1, "one", 1),
+            (5, "one", 1),
+            (1, "all", num_cpus()),
+            (5, "all", num_cpus()),
+        ]
+        for cell in row.latencies:
+            assert 0 < cell.p10_ms <= cell.median_ms <= cell.p90_ms
+            assert cell.num_runs >= 5
+
+
+@pytest.mark.parametrize(
+    ("options", "opened"),
+    [
+        ({}, [None, 1]),
+        ({"threads": ("all",)}, [None]),
+        ({"threads": ("one",)}, [None, 1]),
+        ({"batch_sizes": ()}, [None]),
+    ],
+)
+def test_each_model_is_made_ready_once_for_each_number_of_threads(digits, pair, context, options, opened) -> None:
+    made = compare(CompareConfig(**QUICK | options), context(models=("a", "b")), pair, digits)
+    assert [model.opened_with for model in pair] == [opened] * 2
+    expected = len(options.get("batch_sizes", (1, 32))) * len(options.get("threads", ("one", "all")))
+    assert [len(row.latencies) for row in made.rows] == [expected] * 2
+
+
+def test_what_is_timed_is_the_prediction_of_that_many_real_samples(digits, linear_model, weights, context) -> None:
+    seen = []
+
+    class Watched(linear_model):
+        def predict(self, images_NCHW):
+            seen.append(images_NCHW.copy())
+            return super().predict(images_NCHW)
+
+    options = {"threads": ("one",), "batch_sizes": (3,), "batch_size": 400} | QUICK
+    compare(CompareConfig(**options), context(models=("a",)), [Watched(*weights)], digits)
+    assert {len(images) for images in seen[1:]} == {3}
+    samples = {image.tobytes() for image in seen[0]}
+    assert {image.tobytes() for images in seen[1:] for image in images} <= samples
+
+
+def test_baseline_is_the_first_or_the_one_named(digits, pair, context) -> None:
+    ctx = context(models=("a", "b"))
+    first = compare(CompareConfig(batch_sizes=(), **QUICK), ctx, pair, digits)
+    named = compare(CompareConfig(baseline="b", batch_sizes=(), **QUICK), ctx, pair, digits)
+    assert (first.baseline, named.baseline) == ("a", "b")
+    a, b = (first.accuracy(row) for row in first.rows)
+    assert a > b
+    assert [row["drop"] for row in first.summary()["rows"]] == pytest.approx([0, a - b])
+    assert [row["drop"] for row in named.summary()["rows"]] == pytest.approx([b - a, 0])
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (("net", "int8"), {"baseline": "nett"}, r"baseline 'nett' is not among the models: net, int8 .*mean 'net'\?"),
+        (("net", "net"), {}, "models lists net more than once"),
+    ],
+)
+def test_names_that_decide_nothing_are_refused(digits, pair, context, names, options, message) -> None:
+    with pytest.raises(StageError, match=message):
+        compare(CompareConfig(**options), context(models=names), pair, digits)
+
+
+def test_misfits_are_found_before_anything_is_measured(digits, linear_model, weights, context) -> None:
+    good, wide = linear_model(*weights), linear_model(*weights, shape_CHW=(1, 4, 16))
+    with pytest.raises(StageError, match="wide takes images of shape"):
+        compare(CompareConfig(), context(models=("good", "wide")), [good, wide], digits)
+    few = linear_model(weights[0][:4], weights[1][:4])
+    with pytest.raises(StageError, match="few tells 4 classes apart, digits has 10"):
+        compare(CompareConfig(), context(models=("good", "few")), [good, few], digits)
+    assert good.opened_with == []
+
+
+def test_a_model_that_says_nan_is_named(digits, linear_model, weights, context) -> None:
+    broken = linear_model(weights[0], np.full(10, np.nan, np.float32))
+    with pytest.raises(StageError, match="broken: the logits of sample test/00000 are not finite"):
+        compare(CompareConfig(), context(models=("broken",)), [broken], digits)
+
+
+def test_news(digits, pair, context, told) -> None:
+    made = compare(CompareConfig(**QUICK), context(models=("a", "b")), pair, digits)
+    steps = [news for news in told if isinstance(news, Progress)]
+    assert [(step.done, step.total, step.facts["model"]) for step in steps][-1] == (800, 800, "b")
+    assert [step.done for step in steps] == sorted(step.done for step in steps)
+    said = {news.name: news.value for news in told if isinstance(news, Metric)}
+    assert said == {f"{row.name}.accuracy": made.accuracy(row) for row in made.rows}
+
+
+def test_the_table_comes_back(digits, pair, context, tmp_path) -> None:
+    made = compare(CompareConfig(baseline="b", **QUICK), context(models=("a", "b")), pair, digits)
+    (tmp_path / "kept").mkdir()
+    made.save(tmp_path / "kept")
+    assert Comparison.load(tmp_path / "kept") == made
+    assert json.loads((tmp_path / "kept" / "comparison.json").read_text()) == made.summary()
+
+
+def test_the_summary_is_as_the_class_says(table) -> None:
+    assert table.summary() == {
+        "data": "digits",
+        "split": "test",
+        "num_samples": 200,
+        "baseline": "net",
+        "method": "by stopwatch",
+        "measured_at": "2026-01-02T03:04:05+00:00",
+        "rows": [
+            {
+                "name": "net",
+                "format": "torch float32",
+                "size_bytes": 1000,
+                "size_share": 1.0,
+                "num_correct": 198,
+                "accuracy": 0.99,
+                "drop": 0.0,
+                "latency": [
+                    {
+                        "batch_size": 1,
+                        "threads": "one",
+                        "num_threads": 1,
+                        "p10_ms": 0.1,
+                        "median_ms": 0.11,
+                        "p90_ms": 0.15,
+                        "num_runs": 500,
+                    },
+                    {
+                        "batch_size": 32,
+                        "threads": "all",
+                        "num_threads": 2,
+                        "p10_ms": 1.0,
+                        "median_ms": 1.25,
+                        "p90_ms": 1.5,
+                        "num_runs": 60,
+                    },
+                ],
+            },
+            {
+                "name": "tiny",
+                "format": "onnx int8",
+                "size_bytes": 250,
+                "size_share": 0.25,
+                "num_correct": 199,
+                "accuracy": 0.995,
+                "drop": -0.005,
+                "latency": [],
+            },
+        ],
+    }
+
+
+def test_a_row_is_found_by_name(table) -> None:
+    assert table.row("tiny").num_correct == 199
+    assert table.row("net").latency(32, "all").median_ms == 1.25
+    assert table.row("net").latency(32, "one") is None
+    with pytest.raises(StageError, match=r"'tinny' is not in the comparison, which has net, tiny .*mean 'tiny'\?"):
+        table.row("tinny")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"rows": [{"name": "a"}]}', '{"rows": [], "split": "test"}', "{"])
+def test_another_file_is_no_comparison(tmp_path, content) -> None:
+    (tmp_path / "comparison.json").write_text(content)
+    with pytest.raises(IntegrityError, match=r"comparison\.json is not a comparison"):
+        Comparison.load(tmp_path)
+
+
+def test_it_holds_for_the_machine_that_measured() -> None:
+    assert compare.measured and not classify.measured
+    assert isinstance(Context, type)

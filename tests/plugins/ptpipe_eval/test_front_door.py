@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+import ptpipe_eval
+from ptpipe_eval import ClassifyConfig, CompareConfig
+
+HEAVY = ("torch", "numpy", "onnxruntime", "onnx")
+
+
+def modules_after(code: str) -> set[str]:
+    """Names of the heavy libraries that a fresh interpreter has imported after this code."""
+    code += f"\nimport sys, json; print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def test_the_front_door_imports_neither_torch_nor_numpy() -> None:
+    assert modules_after("import ptpipe_eval, ptpipe_eval.comparison, ptpipe_eval.gates, ptpipe_eval.checks") == set()
+    assert modules_after("import ptpipe_eval.table") >= {"numpy"}  # so the question can be answered with yes
+
+
+def test_gates_judge_without_torch() -> None:
+    code = """
+from pathlib import Path
+from ptpipe import Context
+from ptpipe_eval import AccuracyConfig, Comparison, Latency, LatencyConfig, Row, SizeConfig
+from ptpipe_eval import gate_accuracy, gate_latency, gate_size
+from tempfile import TemporaryDirectory
+
+rows = tuple(Row(name, "f", 100, 9, (Latency(1, "one", 1, 1.0, 1.0, 1.0, 9),)) for name in "ab")
+with TemporaryDirectory() as folder:
+    Comparison("d", "test", 10, "a", rows, "m", "t").save(Path(folder))
+    comparison = Comparison.load(Path(folder))
+ctx = Context("g", "gate.size", 7, Path())
+assert gate_accuracy(AccuracyConfig(candidate="b", max_drop=0), ctx, comparison).decision == "passed"
+assert gate_size(SizeConfig(candidate="b", max_bytes=99), ctx, comparison).decision == "refused"
+assert gate_latency(LatencyConfig(candidate="b", max_ms=2), ctx, comparison).decision == "passed"
+"""
+    assert modules_after(code) == set()
+
+
+def test_kinds_and_ports() -> None:
+    ports = {
+        stage.kind: (
+            [(port.name, port.type.__name__, port.several) for port in stage.inputs],
+            [port.type.__name__ for port in stage.outputs],
+        )
+        for stage in ptpipe_eval.ptpipe_stages()
+    }
+    comparison = [("comparison", "Comparison", False)]
+    assert ports == {
+        "eval.classify": ([("model", "Deployable", False), ("data", "Data", False)], ["Predictions"]),
+        "eval.compare": ([("models", "Deployable", True), ("data", "Data", False)], ["Comparison"]),
+        "gate.accuracy": (comparison, ["Verdict"]),
+        "gate.size": (comparison, ["Verdict"]),
+        "gate.latency": (comparison, ["Verdict"]),
+    }
+
+
+def test_every_option_and_kind_is_explained() -> None:
+    for stage in ptpipe_eval.ptpipe_stages():
+        assert len(stage.help) > 60
+        for name, field in stage.config_type.model_fields.items():
+            assert field.description, f"{stage.kind}.{name}"
+
+
+def test_defaults() -> None:
+    assert ClassifyConfig().model_dump() == {"split": "test", "batch_size": None, "num_threads": None}
+    assert CompareConfig().model_dump(mode="json") == {
+        "baseline": None,
+        "split": "test",
+        "batch_size": None,
+        "batch_sizes": [1, 32],
+        "threads": ["one", "all"],
+        "budget_s": 0.2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (ClassifyConfig, {"split": "train"}),
+        (ClassifyConfig, {"batch_size": 0}),
+        (ClassifyConfig, {"num_threads": 0}),
+        (ClassifyConfig, {"splitt": "test"}),
+        (CompareConfig, {"batch_sizes": [1, 1]}),
+        (CompareConfig, {"batch_sizes": [0]}),
+        (CompareConfig, {"batch_sizes": 32}),
+        (CompareConfig, {"threads": []}),
+        (CompareConfig, {"threads": ["one", "one"]}),
+        (CompareConfig, {"threads": ["two"]}),
+        (CompareConfig, {"budget_s": 0}),
+        (CompareConfig, {"baseline": 3}),
+    ],
+)
+def test_bad_options_are_refused(config: type[ClassifyConfig], options: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        config.model_validate_json(json.dumps(options), strict=True)
+
+
+def test_lists_are_taken_as_json_gives_them() -> None:
+    text = '{"batch_sizes": [4], "threads": ["all"], "budget_s": 1, "baseline": "pretrain"}'
+    config = CompareConfig.model_validate_json(text, strict=True)
+    assert (config.batch_sizes, config.threads, config.budget_s) == ((4,), ("all",), 1.0)

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from ptpipe import Context, Decision, StageError, Verdict
+from ptpipe_eval import (
+    AccuracyConfig,
+    Comparison,
+    Latency,
+    LatencyConfig,
+    Row,
+    SizeConfig,
+    gate_accuracy,
+    gate_latency,
+    gate_size,
+)
+
+PASSED, REFUSED = Decision.PASSED, Decision.REFUSED
+CTX = Context("gate", "gate.accuracy", 7, Path())
+
+
+def compared(
+    float_correct: int = 9902, int8_correct: int = 9890, num_samples: int = 10_000, **sizes: int
+) -> Comparison:
+    def cells(*medians_ms: float) -> tuple[Latency, ...]:
+        return tuple(
+            Latency(batch_size, "one", 1, 0.9 * ms, ms, 2 * ms, 100)
+            for batch_size, ms in zip((1, 32), medians_ms, strict=False)
+        )
+
+    rows = (
+        Row("float", "torch float32", sizes.get("float_bytes", 1_692_915), float_correct, cells(0.24, 4)),
+        Row("int8", "torch int8 fbgemm", sizes.get("int8_bytes", 434_197), int8_correct, cells(0.13, 2.5)),
+        Row("untimed", "onnx int8", 400_000, int8_correct),
+    )
+    return Comparison("mnist", "test", num_samples, "float", rows, "by hand", "2026-01-02T03:04:05+00:00")
+
+
+def judge_accuracy(comparison: Comparison, candidate: str = "int8", **limits: float) -> Verdict:
+    return gate_accuracy(AccuracyConfig(candidate=candidate, **limits), CTX, comparison)
+
+
+def judge_size(comparison: Comparison, **limits: float) -> Verdict:
+    return gate_size(SizeConfig(candidate="int8", **limits), CTX, comparison)
+
+
+def judge_latency(candidate: str = "int8", **limits: object) -> Verdict:
+    return gate_latency(LatencyConfig(candidate=candidate, **limits), CTX, compared())
+
+
+def test_a_small_loss_passes_and_the_reason_says_the_numbers() -> None:
+    verdict = judge_accuracy(compared(), max_drop=0.003)
+    assert verdict.decision is PASSED
+    assert verdict.reason == (
+        "int8 loses 0.12 points (12 of 10,000 samples) against float: 98.90 % vs 99.02 %, allowed 0.30"
+    )
+    assert verdict.facts == {
+        "candidate": "int8",
+        "baseline": "float",
+        "accuracy": 0.989,
+        "baseline_accuracy": 0.9902,
+        "drop": 0.0012,
+        "num_samples": 10_000,
+        "max_drop": 0.003,
+        "min_accuracy": None,
+    }
+
+
+def test_a_great_loss_is_refused() -> None:
+    verdict = judge_accuracy(compared(int8_correct=9800), max_drop=0.003)
+    assert verdict.decision is REFUSED
+    assert verdict.reason == (
+        "int8 loses 1.02 points (102 of 10,000 samples) against float: 98.00 % vs 99.02 %, allowed 0.30"
+    )
+
+
+def test_a_gain_is_called_one() -> None:
+    verdict = judge_accuracy(compared(int8_correct=9910), max_drop=0)
+    assert verdict.decision is PASSED
+    assert "int8 gains 0.08 points (8 of 10,000 samples) against float" in verdict.reason
+
+
+@given(num_lost=st.integers(0, 50_000), num_samples=st.integers(1, 50_000))
+def test_the_limit_itself_passes_and_one_sample_more_does_not(num_lost: int, num_samples: int) -> None:
+    num_lost %= num_samples
+    allowed = f"{num_lost / num_samples:.6f}"  # what a person may write: six decimals
+    limit = Fraction(allowed)
+    for lost in (num_lost, min(num_lost + 1, num_samples)):
+        verdict = judge_accuracy(compared(num_samples, num_samples - lost, num_samples), max_drop=float(allowed))
+        assert (verdict.decision is PASSED) == (Fraction(lost, num_samples) <= limit)
+
+
+@pytest.mark.parametrize(("max_drop", "num_lost"), [(0.003, 30), (0.001, 10), (0.0007, 7), (0.29, 2900), (0.07, 700)])
+def test_thirty_of_ten_thousand_are_three_thousandths(max_drop: float, num_lost: int) -> None:
+    # In floats some of these differences come out above the limit: 0.9902 - 0.9872 > 0.003.
+    assert judge_accuracy(compared(9902, 9902 - num_lost), max_drop=max_drop).decision is PASSED
+    assert judge_accuracy(compared(9902, 9902 - num_lost - 1), max_drop=max_drop).decision is REFUSED
+
+
+def test_a_floor_under_the_accuracy() -> None:
+    assert judge_accuracy(compared(), min_accuracy=0.989).decision is PASSED
+    refused = judge_accuracy(compared(), min_accuracy=0.9891)
+    assert refused.decision is REFUSED
+    assert refused.reason == "int8 has 98.90 % (9,890 of 10,000 samples), asked for 98.91 %"
+    assert judge_accuracy(compared(), candidate="float", min_accuracy=0.99).decision is PASSED
+
+
+@pytest.mark.parametrize(("max_drop", "min_accuracy"), [(0.001, 0.98), (0.003, 0.995), (0.001, 0.995)])
+def test_of_two_limits_the_broken_ones_are_told(max_drop: float, min_accuracy: float) -> None:
+    verdict = judge_accuracy(compared(), max_drop=max_drop, min_accuracy=min_accuracy)
+    assert verdict.decision is REFUSED
+    assert ("loses" in verdict.reason) == (max_drop == 0.001)
+    assert ("asked for" in verdict.reason) == (min_accuracy == 0.995)
+
+
+def test_digits_are_enough_to_tell_single_samples_apart() -> None:
+    reasons = [judge_accuracy(compared(49_000, n, 50_000), max_drop=0.1).reason for n in (48_999, 48_998)]
+    assert "loses 0.002 points" in reasons[0] and "97.998 % vs 98.000 %" in reasons[0]
+    assert "loses 0.004 points" in reasons[1]
+    few = judge_accuracy(compared(350, 349, 360), max_drop=0.0027).reason
+    assert "loses 0.28 points (1 of 360 samples)" in few and few.endswith("allowed 0.27")
+
+
+def test_size_against_the_baseline() -> None:
+    verdict = judge_size(compared(), max_share=0.27)
+    assert verdict.decision is PASSED
+    assert verdict.reason == "int8 has 434,197 bytes, 25.65 % of float's 1,692,915, allowed 27 % (457,087 bytes)"
+    assert verdict.facts["share"] == 434_197 / 1_692_915
+    assert judge_size(compared(), max_share=0.25).decision is REFUSED
+    exactly = {"float_bytes": 1000, "int8_bytes": 290}
+    assert judge_size(compared(**exactly), max_share=0.29).decision is PASSED
+    assert judge_size(compared(**exactly | {"int8_bytes": 291}), max_share=0.29).decision is REFUSED
+
+
+def test_size_in_bytes() -> None:
+    assert judge_size(compared(), max_bytes=434_197).decision is PASSED
+    refused = judge_size(compared(), max_bytes=434_196, max_share=0.5)
+    assert (refused.decision, refused.reason) == (REFUSED, "int8 has 434,197 bytes, allowed 434,196")
+
+
+def test_latency_in_milliseconds() -> None:
+    assert judge_latency(max_ms=0.13).decision is PASSED
+    refused = judge_latency(max_ms=2, batch_size=32)
+    assert refused.decision is REFUSED
+    assert refused.reason == "int8 takes 2.5 ms at batch 32, one thread (median of 100 runs), allowed 2 ms"
+
+
+def test_latency_against_the_baseline() -> None:
+    assert judge_latency(max_share=0.55).decision is PASSED
+    refused = judge_latency(max_share=0.5)
+    assert refused.decision is REFUSED
+    assert refused.reason == (
+        "int8 takes 0.13 ms at batch 1, one thread (median of 100 runs), 54.2 % of float's 0.24 ms, "
+        "allowed 50 % (0.12 ms)"
+    )
+    assert refused.facts == {
+        "candidate": "int8",
+        "baseline": "float",
+        "batch_size": 1,
+        "threads": "one",
+        "median_ms": 0.13,
+        "baseline_median_ms": 0.24,
+        "max_ms": None,
+        "max_share": 0.5,
+    }
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_figure_that_is_not_there_decides_nothing(fail: bool) -> None:
+    verdict = judge_latency(max_ms=1, threads="all", fail_undecided=fail)
+    assert (verdict.decision, verdict.fail_undecided) == (Decision.UNDECIDED, fail)
+    assert verdict.reason == (
+        "int8 was not timed at batch 1, all threads; the comparison has: batch 1, one thread; batch 32, one thread"
+    )
+    assert judge_latency("untimed", max_ms=1).reason.endswith("the comparison has: no latency at all")
+
+
+def test_a_name_that_is_not_compared_is_an_error() -> None:
+    with pytest.raises(StageError, match=r"'intt8' is not in the comparison, which has float, int8, untimed .*'int8'"):
+        judge_accuracy(compared(), candidate="intt8", max_drop=0.1)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (AccuracyConfig, r"give max_drop or min_accuracy \(or both\)"),
+        (SizeConfig, r"give max_share or max_bytes \(or both\)"),
+        (LatencyConfig, r"give max_ms or max_share \(or both\)"),
+    ],
+)
+def test_a_gate_without_a_limit_is_a_mistake(config: type, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config(candidate="int8")
+
+
+@pytest.mark.parametrize(
+    ("gate", "options"),
+    [
+        (gate_accuracy, {"max_drop": -0.1}),
+        (gate_accuracy, {"max_drop": 30}),
+        (gate_accuracy, {"min_accuracy": 99}),
+        (gate_size, {"max_share": 0}),
+        (gate_size, {"max_bytes": 0}),
+        (gate_latency, {"max_ms": 0}),
+        (gate_latency, {"max_ms": 1, "threads": "two"}),
+        (gate_latency, {"max_ms": 1, "batch_size": 0}),
+    ],
+)
+def test_limits_out_of_range_are_mistakes(gate, options: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        gate.config_type.model_validate_json(json.dumps({"candidate": "int8"} | options), strict=True)
+
+
+def test_a_verdict_comes_back(tmp_path: Path) -> None:
+    verdict = judge_accuracy(compared(), max_drop=0.003, min_accuracy=0.9)
+    verdict.save(tmp_path)
+    assert Verdict.load(tmp_path) == verdict
+
+
+def test_they_are_gates() -> None:
+    assert all(gate.is_gate for gate in (gate_accuracy, gate_size, gate_latency))
