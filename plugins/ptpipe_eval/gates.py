@@ -1,7 +1,7 @@
 """What the gates say of a comparison. Imports neither torch nor numpy.
 
-Limits are compared as exact fractions: a limit means the decimal number that stands in the manifest, and 30 samples
-of 10,000 are exactly 0.003.
+A limit passes itself: 30 samples of 10,000 keep within 0.003. For that, shares are quotients of counts, which Python
+rounds as it rounds the limit when it reads the manifest; a difference of two accuracies would not do.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Decision, Verdict
@@ -39,13 +38,13 @@ def judge_accuracy(config: AccuracyConfig, comparison: Comparison) -> Verdict:
             f"({abs(num_lost)} of {total:,} samples) against {baseline.name}: {own} vs "
             f"{_points(baseline.num_correct, total)} %, allowed {_percent(config.max_drop, 2)}"
         )
-        findings.append(Finding(Fraction(num_lost, total) <= _exact(config.max_drop), text))
+        findings.append(Finding(num_lost / total <= config.max_drop, text))
     if config.min_accuracy is not None:
         text = (
             f"{candidate.name} has {own} ({candidate.num_correct:,} of {total:,} samples), "
             f"asked for {_percent(config.min_accuracy, 2)} %"
         )
-        findings.append(Finding(Fraction(candidate.num_correct, total) >= _exact(config.min_accuracy), text))
+        findings.append(Finding(comparison.accuracy(candidate) >= config.min_accuracy, text))
     figures: dict[str, JSON] = {
         "accuracy": comparison.accuracy(candidate),
         "baseline_accuracy": comparison.accuracy(baseline),
@@ -63,12 +62,12 @@ def judge_size(config: SizeConfig, comparison: Comparison) -> Verdict:
     own, other = candidate.size_bytes, baseline.size_bytes
     findings = []
     if config.max_share is not None:
-        allowed = _exact(config.max_share) * other
+        allowed = int(_decimal(config.max_share) * other)
         text = (
             f"{candidate.name} has {own:,} bytes, {100 * own / other:.2f} % of {baseline.name}'s {other:,}, "
-            f"allowed {_percent(config.max_share)} % ({int(allowed):,} bytes)"
+            f"allowed {_percent(config.max_share)} % ({allowed:,} bytes)"
         )
-        findings.append(Finding(own <= allowed, text))
+        findings.append(Finding(own / other <= config.max_share, text))
     if config.max_bytes is not None:
         text = f"{candidate.name} has {own:,} bytes, allowed {config.max_bytes:,}"
         findings.append(Finding(own <= config.max_bytes, text))
@@ -94,12 +93,12 @@ def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
     takes = f"{candidate.name} takes {own.median_ms:.4g} ms at {where} (median of {own.num_runs} runs)"
     findings = []
     if config.max_share is not None and other is not None:
-        allowed = _exact(config.max_share) * Fraction(other.median_ms)
+        share = own.median_ms / other.median_ms
         text = (
-            f"{takes}, {100 * own.median_ms / other.median_ms:.1f} % of {baseline.name}'s {other.median_ms:.4g} ms, "
-            f"allowed {_percent(config.max_share)} % ({float(allowed):.4g} ms)"
+            f"{takes}, {100 * share:.1f} % of {baseline.name}'s {other.median_ms:.4g} ms, "
+            f"allowed {_percent(config.max_share)} % ({config.max_share * other.median_ms:.4g} ms)"
         )
-        findings.append(Finding(own.median_ms <= allowed, text))
+        findings.append(Finding(share <= config.max_share, text))
     if config.max_ms is not None:
         findings.append(Finding(own.median_ms <= config.max_ms, f"{takes}, allowed {config.max_ms:.4g} ms"))
     return _verdict(findings, candidate, baseline, _latency_figures(config, own, other))
@@ -135,13 +134,13 @@ def _verdict(findings: Sequence[Finding], candidate: Row, baseline: Row, figures
     return Verdict(Decision.PASSED if kept else Decision.REFUSED, reason, facts | figures)
 
 
-def _exact(limit: float) -> Fraction:
-    return Fraction(repr(limit))  # the shortest decimal that reads back as this float: what the user wrote
+def _decimal(limit: float) -> Decimal:
+    return Decimal(repr(limit))  # the shortest decimal that reads back as this float: what the user wrote
 
 
 def _percent(share: float, min_decimals: int = 0) -> str:
     """A limit in percent with all its digits: 0.003 is `0.30`."""
-    percent = (Decimal(repr(share)) * 100).normalize()
+    percent = (_decimal(share) * 100).normalize()
     exponent = percent.as_tuple().exponent
     assert isinstance(exponent, int), f"{share} is not a number"
     return f"{percent:.{max(min_decimals, -exponent)}f}"

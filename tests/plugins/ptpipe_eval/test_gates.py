@@ -134,9 +134,10 @@ def test_size_against_the_baseline() -> None:
     assert verdict.reason == "int8 has 434,197 bytes, 25.65 % of float's 1,692,915, allowed 27 % (457,087 bytes)"
     assert verdict.facts["share"] == 434_197 / 1_692_915
     assert judge_size(compared(), max_share=0.25).decision is REFUSED
-    exactly = {"float_bytes": 1000, "int8_bytes": 290}
-    assert judge_size(compared(**exactly), max_share=0.29).decision is PASSED
-    assert judge_size(compared(**exactly | {"int8_bytes": 291}), max_share=0.29).decision is REFUSED
+    # 0.29 * 100 is 28.999999999999996 in floats.
+    exactly = judge_size(compared(float_bytes=100, int8_bytes=29), max_share=0.29)
+    assert exactly.decision is PASSED and exactly.reason.endswith("allowed 29 % (29 bytes)")
+    assert judge_size(compared(float_bytes=100, int8_bytes=30), max_share=0.29).decision is REFUSED
 
 
 def test_size_in_bytes() -> None:
