@@ -17,10 +17,16 @@ from ptpipe.errors import Location, ManifestError, Problem
 
 Path: TypeAlias = tuple[str | int, ...]
 
-MAX_BYTES = 1_000_000
+MAX_BYTES = 256_000
 MAX_DEPTH = 32
 MAX_VALUES = 50_000
 
+_COMPLAINTS = {
+    "found character '\\t' that cannot start": "a tab; YAML is indented with spaces",
+    "expected <block end>, but found": "this does not fit the lines above; is the indentation right?",
+    "mapping values are not allowed": "a ':' has no place here; is the indentation right, or a text without quotes?",
+}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, JSON] = {
@@ -78,16 +84,17 @@ def read(text: str, name: str) -> Document:
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    from ruamel.yaml.reader import ReaderError
 
     try:
-        problems = list(_scan(YAML(typ="safe", pure=True).parse(text), name))
-        if problems:
-            raise ManifestError(problems)
-        root = YAML(typ="safe", pure=True).compose(text)
+        root = _Composer(name).compose(YAML(typ="safe", pure=True).parse(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        message = " ".join(part for part in (error.problem, error.context) if part)
-        raise ManifestError([Problem(f"not YAML: {message}", _place(name, mark))]) from error
+        raise ManifestError([Problem(f"not YAML: {_in_plain_words(error)}", _place(name, mark))]) from error
+    except ReaderError as error:
+        before = text[: error.position]
+        place = Location(name, before.count("\n") + 1, len(before) - before.rfind("\n"))
+        raise ManifestError([Problem(f"not YAML: it has the character U+{error.character:04X}", place)]) from error
     except YAMLError as error:
         raise ManifestError([Problem(f"not YAML: {_first_line(error)}", Location(name, 1, 1))]) from error
     reader = _Reader(name)
@@ -95,68 +102,128 @@ def read(text: str, name: str) -> Document:
     return Document(value, reader.keys, reader.values, tuple(reader.problems))
 
 
-def _scan(events: Iterable[Any], name: str) -> Iterable[Problem]:
-    """Depth and tags, before anything recursive looks at the text."""
-    depth = documents = 0
-    for event in events:
-        kind = type(event).__name__
-        depth += kind in ("MappingStartEvent", "SequenceStartEvent")
-        depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
-        documents += kind == "DocumentStartEvent"
-        if depth > MAX_DEPTH:
-            yield Problem(f"nested more than {MAX_DEPTH} levels deep", _place(name, event.start_mark))
-            return
-        if documents > 1:
-            yield Problem("a second YAML document; a manifest is one", _place(name, event.start_mark))
-            return
-        if getattr(event, "tag", None) is not None:
-            yield Problem(f"tags such as {event.tag} are not allowed here", _place(name, event.start_mark))
+@dataclass
+class _Node:
+    """A value as it stands in the text, before aliases are expanded."""
+
+    place: Location
+    text: str | None = None
+    """A scalar's; None for lists and mappings."""
+    is_plain: bool = False
+    is_mapping: bool = False
+    children: list[_Node] = field(default_factory=list)
+    """A list's items; a mapping's keys and values by turns."""
+
+
+class _Composer:
+    """Builds nodes from the parser's events, with a stack of its own: no text is too deep for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.root: _Node | None = None
+        self.open: list[_Node] = []
+        self.anchors: dict[str, _Node] = {}
+        self.tags: list[Problem] = []
+
+    def compose(self, events: Iterable[Any]) -> _Node | None:
+        for event in events:
+            match type(event).__name__:
+                case "DocumentStartEvent" if self.root is not None:
+                    raise self._refusal("a second YAML document; a manifest is one", event)
+                case "ScalarEvent":
+                    self._add(event, _Node(_place(self.name, event.start_mark), event.value, not event.style))
+                case "MappingStartEvent" | "SequenceStartEvent" as kind:
+                    node = _Node(_place(self.name, event.start_mark), is_mapping=kind == "MappingStartEvent")
+                    self._add(event, node)
+                    self.open.append(node)
+                    if len(self.open) > MAX_DEPTH:
+                        raise self._refusal(f"nested more than {MAX_DEPTH} levels deep", event)
+                case "MappingEndEvent" | "SequenceEndEvent":
+                    self.open.pop()
+                case "AliasEvent":
+                    self._attach(self._aliased(event))
+        if self.tags:
+            raise ManifestError(self.tags)
+        return self.root
+
+    def _add(self, event: Any, node: _Node) -> None:
+        if event.tag is not None:
+            self.tags.append(Problem(f"tags such as {event.tag} are not allowed here", node.place))
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+        self._attach(node)
+
+    def _attach(self, node: _Node) -> None:
+        if self.open:
+            self.open[-1].children.append(node)
+        else:
+            self.root = node
+
+    def _aliased(self, event: Any) -> _Node:
+        node = self.anchors.get(event.anchor)
+        if node is None:
+            raise self._refusal(f"the alias *{event.anchor} stands for nothing above", event)
+        if any(node is parent for parent in self.open):
+            raise self._refusal(f"the alias *{event.anchor} holds itself", event)
+        return node
+
+    def _refusal(self, message: str, event: Any) -> ManifestError:
+        return ManifestError([*self.tags, Problem(message, _place(self.name, event.start_mark))])
 
 
 class _Reader:
-    """Turns ruamel's nodes into values, remembering places and problems."""
+    """Turns nodes into values, remembering places and problems."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.keys: dict[Path, Location] = {}
         self.values: dict[Path, Location] = {}
         self.problems: list[Problem] = []
-        self.num_values = 0
 
-    def convert(self, node: Any, path: Path) -> JSON:
-        self.num_values += 1
-        place = _place(self.name, node.start_mark)
-        if self.num_values > MAX_VALUES:
-            raise ManifestError([Problem(f"more than {MAX_VALUES} values, aliases expanded", place)])
-        self.values[path] = place
-        kind = type(node).__name__
-        if kind == "ScalarNode":
-            return scalar(node.value) if node.style is None else str(node.value)
+    def convert(self, node: _Node, path: Path) -> JSON:
+        self.values[path] = node.place
+        if len(self.values) > MAX_VALUES:
+            raise ManifestError([Problem(f"more than {MAX_VALUES} values, aliases expanded", node.place)])
         if len(path) > MAX_DEPTH:
-            raise ManifestError([Problem("an alias that holds itself", place)])
-        if kind == "SequenceNode":
-            return [self.convert(child, (*path, position)) for position, child in enumerate(node.value)]
-        return self._convert_mapping(node, path)
+            raise ManifestError([Problem(f"nested more than {MAX_DEPTH} levels deep, aliases expanded", node.place)])
+        if node.text is not None:
+            self._check_text(node.text, node.place)
+            return scalar(node.text) if node.is_plain else node.text
+        if node.is_mapping:
+            return self._convert_mapping(node, path)
+        return [self.convert(child, (*path, position)) for position, child in enumerate(node.children)]
 
-    def _convert_mapping(self, node: Any, path: Path) -> JSON:
+    def _convert_mapping(self, node: _Node, path: Path) -> JSON:
         result: dict[str, JSON] = {}
-        for key_node, value_node in node.value:
-            place = _place(self.name, key_node.start_mark)
-            if type(key_node).__name__ != "ScalarNode" or not isinstance(key_node.value, str):
+        for key_node, value_node in zip(node.children[::2], node.children[1::2], strict=True):
+            key, place = key_node.text, key_node.place
+            if key is None:
                 self.problems.append(Problem("a key must be a word", place))
-                continue
-            key = key_node.value
-            if key in result:
+            elif key in result:
                 first = self.keys[(*path, key)]
                 self.problems.append(Problem(f"{key!r} is given twice; first in line {first.line}", place))
-                continue
-            self.keys[(*path, key)] = place
-            result[key] = self.convert(value_node, (*path, key))
+            else:
+                self._check_text(key, place)
+                self.keys[(*path, key)] = place
+                result[key] = self.convert(value_node, (*path, key))
         return result
+
+    def _check_text(self, text: str, place: Location) -> None:
+        if _SURROGATE.search(text):  # "\uD800" in quotes: no file, terminal or hash can take it
+            self.problems.append(Problem("half of a surrogate pair is not text", place))
 
 
 def _place(name: str, mark: Any) -> Location:
     return Location(name, mark.line + 1, mark.column + 1) if mark is not None else Location(name, 1, 1)
+
+
+def _in_plain_words(error: Any) -> str:
+    """The parser's complaint; where it talks of its own insides, what people do wrong there."""
+    problem = str(error.problem or "")
+    for beginning, words in _COMPLAINTS.items():
+        if problem.startswith(beginning):
+            return words
+    return " ".join(str(part) for part in (error.problem, error.context) if part)
 
 
 def _first_line(error: Exception) -> str:
