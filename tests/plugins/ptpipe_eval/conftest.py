@@ -56,11 +56,14 @@ class LinearModel(Deployable):
         return images_NCHW.reshape(len(images_NCHW), -1) @ self.weights_KD.T + self.biases_K
 
     def save(self, folder: Path) -> None:
-        raise NotImplementedError
+        np.save(folder / "weights.npy", self.weights_KD)
+        np.save(folder / "biases.npy", self.biases_K)
+        np.save(folder / "shape.npy", self._shape)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        raise NotImplementedError
+        weights_KD, biases_K, shape = (np.load(folder / f"{name}.npy") for name in ("weights", "biases", "shape"))
+        return cls(weights_KD, biases_K, tuple(shape.tolist()))
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +96,13 @@ def weights(digits: Data) -> tuple[np.ndarray, np.ndarray]:
     (batch,) = digits.batches("train", batch_size=10_000)
     fitted = LogisticRegression(C=0.01, max_iter=200).fit(batch.images_NCHW.flatten(1).numpy(), batch.labels_N.numpy())
     return fitted.coef_.astype(np.float32), fitted.intercept_.astype(np.float32)
+
+
+@pytest.fixture
+def pair(weights: tuple[np.ndarray, np.ndarray]) -> list[LinearModel]:
+    """A model, and one that never says three."""
+    never_three = (np.arange(10) == 3).astype(np.float32) * 100
+    return [LinearModel(*weights), LinearModel(weights[0], weights[1] - never_three)]
 
 
 @pytest.fixture

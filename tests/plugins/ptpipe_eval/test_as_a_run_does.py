@@ -1,0 +1,30 @@
+"""The stages one after another, their artifacts going through a store."""
+
+from __future__ import annotations
+
+from ptpipe import Decision
+from ptpipe_eval import classify, compare, gate_accuracy, gate_latency, gate_size
+
+pytest_plugins = ["ptpipe.testing"]
+
+
+def test_from_models_to_verdicts(bench, digits, pair) -> None:
+    good, worse = pair
+    predictions = bench.run(classify, {"split": "val"}, model=good, data=digits)
+    assert predictions.metrics["num_samples"] == 200
+    assert bench.metrics.keys() == {"top1", "top5", "loss"}
+
+    options = {"batch_sizes": [2], "threads": ["one"], "budget_s": 0.002}
+    table = bench.run(compare, options, models=[good, worse], data=digits)
+    baseline, candidate = (row.name for row in table.rows)
+    assert len(bench.metrics) == 2
+
+    drop = table.summary()["rows"][1]["drop"]
+    assert 0.05 < drop < 0.15
+    for limit, decision in ((drop, Decision.PASSED), (0.9 * drop, Decision.REFUSED)):
+        verdict = bench.run(gate_accuracy, {"candidate": candidate, "max_drop": limit}, comparison=table)
+        assert verdict.decision is decision
+        assert (verdict.facts["candidate"], verdict.facts["baseline"]) == (candidate, baseline)
+    assert bench.run(gate_size, {"candidate": candidate, "max_share": 1}, comparison=table).decision == "passed"
+    timed = {"candidate": candidate, "max_share": 100, "batch_size": 2}
+    assert bench.run(gate_latency, timed, comparison=table).decision == "passed"
