@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+
+import pytest
+
+import ptpipe_zoo
+from ptpipe import Stage
+from ptpipe.plan import config_problems
+from ptpipe_zoo import names
+
+
+def test_importing_it_imports_neither_torch_nor_numpy():
+    code = """
+import sys, ptpipe_zoo
+ptpipe_zoo.TorchvisionConfig(name="resnet18")
+print([name for name in ("torch", "torchvision", "numpy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_offers_its_kinds_with_help():
+    stages = {stage.kind: stage for stage in ptpipe_zoo.ptpipe_stages()}
+    assert sorted(stages) == ["model.mlp", "model.small_cnn", "model.torchvision"]
+    for stage in stages.values():
+        assert stage.help.endswith(".")
+        assert all(field.description for field in stage.config_type.model_fields.values())
+
+
+def problems(stage: Stage, **options: object) -> list[tuple[str, str | None]]:
+    return [(message, suggestion) for _, message, suggestion, _ in config_problems(stage, options)[1]]
+
+
+@pytest.mark.parametrize(
+    ("stage", "options", "message"),
+    [
+        (ptpipe_zoo.mlp, {"hidden": [8, 0]}, "hidden.1: should be greater than or equal to 1, not 0"),
+        (ptpipe_zoo.mlp, {"dropout": 1}, "dropout: should be less than 1, not 1"),
+        (ptpipe_zoo.small_cnn, {"width": 0}, "width: should be greater than or equal to 1, not 0"),
+        (ptpipe_zoo.torchvision, {}, "option 'name' of model.torchvision must be given"),
+        (
+            ptpipe_zoo.torchvision,
+            {"name": "resnet18", "weights": "DEFAULT", "weights_file": "w.pth"},
+            "give weights or weights_file, not both",
+        ),
+    ],
+)
+def test_wrong_options_are_found_before_any_work(stage, options, message):
+    assert [text for text, _ in problems(stage, **options)] == [message]
+
+
+@pytest.mark.parametrize(("name", "suggestion"), [("resnet81", "resnet18"), ("ViT_b_16", "vit_b_16"), ("zzz", None)])
+def test_an_unknown_network_gets_the_nearest_name(name, suggestion):
+    ((message, nearest),) = problems(ptpipe_zoo.torchvision, name=name)
+    assert message == f'name: must name one of torchvision\'s classification networks, not "{name}"'
+    assert nearest == suggestion
+
+
+def test_the_names_read_from_the_source_are_those_that_torchvision_registers():
+    from ptpipe_zoo import classifiers
+
+    assert list(names.classifier_names()) == classifiers.names()
+    assert "fcn_resnet50" not in names.classifier_names()
+
+
+def test_reads_the_names_of_every_way_to_register(tmp_path):
+    (tmp_path / "nets.py").write_text(
+        '@register_model()\n@handle(weights=("a", None))\ndef one(*, weights=None):\n    ...\n'
+        '@register_model(name="two")\ndef build_two():\n    ...\n@register_model("three")\ndef build_three(): ...\n'
+        "def helper(): ...\n"
+    )
+    assert names._names_in(tmp_path) == {"one", "two", "three"}
+
+
+def test_without_torchvision_any_name_may_be_planned(monkeypatch):
+    monkeypatch.setattr(ptpipe_zoo, "classifier_names", lambda: ())
+    assert problems(ptpipe_zoo.torchvision, name="resnet18000") == []
+
+
+def test_the_content_of_a_weights_file_enters_the_key(tmp_path):
+    reads = ptpipe_zoo.torchvision.reads
+    file = tmp_path / "w.pth"
+    config = ptpipe_zoo.TorchvisionConfig(name="resnet18", weights_file=str(file))
+    assert reads(config) is None
+    file.write_bytes(b"weights")
+    assert reads(config) == hashlib.sha256(b"weights").hexdigest()
+    assert reads(ptpipe_zoo.TorchvisionConfig(name="resnet18")) is None
+
+
+def test_the_preflight_names_every_lack(tmp_path, monkeypatch):
+    def lacks(**options: str) -> list[str]:
+        return list(ptpipe_zoo.torchvision.preflight(ptpipe_zoo.TorchvisionConfig(**options)))
+
+    assert lacks(name="resnet18", weights="DEFAULT") == []
+    assert lacks(name="resnet18", weights="IMAGENET") == [
+        "resnet18 has no published weights 'IMAGENET'; there are IMAGENET1K_V1, DEFAULT"
+    ]
+    missing = tmp_path / "w.pth"
+    assert lacks(name="resnet18", weights_file=str(missing)) == [f"there is no weights file {missing}"]
+    monkeypatch.setattr(ptpipe_zoo, "classifier_names", lambda: ())
+    (line,) = lacks(name="resnet81")
+    assert line == "the torchvision installed here has no classifier 'resnet81' (did you mean 'resnet18'?)"

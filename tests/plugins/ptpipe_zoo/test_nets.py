@@ -1,0 +1,137 @@
+"""Shape legend: N images, C channels, H height, W width, K classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from ptpipe import StageError
+from ptpipe_torch import Model, Part
+from ptpipe_zoo import MlpConfig, SmallCnnConfig, mlp, nets, small_cnn
+
+
+def state_of(model: Model) -> dict[str, torch.Tensor]:
+    return dict(model.tensors)
+
+
+def assert_bit_equal(one: Model, other: Model) -> None:
+    assert one.tensors.keys() == other.tensors.keys()
+    assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
+
+
+def test_small_cnn_is_the_network_it_says(make_data, ctx):
+    model = small_cnn(SmallCnnConfig(), ctx, make_data((1, 28, 28), num_classes=10))
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.tensors.items() if tensor.ndim > 1}
+    assert shapes == {
+        "0.weight": (32, 1, 3, 3),
+        "4.weight": (64, 32, 3, 3),
+        "9.weight": (128, 3136),
+        "11.weight": (10, 128),
+    }
+    assert (
+        sum(parameter.numel() for parameter in model.build().parameters()) == 421_738
+    )  # 32*9 + 2*32 + 64*32*9 + 2*64 + 3137*128 + 129*10
+
+
+def test_small_cnn_computes_what_it_says(make_data, ctx):
+    model = small_cnn(SmallCnnConfig(width=4), ctx, make_data((3, 10, 14), num_classes=3))
+    t = state_of(model)
+    images_NCHW = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(0))
+    x = images_NCHW
+    for conv, norm in (("0", "1"), ("4", "5")):
+        x = F.conv2d(x, t[f"{conv}.weight"], padding=1)  # fresh batch norm: mean 0, variance 1, scale 1, shift 0
+        x = F.max_pool2d(F.relu(x / (t[f"{norm}.running_var"] + 1e-5).sqrt()[:, None, None]), 2)
+    x = F.relu(F.linear(x.flatten(1), t["9.weight"], t["9.bias"]))
+    expected_NK = F.linear(x, t["11.weight"], t["11.bias"])
+    torch.testing.assert_close(model.build()(images_NCHW), expected_NK)
+
+
+@pytest.mark.parametrize("size", [4, 8, 28, 29, 64])
+def test_small_cnn_takes_small_images_of_any_size(make_data, ctx, size):
+    model = small_cnn(SmallCnnConfig(width=2), ctx, make_data((2, size, size + 3)))
+    assert model.build()(torch.zeros(3, 2, size, size + 3)).shape == (3, 5)
+
+
+def test_small_cnn_refuses_images_that_pooling_would_reduce_to_nothing(make_data, ctx):
+    with pytest.raises(StageError, match="at least 4x4 pixels, not 8x3"):
+        small_cnn(SmallCnnConfig(), ctx, make_data((1, 8, 3)))
+
+
+def test_mlp_is_the_network_it_says(make_data, ctx):
+    model = mlp(MlpConfig(hidden=(7, 6), dropout=0.25), ctx, make_data((2, 3, 4)))
+    layers = list(model.build())
+    assert [type(layer) for layer in layers] == [
+        nn.Flatten, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear,
+    ]  # fmt: skip
+    assert [(layer.in_features, layer.out_features) for layer in layers if isinstance(layer, nn.Linear)] == [
+        (24, 7),
+        (7, 6),
+        (6, 5),
+    ]
+    assert {layer.p for layer in layers if isinstance(layer, nn.Dropout)} == {0.25}
+
+
+def test_mlp_computes_what_it_says(make_data, ctx):
+    model = mlp(MlpConfig(hidden=(7,)), ctx, make_data((2, 3, 4)))
+    t = state_of(model)
+    images_NCHW = torch.randn(4, 2, 3, 4, generator=torch.Generator().manual_seed(0))
+    hidden = (images_NCHW.reshape(4, 24) @ t["1.weight"].T + t["1.bias"]).clamp(min=0)
+    torch.testing.assert_close(model.build()(images_NCHW), hidden @ t["3.weight"].T + t["3.bias"])
+
+
+def test_mlp_without_hidden_layers_is_linear(make_data, ctx):
+    model = mlp(MlpConfig(hidden=()), ctx, make_data((1, 4, 4)))
+    assert [type(layer) for layer in model.build()] == [nn.Flatten, nn.Linear]
+
+
+@pytest.fixture(params=["mlp", "small_cnn"])
+def make_model(request, make_data):
+    stage, config = {"mlp": (mlp, MlpConfig()), "small_cnn": (small_cnn, SmallCnnConfig())}[request.param]
+    return lambda ctx: stage(config, ctx, make_data())
+
+
+def test_the_seed_alone_decides_the_weights(make_model, ctx):
+    torch.manual_seed(1)
+    one = make_model(ctx)
+    torch.manual_seed(2)
+    assert_bit_equal(one, make_model(ctx))
+    other = make_model(ctx.__class__("net", "model.test", 8, ctx.scratch))
+    assert not torch.equal(next(iter(one.tensors.values())), next(iter(other.tensors.values())))
+
+
+def test_making_and_building_leave_torchs_random_stream_alone(make_model, ctx):
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    make_model(ctx).build()
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_a_model_survives_the_store_and_is_built_bit_equal(make_model, ctx, tmp_path):
+    model = make_model(ctx)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model.save(folder)
+    loaded = Model.load(folder)
+    assert loaded.recipe == model.recipe
+    assert_bit_equal(loaded, model)
+    images_NCHW = torch.rand(2, *model.input_shape_CHW)
+    assert torch.equal(loaded.build()(images_NCHW), model.build()(images_NCHW))
+
+
+def test_every_operation_but_flattening_is_a_module_that_fx_can_fuse(make_model, ctx):
+    graph = fx.symbolic_trace(make_model(ctx).build()).graph
+    assert {node.op for node in graph.nodes} == {"placeholder", "call_module", "output"}
+
+
+def test_says_how_many_parameters_it_has(make_data, ctx, told):
+    mlp(MlpConfig(hidden=(4,)), ctx, make_data((1, 2, 2)))
+    assert [(metric.name, metric.value) for metric in told] == [("num_parameters", (4 + 1) * 4 + (4 + 1) * 5)]
+
+
+def test_initialised_takes_any_builder():
+    part = Part.of(nets.mlp, shape_CHW=(1, 2, 2), num_classes=2, hidden=[3], dropout=0)
+    one, other = nets.initialised(part, -1), nets.initialised(part, -1)
+    assert torch.equal(one[1].weight, other[1].weight)

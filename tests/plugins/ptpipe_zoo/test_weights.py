@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from ptpipe import StageError
+from ptpipe.events import Notice, Progress
+from ptpipe_torch.vision import torchvision
+from ptpipe_zoo import TorchvisionConfig, classifiers, weights
+from ptpipe_zoo import torchvision as torchvision_stage
+
+NAME = "shufflenet_v2_x0_5"
+
+
+@pytest.fixture(scope="module")
+def published():
+    """A network as torchvision publishes it: RGB, 1000 classes; its batch norm moved away from the start."""
+    torch.manual_seed(5)
+    network = torchvision().models.get_model(NAME, num_classes=1000)
+    with torch.no_grad():
+        network(torch.rand(4, 3, 32, 32))
+    return network.eval()
+
+
+@pytest.fixture
+def make(make_data, ctx):
+    def make_(state, path, *, channels=3, num_classes=5):
+        if path.suffix == ".safetensors":
+            save_file(state, path)
+        else:
+            torch.save(state, path)
+        config = TorchvisionConfig(name=NAME, weights_file=str(path))
+        return torchvision_stage(config, ctx, make_data((channels, 32, 32), num_classes))
+
+    return make_
+
+
+def notices(told):
+    return [event.text for event in told if isinstance(event, Notice)]
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_file_for_the_same_classes_and_channels_is_taken_as_it_is(make, published, tmp_path, told, suffix):
+    model = make(published.state_dict(), tmp_path / f"w{suffix}", num_classes=1000)
+    images_NCHW = torch.rand(2, 3, 32, 32)
+    assert torch.equal(model.build()(images_NCHW), published(images_NCHW))
+    assert notices(told) == []
+
+
+def test_the_last_layer_starts_afresh_for_other_classes(make, published, tmp_path, told, make_data, ctx):
+    model = make(published.state_dict(), tmp_path / "w.pth")
+    fresh = torchvision_stage(TorchvisionConfig(name=NAME), ctx, make_data((3, 32, 32), 5))
+    for name, tensor in model.tensors.items():
+        expected = fresh.tensors[name] if name.startswith("fc.") else published.state_dict()[name]
+        assert torch.equal(tensor, expected), name
+    assert notices(told) == ["the weights' last layer (fc) is for 1000 classes: it starts afresh for 5"]
+
+
+def test_a_grey_image_gives_what_the_same_image_in_rgb_gave(make, published, tmp_path, told):
+    model = make(published.state_dict(), tmp_path / "w.pth", channels=1, num_classes=1000)
+    grey_NCHW = torch.rand(2, 1, 32, 32)
+    torch.testing.assert_close(model.build()(grey_NCHW), published(grey_NCHW.expand(2, 3, 32, 32)))
+    assert notices(told) == ["the weights' first layer is for 3 channels: made to take 1"]
+
+
+@pytest.mark.parametrize("channels", [2, 6])
+def test_further_channels_repeat_the_three_at_their_share(make, published, tmp_path, channels):
+    model = make(published.state_dict(), tmp_path / "w.pth", channels=channels, num_classes=1000)
+    given_OIhw = published.state_dict()["conv1.0.weight"]
+    for channel in range(channels):
+        expected = given_OIhw[:, channel % 3] * 3 / channels
+        torch.testing.assert_close(model.tensors["conv1.0.weight"][:, channel], expected)
+
+
+def test_a_file_of_dataparallel_and_one_without_counters_are_understood(make, published, tmp_path):
+    state = {f"module.{name}": tensor for name, tensor in published.state_dict().items() if "num_batches" not in name}
+    model = make(state, tmp_path / "w.pth", num_classes=1000)
+    assert torch.equal(model.tensors["fc.weight"], state["module.fc.weight"])
+    assert model.tensors["conv1.1.num_batches_tracked"] == 0
+
+
+def test_densenets_published_names_are_understood():
+    network = torchvision().models.densenet121(num_classes=5)
+    old = {}
+    for name, tensor in network.state_dict().items():
+        head, _, tail = name.rpartition("denselayer")
+        number, _, rest = tail.partition(".")
+        rest = (
+            rest.replace("norm1", "norm.1")
+            .replace("norm2", "norm.2")
+            .replace("conv1", "conv.1")
+            .replace("conv2", "conv.2")
+        )
+        old[f"{head}denselayer{number}.{rest}" if head else name] = torch.full_like(tensor, 3)
+    assert "features.denseblock1.denselayer1.norm.1.weight" in old
+    weights.load_weights(network, old, 5, "w.pth")
+    assert all((tensor == 3).all() for tensor in network.state_dict().values())
+
+
+def test_auxiliary_branches_in_a_file_are_left_out():
+    theirs = torchvision().models.googlenet(num_classes=5, init_weights=False)
+    ours = classifiers.classifier(name="googlenet", shape_CHW=(3, 32, 32), num_classes=5)
+    assert weights.load_weights(ours, theirs.state_dict(), 5, "w.pth") == []
+    assert torch.equal(ours.fc.weight, theirs.fc.weight)
+
+
+def test_a_file_that_does_not_fit_is_described_in_one_line(make, published, tmp_path):
+    state = published.state_dict()
+    for name in ("conv5.0.weight", "conv5.1.weight", "conv5.1.bias", "conv5.1.running_mean"):
+        del state[name]
+    state["extra"] = torch.zeros(1)
+    state["conv1.1.weight"] = torch.zeros(3)
+    with pytest.raises(StageError) as caught:
+        make(state, tmp_path / "w.pth")
+    assert str(caught.value) == (
+        f"{tmp_path / 'w.pth'} doesn't fit the network: "
+        "4 missing: conv5.0.weight, conv5.1.weight, conv5.1.bias, ...; 1 unknown: extra; "
+        "1 of another shape: conv1.1.weight is (3,), not (24,)"
+    )
+
+
+class Payload:
+    """What an attacker would put in a file: unpickling it would run a command."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_code_in_a_weights_file_is_not_run(make, tmp_path):
+    with pytest.raises(StageError, match="is not a file of tensors alone"):
+        make({"fc.weight": Payload(tmp_path / "attacked")}, tmp_path / "w.pth")
+    assert not (tmp_path / "attacked").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"epoch": 3, "model": {"fc.weight": torch.zeros(1)}}, "is not a state dict; its entry 'model' is one"),
+        ({"epoch": 3}, "is not a state dict; it holds a dict"),
+        ({}, "is not a state dict; it holds a dict"),
+        (torch.zeros(3), "is not a state dict; it holds a Tensor"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(make, tmp_path, content, message):
+    with pytest.raises(StageError, match=message):
+        make(content, tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"not tensors at all", b"\x80\x02", b"PK\x03\x04"])
+def test_a_damaged_file_is_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(StageError, match=f"{name} is not a file of tensors alone"):
+        weights.read_weights(tmp_path / name)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of odd pickles before it refuses them
+@given(st.binary(max_size=60))
+def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path_factory, content):
+    file = tmp_path_factory.getbasetemp() / "fuzzed.pth"
+    file.write_bytes(b"\x80\x02" + content)
+    with pytest.raises(StageError):
+        weights.read_weights(file)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_truncated_file_is_refused(published, tmp_path, suffix):
+    file = tmp_path / f"w{suffix}"
+    if suffix == ".pth":
+        torch.save(published.state_dict(), file)
+    else:
+        save_file(published.state_dict(), file)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(StageError, match="is not a file of tensors alone"):
+        weights.read_weights(file)
+
+
+def test_a_folder_or_a_missing_file_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "none.safetensors", tmp_path / "none.pth"):
+        with pytest.raises(StageError, match="can't read"):
+            weights.read_weights(path)
+
+
+# Downloads
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    return tmp_path / "torch" / "hub" / "checkpoints"
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server on this machine, of the files in `tmp_path / "served"`; yields its address and the folder."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=str(folder))
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}", folder
+        running.shutdown()
+        thread.join()
+
+
+def test_published_weights_are_taken_from_torchs_cache(published, cache, make_data, ctx, told):
+    url = classifiers.published(NAME)["DEFAULT"]
+    cache.mkdir(parents=True)
+    torch.save(published.state_dict(), cache / url.rpartition("/")[2])
+    model = torchvision_stage(TorchvisionConfig(name=NAME, weights="DEFAULT"), ctx, make_data((3, 32, 32), 1000))
+    assert torch.equal(model.tensors["fc.weight"], published.state_dict()["fc.weight"])
+    assert not any(isinstance(event, Progress) for event in told)
+
+
+def test_a_download_is_checked_and_kept(server, cache, ctx, told):
+    address, folder = server
+    content = os.urandom(3 << 20)
+    name = f"net-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+    (folder / name).write_bytes(content)
+    file = weights.download(f"{address}/{name}", ctx)
+    assert file == cache / name
+    assert file.read_bytes() == content
+    assert (told[-1].done, told[-1].total, told[-1].unit) == (len(content), len(content), "bytes")
+    (folder / name).unlink()
+    assert weights.download(f"{address}/{name}", ctx) == file
+
+
+def test_a_download_of_other_bytes_is_thrown_away(server, cache, ctx):
+    address, folder = server
+    (folder / "net-0123abcd.pth").write_bytes(b"something else")
+    with pytest.raises(StageError, match=r"gave a file with SHA-256 .*, not 0123abcd"):
+        weights.download(f"{address}/net-0123abcd.pth", ctx)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_failed_download_says_what_to_do_instead(server, cache, ctx):
+    address, _ = server
+    with pytest.raises(StageError, match=r"can't fetch .*404.*: name a local file with weights_file"):
+        weights.download(f"{address}/none-0123abcd.pth", ctx)
+    with pytest.raises(StageError, match="can't fetch"):
+        weights.download("http://127.0.0.1:1/none.pth", ctx)
+    assert list(cache.iterdir()) == []
