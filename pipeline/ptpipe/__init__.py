@@ -8,12 +8,13 @@ from ptpipe.artifact import JSON, Artifact, Decision, Verdict
 from ptpipe.context import Context
 from ptpipe.errors import ExitCode, IntegrityError, Location, ManifestError, Problem, PtpipeError, StageError
 from ptpipe.events import Outcome
-from ptpipe.hookspecs import hookimpl
 from ptpipe.observer import Observer
-from ptpipe.stage import Stage, StageConfig, stage
+from ptpipe.stage import Stage, stage
 
 if TYPE_CHECKING:
     from ptpipe.api import RunResult, load_plan, run
+    from ptpipe.config import StageConfig
+    from ptpipe.hookspecs import hookimpl
     from ptpipe.plan import Plan
 
 __version__ = "0.1.0"
@@ -43,8 +44,15 @@ __all__ = [
     "stage",
 ]
 
-# What a plugin's front door never needs is imported on first use.
-_LATER = {"Plan": "plan", "RunResult": "api", "load_plan": "api", "run": "api"}
+# What `ptpipe --help` can do without is imported on first use: pydantic and pluggy take longer than all the rest.
+_LATER = {
+    "Plan": "plan",
+    "RunResult": "api",
+    "StageConfig": "config",
+    "hookimpl": "hookspecs",
+    "load_plan": "api",
+    "run": "api",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -52,4 +60,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ptpipe' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"ptpipe.{_LATER[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"ptpipe.{_LATER[name]}"), name)
+    return value

@@ -66,8 +66,8 @@ class Verdict(Artifact):
 
     def summary(self) -> dict[str, JSON]:
         return {
+            **self.facts,  # first: a fact that is called `decision` doesn't decide
             "decision": str(self.decision),
             "reason": self.reason,
-            **self.facts,
             "fail_undecided": self.fail_undecided,
         }

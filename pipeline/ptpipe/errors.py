@@ -69,6 +69,12 @@ class ManifestError(PtpipeError, ValueError):
         return max((problem.code for problem in self.problems), key=_gravity)
 
 
+class UsageError(PtpipeError, ValueError):
+    """The command line (or a call of the Python API) names something that isn't there or can't be used."""
+
+    exit_code = ExitCode.USAGE
+
+
 class StageError(PtpipeError, ValueError):
     """A stage could not do its work, for a reason that the user can act on."""
 

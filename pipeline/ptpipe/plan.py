@@ -10,10 +10,11 @@ from functools import cached_property
 from pydantic import BaseModel, ValidationError
 
 from ptpipe.artifact import JSON
+from ptpipe.config import StageConfig
 from ptpipe.errors import ExitCode, ManifestError, Problem, nearest
 from ptpipe.manifest import Manifest, StageEntry
 from ptpipe.plugins import Vocabulary
-from ptpipe.stage import Port, Stage, StageConfig
+from ptpipe.stage import Port, Stage
 
 
 @dataclass(frozen=True)

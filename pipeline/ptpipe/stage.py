@@ -7,24 +7,19 @@ import re
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
-
-from pydantic import BaseModel, ConfigDict
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ptpipe.artifact import JSON, Artifact, Verdict
 from ptpipe.context import Context
+
+if TYPE_CHECKING:
+    from ptpipe.config import StageConfig
 
 KIND_PATTERN = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
 SINGLE_OUTPUT = "output"
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class StageConfig(BaseModel):
-    """Base of every stage's options. Frozen; unknown options are errors; every field wants a `description`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
 
 @dataclass(frozen=True)
@@ -77,8 +72,8 @@ class Stage(Generic[P, R]):
 
     def named(self, returned: object) -> dict[str, Artifact]:
         """What the function returned, by output name. A wrong type is the plugin's mistake: TypeError."""
-        values = (returned,) if len(self.outputs) == 1 else returned
-        if not isinstance(values, tuple) or len(values) != len(self.outputs):
+        values = returned if isinstance(returned, tuple) else (returned,)
+        if len(values) != len(self.outputs):
             raise TypeError(f"{self.kind} promised {len(self.outputs)} outputs and returned {type(returned).__name__}")
         for port, value in zip(self.outputs, values, strict=True):
             if not isinstance(value, port.type):
@@ -120,7 +115,9 @@ def stage(
 def _read_signature(
     kind: str, function: Callable[..., object]
 ) -> tuple[type[StageConfig], tuple[Port, ...], tuple[Port, ...]]:
-    hints = get_type_hints(function)
+    from ptpipe.config import StageConfig
+
+    hints = _type_hints(kind, function)
     parameters = list(inspect.signature(function).parameters.values())
     names = [parameter.name for parameter in parameters]
     if names[:2] != ["config", "ctx"] or hints.get("ctx") is not Context:
@@ -132,7 +129,19 @@ def _read_signature(
     return config_type, inputs, _output_ports(kind, hints.get("return"))
 
 
+def _type_hints(kind: str, function: Callable[..., object]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function)
+    except NameError as error:
+        raise TypeError(
+            f"{kind}: the annotation {error.name!r} is not known when the plugin is loaded; "
+            "import it at the top of the module, not under `if TYPE_CHECKING`"
+        ) from error
+
+
 def _input_port(kind: str, parameter: inspect.Parameter, annotation: object) -> Port:
+    if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+        raise TypeError(f"{kind}: {parameter} can't be an input, which is passed by its name")
     optional = parameter.default is not inspect.Parameter.empty
     if get_origin(annotation) in (Union, types.UnionType):
         choices = [choice for choice in get_args(annotation) if choice is not type(None)]

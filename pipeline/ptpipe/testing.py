@@ -17,11 +17,12 @@ from typing import Any, ParamSpec, TypeVar, get_type_hints
 import pytest
 
 from ptpipe.artifact import JSON, Artifact
+from ptpipe.config import StageConfig
 from ptpipe.context import Context
 from ptpipe.errors import ManifestError, Problem, nearest
 from ptpipe.events import Event, Metric, Notice
 from ptpipe.plan import config_problems
-from ptpipe.stage import Port, Stage, StageConfig
+from ptpipe.stage import Port, Stage
 from ptpipe.store import Store
 
 P = ParamSpec("P")

@@ -74,10 +74,12 @@ def test_any_scalar_has_a_value(text):
     assert isinstance(scalar(text), str | int | float | None)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.from_regex("[a-z]+", fullmatch=True), inner), max_leaves=20))  # fmt: skip
-def test_json_is_yaml(value):
-    import json
+WORDS = st.from_regex("[a-z]+", fullmatch=True)
+PLAIN = st.none() | st.booleans() | st.integers()
 
+
+@given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner), max_leaves=20))
+def test_json_is_yaml(value):
     assert read(json.dumps(value), "m").value == value
 
 
@@ -118,11 +120,20 @@ def problems_of(text):
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("a: 1\nb: 2\na: 3\nb: 4", ["m:3:1: 'a' is given twice; first in line 1", "m:4:1: 'b' is given twice; first in line 2"]),
+        (
+            "a: 1\nb: 2\na: 3\nb: 4",
+            ["m:3:1: 'a' is given twice; first in line 1", "m:4:1: 'b' is given twice; first in line 2"],
+        ),
         ("a: 1\n'a': 2", ["m:2:1: 'a' is given twice; first in line 1"]),
         ("x: {1: a, '1': b}", ["m:1:11: '1' is given twice; first in line 1"]),
         ("[a]: b\n? {c: d}\n: e", ["m:1:1: a key must be a word", "m:2:3: a key must be a word"]),
-        ("a: !!int 1\nb: !x y", ["m:1:4: tags such as tag:yaml.org,2002:int are not allowed here", "m:2:4: tags such as !x are not allowed here"]),
+        (
+            "a: !!int 1\nb: !x y",
+            [
+                "m:1:4: tags such as tag:yaml.org,2002:int are not allowed here",
+                "m:2:4: tags such as !x are not allowed here",
+            ],
+        ),
         ("a: *b", ["m:1:4: the alias *b stands for nothing above"]),
         ("a: &a\n  b: [*a]", ["m:2:7: the alias *a holds itself"]),
         ("a: 1\n---\nb: 2", ["m:2:1: a second YAML document; a manifest is one"]),
@@ -133,7 +144,7 @@ def problems_of(text):
         ('a: "\\uD800"', ["m:1:4: half of a surrogate pair is not text"]),
         ("a: [1, 2", ["m:1:9: not YAML: expected ',' or ']', but got '<stream end>' while parsing a flow sequence"]),
     ],
-)  # fmt: skip
+)
 def test_problems_have_places(text, problems):
     assert problems_of(text) == problems
 

@@ -1,0 +1,49 @@
+"""Problems, their places, and which exit code wins."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptpipe import ExitCode, IntegrityError, Location, ManifestError, Problem, PtpipeError, StageError
+from ptpipe.errors import Terminated, UsageError, nearest
+
+
+def test_a_problem_is_one_line_with_place_and_suggestion():
+    assert str(Problem("no such kind")) == "no such kind"
+    problem = Problem("no such kind", Location("m.yaml", 3, 7), "model.mlp")
+    assert str(problem) == "m.yaml:3:7: no such kind (did you mean 'model.mlp'?)"
+
+
+def test_a_manifest_error_carries_every_problem():
+    error = ManifestError(Problem(text) for text in ("a", "b"))
+    assert [problem.message for problem in error.problems] == ["a", "b"]
+    assert str(error) == "a\nb"
+    with pytest.raises(AssertionError):
+        ManifestError([])
+
+
+def test_a_broken_plugin_gives_the_exit_code():
+    plain, broken = Problem("a"), Problem("b", code=ExitCode.PLUGIN)
+    assert ManifestError([plain]).exit_code == 2
+    assert ManifestError([plain, broken, plain]).exit_code == 6
+
+
+def test_exit_codes_are_those_promised():
+    promised = {"DONE": 0, "FAILED": 1, "USAGE": 2, "REFUSED": 3, "UNDECIDED": 4, "INTEGRITY": 5, "PLUGIN": 6}
+    assert {code.name: code.value for code in ExitCode} == promised | {"BUG": 70, "INTERRUPTED": 130, "TERMINATED": 143}
+
+
+def test_the_tree_of_errors():
+    assert {type_.exit_code for type_ in (PtpipeError, StageError)} == {ExitCode.FAILED}
+    assert IntegrityError.exit_code == ExitCode.INTEGRITY
+    assert UsageError.exit_code == ExitCode.USAGE
+    for users_mistake in (ManifestError, StageError, UsageError):
+        assert issubclass(users_mistake, ValueError)
+        assert issubclass(users_mistake, PtpipeError)
+    assert not issubclass(Terminated, Exception), "no stage may swallow it by accident"
+
+
+def test_nearest():
+    assert nearest("quant.convrt", ["quant.convert", "quant.prepare"]) == "quant.convert"
+    assert nearest("zebra", ["quant.convert", "quant.prepare"]) is None
+    assert nearest("", []) is None
