@@ -1,0 +1,135 @@
+"""The report of a run in GitHub-flavoured Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from ptpipe import Outcome, machine
+from ptpipe.events import Notice, RunFinished, RunStarted, StageFinished
+from ptpipe.files import write_atomically
+from ptpipe_report import story
+from ptpipe_report.comparison import Column, Table, tables
+from ptpipe_report.figures import figure, joined, seconds_text
+from ptpipe_report.wording import one_line
+
+_INLINE_MARKUP = re.compile(r"([\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])|:(?=[a-z+-][\w+-]*:))")
+"""What could begin markup within a line; underscores only at the edge of a word."""
+_BLOCK_MARKUP = re.compile(r"^(\d+(?=[.)])|(?=[-+=#]))(.)(?=[-=#\s]*(?:\s|$))")
+"""What makes a list, a heading or a rule at the start of a line; not the sign of a number."""
+_TIMED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.REFUSED})
+_LEFT, _RIGHT = ":---", "---:"
+
+
+def write_report(started: RunStarted, finished: RunFinished, of_the_run: Sequence[Notice]) -> None:
+    """Write `report.md` into the run's folder; `of_the_run`: the notices that belong to no stage."""
+    notices = story.Notices()
+    for notice in of_the_run:
+        notices.add(notice)
+    for stage in finished.stages:
+        notices.add_all(stage)
+    text = report(started, finished, notices, datetime.now(UTC))
+    write_atomically(finished.folder / "report.md", text.encode("utf-8"))
+
+
+def report(started: RunStarted, finished: RunFinished, notices: Iterable[Notice], at: datetime) -> str:
+    """The whole file. What shouts comes first, then what was found, then how to do it again."""
+    blocks = [f"# {escape(finished.name)}: {escape(story.ending(finished))}"]
+    blocks += [f"> [!WARNING]\n> **{escape(_placed(notice))}**" for notice in notices]
+    blocks += [_failure(stage) for stage in finished.stages if stage.outcome is Outcome.FAILED]
+    blocks.append(_facts(started, finished, at))
+    for table in tables(finished.stages):
+        blocks += [f"## Comparison: {escape(table.stage_id)}", _comparison(table)]
+        blocks += [escape(_told(table))] if table.facts else []
+    gates = story.gates(finished.stages)
+    if gates:
+        rows = [[escape(gate.stage_id), f"**{escape(gate.decision)}**", escape(gate.reason)] for gate in gates]
+        blocks += ["## Gates", _table(["gate", "verdict", "reason"], [_LEFT] * 3, rows)]
+    blocks += ["## Stages", _stages(finished.stages), "## Again", _fenced(story.command(started), "sh")]
+    return "\n\n".join(blocks) + "\n"
+
+
+def escape(text: str) -> str:
+    """The text as Markdown that shows exactly it, in one line; fit for a paragraph and for a cell of a table."""
+    return _BLOCK_MARKUP.sub(r"\1\\\2", _INLINE_MARKUP.sub(r"\\\1", one_line(text)))
+
+
+def _placed(notice: Notice) -> str:
+    return f"{notice.stage_id}: {notice.text}" if notice.stage_id else notice.text
+
+
+def _failure(stage: StageFinished) -> str:
+    return f"> [!CAUTION]\n> **{escape(stage.stage_id)}** failed: {escape(stage.message)}"
+
+
+def _facts(started: RunStarted, finished: RunFinished, at: datetime) -> str:
+    rows = [
+        ["outcome", f"{escape(story.ending(finished))} (exit code {finished.exit_code})"],
+        ["stages", story.tally(finished.stages)],
+        ["finished", f"{at:%Y-%m-%d %H:%M:%S} UTC"],
+        ["wall time", seconds_text(finished.seconds)],
+        ["manifest", escape(started.manifest_path)],
+        ["overrides", escape(", ".join(started.overrides) or "none")],
+        ["seed", str(started.seed)],
+        ["run", escape(finished.run_id)],
+    ]
+    machines = dict.fromkeys(stage.machine for stage in finished.stages if stage.machine)
+    rows += [["measured on", escape(_machine_text(digits))] for digits in machines]
+    return _table(["", ""], [_LEFT, _LEFT], rows)
+
+
+def _machine_text(fingerprint: str) -> str:
+    if fingerprint != machine.fingerprint():
+        return f"machine {fingerprint}"
+    about = machine.describe()
+    return f"{about['processor']}, {about['num_cpus']} CPUs, {about['system']} {about['architecture']} ({fingerprint})"
+
+
+def _comparison(table: Table) -> str:
+    headings = [_heading(column) for column in table.columns]
+    sides = [_LEFT if column.is_text else _RIGHT for column in table.columns]
+    texts = [_exact_texts(column) for column in table.columns]
+    rows = [[escape(text) for text in row] for row in zip(*texts, strict=True)]
+    for row, is_baseline in zip(rows, table.is_baseline, strict=True):
+        row[0] = f"{row[0]} (baseline)" if is_baseline else row[0]
+    return _table(headings, sides, rows)
+
+
+def _heading(column: Column) -> str:
+    label = "model" if column.name == "name" else column.label
+    return escape(f"{label} ({column.unit})" if column.unit else label)
+
+
+def _exact_texts(column: Column) -> Iterator[str]:
+    for value, text in zip(column.values, column.texts, strict=True):
+        is_size = column.name.endswith("_bytes") and isinstance(value, int)
+        yield f"{text} ({value:,} bytes)" if is_size else text
+
+
+def _told(table: Table) -> str:
+    """What holds for the whole table: `mnist · test · 10,000 samples`."""
+    return joined(figure(name, value) for name, value in table.facts.items())
+
+
+def _stages(stages: Sequence[StageFinished]) -> str:
+    rows = []
+    for place, stage in enumerate(stages, 1):
+        seconds = f"{stage.seconds:.2f}" if stage.outcome in _TIMED else ""
+        said = joined(story.stage_figures(stage)) or stage.message
+        cells = [str(place), stage.stage_id, stage.kind, stage.outcome, seconds, said, stage.key[:12]]
+        rows.append([escape(cell) for cell in cells])
+    headings = ["", "stage", "kind", "outcome", "seconds", "key figures", "key"]
+    return _table(headings, [_RIGHT, _LEFT, _LEFT, _LEFT, _RIGHT, _LEFT, _LEFT], rows)
+
+
+def _table(headings: Sequence[str], sides: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are escaped already."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [headings, sides, *rows])
+
+
+def _fenced(text: str, language: str) -> str:
+    """The text as it is, in a fence longer than any run of backticks within."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+
+from ptpipe import Outcome
+from ptpipe.events import StageFinished
+from ptpipe_report.comparison import tables
+
+
+def compared(summary: object, type_name: str = "Comparison") -> StageFinished:
+    made = {"output": {"type": type_name, "digest": "d", "size_bytes": 1, "summary": summary}}
+    return StageFinished("compare", "eval.compare", Outcome.DONE, 1.0, "k", outputs=made)
+
+
+@pytest.mark.parametrize("type_name", ["Comparison", "ptpipe_eval.Comparison", "ptpipe_eval.comparison:Comparison"])
+def test_the_table_is_found_however_its_type_is_written(comparison, type_name) -> None:
+    (table,) = tables([compared(comparison, type_name)])
+    assert [column.label for column in table.columns] == [
+        "name",
+        "format",
+        "size",
+        "size share",
+        "accuracy",
+        "drop",
+        "batch 1, 1 thread",
+        "batch 1, all threads",
+        "batch 32, 1 thread",
+        "batch 32, all threads",
+    ]
+    assert table.baseline == "pretrain" and table.is_baseline == (True, False, False)
+    assert table.facts["num_samples"] == 10_000 and "rows" not in table.facts
+
+
+def test_cells_are_medians_and_shares_and_points(comparison) -> None:
+    (table,) = tables([compared(comparison)])
+    texts = {column.label: column.texts for column in table.columns}
+    assert texts["size"] == ("1.69 MB", "434 kB", "439 kB")
+    assert texts["accuracy"] == ("99.13 %", "99.28 %", "98.83 %")
+    assert texts["drop"] == ("0.00", "-0.15", "0.30")
+    assert texts["batch 1, 1 thread"] == ("0.312", "0.139", "0.041")
+    assert texts["batch 32, 1 thread"] == ("9.98", "4.45", "1.32")
+
+
+def test_what_eval_compare_writes_is_what_is_read_here() -> None:
+    from ptpipe_eval import Comparison, Latency, Row
+
+    cell = Latency(batch_size=8, threads="one", num_threads=1, p10_ms=1.0, median_ms=2.5, p90_ms=4.0, num_runs=9)
+    rows = (Row("net", "torch float32", 2000, 90, (cell,)), Row("onnx", "onnx int8", 500, 89))
+    made = Comparison("digits", "test", 100, "net", rows, "medians", "2026-07-01T12:00:00+00:00")
+    (table,) = tables([compared(made.summary(), Comparison.__name__)])
+    texts = {column.label: column.texts for column in table.columns}
+    assert texts == {
+        "name": ("net", "onnx"),
+        "format": ("torch float32", "onnx int8"),
+        "size": ("2.00 kB", "500 B"),
+        "size share": ("100.0 %", "25.0 %"),
+        "accuracy": ("90.00 %", "89.00 %"),
+        "drop": ("0.00", "1.00"),
+        "batch 8, 1 thread": ("2.50", "-"),
+    }
+
+
+def test_columns_that_nobody_here_knows_are_shown(comparison) -> None:
+    later = deepcopy(comparison)
+    later["rows"][1] |= {"energy_ms": 3.0, "p_value": 0.04, "notes": {"nested": 1}}
+    (table,) = tables([compared(later)])
+    texts = {column.label: column.texts for column in table.columns}
+    assert texts["p value"] == ("-", "0.0400", "-")
+    assert "notes" not in texts
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [None, {}, [], "text", {"rows": None}, {"rows": []}, {"rows": [1, "x"]}, {"rows": {"a": 1}}, {"rows": [{}]}],
+)
+def test_a_summary_without_rows_is_no_table(summary) -> None:
+    assert not list(tables([compared(summary)]))
+
+
+def test_latencies_in_another_shape_are_left_out(comparison) -> None:
+    odd = {"rows": [{"name": "net", "latency": [1, {"p50": 2}, {"median_ms": 3.0}]}]}
+    (table,) = tables([compared(odd)])
+    assert [(column.label, column.values) for column in table.columns] == [("name", ("net",)), ("latency", (3.0,))]
+
+
+def test_no_comparison_no_table(story) -> None:
+    assert not list(tables([story.stage("net", "model.mlp")]))
+    assert not list(tables([compared({"rows": [{"name": "x"}]}, "Verdict")]))

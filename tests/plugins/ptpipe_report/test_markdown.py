@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from ptpipe import Outcome, machine
+from ptpipe.events import Notice, RunFinished, RunStarted, StageFinished
+from ptpipe_report import MarkdownReport
+from ptpipe_report.markdown import escape, report, write_report
+from ptpipe_report.wording import one_line
+
+AT = datetime(2026, 7, 1, 12, 0, 3, tzinfo=UTC)
+READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+NASTY = st.text(st.sampled_from("|\\`*_~<>[]()#+-=.!&$:1a \n\r\t\u2028\x1b\x00é"), max_size=24) | st.text(
+    st.characters(categories=None), max_size=24
+)
+
+
+def cells_of(markdown: str) -> list[list[str]]:
+    """Every row of every table, as a reader of Markdown shows it."""
+    rows: list[list[str]] = []
+    for token in (tokens := READER.parse(markdown)):
+        if token.type == "tr_open":
+            rows.append([])
+        elif token.type == "inline" and rows and tokens[tokens.index(token) - 1].type in {"td_open", "th_open"}:
+            rows[-1].append("".join(child.content for child in token.children or []))
+    return rows
+
+
+def written(story, stages, **ending) -> str:
+    started = story.started(stages)
+    return report(started, story.ended(stages, **ending), [], AT)
+
+
+@given(NASTY)
+def test_escaped_text_reads_as_itself_in_a_paragraph_and_in_a_list(text) -> None:
+    for start in ("", "- "):
+        tokens = READER.parse(start + "x " + escape(text) + " x")
+        inline = [token for token in tokens if token.type == "inline"]
+        assert len(inline) == 1
+        assert "".join(child.content for child in inline[0].children) == f"x {one_line(text)} x"
+        assert {child.type for child in inline[0].children} == {"text"}
+
+
+@given(NASTY.filter(lambda text: one_line(text).strip("\ufffd ")))
+def test_escaped_text_begins_no_block(text) -> None:
+    tokens = READER.parse(escape(text))
+    assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
+    assert "".join(child.content for child in tokens[1].children) == one_line(text)
+
+
+@given(st.lists(NASTY, min_size=5, max_size=5))
+def test_a_row_always_has_the_same_number_of_cells_and_shows_what_it_was_given(words) -> None:
+    stage_id, kind, message, metric, decision = words
+    outputs = {"output": {"type": "Verdict", "summary": {"decision": decision, "reason": message}}}
+    stages = [
+        StageFinished(stage_id, kind, Outcome.SKIPPED, 0.0, "k" * 64, message=message),
+        StageFinished(stage_id, kind, Outcome.DONE, 1.0, "k" * 64, metrics={"note": metric}),
+        StageFinished(stage_id, kind, Outcome.DONE, 1.0, "k" * 64, outputs=outputs),
+    ]
+    started = RunStarted("r", stage_id, message, Path(), (stage_id,), 7, (metric,))
+    text = report(started, RunFinished("r", kind, Path(), 0, 1.0, tuple(stages)), [Notice(stage_id, message)], AT)
+    tables: list[list[str]] = [[]]
+    for line in text.splitlines():
+        tables[-1].append(line) if line.startswith("|") else tables.append([])
+    for table in filter(None, tables):
+        assert len({len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in table}) == 1
+    shown = cells_of(text)
+    assert ["1", *(one_line(word) for word in (stage_id, kind)), "skipped", ""] == shown[-3][:5]
+    assert shown[-3][5] == one_line(message)
+    assert len({len(row) for row in shown[-4:]}) == 1
+
+
+def test_the_whole_report(story) -> None:
+    story.overrides = ("pretrain.epochs=3", 'data.root="a b"')
+    stages = story.mnist()
+    text = report(
+        story.started(stages), story.ended(stages), [Notice("data", "digits in place of mnist"), Notice("", "odd")], AT
+    )
+    lines = text.splitlines()
+    assert lines[:6] == [
+        "# mnist-qat: done",
+        "",
+        "> [!WARNING]",
+        "> **data: digits in place of mnist**",
+        "",
+        "> [!WARNING]",
+    ]
+    rows = cells_of(text)
+    assert ["outcome", "done (exit code 0)"] in rows
+    assert ["stages", "3 done, 1 cached"] in rows
+    assert ["finished", "2026-07-01 12:00:03 UTC"] in rows
+    assert ["wall time", "3 min 07 s"] in rows
+    assert ["seed", "7"] in rows
+    assert ["measured on", "machine 000000000000"] in rows
+    assert next(row[:6] for row in rows if row[0] == "int8") == [
+        "int8",
+        "torch int8 fbgemm",
+        "434 kB (434,197 bytes)",
+        "25.6 %",
+        "99.28 %",
+        "-0.15",
+    ]
+    assert ["pretrain (baseline)", "torch float32", "1.69 MB (1,692,915 bytes)"] in [row[:3] for row in rows]
+    assert ["gate", "passed", "onnx loses 0.30 points (at most 0.30)"] in rows
+    pretrain = "val top1 99.02 % · val loss 0.0313 · size 1.69 MB · epochs 3 · torch float32"
+    assert ["2", "pretrain", "train.supervised", "done", "41.32", pretrain, "abababababab"] in rows
+    assert ["1", "data", "data.mnist", "cached", "", "", "abababababab"] in rows
+    command = "ptpipe run manifests/mnist_qat.yaml -s pretrain.epochs=3 -s 'data.root=\"a b\"'"
+    assert lines[-3:] == ["```sh", command, "```"]
+
+
+def test_a_failure_is_told_before_the_figures(story) -> None:
+    stages = [story.stage("pretrain", "train.supervised", Outcome.FAILED, message="loss is NaN at step 31")]
+    text = written(story, stages, exit_code=1)
+    assert text.startswith("# mnist-qat: failed\n\n> [!CAUTION]\n> **pretrain** failed: loss is NaN at step 31\n")
+    assert written(story, stages, exit_code=130, interrupted=True).startswith("# mnist-qat: interrupted\n")
+
+
+def test_the_command_is_fenced_even_around_backticks(story) -> None:
+    story.manifest_path = "odd```name.yaml"
+    assert "````sh\nptpipe run 'odd```name.yaml'\n````" in written(story, story.mnist())
+
+
+def test_this_machine_is_described_and_not_just_numbered(story) -> None:
+    stages = [story.stage("compare", "eval.compare", machine=machine.fingerprint())]
+    rows = cells_of(written(story, stages))
+    about = next(row[1] for row in rows if row[0] == "measured on")
+    assert str(machine.describe()["processor"]) in about and machine.fingerprint() in about
+
+
+def test_every_notice_is_in_the_file_once(story, tmp_path) -> None:
+    observer = MarkdownReport()
+    stages = story.mnist()
+    said = [Notice("data", "digits in place of mnist"), Notice("", "an observer was switched off")]
+    story.play([observer], stages, {"data": said})
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert text.count("digits in place of mnist") == 1
+    assert text.count("an observer was switched off") == 1
+
+
+def test_an_unwritable_folder_leaves_the_old_report(story, tmp_path) -> None:
+    (tmp_path / "report.md").write_text("old")
+    story.folder = tmp_path / "gone"
+    with pytest.raises(OSError):
+        write_report(story.started([]), story.ended([]), [])
+    assert (tmp_path / "report.md").read_text() == "old"
