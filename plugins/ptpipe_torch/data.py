@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ptpipe import JSON, Artifact, StageError
-from ptpipe_torch.images import ArrayImages, Images
+from ptpipe_torch.images import ArrayImages, Images, SubsetImages
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
 
+    from ptpipe_torch.loading import Loading
+
 __all__ = ["SPLITS", "ArrayImages", "Batch", "Data", "DataFacts", "Images", "LoaderOptions", "Split", "epoch_order"]
 
 SPLITS = ("train", "val", "test", "calibration")
-_DISJOINT = (("test", "train"), ("test", "val"), ("test", "calibration"), ("train", "val"))
+_DISJOINT = (("test", "train"), ("test", "val"), ("test", "calibration"), ("val", "train"))
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,18 @@ class LoaderOptions:
 
     batch_size: int = 128
     num_workers: int = 0
+    """Processes that decode and augment; 0: the caller's own. Batches are the same for any number."""
     pin_memory: bool = False
+    """Page-locked batches, for faster copies to a CUDA device; without one it changes nothing."""
     prefetch_factor: int = 2
+    """Batches that each worker has ready or in the making."""
     persistent_workers: bool = False
+    """Workers stay from one epoch to the next, until the Data is gone."""
     augment: tuple[str, ...] = ()
-    """Names of whole-batch augmentations, applied to training batches in this order."""
+    """Names of whole-batch augmentations (ptpipe_torch.augment), applied to training batches in this order."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Split:
     """One part of a data set."""
 
@@ -67,8 +73,12 @@ class Split:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def subset(self, positions: npt.NDArray[np.int64]) -> Split:
+        """The samples at those positions, in that order, sharing this split's pixels."""
+        return Split(self.ids[positions], self.labels_N[positions], SubsetImages(self.images, positions))
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """What a training or evaluation step gets."""
 
@@ -77,37 +87,28 @@ class Batch:
     labels_N: torch.Tensor
     """int64."""
     indices_N: torch.Tensor
-    """int64: positions in the split (`split.ids[indices]` are the ids)."""
+    """int64, on the CPU: positions in the split (`split.ids[indices]` are the ids)."""
 
 
 class Data(Artifact):
     """A data set in splits `train`, `val`, `test` and `calibration` (some may be empty), with its loader options.
 
-    Construction raises StageError where a sample id stands in two splits that must be disjoint: test with any
-    other, val with train.
+    Construction raises StageError where a sample id stands in two splits that must be disjoint (test with any
+    other, val with train) or twice in one, where a label has no class, and for an unknown augmentation.
     """
 
-    def __init__(self, facts: DataFacts, splits: Mapping[str, Split], loader: LoaderOptions = LoaderOptions()) -> None:  # noqa: B008
+    def __init__(self, facts: DataFacts, splits: Mapping[str, Split], loader: LoaderOptions = LoaderOptions()) -> None:
+        from ptpipe_torch.augment import check_names
+
         self.facts = facts
-        self.splits = splits
+        self.splits: Mapping[str, Split] = {name: splits[name] if name in splits else _empty(facts) for name in SPLITS}
         self.loader = loader
-        _refuse_overlap(splits)
-
-    def save(self, folder: Path) -> None:
-        from ptpipe_torch.data_folder import write_data
-
-        write_data(self, folder)
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        from ptpipe_torch.data_folder import read_data
-
-        return cls(*read_data(folder))
-
-    def summary(self) -> dict[str, JSON]:
-        sizes: dict[str, JSON] = {f"num_{name}": len(split) for name, split in self.splits.items()}
-        shape: list[JSON] = list(self.facts.shape_CHW)
-        return {"name": self.facts.name, "shape": shape, "num_classes": self.facts.num_classes, **sizes}
+        self._loading: Loading | None = None
+        assert set(splits) <= set(SPLITS), f"splits are {SPLITS}, not {tuple(splits)}"
+        check_names(loader.augment)
+        for name, split in self.splits.items():
+            _check_split(name, split, facts)
+        _refuse_overlap(self.splits)
 
     def batches(
         self,
@@ -117,6 +118,7 @@ class Data(Artifact):
         batch_size: int | None = None,
         augment_seed: Sequence[int] | None = None,
         channels_last: bool = False,
+        device: torch.device | str | None = None,
     ) -> Iterator[Batch]:
         """Yield the split's batches, the last one smaller where it doesn't divide.
 
@@ -124,20 +126,43 @@ class Data(Artifact):
         and a slice of it to resume in mid-epoch or to share it among ranks. `batch_size`: default the loader's.
         `augment_seed`: a few integers, e.g. (seed, epoch); augment with randomness that is a function of these
         and of the sample's position alone; None: don't augment. `channels_last`: memory format of the images.
+        `device`: where images and labels are put; images go there as bytes and are normalized there.
+
+        The same arguments give the same bits, whatever the number of workers. Raises StageError for an image file
+        that is gone or can't be decoded, and where a worker process died.
         """
         import numpy as np
-        import torch
 
-        part = self.splits[split]
-        order_N = np.arange(len(part)) if order_N is None else order_N
+        from ptpipe_torch.loading import Loading, Request
+
+        if self._loading is None:
+            self._loading = Loading(self)
+        order_N = np.array(np.arange(len(self.splits[split])) if order_N is None else order_N, dtype=np.int64)
         size = batch_size or self.loader.batch_size
-        mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) * 255 for values in (self.facts.mean, self.facts.std))
-        for start in range(0, len(order_N), size):
-            indices_B = order_N[start : start + size]
-            pixels_NHWC = torch.from_numpy(part.images.take(indices_B))
-            images_NCHW = pixels_NHWC.permute(0, 3, 1, 2).float().sub_(mean_C11).div_(std_C11)
-            images_NCHW = images_NCHW.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-            yield Batch(images_NCHW, torch.from_numpy(part.labels_N[indices_B]), torch.from_numpy(indices_B))
+        seed = None if augment_seed is None or not self.loader.augment else tuple(augment_seed)
+        requests = [Request(order_N[start : start + size], seed) for start in range(0, len(order_N), size)]
+        return self._loading.batches(split, requests, channels_last, device)
+
+    def save(self, folder: Path) -> None:
+        from ptpipe_torch.data_folder import write_data
+
+        write_data(self, folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Inverse of `save`; pixels are mapped, not read. Raises StageError where an image folder is gone."""
+        from ptpipe_torch.data_folder import read_data
+
+        return cls(*read_data(folder))
+
+    def summary(self) -> dict[str, JSON]:
+        sizes: dict[str, JSON] = {f"num_{name}": len(split) for name, split in self.splits.items()}
+        return {
+            "name": self.facts.name,
+            "shape": list(self.facts.shape_CHW),
+            "num_classes": self.facts.num_classes,
+            **sizes,
+        }
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
@@ -147,9 +172,30 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64
     return np.random.default_rng((seed, epoch)).permutation(num_samples)
 
 
+def _empty(facts: DataFacts) -> Split:
+    import numpy as np
+
+    channels, height, width = facts.shape_CHW
+    images = ArrayImages(np.empty((0, height, width, channels), dtype=np.uint8))
+    return Split(np.empty(0, dtype=np.str_), np.empty(0, dtype=np.int64), images)
+
+
+def _check_split(name: str, split: Split, facts: DataFacts) -> None:
+    sizes = {len(split.ids), len(split.labels_N), len(split.images)}
+    assert len(sizes) == 1, f"split {name} has ids, labels and images of different numbers: {sizes}"
+    for label in (split.labels_N.min(initial=0), split.labels_N.max(initial=0)):
+        if not 0 <= label < facts.num_classes:
+            raise StageError(
+                f"split {name} has the label {label}, but there are {facts.num_classes} classes, from 0 on"
+            )
+
+
 def _refuse_overlap(splits: Mapping[str, Split]) -> None:
     ids = {name: set(split.ids.tolist()) for name, split in splits.items()}
+    for name, split in splits.items():
+        if len(ids[name]) != len(split):
+            raise StageError(f"split {name} has {len(split)} samples but only {len(ids[name])} different ids")
     for one, other in _DISJOINT:
-        shared = ids.get(one, set()) & ids.get(other, set())
+        shared = ids[one] & ids[other]
         if shared:
-            raise StageError(f"{len(shared)} samples stand in {one} and in {other}, among them {min(shared)}")
+            raise StageError(f"{len(shared)} samples are in {one} and in {other} as well, among them {min(shared)}")

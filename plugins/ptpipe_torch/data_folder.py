@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ptpipe import StageError
 from ptpipe_torch.data import DataFacts, LoaderOptions, Split
-from ptpipe_torch.images import ArrayImages, FileImages, Images, SubsetImages
+from ptpipe_torch.images import ArrayImages, FileImages, Images, SubsetImages, flatten
 
 if TYPE_CHECKING:
     from ptpipe_torch.data import Data
@@ -27,40 +27,40 @@ _CHUNK_BYTES = 32 << 20
 
 def write_data(data: Data, folder: Path) -> None:
     """Write a data set into an empty folder. Pixels that no split uses are left out."""
-    sources = _sources(data.splits)
-    described: list[dict[str, Any]] = []
-    kept = {}
-    for number, (key, source) in enumerate(sources.items()):
-        used = [positions for positions in (_positions(split.images, key) for split in data.splits.values()) if positions is not None]
-        kept[key] = (number, np.unique(np.concatenate(used)))
-        described.append(_write_source(source, kept[key][1], folder / f"images_{number}.npy"))
-    splits = {name: _write_split(split, kept, folder, name) for name, split in data.splits.items()}
-    record = {"facts": asdict(data.facts), "loader": asdict(data.loader), "sources": described, "splits": splits}
+    flat = {name: flatten(split.images) for name, split in data.splits.items()}
+    sources = {id(source): source for source, _ in flat.values()}
+    numbers = {key: number for number, key in enumerate(sources)}
+    described, used = [], []
+    for key, source in sources.items():
+        used.append(
+            np.unique(np.concatenate([positions for drawn_from, positions in flat.values() if drawn_from is source]))
+        )
+        described.append(_write_source(source, used[-1], folder / f"images_{numbers[key]}.npy"))
+    for name, (source, positions_N) in flat.items():
+        np.save(folder / f"{name}.positions.npy", np.searchsorted(used[numbers[id(source)]], positions_N))
+        np.save(folder / f"{name}.labels.npy", data.splits[name].labels_N)
+        np.save(folder / f"{name}.ids.npy", np.char.encode(data.splits[name].ids, "utf-8"))
+    record = {
+        "facts": asdict(data.facts),
+        "loader": asdict(data.loader),
+        "sources": described,
+        "splits": {name: numbers[id(source)] for name, (source, _) in flat.items()},
+    }
     (folder / _RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
 def read_data(folder: Path) -> tuple[DataFacts, dict[str, Split], LoaderOptions]:
     """Inverse of `write_data`. Raises StageError where the folder of an image folder's files is gone."""
     record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-    sources = [_read_source(described, folder / f"images_{number}.npy") for number, described in enumerate(record["sources"])]
+    sources = [
+        _read_source(described, folder / f"images_{number}.npy") for number, described in enumerate(record["sources"])
+    ]
     splits = {name: _read_split(sources[source], folder, name) for name, source in record["splits"].items()}
-    facts = {name: tuple(value) if isinstance(value, list) else value for name, value in record["facts"].items()}
+    facts: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in record["facts"].items()
+    }
     loader = record["loader"] | {"augment": tuple(record["loader"]["augment"])}
     return DataFacts(**facts), splits, LoaderOptions(**loader)
-
-
-def _source(images: Images) -> Images:
-    return images.source if isinstance(images, SubsetImages) else images
-
-
-def _sources(splits: Mapping[str, Split]) -> dict[int, Images]:
-    return {id(_source(split.images)): _source(split.images) for split in splits.values()}
-
-
-def _positions(images: Images, key: int) -> npt.NDArray[np.int64] | None:
-    if id(_source(images)) != key:
-        return None
-    return images.positions_N if isinstance(images, SubsetImages) else np.arange(len(images))
 
 
 def _write_source(source: Images, used: npt.NDArray[np.int64], path: Path) -> dict[str, Any]:
@@ -86,17 +86,10 @@ def _read_source(described: Mapping[str, Any], path: Path) -> Images:
         return ArrayImages(np.load(path, mmap_mode="c"))
     root = Path(described["root"])
     if not root.is_dir():
-        raise StageError(f"the images of this data set are gone: {root} is not there; put it back, or run the data stage again")
+        raise StageError(
+            f"the images of this data set are gone: {root} is not there; put it back, or run the data stage again"
+        )
     return FileImages(root, np.load(path), described["size"], described["resize"], described["channels"])
-
-
-def _write_split(split: Split, kept: Mapping[int, tuple[int, npt.NDArray[np.int64]]], folder: Path, name: str) -> int:
-    number, used = kept[id(_source(split.images))]
-    positions = _positions(split.images, id(_source(split.images)))
-    np.save(folder / f"{name}.positions.npy", np.searchsorted(used, positions).astype(np.int64))
-    np.save(folder / f"{name}.labels.npy", split.labels_N)
-    np.save(folder / f"{name}.ids.npy", np.char.encode(split.ids, "utf-8"))
-    return number
 
 
 def _read_split(source: Images, folder: Path, name: str) -> Split:

@@ -56,11 +56,21 @@ class SubsetImages:
         return self.source.take(self.positions_N[indices_B])
 
 
+def flatten(images: Images) -> tuple[Images, npt.NDArray[np.int64]]:
+    """What the images are drawn from in the end, and their positions there."""
+    import numpy as np
+
+    if not isinstance(images, SubsetImages):
+        return images, np.arange(len(images), dtype=np.int64)
+    source, positions = flatten(images.source)
+    return source, positions[images.positions_N]
+
+
 @dataclass(frozen=True, eq=False)
 class FileImages:
     """Image files, decoded when they are asked for, so that a data set of any size fits in memory.
 
-    The shorter side is resized to `resize` pixels (bilinear with antialiasing), the centre of `size` x `size` is cut out.
+    The shorter side is resized to `resize` pixels (bilinear, antialiased), the centre of `size` x `size` cut out.
     """
 
     root: Path
@@ -94,7 +104,7 @@ class FileImages:
                 square = self._fit(image)
         except FileNotFoundError as error:
             raise StageError(f"{path} is gone; put it back, or run the data stage again with --fresh") from error
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except Exception as error:  # PIL's parsers raise whatever they stumble over
             raise StageError(f"{path} can't be read as an image: {error}") from error
         return np.asarray(square).reshape(self.size, self.size, self.channels)
 

@@ -1,0 +1,114 @@
+"""IDX files, the format of MNIST: a magic number, the sizes of the dimensions, bytes.
+
+Shape legend: N images, H height, W width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ptpipe import StageError
+from ptpipe_data.published import Part, Published, file_digest
+from ptpipe_torch.data import Split
+from ptpipe_torch.images import ArrayImages
+
+_UNSIGNED_BYTE = 0x08
+_GZIP = 16 + zlib.MAX_WBITS
+_MAX_BYTES = 4 << 30
+"""More than any data set that is held in memory; a small file can unpack to anything."""
+
+
+def parse_idx(content: bytes, name: str) -> npt.NDArray[np.uint8]:
+    """The array in an IDX file of unsigned bytes, read-only. Raises StageError that names the file and what is wrong.
+
+    Format: http://yann.lecun.com/exdb/mnist, "THE IDX FILE FORMAT".
+    """
+    if len(content) < 4 or content[:2] != b"\0\0":
+        raise StageError(f"{name} is no IDX file: it begins with {content[:4].hex(' ') or 'nothing'}, not with 00 00")
+    kind, num_dimensions = content[2], content[3]
+    if kind != _UNSIGNED_BYTE:
+        raise StageError(f"{name} holds values of IDX type 0x{kind:02x}; only unsigned bytes (0x08) are read")
+    header_bytes = 4 + 4 * num_dimensions
+    if len(content) < header_bytes:
+        raise StageError(f"{name} is truncated: it ends inside the header")
+    shape = tuple(int(size) for size in np.frombuffer(content, dtype=">u4", count=num_dimensions, offset=4))
+    wanted, got = int(np.prod(shape, dtype=object)) if shape else 1, len(content) - header_bytes
+    if got != wanted:
+        sizes = " x ".join(str(size) for size in shape)
+        verb = "is truncated" if got < wanted else "is longer than its header says"
+        raise StageError(f"{name} {verb}: {sizes} = {wanted} bytes are announced, {got} are there")
+    return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
+
+
+def gunzip(content: bytes, name: str) -> bytes:
+    """Unpack, with the checks that gzip has (CRC-32 and length). Raises StageError."""
+    unpacker = zlib.decompressobj(_GZIP)
+    try:
+        unpacked = unpacker.decompress(content, _MAX_BYTES)
+    except zlib.error as error:
+        raise StageError(f"{name} is damaged: {str(error).rpartition(': ')[2]}") from error
+    if not unpacker.eof:
+        reason = (
+            "unpacks to more than 4 GiB"
+            if len(unpacked) == _MAX_BYTES
+            else "is truncated: the compressed data has no end"
+        )
+        raise StageError(f"{name} {reason}")
+    if unpacker.unused_data:
+        raise StageError(f"{name} is damaged: {len(unpacker.unused_data)} bytes follow the end of the compressed data")
+    return unpacked
+
+
+def read_idx_pools(published: Published, found: Mapping[str, Path], verify: bool) -> tuple[Split, Split, list[str]]:
+    """Training and test samples, and the files whose content could not be checked against a published digest.
+
+    Raises StageError for a damaged, altered or ill-fitting file, naming it. Without `verify`, only format and
+    fit are checked.
+    """
+    arrays, unverified = [], []
+    for part in published.parts:
+        array, verified = _read_part(part, found[part.file], published.title if verify else None)
+        arrays.append(array)
+        unverified += [] if verified else [str(found[part.file])]
+    paths = [found[part.file] for part in published.parts]
+    train = _pool("train", arrays[0], arrays[1], paths[:2])
+    test = _pool("test", arrays[2], arrays[3], paths[2:])
+    if arrays[0].shape[1:] != arrays[2].shape[1:]:
+        raise StageError(f"{paths[0]} has images of {arrays[0].shape[1:]}, {paths[2]} of {arrays[2].shape[1:]} pixels")
+    return train, test, unverified if verify else []
+
+
+def _read_part(part: Part, path: Path, title: str | None) -> tuple[npt.NDArray[np.uint8], bool]:
+    packed = path.name == part.file
+    content = path.read_bytes()
+    content = gunzip(content, str(path)) if packed else content
+    array = parse_idx(content, str(path))
+    if title is None or (packed and file_digest(path, "md5") == part.md5):
+        return array, title is not None
+    if part.unpacked_sha256 is None and not packed:
+        return array, False
+    if part.unpacked_sha256 is None or hashlib.sha256(content).hexdigest() != part.unpacked_sha256:
+        raise StageError(f"{path} is altered: it is not the published {title} (to use data of your own: verify: false)")
+    return array, True
+
+
+def _pool(name: str, images_NHW: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.uint8], paths: list[Path]) -> Split:
+    if images_NHW.ndim != 3 or 0 in images_NHW.shape:
+        raise StageError(f"{paths[0]} holds an array of shape {images_NHW.shape}, not images (N x H x W)")
+    if labels_N.shape != images_NHW.shape[:1]:
+        raise StageError(
+            f"{paths[1]} holds labels of shape {labels_N.shape} for the {len(images_NHW)} images in {paths[0]}"
+        )
+    return make_pool(name, images_NHW[..., np.newaxis], labels_N)
+
+
+def make_pool(name: str, pixels_NHWC: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.integer]) -> Split:
+    """A split of all these samples, with the ids `name/00000`, `name/00001` and so on."""
+    ids = np.array([f"{name}/{number:05d}" for number in range(len(labels_N))], dtype=np.str_)
+    return Split(ids, labels_N.astype(np.int64), ArrayImages(pixels_NHWC))

@@ -1,0 +1,178 @@
+"""Whole-batch augmentations whose randomness is a function of seed, epoch and sample position alone.
+
+A random number is a hash of (seed, epoch, which augmentation, position, which draw): it doesn't depend on how samples
+are grouped into batches, nor on which process works on them.
+
+Shape legend: B images of a batch, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from ptpipe import StageError
+from ptpipe.errors import nearest
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Pixels: TypeAlias = npt.NDArray[np.uint8]
+    Floats: TypeAlias = npt.NDArray[np.float64]
+
+_MAX_ROTATION_DEGREES = 10.0
+_MIN_ZOOM_SIDE = 0.7
+_MAX_ERASED_SIDE = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Random numbers for the samples of a batch."""
+
+    key: int
+    positions_B: npt.NDArray[np.int64]
+
+    def uniform(self, draw: int) -> Floats:
+        """The draw of that number: one value in [0, 1) a sample, float64 of shape (B,).
+
+        SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), figure 17.
+        """
+        import numpy as np
+
+        counter = (self.positions_B.astype(np.uint64) << np.uint64(8)) + np.uint64(draw)
+        mixed = np.uint64(self.key) + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+        return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def integers(self, draw: int, low: int, high: int) -> npt.NDArray[np.int64]:
+        """One whole number from `low` to `high`, both included, a sample."""
+        import numpy as np
+
+        return low + np.floor(self.uniform(draw) * (high - low + 1)).astype(np.int64)
+
+
+def flip(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
+    """Mirror left and right, every second image on average."""
+    chosen = draws.uniform(0) < 0.5
+    pixels_BHWC[chosen] = pixels_BHWC[chosen][:, :, ::-1]
+    return pixels_BHWC
+
+
+def shift(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
+    """Move by up to 1/14 of the side (2 of 28 pixels) each way; what comes in is black."""
+    return _moved(pixels_BHWC, draws, max(1, round(pixels_BHWC.shape[1] / 14)))
+
+
+def crop(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
+    """Cut from the image padded with black by 1/8 of its side (4 of 32 pixels).
+
+    He, Zhang, Ren, Sun: Deep residual learning for image recognition (2015), section 4.2.
+    """
+    return _moved(pixels_BHWC, draws, max(1, round(pixels_BHWC.shape[1] / 8)))
+
+
+def rotate(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
+    """Turn by up to 10 degrees each way about the centre; what comes in is black."""
+    import numpy as np
+
+    angle_B = np.deg2rad((2 * draws.uniform(0) - 1) * _MAX_ROTATION_DEGREES)
+    still_B = np.zeros_like(angle_B)
+    return _mapped(pixels_BHWC, np.cos(angle_B), np.sin(angle_B), (still_B, still_B))
+
+
+def zoom(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
+    """Enlarge a square of 0.7 to 1 times the side, anywhere in the image, to the whole size."""
+    import numpy as np
+
+    side_B = _MIN_ZOOM_SIDE + (1 - _MIN_ZOOM_SIDE) * draws.uniform(0)
+    centre = ((1 - side_B) * (2 * draws.uniform(1) - 1), (1 - side_B) * (2 * draws.uniform(2) - 1))
+    return _mapped(pixels_BHWC, side_B, np.zeros_like(side_B), centre)
+
+
+def erase(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
+    """Blacken a square of 0.3 times the side, centred anywhere.
+
+    DeVries, Taylor: Improved regularization of convolutional neural networks with cutout (2017).
+    """
+    import numpy as np
+
+    _, height, width, _ = pixels_BHWC.shape
+    half = max(1, round(_MAX_ERASED_SIDE * height / 2))
+    rows_BH = np.abs(np.arange(height) - draws.integers(0, 0, height - 1)[:, None]) < half
+    columns_BW = np.abs(np.arange(width) - draws.integers(1, 0, width - 1)[:, None]) < half
+    pixels_BHWC[rows_BH[:, :, None] & columns_BW[:, None, :]] = 0
+    return pixels_BHWC
+
+
+AUGMENTATIONS: dict[str, Callable[[Pixels, Draws], Pixels]] = {
+    "crop": crop,
+    "erase": erase,
+    "flip": flip,
+    "rotate": rotate,
+    "shift": shift,
+    "zoom": zoom,
+}
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise StageError for a name that is no augmentation."""
+    for name in names:
+        if name not in AUGMENTATIONS:
+            close = nearest(name, AUGMENTATIONS)
+            hint = f"did you mean {close!r}?" if close else f"there are: {', '.join(AUGMENTATIONS)}"
+            raise StageError(f"augment: {name!r} is not known ({hint})")
+
+
+def augment(
+    pixels_BHWC: Pixels, positions_B: npt.NDArray[np.int64], seed: Sequence[int], names: Iterable[str]
+) -> Pixels:
+    """Augmented pixels, uint8 of the same shape; the array given may be written to.
+
+    `seed`: a few integers not below 0; `positions_B`: positions of the samples in their split.
+    """
+    import numpy as np
+
+    for place, name in enumerate(names):
+        (key,) = np.random.SeedSequence((*seed, place)).generate_state(1, np.uint64)
+        pixels_BHWC = AUGMENTATIONS[name](pixels_BHWC, Draws(int(key), positions_B))
+    return pixels_BHWC
+
+
+def _moved(pixels_BHWC: Pixels, draws: Draws, reach: int) -> Pixels:
+    import numpy as np
+
+    num, height, width, channels = pixels_BHWC.shape
+    padded = np.zeros((num, height + 2 * reach, width + 2 * reach, channels), dtype=np.uint8)
+    padded[:, reach:-reach, reach:-reach] = pixels_BHWC
+    top_B, left_B = draws.integers(0, 0, 2 * reach), draws.integers(1, 0, 2 * reach)
+    row_BH = np.arange(num)[:, None] * padded.shape[1] + top_B[:, None] + np.arange(height)
+    start_BH = (row_BH * padded.shape[2] + left_B[:, None]) * channels
+    # Every run of one image row's length in the padded bytes, as overlapping views: a gather of runs, not of pixels.
+    runs = np.lib.stride_tricks.sliding_window_view(padded.reshape(-1), width * channels)
+    moved: Pixels = runs[start_BH].reshape(pixels_BHWC.shape)
+    return moved
+
+
+def _mapped(pixels_BHWC: Pixels, cosine_B: Floats, sine_B: Floats, centre_B: tuple[Floats, Floats]) -> Pixels:
+    """Sample at `centre + (cosine -sine; sine cosine) (x, y)`, coordinates from -1 to 1; bilinear, black outside."""
+    import numpy as np
+    import torch
+    from torch.nn.functional import grid_sample
+
+    _, height, width, _ = pixels_BHWC.shape
+    y_H1, x_1W = ((np.arange(side) * 2 + 1) / side - 1 for side in (height, width))
+    y_H1, x_1W, aspect = y_H1[:, None], x_1W[None, :], height / width
+    cosine, sine, right, down = (values[:, None, None] for values in (cosine_B, sine_B, *centre_B))
+    x_BHW = cosine * x_1W - sine * aspect * y_H1 + right
+    y_BHW = sine / aspect * x_1W + cosine * y_H1 + down
+    grid_BHW2 = np.stack([x_BHW, y_BHW], axis=-1)
+    images_BCHW = torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).float()
+    sampled_BCHW = grid_sample(
+        images_BCHW, torch.from_numpy(grid_BHW2).float(), "bilinear", "zeros", align_corners=False
+    )
+    sampled: Pixels = sampled_BCHW.round_().clamp_(0, 255).byte().permute(0, 2, 3, 1).contiguous().numpy()
+    return sampled
