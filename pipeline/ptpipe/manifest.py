@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,11 +79,13 @@ def load(path: Path) -> Manifest:
     """Read a manifest file. Raises ManifestError with every problem of its text and shape."""
     name = str(path)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ManifestError([Problem(f"larger than {MAX_BYTES // 1000} kB", Location(name, 1, 1))])
-        content = path.read_bytes()
-    except OSError as error:
-        raise ManifestError([Problem(f"cannot read {name}: {error.strerror or error}")]) from error
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ManifestError([Problem(f"cannot read {name}: {reason or error}")]) from error
+    if len(content) > MAX_BYTES:
+        raise ManifestError([Problem(f"larger than {MAX_BYTES // 1000} kB: this is no manifest", Location(name, 1, 1))])
     return parse(_decode(content, name), path)
 
 
@@ -114,9 +117,9 @@ def _decode(content: bytes, name: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = content[: error.start]
-        place = Location(name, before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
-        raise ManifestError([Problem("not UTF-8 text", place)]) from error
+        before = content[: error.start].decode("utf-8-sig")
+        place = Location(name, before.count("\n") + 1, len(before) - before.rfind("\n"))
+        raise ManifestError([Problem(f"not UTF-8 text: byte 0x{content[error.start]:02x}", place)]) from error
 
 
 def _assign(options: dict[str, Any], names: Sequence[str], value: JSON) -> None:
@@ -142,13 +145,15 @@ class _Shape:
     def manifest(self, path: Path) -> Manifest | None:
         top = self.document.value
         if top is None:
-            self._complain("the manifest is empty; `ptpipe init` writes one to start from", ())
+            message = "the manifest is empty; `ptpipe init` writes one to start from"
+            self.problems.append(Problem(message, Location(str(path), 1, 1)))
             return None
         if not isinstance(top, dict):
-            self._complain(f"a manifest is a mapping with `stages`, not {_word_for(top)}", ())
+            self._complain(f"a manifest is a mapping with `stages`, not {word_for(top)}", ())
             return None
-        self._known_keys(top, (), _TOP_KEYS)
-        self._version(top)
+        misspelt = self._known_keys(top, (), _TOP_KEYS)
+        if "version" not in misspelt:
+            self._version(top)
         name = top.get("name", path.stem if NAME_PATTERN.fullmatch(path.stem) else "unnamed")
         if not (isinstance(name, str) and NAME_PATTERN.fullmatch(name)):
             self._complain("name: letters, digits, '_', '-' and '.', at most 64, are allowed", ("name",))
@@ -158,7 +163,7 @@ class _Shape:
         plugins = top.get("plugins", [])
         if not (isinstance(plugins, list) and all(isinstance(plugin, str) and plugin for plugin in plugins)):
             self._complain("plugins: a list of files (./prune.py) or module names is needed", ("plugins",))
-        stages = self._stages(top.get("stages"))
+        stages = self._stages(top.get("stages")) if "stages" not in misspelt else ()
         if self.problems:
             return None
         return Manifest(path, str(name), int(seed), tuple(map(str, plugins)), stages, self.document)  # type: ignore[arg-type]  # shapes were checked above
@@ -167,7 +172,8 @@ class _Shape:
         if "version" not in top:
             self._complain(f"`version: {VERSION}` is missing", ())
         elif top["version"] != VERSION or isinstance(top["version"], bool | float):
-            self._complain(f"version: this ptpipe reads version {VERSION}, not {top['version']!r}", ("version",))
+            given = json.dumps(top["version"])
+            self._complain(f"version: this ptpipe reads version {VERSION}, not {given}", ("version",))
 
     def _stages(self, stages: JSON) -> tuple[StageEntry, ...]:
         if not isinstance(stages, dict) or not stages:
@@ -182,14 +188,14 @@ class _Shape:
                 f"stage id {stage_id!r}: lower-case letters, digits, '_' and '-' are allowed", path, key=True
             )
         if not isinstance(stage, dict):
-            self._complain(f"{stage_id}: a mapping with `uses` is needed, not {_word_for(stage)}", path)
+            self._complain(f"{stage_id}: a mapping with `uses` is needed, not {word_for(stage)}", path)
             return None
-        self._known_keys(stage, path, _STAGE_KEYS)
+        misspelt = self._known_keys(stage, path, _STAGE_KEYS)
         uses, options = stage.get("uses"), stage.get("with")
-        if not isinstance(uses, str):
+        if not isinstance(uses, str) and "uses" not in misspelt:
             self._complain(f"{stage_id}: `uses: family.thing` is missing", (*path, "uses") if "uses" in stage else path)
         if not isinstance(options, dict | None):
-            self._complain(f"{stage_id}: `with` holds options by name, not {_word_for(options)}", (*path, "with"))
+            self._complain(f"{stage_id}: `with` holds options by name, not {word_for(options)}", (*path, "with"))
             options = None
         needs = self._needs(stage_id, stage.get("needs"))
         return StageEntry(stage_id, str(uses), needs, options or {})
@@ -199,7 +205,7 @@ class _Shape:
         if needs is None:
             return {}
         if not isinstance(needs, dict):
-            self._complain(f"{stage_id}: `needs` holds stages by input name, not {_word_for(needs)}", path)
+            self._complain(f"{stage_id}: `needs` holds stages by input name, not {word_for(needs)}", path)
             return {}
         result: dict[str, tuple[str, ...]] = {}
         for port, references in needs.items():
@@ -210,17 +216,23 @@ class _Shape:
                 self._complain(f"{stage_id}: {port} needs a stage id or a list of them", (*path, port))
         return result
 
-    def _known_keys(self, mapping: Mapping[str, JSON], path: tuple[str, ...], known: Sequence[str]) -> None:
+    def _known_keys(self, mapping: Mapping[str, JSON], path: tuple[str, ...], known: Sequence[str]) -> set[str | None]:
+        """Complain of unknown keys. Returns the absent ones that they seem to be: no need to complain of those too."""
+        misspelt = set()
         for key in mapping:
             if key not in known:
                 place = self.document.locate((*path, key), key=True)
                 where = f" in stage {path[-1]}" if path else ""
-                self.problems.append(Problem(f"unknown key {key!r}{where}", place, nearest(key, known)))
+                meant = nearest(key, [word for word in known if word not in mapping])
+                misspelt.add(meant)
+                self.problems.append(Problem(f"unknown key {key!r}{where}", place, meant))
+        return misspelt
 
     def _complain(self, message: str, path: tuple[str, ...], key: bool = False) -> None:
         self.problems.append(Problem(message, self.document.locate(path, key)))
 
 
-def _word_for(value: JSON) -> str:
+def word_for(value: JSON) -> str:
+    """What sort of value this is, in a user's words."""
     words = {list: "a list", dict: "a mapping", str: "a text", bool: "a yes/no value", type(None): "nothing"}
     return words.get(type(value), "a number")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-
-from pydantic import BaseModel, ValidationError
 
 from ptpipe.artifact import JSON
 from ptpipe.config import StageConfig
 from ptpipe.errors import ExitCode, ManifestError, Problem, nearest
 from ptpipe.manifest import Manifest, StageEntry
-from ptpipe.plugins import Vocabulary
+from ptpipe.options import config_problems
+from ptpipe.plugins import Vocabulary, ask_each, fault
 from ptpipe.stage import Port, Stage
 
 
@@ -48,7 +46,8 @@ class PlannedStage:
     @property
     def options(self) -> dict[str, JSON]:
         """The options with defaults filled in, as JSON."""
-        options: dict[str, JSON] = self.config.model_dump(mode="json")
+        # So that validating them again gives the same config: computed fields left out, aliases as written.
+        options: dict[str, JSON] = self.config.model_dump(mode="json", round_trip=True, by_alias=True)
         return options
 
     @cached_property
@@ -77,6 +76,13 @@ class Plan:
         path = ("stages", stage_id, *(("with", *option) if option else ()))
         return Problem(f"{stage_id}: {message}", self.manifest.locate(*path), suggestion)
 
+    def plugin_problem(self, stage_id: str, what: str, error: Exception) -> Problem:
+        """A problem of the plugin behind this stage: `what` of it raised something."""
+        stage = self[stage_id]
+        owner = self.vocabulary.owners[stage.kind].name
+        message = f"{stage_id}: {what} of {stage.kind} (plugin {owner}) failed: {fault(error)}"
+        return Problem(message, self.manifest.locate("stages", stage_id), code=ExitCode.PLUGIN)
+
 
 def bind(manifest: Manifest, vocabulary: Vocabulary) -> Plan:
     """Give every stage its kind, options and inputs. Raises ManifestError with every problem found."""
@@ -86,60 +92,21 @@ def bind(manifest: Manifest, vocabulary: Vocabulary) -> Plan:
     problems += binder.problems
     plan = Plan(manifest, vocabulary, stages)
     if not problems:
-        problems += [problem for answer in vocabulary.manager.hook.ptpipe_check(plan=plan) for problem in answer]
+        problems += _checked(plan)
     if problems:
         raise ManifestError(problems)
     return plan
 
 
-def config_problems(
-    stage: Stage[..., object], options: Mapping[str, JSON]
-) -> tuple[StageConfig | None, list[tuple[tuple[str | int, ...], str, str | None, bool]]]:
-    """Validate options as a manifest's: the config, or else (path, message, suggestion, at_key) for each problem.
-
-    JSON's types are taken at their word: "3" is not a number, 1 is a fine 1.0, a list may fill a tuple.
-    """
-    try:
-        return stage.config_type.model_validate_json(json.dumps(options), strict=True), []
-    except ValidationError as error:
-        return None, [_option_problem(stage, details) for details in error.errors(include_url=False)]
-
-
-def _option_problem(stage: Stage[..., object], details: object) -> tuple[tuple[str | int, ...], str, str | None, bool]:
-    assert isinstance(details, Mapping)
-    path = tuple(details["loc"])
-    name = ".".join(map(str, path))
-    if details["type"] == "extra_forbidden":
-        known = _fields_at(stage.config_type, path[:-1])
-        return path, f"unknown option {name!r} of {stage.kind}", nearest(str(path[-1]), known), True
-    if details["type"] == "missing":
-        return path[:-1], f"option {name!r} of {stage.kind} must be given", None, False
-    message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    given = "" if isinstance(details["input"], dict | list) else f", not {json.dumps(details['input'])}"
-    choices = [
-        choice.strip("'") for choice in details.get("ctx", {}).get("expected", "").replace(" or ", ", ").split(", ")
-    ]
-    return path, f"{name + ': ' if name else ''}{message}{given}", nearest(str(details["input"]), choices), False
-
-
-def _fields_at(config_type: type[BaseModel], path: Sequence[str | int]) -> list[str]:
-    for step in path:
-        field = config_type.model_fields.get(str(step))
-        if field is None:
-            return []
-        nested = [t for t in _types_in(field.annotation) if isinstance(t, type) and issubclass(t, BaseModel)]
-        if len(nested) != 1:
-            return []
-        config_type = nested[0]
-    return list(config_type.model_fields)
-
-
-def _types_in(annotation: object) -> Iterator[object]:
-    arguments = getattr(annotation, "__args__", ())
-    if not arguments:
-        yield annotation
-    for argument in arguments:
-        yield from _types_in(argument)
+def _checked(plan: Plan) -> Iterator[Problem]:
+    """What the plugins' own rules find."""
+    for answer in ask_each(plan.vocabulary.manager, "ptpipe_check", plan=plan):
+        strange = [item for item in answer.items if not isinstance(item, Problem)]
+        reason = answer.fault or (f"it gave {strange[0]!r}, which is no Problem" if strange else "")
+        if reason:
+            yield Problem(f"plugin {answer.plugin} failed in ptpipe_check: {reason}", code=ExitCode.PLUGIN)
+        else:
+            yield from answer.items
 
 
 def _placed(problem: Problem, manifest: Manifest) -> Problem:
@@ -186,15 +153,26 @@ class _Binder:
         stage = self.vocabulary.stages.get(entry.uses)
         if stage is None:
             suggestion = nearest(entry.uses, self.vocabulary.stages)
-            message, code = f"unknown stage kind {entry.uses!r}", ExitCode.USAGE
-            if self.vocabulary.broken and suggestion is None:
-                reasons = "; ".join(f"{name}: {reason}" for name, reason in self.vocabulary.broken.items())
-                message, code = f"{message}, and some plugins failed to load: {reasons}", ExitCode.PLUGIN
-            self._complain(entry, message, "uses", suggestion=suggestion, code=code)
+            if suggestion is None and any(problem.code is ExitCode.PLUGIN for problem in self.vocabulary.problems):
+                return None  # one mistake, one message: the plugin that may offer it has failed
+            self._complain(entry, f"unknown stage kind {entry.uses!r}", "uses", suggestion=suggestion)
+            if suggestion is None:
+                self._complain_of_broken_plugins()
         return stage
 
+    def _complain_of_broken_plugins(self) -> None:
+        for name, reason in self.vocabulary.broken.items():
+            problem = Problem(f"plugin {name} failed to load: {reason}", code=ExitCode.PLUGIN)
+            if problem not in self.problems:
+                self.problems.append(problem)
+
     def _config(self, entry: StageEntry, stage: Stage[..., object]) -> StageConfig | None:
-        config, problems = config_problems(stage, entry.options)
+        try:
+            config, problems = config_problems(stage, entry.options)
+        except Exception as error:  # noqa: BLE001  # a validator of the plugin's may raise anything
+            message = f"checking the options of {stage.kind} failed: {fault(error)}"
+            self._complain(entry, message, "with", code=ExitCode.PLUGIN)
+            return None
         for path, message, suggestion, at_key in problems:
             name = ".".join((entry.id, *map(str, path)))
             if any(name == given or name.startswith(f"{given}.") for given in self.manifest.overrides):

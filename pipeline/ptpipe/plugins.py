@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import pluggy
 
 from ptpipe import hookspecs
-from ptpipe.errors import ExitCode, Problem
+from ptpipe.errors import ExitCode, Problem, Terminated, nearest
 from ptpipe.stage import Stage
 
 BUILT_IN = (
@@ -55,6 +60,15 @@ class Vocabulary:
     """Plugins asked for by name that failed, and duplicate kinds."""
 
 
+class Answer(NamedTuple):
+    """What one plugin said to a hook."""
+
+    plugin: str
+    items: list[Any]
+    fault: str = ""
+    """Why it could not say anything."""
+
+
 def load_vocabulary(named: Sequence[str] = (), folder: Path | None = None) -> Vocabulary:
     """Load the built-in plugins, the installed ones, and those a manifest names (files relative to `folder`).
 
@@ -74,6 +88,7 @@ class _Loader:
         self.owners: dict[str, Plugin] = {}
         self.broken: dict[str, str] = {}
         self.problems: list[Problem] = []
+        self.files: dict[str, Path] = {}
 
     def load(self, named: Sequence[str], folder: Path) -> Vocabulary:
         for name in BUILT_IN:
@@ -81,9 +96,12 @@ class _Loader:
         for entry_point in _entry_points():
             self._add_unasked(entry_point.name, entry_point.value.partition(":")[0], "entry point")
         for name in named:
-            reason = self._attempt(lambda: self._add(Plugin(name, _import_named(name, folder), "manifest")))  # noqa: B023  # called at once
+            reason = self._attempt(lambda: self._add_named(name, folder))  # noqa: B023  # called at once
             if reason:
-                self.problems.append(Problem(f"plugin {name} failed to load: {reason}", code=ExitCode.PLUGIN))
+                suggestion = _similar_file(name, folder)
+                self.problems.append(
+                    Problem(f"plugin {name} failed to load: {reason}", suggestion=suggestion, code=ExitCode.PLUGIN)
+                )
         return Vocabulary(
             self.manager, tuple(self.plugins), self.stages, self.owners, self.broken, tuple(self.problems)
         )
@@ -93,14 +111,33 @@ class _Loader:
         if reason:
             self.broken[name] = reason
 
+    def _add_named(self, name: str, folder: Path) -> None:
+        module = self._import_file(folder / name) if _is_file_name(name) else importlib.import_module(name)
+        self._add(Plugin(name, module, "manifest"))
+        if not self.manager.get_hookcallers(module):
+            raise TypeError("it implements no hook; is `@hookimpl` missing above `def ptpipe_stages():`?")
+
     def _attempt(self, add: Callable[[], None]) -> str | None:
         try:
-            add()
-        except (KeyboardInterrupt, MemoryError):
+            with contextlib.redirect_stdout(sys.stderr):  # results own stdout: a banner would spoil --json
+                add()
+        except (KeyboardInterrupt, Terminated, MemoryError):
             raise
         except BaseException as error:  # noqa: BLE001  # a stranger's module may raise anything, SystemExit too
-            return _reason(error)
+            return fault(error)
         return None
+
+    def _import_file(self, path: Path) -> ModuleType:
+        path = path.resolve()
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {path}")
+        name = FILE_PREFIX + re.sub(r"\W", "_", path.stem)
+        known = self.files.setdefault(name, path)
+        if known != path:  # keys and recipes name a plugin's code by its module
+            raise ImportError(f"{known} has the same module name; rename one of them")
+        if name in sys.modules and any(plugin.module is sys.modules[name] for plugin in self.plugins):
+            raise ImportError("it is named twice")
+        return _executed(name, path)
 
     def _add(self, plugin: Plugin) -> None:
         if any(known.module is plugin.module for known in self.plugins):
@@ -126,11 +163,13 @@ class _Loader:
                     yield stage
 
     def _claim(self, stage: Stage[..., object], plugin: Plugin) -> None:
-        owner = self.owners.setdefault(stage.kind, plugin)
-        if owner is not plugin:
-            message = f"stage kind {stage.kind} is offered twice: by {owner.name} and by {plugin.name}"
-            self.problems.append(Problem(message, code=ExitCode.PLUGIN))
-        self.stages.setdefault(stage.kind, stage)
+        if self.stages.setdefault(stage.kind, stage) is stage:
+            self.owners[stage.kind] = plugin
+            return
+        owner = self.owners[stage.kind]
+        offers = "offers it twice" if owner is plugin else f"and plugin {owner.name} both offer it"
+        message = f"plugin {plugin.name} {offers}: stage kind {stage.kind}"
+        self.problems.append(Problem(message, code=ExitCode.PLUGIN))
 
 
 def _entry_points() -> list[importlib.metadata.EntryPoint]:
@@ -139,34 +178,67 @@ def _entry_points() -> list[importlib.metadata.EntryPoint]:
     return sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry_point: entry_point.name)
 
 
-def _import_named(name: str, folder: Path) -> ModuleType:
-    if not name.endswith(".py") and "/" not in name:
-        return importlib.import_module(name)
-    path = (folder / name).resolve()
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    module_name = FILE_PREFIX + path.stem.replace("-", "_")
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None, path
+def _is_file_name(name: str) -> bool:
+    return name.endswith(".py") or "/" in name
+
+
+def _executed(name: str, path: Path) -> ModuleType:
+    """The module of a file, loaded anew."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("it is no Python file: a plugin's name ends in .py")
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # so that it can import the files beside it, now and inside its stages
-    sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
     return module
 
 
-def _reason(error: BaseException) -> str:
-    """The error in one line, with the line of the plugin that raised it."""
-    frame = error.__traceback__
-    place = ""
-    while frame is not None:
-        filename = frame.tb_frame.f_code.co_filename
-        if "importlib" not in filename and Path(filename).name != Path(__file__).name:
-            place = f" ({Path(filename).name}:{frame.tb_lineno})"
-        frame = frame.tb_next
+def _similar_file(name: str, folder: Path) -> str | None:
+    """The file that a name that leads nowhere may have meant."""
+    if (folder / name).is_file():
+        return None
+    parent = (folder / name).parent
+    names = [file.name for file in parent.glob("*.py")] if parent.is_dir() else []
+    if not _is_file_name(name):
+        return f"./{name}.py" if f"{name}.py" in names else None
+    found = nearest(Path(name).name, names)
+    return f"./{Path(name).with_name(found)}" if found else None
+
+
+def ask_each(manager: pluggy.PluginManager, hook: str, **arguments: object) -> Iterator[Answer]:
+    """Ask plugin after plugin a hook whose answers are collected, so that one that fails spoils no other's."""
+    for name, plugin in manager.list_name_plugin():
+        others = [other for other in manager.get_plugins() if other is not plugin]
+        if hook not in (caller.name for caller in manager.get_hookcallers(plugin) or []):
+            continue
+        try:
+            answers = manager.subset_hook_caller(hook, others)(**arguments)
+            yield Answer(name, [item for answer in answers for item in answer])
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # a plugin may raise anything
+            yield Answer(name, [], fault(error))
+
+
+def fault(error: BaseException) -> str:
+    """A plugin's error in one line, with the line of the plugin's code that it came from."""
     text = str(error).strip().partition("\n")[0]
     if isinstance(error, SyntaxError) and error.filename:
-        place = f" ({Path(error.filename).name}:{error.lineno})"
-        text = error.msg or text
-    return f"{type(error).__name__}: {text}{place}"
+        return f"{type(error).__name__}: {error.msg or text} ({Path(error.filename).name}:{error.lineno})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    inside = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(frames[0].filename).parent)]
+    place = f" ({Path(inside[-1].filename).name}:{inside[-1].lineno})" if inside else ""
+    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+
+
+def _is_ours(filename: str) -> bool:
+    """Whether code is ptpipe's, Python's own, or between the two."""
+    path = Path(filename)
+    if "site-packages" in path.parts:
+        return bool({"pluggy", "pydantic"} & set(path.parts))
+    core, stdlib = Path(__file__).parent, sysconfig.get_path("stdlib")
+    return filename.startswith("<") or path.is_relative_to(core) or path.is_relative_to(stdlib)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import json
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+_MADE_BY = [1, *sys.version_info[:2]]
 
 
 @dataclass
@@ -22,17 +27,16 @@ class SourceDigests:
 
     cache_path: Path | None
     modules: Mapping[str, ModuleType]
-    """Top-level names of the loaded plugins."""
-    _files: dict[str, dict[str, object]] = field(default_factory=dict)
+    """The loaded plugins by the top-level name of their module."""
+    _files: dict[str, dict[str, Any]] = field(default_factory=dict)
     _by_module: dict[str, str] = field(default_factory=dict)
     _changed: bool = False
 
     def __post_init__(self) -> None:
         if self.cache_path is not None and self.cache_path.exists():
-            try:
-                self._files = json.loads(self.cache_path.read_text(encoding="utf-8"))
-            except ValueError:
-                self._files = {}
+            with contextlib.suppress(OSError, ValueError):
+                remembered = json.loads(self.cache_path.read_text(encoding="utf-8"))
+                self._files = remembered["files"] if _fits(remembered) else {}
 
     def of(self, module_name: str) -> str:
         """Digest of the code behind a function that was defined in this module."""
@@ -49,7 +53,8 @@ class SourceDigests:
         from ptpipe.files import write_atomically
 
         try:
-            write_atomically(self.cache_path, json.dumps(self._files).encode())
+            content = {"made_by": _MADE_BY, "files": self._files}
+            write_atomically(self.cache_path, json.dumps(content).encode())
         except OSError:
             return
 
@@ -59,20 +64,20 @@ class SourceDigests:
             name = waiting.pop()
             for relative, path in self._files_of(name, top):
                 yield relative, path
-                imported = self._file(path)["imports"]
-                assert isinstance(imported, list)
-                for other in imported:
+                for other in self._file(path)["imports"]:
                     if other not in seen and (other in self.modules or self._beside(top, other)):
                         seen.add(other)
                         waiting.append(other)
 
     def _files_of(self, name: str, top: str) -> list[tuple[str, Path]]:
-        module = self.modules.get(name) or sys.modules.get(name)
-        file = getattr(module, "__file__", None)
+        plugin = self.modules.get(name)
+        # A plugin may be a module inside its package: then the whole package is the code behind it.
+        module = plugin if plugin is not None and plugin.__name__ == name else sys.modules.get(name, plugin)
+        file = getattr(module, "__file__", None) or getattr(plugin, "__file__", None)
         path = Path(file) if file else self._beside(top, name)
         if path is None:
             return []
-        if path.name != "__init__.py":
+        if path.name != "__init__.py" and "." not in getattr(plugin, "__name__", name):
             return [(name, path)]
         folder = path.parent
         return [(f"{name}/{file.relative_to(folder).as_posix()}", file) for file in sorted(folder.rglob("*.py"))]
@@ -85,17 +90,30 @@ class SourceDigests:
         choices = (plugin.parent / f"{name}.py", plugin.parent / name / "__init__.py")
         return next((choice for choice in choices if choice.is_file()), None)
 
-    def _file(self, path: Path) -> dict[str, object]:
+    def _file(self, path: Path) -> dict[str, Any]:
         status = path.stat()
-        stamp = [status.st_size, status.st_mtime_ns]
+        # The time of the last change of anything (ctime) can't be set, as that of the content can.
+        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._files.get(str(path))
         if known is None or known["stamp"] != stamp:
-            tree = ast.parse(path.read_bytes())
-            digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-            known = {"stamp": stamp, "digest": digest, "imports": sorted(_imports(tree))}
+            known = {"stamp": stamp, **_digest(path.read_bytes())}
             self._files[str(path)] = known
             self._changed = True
         return known
+
+
+def _digest(content: bytes) -> dict[str, Any]:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of the code's own making; Python says them when it compiles
+            tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError):  # compiled, or a template that only looks like Python
+        return {"digest": hashlib.sha256(content).hexdigest(), "imports": []}
+    return {"digest": hashlib.sha256(ast.dump(tree).encode()).hexdigest(), "imports": sorted(_imports(tree))}
+
+
+def _fits(remembered: object) -> bool:
+    """Whether a memory was written by this code: another Python has other syntax trees."""
+    return isinstance(remembered, dict) and remembered.get("made_by") == _MADE_BY and "files" in remembered
 
 
 def _imports(tree: ast.AST) -> set[str]:

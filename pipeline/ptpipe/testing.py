@@ -21,7 +21,7 @@ from ptpipe.config import StageConfig
 from ptpipe.context import Context
 from ptpipe.errors import ManifestError, Problem, nearest
 from ptpipe.events import Event, Metric, Notice
-from ptpipe.plan import config_problems
+from ptpipe.options import config_problems
 from ptpipe.stage import Port, Stage
 from ptpipe.store import Store
 

@@ -71,10 +71,12 @@ def scalar(text: str) -> JSON:
 
 
 def _integer(text: str) -> JSON:
+    # CPython refuses to turn thousands of digits into an integer or back; no option is that large.
+    if len(text) > 100:
+        return math.inf if text[:2] in ("0o", "0x") else float(text)
     if text[:2] in ("0o", "0x"):
         return int(text[2:], 8 if text[1] == "o" else 16)
-    # CPython refuses to turn thousands of digits into an integer; no option is that large.
-    return int(text) if len(text) <= 100 else float(text)
+    return int(text)
 
 
 def read(text: str, name: str) -> Document:

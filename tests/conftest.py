@@ -1,0 +1,106 @@
+"""Fixtures for all rooms: the command line as a user calls it, and a plugin without torch to run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ptpipe import RunResult, load_plan, run
+
+TOY = Path(__file__).parent / "ptpipe" / "toy.py"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A finished process."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, read strictly."""
+        return json.loads(self.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment without what would change ptpipe's ways."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PTPIPE_ARTIFACTS", "COVERAGE"))}
+    return {**kept, "PYTHONWARNINGS": "default", "COLUMNS": "200", "NO_COLOR": "1", **changes}
+
+
+def command(*arguments: object, python: Sequence[str] = ()) -> list[str]:
+    """The command line of `ptpipe`, in this interpreter."""
+    return [sys.executable, *python, "-m", "ptpipe", *map(str, arguments)]
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path):
+    """`run_cli("plan", "m.yaml")`: the process's exit code, stdout and stderr; its folder is `tmp_path`."""
+
+    def call(*arguments: object, python: Sequence[str] = (), timeout_s: float = 120, **changes: str) -> Ended:
+        ended = subprocess.run(
+            command(*arguments, python=python),
+            cwd=tmp_path,
+            env=environment(**changes),
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        return Ended(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+
+    return call
+
+
+class Project:
+    """A folder with a copy of the toy plugin and a manifest `m.yaml` that names it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.artifacts = folder / "artifacts"
+        self.manifest = folder / "m.yaml"
+        self.plugin = folder / "toy.py"
+        shutil.copy(TOY, self.plugin)
+
+    def write(self, stages: str, head: str = "name: toy\nplugins: [./toy.py]") -> Path:
+        """Write the manifest: `write("one: {uses: toy.make}")`."""
+        body = textwrap.indent(textwrap.dedent(stages).strip(), "  ")
+        self.manifest.write_text(f"version: 1\n{head}\nstages:\n{body}\n", encoding="utf-8")
+        return self.manifest
+
+    def plan(self, overrides: Mapping[str, Any] | None = None):
+        """The bound plan."""
+        return load_plan(self.manifest, overrides)
+
+    def run(self, overrides: Mapping[str, Any] | None = None, **keywords: Any) -> RunResult:
+        """Run it in this process."""
+        return run(self.manifest, overrides, artifacts=self.artifacts, **keywords)
+
+    @staticmethod
+    def outcomes(result: RunResult) -> dict[str, str]:
+        """Stage id to outcome."""
+        return {stage_id: str(news.outcome) for stage_id, news in result.stages.items()}
+
+    def edit(self, old: str, new: str) -> None:
+        """Change the plugin's source."""
+        source = self.plugin.read_text(encoding="utf-8")
+        assert old in source
+        self.plugin.write_text(source.replace(old, new), encoding="utf-8")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A folder of one's own to run the toy plugin in."""
+    monkeypatch.setattr(sys, "path", list(sys.path))  # plugins beside a manifest put their folder on it
+    return Project(tmp_path)
