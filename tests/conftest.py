@@ -103,4 +103,5 @@ class Project:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A folder of one's own to run the toy plugin in."""
     monkeypatch.setattr(sys, "path", list(sys.path))  # plugins beside a manifest put their folder on it
+    monkeypatch.setattr("ptpipe.plugins.BUILT_IN", ())  # in this process the core is alone
     return Project(tmp_path)
