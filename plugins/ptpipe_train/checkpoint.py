@@ -1,0 +1,123 @@
+"""Checkpoints of a stage in its scratch folder: written whole or not at all, checked when they are read.
+
+A checkpoint is two files, `step-<number>.safetensors` and then `step-<number>.json`. The second holds the digest of
+the first and one of itself, so that neither a torn write nor a flipped bit is taken for a state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+_FORMAT = 1
+_KEPT = 2
+_TENSORS, _FACTS, _PART = ".safetensors", ".json", ".part"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state as it was written. `facts` are JSON."""
+
+    step: int
+    tensors: Mapping[str, torch.Tensor]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A checkpoint that can't be used, and why."""
+
+    name: str
+    reason: str
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write it durably, then remove all but the two newest. Raises OSError where the disk is full."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.tensors.items()})
+    body = json.dumps(
+        {
+            "format": _FORMAT,
+            "step": checkpoint.step,
+            "tensors_sha256": hashlib.sha256(content).hexdigest(),
+            "facts": checkpoint.facts,
+        },
+        allow_nan=False,
+    )
+    name = f"step-{checkpoint.step:012d}"
+    _write_durably(folder / (name + _TENSORS), content)
+    _write_durably(folder / (name + _FACTS), f"{_digest(body)}\n{body}\n".encode())
+    _sync_folder(folder)
+    kept = _names(folder)[:_KEPT]
+    _remove(file for file in folder.iterdir() if file.stem not in kept)
+
+
+def read_checkpoints(folder: Path) -> Iterator[Checkpoint | Damage]:
+    """Yield what is there, newest first."""
+    for name in _names(folder):
+        try:
+            yield _read(folder, name)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            yield Damage(name, str(error))
+
+
+def remove_checkpoint(folder: Path, name: str) -> None:
+    """Remove one that is damaged, which would stand before those that are written now."""
+    _remove(folder.glob(f"{name}.*"))
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in list(files):
+        file.unlink(missing_ok=True)
+
+
+def _names(folder: Path) -> list[str]:
+    """Names of the checkpoints, newest first."""
+    return sorted((file.stem for file in folder.glob(f"step-*{_FACTS}")), reverse=True)
+
+
+def _read(folder: Path, name: str) -> Checkpoint:
+    digest, _, body = (folder / (name + _FACTS)).read_text(encoding="utf-8").partition("\n")
+    body = body.removesuffix("\n")
+    if _digest(body) != digest:
+        raise ValueError("its description is not as it was written")
+    description = json.loads(body)
+    if description["format"] != _FORMAT:
+        raise ValueError(f"it is of format {description['format']}, not {_FORMAT}")
+    content = (folder / (name + _TENSORS)).read_bytes()
+    if hashlib.sha256(content).hexdigest() != description["tensors_sha256"]:
+        raise ValueError("its tensors are not as they were written")
+    return Checkpoint(description["step"], load(content), description["facts"])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + _PART)
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,87 @@
+"""The loop over the optimizer steps of an epoch.
+
+Shape legend: N images of a batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from ptpipe_torch import Batch, Data, TrainingListener
+from ptpipe_train.optimizer import parameters_of
+from ptpipe_train.plan import StepPlan
+from ptpipe_train.schedule import LearningRate
+from ptpipe_train.settings import Settings
+from ptpipe_train.state import TrainingState
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Trains a state by one epoch, or by what is left of it."""
+
+    data: Data
+    plan: StepPlan
+    lr: LearningRate
+    settings: Settings
+    label_smoothing: float
+    clip_grad_norm: float | None
+
+    def train_epoch(self, state: TrainingState, after_step: Callable[[int, torch.Tensor], None]) -> None:
+        """Do the remaining steps of the present epoch; `after_step(num_samples, loss)` is told of each.
+
+        A step's gradient is that of the mean loss over all samples of its window, whatever the sizes of the batches.
+        """
+        plan, epoch = self.plan, state.progress.epoch
+        listeners = [layer for layer in state.module.modules() if isinstance(layer, TrainingListener)]
+        batches = self._batches(epoch, state.progress.step)
+        for step in range(state.progress.step, plan.steps_per_epoch):
+            self._begin_step(epoch * plan.steps_per_epoch + step, state.optimizer, listeners)
+            num_samples = plan.window_size(step)
+            loss = torch.zeros((), device=self.settings.device)
+            for batch in islice(batches, plan.accumulate):
+                loss += self._forward_backward(state, batch, num_samples)
+            self._update(state)
+            state.progress.step += 1
+            after_step(num_samples, loss)
+
+    def _batches(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        return self.data.batches(
+            "train",
+            order_N=self.plan.order(epoch, first_step),
+            batch_size=self.plan.batch_size,
+            augment_seed=(self.plan.seed, epoch),
+            channels_last=self.settings.channels_last,
+            device=self.settings.device,
+        )
+
+    def _begin_step(self, step: int, optimizer: torch.optim.Optimizer, listeners: list[TrainingListener]) -> None:
+        lr = self.lr.at(step)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        for listener in listeners:
+            listener.training_progress(step / self.plan.num_steps)
+
+    def _forward_backward(self, state: TrainingState, batch: Batch, num_samples: int) -> torch.Tensor:
+        """Add a batch's part to the gradients; its part of the step's mean loss."""
+        with self.settings.autocast():
+            logits_NK = state.module(batch.images_NCHW)
+        loss = (
+            cross_entropy(logits_NK.float(), batch.labels_N, reduction="sum", label_smoothing=self.label_smoothing)
+            / num_samples
+        )
+        state.scaler.scale(loss).backward()
+        return loss.detach()
+
+    def _update(self, state: TrainingState) -> None:
+        if self.clip_grad_norm is not None:
+            state.scaler.unscale_(state.optimizer)
+            nn.utils.clip_grad_norm_(parameters_of(state.optimizer), self.clip_grad_norm)
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.optimizer.zero_grad()

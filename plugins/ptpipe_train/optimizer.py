@@ -1,0 +1,74 @@
+"""Making the optimizer, and its state as plain tensors and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from ptpipe_train import TrainConfig
+
+_LR = {"sgd": 0.05, "adamw": 0.001}
+_MOMENTUM = 0.9
+_WEIGHT_DECAY = {"sgd": 0.0, "adamw": 0.01}
+
+
+def peak_lr(config: TrainConfig) -> float:
+    """The learning rate that the schedule scales."""
+    lr = _LR[config.optimizer] if config.lr is None else config.lr
+    # P. Goyal et al., arXiv 1706.02677, section 2.1: with k times the samples a step, k times the learning rate.
+    return lr * (config.accumulate if config.scale_lr == "linear" else 1)
+
+
+def make_optimizer(config: TrainConfig, module: nn.Module) -> torch.optim.Optimizer:
+    """Make the optimizer of the parameters that want a gradient. The schedule sets the learning rate of each step."""
+    decay = _WEIGHT_DECAY[config.optimizer] if config.weight_decay is None else config.weight_decay
+    groups = list(_groups(config, module, decay))
+    # One kernel for all of a parameter's update: fewer passes over memory than torch's default.
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, peak_lr(config), fused=True)
+    momentum = _MOMENTUM if config.momentum is None else config.momentum
+    return torch.optim.SGD(groups, peak_lr(config), momentum=momentum, nesterov=config.nesterov, fused=True)
+
+
+def _groups(config: TrainConfig, module: nn.Module, decay: float) -> Iterator[dict[str, Any]]:
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if config.decay_norm_and_bias:
+        yield {"params": parameters, "weight_decay": decay}
+        return
+    # The customary test: biases and the weights of normalizations are the vectors among the parameters.
+    yield {"params": [parameter for parameter in parameters if parameter.dim() > 1], "weight_decay": decay}
+    yield {"params": [parameter for parameter in parameters if parameter.dim() <= 1], "weight_decay": 0.0}
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """All parameters, in the order of the groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimizer's state, flat, as `<number of the parameter>/<name>`."""
+    return {
+        f"{number}/{name}": value
+        for number, parameter in enumerate(parameters_of(optimizer))
+        for name, value in optimizer.state[parameter].items()
+        if value is not None
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Inverse of `optimizer_tensors`.
+
+    torch's own loading would keep the layout of the loaded tensors, but the fused kernels walk parameter and state
+    through memory side by side: the state must be laid out as its parameter is.
+    """
+    parameters = parameters_of(optimizer)
+    for key, tensor in tensors.items():
+        number, _, name = key.partition("/")
+        parameter = parameters[int(number)]
+        like_parameter = tensor.shape == parameter.shape
+        state = torch.empty_like(parameter) if like_parameter else torch.empty_like(tensor, device=parameter.device)
+        optimizer.state[parameter][name] = state.detach().copy_(tensor)

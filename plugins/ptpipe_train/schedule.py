@@ -1,0 +1,64 @@
+"""The learning rate as a function of the step alone, so that resuming needs no scheduler state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ptpipe_train import Schedule
+
+# torch's OneCycleLR: div_factor and final_div_factor.
+_ONE_CYCLE_START, _ONE_CYCLE_END = 1 / 25, 1 / 25 / 1e4
+_ONE_CYCLE_RISE = 0.3
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """The learning rate of every step of a training."""
+
+    peak: float
+    schedule: Schedule
+    num_steps: int
+    steps_per_epoch: int
+
+    def at(self, step: int) -> float:
+        """The learning rate of that step; steps count from 0."""
+        if self.schedule.name == "one_cycle":
+            return self.peak * self._one_cycle(step)
+        return self.peak * self._warmup(step) * self._decay(step)
+
+    def greatest(self) -> float:
+        """The greatest learning rate that a step really gets."""
+        return max(self.at(step) for step in range(self.num_steps))
+
+    def _warmup_steps(self, default: float = 0) -> float:
+        warmup = default if self.schedule.warmup is None else self.schedule.warmup
+        return warmup if isinstance(warmup, int) else warmup * self.num_steps
+
+    def _warmup(self, step: int) -> float:
+        """Linear: P. Goyal et al., Accurate, Large Minibatch SGD, arXiv 1706.02677, section 2.2."""
+        steps = self._warmup_steps()
+        return min(1.0, (step + 1) / steps) if steps else 1.0
+
+    def _decay(self, step: int) -> float:
+        schedule = self.schedule
+        if schedule.name == "step":
+            gamma = 0.1 if schedule.gamma is None else schedule.gamma
+            return float(gamma ** (step // self.steps_per_epoch // (schedule.every_epochs or 1)))
+        if schedule.name == "cosine":
+            # I. Loshchilov and F. Hutter, SGDR, arXiv 1608.03983, equation 5; it begins where the warm-up ends.
+            begin = self._warmup_steps()
+            share = max(0.0, step - begin) / max(1.0, self.num_steps - begin)
+            return _along_cosine(1.0, schedule.final or 0.0, share)
+        return 1.0
+
+    def _one_cycle(self, step: int) -> float:
+        """L. Smith and N. Topin, Super-Convergence, arXiv 1708.07120; in the form of torch's OneCycleLR."""
+        top, end = self._warmup_steps(_ONE_CYCLE_RISE) - 1, self.num_steps - 1
+        if step <= top:
+            return _along_cosine(_ONE_CYCLE_START, 1.0, step / max(top, 1.0))
+        return _along_cosine(1.0, _ONE_CYCLE_END, (step - top) / max(end - top, 1.0))
+
+
+def _along_cosine(begin: float, end: float, share: float) -> float:
+    return end + (begin - end) * (1 + math.cos(math.pi * min(share, 1.0))) / 2

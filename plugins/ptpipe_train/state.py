@@ -1,0 +1,75 @@
+"""All that changes while a network is trained, and all that a checkpoint of it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+
+from ptpipe_train.checkpoint import Checkpoint
+from ptpipe_train.optimizer import load_optimizer, optimizer_tensors
+from ptpipe_train.progress import Best, Progress
+
+_MODEL, _OPTIMIZER, _BEST, _RNG = "model/", "optimizer/", "best/", "rng/"
+
+
+@dataclass
+class TrainingState:
+    """A training between two steps."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    device: torch.device
+    progress: Progress
+    best: Best | None
+
+    def checkpoint(self, step: int, facts: Mapping[str, object]) -> Checkpoint:
+        """The state now, with these further facts."""
+        tensors = {
+            **_prefixed(_MODEL, self.module.state_dict()),
+            **_prefixed(_OPTIMIZER, optimizer_tensors(self.optimizer)),
+            **_prefixed(_RNG, _random_states(self.device)),
+            **_prefixed(_BEST, self.best.tensors if self.best else {}),
+        }
+        own = {
+            "progress": asdict(self.progress),
+            "scaler": self.scaler.state_dict(),
+            "best": self.best.facts() if self.best else None,
+        }
+        return Checkpoint(step, tensors, {**facts, **own})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint of the same work; torch's random streams too."""
+        tensors, facts = checkpoint.tensors, checkpoint.facts
+        self.module.load_state_dict(_under(_MODEL, tensors))
+        load_optimizer(self.optimizer, _under(_OPTIMIZER, tensors))
+        if facts["scaler"]:
+            self.scaler.load_state_dict(facts["scaler"])
+        self.progress = Progress(**facts["progress"])
+        if self.best:
+            self.best.load(facts["best"], _under(_BEST, tensors))
+        _restore_random_states(self.device, _under(_RNG, tensors))
+
+
+def _random_states(device: torch.device) -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _restore_random_states(device: torch.device, states: Mapping[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,188 @@
+"""One training from its options to the trained model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ptpipe import JSON, Context, StageError
+from ptpipe_torch import Data, Model
+from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
+from ptpipe_train.evaluation import evaluate
+from ptpipe_train.loop import Loop
+from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
+from ptpipe_train.plan import StepPlan
+from ptpipe_train.progress import Best, Progress
+from ptpipe_train.saving import Saving
+from ptpipe_train.schedule import LearningRate
+from ptpipe_train.settings import (
+    Settings,
+    choose_settings,
+    describe_environment,
+    deterministic_kernels,
+    has_fast_bf16,
+)
+from ptpipe_train.state import TrainingState
+from ptpipe_train.watch import Watch
+
+if TYPE_CHECKING:
+    from ptpipe_train import TrainConfig
+
+
+def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
+    """Train it. See `ptpipe_train.train`."""
+    _check(config, model, data)
+    module = model.build_prepared().train()
+    settings = choose_settings(config.device, config.precision, config.memory_format, module)
+    if config.precision == "bf16" and not has_fast_bf16(settings.device):
+        ctx.notice("precision bf16: this processor has no bf16 instructions; fp32 may well be quicker")
+    with (
+        torch_threads(config.num_threads),
+        freed_memory_kept(),
+        seeded(ctx.seed, settings.device),
+        deterministic_kernels(settings.device),
+        _actionable_errors(),
+    ):
+        training = _set_up(config, ctx, model, settings.placed(module), data, settings)
+        training.run()
+        training.report()
+        return model.with_state_of(module)
+
+
+def _check(config: TrainConfig, model: Model, data: Data) -> None:
+    """Raise StageError where model and data can't be trained so."""
+    if model.recipe.convert:
+        converts = ", ".join(part.address for part in model.recipe.convert)
+        raise StageError(f"an int8 model can't be trained (it was converted by {converts}): train what was prepared")
+    if model.num_classes != data.facts.num_classes:
+        raise StageError(f"the model has {model.num_classes} classes and {data.facts.name} {data.facts.num_classes}")
+    if model.input_shape_CHW != data.facts.shape_CHW:
+        raise StageError(
+            f"the model is for images of shape {model.input_shape_CHW}, {data.facts.name} has {data.facts.shape_CHW}"
+        )
+    if not len(data.splits["train"]):
+        raise StageError(f"{data.facts.name} has no train samples")
+    if config.early_stopping and not len(data.splits["val"]):
+        raise StageError(f"early_stopping needs a val split, and {data.facts.name} has none")
+
+
+def _set_up(
+    config: TrainConfig, ctx: Context, model: Model, module: nn.Module, data: Data, settings: Settings
+) -> Training:
+    batch_size = config.batch_size or data.loader.batch_size
+    plan = StepPlan(config.epochs, len(data.splits["train"]), batch_size, config.accumulate, ctx.seed)
+    lr = LearningRate(peak_lr(config), config.schedule, plan.num_steps, plan.steps_per_epoch)
+    best = Best(config.early_stopping) if config.early_stopping else None
+    state = TrainingState(module, make_optimizer(config, module), settings.scaler(), settings.device, Progress(), best)
+    work = hashlib.sha256(f"{config.model_dump_json()}{model.recipe.to_json()}{plan}".encode()).hexdigest()
+    return Training(
+        ctx,
+        state,
+        Loop(data, plan, lr, settings, config.label_smoothing, config.clip_grad_norm),
+        Watch(ctx, plan, lr, config.precision),
+        Saving(ctx, config.checkpoint_every_s, work, describe_environment(settings.device)),
+    )
+
+
+@dataclass
+class Training:
+    """A training from its first step, or from a checkpoint, to its end."""
+
+    ctx: Context
+    state: TrainingState
+    loop: Loop
+    watch: Watch
+    saving: Saving
+
+    def run(self) -> None:
+        """Train to the end and put the best weights back where early stopping asks for it."""
+        self.saving.restore_newest(self.state)
+        self.watch.resume()
+        while self.state.progress.epoch < self.loop.plan.epochs and not self._is_stopped:
+            self.loop.train_epoch(self.state, self._after_step)
+            self.watch.look(self.state.progress)
+            self._finish_epoch()
+            self.watch.resume()
+        self._refuse_weights_not_finite()
+        if self.state.best:
+            self.state.module.load_state_dict(self.state.best.tensors)
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self.state.best is not None and self.state.best.is_over
+
+    def _after_step(self, num_samples: int, loss: torch.Tensor) -> None:
+        progress = self.state.progress
+        self.watch.step_done(progress, num_samples, loss)
+        if self.saving.is_due:
+            self.watch.look(progress)
+            self.saving.write(self.state, self.watch.steps_done(progress))
+            self.watch.resume()
+
+    def _finish_epoch(self) -> None:
+        progress, plan = self.state.progress, self.loop.plan
+        last_step = self.watch.steps_done(progress) - 1
+        figures: dict[str, float] = {"train_loss": progress.loss_sum / plan.num_samples}
+        if len(self.loop.data.splits["val"]):
+            self._refuse_weights_not_finite()
+            score = evaluate(self.state.module, self.loop.data, "val", self.loop.settings)
+            if not math.isfinite(score.loss):
+                raise self.watch.not_finite(f"the loss on val became {score.loss}", last_step)
+            figures |= {"val_loss": score.loss, "val_top1": score.top1}
+        if self.state.best:
+            self.state.best.see(figures, self.state.module)
+        progress.finish_epoch({"epoch": progress.epoch + 1, "lr": self.loop.lr.at(last_step), **figures})
+
+    def _refuse_weights_not_finite(self) -> None:
+        # The loss is that of the weights before a step: it can't show what the last one did to them.
+        finite = [parameter.detach().isfinite().all() for parameter in parameters_of(self.state.optimizer)]
+        if finite and not torch.stack(finite).all().item():
+            raise self.watch.not_finite("weights became nan or inf", self.watch.steps_done(self.state.progress) - 1)
+
+    def report(self) -> None:
+        """Record the figures of what was trained."""
+        progress, plan, best = self.state.progress, self.loop.plan, self.state.best
+        delivered = progress.history[-1 - (best.epochs_since if best else 0)]
+        facts: dict[str, JSON] = {name: value for name, value in delivered.items() if name not in ("epoch", "lr")}
+        if best:
+            facts |= {"best_epoch": delivered["epoch"], "stopped_early": progress.epoch < plan.epochs}
+        if self.loop.settings.precision == "fp16":
+            facts["loss_scale"] = self.state.scaler.get_scale()
+        self.ctx.metric(
+            **facts,
+            images_per_s=progress.num_images / progress.train_s,
+            num_steps=self.watch.steps_done(progress),
+            epochs_done=progress.epoch,
+            samples_per_step=min(plan.window, plan.num_samples),
+            peak_lr=self.loop.lr.greatest(),
+            precision=self.loop.settings.precision,
+            memory_format=self.loop.settings.memory_format,
+            device=self.loop.settings.device.type,
+            num_threads=torch.get_num_threads(),
+            history=list(progress.history),
+        )
+
+
+@contextmanager
+def _actionable_errors() -> Iterator[None]:
+    """Turn what torch says of the user's settings into StageErrors."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise StageError(
+            "the device's memory is full: use a smaller batch_size and a greater accumulate, or precision bf16"
+        ) from error
+    except ValueError as error:
+        if "Expected more than 1 value per channel" not in str(error):
+            raise
+        raise StageError(
+            "a batch (the last of an epoch?) holds a single sample, which batch norm can't normalize: "
+            "choose another batch_size"
+        ) from error

@@ -1,0 +1,90 @@
+"""Telling how a training goes, a few times a second, and stopping it where the loss is no longer a number."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from ptpipe import Context, StageError
+from ptpipe_train.losses import PendingLosses, StepLoss
+from ptpipe_train.plan import StepPlan
+from ptpipe_train.progress import Progress
+from ptpipe_train.schedule import LearningRate
+
+_LOOK_EVERY_S = 0.25
+
+
+@dataclass
+class Watch:
+    """Keeps the figures of a training up to date. Losses are read a few times a second, for each read waits."""
+
+    ctx: Context
+    plan: StepPlan
+    lr: LearningRate
+    precision: str
+    _pending: PendingLosses = field(default_factory=PendingLosses)
+    _looked_s: float = field(default_factory=time.perf_counter)
+
+    def step_done(self, progress: Progress, num_samples: int, loss: torch.Tensor) -> None:
+        """Take notice of a step's loss."""
+        self._pending.add(self.steps_done(progress) - 1, num_samples, loss)
+        if time.perf_counter() - self._looked_s >= _LOOK_EVERY_S:
+            self.look(progress)
+
+    def look(self, progress: Progress) -> None:
+        """Read the losses since the last look and tell how far it is. Raises StageError where one isn't finite."""
+        losses = self._pending.take()
+        duration_s = self.resume()
+        if not losses:
+            return
+        num_images = sum(loss.num_samples for loss in losses)
+        loss_sum = 0.0
+        for loss in losses:  # one after the other: the sum must not depend on where it was interrupted
+            self._refuse_not_finite(loss)
+            loss_sum += loss.loss * loss.num_samples
+            progress.loss_sum += loss.loss * loss.num_samples
+        progress.train_s += duration_s
+        progress.num_images += num_images
+        self._tell(progress, loss_sum / num_images, num_images / duration_s)
+
+    def resume(self) -> float:
+        """Start the clock anew after something that is no training; the seconds that it had run."""
+        now_s = time.perf_counter()
+        duration_s, self._looked_s = now_s - self._looked_s, now_s
+        return duration_s
+
+    def steps_done(self, progress: Progress) -> int:
+        """Steps of all epochs."""
+        return progress.epoch * self.plan.steps_per_epoch + progress.step
+
+    def not_finite(self, what: str, step: int) -> StageError:
+        """The error that names where it went wrong, and what to try."""
+        epoch, step_in_epoch = divmod(step, self.plan.steps_per_epoch)
+        narrower = "" if self.precision == "fp32" else ", or precision fp32"
+        return StageError(
+            f"{what} in epoch {epoch + 1}, step {step_in_epoch + 1} of {self.plan.steps_per_epoch}, at a learning rate "
+            f"of {self.lr.at(step):.3g}: try a lower lr, a warmup in the schedule, clip_grad_norm{narrower}"
+        )
+
+    def _refuse_not_finite(self, loss: StepLoss) -> None:
+        if not math.isfinite(loss.loss):
+            raise self.not_finite(f"the loss became {loss.loss}", loss.step)
+
+    def _tell(self, progress: Progress, loss: float, images_per_s: float) -> None:
+        steps_done = self.steps_done(progress)
+        images_done = progress.epoch * self.plan.num_samples + min(
+            progress.step * self.plan.window, self.plan.num_samples
+        )
+        self.ctx.progress(
+            images_done,
+            self.plan.epochs * self.plan.num_samples,
+            "images",
+            epoch=progress.epoch + 1,
+            step=steps_done,
+            loss=loss,
+            lr=self.lr.at(steps_done - 1),
+            images_per_s=images_per_s,
+        )
