@@ -76,6 +76,8 @@ class Footer:
         """Wipe the lines and give the cursor back, whatever happens."""
         self._closed.set()
         try:
+            if self._thread.is_alive():
+                self._thread.join(2 * _INTERVAL_S)
             self.clear()
             self._live.stop()
         finally:
@@ -102,8 +104,9 @@ class Footer:
         if progress is None:
             head.truncate(room)
             return head
-        if progress.total:
-            _add_bar(head, progress.done / progress.total, remaining_s, room, self._paper.look)
+        share = share_done(progress)
+        if share is not None:
+            _add_bar(head, share, remaining_s, room, self._paper.look)
         facts = Text(_INDENT + progress_facts(progress, self._paper.look.separator), FAINT)
         for line in (head, facts):
             line.truncate(room)
@@ -117,6 +120,11 @@ class Footer:
         return head.append(f"  {clock_text(elapsed_s):>7}")
 
 
+def share_done(progress: Progress) -> float | None:
+    """From 0 to 1; None where nobody knows."""
+    return min(1.0, max(0.0, progress.done / progress.total)) if progress.total else None
+
+
 def progress_facts(progress: Progress, separator: str) -> str:
     """`step 291/469 · epoch 1/1 · loss 0.0213 · 4,120 images/s`, or `4,096/10,000 images · 9,300 images/s`."""
     count = f"{progress.done:,}" if progress.total is None else f"{progress.done:,}/{progress.total:,}"
@@ -127,7 +135,6 @@ def progress_facts(progress: Progress, separator: str) -> str:
 
 def _add_bar(head: Text, share: float, remaining_s: float | None, room: int, look: Look) -> None:
     """`  ━━━━━━━━━━━━─────   62 %  0:25 left`, the bar as wide as there is room, the time left where it fits."""
-    share = min(1.0, max(0.0, share))
     left = "" if remaining_s is None else f"  {clock_text(remaining_s)} left"
     width = min(_WIDEST_BAR, room - head.cell_len - len("    100 %") - max(len(left), _WIDTH_OF_LEFT))
     if width >= _NARROWEST_BAR:

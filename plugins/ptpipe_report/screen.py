@@ -13,7 +13,7 @@ from ptpipe.events import Event, LogLine, Notice, Progress, RunFinished, RunStar
 from ptpipe_report import story
 from ptpipe_report.comparison import tables
 from ptpipe_report.figures import clock_text, seconds_text
-from ptpipe_report.footer import Footer, progress_facts
+from ptpipe_report.footer import Footer, progress_facts, share_done
 from ptpipe_report.look import FAINT, NOTICE, STYLES
 from ptpipe_report.pace import Pace
 from ptpipe_report.paper import Paper
@@ -108,7 +108,8 @@ class Screen(Observer):
         self._line_due_s = now_s + _PROGRESS_LINE_S
         separator = self._paper.look.separator
         remaining_s = self._pace.remaining_s(now_s)
-        facts = [f"{100 * progress.done / progress.total:.0f} %"] if progress.total else []
+        share = share_done(progress)
+        facts = [] if share is None else [f"{100 * share:.0f} %"]
         facts.append(progress_facts(progress, separator))
         facts += [] if remaining_s is None else [f"{clock_text(remaining_s)} left"]
         self._paper.line(self._lines.running(progress.stage_id, separator.join(facts)))

@@ -27,7 +27,6 @@ def test_the_table_is_found_however_its_type_is_written(comparison, type_name) -
         "batch 1, 1 thread",
         "batch 1, all threads",
         "batch 32, 1 thread",
-        "batch 32, all threads",
     ]
     assert table.baseline == "pretrain" and table.is_baseline == (True, False, False)
     assert table.facts["num_samples"] == 10_000 and "rows" not in table.facts

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from ptpipe import Outcome
+from ptpipe.events import LogLine, Notice, Progress, StageStarted
+from ptpipe_report import ConsoleObserver
+from ptpipe_report.paper import Paper
+from ptpipe_report.screen import Screen
+from ptpipe_report.screen_table import fitting
+
+
+class Latin1(io.StringIO):
+    encoding = "latin-1"
+
+
+def on(width: int | None, file: io.StringIO | None = None, **more: Any) -> Console:
+    """A terminal of that many columns, or a log file."""
+    is_terminal = width is not None
+    return Console(
+        file=io.StringIO() if file is None else file,
+        width=width or 80,
+        force_terminal=is_terminal,
+        color_system=None,
+        _environ={},
+        **more,
+    )
+
+
+def told(console: Console, story, stages, events=None, **ending: Any) -> list[str]:
+    story.play([ConsoleObserver(console)], stages, events, **ending)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_run_in_a_log_file(story) -> None:
+    shown = told(on(None), story, story.mnist(), {"pretrain": story.training()})
+    assert shown == [
+        "mnist-qat  manifests/mnist_qat.yaml · 4 stages · seed 7",
+        "",
+        "✓ 1/4 data      data.mnist         cached",
+        "▲ data: digits in place of mnist",
+        "▲ pretrain: fell back to float32",
+        "✓ 2/4 pretrain  train.supervised   done        41.3 s   val top1 99.02 % · val loss 0.0313 · size 1.69 MB",
+        "✓ 3/4 compare   eval.compare       done         1.0 s   3 models",
+        "✓ 4/4 gate      gate.accuracy      done        0.00 s   onnx loses 0.30 points (at most 0.30)",
+        "",
+        "  compare  mnist · test · 10,000 samples",
+        "                                                                      batch 1      batch 1  batch 32",
+        "                                           size                drop  1 thread  all threads  1 thread",
+        "  model     format                size    share  accuracy    points        ms           ms        ms",
+        "  pretrain  torch float32      1.69 MB  100.0 %   99.13 %  baseline     0.312        0.187      9.98",
+        "  int8      torch int8 fbgemm   434 kB   25.6 %   99.28 %     -0.15     0.139        0.083      4.45",
+        "  onnx      onnx int8           439 kB   25.9 %   98.83 %      0.30     0.041        0.025      1.32",
+        "",
+        "✓ gate  passed     onnx loses 0.30 points (at most 0.30)",
+        "",
+        "▲ data: digits in place of mnist",
+        "▲ pretrain: fell back to float32",
+        "",
+        "✓ mnist-qat done in 3 min 07 s  3 done, 1 cached",
+        f"  run folder  {story.folder}",
+    ]
+
+
+def test_sixty_columns_get_less_and_no_line_runs_over(story) -> None:
+    console = on(60)
+    long = Notice("data", "MNIST could not be had: this run uses scikit-learn's 1,797 handwritten digits in its place")
+    shown = told(console, story, story.mnist(), {"data": [long]})
+    assert max(map(len, shown[:-1])) <= 60, "all but the folder, which is to be copied"
+    assert shown[2:5] == [
+        "▲ data: MNIST could not be had: this run uses scikit-learn's",
+        "        1,797 handwritten digits in its place",
+        "✓ 1/4 data      cached",
+    ]
+    assert "✓ 2/4 pretrain  done        41.3 s   val top1 99.02 %" in shown
+    start = shown.index("  compare  mnist · test · 10,000 samples")
+    assert shown[start + 3 : start + 9] == [
+        "  model        size    share  accuracy    points        ms",
+        "  pretrain  1.69 MB  100.0 %   99.13 %  baseline     0.312",
+        "  int8       434 kB   25.6 %   99.28 %     -0.15     0.139",
+        "  onnx       439 kB   25.9 %   98.83 %      0.30     0.041",
+        "  no room here for: format; batch 1, all threads; batch 32,",
+        "  1 thread",
+    ]
+    assert shown[-1] == f"  run folder  {story.folder}"
+
+
+@pytest.mark.parametrize("width", [20, 33, 47, 60, 80, 97, 120, 250])
+def test_no_width_breaks_the_look(story, width) -> None:
+    shown = told(on(width), story, story.mnist(), {"pretrain": story.training()})
+    assert max(len(line) for line in shown if "run folder" not in line and str(story.folder) not in line) <= width
+
+
+def test_an_encoding_without_the_signs_gets_plain_ones(story) -> None:
+    shown = told(on(None, Latin1()), story, story.mnist())
+    assert "\n".join(shown).isascii()
+    assert shown[2] == "= 1/4 data      data.mnist         cached"
+    assert shown[-2].startswith("+ mnist-qat done")
+
+
+def test_a_failure_names_its_cause_and_the_command_that_goes_on(story) -> None:
+    story.overrides = ("pretrain.lr=0.5",)
+    stages = [
+        story.stage(
+            "pretrain",
+            "train.supervised",
+            Outcome.FAILED,
+            seconds=3.1,
+            message="the loss is NaN at step 31",
+            frames=("loop.py:31 in step: check(loss)",),
+        ),
+        story.stage("int8", "quant.convert", Outcome.SKIPPED, key="", message="needs pretrain"),
+    ]
+    assert told(on(None), story, stages, exit_code=1)[2:] == [
+        "✗ 1/2 pretrain  train.supervised   failed       3.1 s",
+        "  the loss is NaN at step 31",
+        "    loop.py:31 in step: check(loss)",
+        "- 2/2 int8      quant.convert      skipped              needs pretrain",
+        "",
+        "✗ mnist-qat failed after 3 min 07 s  1 failed, 1 skipped",
+        "  pretrain: the loss is NaN at step 31",
+        "  go on with  ptpipe run manifests/mnist_qat.yaml -s pretrain.lr=0.5",
+        f"  run folder  {story.folder}",
+    ]
+
+
+def test_a_refusal_is_no_failure_and_needs_no_second_run(story, verdict) -> None:
+    stages = [
+        story.stage(
+            "gate", "gate.size", Outcome.REFUSED, message="too big", outputs=verdict("refused", "29.3 % (at most 27 %)")
+        ),
+        story.stage("other", "gate.latency", outputs=verdict("undecided", "no such figure")),
+    ]
+    shown = told(on(None), story, stages, exit_code=3)
+    assert shown[2] == "✗ 1/2 gate   gate.size          refused      1.0 s   29.3 % (at most 27 %)"
+    assert "✗ gate   refused    29.3 % (at most 27 %)" in shown
+    assert "▲ other  undecided  no such figure" in shown
+    assert "✗ mnist-qat refused by a gate after 3 min 07 s  1 done, 1 refused" in shown
+    assert not [line for line in shown if "go on with" in line]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "interrupted", "word"),
+    [(130, True, "interrupted"), (143, True, "terminated"), (5, False, "damaged"), (70, False, "bug"), (9, False, "9")],
+)
+def test_every_ending_has_its_word_and_the_command(story, exit_code, interrupted, word) -> None:
+    shown = told(on(None), story, story.mnist()[:1], exit_code=exit_code, interrupted=interrupted)
+    assert word in shown[-3] and shown[-3].startswith("✗ mnist-qat")
+    assert shown[-2] == "  go on with  ptpipe run manifests/mnist_qat.yaml"
+
+
+def test_quiet_says_problems_and_the_end(story, verdict) -> None:
+    story.verbosity = -1
+    stages = [*story.mnist(), story.stage("big", "gate.size", Outcome.REFUSED, outputs=verdict("refused", "too big"))]
+    events = {"pretrain": [*story.training(), LogLine("pretrain", "chatter")]}
+    assert told(on(None), story, stages, events, exit_code=3) == [
+        "▲ data: digits in place of mnist",
+        "▲ pretrain: fell back to float32",
+        "✗ 5/5 big       gate.size          refused      1.0 s   too big",
+        "",
+        "✗ big  refused    too big",
+        "",
+        "▲ data: digits in place of mnist",
+        "▲ pretrain: fell back to float32",
+        "",
+        "✗ mnist-qat refused by a gate after 3 min 07 s  3 done, 1 cached, 1 refused",
+        f"  run folder  {story.folder}",
+    ]
+
+
+def test_verbose_says_log_lines_and_keys(story) -> None:
+    events = {"pretrain": [LogLine("pretrain", "compiled in 3 s")]}
+    quiet_about_it = told(on(None), story, story.mnist(), events)
+    assert "  pretrain: compiled in 3 s" not in quiet_about_it
+    story.verbosity = 1
+    shown = told(on(None), story, story.mnist(), events)
+    assert "  pretrain: compiled in 3 s" in shown
+    assert "  key abababababab" in shown
+
+
+def test_a_notice_is_said_once_as_it_comes_and_once_at_the_end(story) -> None:
+    stage = story.stage("data", "data.mnist", notices=("stand-in",))
+    shown = told(on(None), story, [stage], {"data": [Notice("data", "stand-in"), Notice("", "of the run")]})
+    assert [line for line in shown if line.startswith("▲")] == ["▲ data: stand-in", "▲ of the run"] * 2
+
+
+def test_what_users_wrote_is_neither_markup_nor_terminal_code(story) -> None:
+    stages = [story.stage("a[red]b", "x.y", Outcome.FAILED, message="[bold]50 %[/] \x1b]0;title\x07 :smile:\nnext")]
+    shown = told(on(100), story, stages, exit_code=1)
+    assert "  [bold]50 %[/] \ufffd]0;title\ufffd :smile: next" in shown
+    assert shown[2].startswith("✗ 1/1 a[red]b")
+
+
+def test_no_color_means_none(story, monkeypatch) -> None:
+    def colours(environ: dict[str, str]) -> list[Any]:
+        console = Console(file=io.StringIO(), force_terminal=True, width=90, record=True, _environ=environ)
+        told(console, story, story.mnist())
+        assert isinstance(console.file, io.StringIO)
+        return [line for line in console.file.getvalue().splitlines() if "\x1b[3" in line or ";3" in line]
+
+    assert colours({"TERM": "xterm-256color"})
+    assert not colours({"TERM": "xterm-256color", "NO_COLOR": "1"})
+
+
+def test_a_recorded_run_is_a_picture(story, tmp_path) -> None:
+    console = Console(file=io.StringIO(), record=True, force_terminal=True, color_system="truecolor", width=100)
+    story.play([ConsoleObserver(console)], story.mnist())
+    console.save_svg(str(tmp_path / "run.svg"), title="ptpipe run")
+    picture = (tmp_path / "run.svg").read_text(encoding="utf-8").replace("&#160;", " ")
+    assert "mnist-qat done in 3 min 07 s" in picture and "99.28 %" in picture
+
+
+def test_a_log_gets_a_line_on_progress_every_ten_seconds(story) -> None:
+    now_s = 0.0
+    console = on(None)
+    screen = Screen(story.started(story.mnist()), console, clock=lambda: now_s)
+    screen.run_started(story.started(story.mnist()))
+    screen.stage_started(StageStarted("pretrain", "train.supervised", 2, 4))
+    for step in range(351):
+        now_s = step / 10
+        screen.event(Progress("pretrain", step, 400, "step", {"epoch": "1/1", "loss": 2.0}))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines()[2:] == [
+        "  2/4 pretrain  25 % · step 100/400 · epoch 1/1 · loss 2.00 · 0:30 left",
+        "  2/4 pretrain  50 % · step 200/400 · epoch 1/1 · loss 2.00 · 0:20 left",
+        "  2/4 pretrain  75 % · step 300/400 · epoch 1/1 · loss 2.00 · 0:10 left",
+    ]
+
+
+def test_progress_without_a_total_still_says_where_it_is(story) -> None:
+    now_s = 0.0
+    console = on(None)
+    screen = Screen(story.started(story.mnist()), console, clock=lambda: now_s)
+    screen.stage_started(StageStarted("data", "data.image_folder", 1, 4))
+    now_s = 11.0
+    screen.event(Progress("data", 12_345, None, "images", {"images_per_s": 1122.3}))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == "  1/4 data      12,345 images · 1,122 images/s\n"
+
+
+def test_columns_leave_from_the_right_the_wordy_ones_first(story) -> None:
+    from ptpipe_report.comparison import tables
+
+    (table,) = tables(story.mnist())
+    widths = range(200, 0, -1)
+    kept = [tuple(column.label for column in fitting(table.columns, width)) for width in widths]
+    assert kept[0] == tuple(column.label for column in table.columns)
+    assert kept[-1] == ("name",)
+    without_format = tuple(column.label for column in table.columns if column.label != "format")
+    assert next(labels for labels in kept if len(labels) < len(kept[0])) == without_format
+    assert fitting(table.columns, None) == table.columns
+
+
+def test_paper_in_a_file_never_wraps() -> None:
+    console = on(None)
+    Paper(console).entry(Text("lead: "), "word " * 200)
+    assert isinstance(console.file, io.StringIO)
+    assert len(console.file.getvalue().splitlines()) == 1
