@@ -65,9 +65,8 @@ class Verdict(Artifact):
         return cls(**content | {"decision": Decision(content["decision"])})
 
     def summary(self) -> dict[str, JSON]:
-        return {
-            **self.facts,  # first: a fact that is called `decision` doesn't decide
-            "decision": str(self.decision),
-            "reason": self.reason,
-            "fail_undecided": self.fail_undecided,
-        }
+        return {**self.facts, **self.judgement()}  # a fact that is called `decision` doesn't decide
+
+    def judgement(self) -> dict[str, JSON]:
+        """What decides how the run ends; a subclass's summary must have it too."""
+        return {"decision": str(self.decision), "reason": self.reason, "fail_undecided": self.fail_undecided}

@@ -5,38 +5,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import secrets
+import sys
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 from ptpipe import machine
-from ptpipe.artifact import JSON, Decision
-from ptpipe.errors import ExitCode, IntegrityError, ManifestError, Problem, PtpipeError, StageError, Terminated, nearest
-from ptpipe.events import (
-    Event,
-    LogLine,
-    Metric,
-    Notice,
-    Outcome,
-    RunFinished,
-    RunStarted,
-    StageFinished,
-    StageStarted,
-)
-from ptpipe.files import write_atomically
+from ptpipe.artifact import JSON, Artifact, Decision, Verdict
+from ptpipe.errors import ExitCode, IntegrityError, ManifestError, Problem, PtpipeError, StageError, Terminated
+from ptpipe.events import Event, LogLine, Metric, Notice, Outcome, RunFinished, StageFinished, StageStarted
 from ptpipe.history import Forecast, forecast, is_current
 from ptpipe.keys import Key, compute_keys
 from ptpipe.launch import HereLaunch
 from ptpipe.news import News
 from ptpipe.observer import Observer
 from ptpipe.plan import Plan, PlannedStage
+from ptpipe.plugins import ask_each, own_frames
+from ptpipe.record import RunRecord
+from ptpipe.signals import undisturbed
 from ptpipe.sources import SourceDigests
-from ptpipe.store import Entry, Store
+from ptpipe.store import Entry, Store, StoredObject
 from ptpipe.worker import Call, StoredInput
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -65,12 +55,6 @@ def walk(plan: Plan, store: Store, options: RunOptions, observers: Sequence[Obse
     """Run a plan. Returns when it ended, however it ended; raises ManifestError before any work, PtpipeError where
     the artifacts folder can't be used.
     """
-    unknown = [name for name in options.fresh if name not in {stage.id for stage in plan.stages}]
-    if unknown:
-        ids = [stage.id for stage in plan.stages]
-        raise ManifestError(
-            Problem(f"--fresh {n}: there is no stage {n!r}", suggestion=nearest(n, ids)) for n in unknown
-        )
     sources = source_digests(plan, store)
     keys = compute_keys(plan, sources)
     if _preflight(plan, forecast(plan, keys, store, options.fresh)):
@@ -90,9 +74,12 @@ def _preflight(plan: Plan, forecasts: Iterable[Forecast]) -> bool:
         if prediction.entry is None and stage.stage.preflight:
             asked = True
             try:
-                problems += [plan.problem(stage.id, line) for line in stage.stage.preflight(stage.config)]
+                with contextlib.redirect_stdout(sys.stderr):
+                    problems += [plan.problem(stage.id, line) for line in stage.stage.preflight(stage.config)]
             except (StageError, OSError) as error:
                 problems.append(plan.problem(stage.id, str(error)))
+            except Exception as error:  # noqa: BLE001  # a plugin may raise anything
+                problems.append(plan.plugin_problem(stage.id, "preflight()", error))
     if problems:
         raise ManifestError(problems)
     return asked
@@ -104,6 +91,8 @@ class _Said:
 
     metrics: dict[str, JSON] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    asides: list[str] = field(default_factory=list)
+    """What the run said of it: not part of the result, so not said again when it is cached."""
 
 
 class _Walk:
@@ -113,45 +102,49 @@ class _Walk:
         self, plan: Plan, store: Store, options: RunOptions, keys: Mapping[str, Key], observers: Sequence[Observer]
     ) -> None:
         self.plan, self.store, self.options, self.keys = plan, store, options, keys
-        now = datetime.now(UTC)
-        self.run_id = f"{now:%Y%m%d-%H%M%S}-{plan.manifest.name}-{secrets.token_hex(2)}"
-        self.folder = store.root / "runs" / self.run_id
-        self.started_at = now.isoformat(timespec="milliseconds")
-        self.start = time.perf_counter()
+        self.record = RunRecord(plan, store, keys)
         self.entries: dict[str, Entry | None] = {}
         self.finished: list[StageFinished] = []
         self.said = _Said()
         self.exit_code = ExitCode.DONE
-        self.news = News([*self._offered_observers(), *observers], plan.vocabulary.manager, self._log)
+        manager = plan.vocabulary.manager
+        offers = list(ask_each(manager, "ptpipe_observers"))
+        self.mute = [f"plugin {o.plugin} offers no observer in this run: {o.fault}" for o in offers if o.fault]
+        self.news = News([*(item for o in offers for item in o.items), *observers], manager, self.record.log)
         self.launcher = HereLaunch(plan.vocabulary, store, self._tell)
 
     def walk(self) -> RunFinished:
-        self._open_folder()
-        interrupted = False
+        self.record.open()
         self.plan.vocabulary.manager.register(self.launcher)
+        ending: BaseException | None = None
         try:
-            self.news.run_started(self._run_started())
             self._walk_stages()
-        except (KeyboardInterrupt, Terminated) as error:
-            interrupted = True
-            self.exit_code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
-            self._skip_rest("the run was interrupted")
-        finally:
-            self.plan.vocabulary.manager.unregister(self.launcher)
-            self._record()
-            finished = RunFinished(
-                self.run_id,
-                self.plan.manifest.name,
-                self.folder,
-                int(self.exit_code),
-                time.perf_counter() - self.start,
-                tuple(self.finished),
-                interrupted,
-            )
-            self.news.run_finished(finished)
+        except BaseException as error:  # noqa: BLE001  # raised again below, when everybody has been told
+            ending = error
+        with undisturbed():
+            finished = self._end(ending)
+        if ending is not None and not isinstance(ending, KeyboardInterrupt | Terminated):
+            raise ending
+        return finished
+
+    def _end(self, ending: BaseException | None) -> RunFinished:
+        """Tell the end, whatever it was."""
+        self.plan.vocabulary.manager.unregister(self.launcher)
+        interrupted = isinstance(ending, KeyboardInterrupt | Terminated)
+        if ending is not None:
+            codes = {KeyboardInterrupt: ExitCode.INTERRUPTED, Terminated: ExitCode.TERMINATED}
+            self.exit_code = codes.get(type(ending), ExitCode.BUG)
+            self._skip_rest("the run was interrupted" if interrupted else "ptpipe failed: this is a bug of ours")
+        self.record.write(self.finished, self.exit_code)
+        finished = self.record.finished(self.finished, self.exit_code, interrupted)
+        self.news.run_finished(finished)
         return finished
 
     def _walk_stages(self) -> None:
+        self.news.run_started(self.record.started(self.options.verbosity))
+        for line in self.mute:
+            self.record.log(LogLine("", line))
+            self.news.event(Notice("", line))
         for position, stage in enumerate(self.plan.stages, start=1):
             missing = [name for name in stage.upstream if self.entries.get(name) is None]
             if missing:
@@ -171,14 +164,14 @@ class _Walk:
         except (KeyboardInterrupt, Terminated):
             self._finish(stage, Outcome.FAILED, time.perf_counter() - start, message="interrupted")
             raise
-        except Exception as error:  # noqa: BLE001  # a plugin may raise anything; the run ends in good order
+        except BaseException as error:  # noqa: BLE001  # a plugin may raise anything, SystemExit too
             self.exit_code = max(self.exit_code, _exit_code(error), key=_severity)
-            self._log(LogLine(stage.id, traceback.format_exc()))
-            frames = () if isinstance(error, PtpipeError) else _plugin_frames(stage, error)
+            self.record.log(LogLine(stage.id, traceback.format_exc()))
+            frames = () if isinstance(error, PtpipeError) else own_frames(self.plan.vocabulary.plugins, error)
             self._finish(stage, Outcome.FAILED, time.perf_counter() - start, message=_cause(error), frames=frames)
             return
         self.entries[stage.id] = entry
-        outcome, message = self._judge(entry, Outcome.CACHED if cached else Outcome.DONE)
+        outcome, message = self._judge(stage, entry, Outcome.CACHED if cached else Outcome.DONE)
         self._finish(stage, outcome, time.perf_counter() - start, entry, message)
 
     def _result(self, stage: PlannedStage) -> tuple[Entry, bool]:
@@ -205,7 +198,7 @@ class _Walk:
         key = self.keys[stage.id]
         call = self._call(stage)
         outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call)
-        stored = {name: self.store.put(artifact) for name, artifact in outputs.items()}
+        stored = self._put(stage, outputs)
         entry = Entry(
             key=key.digest,
             kind=stage.kind,
@@ -222,20 +215,36 @@ class _Walk:
         self.store.drop_scratch(key.digest)
         return entry
 
+    def _put(self, stage: PlannedStage, outputs: Mapping[str, Artifact]) -> dict[str, StoredObject]:
+        """Store the outputs, which a launcher may have made."""
+        wanted = {port.name: port.type for port in stage.stage.outputs}
+        if not isinstance(outputs, Mapping) or outputs.keys() != wanted.keys():
+            raise TypeError(f"{stage.kind} has the outputs {', '.join(wanted)}; ptpipe_launch gave {outputs!r}")
+        stored = {name: self.store.put(outputs[name]) for name in wanted}
+        for name, artifact in outputs.items():
+            said = stored[name].summary
+            if isinstance(artifact, Verdict) and any(said.get(k) != v for k, v in artifact.judgement().items()):
+                raise TypeError(f"{type(artifact).__name__}.summary() leaves out the verdict's own")
+        return stored
+
     def _mend_inputs(self, stage: PlannedStage) -> None:
         """Make again what a stage above gave and somebody altered since."""
-        for name in stage.upstream:
+        for reference in (reference for references in stage.wiring.values() for reference in references):
+            name = reference.stage
             entry = self.entries[name]
             assert entry is not None, f"{stage.id} started without {name}"
+            digest = entry.outputs[reference.output].digest
             try:
-                for stored in entry.outputs.values():
-                    self.store.verify(stored.digest)
+                self.store.verify(digest)
             except IntegrityError as error:
-                place = self.store.quarantine(stored.digest)
-                self._tell(Notice(name, f"{error}; moved to {place}, and {name} is done again"))
+                place = self.store.quarantine(digest)
+                self._say_aside(stage.id, f"{error}; moved to {place}, and {name} is done again")
                 said, self.said = self.said, _Said()
-                self.entries[name] = self._result(self.plan[name])[0]
-                self.said = said
+                try:
+                    self.entries[name] = self._result(self.plan[name])[0]
+                finally:
+                    said.asides += self.said.asides
+                    self.said = said
 
     def _call(self, stage: PlannedStage) -> Call:
         inputs = {
@@ -263,16 +272,17 @@ class _Walk:
         assert entry is not None, stage_id
         return StoredInput(self.plan[stage_id].kind, output, entry.outputs[output].digest, reference)
 
-    def _judge(self, entry: Entry, outcome: Outcome) -> tuple[Outcome, str]:
+    def _judge(self, stage: PlannedStage, entry: Entry, outcome: Outcome) -> tuple[Outcome, str]:
         """Look for a gate's verdict among the outputs."""
-        for stored in entry.outputs.values():
-            decision, reason = stored.summary.get("decision"), str(stored.summary.get("reason", ""))
-            if stored.type != "Verdict":
+        for port in stage.stage.outputs:
+            if not issubclass(port.type, Verdict):
                 continue
+            summary = entry.outputs[port.name].summary
+            decision, reason = summary["decision"], str(summary["reason"])
             if decision == Decision.REFUSED:
                 self.exit_code = max(self.exit_code, ExitCode.REFUSED, key=_severity)
                 return Outcome.REFUSED, reason
-            if decision == Decision.UNDECIDED and stored.summary.get("fail_undecided"):
+            if decision == Decision.UNDECIDED and summary["fail_undecided"]:
                 self.exit_code = max(self.exit_code, ExitCode.UNDECIDED, key=_severity)
                 return Outcome.REFUSED, f"undecided: {reason}"
         return outcome, ""
@@ -299,7 +309,7 @@ class _Walk:
             seconds=seconds,
             key=self.keys[stage.id].digest,
             metrics=entry.metrics if entry else dict(self.said.metrics),
-            notices=entry.notices if entry else tuple(self.said.notices),
+            notices=(*(entry.notices if entry else self.said.notices), *self.said.asides),
             outputs={name: asdict(stored) for name, stored in entry.outputs.items()} if entry else {},
             message=message,
             frames=frames,
@@ -307,76 +317,39 @@ class _Walk:
             machine=entry.machine if entry else "",
         )
         self.said = _Said()
-        self.finished.append(news)
-        self._record()
-        self.news.stage_finished(news)
-
-    # Telling and recording
+        with undisturbed():  # so that everybody is told, and told once
+            self.finished.append(news)
+            if outcome is not Outcome.CACHED:
+                self.record.write(self.finished, self.exit_code)
+            self.news.stage_finished(news)
 
     def _tell(self, event: Event) -> None:
+        """Pass on what a stage says, and keep what belongs to its result."""
         match event:
             case Metric():
-                self.said.metrics[event.name] = event.value
+                self.said.metrics[event.name] = _as_json(event)
             case Notice():
                 self.said.notices.append(event.text)
             case LogLine():
-                self._log(event)
+                self.record.log(event)
         self.news.event(event)
 
+    def _say_aside(self, stage_id: str, text: str) -> None:
+        self.said.asides.append(text)
+        self.record.log(LogLine(stage_id, text))
+        self.news.event(Notice(stage_id, text))
+
     def _say_waiting(self, stage: PlannedStage) -> None:
-        self.news.event(Notice(stage.id, "another run is doing this stage; waiting for it"))
+        self._say_aside(stage.id, "another run is doing this stage; waiting for it")
 
-    def _open_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True)
-            self._record()
-        except OSError as error:
-            raise PtpipeError(f"cannot write to {self.folder}: {_cause(error)}") from error
 
-    def _log(self, line: LogLine) -> None:
-        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
-        with contextlib.suppress(OSError), (self.folder / "log.txt").open("a", encoding="utf-8") as file:
-            file.write(f"{stamp} {line.stage_id or '-'} {line.text}\n")  # a full disk must not hide the cause
-
-    def _offered_observers(self) -> list[Observer]:
-        return [observer for answer in self.plan.vocabulary.manager.hook.ptpipe_observers() for observer in answer]
-
-    def _run_started(self) -> RunStarted:
-        manifest = self.plan.manifest
-        return RunStarted(
-            run_id=self.run_id,
-            name=manifest.name,
-            manifest_path=str(manifest.path),
-            folder=self.folder,
-            stage_ids=tuple(stage.id for stage in self.plan.stages),
-            seed=manifest.seed,
-            overrides=tuple(f"{name}={json.dumps(value)}" for name, value in manifest.overrides.items()),
-            verbosity=self.options.verbosity,
-        )
-
-    def _record(self) -> None:
-        """Write the run's record. On a full disk the run still ends in good order, without it."""
-        record = {
-            "run_id": self.run_id,
-            "name": self.plan.manifest.name,
-            "manifest": str(self.plan.manifest.path.absolute()),
-            "seed": self.plan.manifest.seed,
-            "overrides": dict(self.plan.manifest.overrides),
-            "started_at": self.started_at,
-            "seconds": time.perf_counter() - self.start,
-            "exit_code": int(self.exit_code),
-            "finished": len(self.finished) == len(self.plan.stages),
-            "machine": {**machine.describe(), "fingerprint": machine.fingerprint()},
-            "stages": [self._stage_record(news) for news in self.finished],
-        }
-        try:
-            write_atomically(self.folder / "record.json", json.dumps(record, indent=1, default=str).encode())
-        except OSError as error:
-            if error.errno not in _FULL_DISK:
-                raise
-
-    def _stage_record(self, news: StageFinished) -> dict[str, Any]:
-        return {**asdict(news), "parts": self.keys[news.stage_id].parts}
+def _as_json(metric: Metric) -> JSON:
+    """A metric's value as it will be read back from the store."""
+    try:
+        value: JSON = json.loads(json.dumps(metric.value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metric {metric.name}: {error}; say float(...), int(...) or str(...)") from None
+    return value
 
 
 def _severity(code: ExitCode) -> int:
@@ -385,11 +358,11 @@ def _severity(code: ExitCode) -> int:
     return order.index(code)
 
 
-def _exit_code(error: Exception) -> ExitCode:
+def _exit_code(error: BaseException) -> ExitCode:
     return ExitCode.INTEGRITY if isinstance(error, IntegrityError) else ExitCode.FAILED
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     """The error in one line."""
     text = str(error).strip().partition("\n")[0]
     if isinstance(error, OSError) and error.errno in _FULL_DISK:
@@ -397,12 +370,3 @@ def _cause(error: Exception) -> str:
     if isinstance(error, PtpipeError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _plugin_frames(stage: PlannedStage, error: Exception) -> tuple[str, ...]:
-    """The frames of the traceback that lie in the plugin's own code."""
-    own = Path(stage.stage.function.__code__.co_filename)
-    root = own.parent if own.name == "__init__.py" else own
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if Path(frame.filename) == root or root in Path(frame.filename).parents]
-    return tuple(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}" for frame in inside)

@@ -1,10 +1,13 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Writing files so that nobody ever sees half of one, and everybody can read them."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -22,6 +25,22 @@ def write_atomically(path: Path, content: bytes) -> None:
             temporary.unlink()
         raise
     sync(path.parent)
+
+
+def strict_json(value: object) -> str:
+    """JSON that every program can read: NaN and the infinities, which JSON has not, become words."""
+    try:
+        return json.dumps(value, indent=1, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=1, default=str, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def sync(path: Path) -> None:

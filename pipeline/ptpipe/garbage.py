@@ -28,22 +28,23 @@ def collect_garbage(store: Store, keep_runs: int, dry_run: bool = False) -> Garb
     with store.alone():
         seen: Counter[str] = Counter()
         keys: set[str] = set()
-        old_runs: list[Path] = []
+        kept_runs: set[str] = set()
         for record in run_records(store):
             seen[record["name"]] += 1
-            if seen[record["name"]] > keep_runs:
-                old_runs.append(store.root / "runs" / record["run_id"])
-            else:
-                keys |= {stage["key"] for stage in record["stages"]}
+            if seen[record["name"]] <= keep_runs:
+                kept_runs.add(record["run_id"])
+                keys |= set(record["keys"].values())
         entries = [entry for key in keys if (entry := store.entry(key))]
         objects = {stored.digest for entry in entries for stored in entry.outputs.values()}
         root = store.root
-        dead_objects = [path for path in root.glob("objects/*/*") if path.name not in objects]
+        old_runs = [path for path in root.glob("runs/*") if path.name not in kept_runs]
+        dead_objects = [path for path in root.glob("objects/[0-9a-f][0-9a-f]/*") if path.name not in objects]
         dead_objects += root.glob("objects/.new-*")
         dead = [
             *dead_objects,
             *old_runs,
             *(path for path in root.glob("index/*.json") if path.stem not in keys),
+            *root.glob("index/.*"),  # what a killed process was writing
             *(path for path in root.glob("scratch/*") if path.name not in keys),
             *root.glob("quarantine/*"),
             *(path for path in root.glob("locks/*") if path.name != "in-use"),

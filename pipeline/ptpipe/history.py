@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ptpipe.errors import Problem, PtpipeError, nearest
+from ptpipe.errors import ManifestError, Problem, UsageError, nearest
 from ptpipe.events import Outcome
 from ptpipe.keys import Key, differences
 from ptpipe.plan import Plan
 from ptpipe.store import Entry, Store
 
+_LENGTH_OF_TIME = len("20260102-030405")
+_NEEDED = {"name", "started_at", "seconds", "exit_code", "finished", "keys", "stages"}
 _MADE = (Outcome.DONE, Outcome.CACHED, Outcome.REFUSED)
 
 
@@ -30,7 +33,16 @@ class Forecast:
 
 
 def forecast(plan: Plan, keys: Mapping[str, Key], store: Store, fresh: Collection[str] = ()) -> list[Forecast]:
-    """Say of each stage whether its result is there, or what differs from the last run of this manifest's name."""
+    """Say of each stage whether its result is there, or what differs from the last run of this manifest's name.
+
+    Raises ManifestError where a name in `fresh` is no stage's.
+    """
+    ids = [stage.id for stage in plan.stages]
+    if unknown := [name for name in fresh if name not in ids]:
+        raise ManifestError(
+            Problem(f"--fresh {name}: there is no stage {name!r}", suggestion=nearest(name, ids)) for name in unknown
+        )
+    past = _Past(plan.manifest.name, store)
     result: list[Forecast] = []
     entries: dict[str, Entry | None] = {}
     for stage in plan.stages:
@@ -39,7 +51,7 @@ def forecast(plan: Plan, keys: Mapping[str, Key], store: Store, fresh: Collectio
         if entry is not None and not is_current(entry, plan, stage.id, entries):
             entry = None
         entries[stage.id] = entry
-        reasons = () if entry else tuple(_reasons(plan, stage.id, key, store, fresh, entries))
+        reasons = () if entry else tuple(_reasons(plan, stage.id, key, past, fresh, entries))
         result.append(Forecast(stage.id, key, entry, reasons))
     return result
 
@@ -60,12 +72,12 @@ def is_current(entry: Entry, plan: Plan, stage_id: str, upstream: Mapping[str, E
 
 
 def _reasons(
-    plan: Plan, stage_id: str, key: Key, store: Store, fresh: Collection[str], entries: Mapping[str, Entry | None]
+    plan: Plan, stage_id: str, key: Key, past: _Past, fresh: Collection[str], entries: Mapping[str, Entry | None]
 ) -> Iterator[str]:
     if stage_id in fresh:
         yield "asked for with --fresh"
         return
-    old = _last_parts(plan.manifest.name, stage_id, store)
+    old = past.parts(stage_id)
     if old is None:
         yield "never made under this name"
         return
@@ -82,34 +94,45 @@ def _reasons(
         yield "its result is gone, was altered, or was never finished"
 
 
-def _last_parts(name: str, stage_id: str, store: Store) -> Mapping[str, Any] | None:
-    for record in run_records(store):
-        if record.get("name") != name:
-            continue
-        for stage in record["stages"]:
-            if stage["stage_id"] == stage_id and stage["outcome"] in _MADE:
-                parts: Mapping[str, Any] = stage["parts"]
-                return parts
-    return None
+class _Past:
+    """What each stage was last made of in runs of one name; records are read as far back as need be."""
+
+    def __init__(self, name: str, store: Store) -> None:
+        self._records = (record for record in run_records(store, name) if record["name"] == name)
+        self._parts: dict[str, Mapping[str, Any]] = {}
+
+    def parts(self, stage_id: str) -> Mapping[str, Any] | None:
+        while stage_id not in self._parts:
+            record = next(self._records, None)
+            if record is None:
+                return None
+            for stage in record["stages"]:
+                if stage["outcome"] in _MADE:
+                    self._parts.setdefault(stage["stage_id"], stage["parts"])
+        return self._parts[stage_id]
 
 
-def run_records(store: Store) -> Iterator[dict[str, Any]]:
-    """The records of all runs, newest first; a folder without a readable record is passed over."""
-    folder = store.root / "runs"
-    records = [_record(path) for path in folder.glob("*/record.json")]
-    yield from sorted(filter(None, records), key=lambda record: str(record["started_at"]), reverse=True)
+def run_records(store: Store, name: str = "") -> Iterator[dict[str, Any]]:
+    """The records of all runs (or of those with this in their id), newest first, read one by one.
+
+    A folder without a readable record is passed over. `run_id` is the folder's name, whatever the record says.
+    """
+    folders = sorted((store.root / "runs").glob(f"*-{name}*"), reverse=True)
+    for _, of_one_second in groupby(folders, key=lambda folder: folder.name[:_LENGTH_OF_TIME]):
+        records = filter(None, map(_record, of_one_second))
+        yield from sorted(records, key=lambda record: str(record["started_at"]), reverse=True)
 
 
-def _record(path: Path) -> dict[str, Any] | None:
+def _record(folder: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) and "started_at" in record else None
+    return record | {"run_id": folder.name} if isinstance(record, dict) and record.keys() >= _NEEDED else None
 
 
 def find_run(store: Store, wanted: str) -> tuple[dict[str, Any], Path]:
-    """The record and folder of a run by id, by the unambiguous start or end of one, or `last`."""
+    """The record and folder of a run by id, by the unambiguous start or end of one, or `last`. Raises UsageError."""
     records = list(run_records(store))
     ids = [record["run_id"] for record in records]
     matching = [r for r in records if wanted == r["run_id"]] or [
@@ -120,5 +143,5 @@ def find_run(store: Store, wanted: str) -> tuple[dict[str, Any], Path]:
     if len(matching) == 1:
         return matching[0], store.root / "runs" / matching[0]["run_id"]
     if matching:
-        raise PtpipeError(f"{wanted!r} fits {len(matching)} runs; give more of the id")
-    raise PtpipeError(str(Problem(f"there is no run {wanted!r} under {store.root}", suggestion=nearest(wanted, ids))))
+        raise UsageError(f"{wanted!r} fits {len(matching)} runs; give more of the id")
+    raise UsageError(str(Problem(f"there is no run {wanted!r} under {store.root}", suggestion=nearest(wanted, ids))))

@@ -17,6 +17,9 @@ from ptpipe.sources import SourceDigests
 
 FORMAT = 1
 
+_DIGESTS = {"source": "the plugin's code", "machine": "measured on another machine"}
+"""Parts that are digests, which say nothing to a person."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -28,8 +31,7 @@ class Key:
     @classmethod
     def of(cls, parts: Mapping[str, JSON]) -> Key:
         """The key of these parts."""
-        text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return cls(hashlib.sha256(text.encode()).hexdigest(), parts)
+        return cls(hashlib.sha256(_canonical(parts).encode()).hexdigest(), parts)
 
     @property
     def short(self) -> str:
@@ -42,11 +44,14 @@ def compute_keys(plan: Plan, sources: SourceDigests) -> dict[str, Key]:
     keys: dict[str, Key] = {}
     problems: list[Problem] = []
     for stage in plan.stages:
+        reads: JSON = None
         try:
-            reads = stage.stage.reads(stage.config) if stage.stage.reads else None
+            # As it will be read back from the store, so that the two can be compared.
+            reads = json.loads(json.dumps(stage.stage.reads(stage.config))) if stage.stage.reads else None
         except (StageError, OSError) as error:
             problems.append(plan.problem(stage.id, str(error)))
-            reads = None
+        except Exception as error:  # noqa: BLE001  # a plugin may raise anything
+            problems.append(plan.plugin_problem(stage.id, "reads()", error))
         keys[stage.id] = Key.of(_parts(stage, plan.manifest.seed, keys, reads, sources))
     if problems:
         raise ManifestError(problems)
@@ -59,8 +64,8 @@ def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
     lines = []
     for name in sorted(flat_old.keys() | flat_new.keys()):
         before, after = flat_old.get(name, "absent"), flat_new.get(name, "absent")
-        if before != after:
-            lines.append(f"{name}: {_shown(before)} -> {_shown(after)}")
+        if _canonical(before) != _canonical(after):  # to Python 1 is true, and 0.0 is -0.0
+            lines.append(_DIGESTS.get(name) or f"{name}: {_shown(before)} -> {_shown(after)}")
     return lines
 
 
@@ -91,6 +96,10 @@ def _parts(
     if stage.stage.measured:
         parts["machine"] = machine.fingerprint()
     return parts
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 @cache

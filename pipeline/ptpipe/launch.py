@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Mapping
 
 from ptpipe.artifact import Artifact
@@ -22,5 +24,6 @@ class HereLaunch:
 
     @hookimpl(trylast=True)
     def ptpipe_launch(self, call: Call) -> Mapping[str, Artifact]:
-        """Do the call here."""
-        return perform(call, self._vocabulary, self._store, self._tell)
+        """Do the call here. Results own stdout: what the stage prints goes to stderr."""
+        with contextlib.redirect_stdout(sys.stderr):
+            return perform(call, self._vocabulary, self._store, self._tell)

@@ -235,6 +235,25 @@ def fault(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
 
 
+def own_frames(plugins: Sequence[Plugin], error: BaseException) -> tuple[str, ...]:
+    """The lines of a traceback that lie in the plugins' code, outermost first: `prune.py:12 in prune: 1 / 0`."""
+    packages = {_package_folder(plugin.module) for plugin in plugins}
+    beside = {Path(plugin.module.__file__).parent for plugin in plugins if plugin.module.__file__}
+
+    def is_inside(path: Path) -> bool:
+        return path.parent in beside or any(package in path.parents for package in packages)
+
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if is_inside(Path(frame.filename))]
+    return tuple(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}" for frame in inside)
+
+
+def _package_folder(module: ModuleType) -> Path | None:
+    """The folder of a plugin that is a package (or a module of one); None for a plugin of one file."""
+    top = sys.modules.get(module.__name__.partition(".")[0])
+    return Path(top.__file__).parent if top is not None and hasattr(top, "__path__") and top.__file__ else None
+
+
 def _is_ours(filename: str) -> bool:
     """Whether code is ptpipe's, Python's own, or between the two."""
     path = Path(filename)

@@ -12,7 +12,9 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -96,8 +98,8 @@ class Store:
                 "size_bytes": sum(facts["size_bytes"] for facts in listing.values()),
                 "summary": artifact.summary(),
             }
-            (folder / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-            _sync_tree(folder)
+            (folder / "record.json").write_text(_record_text(record), encoding="utf-8")
+            _seal(folder)
             self._adopt(folder, digest)
         self._verified.add(digest)
         return StoredObject(digest, name, record["size_bytes"], record["summary"])
@@ -144,7 +146,9 @@ class Store:
 
     def _adopt(self, folder: Path, digest: str) -> None:
         place = self._object(digest)
-        place.parent.mkdir(exist_ok=True)
+        if not place.parent.exists():
+            place.parent.mkdir(exist_ok=True)
+            sync(place.parent.parent)
         try:
             folder.rename(place)
         except OSError:
@@ -157,7 +161,9 @@ class Store:
 
     @contextlib.contextmanager
     def _staging(self) -> Iterator[Path]:
-        folder = Path(tempfile.mkdtemp(dir=self.root / "objects", prefix=".new-"))
+        # Not tempfile, whose folders are closed to everybody else: a team may share a store.
+        folder = self.root / "objects" / f".new-{secrets.token_hex(8)}"
+        folder.mkdir()
         try:
             yield folder
         finally:
@@ -233,17 +239,28 @@ def _listing(folder: Path) -> dict[str, dict[str, Any]]:
     """Each file below a folder, with size and SHA-256. Anything but plain files and folders raises ValueError."""
     listing = {}
     for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise ValueError(f"{path.name} is not a plain file")
+            raise ValueError(f"an artifact is plain files and folders, and {name} is neither")
         if path.is_file():
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            listing[path.relative_to(folder).as_posix()] = {"size_bytes": path.stat().st_size, "sha256": digest}
+            listing[name] = {"size_bytes": path.stat().st_size, "sha256": digest}
     return listing
 
 
-def _sync_tree(folder: Path) -> None:
+def _record_text(record: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(record, indent=1)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the summary of {record['type']} is not JSON: {error}") from error
+
+
+def _seal(folder: Path) -> None:
+    """Make the files safe from a power cut, and from being written to by accident."""
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
-            sync(Path(parent) / name)
+            path = Path(parent) / name
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
+            sync(path)
         sync(Path(parent))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from importlib import import_module
-from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from ptpipe import __version__
 from ptpipe.errors import ExitCode, ManifestError, PtpipeError, Terminated, nearest
+from ptpipe.signals import terminate
 
 # Verb to the module that holds it, and its line of help: importing none of them, `ptpipe --help` stays fast.
 _VERBS = {
@@ -31,6 +33,14 @@ _VERBS = {
 
 class _Verbs(click.Group):
     """Imports a verb when it is called."""
+
+    def make_context(self, *args: Any, **keywords: Any) -> click.Context:
+        with _reader_may_leave():
+            return super().make_context(*args, **keywords)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _reader_may_leave():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -56,6 +66,16 @@ class _Verbs(click.Group):
             formatter.write_dl([(verb, help_) for verb, (_, help_) in _VERBS.items()])
 
 
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """End well when whoever read our output has gone (`| head`)."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        _let_go_of_stdout()
+        raise click.exceptions.Exit(ExitCode.DONE) from error
+
+
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ptpipe")
 def cli() -> None:
@@ -68,37 +88,41 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its code. No traceback but for a bug of ours."""
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
+    code = _exit_code()
     try:
-        sys.exit(cli.main(standalone_mode=False) or ExitCode.DONE)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _let_go_of_stdout()
+    sys.exit(code)
+
+
+def _exit_code() -> int:
+    try:
+        return int(cli.main(prog_name="ptpipe", standalone_mode=False) or ExitCode.DONE)
     except click.ClickException as error:
         error.show()
-        sys.exit(ExitCode.USAGE)
+        return ExitCode.USAGE
     except ManifestError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)  # noqa: T201  # this is where the command line talks
-        sys.exit(error.exit_code)
+        return error.exit_code
     except PtpipeError as error:
         print(f"ptpipe: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)  # noqa: T201
-        sys.exit(ExitCode.INTERRUPTED)
+        return ExitCode.INTERRUPTED
     except Terminated:
-        sys.exit(ExitCode.TERMINATED)
-    except BrokenPipeError:
-        # Whoever read our output has gone (`| head`); Python must not complain about it while it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.DONE)
+        return ExitCode.TERMINATED
     except Exception:  # noqa: BLE001  # the last line of defence
         import traceback
 
         traceback.print_exc()
         print(f"ptpipe {__version__}: this is a bug of ours; please report the lines above", file=sys.stderr)  # noqa: T201
-        sys.exit(ExitCode.BUG)
+        return ExitCode.BUG
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
+def _let_go_of_stdout() -> None:
+    # Whoever read it has gone; Python must not complain about that while it exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

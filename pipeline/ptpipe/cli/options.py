@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptpipe.errors import ManifestError, Problem
+from ptpipe.files import strict_json
 
 if TYPE_CHECKING:
     from ptpipe.artifact import JSON
@@ -74,7 +74,7 @@ def open_store(artifacts: Path) -> Store:
 
 def print_json(value: object) -> None:
     """One JSON document on stdout."""
-    click.echo(json.dumps(value, indent=1, default=str, allow_nan=False))
+    click.echo(strict_json(value))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

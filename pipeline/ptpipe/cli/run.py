@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -40,5 +41,6 @@ def run(  # noqa: PLR0913  # one parameter an option
     options = RunOptions(fresh, keep_going, verbosity=int(verbose) - int(quiet))
     result = api.run(manifest, read_settings(settings), artifacts=artifacts, options=options)
     if as_json:
-        print_json(find_run(result.store, result.run_id)[0])
+        with contextlib.suppress(BrokenPipeError):  # the run's end counts, whether or not somebody reads of it
+            print_json(find_run(result.store, result.run_id)[0])
     return int(result.exit_code)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import keyword
 import re
+import sys
 from importlib.resources import files
 from pathlib import Path
 
 import click
 
-from ptpipe.errors import PtpipeError
+from ptpipe.errors import UsageError
+from ptpipe.yaml_reader import scalar
 
 
 @click.command()
@@ -22,9 +25,9 @@ def init(path: Path | None, plugin: str | None, force: bool) -> None:
         _write({target: _filled("manifest.yaml", file=str(target), name=_name(target))}, force)
         click.echo(f"wrote {target}; next: ptpipe run {target}")
         return
-    module = re.sub(r"\W", "_", plugin.removesuffix(".py").lower())
-    if not module.isidentifier() or not module[0].isalpha():
-        raise click.BadParameter(f"{plugin!r} can't name a Python module", param_hint="--plugin")
+    module = re.sub(r"\W", "_", plugin.removesuffix(".py").lower(), flags=re.ASCII)
+    if not module[:1].isalpha() or keyword.iskeyword(module) or module in sys.stdlib_module_names:
+        raise click.BadParameter(f"{plugin!r} can't name a Python module of your own", param_hint="--plugin")
     folder = path or Path()
     plugin_file, test_file = folder / f"{module}.py", folder / f"test_{module}.py"
     contents = {plugin_file: "plugin.py.txt", test_file: "test_plugin.py.txt"}
@@ -35,7 +38,9 @@ def init(path: Path | None, plugin: str | None, force: bool) -> None:
 
 
 def _name(path: Path) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip("_.-") or "starter"
+    """A manifest's name after its file, as YAML: in quotes where it would be read as a number."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip("_.-")[:64] or "starter"
+    return name if isinstance(scalar(name), str) else f'"{name}"'
 
 
 def _filled(template: str, **words: str) -> str:
@@ -49,10 +54,10 @@ def _write(contents: dict[Path, str], force: bool) -> None:
     """Write all of the files, or none where one is there."""
     there = [str(path) for path in contents if path.exists()]
     if there and not force:
-        raise PtpipeError(f"{' and '.join(there)} is there already (--force replaces it)")
+        raise UsageError(f"{' and '.join(there)} is there already (--force replaces it)")
     for path, content in contents.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
         except OSError as error:
-            raise PtpipeError(f"cannot write {path}: {error.strerror or error}") from error
+            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptpipe.cli.options import json_option, print_json, print_table
-from ptpipe.errors import ExitCode, Problem, PtpipeError, nearest
+from ptpipe.errors import Problem, UsageError, nearest
 
 if TYPE_CHECKING:
     from ptpipe.plugins import Vocabulary
@@ -31,12 +31,8 @@ def stages(kind: str | None, named: tuple[str, ...], as_json: bool) -> None:
         return
     if kind not in vocabulary.stages:
         problem = Problem(f"there is no stage kind {kind!r}", suggestion=nearest(kind, vocabulary.stages))
-        raise _UnknownKindError(str(problem))
+        raise UsageError(str(problem))
     _describe(vocabulary, vocabulary.stages[kind], as_json)
-
-
-class _UnknownKindError(PtpipeError):
-    exit_code = ExitCode.USAGE
 
 
 @click.command()

@@ -1,0 +1,96 @@
+"""A run's folder: its record, rewritten as the run goes on, and its log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from ptpipe import machine
+from ptpipe.errors import ExitCode, PtpipeError
+from ptpipe.events import LogLine, RunFinished, RunStarted, StageFinished
+from ptpipe.files import strict_json, write_atomically
+from ptpipe.keys import Key
+from ptpipe.plan import Plan
+from ptpipe.store import Store
+
+
+class RunRecord:
+    """What is kept of a run. `record.json` names the keys of all stages from the start, so that what a killed run
+    left half done is known to belong to it.
+    """
+
+    def __init__(self, plan: Plan, store: Store, keys: Mapping[str, Key]) -> None:
+        self.plan, self.keys = plan, keys
+        now = datetime.now(UTC)
+        self.run_id = f"{now:%Y%m%d-%H%M%S}-{plan.manifest.name}-{secrets.token_hex(2)}"
+        self.folder = store.root / "runs" / self.run_id
+        self.started_at = now.isoformat(timespec="milliseconds")
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.perf_counter() - self._start
+
+    def open(self) -> None:
+        """Make the folder. Raises PtpipeError where it can't be written."""
+        try:
+            self.folder.mkdir(parents=True)
+            self._write((), ExitCode.DONE)
+        except OSError as error:
+            raise PtpipeError(f"cannot write to {self.folder}: {error.strerror or error}") from error
+
+    def write(self, finished: Sequence[StageFinished], exit_code: ExitCode) -> None:
+        """Bring the record up to date. Where it can't be written (a full disk) the run goes on without it."""
+        try:
+            self._write(finished, exit_code)
+        except OSError as error:
+            self.log(LogLine("", f"the record could not be written: {error}"))
+
+    def log(self, line: LogLine) -> None:
+        """Add a line to the log, if that can be done."""
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        with contextlib.suppress(OSError), (self.folder / "log.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{stamp} {line.stage_id or '-'} {line.text}\n")
+
+    def started(self, verbosity: int) -> RunStarted:
+        """The news of the run's beginning."""
+        manifest = self.plan.manifest
+        return RunStarted(
+            run_id=self.run_id,
+            name=manifest.name,
+            manifest_path=str(manifest.path),
+            folder=self.folder,
+            stage_ids=tuple(stage.id for stage in self.plan.stages),
+            seed=manifest.seed,
+            overrides=tuple(f"{name}={json.dumps(value)}" for name, value in manifest.overrides.items()),
+            verbosity=verbosity,
+        )
+
+    def finished(self, stages: Sequence[StageFinished], exit_code: ExitCode, interrupted: bool) -> RunFinished:
+        """The news of its end."""
+        name = self.plan.manifest.name
+        return RunFinished(self.run_id, name, self.folder, int(exit_code), self.seconds, tuple(stages), interrupted)
+
+    def _write(self, finished: Sequence[StageFinished], exit_code: ExitCode) -> None:
+        manifest = self.plan.manifest
+        record = {
+            "run_id": self.run_id,
+            "name": manifest.name,
+            "manifest": str(manifest.path.absolute()),
+            "seed": manifest.seed,
+            "overrides": dict(manifest.overrides),
+            "started_at": self.started_at,
+            "seconds": self.seconds,
+            "exit_code": int(exit_code),
+            "finished": len(finished) == len(self.plan.stages),
+            "machine": {**machine.describe(), "fingerprint": machine.fingerprint()},
+            "keys": {stage_id: key.digest for stage_id, key in self.keys.items()},
+            "stages": [{**asdict(news), "parts": self.keys[news.stage_id].parts} for news in finished],
+        }
+        write_atomically(self.folder / "record.json", strict_json(record).encode())
