@@ -5,6 +5,7 @@ Shape legend: N images, C channels, H height, W width.
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ TEST_FILE = "test_batch.bin"
 _SIDE, _CHANNELS = 32, 3
 _RECORD_BYTES = 1 + _CHANNELS * _SIDE * _SIDE
 _MAX_BATCH_BYTES = 1 << 30
+_READ_BYTES = 1 << 20
 
 
 def read_cifar_pools(published: Published, found: Mapping[str, Path], verify: bool) -> tuple[Split, Split, list[str]]:
@@ -60,7 +62,7 @@ def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
 def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
     """Contents of the archive's batches, unpacked in memory: no path in the archive is ever written to."""
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with gzip.open(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as tar:
             for member in tar:
                 name = Path(member.name).name
                 if name not in (*TRAIN_FILES, TEST_FILE) or not member.isfile():
@@ -70,6 +72,8 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
                 file = tar.extractfile(member)
                 assert file is not None
                 yield name, file.read()
+            while unpacked.read(_READ_BYTES):  # to the end, where gzip's checksum is
+                pass
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise StageError(f"{archive} is damaged or truncated: {error}") from error
 

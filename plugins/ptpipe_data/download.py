@@ -62,11 +62,14 @@ class _Transfer:
     reasons: list[str] = field(default_factory=list)
     """Why each mirror tried so far gave nothing."""
     failure: Exception | None = None
+    mirrors: list[str] = field(default_factory=list)
+    """The one that gave something last comes first."""
 
     def run(self) -> None:
         """Fetch what is not there yet; leave an exception in `failure`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self.mirrors = list(self.published.mirrors)
             for part in self.published.parts:
                 self._fetch(part)
         except OSError as error:
@@ -80,10 +83,11 @@ class _Transfer:
         target = self.folder / part.file
         if target.exists() and file_digest(target, "md5") == part.md5:
             return
-        for mirror in self.published.mirrors:
+        for mirror in list(self.mirrors):
             reason = self._try(mirror + part.file, part, target)
             if reason is None:
                 self.useful_at = time.monotonic()
+                self.mirrors.sort(key=lambda other: other != mirror)
                 return
             self.reasons.append(f"{mirror}{part.file}: {reason}")
         raise StageError(f"{self.published.title} could not be downloaded: {'; '.join(self.reasons)}")

@@ -109,10 +109,13 @@ class FileImages:
         return np.asarray(square).reshape(self.size, self.size, self.channels)
 
     def _fit(self, image: PILImage) -> PILImage:
+        import numpy as np
         from PIL import Image
 
         if image.mode == "P" and "transparency" in image.info:
-            image = image.convert("RGBA")
+            image = image.convert("RGBA")  # or Pillow warns
+        if image.mode in ("I", "I;16", "I;16B", "I;16L"):
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # Pillow would clip 16 bits at 255
         image = image.convert("RGB" if self.channels == 3 else "L")
         scale = self.resize / min(image.size)
         width, height = (max(self.resize, round(side * scale)) for side in image.size)

@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -73,9 +74,10 @@ class Loading:
 
     def _from_workers(self, split: str, requests: Sequence[Request]) -> Iterator[torch.Tensor]:
         # Taken out while it is used: a second iteration at the same time gets workers of its own.
-        loader = self._idle.pop(split, None) or self._loader(split)
-        loader.sampler.requests = requests
-        iterator = _start(loader)
+        with _without_workers_warnings():
+            loader = self._idle.pop(split, None) or self._loader(split)
+            loader.sampler.requests = requests
+            iterator = iter(loader)
         try:
             for _ in requests:
                 made = _next(iterator)
@@ -175,11 +177,14 @@ class Normalization:
         return self._rows[key]
 
 
-def _start(loader: DataLoader[Any]) -> Iterator[Any]:
+@contextmanager
+def _without_workers_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         # Python 3.12 warns of forking beside threads. Workers use none of the parent's: torch sets them to one thread.
-        warnings.filterwarnings("ignore", ".*use of fork\\(\\) may lead to deadlocks.*", DeprecationWarning)
-        return iter(loader)
+        warnings.filterwarnings("ignore", r".*use of fork\(\) may lead to deadlocks.*", DeprecationWarning)
+        # torch warns of more workers than processors; how many is said in the manifest, for any machine.
+        warnings.filterwarnings("ignore", "This DataLoader will create .* worker processes", UserWarning)
+        yield
 
 
 def _next(iterator: Iterator[Any]) -> torch.Tensor | str:

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import ptpipe_data as front
+from ptpipe import Context, StageError
+from ptpipe_torch import Data
+
+
+def config(root: Path, **options: object) -> front.ImageFolderConfig:
+    return front.ImageFolderConfig(
+        **{"path": str(root), "image_size": 16, "num_workers": 0, "calibration_size": 4, **options}
+    )
+
+
+def paint(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (20, 24)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
+
+
+@pytest.fixture
+def one_folder(tmp_path: Path) -> Path:
+    for name, colour in COLOURS.items():
+        for number in range(20):
+            paint(tmp_path / "pictures" / name / f"{number:02d}.png", colour)
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def split_folders(tmp_path: Path) -> Path:
+    root = tmp_path / "pictures"
+    for part, num in (("train", 8), ("val", 2), ("test", 3)):
+        for name, colour in COLOURS.items():
+            for number in range(num):
+                paint(root / part / name / f"{number}.png", colour)
+    return root
+
+
+def sizes(data: Data) -> list[int]:
+    return [len(split) for split in data.splits.values()]
+
+
+def test_one_folder_is_split(one_folder: Path, ctx: Context) -> None:
+    data = front.image_folder(config(one_folder, test_size=0.2, val_size=8), ctx)
+    assert data.facts.name == "pictures" and data.facts.class_names == ("blue", "green", "red")
+    assert sizes(data) == [40, 8, 12, 4]
+    for split in data.splits.values():
+        pixels_NHWC = split.images.take(np.arange(len(split)))
+        for id_, label, pixels_HWC in zip(split.ids, split.labels_N, pixels_NHWC, strict=True):
+            name = id_.partition("/")[0]
+            assert data.facts.class_names[label] == name
+            assert (pixels_HWC == COLOURS[name]).all()
+    assert sizes(front.image_folder(config(one_folder), ctx)) == [51, 3, 6, 4]
+
+
+def test_split_folders(split_folders: Path, ctx: Context) -> None:
+    data = front.image_folder(config(split_folders), ctx)
+    assert sizes(data) == [24, 6, 9, 4]
+    assert all(id_.startswith("val/") for id_ in data.splits["val"].ids)
+    shutil.rmtree(split_folders / "val")
+    data = front.image_folder(config(split_folders, val_size=6, test_size=2), ctx)
+    assert sizes(data) == [18, 6, 2, 4]
+    shutil.rmtree(split_folders / "test")
+    data = front.image_folder(config(split_folders, val_size=0, test_size=4), ctx)
+    assert sizes(data) == [20, 0, 4, 4]
+
+
+def test_folder_key(one_folder: Path) -> None:
+    before = front.image_folder.reads(config(one_folder))
+    assert before == front.image_folder.reads(config(one_folder))
+    assert before["num_files"] == 60 and before["root"] == str(one_folder)
+    path = one_folder / "red" / "00.png"
+    status = path.stat()
+    paint(path, (1, 2, 3))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert front.image_folder.reads(config(one_folder)) != before
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after_same_size = front.image_folder.reads(config(one_folder))
+    assert (after_same_size == before) == (path.stat().st_size == status.st_size)
+    (one_folder / "red" / "notes.txt").write_text("no image")
+    (one_folder / "red" / ".hidden.png").write_text("hidden")
+    assert front.image_folder.reads(config(one_folder)) == after_same_size
+    path.rename(one_folder / "red" / "zz.png")
+    assert front.image_folder.reads(config(one_folder)) != after_same_size
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda root: shutil.rmtree(root), r"pictures is not there"),
+        (lambda root: (shutil.rmtree(root), root.write_text("x")), r"pictures is no folder"),
+        (lambda root: [shutil.rmtree(path) for path in root.iterdir()], r"pictures has no images in class folders"),
+        (lambda root: (root / "grey").mkdir(), r"pictures/grey has no images"),
+        (lambda root: paint(root / "stray.png", (0, 0, 0)), r"stray\.png lies in no class folder"),
+    ],
+)
+def test_folders_that_are_no_data_set(one_folder: Path, ctx: Context, damage: Callable, message: str) -> None:
+    damage(one_folder)
+    with pytest.raises(StageError, match=message):
+        front.image_folder(config(one_folder), ctx)
+
+
+def test_reads_of_a_missing_folder_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="nowhere is not there"):
+        front.image_folder.reads(config(tmp_path / "nowhere"))
+
+
+def test_class_that_training_lacks(split_folders: Path, ctx: Context) -> None:
+    paint(split_folders / "test" / "violet" / "1.png", (9, 9, 9))
+    with pytest.raises(StageError, match="train has no images of the class violet"):
+        front.image_folder(config(split_folders), ctx)
+
+
+def test_name_that_is_no_utf8(one_folder: Path, ctx: Context) -> None:
+    try:
+        os.rename(one_folder / "red" / "00.png", os.fsencode(one_folder / "red") + b"/\xff.png")  # noqa: PTH104
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names alone")
+    front.image_folder.reads(config(one_folder))
+    with pytest.raises(StageError, match="rename it"):
+        front.image_folder(config(one_folder), ctx)
+
+
+def test_unicode_names_round_trip(one_folder: Path, ctx: Context, tmp_path: Path) -> None:
+    (one_folder / "red").rename(one_folder / "rött")
+    data = front.image_folder(config(one_folder), ctx)
+    (tmp_path / "stored").mkdir()
+    data.save(tmp_path / "stored")
+    again = Data.load(tmp_path / "stored")
+    assert again.splits["train"].ids.tolist() == data.splits["train"].ids.tolist()
+    assert any(id_.startswith("rött/") for id_ in again.splits["train"].ids)
+    assert len(list(again.batches("train"))) == 1
+
+
+def test_stored_by_reference(one_folder: Path, ctx: Context, tmp_path: Path) -> None:
+    data = front.image_folder(config(one_folder), ctx)
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    data.save(stored)
+    assert sum(path.stat().st_size for path in stored.iterdir()) < 20_000
+    again = Data.load(stored)
+    for one, other in zip(data.batches("test"), again.batches("test"), strict=True):
+        assert one.images_NCHW.equal(other.images_NCHW)
+
+    gone = one_folder / again.splits["test"].ids[0]
+    gone.rename(tmp_path / "elsewhere.png")
+    with pytest.raises(StageError, match=rf"^{re.escape(str(gone))} is gone; put it back, or .*--fresh$"):
+        list(again.batches("test"))
+    one_folder.rename(tmp_path / "moved")
+    with pytest.raises(StageError, match=r"the images of this data set are gone: .*pictures is not there"):
+        Data.load(stored)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("content", [b"", b"not an image", None], ids=["empty", "text", "truncated"])
+def test_corrupt_image_is_named(one_folder: Path, ctx: Context, num_workers: int, content: bytes | None) -> None:
+    data = front.image_folder(config(one_folder, num_workers=num_workers, batch_size=4), ctx)
+    path = one_folder / data.splits["test"].ids[5]
+    if content is None:
+        noise = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(path)
+        content = path.read_bytes()[:-300]
+    path.write_bytes(content)
+    with pytest.raises(StageError, match=rf"^{re.escape(str(path))} can't be read as an image: .") as caught:
+        list(data.batches("test"))
+    assert "\n" not in str(caught.value)
+
+
+def test_resize_and_centre_crop(tmp_path: Path, ctx: Context) -> None:
+    """A picture with a mark in its middle, wide and tall, against Pillow's own operations."""
+    from PIL import ImageOps
+
+    rng = np.random.default_rng(0)
+    for number, size in enumerate([(60, 40), (40, 61), (33, 33), (10, 14), (300, 200)]):
+        pixels = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        folder = tmp_path / "p" / "a"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    data = front.image_folder(config(tmp_path / "p", resize=20, val_size=0, test_size=0), ctx)
+    pixels_NHWC = data.splits["train"].images.take(np.arange(5))
+    for id_, pixels_HWC in zip(data.splits["train"].ids, pixels_NHWC, strict=True):
+        with Image.open(tmp_path / "p" / id_) as image:
+            scale = 20 / min(image.size)
+            resized = image.resize([max(20, round(side * scale)) for side in image.size], Image.Resampling.BILINEAR)
+            square = ImageOps.fit(resized, (16, 16), Image.Resampling.NEAREST) if resized.size == (20, 20) else None
+            left, top = ((side - 16) // 2 for side in resized.size)
+            np.testing.assert_array_equal(pixels_HWC, np.asarray(resized)[top : top + 16, left : left + 16])
+            assert square is None or square.size == (16, 16)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "I;16"])
+def test_modes(tmp_path: Path, ctx: Context, mode: str) -> None:
+    folder = tmp_path / "p" / "a"
+    folder.mkdir(parents=True)
+    image = Image.new("RGB", (20, 20), (200, 200, 200))
+    made = Image.new("I;16", (20, 20), 200 << 8) if mode == "I;16" else image.convert(mode)
+    options = {"transparency": bytes([0] * 256)} if mode == "P" else {}
+    for number in range(2):
+        made.save(folder / f"{number}.{'tif' if mode == 'CMYK' else 'png'}", **options)
+    for channels in (1, 3):
+        data = front.image_folder(config(tmp_path / "p", channels=channels, val_size=0, test_size=1), ctx)
+        pixels_NHWC = data.splits["train"].images.take(np.arange(1))
+        assert pixels_NHWC.shape == (1, 16, 16, channels)
+        assert 190 < pixels_NHWC.mean() < 210, "light grey stays light"  # P and 1 are dithered
+
+
+def test_large_jpeg_is_decoded_small_but_alike(tmp_path: Path, ctx: Context) -> None:
+    y, x = np.mgrid[0:1200, 0:1600] / 100
+    pixels = np.stack([np.sin(x) * 100 + 128, np.cos(y) * 100 + 128, np.sin(x + y) * 100 + 128], axis=-1).astype(
+        np.uint8
+    )
+    folder = tmp_path / "p" / "a"
+    folder.mkdir(parents=True)
+    for number in range(2):
+        Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=95)
+    data = front.image_folder(config(tmp_path / "p", image_size=64, val_size=0, test_size=1), ctx)
+    got = data.splits["train"].images.take(np.arange(1))[0].astype(int)
+    expected = np.asarray(Image.fromarray(pixels).resize((85, 64), Image.Resampling.BILINEAR))[:, 10:74].astype(int)
+    assert np.abs(got - expected).mean() < 3
+
+
+def test_normalization(one_folder: Path, ctx: Context) -> None:
+    assert front.image_folder(config(one_folder), ctx).facts.mean == (0.485, 0.456, 0.406)
+    assert front.image_folder(config(one_folder, channels=1), ctx).facts.shape_CHW == (1, 16, 16)
+    data = front.image_folder(config(one_folder, normalize="measured"), ctx)
+    train = data.splits["train"]
+    pixels_NHWC = train.images.take(np.arange(len(train)))
+    np.testing.assert_allclose(data.facts.mean, (pixels_NHWC / 255).mean(axis=(0, 1, 2)), atol=6e-5)
+
+
+def test_in_memory(one_folder: Path, ctx: Context, tmp_path: Path) -> None:
+    lazy = front.image_folder(config(one_folder), ctx)
+    held = front.image_folder(config(one_folder, in_memory=True), ctx)
+    (tmp_path / "stored").mkdir()
+    held.save(tmp_path / "stored")
+    expected = [batch.images_NCHW for batch in lazy.batches("train")]
+    shutil.rmtree(one_folder)
+    shutil.rmtree(ctx.scratch)
+    again = Data.load(tmp_path / "stored")
+    for one, other in zip(expected, again.batches("train"), strict=True):
+        assert one.equal(other.images_NCHW)

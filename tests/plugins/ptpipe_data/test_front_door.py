@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+import ptpipe_data as front
+from ptpipe import hookimpl
+from ptpipe_torch import Data, LoaderOptions
+from ptpipe_torch.augment import AUGMENTATIONS
+
+STAGES = list(front.ptpipe_stages())
+
+
+def test_importing_and_keys_need_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys, ptpipe_data as front; "
+        "front.mnist.reads(front.MnistConfig()); front.cifar10.reads(front.PublishedConfig()); "
+        "front.image_folder.reads(front.ImageFolderConfig(path='.')); "
+        "print([name for name in ('torch', 'numpy', 'PIL', 'sklearn', 'torchvision') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_kinds() -> None:
+    assert {stage.kind for stage in STAGES} == {
+        "data.cifar10",
+        "data.digits",
+        "data.fashion_mnist",
+        "data.image_folder",
+        "data.mnist",
+        "data.synthetic",
+    }
+    for stage in STAGES:
+        assert [port.type for port in stage.outputs] == [Data] and not stage.inputs
+        assert stage.help
+    assert hasattr(front, "hookimpl") and hookimpl is front.hookimpl
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.kind)
+def test_every_option_says_what_it_is(stage) -> None:
+    for name, field in stage.config_type.model_fields.items():
+        assert field.description, name
+
+
+def test_augmentations_are_those_there_are() -> None:
+    assert set(get_args(front.Augmentation)) == set(AUGMENTATIONS)
+
+
+def test_loader_options_get_through() -> None:
+    config = front.MnistConfig.model_validate_json(
+        '{"batch_size": 32, "num_workers": 3, "pin_memory": true, "prefetch_factor": 4, "persistent_workers": true,'
+        ' "augment": ["shift", "flip"]}',
+        strict=True,
+    )
+    assert config.loader_options() == LoaderOptions(32, 3, True, 4, True, ("shift", "flip"))
+    assert front.DigitsConfig().loader_options() == LoaderOptions()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ('{"val_size": 1.5}', "neither a share below 1 nor a whole number"),
+        ('{"val_size": -1}', "greater than or equal to 0"),
+        ('{"val_size": "many"}', "valid number"),
+        ('{"augment": ["shfit"]}', "'crop', 'erase', 'flip'"),
+        ('{"persistent_workers": true}', "persistent_workers needs num_workers"),
+        ('{"batch_size": 0}', "greater than or equal to 1"),
+        ('{"shuffle": true}', "Extra inputs are not permitted"),
+    ],
+)
+def test_wrong_options(options: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        front.SplitConfig.model_validate_json(options, strict=True)
+
+
+def test_resize_smaller_than_the_square() -> None:
+    with pytest.raises(ValidationError, match="resize: 100 is smaller than image_size: 224"):
+        front.ImageFolderConfig(path="x", resize=100)
+
+
+@pytest.mark.parametrize("size", [0, 0.25, 5000])
+def test_sizes_are_shares_or_numbers(size: float) -> None:
+    assert front.SplitConfig.model_validate_json(f'{{"val_size": {size}}}', strict=True).val_size == size
