@@ -32,9 +32,11 @@ def undisturbed() -> Iterator[None]:
 
     def hold(number: int, frame: FrameType | None) -> None:
         if held:
+            held.clear()
             restore()
             signal.raise_signal(number)
-        held.append(number)
+        else:
+            held.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)

@@ -122,12 +122,11 @@ class Store:
             record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
             listing = _listing(folder / "files")
             found = hashlib.sha256(json.dumps([record["type"], listing], sort_keys=True).encode()).hexdigest()
+            written = dict(record["files"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise IntegrityError(f"object {digest[:12]} cannot be read: {error}") from error
         if found != digest:
-            changed = sorted(
-                name for name in {*listing, *record["files"]} if listing.get(name) != record["files"].get(name)
-            )
+            changed = sorted(name for name in {*listing, *written} if listing.get(name) != written.get(name))
             raise IntegrityError(f"object {digest[:12]} was altered: {', '.join(changed) or 'its record'}")
         self._verified.add(digest)
 
@@ -176,9 +175,7 @@ class Store:
         path = self.root / "index" / f"{key}.json"
         try:
             entry = Entry.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         intact = entry.key == key and all(self.has(stored.digest) for stored in entry.outputs.values())
         return entry if intact else None
