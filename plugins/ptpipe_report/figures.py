@@ -123,11 +123,16 @@ def joined(figures: Iterable[Figure], separator: str = " · ") -> str:
 def _unit_of(name: str) -> tuple[str, str]:
     for unit, suffix in (("rate", "_per_s"), ("bytes", "_bytes"), ("ms", "_ms"), ("s", "_s")):
         if name.endswith(suffix) and len(name) > len(suffix):
-            return name.removesuffix(suffix).replace("_", " "), unit
+            return " ".join(_words(name.removesuffix(suffix))), unit
     if name.startswith("num_"):
-        return name.removeprefix("num_").replace("_", " "), "count"
-    words = name.split("_")
+        return " ".join(_words(name.removeprefix("num_"))), "count"
+    words = _words(name)
     return " ".join(words), next((unit for word, unit in _UNIT_OF_WORD.items() if word in words), "number")
+
+
+def _words(name: str) -> list[str]:
+    """`pretrain.val_top1`: pretrain, val, top1."""
+    return name.replace(".", "_").split("_")
 
 
 def _with_unit(value: float, unit: str) -> str:

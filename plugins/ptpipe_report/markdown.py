@@ -46,7 +46,7 @@ def report(started: RunStarted, finished: RunFinished, notices: Iterable[Notice]
     if gates:
         rows = [[escape(gate.stage_id), f"**{escape(gate.decision)}**", escape(gate.reason)] for gate in gates]
         blocks += ["## Gates", _table(["gate", "verdict", "reason"], [_LEFT] * 3, rows)]
-    blocks += ["## Stages", _stages(finished.stages), "## Again", _fenced(story.command(started), "sh")]
+    blocks += ["## Stages", _stages(finished.stages), "## Reproduce", _fenced(story.command(started), "sh")]
     return "\n\n".join(blocks) + "\n"
 
 

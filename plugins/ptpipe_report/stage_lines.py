@@ -71,7 +71,7 @@ class StageLines:
             return one_line(stage.message)
         separator = self._paper.look.separator
         reasons = separator.join(one_line(gate.reason) for gate in story.gates([stage]))
-        if reasons and (room is None or cell_len(reasons) <= room):
+        if reasons and (room is None or cell_len(reasons) <= room or stage.outcome is Outcome.REFUSED):
             return reasons
         kept: list[str] = []
         for figure in story.stage_figures(stage)[:_MOST_FIGURES]:

@@ -143,6 +143,9 @@ def test_a_refusal_is_no_failure_and_needs_no_second_run(story, verdict) -> None
     assert "▲ other  undecided  no such figure" in shown
     assert "✗ mnist-qat refused by a gate after 3 min 07 s  1 done, 1 refused" in shown
     assert not [line for line in shown if "go on with" in line]
+    narrow = told(on(60), story, stages, exit_code=3)
+    assert narrow[2].startswith("✗ 1/2 gate   refused      1.0 s   29.3 % (")  # cut, the whole below
+    assert narrow[3] == "✓ 2/2 other  done         1.0 s   no such figure"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from ptpipe_report.figures import (
         ("format", "torch int8 fbgemm", "torch int8 fbgemm"),
         ("epoch", "1/3", "epoch 1/3"),
         ("best", None, "best -"),
+        ("int8_net.accuracy", 0.9134, "int8 net accuracy 91.34 %"),
         ("_s", 3, " s 3"),
     ],
 )
