@@ -84,6 +84,18 @@ def test_gives_several_inputs_and_several_outputs(bench: Bench):
     assert bench.run(split, numbers=[Number(4.0)]).low.value == 1.0
 
 
+class Only(NamedTuple):
+    number: Number
+
+
+def test_gives_a_named_tuple_of_one_as_it_is(bench: Bench):
+    @stage("number.only")
+    def only(config: StageConfig, ctx: Context) -> Only:
+        return Only(Number(3.0))
+
+    assert bench.run(only).number.value == 3.0
+
+
 def test_runs_a_gate(bench: Bench):
     @stage("gate.even")
     def even(config: StageConfig, ctx: Context, number: Number) -> Verdict:
@@ -96,9 +108,9 @@ def test_runs_a_gate(bench: Bench):
     ("options", "message"),
     [
         ({"factr": 1}, r"unknown option 'factr' of number.scale \(did you mean 'factor'\?\)"),
-        ({"factor": -1}, "factor: should be greater than 0, not -1"),
-        ({"factor": "2"}, 'factor: should be a valid number, not "2"'),
-        ({"digits": [1, True]}, "digits.1: should be a valid integer, not true"),
+        ({"factor": -1}, "factor: .*greater than 0.*-1"),
+        ({"factor": "2"}, 'factor: .*number.*"2"'),
+        ({"digits": [1, True]}, "digits.1: .*true"),
     ],
 )
 def test_refuses_options_as_a_manifest_would(bench: Bench, options, message):
@@ -211,7 +223,7 @@ class Unreadable(Number):
         (broken(Number(1), said=os), "metric value=<module 'os'.* is not JSON"),
         (broken(Number(1), said=float("nan")), "metric value=nan is not JSON"),
         (broken(Number(1), reads=lambda config: Path("x")), r"reads\(config\) gave no JSON"),
-        (broken(Linked(1), type_=Linked), "output output: Linked.save raised ValueError: link is not a plain file"),
+        (broken(Linked(1), type_=Linked), "output output: Linked.save raised ValueError: .*link"),
         (broken(Pickled(1), type_=Pickled), "number.bin is a pickle"),
         (broken(Unwritable(1), type_=Unwritable), "Unwritable.save raised ZeroDivisionError: by nothing"),
         (broken(Forgetful(1)), "output output: a run reads it back as the Number promised, but it is a Forgetful"),

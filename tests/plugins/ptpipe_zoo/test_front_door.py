@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 
@@ -37,10 +38,11 @@ def problems(stage: Stage, **options: object) -> list[tuple[str, str | None]]:
 @pytest.mark.parametrize(
     ("stage", "options", "message"),
     [
-        (ptpipe_zoo.mlp, {"hidden": [8, 0]}, "hidden.1: should be greater than or equal to 1, not 0"),
-        (ptpipe_zoo.mlp, {"dropout": 1}, "dropout: should be less than 1, not 1"),
-        (ptpipe_zoo.small_cnn, {"width": 0}, "width: should be greater than or equal to 1, not 0"),
-        (ptpipe_zoo.torchvision, {}, "option 'name' of model.torchvision must be given"),
+        (ptpipe_zoo.mlp, {"hidden": [8, 0]}, r"hidden.1: .*1.*not 0"),
+        (ptpipe_zoo.mlp, {"dropout": 1}, "dropout: .*less than 1"),
+        (ptpipe_zoo.small_cnn, {"width": 0}, "width: .*not 0"),
+        (ptpipe_zoo.small_cnn, {"widht": 8}, "widht"),
+        (ptpipe_zoo.torchvision, {}, "'name'"),
         (
             ptpipe_zoo.torchvision,
             {"name": "resnet18", "weights": "DEFAULT", "weights_file": "w.pth"},
@@ -49,13 +51,14 @@ def problems(stage: Stage, **options: object) -> list[tuple[str, str | None]]:
     ],
 )
 def test_wrong_options_are_found_before_any_work(stage, options, message):
-    assert [text for text, _ in problems(stage, **options)] == [message]
+    ((text, _),) = problems(stage, **options)
+    assert re.search(message, text)
 
 
 @pytest.mark.parametrize(("name", "suggestion"), [("resnet81", "resnet18"), ("ViT_b_16", "vit_b_16"), ("zzz", None)])
 def test_an_unknown_network_gets_the_nearest_name(name, suggestion):
     ((message, nearest),) = problems(ptpipe_zoo.torchvision, name=name)
-    assert message == f'name: must name one of torchvision\'s classification networks, not "{name}"'
+    assert "must name one of torchvision's classification networks" in message
     assert nearest == suggestion
 
 
