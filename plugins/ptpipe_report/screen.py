@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -143,4 +144,12 @@ class Screen(Observer):
             self._paper.entry(Text(f"{_MARGIN}{one_line(stage.stage_id)}: ", "bold"), stage.message)
         if news.exit_code not in {ExitCode.DONE, ExitCode.REFUSED, ExitCode.UNDECIDED}:
             self._paper.verbatim(Text(f"{_MARGIN}go on with  ", FAINT), story.command(self._started))
-        self._paper.verbatim(Text(f"{_MARGIN}run folder  ", FAINT), str(news.folder))
+        self._paper.verbatim(Text(f"{_MARGIN}run folder  ", FAINT), _as_seen_from_here(news.folder))
+
+
+def _as_seen_from_here(folder: Path) -> str:
+    """The path that one would type; absolute where the folder is elsewhere."""
+    try:
+        return str(folder.absolute().relative_to(Path.cwd()))
+    except (ValueError, OSError):  # the working folder may be gone
+        return str(folder)

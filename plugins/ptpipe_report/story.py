@@ -77,13 +77,15 @@ def command(started: RunStarted) -> str:
 def stage_figures(stage: StageFinished) -> tuple[Figure, ...]:
     """What a stage's metrics and outputs say, the most telling first."""
     verdicts = [Figure("", gate.decision) for gate in gates([stage])]
-    compared = [Figure("", f"{len(table.is_baseline)} models") for table in tables([stage])]
+    compared = tuple(Figure("", f"{len(table.is_baseline)} models") for table in tables([stage]))
+    if compared:
+        return compared  # the table itself stands elsewhere, its figures among the metrics too
     values = dict(stage.metrics)
     for output in stage.outputs.values():
         summary = output.get("summary")
         if isinstance(summary, Mapping) and type_name(output) not in {"Verdict", "Comparison"}:
             values |= {name: value for name, value in summary.items() if name not in values}
-    return (*verdicts, *compared, *telling_figures(values))
+    return (*verdicts, *telling_figures(values))
 
 
 def gates(stages: Iterable[StageFinished]) -> list[Gate]:

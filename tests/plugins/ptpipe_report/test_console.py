@@ -265,3 +265,9 @@ def test_paper_in_a_file_never_wraps() -> None:
     Paper(console).entry(Text("lead: "), "word " * 200)
     assert isinstance(console.file, io.StringIO)
     assert len(console.file.getvalue().splitlines()) == 1
+
+
+def test_the_run_folder_is_written_as_one_would_type_it(story, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    story.folder = tmp_path / "artifacts" / "runs" / "r"
+    assert told(on(None), story, [])[-1] == "  run folder  artifacts/runs/r"
