@@ -22,7 +22,7 @@ def _share_or_number(size: float) -> float:
     return size
 
 
-Size = Annotated[float, Field(ge=0, le=1e9), AfterValidator(_share_or_number)]
+Size = Annotated[float, Field(ge=0), AfterValidator(_share_or_number)]
 
 
 class LoaderConfig(StageConfig):

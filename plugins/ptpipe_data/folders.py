@@ -16,7 +16,6 @@ from ptpipe import JSON, Context, StageError
 if TYPE_CHECKING:
     from ptpipe_data import ImageFolderConfig
     from ptpipe_torch.data import Data, Split
-    from ptpipe_torch.images import FileImages, Images
 
 _SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _IMAGENET = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
@@ -66,9 +65,8 @@ def image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     if "test" in pools:
         splits = draw_splits(train, pools["test"], config, ctx.seed, val=pools.get("val"))
     else:
-        train, test = set_aside(
-            train, _TEST_SHARE if config.test_size is None else config.test_size, ctx.seed, "test from all"
-        )
+        test_size = _TEST_SHARE if config.test_size is None else config.test_size
+        train, test = set_aside(train, test_size, ctx.seed, "test")
         splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), ctx.seed, val=pools.get("val"))
     mean, std = _normalization(splits["train"], config)
     facts = DataFacts(root.name, tuple(classes), (config.channels, config.image_size, config.image_size), mean, std)
@@ -104,12 +102,9 @@ def _listed(root: Path, name: str) -> list[tuple[str, str]]:
         listed.append((class_name, path))
     if not listed:
         raise StageError(f"{root / name} has no images in class folders ({', '.join(sorted(_SUFFIXES))})")
+    with_images = {class_name for class_name, _ in listed}
     for entry in sorted((root / name).iterdir()):
-        if (
-            entry.is_dir()
-            and not entry.name.startswith(".")
-            and entry.name not in {class_name for class_name, _ in listed}
-        ):
+        if entry.is_dir() and entry.name not in with_images and not entry.name.startswith("."):
             raise StageError(f"{entry} has no images")
     return listed
 
@@ -123,9 +118,7 @@ def _pool(root: Path, files: list[tuple[str, str]], classes: list[str], config: 
     numbers = {class_name: number for number, class_name in enumerate(classes)}
     labels_N = np.array([numbers[class_name] for class_name, _ in files], dtype=np.int64)
     paths_N = np.array([path.encode() for _, path in files], dtype=np.bytes_)
-    images: FileImages = FileImages(
-        root, paths_N, config.image_size, config.resize or config.image_size, config.channels
-    )
+    images = FileImages(root, paths_N, config.image_size, config.resize or config.image_size, config.channels)
     return Split(np.array([path for _, path in files], dtype=np.str_), labels_N, images)
 
 
@@ -155,5 +148,4 @@ def _normalization(train: Split, config: ImageFolderConfig) -> tuple[tuple[float
     if config.normalize == "imagenet":
         return _IMAGENET[config.channels]
     some = np.linspace(0, len(train) - 1, min(len(train), _MEASURED_IMAGES)).astype(np.int64)
-    images: Images = SubsetImages(train.images, some)
-    return channel_statistics(images)
+    return channel_statistics(SubsetImages(train.images, some))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ptpipe_data.idx import make_pool
 from ptpipe_data.splitting import draw_splits
 from ptpipe_data.statistics import channel_statistics
 from ptpipe_torch.data import Data, DataFacts, Split
@@ -27,7 +28,7 @@ _SHIFTS = (0, -2, 2)
 
 def digits(config: SplitConfig, seed: int) -> Data:
     """The digits as they are; every fourth is a test image, whatever the seed."""
-    train, test = _pools(_pixels())
+    train, test = _pools(*_bundled())
     return _data("digits", draw_splits(train, test, config, seed), config)
 
 
@@ -39,30 +40,26 @@ def digits_in_place_of(name: str, config: SplitConfig, seed: int) -> Data:
     99 % of the test images; with the bare 1,280 images: 88 %), and a gate on the accuracy has something to hold on to.
     Val is set aside before, and test images are never shifted.
     """
+    pixels_NHWC, labels_N = _bundled()
     margin = (_SIDE - _BOX) // 2
-    boxes = _enlarged(_pixels(), _BOX)
-    train, test = _pools(np.pad(boxes, ((0, 0), (margin, margin), (margin, margin), (0, 0))))
+    framed_NHWC = np.pad(_enlarged(pixels_NHWC, _BOX), ((0, 0), (margin, margin), (margin, margin), (0, 0)))
+    train, test = _pools(framed_NHWC, labels_N)
     return _data(f"digits (in place of {name})", draw_splits(train, test, config, seed, enlarge=_shifted), config)
 
 
-def _pixels() -> npt.NDArray[np.uint8]:
+def _bundled() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Pixels, 0 to 16 stretched to 0 to 255, of shape (N, 8, 8, 1), and labels."""
     from sklearn.datasets import load_digits
 
-    pixels_NHW: npt.NDArray[np.float64] = load_digits().images * (255 / 16)
-    return np.rint(pixels_NHW[..., np.newaxis]).astype(np.uint8)
+    bundle = load_digits()
+    pixels_NHW: npt.NDArray[np.float64] = bundle.images * (255 / 16)
+    return np.rint(pixels_NHW[..., np.newaxis]).astype(np.uint8), bundle.target.astype(np.int64)
 
 
-def _labels() -> npt.NDArray[np.int64]:
-    from sklearn.datasets import load_digits
-
-    return np.asarray(load_digits().target, dtype=np.int64)
-
-
-def _pools(pixels_NHWC: npt.NDArray[np.uint8]) -> tuple[Split, Split]:
-    ids = np.array([f"digits/{number:05d}" for number in range(len(pixels_NHWC))])
-    all_ = Split(ids, _labels(), ArrayImages(pixels_NHWC))
-    is_test = np.arange(len(ids)) % _TEST_EVERY == _TEST_EVERY - 1
-    return all_.subset(np.flatnonzero(~is_test)), all_.subset(np.flatnonzero(is_test))
+def _pools(pixels_NHWC: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.int64]) -> tuple[Split, Split]:
+    every = make_pool("digits", pixels_NHWC, labels_N)
+    is_test = np.arange(len(every)) % _TEST_EVERY == _TEST_EVERY - 1
+    return every.subset(np.flatnonzero(~is_test)), every.subset(np.flatnonzero(is_test))
 
 
 def _enlarged(pixels_NHWC: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:

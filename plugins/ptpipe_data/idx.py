@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import StageError
-from ptpipe_data.published import Part, Published, file_digest
+from ptpipe_data.published import Part, Published
 from ptpipe_torch.data import Split
 from ptpipe_torch.images import ArrayImages
 
@@ -43,7 +43,10 @@ def parse_idx(content: bytes, name: str) -> npt.NDArray[np.uint8]:
         sizes = " x ".join(str(size) for size in shape)
         verb = "is truncated" if got < wanted else "is longer than its header says"
         raise StageError(f"{name} {verb}: {sizes} = {wanted} bytes are announced, {got} are there")
-    return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
+    try:
+        return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
+    except ValueError as error:  # no array can have so many dimensions, or such sizes beside a 0
+        raise StageError(f"{name} is damaged: it announces an array of {len(shape)} dimensions, {shape[:4]}") from error
 
 
 def gunzip(content: bytes, name: str) -> bytes:
@@ -54,11 +57,8 @@ def gunzip(content: bytes, name: str) -> bytes:
     except zlib.error as error:
         raise StageError(f"{name} is damaged: {str(error).rpartition(': ')[2]}") from error
     if not unpacker.eof:
-        reason = (
-            "unpacks to more than 4 GiB"
-            if len(unpacked) == _MAX_BYTES
-            else "is truncated: the compressed data has no end"
-        )
+        too_long = len(unpacked) == _MAX_BYTES
+        reason = "unpacks to more than 4 GiB" if too_long else "is truncated: the compressed data has no end"
         raise StageError(f"{name} {reason}")
     if unpacker.unused_data:
         raise StageError(f"{name} is damaged: {len(unpacker.unused_data)} bytes follow the end of the compressed data")
@@ -86,11 +86,15 @@ def read_idx_pools(published: Published, found: Mapping[str, Path], verify: bool
 
 def _read_part(part: Part, path: Path, title: str | None) -> tuple[npt.NDArray[np.uint8], bool]:
     packed = path.name == part.file
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StageError(f"{path} can't be read: {error.strerror}") from error
+    is_published = packed and hashlib.md5(content, usedforsecurity=False).hexdigest() == part.md5
     content = gunzip(content, str(path)) if packed else content
     array = parse_idx(content, str(path))
-    if title is None or (packed and file_digest(path, "md5") == part.md5):
-        return array, title is not None
+    if title is None or is_published:
+        return array, is_published
     if part.unpacked_sha256 is None and not packed:
         return array, False
     if part.unpacked_sha256 is None or hashlib.sha256(content).hexdigest() != part.unpacked_sha256:

@@ -26,12 +26,12 @@ def draw_splits(
     """Splits by name. Each draw has a stream of its own: changing one size leaves the other splits as they are.
 
     `val`: where the data set comes with one; otherwise it is taken from `train`. `enlarge`: done to what is left to
-    train on. Raises StageError where the sizes can't be had.
+    train on, before it is limited to `train_size`. Raises StageError where the sizes can't be had.
     """
     if val is None:
         train, val = set_aside(train, config.val_size, seed, "val")
-    train = _at_most(train, config.train_size, seed, "train")
     train = enlarge(train) if enlarge else train
+    train = _at_most(train, config.train_size, seed, "train")
     source = train if config.calibration_from == "train" else val
     if config.calibration_size and not len(source):
         raise StageError(f"calibration_from: {config.calibration_from}, but that split is empty")
@@ -67,5 +67,5 @@ def _at_most(pool: Split, size: float | None, seed: int, name: str) -> Split:
 
 
 def _order(num: int, seed: int, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    stream = ("val", "train", "test", "calibration", "test from all").index(name)
+    stream = ("val", "train", "test", "calibration").index(name)
     return np.random.default_rng((seed, stream)).permutation(num)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -220,6 +221,18 @@ class TestAltered:
     def test_truncated(self, tiny_mnist: Path, ctx: Context) -> None:
         name = self.alter(tiny_mnist / "train-images-idx3-ubyte.gz", lambda content: content[:-100])
         assert self.refused(ctx) == f"{name} is truncated: the compressed data has no end"
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+    def test_unreadable(self, tiny_mnist: Path, ctx: Context) -> None:
+        path = tiny_mnist / "train-images-idx3-ubyte.gz"
+        path.chmod(0)
+        assert self.refused(ctx) == f"{path} can't be read: Permission denied"
+
+    def test_a_folder_in_its_place(self, tiny_mnist: Path, ctx: Context) -> None:
+        path = tiny_mnist / "train-images-idx3-ubyte.gz"
+        path.unlink()
+        path.mkdir()
+        assert self.refused(ctx) == f"{path} can't be read: Is a directory"
 
     def test_empty(self, tiny_mnist: Path, ctx: Context) -> None:
         name = self.alter(tiny_mnist / "train-images-idx3-ubyte.gz", lambda content: b"")
