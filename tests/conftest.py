@@ -40,27 +40,56 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "PYTHONWARNINGS": "default", "COLUMNS": "200", "NO_COLOR": "1", **changes}
 
 
-def command(*arguments: object, python: Sequence[str] = ()) -> list[str]:
-    """The command line of `ptpipe`, in this interpreter."""
-    return [sys.executable, *python, "-m", "ptpipe", *map(str, arguments)]
+ALONE = "import ptpipe.plugins as p; p.BUILT_IN = (); from ptpipe.cli import main; main()"
+
+
+def command(*arguments: object, python: Sequence[str] = (), alone: bool = False) -> list[str]:
+    """The command line of `ptpipe`, in this interpreter; `alone` leaves the built-in plugins out, to be quick."""
+    start = ["-c", ALONE] if alone else ["-m", "ptpipe"]
+    return [sys.executable, *python, *start, *map(str, arguments)]
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """`run_cli("plan", "m.yaml")`: the process's exit code, stdout and stderr."""
+
+    folder: Path
+
+    def __call__(
+        self,
+        *arguments: object,
+        python: Sequence[str] = (),
+        alone: bool = False,
+        timeout_s: float = 120,
+        **changes: str,
+    ) -> Ended:
+        """Run to the end."""
+        with self.start(*arguments, python=python, alone=alone, **changes) as process:
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except BaseException:
+                process.kill()
+                raise
+        return Ended(process.returncode, out.decode(), err.decode())
+
+    def start(
+        self, *arguments: object, python: Sequence[str] = (), alone: bool = False, **changes: str
+    ) -> subprocess.Popen[bytes]:
+        """Start only."""
+        return subprocess.Popen(
+            command(*arguments, python=python, alone=alone),
+            cwd=self.folder,
+            env=environment(**changes),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
 
 @pytest.fixture
-def run_cli(tmp_path: Path):
-    """`run_cli("plan", "m.yaml")`: the process's exit code, stdout and stderr; its folder is `tmp_path`."""
-
-    def call(*arguments: object, python: Sequence[str] = (), timeout_s: float = 120, **changes: str) -> Ended:
-        ended = subprocess.run(
-            command(*arguments, python=python),
-            cwd=tmp_path,
-            env=environment(**changes),
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        return Ended(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
-
-    return call
+def run_cli(tmp_path: Path) -> CommandLine:
+    """The command line, run in `tmp_path`."""
+    return CommandLine(tmp_path)
 
 
 class Project:

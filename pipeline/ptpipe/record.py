@@ -27,10 +27,14 @@ class RunRecord:
     def __init__(self, plan: Plan, store: Store, keys: Mapping[str, Key]) -> None:
         self.plan, self.keys = plan, keys
         now = datetime.now(UTC)
-        self.run_id = f"{now:%Y%m%d-%H%M%S}-{plan.manifest.name}-{secrets.token_hex(2)}"
-        self.folder = store.root / "runs" / self.run_id
+        self.folder = store.root / "runs" / f"{now:%Y%m%d-%H%M%S}-{plan.manifest.name}-{secrets.token_hex(2)}"
         self.started_at = now.isoformat(timespec="milliseconds")
         self._start = time.perf_counter()
+
+    @property
+    def run_id(self) -> str:
+        """Names the run: the time, the manifest's name, and four digits that tell it from others of that second."""
+        return self.folder.name
 
     @property
     def seconds(self) -> float:
@@ -40,7 +44,14 @@ class RunRecord:
     def open(self) -> None:
         """Make the folder. Raises PtpipeError where it can't be written."""
         try:
-            self.folder.mkdir(parents=True)
+            while True:
+                try:
+                    self.folder.mkdir(parents=True)
+                    break
+                except FileExistsError:
+                    if not self.folder.is_dir():
+                        raise
+                    self.folder = self.folder.with_name(f"{self.folder.name[:-4]}{secrets.token_hex(2)}")
             self._write((), ExitCode.DONE)
         except OSError as error:
             raise PtpipeError(f"cannot write to {self.folder}: {error.strerror or error}") from error
