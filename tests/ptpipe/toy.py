@@ -189,7 +189,7 @@ def slow(config: SlowConfig, ctx: Context) -> Text:
         temporary.write_text(str(step + 1))
         temporary.replace(path)
         ctx.progress(step + 1, config.steps, "steps")
-    return Text("x" * 100_000)
+    return Text(chr(ord("a") + config.steps % 26) * 100_000)
 
 
 @hookimpl
