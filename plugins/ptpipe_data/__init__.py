@@ -175,8 +175,10 @@ def mnist(config: MnistConfig, ctx: Context) -> Data:
         raise StageError(missing(_published("mnist"), config.path))
     from ptpipe_data.handwritten import digits_in_place_of
 
+    ctx.log(missing(_published("mnist"), None))
     ctx.notice(
-        f"MNIST is not here and could not be downloaded: this is scikit-learn's digits in its place (1,797 images). "
+        "MNIST is not here and could not be downloaded: this is scikit-learn's digits in its place (1,797 images, "
+        "enlarged to 28 x 28; those to train on in nine shifted copies). "
         "For the real thing, put its four files into $PTPIPE_DATA/mnist, or connect to a network, "
         f"and run with --fresh {ctx.stage_id}"
     )

@@ -68,7 +68,6 @@ class _Transfer:
     def run(self) -> None:
         """Fetch what is not there yet; leave an exception in `failure`."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self.mirrors = list(self.published.mirrors)
             for part in self.published.parts:
                 self._fetch(part)
@@ -107,6 +106,7 @@ class _Transfer:
             return str(error) or type(error).__name__
 
     def _keep(self, response: http.client.HTTPResponse, part: Part, target: Path) -> str | None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{part.file}-")
         try:
             with os.fdopen(descriptor, "wb") as file:

@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -78,16 +78,21 @@ class Loading:
             loader = self._idle.pop(split, None) or self._loader(split)
             loader.sampler.requests = requests
             iterator = iter(loader)
+        keep = self._options.persistent_workers
         try:
             for _ in requests:
                 made = _next(iterator)
                 if isinstance(made, str):
                     raise StageError(made)
                 yield made
+        except Exception:
+            keep = False
+            raise
         finally:
-            del iterator  # ends workers that are not persistent
-            if self._options.persistent_workers:
+            if keep:
                 self._idle[split] = loader
+            else:
+                _end_workers(iterator)
 
     def _loader(self, split: str) -> DataLoader[Any]:
         options = self._options
@@ -190,10 +195,23 @@ def _without_workers_warnings() -> Iterator[None]:
 def _next(iterator: Iterator[Any]) -> torch.Tensor | str:
     try:
         return next(iterator)
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        # A dead worker shows as torch's RuntimeError, or as a broken pipe where a batch of its was about to be read.
+        # What a plugin's own images raise in a worker arrives as "Caught ... in DataLoader worker".
+        first_line, *_ = [*str(error).splitlines(), ""]
+        if first_line.startswith("Caught ") or (
+            isinstance(error, RuntimeError) and "DataLoader worker" not in first_line
+        ):
             raise
-        raise StageError(f"a data worker died ({str(error).splitlines()[0]}): use fewer num_workers, or 0") from error
+        raise StageError(
+            f"a data worker died ({first_line}); if memory ran out, use fewer num_workers, or 0"
+        ) from error
+
+
+def _end_workers(iterator: Any) -> None:
+    # torch does so once the iterator is collected, but the traceback of an error may hold on to it for long.
+    with suppress(RuntimeError):  # torch's signal handler, if a worker has just been killed
+        iterator._shutdown_workers()
 
 
 def _end_with_parent(worker: int) -> None:

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -21,6 +21,7 @@ def idx_bytes(array: np.ndarray, kind: int = 8) -> bytes:
 ARRAYS = hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=6))
 
 
+@settings(deadline=None)
 @given(ARRAYS)
 def test_round_trip(array: np.ndarray) -> None:
     parsed = parse_idx(idx_bytes(array), "x")
@@ -28,6 +29,7 @@ def test_round_trip(array: np.ndarray) -> None:
     np.testing.assert_array_equal(parsed, array)
 
 
+@settings(deadline=None)
 @given(ARRAYS, st.data())
 def test_every_truncation_is_refused(array: np.ndarray, data: st.DataObject) -> None:
     content = idx_bytes(array)
@@ -36,12 +38,14 @@ def test_every_truncation_is_refused(array: np.ndarray, data: st.DataObject) -> 
         parse_idx(content[:end], "some/file")
 
 
+@settings(deadline=None)
 @given(ARRAYS, st.binary(min_size=1, max_size=9))
 def test_surplus_is_refused(array: np.ndarray, surplus: bytes) -> None:
     with pytest.raises(StageError, match="longer than its header says"):
         parse_idx(idx_bytes(array) + surplus, "x")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=64))
 def test_anything_else_is_a_stage_error_or_an_array(content: bytes) -> None:
     try:
@@ -68,6 +72,7 @@ def test_what_is_wrong_is_said(content: bytes, message: str) -> None:
         parse_idx(content, "x")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=2000), st.data())
 def test_gzip_altered_anywhere_is_refused_or_harmless(content: bytes, data: st.DataObject) -> None:
     packed = bytearray(gzip.compress(content, mtime=0))

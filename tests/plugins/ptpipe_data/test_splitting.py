@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptpipe import StageError
@@ -29,6 +29,7 @@ def ids(data: Data, name: str) -> list[str]:
 SIZES = st.one_of(st.integers(0, 250).map(float), st.floats(0, 1, exclude_max=True))
 
 
+@settings(deadline=None)
 @given(
     num_train=st.integers(1, 200),
     num_test=st.integers(0, 50),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptpipe import StageError
@@ -54,6 +54,7 @@ class TestConstruction:
         for other in ("train", "val"):
             Data(facts(), {other: shared, "calibration": shared.subset(np.arange(4))})
 
+    @settings(deadline=None)
     @given(st.data())
     def test_disjoint_or_refused(self, data: st.DataObject) -> None:
         shared = make_split()
@@ -137,6 +138,7 @@ class TestBatches:
         for one, other in zip(data.batches("train"), data.batches("train", channels_last=True), strict=True):
             assert one.images_NCHW.equal(other.images_NCHW)
 
+    @settings(deadline=None)
     @given(st.integers(1, NUM + 5), st.integers(1, NUM + 5))
     def test_batch_size_does_not_change_bits(self, one: int, other: int) -> None:
         data = make_data(augment=("shift", "flip", "rotate"))
@@ -198,6 +200,7 @@ class TestBatches:
             "cpu",
         )
 
+    @settings(deadline=None)
     @given(st.integers(0, 500), st.integers(0, 2**31), st.integers(0, 1000))
     def test_epoch_order_is_a_permutation(self, num: int, seed: int, epoch: int) -> None:
         order_N = epoch_order(num, seed, epoch)

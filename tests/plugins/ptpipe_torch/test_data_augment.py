@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptpipe_torch.augment import AUGMENTATIONS, Draws, augment
@@ -120,6 +120,7 @@ def test_erase() -> None:
     assert rows.sum(axis=1).max() == 5 and rows.sum(axis=1).min() >= 3
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 255))
 def test_draws_are_splitmix64(key: int, position: int, draw: int) -> None:
     mask = 2**64 - 1

@@ -172,9 +172,24 @@ def test_killed_worker_is_a_clear_end() -> None:
     next(batches)
     (worker,) = multiprocessing.active_children()
     assert worker.pid
-    os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises((StageError, RuntimeError), match=r"worker.*(killed|died|exited)"):
+        os.kill(worker.pid, signal.SIGKILL)  # torch's signal handler may speak at any moment from here on
         list(batches)
+
+
+def test_what_a_plugins_images_raise_comes_through() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            return NUM
+
+        def take(self, indices_B: np.ndarray) -> np.ndarray:
+            raise RuntimeError("the plugin's own mistake")
+
+    base = array_data(num_workers=1, augment=())
+    split = base.splits["train"]
+    data = Data(base.facts, {"train": Split(split.ids, split.labels_N, Broken())}, base.loader)
+    with pytest.raises(RuntimeError, match="the plugin's own mistake"):
+        list(data.batches("train"))
 
 
 def test_killed_run_takes_its_workers_along(tmp_path: Path) -> None:
