@@ -51,12 +51,11 @@ class Settings:
 
 def choose_settings(device: Device, precision: Precision, memory_format: MemoryFormat, module: nn.Module) -> Settings:
     """Settle what the options leave open. Raises StageError for a CUDA device that isn't there."""
-    chosen = _device(device)
     if device == "cuda" and not torch.cuda.is_available():
         raise StageError(_NO_CUDA)
     convolves = any(isinstance(layer, _CONVOLUTIONS) for layer in module.modules())
     channels_last = convolves if memory_format == "auto" else memory_format == "channels_last"
-    return Settings(chosen, precision, channels_last)
+    return Settings(_device(device), precision, channels_last)
 
 
 _NO_CUDA = "device cuda: torch finds no CUDA device here (device auto takes the CPU then)"

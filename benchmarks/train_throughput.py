@@ -1,0 +1,133 @@
+"""How fast `train.supervised` trains, beside the loop that one would write by hand.
+
+The bare loop has its images normalized and laid out in memory before it begins, and does what every tutorial does:
+zero_grad, autocast, forward, cross-entropy, backward, SGD step. It is timed twice: as it is, and with the process
+keeping freed memory (`ptpipe_torch.runtime.freed_memory_kept`), which the stage does for itself. The stage is timed
+from its call to its return, from uint8 images to the trained model.
+
+All are run in turn, in changing order, in one process; a round gives one throughput of each. Network: model.small_cnn.
+Images: MNIST under PTPIPE_DATA, else random ones of the same shape.
+
+    python benchmarks/train_throughput.py [--rounds 7] [--steps 60] [--batch 128] [--threads 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from ptpipe import Context
+from ptpipe_data import MnistConfig, mnist
+from ptpipe_torch import ArrayImages, Data, DataFacts, LoaderOptions, Model, Split
+from ptpipe_torch.runtime import freed_memory_kept, torch_threads
+from ptpipe_train import TrainConfig, train
+from ptpipe_zoo import SmallCnnConfig, small_cnn
+
+Training = Callable[[], None]
+BARE, BARE_KEPT, STAGE = "bare loop", "bare loop, memory kept", "train.supervised"
+TARGET = 0.97
+
+
+def make_data(num_images: int, batch_size: int, context: Context) -> Data:
+    if os.environ.get("PTPIPE_DATA"):
+        published = mnist(MnistConfig(batch_size=batch_size), context)
+        train_split = published.splits["train"].subset(np.arange(num_images))
+        images = ArrayImages(train_split.images.take(np.arange(num_images)))
+        return Data(published.facts, {"train": Split(train_split.ids, train_split.labels_N, images)}, published.loader)
+    rng = np.random.default_rng(0)
+    facts = DataFacts("random images", tuple(map(str, range(10))), (1, 28, 28), (0.13,), (0.31,))
+    images = ArrayImages(rng.integers(0, 256, (num_images, 28, 28, 1), dtype=np.uint8))
+    ids = np.arange(num_images).astype(np.str_)
+    return Data(facts, {"train": Split(ids, rng.integers(0, 10, num_images), images)}, LoaderOptions(batch_size))
+
+
+def bare_loop(model: Model, data: Data, config: TrainConfig) -> Training:
+    last = config.memory_format == "channels_last"
+    module = model.build_prepared().to(memory_format=torch.channels_last if last else torch.contiguous_format).train()
+    optimizer = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
+    batches = [(batch.images_NCHW, batch.labels_N) for batch in data.batches("train", channels_last=last)]
+
+    def run() -> None:
+        for images_NCHW, labels_N in batches:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16) if config.precision == "bf16" else nullcontext():
+                loss = cross_entropy(module(images_NCHW), labels_N)
+            loss.backward()
+            optimizer.step()
+
+    return run
+
+
+def trainings(model: Model, data: Data, config: TrainConfig) -> dict[str, Training]:
+    plain = bare_loop(model, data, config)
+
+    def kept() -> None:
+        with freed_memory_kept():
+            plain()
+
+    def stage() -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            train(config, Context("train", "train.supervised", 7, Path(scratch)), model, data)
+
+    return {BARE: plain, BARE_KEPT: kept, STAGE: stage}
+
+
+def measure(runs: dict[str, Training], num_images: int, num_rounds: int) -> dict[str, list[float]]:
+    """Images per second of every round, after one that doesn't count."""
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    for round_ in range(num_rounds + 1):
+        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
+            begin_s = time.perf_counter()
+            runs[name]()
+            if round_:
+                rates[name].append(num_images / (time.perf_counter() - begin_s))
+    return rates
+
+
+def show(title: str, rates: dict[str, list[float]]) -> bool:
+    """Print a table; whether the stage reaches its target beside the faster of the bare loops."""
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    print(f"\n{title}\n{'':24}{'images/s':>10}{'least':>8}{'most':>8}{'stage / it':>12}")
+    for name, values in rates.items():
+        ratio = medians[STAGE] / medians[name]
+        print(f"{name:24}{medians[name]:10.0f}{min(values):8.0f}{max(values):8.0f}{ratio:12.3f}")
+    return medians[STAGE] >= TARGET * medians[BARE]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    num_images = options.steps * options.batch
+    reached = True
+    with tempfile.TemporaryDirectory() as scratch, torch_threads(options.threads):
+        context = Context("net", "model.small_cnn", 7, Path(scratch))
+        data = make_data(num_images, options.batch, context)
+        model = small_cnn(SmallCnnConfig(), context, data)
+        print(f"{data.facts.name}, batches of {options.batch}, {options.threads} threads, torch {torch.__version__}")
+        for precision in ("fp32", "bf16"):
+            for layout in ("channels_last", "contiguous"):
+                config = TrainConfig(
+                    epochs=1, precision=precision, memory_format=layout, num_threads=options.threads, device="cpu"
+                )
+                rates = measure(trainings(model, data, config), num_images, options.rounds)
+                reached &= show(f"{precision}, {layout}", rates)
+    print(f"\nat least {TARGET} of the bare loop everywhere: {'yes' if reached else 'NO'}")
+
+
+if __name__ == "__main__":
+    main()

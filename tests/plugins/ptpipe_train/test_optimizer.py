@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ptpipe_train import TrainConfig
+from ptpipe_train.optimizer import load_optimizer, make_optimizer, optimizer_tensors, peak_lr
+
+
+def make_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 4, 2))
+    return net.to(memory_format=torch.channels_last)
+
+
+@pytest.fixture(autouse=True)
+def _own_random_numbers() -> Any:
+    with torch.random.fork_rng():
+        yield
+
+
+def take_steps(net: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(num_steps):
+        images = torch.randn(6, 3, 4, 4, generator=generator).to(memory_format=torch.channels_last)
+        optimizer.zero_grad()
+        net(images).square().sum().backward()
+        optimizer.step()
+
+
+SGD = {"optimizer": "sgd", "lr": 0.01, "nesterov": True, "weight_decay": 0.01}
+ADAMW = {"optimizer": "adamw", "lr": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("options", "make"),
+    [
+        (SGD, lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=False)),
+        (ADAMW, lambda p: torch.optim.AdamW(p, 0.01, foreach=False)),
+        ({"optimizer": "sgd"}, lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, foreach=False)),
+        ({"optimizer": "sgd", "momentum": 0}, lambda p: torch.optim.SGD(p, 0.05, foreach=False)),
+    ],
+)
+def test_it_is_torchs_optimizer(options: dict[str, Any], make: Any) -> None:
+    one, other = make_net(), make_net()
+    take_steps(one, make_optimizer(TrainConfig(**options), one), 5)
+    take_steps(other, make(list(other.parameters())), 5)
+    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [SGD, ADAMW])
+def test_state_comes_back_in_its_layout(options: dict[str, Any]) -> None:
+    straight, broken = make_net(), make_net()
+    first = make_optimizer(TrainConfig(**options), straight)
+    take_steps(straight, first, 3)
+    broken.load_state_dict(straight.state_dict())
+    second = make_optimizer(TrainConfig(**options), broken)
+    # As a file hands it back: contiguous.
+    load_optimizer(second, {name: tensor.clone().contiguous() for name, tensor in optimizer_tensors(first).items()})
+    weight = broken[0].weight
+    assert not weight.is_contiguous()
+    assert all(value.stride() == weight.stride() for value in second.state[weight].values() if value.dim())
+    take_steps(straight, first, 3, seed=1)
+    take_steps(broken, second, 3, seed=1)
+    assert all(torch.equal(one, other) for one, other in zip(straight.parameters(), broken.parameters(), strict=True))
+
+
+def test_norm_and_bias_can_be_kept_from_decay() -> None:
+    net = make_net()
+    (all_of_them,) = make_optimizer(TrainConfig(weight_decay=0.1), net).param_groups
+    assert len(all_of_them["params"]) == len(list(net.parameters()))
+    decayed, exempt = make_optimizer(TrainConfig(weight_decay=0.1, decay_norm_and_bias=False), net).param_groups
+    assert decayed["weight_decay"] == 0.1
+    assert exempt["weight_decay"] == 0
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    assert [names[id(parameter)] for parameter in decayed["params"]] == ["0.weight", "3.weight"]
+    assert {names[id(p)] for p in exempt["params"]} == {"1.weight", "1.bias", "3.bias"}
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    net = make_net().requires_grad_(False)
+    net[3].requires_grad_(True)
+    (group,) = make_optimizer(TrainConfig(), net).param_groups
+    assert [parameter.shape for parameter in group["params"]] == [(2, 20), (2,)]
+
+
+def test_the_linear_rule_multiplies_by_the_batches_of_a_step() -> None:
+    assert peak_lr(TrainConfig(lr=0.1, accumulate=4)) == 0.1
+    assert peak_lr(TrainConfig(lr=0.1, accumulate=4, scale_lr="linear")) == pytest.approx(0.4)
+    assert peak_lr(TrainConfig(optimizer="adamw")) == 0.001

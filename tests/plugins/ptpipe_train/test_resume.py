@@ -1,0 +1,215 @@
+"""A training that was stopped and started again ends as one that was not."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ptpipe_torch import ArrayImages, Data, epoch_order
+from ptpipe_train import checkpoint, saving, state
+
+from .conftest import Lab, Trained, assert_same_bits
+
+KILLED = Path(__file__).with_name("killed_training.py")
+EVERY_STEP = 1e-9
+NUM_TRAIN, NUM_VAL = 100, 30
+
+
+class Stopped(BaseException):
+    """What stops a training in the middle: like a kill, nothing in the product catches it."""
+
+
+class StoppingImages(ArrayImages):
+    """Pixels that stop whoever takes them when their time has come; and know what was taken."""
+
+    def __init__(self, pixels: Any) -> None:
+        super().__init__(pixels)
+        object.__setattr__(self, "takes_left", 10**9)
+        object.__setattr__(self, "taken", [])
+
+    def take(self, indices_B: Any) -> Any:
+        object.__setattr__(self, "takes_left", self.takes_left - 1)
+        if self.takes_left < 0:
+            raise Stopped
+        self.taken.append(indices_B.tolist())
+        return super().take(indices_B)
+
+
+def make_data(lab: Lab, stop_train: int = 10**9, stop_val: int = 10**9, **options: Any) -> Data:
+    splits = {
+        "train": lab.make_split("train", NUM_TRAIN, 1, StoppingImages),
+        "val": lab.make_split("val", NUM_VAL, 2, StoppingImages),
+    }
+    for split, stop in zip(splits.values(), (stop_train, stop_val), strict=True):
+        object.__setattr__(split.images, "takes_left", stop)
+    return lab.make_data(**options, **splits)
+
+
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "bf16": {"precision": "bf16", "schedule": {"name": "one_cycle"}, "nesterov": True},
+    "fp16": {"precision": "fp16", "clip_grad_norm": 0.5},
+    "adamw": {"optimizer": "adamw", "schedule": {"name": "cosine", "warmup": 3}},
+    "accumulated": {"accumulate": 3, "label_smoothing": 0.1},
+    "early stopping": {"early_stopping": {"patience": 1, "min_delta": 0.05}, "epochs": 6, "lr": 0.1},
+}
+
+
+@pytest.mark.parametrize("options", SITUATIONS.values(), ids=SITUATIONS)
+def test_stopped_anywhere_it_ends_with_the_same_bits(lab: Lab, options: dict[str, Any]) -> None:
+    options = {"epochs": 3} | options
+    model = lab.make_model(norm=True, dropout=0.5)
+    want = lab.train_afresh(model, make_data(lab, augment=["shift"]), **options)
+    rng, stops = random.Random(1), 0
+    for _ in range(100):
+        stop_train, stop_val = (rng.randrange(1, 9), 10**9) if rng.random() < 0.7 else (10**9, rng.randrange(0, 2))
+        data = make_data(lab, stop_train, stop_val, augment=["shift"])
+        try:
+            got = lab.train(model, data, checkpoint_every_s=EVERY_STEP, **options)
+            break
+        except Stopped:
+            stops += 1
+    assert stops > 2
+    assert_same_bits(got.model, want.model)
+    for name in ("history", "train_loss", "val_top1", "epochs_done", "num_steps"):
+        assert got.metrics[name] == want.metrics[name], name
+    if "early_stopping" in options:
+        assert want.metrics["epochs_done"] > want.metrics["best_epoch"] > 1
+    if options.get("precision") == "fp16":
+        assert got.metrics["loss_scale"] == want.metrics["loss_scale"]
+
+
+@pytest.mark.parametrize(("accumulate", "stop"), [(1, 9), (2, 8), (3, 8)])
+def test_goes_on_in_mid_epoch_without_repeating_a_sample(lab: Lab, accumulate: int, stop: int) -> None:
+    model, options = lab.make_model(), {"epochs": 2, "accumulate": accumulate, "checkpoint_every_s": EVERY_STEP}
+    first, second = make_data(lab, stop_train=stop), make_data(lab)
+    with pytest.raises(Stopped):
+        lab.train(model, first, **options)
+    trained = lab.train(model, second, **options)
+    # Batches of an optimizer step that was not finished are taken again; those before never are.
+    whole_steps = steps_done(stop, accumulate)
+    assert trained.log == [f"training goes on from the checkpoint of step {whole_steps}"]
+    order = np.concatenate([epoch_order(NUM_TRAIN, 7, epoch) for epoch in range(2)]).tolist()
+    taken = [index for batch in batches_of(whole_steps, accumulate, first) for index in batch]
+    assert taken + [index for batch in second.splits["train"].images.taken for index in batch] == order
+
+
+def steps_done(num_batches: int, accumulate: int) -> int:
+    """Whole optimizer steps in the first so many batches, 7 an epoch."""
+    per_epoch = -(-7 // accumulate)
+    return num_batches // 7 * per_epoch + num_batches % 7 // accumulate
+
+
+def batches_of(num_steps: int, accumulate: int, data: Data) -> list[list[int]]:
+    per_epoch = -(-7 // accumulate)
+    num_batches = num_steps // per_epoch * 7 + num_steps % per_epoch * accumulate
+    return data.splits["train"].images.taken[:num_batches]
+
+
+def stop_and_go_on(lab: Lab, between: Any = None, stop: int = 9, **options: Any) -> Trained:
+    model, options = lab.make_model(dropout=0.5), {"epochs": 2, "checkpoint_every_s": EVERY_STEP} | options
+    with pytest.raises(Stopped):
+        lab.train(model, make_data(lab, stop_train=stop), **options)
+    if between:
+        between(sorted((lab.scratch / "checkpoints").iterdir()))
+    return lab.train(model, make_data(lab), **options)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_damaged_checkpoint_is_left_out_for_the_one_before(lab: Lab, suffix: str) -> None:
+    def damage(files: list[Path]) -> None:
+        (newest,) = [file for file in files if file.name == f"step-000000000009{suffix}"]
+        newest.write_bytes(newest.read_bytes()[:-50])
+
+    trained = stop_and_go_on(lab, damage)
+    (notice,) = trained.notices
+    assert "step-000000000009 is damaged" in notice
+    assert trained.log == ["training goes on from the checkpoint of step 8"]
+    assert_same_bits(trained.model, lab.train_afresh(lab.make_model(dropout=0.5), make_data(lab), epochs=2).model)
+
+
+def test_with_all_damaged_it_begins_anew(lab: Lab) -> None:
+    trained = stop_and_go_on(lab, lambda files: [file.write_bytes(b"") for file in files])
+    assert len(trained.notices) == 2
+    assert trained.log == []
+    assert_same_bits(trained.model, lab.train_afresh(lab.make_model(dropout=0.5), make_data(lab), epochs=2).model)
+
+
+def test_a_checkpoint_of_other_work_is_not_taken(lab: Lab) -> None:
+    with pytest.raises(Stopped):
+        lab.train(lab.make_model(), make_data(lab, stop_train=9), epochs=2, checkpoint_every_s=EVERY_STEP)
+    options = {"epochs": 2, "lr": 0.01}
+    other = lab.train(lab.make_model(), make_data(lab), **options)
+    assert other.log == []
+    assert_same_bits(other.model, lab.train_afresh(lab.make_model(), make_data(lab), **options).model)
+
+
+def test_another_number_of_threads_is_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"epochs": 2, "checkpoint_every_s": EVERY_STEP, "num_threads": None}
+    monkeypatch.setattr("ptpipe_torch.runtime.num_cpus", lambda: 1)
+    with pytest.raises(Stopped):
+        lab.train(lab.make_model(), make_data(lab, stop_train=9), **options)
+    monkeypatch.setattr("ptpipe_torch.runtime.num_cpus", lambda: 2)
+    (notice,) = lab.train(lab.make_model(), make_data(lab), **options).notices
+    assert "number of threads was 1, is 2" in notice
+    assert "torch was" not in notice
+
+
+def test_a_full_disk_is_said_once_and_training_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    want = lab.train_afresh(lab.make_model(), make_data(lab), epochs=2)
+    monkeypatch.setattr(saving, "write_checkpoint", full)
+    trained = lab.train(lab.make_model(), make_data(lab), epochs=2, checkpoint_every_s=EVERY_STEP)
+    (notice,) = trained.notices
+    assert "No space left on device" in notice
+    assert_same_bits(trained.model, want.model)
+
+
+def test_checkpoints_take_less_than_a_hundredth_of_the_time(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(saving.time, "perf_counter", lambda: now[0])
+
+    def slow(folder: Path, written: checkpoint.Checkpoint) -> None:
+        now[0] += 2.0
+
+    monkeypatch.setattr(saving, "write_checkpoint", slow)
+    monkeypatch.setattr(state.TrainingState, "checkpoint", lambda self, step, facts: None)
+    pace = saving.Saving(lab.context(), None, "work", {}, _written_s=0.0)
+    training: Any = state.TrainingState(*[None] * 6)
+    written = []
+    for tick in range(1000):
+        now[0] += 1.0
+        if pace.is_due:
+            pace.write(training, tick)
+            written.append(tick)
+    assert written == [14, 214, 414, 614, 814]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("killed")
+    subprocess.run([sys.executable, str(KILLED), str(folder)], check=True, timeout=200)
+    yield folder
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_with_the_same_bits(killed: Path) -> None:
+    want = load_file(killed / "undisturbed.safetensors")
+    got = load_file(killed / "killed.safetensors")
+    moments = (killed / "moments.txt").read_text(encoding="utf-8").split()
+    assert len(moments) >= 5, "too few kills to mean anything"
+    assert len(set(moments)) >= 4, "always killed before there was a new checkpoint"
+    assert want.keys() == got.keys()
+    for name, tensor in want.items():
+        assert torch.equal(tensor, got[name]), name

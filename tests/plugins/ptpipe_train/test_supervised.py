@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ptpipe import StageError
+from ptpipe_torch import Part, builder, transform
+from ptpipe_train import settings, supervised
+from ptpipe_train.evaluation import Score
+
+from .conftest import SIDE, Lab, assert_same_bits, small_net
+
+
+@transform
+def eight_bits(module: nn.Module) -> nn.Module:
+    return module
+
+
+class Listening(nn.Module):
+    """Keeps what it is told in a buffer, and counts what it sees, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shares", torch.zeros(0))
+        self.register_buffer("num_seen", torch.zeros((), dtype=torch.int64))
+
+    def training_progress(self, share_done: float) -> None:
+        self.shares = torch.cat([self.shares, torch.tensor([share_done])])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_seen += len(x)
+        return x
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+        self.shares = torch.zeros_like(state[prefix + "shares"])
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+@builder
+def listening_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Listening(), nn.Linear(SIDE * SIDE, 4))
+
+
+@builder
+def one_value_norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(SIDE * SIDE), nn.Linear(SIDE * SIDE, 4))
+
+
+def test_learns_and_says_how(lab: Lab) -> None:
+    trained = lab.train(
+        lab.make_model(norm=True, dropout=0.1), lab.make_data(400, 80), epochs=4, schedule={"name": "one_cycle"}
+    )
+    metrics = trained.metrics
+    assert metrics["val_top1"] > 0.9
+    assert metrics["train_loss"] < 0.8
+    assert (metrics["num_steps"], metrics["epochs_done"], metrics["samples_per_step"]) == (100, 4, 16)
+    assert (metrics["precision"], metrics["device"]) == ("fp32", "cpu")
+    assert metrics["images_per_s"] > 0
+    assert metrics["peak_lr"] == pytest.approx(0.05, rel=1e-3)
+    assert [figures["epoch"] for figures in metrics["history"]] == [1, 2, 3, 4]
+    assert metrics["history"][-1]["val_loss"] == metrics["val_loss"]
+    assert not trained.model.build().training
+    assert trained.notices == []
+
+
+def test_progress_counts_images_to_the_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptpipe_train.watch._LOOK_EVERY_S", 0.0)
+    progress = lab.train(lab.make_model(), lab.make_data(40), epochs=2).progress
+    assert [event.done for event in progress] == [16, 32, 40, 56, 72, 80]
+    assert {(event.total, event.unit) for event in progress} == {(80, "images")}
+    assert progress[-1].facts.keys() == {"epoch", "step", "loss", "lr", "images_per_s"}
+    assert (progress[-1].facts["epoch"], progress[-1].facts["step"]) == (2, 6)
+
+
+def test_progress_comes_a_few_times_a_second(lab: Lab) -> None:
+    begin_s = time.perf_counter()
+    progress = lab.train(lab.make_model(), lab.make_data(1000), epochs=3).progress
+    assert 3 <= len(progress) <= 3 + 4 * (time.perf_counter() - begin_s)
+
+
+def test_val_is_measured_without_leaving_a_trace(lab: Lab) -> None:
+    model = lab.make_model(Part.of(listening_net))
+    with_val = lab.train_afresh(model, lab.make_data(100, 30), epochs=2)
+    without = lab.train_afresh(model, lab.make_data(100, 0), epochs=2)
+    assert_same_bits(with_val.model, without.model)
+    assert with_val.model.tensors["1.num_seen"] == 200
+    assert "val_top1" not in without.metrics
+
+
+def test_val_figures_are_those_of_the_delivered_model(lab: Lab) -> None:
+    data = lab.make_data(100, 33)
+    trained = lab.train(lab.make_model(norm=True, dropout=0.5), data, epochs=2, precision="bf16")
+    (batch,) = data.batches("val", batch_size=33)
+    logits = trained.model.build()(batch.images_NCHW)
+    assert trained.metrics["val_top1"] == (logits.argmax(1) == batch.labels_N).double().mean().item()
+    assert trained.metrics["val_loss"] == pytest.approx(
+        nn.functional.cross_entropy(logits, batch.labels_N).item(), rel=1e-5
+    )
+
+
+def test_listeners_are_told_the_share_before_each_step(lab: Lab) -> None:
+    model = lab.make_model(Part.of(listening_net))
+    trained = lab.train(model, lab.make_data(64), epochs=2, accumulate=2)
+    assert trained.model.tensors["1.shares"].tolist() == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_the_process_is_left_as_it_was(lab: Lab) -> None:
+    torch.manual_seed(5)
+    np.random.seed(5)
+    threads, dtype, state, numpy_state = (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.get_rng_state(),
+        np.random.get_state()[1],
+    )
+    lab.train(lab.make_model(dropout=0.5), lab.make_data(20), epochs=1, num_threads=2, precision="bf16")
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, dtype)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (np.random.get_state()[1] == numpy_state).all()
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_seed_alone_decides(lab: Lab) -> None:
+    model, data = lab.make_model(norm=True, dropout=0.5), lab.make_data()
+    first = lab.train_afresh(model, data, epochs=2, precision="bf16")
+    torch.manual_seed(99)  # of the process: none of its business
+    second = lab.train_afresh(model, lab.make_data(), epochs=2, precision="bf16")
+    assert_same_bits(first.model, second.model)
+    lab.seed = 8
+    other = lab.train_afresh(model, data, epochs=2, precision="bf16")
+    assert not torch.equal(first.model.tensors["8.weight"], other.model.tensors["8.weight"])
+
+
+class Stopping:
+    """Plays val losses and keeps the weights of each epoch."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.losses = losses
+        self.weights: list[torch.Tensor] = []
+
+    def __call__(self, module: nn.Module, *rest: Any) -> Score:
+        self.weights.append(module.state_dict()["8.weight"].clone())
+        return Score(self.losses[len(self.weights) - 1], 1 - self.losses[len(self.weights) - 1])
+
+
+@pytest.mark.parametrize("metric", ["val_loss", "val_top1"])
+def test_early_stopping_ends_and_restores_the_best(lab: Lab, monkeypatch: pytest.MonkeyPatch, metric: str) -> None:
+    scores = Stopping([0.9, 0.5, 0.495, 0.6, 0.4, 0.3])
+    monkeypatch.setattr(supervised, "evaluate", scores)
+    rule = {"patience": 2, "min_delta": 0.01, "metric": metric}
+    trained = lab.train(lab.make_model(), lab.make_data(40, 8), epochs=6, early_stopping=rule)
+    assert len(scores.weights) == 4
+    assert torch.equal(trained.model.tensors["8.weight"], scores.weights[1])
+    assert trained.metrics["stopped_early"] is True
+    assert (trained.metrics["best_epoch"], trained.metrics["epochs_done"], trained.metrics["val_loss"]) == (2, 4, 0.5)
+
+
+def test_early_stopping_restores_the_best_also_where_patience_lasts(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = Stopping([0.9, 0.5, 0.6])
+    monkeypatch.setattr(supervised, "evaluate", scores)
+    trained = lab.train(lab.make_model(), lab.make_data(40, 8), epochs=3, early_stopping={})
+    assert torch.equal(trained.model.tensors["8.weight"], scores.weights[1])
+    assert trained.metrics["stopped_early"] is False
+
+
+def test_a_loss_that_is_no_number_ends_it_with_what_to_try(lab: Lab) -> None:
+    with pytest.raises(StageError) as caught:
+        lab.train(lab.make_model(), lab.make_data(), epochs=3, lr=1e20, precision="bf16")
+    text = str(caught.value)
+    assert "the loss became nan in epoch 1, step" in text or "the loss became inf in epoch 1, step" in text
+    assert "of 7, at a learning rate of 1e+20" in text
+    assert all(word in text for word in ("lower lr", "warmup", "clip_grad_norm", "precision fp32"))
+
+
+def test_a_last_step_that_ruins_the_weights_is_seen(lab: Lab) -> None:
+    # One step: its loss is that of sound weights.
+    with pytest.raises(StageError, match=r"weights became nan or inf in epoch 1, step 1 of 1, at a .* of 1e\+38"):
+        lab.train(lab.make_model(), lab.make_data(16), epochs=1, lr=1e38, weight_decay=1e3)
+
+
+def test_the_step_of_a_bad_loss_is_named_though_losses_are_read_now_and_then(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ptpipe_train.watch._LOOK_EVERY_S", math.inf)
+    data, model = lab.make_data(64), lab.make_model()
+    calls = iter(range(100))
+    original = supervised.Loop._forward_backward
+
+    def spoiled(self: Any, *rest: Any) -> torch.Tensor:
+        loss = original(self, *rest)
+        return loss * math.inf if next(calls) == 5 else loss
+
+    monkeypatch.setattr(supervised.Loop, "_forward_backward", spoiled)
+    with pytest.raises(StageError, match="the loss became inf in epoch 2, step 2 of 4"):
+        lab.train(model, data, epochs=3)
+
+
+def test_refuses_what_can_not_be_trained(lab: Lab) -> None:
+    model, data = lab.make_model(), lab.make_data()
+    int8 = model.with_recipe(convert=(Part.of(eight_bits),))
+    with pytest.raises(StageError, match=r"int8 model can't be trained .*:eight_bits"):
+        lab.train(int8, data)
+    with pytest.raises(StageError, match="the model has 7 classes and quadrants 4"):
+        lab.train(model.with_recipe(num_classes=7), data)
+    with pytest.raises(StageError, match=r"shape \(1, 9, 9\), quadrants has \(1, 8, 8\)"):
+        lab.train(model.with_recipe(input_shape_CHW=(1, 9, 9)), data)
+    with pytest.raises(StageError, match="no train samples"):
+        lab.train(model, lab.make_data(0))
+    with pytest.raises(StageError, match="early_stopping needs a val split"):
+        lab.train(model, data, early_stopping={})
+    with pytest.raises(StageError, match=r"choose another batch_size"):
+        lab.train(lab.make_model(Part.of(one_value_norm)), lab.make_data(33))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_refuses_a_device_that_is_not_there(lab: Lab) -> None:
+    with pytest.raises(StageError, match="no CUDA device"):
+        lab.train(lab.make_model(), lab.make_data(), device="cuda")
+
+
+def test_a_full_device_is_said_with_what_to_do(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(supervised.Loop, "_forward_backward", full)
+    with pytest.raises(StageError, match="smaller batch_size and a greater accumulate"):
+        lab.train(lab.make_model(), lab.make_data())
+
+
+def test_bf16_on_a_processor_without_it_is_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised, "has_fast_bf16", lambda device: False)
+    (notice,) = lab.train(lab.make_model(), lab.make_data(16), epochs=1, precision="bf16").notices
+    assert "no bf16 instructions" in notice
+
+
+def test_channels_last_is_chosen_for_convolutions() -> None:
+    def chosen(module: nn.Module, memory_format: Any = "auto") -> str:
+        return settings.choose_settings("cpu", "fp32", memory_format, module).memory_format
+
+    assert chosen(small_net(norm=True, dropout=0.0)) == "channels_last"
+    assert chosen(nn.Sequential(nn.Flatten(), nn.Linear(4, 2))) == "contiguous"
+    assert chosen(small_net(norm=True, dropout=0.0), "contiguous") == "contiguous"
+    assert chosen(nn.Linear(4, 2), "channels_last") == "channels_last"
