@@ -22,11 +22,12 @@ _TELLING = (
     "val_top1",
     "accuracy",
     "val_accuracy",
-    "agreement",
+    "top1_agreement",
     "loss",
     "val_loss",
-    "size_bytes",
     "images_per_s",
+    "size_bytes",
+    "format",
     "num_samples",
 )
 """What comes first where only a few figures fit."""
@@ -65,11 +66,15 @@ def figure(name: str, value: JSON) -> Figure:
 
 
 def telling_figures(values: Mapping[str, JSON]) -> tuple[Figure, ...]:
-    """The values that can be read in a line, the best known names first; no lists, no prose."""
+    """The values that can be read in a line, each said once: best known names first, then as told, yes and no last."""
     shown = {name: value for name, value in values.items() if _is_figure(value)}
     rank = {name: place for place, name in enumerate(_TELLING)}
-    names = sorted(shown, key=lambda name: rank.get(name, len(rank)))  # stable: the rest as they were told
-    return tuple(figure(name, shown[name]) for name in names)
+    figures: list[Figure] = []
+    for name in sorted(shown, key=lambda name: rank.get(name, len(rank) + isinstance(shown[name], bool))):
+        said = figure(name, shown[name])
+        if not any(said.text in before.text.split() for before in figures if not said.label):
+            figures.append(said)  # `fbgemm` is left out after `torch int8 fbgemm`
+    return tuple(figures)
 
 
 def number(value: float) -> str:

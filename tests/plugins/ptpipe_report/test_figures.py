@@ -113,3 +113,8 @@ def test_columns_of_numbers_share_their_decimals() -> None:
 def test_the_best_known_figures_come_first_and_lists_and_prose_not_at_all() -> None:
     values = {"epochs": 3, "prose": "x" * 41, "loss": 0.1, "per_class": [1], "top1": 0.99, "nothing": None, "note": ""}
     assert [str(figure) for figure in telling_figures(values)] == ["top1 99.00 %", "loss 0.100", "epochs 3"]
+
+
+def test_each_thing_is_said_once_and_yes_and_no_last() -> None:
+    values = {"fused": True, "backend": "fbgemm", "format": "torch int8 fbgemm", "int8_layers": 4, "of": "torch"}
+    assert [str(figure) for figure in telling_figures(values)] == ["torch int8 fbgemm", "int8 layers 4", "fused yes"]

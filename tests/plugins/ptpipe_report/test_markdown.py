@@ -109,7 +109,7 @@ def test_the_whole_report(story) -> None:
     ]
     assert ["pretrain (baseline)", "torch float32", "1.69 MB (1,692,915 bytes)"] in [row[:3] for row in rows]
     assert ["gate", "passed", "onnx loses 0.30 points (at most 0.30)"] in rows
-    pretrain = "val top1 99.02 % · val loss 0.0313 · size 1.69 MB · epochs 3 · torch float32"
+    pretrain = "val top1 99.02 % · val loss 0.0313 · size 1.69 MB · torch float32 · epochs 3"
     assert ["2", "pretrain", "train.supervised", "done", "41.32", pretrain, "abababababab"] in rows
     assert ["1", "data", "data.mnist", "cached", "", "", "abababababab"] in rows
     command = "ptpipe run manifests/mnist_qat.yaml -s pretrain.epochs=3 -s 'data.root=\"a b\"'"
