@@ -36,7 +36,8 @@ class Ended:
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without what would change ptpipe's ways."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PTPIPE_ARTIFACTS", "COVERAGE"))}
+    unwanted = {"PTPIPE_ARTIFACTS", "PYTHONDONTWRITEBYTECODE", "FORCE_COLOR"}
+    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
     return {**kept, "PYTHONWARNINGS": "default", "COLUMNS": "200", "NO_COLOR": "1", **changes}
 
 
@@ -54,6 +55,8 @@ class CommandLine:
     """`run_cli("plan", "m.yaml")`: the process's exit code, stdout and stderr."""
 
     folder: Path
+    pycache: Path
+    """Where compiled modules go: not beside the sources, and for all tests of a session."""
 
     def __call__(
         self,
@@ -79,7 +82,7 @@ class CommandLine:
         return subprocess.Popen(
             command(*arguments, python=python, alone=alone),
             cwd=self.folder,
-            env=environment(**changes),
+            env=environment(PYTHONPYCACHEPREFIX=str(self.pycache), **changes),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -87,9 +90,9 @@ class CommandLine:
 
 
 @pytest.fixture
-def run_cli(tmp_path: Path) -> CommandLine:
+def run_cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     """The command line, run in `tmp_path`."""
-    return CommandLine(tmp_path)
+    return CommandLine(tmp_path, tmp_path_factory.getbasetemp() / "pycache")
 
 
 class Project:
