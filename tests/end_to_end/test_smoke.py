@@ -1,0 +1,121 @@
+"""`manifests/smoke.yaml` through the command line, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+SMOKE = MANIFESTS / "smoke.yaml"
+
+
+def ptpipe(*arguments: str | Path, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ptpipe", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str, object]], Path, float]:
+    """Stages of a first run by id, the artifacts folder, wall time in seconds."""
+    artifacts = tmp_path_factory.mktemp("artifacts")
+    start = time.perf_counter()
+    finished = ptpipe("run", SMOKE, "--artifacts", artifacts, "--json")
+    taken_s = time.perf_counter() - start
+    assert finished.returncode == 0, finished.stderr
+    return {stage["stage_id"]: stage for stage in json.loads(finished.stdout)["stages"]}, artifacts, taken_s
+
+
+def test_does_every_stage(smoke):
+    stages, _, _ = smoke
+    assert {stage["outcome"] for stage in stages.values()} == {"done"}
+    assert {stage["kind"].partition(".")[0] for stage in stages.values()} == {
+        "data", "model", "train", "quant", "export", "eval", "gate",
+    }  # fmt: skip
+
+
+def test_compares_what_was_made(smoke):
+    stages, _, _ = smoke
+    (table,) = (output["summary"] for output in stages["compare"]["outputs"].values())
+    rows = {row["name"]: row for row in table["rows"]}
+    assert list(rows) == ["pretrain", "dynamic", "static", "qat", "onnx"]
+    assert rows["pretrain"]["accuracy"] > 0.9
+    for name in ("static", "qat", "onnx"):
+        assert rows[name]["accuracy"] > rows["pretrain"]["accuracy"] - 0.05
+        assert rows[name]["size_bytes"] < rows["pretrain"]["size_bytes"] * 0.4
+
+
+def test_second_run_is_cached_and_imports_no_torch(smoke):
+    _, artifacts, _ = smoke
+    command = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "ptpipe",
+        "run",
+        str(SMOKE),
+        "--artifacts",
+        str(artifacts),
+        "--json",
+    ]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert {stage["outcome"] for stage in json.loads(finished.stdout)["stages"]} == {"cached"}
+    imported = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines() if "import time" in line}
+    assert "ptpipe" in imported
+    assert not {"torch", "onnx", "onnxruntime"} & imported
+
+
+def test_an_option_of_one_stage_redoes_only_what_depends_on_it(smoke):
+    _, artifacts, _ = smoke
+    finished = ptpipe("plan", SMOKE, "--artifacts", artifacts, "-s", "finetune.lr=0.001", "--json")
+    stages = {stage["id"]: stage for stage in json.loads(finished.stdout)["stages"]}
+    again = {name for name, stage in stages.items() if not stage["cached"]}
+    assert again == {"finetune", "qat", "onnx", "examined", "compare", "accuracy"}
+    assert stages["finetune"]["reasons"] == ["config.lr: 0.005 -> 0.001"]
+
+
+def test_a_gate_that_refuses_ends_with_3(smoke):
+    _, artifacts, _ = smoke
+    finished = ptpipe(
+        "run", SMOKE, "--artifacts", artifacts, "-s", "accuracy.min_accuracy=1.0", "-s", "accuracy.max_drop=0"
+    )
+    if finished.returncode == 0:
+        pytest.fail(f"a perfect int8 network? {finished.stderr}")
+    assert finished.returncode == 3
+    assert "refused" in finished.stderr
+
+
+def test_an_altered_artifact_is_found_and_made_again(smoke, tmp_path):
+    import shutil
+
+    stages, artifacts, _ = smoke
+    copy = tmp_path / "artifacts"
+    shutil.copytree(artifacts, copy)
+    digest = stages["pretrain"]["outputs"]["output"]["digest"]
+    tensors = copy / "objects" / digest[:2] / digest / "files" / "tensors.safetensors"
+    content = bytearray(tensors.read_bytes())
+    content[-1] ^= 1
+    tensors.write_bytes(content)
+    finished = ptpipe("run", SMOKE, "--artifacts", copy, "--fresh", "dynamic", "--json")
+    assert finished.returncode == 0, finished.stderr
+    assert "was altered" in finished.stderr
+    again = {stage["stage_id"]: stage for stage in json.loads(finished.stdout)["stages"]}
+    assert again["dynamic"]["outcome"] == "done"
+    assert again["dynamic"]["outputs"] == stages["dynamic"]["outputs"]  # made from the same weights, to the bit
+
+
+def test_every_manifest_is_valid():
+    for manifest in sorted(MANIFESTS.glob("*.yaml")):
+        finished = ptpipe("validate", manifest)
+        assert finished.returncode == 0, finished.stderr
+
+
+def test_the_schema_for_editors_is_fresh():
+    finished = ptpipe("schema")
+    assert json.loads(finished.stdout) == json.loads((MANIFESTS / "schema.json").read_text()), "run `make schema`"
