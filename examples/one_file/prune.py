@@ -1,0 +1,42 @@
+"""A plugin in one file: `prune.magnitude`. A manifest names it with `plugins: [./prune.py]`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from ptpipe import Context, Stage, StageConfig, StageError, hookimpl, stage
+from ptpipe_torch import Model
+
+
+class PruneConfig(StageConfig):
+    """Options of `prune.magnitude`."""
+
+    amount: float = Field(0.3, gt=0, lt=1, description="share of the weights set to zero, in every layer")
+
+
+@stage("prune.magnitude", depends=("torch",))
+def prune(config: PruneConfig, ctx: Context, model: Model) -> Model:
+    """Set the smallest weights of every convolution and linear layer to zero."""
+    import torch
+    from torch import nn
+
+    if model.recipe.convert:
+        raise StageError("prune.magnitude changes float weights: put it before quant.convert")
+    network = model.build_prepared()
+    weights = [layer.weight.detach() for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    for weight in weights:
+        smallest = torch.topk(weight.abs().flatten(), int(config.amount * weight.numel()), largest=False).indices
+        weight.view(-1)[smallest] = 0
+    ctx.metric(
+        num_weights=sum(weight.numel() for weight in weights),
+        num_zeros=sum(int((weight == 0).sum()) for weight in weights),
+    )
+    return model.with_state_of(network)
+
+
+@hookimpl
+def ptpipe_stages() -> list[Stage[..., Any]]:
+    """Offer the kinds of this file."""
+    return [prune]

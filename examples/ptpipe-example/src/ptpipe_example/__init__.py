@@ -1,0 +1,1 @@
+"""A network and a data set for ptpipe, as a distribution of its own."""

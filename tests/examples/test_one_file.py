@@ -1,0 +1,59 @@
+"""The plugin in one file, named by a manifest."""
+
+from __future__ import annotations
+
+import pytest
+
+MANIFEST = """\
+version: 1
+name: planned
+plugins: [./prune.py]
+stages:
+  data:   {uses: data.digits}
+  net:    {uses: model.small_cnn}
+  pruned: {uses: prune.magnitude, with: {amount: 0.5}}
+"""
+
+
+def test_it_passes_its_own_tests(stranger):
+    stranger("one_file").passes_tests("one_file")
+
+
+def test_its_kind_is_there_for_the_manifest_that_names_it(stranger):
+    someone = stranger("one_file")
+    (someone.folder / "one_file" / "planned.yaml").write_text(MANIFEST)
+    planned = someone.ptpipe("plan", "one_file/planned.yaml", "--artifacts", "artifacts")
+    assert [stage["kind"] for stage in planned["stages"]] == ["data.digits", "model.small_cnn", "prune.magnitude"]
+
+
+def test_its_source_enters_the_key_of_its_stage_alone(stranger):
+    someone = stranger("one_file")
+    (someone.folder / "one_file" / "planned.yaml").write_text(MANIFEST)
+    plugin = someone.folder / "one_file" / "prune.py"
+
+    def keys() -> dict[str, str]:
+        planned = someone.ptpipe("plan", "one_file/planned.yaml", "--artifacts", "artifacts")
+        return {stage["id"]: stage["key"] for stage in planned["stages"]}
+
+    before = keys()
+    plugin.write_text("# a comment changes nothing\n" + plugin.read_text())
+    assert keys() == before
+    plugin.write_text(plugin.read_text().replace("largest=False", "largest=True"))
+    after = keys()
+    assert {name for name in after if after[name] != before[name]} == {"pruned"}
+
+
+@pytest.mark.slow
+def test_its_manifest_runs(stranger):
+    someone = stranger("one_file")
+    run = someone.ptpipe("run", "one_file/prune.yaml", "--artifacts", "artifacts")
+    stages = {stage["stage_id"]: stage for stage in run["stages"]}
+    assert {stage["outcome"] for stage in stages.values()} == {"done"}
+    metrics = stages["pruned"]["metrics"]
+    assert metrics["num_zeros"] / metrics["num_weights"] == pytest.approx(0.4, abs=0.001)
+    (table,) = (output["summary"] for output in stages["compare"]["outputs"].values())
+    accuracy = {row["name"]: row["accuracy"] for row in table["rows"]}
+    assert accuracy["trained"] > 0.95
+    assert accuracy["pruned"] > accuracy["trained"] - 0.05
+    again = someone.ptpipe("run", "one_file/prune.yaml", "--artifacts", "artifacts")
+    assert {stage["outcome"] for stage in again["stages"]} == {"cached"}
