@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "JSON",
     "Artifact",
     "Context",
     "Decision",
     "ExitCode",
     "IntegrityError",
+    "JSON",
     "Location",
     "ManifestError",
     "Observer",

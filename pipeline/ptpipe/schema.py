@@ -6,9 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ptpipe.artifact import JSON
 from ptpipe.manifest import ID_PATTERN, MAX_SEED, NAME_PATTERN, VERSION
 from ptpipe.plugins import Vocabulary
 from ptpipe.stage import Stage
+from ptpipe.yaml_reader import scalar
 
 _REFERENCE = {"type": "string", "description": "a stage above, or one of its outputs: `calibrate.model`"}
 
@@ -70,9 +72,11 @@ def _rule(stage: Stage[..., object]) -> dict[str, Any]:
         port.name: {"anyOf": [_REFERENCE, {"type": "array", "items": _REFERENCE}]} if port.several else _REFERENCE
         for port in stage.inputs
     }
+    needed = ["with"] if any(field.is_required() for field in stage.config_type.model_fields.values()) else []
     return {
-        "if": {"properties": {"uses": {"const": stage.kind}}},
+        "if": {"properties": {"uses": {"const": stage.kind}}, "required": ["uses"]},
         "then": {
+            "required": needed,
             "description": stage.help,
             "properties": {
                 "needs": {"type": "object", "properties": ports, "additionalProperties": False},
@@ -94,7 +98,7 @@ def _rows(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
     rows = []
     required = schema.get("required", [])
     for name, option in schema.get("properties", {}).items():
-        default = "(must be given)" if name in required else json.dumps(option.get("default"))
+        default = "(must be given)" if name in required else _yaml(option["default"]) if "default" in option else ""
         nested = [_resolved(choice, definitions) for choice in option.get("anyOf", [option])]
         groups = [choice for choice in nested if "properties" in choice]
         rows.append(
@@ -108,6 +112,11 @@ def _rows(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
         for group in groups:
             rows += _rows(group, definitions, f"{prefix}{name}.")
     return rows
+
+
+def _yaml(value: JSON) -> str:
+    """A value as a manifest would say it."""
+    return value if isinstance(value, str) and value and scalar(value) == value else json.dumps(value)
 
 
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -131,6 +140,8 @@ def _type_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> st
         return f"list of {_type_words(inner, definitions)}"
     if kind == "null":
         return "null"
+    if kind == "object" and "properties" not in schema and isinstance(schema.get("additionalProperties"), Mapping):
+        return f"mapping to {_type_words(schema['additionalProperties'], definitions)}"
     if kind == "object":
         return "group"
     limits = (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))

@@ -1,0 +1,129 @@
+"""Rules of the house that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ptpipe
+from ptpipe import ExitCode, hookspecs
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "pipeline" / "README.md"
+SOURCES = sorted(path for root in ("pipeline", "plugins") for path in (ROOT / root).rglob("*.py"))
+CORE = [path for path in SOURCES if path.is_relative_to(ROOT / "pipeline")]
+BEGIN, END = "<!-- hooks: written by `python tests/test_house.py` -->\n", "<!-- end of hooks -->"
+
+
+def relative(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports_of(path):
+    """Every module name that a file imports, at the top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def test_who_may_import_whom():
+    checked = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--config", ROOT / "pyproject.toml"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_files_are_short():
+    lengths = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert {name: length for name, length in lengths.items() if length >= 400} == {}
+
+
+def test_the_core_does_not_know_torch():
+    heavy = {"torch", "torchvision", "numpy", "onnx", "onnxruntime", "sklearn", "safetensors"}
+    imported = {relative(path): {name.partition(".")[0] for name in imports_of(path)} for path in CORE}
+    assert {name: modules & heavy for name, modules in imported.items() if modules & heavy} == {}
+
+
+def unsafe_words(path):
+    """What in a file may run code out of data."""
+    text = path.read_text(encoding="utf-8")
+    modules = {name.partition(".")[0] for name in imports_of(path)}
+    words = modules & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    for call in re.finditer(r"\btorch\.load\(", text):
+        if "weights_only=True" not in text[call.end() : call.end() + 200].partition(")")[0]:
+            words.add("torch.load without weights_only=True")
+    return words | {word for word in ("allow_pickle=True", "yaml.load(", "eval(", "exec(") if f" {word}" in text}
+
+
+def test_data_are_never_code():
+    assert {relative(path): words for path in SOURCES if (words := unsafe_words(path))} == {}
+
+
+def test_public_names_are_sorted_and_there():
+    assert ptpipe.__all__ == sorted(ptpipe.__all__)
+    assert len(set(ptpipe.__all__)) == len(ptpipe.__all__)
+    for name in ptpipe.__all__:
+        assert getattr(ptpipe, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ptpipe.nothing
+
+
+def test_every_public_name_can_be_had_at_once_and_alone():
+    for name in ptpipe.__all__:
+        code = f"from ptpipe import {name}; assert not isinstance({name}, type(__builtins__)), 'a module'"
+        subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+    star = "from ptpipe import *; assert callable(stage) and callable(run) and callable(hookimpl)"
+    subprocess.run([sys.executable, "-W", "error", "-c", star], check=True)
+
+
+def test_exit_codes_are_in_the_readme():
+    table = README.read_text(encoding="utf-8").partition("## Exit codes")[2]
+    named = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(",")}
+    assert named == {int(code) for code in ExitCode}
+
+
+def test_every_file_of_the_core_is_in_the_readme():
+    table = README.read_text(encoding="utf-8").partition("## What lies where")[2].partition("## Exit codes")[0]
+    named = set(re.findall(r"`(\w+)/?`", table))
+    files = {path.stem for path in CORE if path.parent.name == "ptpipe"} - {"__init__", "__main__"}
+    assert files - named == set()
+
+
+def hooks():
+    return {name: value for name, value in vars(hookspecs).items() if name.startswith("ptpipe_")}
+
+
+def hook_table():
+    """The README's table, from the specifications."""
+    lines = ["| hook | says |", "| --- | --- |"]
+    for name, function in hooks().items():
+        signature = inspect.signature(function)
+        parameters = ", ".join(f"{p.name}: {p.annotation}" for p in signature.parameters.values())
+        returns = "" if signature.return_annotation == "None" else f" -> {signature.return_annotation}"
+        words = " ".join(inspect.getdoc(function).split())
+        lines.append(f"| `{name}({parameters}){returns}` | {words} |".replace(" | None`", " \\| None`"))
+    return "\n".join(lines) + "\n"
+
+
+def with_hook_table(text):
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + hook_table() + END + rest.partition(END)[2]
+
+
+def test_the_hook_table_is_that_of_the_specifications():
+    text = README.read_text(encoding="utf-8")
+    assert BEGIN in text
+    assert text == with_hook_table(text), "run `python tests/test_house.py`"
+
+
+if __name__ == "__main__":
+    README.write_text(with_hook_table(README.read_text(encoding="utf-8")), encoding="utf-8")
