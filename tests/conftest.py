@@ -76,7 +76,12 @@ class CommandLine:
         return Ended(process.returncode, out.decode(), err.decode())
 
     def start(
-        self, *arguments: object, python: Sequence[str] = (), alone: bool = False, **changes: str
+        self,
+        *arguments: object,
+        python: Sequence[str] = (),
+        alone: bool = False,
+        stdout: int = subprocess.PIPE,
+        **changes: str,
     ) -> subprocess.Popen[bytes]:
         """Start only."""
         return subprocess.Popen(
@@ -84,7 +89,7 @@ class CommandLine:
             cwd=self.folder,
             env=environment(PYTHONPYCACHEPREFIX=str(self.pycache), **changes),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
         )
 

@@ -1,0 +1,359 @@
+"""The command line as a user and as a program sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from ptpipe import ExitCode, __version__
+from ptpipe.cli import _VERBS
+
+STAGES = """
+one: {uses: toy.make, with: {value: 3, note: look here}}
+sum: {uses: toy.add, needs: {a: one, b: one}}
+gate: {uses: toy.gate, needs: {a: sum}, with: {least: 5}}
+"""
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+
+
+def heading(text):
+    return text.splitlines()[0].split()
+
+
+@pytest.fixture
+def ran(project, run_cli):
+    """The command line in a project that was run once."""
+    project.write(STAGES)
+    assert run_cli("run", "m.yaml", alone=True).code == 0
+    return run_cli
+
+
+# Help
+
+
+def test_help_names_every_verb(run_cli):
+    ended = run_cli("--help")
+    assert ended.code == 0
+    assert ended.err == ""
+    assert re.findall(r"^  ([a-z]+)  ", ended.out, re.MULTILINE) == list(_VERBS)
+    assert run_cli("-h").out == ended.out
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_each_verb_and_option_has_help(run_cli, verb):
+    module, line = _VERBS[verb]
+    command = getattr(import_module(f"ptpipe.cli.{module}"), verb)
+    assert (command.name, line[-1]) == (verb, ".")
+    assert all(option.help for option in command.params if isinstance(option, click.Option))
+    ended = run_cli(verb, "--help", alone=True)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith(f"Usage: ptpipe {verb} ")
+    assert " ".join(command.help.split())[:60] in " ".join(ended.out.split())
+
+
+def test_no_verb_and_a_wrong_verb(run_cli):
+    assert run_cli().code == ExitCode.USAGE
+    wrong = run_cli("rnu")
+    assert wrong.code == ExitCode.USAGE
+    assert "There is no verb 'rnu'. Did you mean 'run'?" in wrong.err
+    assert run_cli("run", "m.yaml", "--no-such-option").code == ExitCode.USAGE
+    assert run_cli("run").code == ExitCode.USAGE
+
+
+def test_version(run_cli):
+    assert run_cli("--version").out == f"ptpipe, version {__version__}\n"
+
+
+def test_the_script_is_the_module(run_cli, tmp_path):
+    script = Path(sys.executable).with_name("ptpipe")
+    if not script.exists():
+        pytest.skip("ptpipe is on the path but not installed")
+    called = subprocess.run([script, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert called.stdout.split() == run_cli("--help").out.split()
+
+
+# Listings
+
+
+def test_every_listing_is_strict_json(ran):
+    assert [stage["cached"] for stage in ran("plan", "m.yaml", "--json", alone=True).json["stages"]] == [True] * 3
+    assert ran("validate", "m.yaml", "--json", alone=True).json == {"problems": []}
+    (run,) = ran("runs", "--json", alone=True).json
+    assert (run["name"], run["exit_code"], run["finished"]) == ("toy", 0, True)
+    assert "stages" not in run
+    record = ran("show", "last", "--json", alone=True).json
+    assert [stage["outcome"] for stage in record["stages"]] == ["done"] * 3
+    kinds = ran("stages", "--plugin", "./toy.py", "--json", alone=True).json
+    assert "toy.make" in {kind["kind"] for kind in kinds}
+    kind = ran("stages", "toy.make", "--plugin", "./toy.py", "--json", alone=True).json
+    assert [option["name"] for option in kind["options"]] == ["value", "note", "mode"]
+    assert kind["outputs"] == [{"name": "output", "type": "Number", "optional": False, "several": False}]
+    (plugin,) = ran("plugins", "--plugin", "./toy.py", "--json", alone=True).json
+    assert "toy.make" in plugin["kinds"]
+    assert ran("schema", alone=True).json["title"] == "ptpipe manifest"
+    assert ran("gc", "--dry-run", "--json", alone=True).json == {
+        "num_runs": 0, "num_objects": 0, "size_bytes": 0, "dry_run": True,
+    }  # fmt: skip
+    again = ran("run", "m.yaml", "--json", alone=True)
+    assert [stage["outcome"] for stage in again.json["stages"]] == ["cached"] * 3
+
+
+def test_json_of_results_that_json_has_not(project, run_cli):
+    project.edit("ctx.metric(before=1)", "ctx.metric(before=float('nan'))")
+    project.write("odd: {uses: toy.odd, with: {how: nan}}\nbad: {uses: toy.fail, with: {how: no}}")
+    ended = run_cli("run", "m.yaml", "--json", alone=True)
+    assert ended.json["stages"][1]["metrics"] == {"before": "NaN"}
+    assert run_cli("show", "last", "--json", alone=True).json["stages"][1]["metrics"] == {"before": "NaN"}
+    assert "before=NaN" in run_cli("show", "last", alone=True).out
+
+
+def test_a_stage_that_prints_does_not_spoil_json(project, run_cli):
+    project.write("odd: {uses: toy.odd, with: {how: print}}")
+    ended = run_cli("run", "m.yaml", "--json", alone=True)
+    assert ended.json["exit_code"] == 0
+    assert "on stdout" in ended.err
+
+
+def test_plan_says_why(ran):
+    ended = ran("plan", "m.yaml", alone=True)
+    assert heading(ended.out) == ["stage", "kind", "inputs", "key", "would"]
+    assert ended.out.count("be cached") == 3
+    assert ended.out.endswith("3 of 3 stages are cached\n")
+    changed = ran("plan", "m.yaml", "-s", "one.value=4", "-s", "one.mode=loud", alone=True).out
+    assert "work: config.mode: plain -> loud (and 1 more: --why)" in changed
+    assert "work: changed above: one" in changed
+    why = ran("plan", "m.yaml", "-s", "one.value=4", "-s", "one.mode=loud", "--why", alone=True).out
+    assert "work: config.mode: plain -> loud; config.value: 3.0 -> 4.0" in why
+    assert "work: asked for with --fresh" in ran("plan", "m.yaml", "--fresh", "sum", alone=True).out
+    assert ran("plan", "m.yaml", "--fresh", "summ", alone=True).code == ExitCode.USAGE
+
+
+def test_runs_and_show(ran):
+    assert ran("run", "m.yaml", "-s", "gate.least=9", alone=True).code == ExitCode.REFUSED
+    listed = ran("runs", alone=True).out
+    assert heading(listed) == ["run", "started", "(UTC)", "took", "ended", "stages"]
+    assert "refused  2 cached, 1 refused" in listed.splitlines()[1]
+    assert "done     3 done" in listed.splitlines()[2]
+    shown = ran("show", "last", alone=True).out
+    assert "-s gate.least=9" in shown
+    assert "! one: look here" in shown
+    assert "refused gate: 6.0 against 9.0" in shown
+    assert "value=3" in shown
+    assert ran("runs", "--name", "other", alone=True).out == "no runs under artifacts\n"
+    lost = ran("show", "zebra", alone=True)
+    assert lost.code == ExitCode.USAGE
+    assert lost.err.startswith("ptpipe: there is no run 'zebra' under ")
+
+
+def test_stages_and_plugins(project, run_cli):
+    described = run_cli("stages", "toy.split", "--plugin", "./toy.py", alone=True).out
+    assert described.startswith("toy.split  (plugin ./toy.py, version 1)\n\nHalve a number twice.\n")
+    assert "inputs:   a: Number, bias: Number (optional)\noutputs:  low: Number, high: Number\n" in described
+    assert "options:  none" in described
+    table = run_cli("stages", "toy.make", "--plugin", "./toy.py", alone=True).out
+    assert heading(table[table.index("option ") :]) == ["option", "type", "default", "help"]
+    assert re.search(r"value +number >= 0 +1\.0 +the number", table)
+    assert "several Number" in run_cli("stages", "toy.total", "--plugin", "./toy.py", alone=True).out
+    wrong = run_cli("stages", "toy.splat", "--plugin", "./toy.py", alone=True)
+    assert (wrong.code, wrong.err) == (2, "ptpipe: there is no stage kind 'toy.splat' (did you mean 'toy.split'?)\n")
+    assert "toy.dice" in run_cli("plugins", "--plugin", "./toy.py", alone=True).out
+    broken = run_cli("plugins", "--plugin", "./absent.py", alone=True)
+    assert broken.code == ExitCode.PLUGIN
+    assert "plugin ./absent.py failed to load: FileNotFoundError" in broken.err
+
+
+def test_built_in_plugins_are_whole(run_cli):
+    listed = run_cli("plugins", "--json").json
+    assert [plugin["problem"] for plugin in listed if plugin["problem"]] == []
+    kinds = {kind for plugin in listed for kind in plugin["kinds"]}
+    assert {
+        "data.mnist",
+        "model.small_cnn",
+        "train.supervised",
+        "quant.convert",
+        "export.onnx",
+        "gate.accuracy",
+    } <= kinds
+
+
+def test_gc(ran):
+    for value in range(4, 8):
+        ran("run", "m.yaml", "-s", f"one.value={value}", alone=True)
+    would = ran("gc", "--keep-runs", "2", "--dry-run", alone=True).out
+    assert re.fullmatch(r"would delete 3 runs and \d+ stored objects, [\d.]+ MB in all\n", would)
+    assert ran("gc", "--keep-runs", "2", alone=True).out == would.replace("would delete", "deleted")
+    assert len(ran("runs", "--json", alone=True).json) == 2
+    nowhere = ran("gc", "--artifacts", "elsewhere", alone=True)
+    assert (nowhere.code, nowhere.err.startswith("ptpipe: there is no artifacts folder at ")) == (1, True)
+
+
+def test_the_artifacts_folder_may_come_from_the_environment(project, run_cli, tmp_path):
+    project.write(STAGES)
+    assert run_cli("run", "m.yaml", alone=True, PTPIPE_ARTIFACTS=str(tmp_path / "there")).code == 0
+    assert (tmp_path / "there" / "objects").is_dir()
+    assert not project.artifacts.exists()
+
+
+@pytest.mark.parametrize("verb", ["runs", "show", "plan", "validate", "stages", "plugins", "schema"])
+def test_looking_writes_nothing(project, run_cli, verb):
+    project.write(STAGES)
+    before = sorted(project.folder.rglob("*"))
+    run_cli(verb, *{"show": ["last"], "plan": ["m.yaml"], "validate": ["m.yaml"]}.get(verb, []), alone=True)
+    assert sorted(project.folder.rglob("*")) == before
+
+
+# Endings
+
+
+@pytest.mark.parametrize(
+    ("stages", "code"),
+    [
+        ("bad: {uses: toy.fail, with: {how: error}}", 1),
+        ("bad: {uses: toy.fail, with: {how: bug}}", 1),
+        ("bad: {uses: toy.fail, with: {how: exit}}", 1),
+        ("one: {uses: toy.make}\ngate: {uses: toy.gate, with: {least: 3}}", 3),
+        ("one: {uses: toy.make}\ngate: {uses: toy.gate, with: {least: 3, unsure_at: 1, fail_undecided: true}}", 4),
+        ("bad: {uses: toy.fail, with: {how: interrupt}}", 130),
+        ("bad: {uses: toy.fail, with: {how: terminate}}", 143),
+    ],
+)
+def test_exit_codes_of_runs(project, run_cli, stages, code):
+    project.write(stages)
+    ended = run_cli("run", "m.yaml")
+    assert ended.code == code
+    assert "Traceback" not in ended.out + ended.err
+    (folder,) = project.artifacts.glob("runs/*")
+    assert json.loads((folder / "record.json").read_text())["exit_code"] == code
+
+
+def test_a_bug_shows_frames_on_the_screen_and_the_traceback_in_the_log(project, run_cli):
+    project.write("bad: {uses: toy.fail, with: {how: bug}}")
+    ended = run_cli("run", "m.yaml")
+    assert "ZeroDivisionError: division by zero" in ended.err
+    assert "in _bug: return 1 / amount" in ended.err
+    assert "engine.py" not in ended.err
+    (log,) = project.artifacts.glob("runs/*/log.txt")
+    assert "Traceback (most recent call last)" in log.read_text()
+
+
+def test_a_bug_of_ours_says_so(project, run_cli):
+    code = "import ptpipe.manifest as m; m.load = lambda path: 1 / 0; from ptpipe.cli import main; main()"
+    project.write(STAGES)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "validate", "m.yaml"],
+        cwd=project.folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == ExitCode.BUG
+    assert "Traceback" in ended.stderr
+    assert "this is a bug of ours; please report the lines above" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--help"], 0), (["run", "--help"], 0), (["schema"], 0), (["run", "m.yaml", "--json"], 3)],
+)
+def test_a_reader_that_leaves_is_no_mistake(project, run_cli, arguments, code):
+    project.write(STAGES.replace("least: 5", "least: 50"))
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with run_cli.start(*arguments, alone=True, stdout=write_end) as process:
+        os.close(write_end)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, b"")
+
+
+def test_nothing_is_coloured_in_a_pipe(ran):
+    for arguments in (["plan", "m.yaml"], ["runs"], ["show", "last"]):
+        assert "\x1b" not in ran(*arguments, alone=True, NO_COLOR="").out
+
+
+# Starting
+
+
+def test_init_writes_a_manifest_that_is_valid(run_cli, tmp_path):
+    ended = run_cli("init")
+    assert (ended.code, ended.out) == (0, "wrote ptpipe.yaml; next: ptpipe run ptpipe.yaml\n")
+    assert run_cli("validate", "ptpipe.yaml").out == "ptpipe.yaml: 9 stages, no problems\n"
+    again = run_cli("init")
+    assert (again.code, again.err) == (2, "ptpipe: ptpipe.yaml is there already (--force replaces it)\n")
+    assert run_cli("init", "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["deep/folder/my net.yaml", "7.yaml", "1e3.yaml", "null.yaml", "Größe.yaml", "a" * 90 + ".yaml"]
+)
+def test_init_makes_a_name_of_any_file_name(run_cli, tmp_path, name):
+    assert run_cli("init", name).code == 0
+    ended = run_cli("validate", name)
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_init_where_nothing_can_be_written(run_cli, tmp_path):
+    (tmp_path / "file").write_text("")
+    ended = run_cli("init", "file/m.yaml")
+    assert ended.code == ExitCode.USAGE
+    assert ended.err.startswith("ptpipe: cannot write file/m.yaml: ")
+
+
+def test_init_writes_a_plugin(run_cli, tmp_path):
+    ended = run_cli("init", "--plugin", "My-Net.py")
+    assert ended.code == 0
+    assert ended.out.splitlines()[0] == "wrote my_net.py and test_my_net.py; next:"
+    (tmp_path / "m.yaml").write_text(
+        "version: 1\nplugins: [./my_net.py]\nstages:\n  data: {uses: data.synthetic}\n  net: {uses: model.my_net}\n"
+    )
+    assert run_cli("validate", "m.yaml").code == 0
+    assert "channels of the convolution" in run_cli("stages", "model.my_net", "--plugin", "./my_net.py").out
+
+
+@pytest.mark.parametrize("name", ["", "3d", "class", "json", "_net", "-"])
+def test_init_refuses_what_cannot_name_a_module(run_cli, tmp_path, name):
+    ended = run_cli("init", "--plugin", name)
+    assert ended.code == ExitCode.USAGE
+    assert "can't name a Python module of your own" in ended.err
+    assert not list(tmp_path.iterdir())
+
+
+# What is imported
+
+
+WATCH = """
+import sys
+from ptpipe.cli import main
+try:
+    main()
+finally:
+    heavy = {"torch", "numpy", "torchvision", "onnx", "sklearn"} & set(sys.modules)
+    print("heavy:", sorted(heavy), file=sys.stderr)
+    print("pydantic" in sys.modules, file=sys.stderr)
+"""
+
+
+def watched(folder, *arguments):
+    ended = subprocess.run(
+        [sys.executable, "-c", WATCH, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False
+    )
+    *_, heavy, pydantic = ended.stderr.splitlines()
+    return ended.returncode, heavy, pydantic
+
+
+def test_looking_imports_no_torch(tmp_path):
+    assert watched(tmp_path, "--help") == (0, "heavy: []", "False")
+    assert watched(tmp_path, "run", "--help") == (0, "heavy: []", "False")
+    manifest = MANIFESTS / "mnist_qat.yaml"
+    for arguments in (["validate", manifest], ["plan", manifest], ["stages", "quant.convert"], ["schema"]):
+        assert watched(tmp_path, *arguments)[:2] == (0, "heavy: []")
+
+
+def test_a_cached_run_imports_no_torch(project):
+    project.write(STAGES)
+    for _ in range(2):
+        assert watched(project.folder, "run", "m.yaml")[:2] == (0, "heavy: []")
