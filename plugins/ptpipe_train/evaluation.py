@@ -25,13 +25,13 @@ class Score(NamedTuple):
     top1: float
 
 
-def evaluate(module: nn.Module, data: Data, split: str, settings: Settings) -> Score:
+def evaluate(module: nn.Module, data: Data, split: str, settings: Settings, batch_size: int) -> Score:
     """Measure the network in eval mode, in float32, as it will be delivered, whatever it is trained in."""
     num_samples = len(data.splits[split])
     # On the device until the end, and in float64: the order of a sum of many small numbers must not show.
     loss_sum = torch.zeros((), dtype=torch.float64, device=settings.device)
     num_right = torch.zeros((), dtype=torch.int64, device=settings.device)
-    batches = data.batches(split, channels_last=settings.channels_last, device=settings.device)
+    batches = data.batches(split, batch_size=batch_size, channels_last=settings.channels_last, device=settings.device)
     with _left_as_it_was(module), torch.no_grad():
         for batch in batches:
             logits_NK = module(batch.images_NCHW)

@@ -29,15 +29,22 @@ class LearningRate:
 
     def greatest(self) -> float:
         """The greatest learning rate that a step really gets."""
-        return max(self.at(step) for step in range(self.num_steps))
+        top = int(self._warmup_steps)
+        # It is reached where the rise ends, or else at the end of an epoch on the way: the schedule step falls after.
+        epoch_ends = range(self.steps_per_epoch - 1, top, self.steps_per_epoch)
+        steps = {0, top - 1, top, top + 1, self.num_steps - 1, *epoch_ends}
+        return max(self.at(step) for step in steps if 0 <= step < self.num_steps)
 
-    def _warmup_steps(self, default: float = 0) -> float:
-        warmup = default if self.schedule.warmup is None else self.schedule.warmup
+    @property
+    def _warmup_steps(self) -> float:
+        warmup = self.schedule.warmup
+        if warmup is None:
+            warmup = _ONE_CYCLE_RISE if self.schedule.name == "one_cycle" else 0
         return warmup if isinstance(warmup, int) else warmup * self.num_steps
 
     def _warmup(self, step: int) -> float:
         """Linear: P. Goyal et al., Accurate, Large Minibatch SGD, arXiv 1706.02677, section 2.2."""
-        steps = self._warmup_steps()
+        steps = self._warmup_steps
         return min(1.0, (step + 1) / steps) if steps else 1.0
 
     def _decay(self, step: int) -> float:
@@ -47,14 +54,14 @@ class LearningRate:
             return float(gamma ** (step // self.steps_per_epoch // (schedule.every_epochs or 1)))
         if schedule.name == "cosine":
             # I. Loshchilov and F. Hutter, SGDR, arXiv 1608.03983, equation 5; it begins where the warm-up ends.
-            begin = self._warmup_steps()
+            begin = self._warmup_steps
             share = max(0.0, step - begin) / max(1.0, self.num_steps - begin)
             return _along_cosine(1.0, schedule.final or 0.0, share)
         return 1.0
 
     def _one_cycle(self, step: int) -> float:
         """L. Smith and N. Topin, Super-Convergence, arXiv 1708.07120; in the form of torch's OneCycleLR."""
-        top, end = self._warmup_steps(_ONE_CYCLE_RISE) - 1, self.num_steps - 1
+        top, end = self._warmup_steps - 1, self.num_steps - 1
         if step <= top:
             return _along_cosine(_ONE_CYCLE_START, 1.0, step / max(top, 1.0))
         return _along_cosine(1.0, _ONE_CYCLE_END, (step - top) / max(end - top, 1.0))

@@ -79,6 +79,8 @@ def _set_up(
     batch_size = config.batch_size or data.loader.batch_size
     plan = StepPlan(config.epochs, len(data.splits["train"]), batch_size, config.accumulate, ctx.seed)
     lr = LearningRate(peak_lr(config), config.schedule, plan.num_steps, plan.steps_per_epoch)
+    if lr.greatest() < 0.9 * lr.peak:
+        ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
     best = Best(config.early_stopping) if config.early_stopping else None
     state = TrainingState(module, make_optimizer(config, module), settings.scaler(), settings.device, Progress(), best)
     work = hashlib.sha256(f"{config.model_dump_json()}{model.recipe.to_json()}{plan}".encode()).hexdigest()
@@ -132,7 +134,7 @@ class Training:
         figures: dict[str, float] = {"train_loss": progress.loss_sum / plan.num_samples}
         if len(self.loop.data.splits["val"]):
             self._refuse_weights_not_finite()
-            score = evaluate(self.state.module, self.loop.data, "val", self.loop.settings)
+            score = evaluate(self.state.module, self.loop.data, "val", self.loop.settings, plan.batch_size)
             if not math.isfinite(score.loss):
                 raise self.watch.not_finite(f"the loss on val became {score.loss}", last_step)
             figures |= {"val_loss": score.loss, "val_top1": score.top1}

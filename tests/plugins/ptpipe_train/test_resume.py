@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ptpipe_quant import PrepareQatConfig, prepare_qat
 from ptpipe_torch import ArrayImages, Data, epoch_order
 from ptpipe_train import checkpoint, saving, state
 
@@ -86,6 +87,20 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(lab: Lab, options: dict[str
         assert want.metrics["epochs_done"] > want.metrics["best_epoch"] > 1
     if options.get("precision") == "fp16":
         assert got.metrics["loss_scale"] == want.metrics["loss_scale"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_with_fake_quantization_too(lab: Lab, precision: str) -> None:
+    folded = prepare_qat(PrepareQatConfig(backend="fbgemm"), lab.context(), lab.make_model(norm=True))
+    options = {"epochs": 2, "precision": precision, "lr": 0.01}
+    want = lab.train_afresh(folded, make_data(lab), **options)
+    for stop in (3, 5):
+        with pytest.raises(Stopped):
+            lab.train(folded, make_data(lab, stop_train=stop), checkpoint_every_s=EVERY_STEP, **options)
+    got = lab.train(folded, make_data(lab), checkpoint_every_s=EVERY_STEP, **options)
+    assert got.log == ["training goes on from the checkpoint of step 8"]
+    assert_same_bits(got.model, want.model)
+    assert got.model.recipe == folded.recipe
 
 
 @pytest.mark.parametrize(("accumulate", "stop"), [(1, 9), (2, 8), (3, 8)])

@@ -77,7 +77,7 @@ def test_a_share_is_of_all_steps() -> None:
 
 @pytest.mark.parametrize("name", ["constant", "step", "cosine", "one_cycle"])
 @pytest.mark.parametrize("warmup", [None, 0, 1, 0.0, 0.99, 1000])
-@pytest.mark.parametrize("num_steps", [1, 2, 9])
+@pytest.mark.parametrize("num_steps", [1, 2, 9, 100])
 def test_every_step_has_a_sound_rate(name: Any, warmup: Any, num_steps: int) -> None:
     lr = LearningRate(PEAK, Schedule(name=name, warmup=warmup), num_steps, 3)
     rates = [lr.at(step) for step in range(num_steps)]

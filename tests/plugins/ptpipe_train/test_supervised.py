@@ -240,6 +240,11 @@ def test_bf16_on_a_processor_without_it_is_said(lab: Lab, monkeypatch: pytest.Mo
     assert "no bf16 instructions" in notice
 
 
+def test_a_warmup_that_is_never_over_is_said(lab: Lab) -> None:
+    (notice,) = lab.train(lab.make_model(), lab.make_data(64), epochs=2, schedule={"warmup": 500}).notices
+    assert notice == "the learning rate never rises to 0.05: the warmup is too long for 8 steps"
+
+
 def test_channels_last_is_chosen_for_convolutions() -> None:
     def chosen(module: nn.Module, memory_format: Any = "auto") -> str:
         return settings.choose_settings("cpu", "fp32", memory_format, module).memory_format
