@@ -32,6 +32,8 @@ class Latency:
     median_ms: float
     p90_ms: float
     num_runs: int
+    waited_share: float | None = None
+    """Share of the time that its threads waited for a processor on which something else ran; None: nobody knows."""
 
     @property
     def label(self) -> str:
@@ -65,7 +67,8 @@ class Comparison(Artifact):
          "rows": [{"name": str, "format": str, "size_bytes": int, "size_share": float,
                    "num_correct": int, "accuracy": float, "drop": float,
                    "latency": [{"batch_size": int, "threads": "one" | "all", "num_threads": int,
-                                "p10_ms": float, "median_ms": float, "p90_ms": float, "num_runs": int}, ...]}, ...]}
+                                "p10_ms": float, "median_ms": float, "p90_ms": float, "num_runs": int,
+                                "waited_share": float | None}, ...]}, ...]}
 
     Rows stand in the order of the manifest. `accuracy` is a share of 1; `drop` is the baseline's accuracy less the
     row's (negative: the row is better); `size_share` is the row's size over the baseline's. `measured_at` is ISO 8601

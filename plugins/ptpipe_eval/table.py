@@ -20,6 +20,9 @@ from ptpipe_torch.runtime import num_cpus
 if TYPE_CHECKING:
     from ptpipe_eval import CompareConfig
 
+_DISTURBED_SHARE = 0.1
+"""Of the time, spent waiting for a processor: above it a latency is not the model's own."""
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -47,8 +50,8 @@ class Bench:
     def _cells(self, predict: Predictor, threads: Threads, num_threads: int) -> list[Latency]:
         cells = []
         for batch_size, inputs in self.inputs.items():
-            durations_ns = timing.measure(predict, inputs, self.config.budget_s)
-            cells.append(timing.summarize(durations_ns, batch_size, threads, num_threads))
+            runs = timing.measure(predict, inputs, self.config.budget_s)
+            cells.append(timing.summarize(runs, batch_size, threads, num_threads))
         return cells
 
     @property
@@ -71,7 +74,22 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
         data.facts.name, config.split, len(sitting.samples), baseline, tuple(rows), timing.METHOD, measured_at
     )
     ctx.metric(**{f"{row.name}.accuracy": comparison.accuracy(row) for row in rows})
+    if crowding := describe_crowding(rows):
+        ctx.notice(f"{crowding}; --fresh {ctx.stage_id} measures again")
     return comparison
+
+
+def describe_crowding(rows: Sequence[Row]) -> str | None:
+    """Say how far other programs disturbed the clock; None where they hardly did."""
+    waits = [(cell.waited_share or 0.0, row.name, cell.label) for row in rows for cell in row.latencies]
+    disturbed = [wait for wait in waits if wait[0] > _DISTURBED_SHARE]
+    if not disturbed:
+        return None
+    share, name, label = max(disturbed)
+    return (
+        f"{len(disturbed)} of {len(waits)} latencies were measured while other programs held the processor, up to "
+        f"{100 * share:.0f} % of the time ({name}, {label}), and may be too high"
+    )
 
 
 def choose_baseline(config: CompareConfig, names: Sequence[str]) -> str:

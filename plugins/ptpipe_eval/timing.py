@@ -10,8 +10,10 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import cycle, islice
 from math import ceil, prod, sqrt
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,8 +55,18 @@ def spread_inputs(sitting: Sitting, batch_size: int) -> list[Images]:
     return [np.ascontiguousarray(batch.images_NCHW.numpy()) for batch in batches]
 
 
-def measure(predict: Predictor, inputs: Sequence[Images], budget_s: float) -> list[int]:
-    """Time predictions one by one until their median is steady or the budget is spent; nanoseconds, in order.
+@dataclass(frozen=True)
+class Runs:
+    """What was seen of one cell."""
+
+    durations_ns: list[int]
+    """Of each prediction, in order."""
+    waited_ns: int | None
+    """How long all threads together were ready to run and had no processor; None where the system doesn't say."""
+
+
+def measure(predict: Predictor, inputs: Sequence[Images], budget_s: float) -> Runs:
+    """Time predictions one by one until their median is steady or the budget is spent.
 
     At least five runs are made, however long they take; the warm-up may take as long as the budget again.
     """
@@ -62,6 +74,7 @@ def measure(predict: Predictor, inputs: Sequence[Images], budget_s: float) -> li
     warm_up(predict, inputs, budget_ns)
     durations_ns: list[int] = []
     spent_ns, next_look = 0, _STEADY_RUNS
+    waited_before_ns = waiting_ns()
     with garbage_collection_off():
         for images_BCHW in cycle(inputs):
             duration_ns = _timed(predict, images_BCHW)
@@ -73,7 +86,10 @@ def measure(predict: Predictor, inputs: Sequence[Images], budget_s: float) -> li
                 if _median_is_steady(durations_ns):
                     break
                 next_look = 2 * len(durations_ns)  # looking costs time and cache: seldom
-    return durations_ns
+    waited_after_ns = waiting_ns()
+    if waited_before_ns is None or waited_after_ns is None:
+        return Runs(durations_ns, None)
+    return Runs(durations_ns, max(0, waited_after_ns - waited_before_ns))  # a thread that ended takes its sum with it
 
 
 def warm_up(predict: Predictor, inputs: Sequence[Images], limit_ns: int) -> None:
@@ -89,10 +105,27 @@ def warm_up(predict: Predictor, inputs: Sequence[Images], limit_ns: int) -> None
         before_ns = now_ns
 
 
-def summarize(durations_ns: Sequence[int], batch_size: int, threads: Threads, num_threads: int) -> Latency:
+def summarize(runs: Runs, batch_size: int, threads: Threads, num_threads: int) -> Latency:
     """Median and 10th and 90th percentile of the runs, in milliseconds."""
-    p10_ms, median_ms, p90_ms = (np.quantile(durations_ns, (0.1, 0.5, 0.9)) / 1e6).round(6).tolist()
-    return Latency(batch_size, threads, num_threads, p10_ms, median_ms, p90_ms, len(durations_ns))
+    p10_ms, median_ms, p90_ms = (np.quantile(runs.durations_ns, (0.1, 0.5, 0.9)) / 1e6).round(6).tolist()
+    waited_share = None
+    if runs.waited_ns is not None:
+        waited_share = round(min(1.0, runs.waited_ns / (num_threads * sum(runs.durations_ns))), 3)
+    return Latency(batch_size, threads, num_threads, p10_ms, median_ms, p90_ms, len(runs.durations_ns), waited_share)
+
+
+def waiting_ns() -> int | None:
+    """How long this process's threads, together, have waited for a processor so far; None outside Linux."""
+    tasks = Path("/proc/self/task")
+    waited_ns = None
+    for file in tasks.glob("*/schedstat"):
+        try:
+            # Time on a processor, time waiting for one, number of slices: Documentation/scheduler/sched-stats.rst.
+            _, task_waited_ns, _ = file.read_text(encoding="ascii").split()
+        except OSError:
+            continue  # the thread has just ended
+        waited_ns = (waited_ns or 0) + int(task_waited_ns)
+    return waited_ns
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ptpipe import Context, IntegrityError, StageError
-from ptpipe.events import Metric, Progress
-from ptpipe_eval import ClassifyConfig, CompareConfig, Comparison, Latency, Row, classify, compare
+from ptpipe.events import Metric, Notice, Progress
+from ptpipe_eval import ClassifyConfig, CompareConfig, Comparison, Latency, Row, classify, compare, timing
 from ptpipe_torch.runtime import num_cpus
 
 QUICK = {"budget_s": 0.002}
@@ -16,7 +16,7 @@ QUICK = {"budget_s": 0.002}
 
 @pytest.fixture
 def table() -> Comparison:
-    cells = (Latency(1, "one", 1, 0.1, 0.11, 0.15, 500), Latency(32, "all", 2, 1.0, 1.25, 1.5, 60))
+    cells = (Latency(1, "one", 1, 0.1, 0.11, 0.15, 500, 0.02), Latency(32, "all", 2, 1.0, 1.25, 1.5, 60))
     rows = (Row("net", "torch float32", 1000, 198, cells), Row("tiny", "onnx int8", 250, 199))
     return Comparison("digits", "test", 200, "net", rows, "by stopwatch", "2026-01-02T03:04:05+00:00")
 
@@ -129,6 +129,22 @@ def test_news(digits, pair, context, told) -> None:
     assert said == {f"{row.name}.accuracy": made.accuracy(row) for row in made.rows}
 
 
+def test_a_crowded_machine_is_told(digits, pair, context, told, monkeypatch) -> None:
+    def measured(shares):
+        waits = iter(shares)
+        monkeypatch.setattr(timing, "measure", lambda *_: timing.Runs([1_000_000] * 5, next(waits)))
+        told.clear()
+        compare(CompareConfig(batch_sizes=(1,), threads=("one",)), context(models=("a", "b")), pair, digits)
+        return [news.text for news in told if isinstance(news, Notice)]
+
+    assert measured([None, None]) == []
+    assert measured([0, 400_000]) == []
+    assert measured([0, 2_000_000]) == [
+        "1 of 2 latencies were measured while other programs held the processor, up to 40 % of the time "
+        "(b, batch 1, one thread), and may be too high; --fresh stage measures again"
+    ]
+
+
 def test_the_table_comes_back(digits, pair, context, tmp_path) -> None:
     made = compare(CompareConfig(baseline="b", **QUICK), context(models=("a", "b")), pair, digits)
     (tmp_path / "kept").mkdir()
@@ -163,6 +179,7 @@ def test_the_summary_is_as_the_class_says(table) -> None:
                         "median_ms": 0.11,
                         "p90_ms": 0.15,
                         "num_runs": 500,
+                        "waited_share": 0.02,
                     },
                     {
                         "batch_size": 32,
@@ -172,6 +189,7 @@ def test_the_summary_is_as_the_class_says(table) -> None:
                         "median_ms": 1.25,
                         "p90_ms": 1.5,
                         "num_runs": 60,
+                        "waited_share": None,
                     },
                 ],
             },

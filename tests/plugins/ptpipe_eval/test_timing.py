@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import statistics
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +36,7 @@ def forever(*values):
 
 
 def test_a_real_wait_is_measured() -> None:
-    durations_ns = timing.measure(lambda images: time.sleep(0.002), [INPUT], budget_s=0.1)
+    durations_ns = timing.measure(lambda images: time.sleep(0.002), [INPUT], budget_s=0.1).durations_ns
     assert 2e6 <= statistics.median(durations_ns) < 6e6
     assert 5 <= len(durations_ns) <= 50
 
@@ -66,23 +70,23 @@ def test_the_collector_is_put_back_after_an_error() -> None:
 
 def test_slow_models_are_run_five_times(monkeypatch) -> None:
     clock = Clock(monkeypatch, forever(3000))
-    assert timing.measure(clock.predict, [INPUT], budget_s=0.2) == [3_000_000_000] * 5
+    assert timing.measure(clock.predict, [INPUT], budget_s=0.2).durations_ns == [3_000_000_000] * 5
     assert clock.runs == 5 + 3  # one window of warm-up
 
 
 def test_the_first_slow_runs_are_not_measured(monkeypatch) -> None:
     clock = Clock(monkeypatch, [90, 50, 30, 20, 15, 12, *[10] * 10_000])
-    assert set(timing.measure(clock.predict, [INPUT], budget_s=1)) == {10_000_000}
+    assert set(timing.measure(clock.predict, [INPUT], budget_s=1).durations_ns) == {10_000_000}
 
 
 def test_a_steady_model_takes_a_quarter_of_the_budget(monkeypatch) -> None:
     clock = Clock(monkeypatch, forever(1.0, 1.001, 1.002))
-    assert 250 <= len(timing.measure(clock.predict, [INPUT], budget_s=1)) <= 400
+    assert 250 <= len(timing.measure(clock.predict, [INPUT], budget_s=1).durations_ns) <= 400
 
 
 def test_an_unsteady_one_takes_all_of_it(monkeypatch) -> None:
     clock = Clock(monkeypatch, np.random.default_rng(1).uniform(0.5, 2.5, 10_000).tolist())
-    durations_ns = timing.measure(clock.predict, [INPUT], budget_s=1)
+    durations_ns = timing.measure(clock.predict, [INPUT], budget_s=1).durations_ns
     assert 1e9 <= sum(durations_ns) < 1.0026e9
 
 
@@ -95,10 +99,34 @@ def test_warm_up_ends_also_where_every_run_is_faster(monkeypatch) -> None:
 def test_summary_gives_the_quantiles_in_milliseconds() -> None:
     random = np.random.default_rng(5)
     durations_ns = random.integers(1_000_000, 9_000_000, 101).tolist()
-    cell = timing.summarize(durations_ns, 32, "all", 4)
+    cell = timing.summarize(timing.Runs(durations_ns, sum(durations_ns)), 32, "all", 4)
     ordered = sorted(durations_ns)
     assert (cell.p10_ms, cell.median_ms, cell.p90_ms) == pytest.approx(tuple(ordered[i] / 1e6 for i in (10, 50, 90)))
     assert (cell.batch_size, cell.threads, cell.num_threads, cell.num_runs) == (32, "all", 4, 101)
+    assert cell.waited_share == 0.25  # four threads, together as long as the clock ran
+    assert timing.summarize(timing.Runs(durations_ns, None), 32, "all", 4).waited_share is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not say how long threads wait")
+def test_time_lost_to_other_programs_is_known() -> None:
+    """Two busy processes on one processor: each waits about half of the time."""
+
+    def compute(images):
+        end = time.thread_time_ns() + 2_000_000
+        while time.thread_time_ns() < end:
+            pass
+
+    allowed = os.sched_getaffinity(0)
+    only = {min(allowed)}
+    os.sched_setaffinity(0, only)
+    rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        crowded = timing.summarize(timing.measure(compute, [INPUT], budget_s=0.4), 1, "one", 1)
+    finally:
+        rival.kill()
+        rival.wait()
+        os.sched_setaffinity(0, allowed)
+    assert crowded.waited_share > 0.25
 
 
 @pytest.mark.parametrize("batch_size", [1, 32, 150, 1000])
