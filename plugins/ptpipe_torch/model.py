@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ptpipe import JSON, IntegrityError
+from ptpipe import JSON, IntegrityError, PtpipeError, StageError
 from ptpipe_torch.deployable import Deployable, Predictor
-from ptpipe_torch.packing import pack_state, unpack_state
+from ptpipe_torch.packing import pack_state, quantized_tensors, unpack_state
 from ptpipe_torch.registry import Part
 from ptpipe_torch.runtime import quantized_engine, torch_threads
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
     from torch import nn
+
+T = TypeVar("T")
 
 _RECIPE, _TENSORS, _PACKED = "recipe.json", "tensors.safetensors", "int8.safetensors"
 
@@ -43,16 +46,17 @@ class Recipe:
     def from_json(cls, text: str) -> Recipe:
         """Inverse of `to_json`. Raises IntegrityError for anything else."""
         try:
-            content: dict[str, Any] = json.loads(text)
+            content = _typed(json.loads(text), dict)
+            channels, height, width = (_typed(size, int) for size in _typed(content["input_shape_CHW"], list))
             return cls(
-                builder=Part(**content["builder"]),
-                input_shape_CHW=tuple(content["input_shape_CHW"]),
-                num_classes=content["num_classes"],
-                prepare=tuple(Part(**part) for part in content["prepare"]),
-                convert=tuple(Part(**part) for part in content["convert"]),
-                backend=content["backend"],
+                builder=_part(content["builder"]),
+                input_shape_CHW=(channels, height, width),
+                num_classes=_typed(content["num_classes"], int),
+                prepare=tuple(_part(part) for part in _typed(content["prepare"], list)),
+                convert=tuple(_part(part) for part in _typed(content["convert"], list)),
+                backend=None if content["backend"] is None else _typed(content["backend"], str),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise IntegrityError(f"not a model recipe: {error!r}") from error
 
     def to_json(self) -> str:
@@ -90,9 +94,15 @@ class Model(Deployable):
 
     @classmethod
     def capture(cls, recipe: Recipe, module: nn.Module) -> Model:
-        """The model that this module is, a copy of its state dict taken now."""
-        state = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
-        return cls(recipe, state)
+        """The model that this module is, a copy of its state dict taken now.
+
+        Raises StageError where the state dict holds anything but tensors.
+        """
+        state = module.state_dict()
+        for name, value in state.items():
+            if not hasattr(value, "detach"):
+                raise StageError(f"the network keeps {name} ({type(value).__name__}) in its state; only tensors can be stored")
+        return cls(recipe, {name: tensor.detach().cpu().clone() for name, tensor in state.items()})
 
     def with_state_of(self, module: nn.Module) -> Model:
         """The same recipe with the module's present state: what training returns."""
@@ -103,31 +113,34 @@ class Model(Deployable):
         return Model(replace(self.recipe, **changes), self._tensors)
 
     def build(self) -> nn.Module:
-        """The network, on the CPU, in eval mode, bit-equal each time. Without `convert`: `build_prepared`."""
+        """The network, on the CPU, in eval mode, bit-equal each time. Without `convert`: `build_prepared`.
+
+        An int8 network runs on the engine that it was prepared for: call it inside `quantized_engine(recipe.backend)`.
+        Raises StageError where this machine lacks that engine, IntegrityError where recipe and tensors don't fit.
+        """
         if not self.recipe.convert:
             return self.build_prepared()
-        module = self._skeleton().eval()
-        if self.packed is None:
-            module.load_state_dict(self.tensors)
-        for part in self.recipe.convert:
-            module = part.resolve("transform")(module, **part.arguments)
-        if self.packed is not None:
-            module.load_state_dict(unpack_state(self.packed))
+        with quantized_engine(self.recipe.backend), quantized_tensors():
+            module = self.build_prepared() if self.packed is None else self._skeleton().eval()
+            for part in self.recipe.convert:
+                module = _apply(part, "transform", module)
+            if self.packed is not None:
+                _load(module, unpack_state(self.packed, module.state_dict()))
         return module.eval()
 
     def build_prepared(self) -> nn.Module:
         """The network before `convert`, in eval mode: what is trained, calibrated and exported."""
         module = self._skeleton()
-        module.load_state_dict(self.tensors)
+        _load(module, self.tensors)
         return module.eval()
 
     def _skeleton(self) -> nn.Module:
         import torch
 
         with torch.random.fork_rng(devices=[]):  # initial weights are overwritten: draw them from nobody's stream
-            module = self.recipe.builder.resolve("builder")(**self.recipe.builder.arguments)
+            module = _apply(self.recipe.builder, "builder")
             for part in self.recipe.prepare:
-                module = part.resolve("transform")(module, **part.arguments)
+                module = _apply(part, "transform", module)
         return module
 
     def packed_by_converting(self) -> Model:
@@ -139,7 +152,9 @@ class Model(Deployable):
     def format(self) -> str:
         if not self.recipe.backend:
             return "torch float32"
-        return f"torch {'int8' if self.recipe.convert else 'prepared'} {self.recipe.backend}"
+        if not self.recipe.convert:
+            return f"torch prepared {self.recipe.backend}"
+        return f"torch int8{'' if self.recipe.prepare else ' dynamic'} {self.recipe.backend}"
 
     @property
     def input_shape_CHW(self) -> tuple[int, int, int]:  # noqa: N802
@@ -165,7 +180,8 @@ class Model(Deployable):
                 module = module.to(memory_format=torch.channels_last)
 
             def predict(images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-                logits_NK: npt.NDArray[np.float32] = module(torch.from_numpy(images_NCHW)).numpy()
+                writable = images_NCHW if images_NCHW.flags.writeable else images_NCHW.copy()  # torch knows no other
+                logits_NK: npt.NDArray[np.float32] = module(torch.from_numpy(writable)).numpy()
                 return logits_NK
 
             yield predict
@@ -179,19 +195,59 @@ class Model(Deployable):
     @classmethod
     def load(cls, folder: Path) -> Self:
         packed = folder / _PACKED
-        recipe = Recipe.from_json((folder / _RECIPE).read_text(encoding="utf-8"))
+        try:
+            recipe = Recipe.from_json((folder / _RECIPE).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise IntegrityError(f"{_RECIPE} can't be read: {error}") from error
         return cls(recipe, folder / _TENSORS, packed if packed.exists() else None)
 
     def summary(self) -> dict[str, JSON]:
         return {"format": self.format, "size_bytes": self.size_bytes}
 
 
+def _apply(part: Part, role: str, *module: nn.Module) -> nn.Module:
+    function = part.resolve(role)
+    try:
+        return function(*module, **part.arguments)
+    except PtpipeError:
+        raise
+    except Exception as error:  # it worked when the recipe was written, so recipe or code is another now
+        raise IntegrityError(f"{part.address} can't be applied as the recipe says: {error!r}") from error
+
+
+def _load(module: nn.Module, state: Mapping[str, Any]) -> None:
+    # Copies: observers take a loaded tensor for their own, and would write into the stored one.
+    present = OrderedDict((name, value.clone() if hasattr(value, "clone") else value) for name, value in state.items())
+    # Some layers refuse a state dict that does not tell the version of their format: it is that of this code.
+    present._metadata = module.state_dict()._metadata  # type: ignore[attr-defined]  # where torch looks for it
+    try:
+        module.load_state_dict(present)
+    except (RuntimeError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise IntegrityError(f"the tensors don't fit the network: {reason}") from error
+
+
+def _typed(value: object, type_: type[T]) -> T:
+    if type(value) is not type_:
+        raise TypeError(f"{value!r} is not {type_.__name__}")
+    return value
+
+
+def _part(content: object) -> Part:
+    fields = _typed(content, dict)
+    return Part(_typed(fields["address"], str), _typed(fields["arguments"], dict))
+
+
 def _read(tensors: Mapping[str, torch.Tensor] | Path) -> Mapping[str, torch.Tensor]:
     if not isinstance(tensors, Path):
         return tensors
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    return load_file(tensors)
+    try:
+        return load_file(tensors)
+    except (SafetensorError, OSError) as error:
+        raise IntegrityError(f"{tensors.name} can't be read: {error}") from error
 
 
 def _serialized(tensors: Mapping[str, torch.Tensor]) -> bytes:

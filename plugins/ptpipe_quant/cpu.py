@@ -1,0 +1,53 @@
+"""Whether this processor adds products of full bytes without overflow. Imports neither torch nor numpy.
+
+Without VNNI, int8 kernels on x86 multiply with `vpmaddubsw`, which adds two products of an unsigned and a signed
+byte into 16 signed bits and saturates: 255 * 127 + 255 * 127 does not fit, 127 * 127 + 127 * 127 does. Activations
+of 7 bits are the price of exact sums there. `vpdpbusd` (VNNI) adds into 32 bits. qnnpack widens to 16 bits before
+it multiplies. Source: Intel, Lower Numerical Precision Deep Learning Inference and Training, 2018.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+Backend: TypeAlias = Literal["fbgemm", "qnnpack", "x86", "onednn"]
+
+_X86 = ("x86_64", "amd64", "i386", "i686", "x86")
+# As /proc/cpuinfo spells them. Only oneDNN has kernels for the 256-bit form of processors without AVX-512; torch's
+# `x86` hands layers to oneDNN where it finds AVX512-VNNI, else to fbgemm.
+_ENOUGH_FOR = {"fbgemm": ("avx512_vnni",), "x86": ("avx512_vnni",), "onednn": ("avx512_vnni", "avx_vnni")}
+
+
+def wants_reduced_range(
+    backend: Backend, *, architecture: str | None = None, cpuinfo: Path = Path("/proc/cpuinfo")
+) -> tuple[bool, str]:
+    """Whether activations should keep to 7 bits on this processor, and why.
+
+    Where nothing can be found out about an x86 processor (no `/proc/cpuinfo`), the answer is the safe one.
+    """
+    if backend == "qnnpack":
+        return False, "qnnpack's sums do not overflow"
+    architecture = architecture or platform.machine()
+    if architecture.lower() not in _X86:
+        return False, f"{architecture} kernels do not overflow"
+    flags = _flags(cpuinfo)
+    if flags is None:
+        return True, f"{cpuinfo} can't be read, so this processor may lack VNNI"
+    found = [flag for flag in _ENOUGH_FOR[backend] if flag in flags]
+    if found:
+        return False, f"this processor has {found[0]}"
+    return True, f"this processor lacks {' and '.join(_ENOUGH_FOR[backend])}"
+
+
+def _flags(cpuinfo: Path) -> set[str] | None:
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "flags":
+            return set(value.split())
+    return None

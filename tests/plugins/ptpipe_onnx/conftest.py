@@ -1,0 +1,243 @@
+"""Handwritten digits, networks of the usual shapes, and int8 models of them made with torch alone.
+
+Shape legend: N samples, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.ao import quantization as ao
+from torch.ao.quantization import quantize_fx
+
+from ptpipe import Context
+from ptpipe.events import Event, Metric
+from ptpipe_onnx import ExportConfig, export
+from ptpipe_torch import ArrayImages, Data, DataFacts, Model, OnnxFile, Part, Recipe, Split
+from ptpipe_torch.registry import builder, transform
+from ptpipe_torch.runtime import quantized_engine, torch_threads
+
+SHAPE_CHW = (1, 16, 16)
+
+
+def _unit(channels_in: int, channels_out: int, activation: type[nn.Module], **options: int) -> nn.Sequential:
+    conv = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False, **options)
+    return nn.Sequential(conv, nn.BatchNorm2d(channels_out), activation())
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = _unit(1, 8, nn.ReLU)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.inner = nn.Sequential(_unit(8, 8, nn.ReLU), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+        self.relu = nn.ReLU(inplace=True)
+        self.mean = nn.AdaptiveAvgPool2d((1, 1))
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        x = self.pool(self.stem(images_NCHW))
+        x = self.relu(self.inner(x) + x)
+        return self.head(torch.flatten(self.mean(x), 1))
+
+
+class Mobile(nn.Module):
+    """ReLU6, a depthwise convolution, hard swish, concatenation, a mean, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = _unit(1, 8, nn.ReLU6, stride=2)
+        self.depthwise = _unit(8, 8, nn.ReLU6, groups=8)
+        self.swish = _unit(8, 8, nn.Hardswish)
+        self.dropout = nn.Dropout(0.2)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        x = self.stem(images_NCHW)
+        x = torch.cat([self.depthwise(x), self.swish(x)], dim=1)
+        return self.head(self.dropout(x.mean([2, 3])))
+
+
+class Rows(nn.Module):
+    """Linear layers over three axes, as transformers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Linear(16, 12)
+        self.bare = nn.Linear(12, 12, bias=False)
+        self.head = nn.Linear(16 * 12, 10)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        rows_NHC = torch.relu(self.rows(images_NCHW.squeeze(1)))
+        return self.head(torch.relu(self.bare(rows_NHC)).flatten(1))
+
+
+@builder
+def network(name: str) -> nn.Module:
+    if name == "residual":
+        return Residual()
+    if name == "mobile":
+        return Mobile()
+    if name == "rows":
+        return Rows()
+    assert name == "cnn"
+    convolutions = [_unit(1, 8, nn.ReLU), nn.MaxPool2d(2), _unit(8, 16, nn.ReLU), nn.MaxPool2d(2)]
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*(deprecated|will be removed)", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".*quantized tensor creation functions", UserWarning)
+        yield
+
+
+@transform
+def with_observers(module: nn.Module, backend: str, qat: bool, high: int, skip: str) -> nn.Module:
+    """FX-prepare: activations from 0 to `high`, weights as the backend has them; the submodule `skip` stays float."""
+    weight = ao.default_weight_observer if backend == "qnnpack" else ao.default_per_channel_weight_observer
+    activation = ao.MinMaxObserver.with_args(quant_min=0, quant_max=high, dtype=torch.quint8)
+    if qat:
+        weight_fake = ao.default_weight_fake_quant if backend == "qnnpack" else ao.default_per_channel_weight_fake_quant
+        activation_fake = ao.FakeQuantize.with_args(
+            observer=ao.MovingAverageMinMaxObserver, quant_min=0, quant_max=high, dtype=torch.quint8
+        )
+        qconfig = ao.QConfig(activation_fake, weight_fake)
+    else:
+        qconfig = ao.QConfig(activation, weight)
+    images_NCHW = torch.zeros(1, *SHAPE_CHW)
+    with quietly():
+        mapping = (ao.get_default_qat_qconfig_mapping if qat else ao.get_default_qconfig_mapping)(backend)
+        prepare = quantize_fx.prepare_qat_fx if qat else quantize_fx.prepare_fx
+        mapping = mapping.set_global(qconfig).set_module_name(skip, None)
+        return prepare(module.train(qat), mapping, (images_NCHW,))
+
+
+@transform
+def to_int8(module: nn.Module) -> nn.Module:
+    with quietly():
+        return quantize_fx.convert_fx(module.eval())
+
+
+@transform
+def to_dynamic(module: nn.Module, per_channel: bool) -> nn.Module:
+    qconfig = ao.per_channel_dynamic_qconfig if per_channel else ao.default_dynamic_qconfig
+    with quietly():
+        return ao.quantize_dynamic(module, {nn.Linear: qconfig}, inplace=True)
+
+
+@pytest.fixture(scope="session")
+def digits() -> Data:
+    """8x8 digits, each pixel twice as wide and high."""
+    bunch = load_digits()
+    pixels_NHWC = np.kron(bunch.images * 15.9375, np.ones((2, 2))).astype(np.uint8)[..., None]
+    parts = {"test": slice(0, 300), "calibration": slice(300, 600), "train": slice(600, None)}
+    splits = {
+        name: Split(
+            np.array([f"{name}/{i:05d}" for i in range(len(bunch.target[part]))]),
+            bunch.target[part].astype(np.int64),
+            ArrayImages(np.ascontiguousarray(pixels_NHWC[part])),
+        )
+        for name, part in parts.items()
+    }
+    return Data(DataFacts("digits", tuple("0123456789"), SHAPE_CHW, (0.31,), (0.38,)), splits)
+
+
+@pytest.fixture(scope="session")
+def float_model(digits: Data) -> Callable[[str], Model]:
+    """Give the network of that name after a few steps of training."""
+    known: dict[str, Model] = {}
+
+    def make(name: str) -> Model:
+        if name not in known:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                module = network(name).train()
+            optimizer = torch.optim.AdamW(module.parameters(), 0.01)
+            with torch_threads(1):
+                for batch in (batch for _ in range(4) for batch in digits.batches("train", batch_size=64)):
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(module(batch.images_NCHW), batch.labels_N).backward()
+                    optimizer.step()
+            known[name] = Model.capture(Recipe(Part.of(network, name=name), SHAPE_CHW, 10), module)
+        return known[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def int8_model(float_model: Callable[[str], Model], digits: Data) -> Callable[..., Model]:
+    """Give a static (or QAT) int8 model whose observers saw the calibration samples."""
+
+    def make(name: str, backend: str = "onednn", *, qat: bool = False, high: int = 255, skip: str = "none") -> Model:
+        module = float_model(name).build()
+        part = Part.of(with_observers, backend=backend, qat=qat, high=high, skip=skip)
+        with quantized_engine(backend), torch_threads(1):
+            prepared = part.resolve("transform")(module, **part.arguments)
+            prepared.train(qat)
+            with torch.no_grad():
+                for batch in digits.batches("calibration"):
+                    prepared(batch.images_NCHW)
+        recipe = Recipe(Part.of(network, name=name), SHAPE_CHW, 10, (part,), (Part.of(to_int8),), backend)
+        return Model.capture(recipe, prepared)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def dynamic_model(float_model: Callable[[str], Model]) -> Callable[..., Model]:
+    def make(name: str, backend: str, *, per_channel: bool) -> Model:
+        parts = (Part.of(to_dynamic, per_channel=per_channel),)
+        return float_model(name).with_recipe(convert=parts, backend=backend)
+
+    return make
+
+
+class Told(list[Event]):
+    """What a stage said."""
+
+    @property
+    def metrics(self) -> dict[str, object]:
+        return {event.name: event.value for event in self if isinstance(event, Metric)}
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def run_export(tmp_path: Path, digits: Data, told: Told) -> Callable[..., OnnxFile]:
+    """Run the stage on the digits."""
+
+    def run(model: Model, data: Data = digits, **options: object) -> OnnxFile:
+        ctx = Context("onnx", "export.onnx", 7, tmp_path, tell=told.append)
+        return export(ExportConfig(**{"num_samples": 200, **options}), ctx, model, data)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_onnx() -> Callable[..., np.ndarray]:
+    """Run a file or a serialized model, by default without any of ONNX Runtime's own optimizations."""
+
+    def run(model: Path | bytes, images_NCHW: np.ndarray, *, optimize: bool = False) -> np.ndarray:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        if not optimize:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        content = model if isinstance(model, bytes) else str(model)
+        session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        return session.run(None, {session.get_inputs()[0].name: images_NCHW})[0]
+
+    return run

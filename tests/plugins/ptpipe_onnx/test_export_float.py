@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from ptpipe import StageError
+from ptpipe_onnx import export_file
+from ptpipe_torch import Data, Model, OnnxFile, Part, Recipe
+from ptpipe_torch.registry import builder, transform
+
+Export = Callable[..., OnnxFile]
+Make = Callable[..., Model]
+
+
+@builder
+def made(source: str) -> nn.Module:
+    """A network whose forward pass is this expression of `x`."""
+    module = nn.Module()
+    module.forward = eval(f"lambda x: {source}", {"torch": torch})  # type: ignore[method-assign]
+    return module
+
+
+def model_of(source: str, num_classes: int = 10) -> Model:
+    return Model(Recipe(Part.of(made, source=source), (1, 16, 16), num_classes), {})
+
+
+@pytest.mark.parametrize("name", ["cnn", "residual", "mobile", "rows"])
+def test_the_file_says_what_torch_says(
+    name: str, run_export: Export, float_model: Make, digits: Data, run_onnx: Callable[..., np.ndarray]
+) -> None:
+    model = float_model(name)
+    file = run_export(model)
+    (batch,) = digits.batches("test", batch_size=300)
+    with torch.inference_mode():
+        expected_NK = model.build()(batch.images_NCHW).numpy()
+    for optimize in (False, True):
+        found_NK = run_onnx(file.path, batch.images_NCHW.numpy(), optimize=optimize)
+        np.testing.assert_allclose(found_NK, expected_NK, atol=2e-5 * np.abs(expected_NK).max())
+    assert file.parity["top1_agreement"] == 1.0
+    assert file.parity["num_samples"] == 200
+    assert (file.format, file.num_classes, file.input_shape_CHW) == ("onnx float32", 10, (1, 16, 16))
+
+
+def test_any_batch_size(run_export: Export, float_model: Make, run_onnx: Callable[..., np.ndarray]) -> None:
+    file = run_export(float_model("cnn"))
+    images_NCHW = np.random.default_rng(0).normal(size=(37, 1, 16, 16)).astype(np.float32)
+    all_NK = run_onnx(file.path, images_NCHW)
+    assert all_NK.shape == (37, 10)
+    np.testing.assert_allclose(run_onnx(file.path, images_NCHW[5:6]), all_NK[5:6], atol=1e-5)
+    assert run_onnx(file.path, images_NCHW[:0]).shape == (0, 10)
+
+
+def test_what_the_file_tells_of_itself(run_export: Export, float_model: Make, told) -> None:
+    file = run_export(float_model("cnn"))
+    model = onnx.load(file.path)
+    (input_,), (output,) = model.graph.input, model.graph.output
+    assert [(d.dim_param or d.dim_value) for d in input_.type.tensor_type.shape.dim] == ["N", 1, 16, 16]
+    assert [(d.dim_param or d.dim_value) for d in output.type.tensor_type.shape.dim] == ["N", 10]
+    assert (input_.name, output.name, model.producer_name) == ("images", "logits", "ptpipe")
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    assert json.loads(metadata["mean"]) == [0.31]
+    assert json.loads(metadata["std"]) == [0.38]
+    assert json.loads(metadata["class_names"]) == list("0123456789")
+    assert (metadata["backend"], metadata["precision"], metadata["data"]) == ("", "float32", "digits")
+    assert [entry.version for entry in model.opset_import] == [18]
+    assert told.metrics["size_bytes"] == file.path.stat().st_size
+    assert told.metrics["opset"] == 18
+
+
+def test_batch_norm_is_folded_and_nothing_else_is_in_the_file(run_export: Export, float_model: Make) -> None:
+    model = float_model("cnn")
+    file = run_export(model)
+    graph = onnx.load(file.path).graph
+    assert [node.op_type for node in graph.node].count("Conv") == 2
+    assert {node.op_type for node in graph.node} == {"Conv", "Relu", "MaxPool", "Reshape", "Gemm"}
+    num_weights = sum(tensor.numel() for name, tensor in model.tensors.items() if "running" not in name)
+    assert file.size_bytes < 4 * num_weights + 4000
+    content = file.path.read_bytes()
+    for trace in (b"site-packages", b"/tests/", b"stack_trace", b"fx_node", str(Path.home()).encode()):
+        assert trace not in content
+
+
+def test_the_same_model_gives_the_same_bytes(run_export: Export, float_model: Make) -> None:
+    first = run_export(float_model("cnn")).path.read_bytes()
+    assert run_export(float_model("cnn")).path.read_bytes() == first
+
+
+@pytest.mark.parametrize("opset", [18, 19, 20, 21, 22, 23])
+def test_opsets(opset: int, run_export: Export, float_model: Make) -> None:
+    file = run_export(float_model("mobile"), opset=opset)
+    assert onnx.load(file.path).opset_import[0].version == opset
+
+
+def test_nothing_is_printed_and_torch_is_left_as_it_was(
+    run_export: Export, float_model: Make, int8_model: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    models = [float_model("cnn"), int8_model("mobile")]
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+
+    def state() -> tuple[object, ...]:
+        return (
+            torch.get_rng_state().tolist(),
+            torch.is_grad_enabled(),
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+            torch.backends.quantized.engine,
+            list(warnings.filters),
+            [logger.level for logger in loggers],
+        )
+
+    before = state()
+    for model in models:
+        tensors = {name: tensor.clone() for name, tensor in model.tensors.items()}
+        run_export(model)
+        assert all(torch.equal(tensor, model.tensors[name]) for name, tensor in tensors.items())
+    assert state() == before
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("x.flatten(1)[:, :10] * (1 if x.sum() > 0 else 2)", "can't be exported to ONNX"),
+        ("x.reshape(2, -1)[:, :10]", "can't be exported to ONNX"),
+        ("torch.linalg.eigvals(x).real.flatten(1)[:, :10]", "can't be exported to ONNX"),
+        ("x.flatten(1)[:, :9]", "logits should be of shape"),
+        ("(x.flatten(1)[:, :10], x)", "gives 2 tensors"),
+        ("x.flatten(1)[:, :10] / 0", "not finite"),
+    ],
+)
+def test_networks_that_cannot_be_exported(source: str, words: str, run_export: Export) -> None:
+    with pytest.raises(StageError, match=words) as caught:
+        run_export(model_of(source))
+    assert "\n" not in str(caught.value)
+
+
+def test_inputs_that_do_not_fit(run_export: Export, float_model: Make, int8_model: Make, digits: Data) -> None:
+    with pytest.raises(StageError, match=r"no samples in val.*another `split`"):
+        run_export(float_model("cnn"), split="val")
+    with pytest.raises(StageError, match=r"not converted: put a quant\.convert"):
+        run_export(int8_model("cnn").with_recipe(convert=()))
+    recipe = float_model("cnn").recipe
+    other = Model(Recipe(recipe.builder, (3, 16, 16), 10), {})
+    with pytest.raises(StageError, match="takes images of"):
+        run_export(other)
+
+
+def test_more_than_a_file_can_hold(run_export: Export, float_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_file, "MAX_BYTES", 20_000)
+    with pytest.raises(StageError, match=r"weights are [0-9,]+ bytes; one ONNX file holds less than 2 GiB"):
+        run_export(float_model("cnn"))
+
+
+def test_few_samples_and_another_split(run_export: Export, float_model: Make) -> None:
+    assert run_export(float_model("cnn"), num_samples=1).parity["num_samples"] == 1
+    assert run_export(float_model("cnn"), split="calibration", num_samples=9999).parity["num_samples"] == 300
+
+
+def test_a_float_transform_is_part_of_the_model(run_export: Export, float_model: Make) -> None:
+    doubled = float_model("cnn").with_recipe(convert=(Part.of(doubling),))
+    file = run_export(doubled)
+    assert file.precision == "float32"
+    assert any(node.op_type in ("Mul", "Add") for node in onnx.load(file.path).graph.node)
+
+
+class Doubled(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * 2 + 1
+
+
+@transform
+def doubling(module: nn.Module) -> nn.Module:
+    return Doubled(module)

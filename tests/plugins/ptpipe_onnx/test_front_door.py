@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+import ptpipe_onnx
+from ptpipe_onnx import ExportConfig, export
+from ptpipe_onnx.checks import missing
+
+HEAVY = ("torch", "numpy", "onnx", "onnxruntime", "onnxscript")
+
+
+def test_the_front_door_imports_nothing_heavy() -> None:
+    code = f"import ptpipe_onnx, sys, json; print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+def test_kind_and_ports() -> None:
+    assert [stage.kind for stage in ptpipe_onnx.ptpipe_stages()] == ["export.onnx"]
+    assert [(port.name, port.type.__name__) for port in export.inputs] == [("model", "Model"), ("data", "Data")]
+    assert [port.type.__name__ for port in export.outputs] == ["OnnxFile"]
+    assert export.depends == ("torch", "onnx", "onnxscript", "onnxruntime")
+
+
+def test_options_are_explained_and_have_defaults() -> None:
+    assert len(export.help) > 60
+    assert all(field.description for field in ExportConfig.model_fields.values())
+    assert ExportConfig().model_dump() == {"opset": 18, "split": "test", "num_samples": 512}
+
+
+@pytest.mark.parametrize("options", [{"opset": 17}, {"opset": 24}, {"split": "all"}, {"num_samples": 0}, {"ops": 1}])
+def test_bad_options_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ExportConfig.model_validate_json(json.dumps(options), strict=True)
+
+
+def test_preflight_knows_what_this_runtime_can_run() -> None:
+    assert export.preflight is not None
+    assert list(export.preflight(ExportConfig())) == []
+    (line,) = missing(opset=200)
+    assert "does not run opset 200" in line

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ptpipe import StageError
+from ptpipe_onnx.parity import Parity
+
+RNG = np.random.default_rng(5)
+TORCH_NK = RNG.normal(size=(400, 10)).astype(np.float32) * 3
+NOISE_NK = RNG.normal(size=(400, 10)).astype(np.float32)
+NOISE_NK /= np.sqrt(np.mean(np.square(NOISE_NK)))
+
+
+def test_figures() -> None:
+    torch_NK = np.array([[0, 1, 2], [3, 1, 0]], np.float32)
+    onnx_NK = np.array([[0, 2.5, 2], [3, 1, -0.5]], np.float32)
+    figures = Parity(onnx_NK, torch_NK, torch_NK + 2, step=0.5).figures
+    assert figures == {
+        "num_samples": 2,
+        "top1_agreement": 0.5,
+        "max_abs_logit_difference": 1.5,
+        "mean_abs_logit_difference": pytest.approx(2 / 6),
+        "max_logit_difference_steps": 3.0,
+        "mean_logit_difference_steps": pytest.approx(4 / 6),
+        "rms_logit_difference": pytest.approx(math.sqrt(2.5 / 6)),
+        "rms_quantization_error": 2.0,
+    }
+    assert set(Parity(onnx_NK, torch_NK).figures) == {
+        "num_samples",
+        "top1_agreement",
+        "max_abs_logit_difference",
+        "mean_abs_logit_difference",
+    }
+
+
+def test_a_float_file_may_differ_by_rounding_only() -> None:
+    largest = float(np.abs(TORCH_NK).max())
+    Parity(TORCH_NK, TORCH_NK).check()
+    for share, is_fine in ((0.9e-3, True), (1.1e-3, False)):
+        onnx_NK = TORCH_NK.copy()
+        onnx_NK[17, 3] += share * largest
+        if is_fine:
+            Parity(onnx_NK, TORCH_NK).check()
+        else:
+            with pytest.raises(StageError, match=r"disagree: a logit differs by .* over 400 samples, top-1 agreement"):
+                Parity(onnx_NK, TORCH_NK).check()
+
+
+def test_an_int8_file_may_differ_as_much_as_another_rounding_would() -> None:
+    float_NK = TORCH_NK + 0.1 * NOISE_NK
+    another_NK = TORCH_NK + 0.1 * NOISE_NK[::-1]
+    Parity(another_NK, TORCH_NK, float_NK).check()
+    Parity(TORCH_NK + 0.135 * NOISE_NK[::-1], TORCH_NK, float_NK).check()
+    with pytest.raises(StageError, match=r"sqrt\(2\) times quantization's own 0\.1\b"):
+        Parity(TORCH_NK + 0.17 * NOISE_NK[::-1], TORCH_NK, float_NK).check()
+
+
+def test_one_bad_sample_among_many_is_found() -> None:
+    float_NK = TORCH_NK + 0.1 * NOISE_NK
+    onnx_NK = TORCH_NK.copy()
+    onnx_NK[200, 4] += 2.2 * 0.1 * np.abs(NOISE_NK).max()
+    with pytest.raises(StageError, match=r"a logit differs by .*twice the most .*\(\d+\.\d steps\)"):
+        Parity(onnx_NK, TORCH_NK, float_NK, step=0.05).check()
+
+
+def test_noise_beyond_what_tells_classes_apart_fails_however_bad_quantization_is() -> None:
+    broken_NK = TORCH_NK + 10 * NOISE_NK
+    with pytest.raises(StageError, match="half of the spread"):
+        Parity(TORCH_NK + 2 * NOISE_NK[::-1], TORCH_NK, broken_NK).check()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite(bad: float) -> None:
+    bad_NK = TORCH_NK.copy()
+    bad_NK[0, 0] = bad
+    with pytest.raises(StageError, match="the ONNX file gives logits that are not finite"):
+        Parity(bad_NK, TORCH_NK)
+    with pytest.raises(StageError, match="the torch model gives logits that are not finite"):
+        Parity(TORCH_NK, bad_NK)

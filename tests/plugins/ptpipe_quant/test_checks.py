@@ -1,0 +1,130 @@
+"""Quant stages in an order that can't work are found when the manifest is bound, by the real binder."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ptpipe import ExitCode, ManifestError, load_plan
+
+PARTS = '''
+from __future__ import annotations
+from collections.abc import Sequence
+from ptpipe import Context, StageConfig, hookimpl, stage
+from ptpipe_torch import Data, Deployable, Model
+
+class None_(StageConfig):
+    """No options."""
+
+@stage("toy.data")
+def data(config: None_, ctx: Context) -> Data: ...
+
+@stage("toy.net")
+def net(config: None_, ctx: Context, data: Data) -> Model: ...
+
+@stage("toy.train")
+def train(config: None_, ctx: Context, model: Model, data: Data) -> Model: ...
+
+@stage("toy.average")
+def average(config: None_, ctx: Context, models: Sequence[Model]) -> Model: ...
+
+@stage("toy.eval")
+def evaluate(config: None_, ctx: Context, model: Deployable) -> Deployable: ...
+
+@hookimpl
+def ptpipe_stages():
+    return [data, net, train, average, evaluate]
+'''
+
+HEAD = """\
+version: 1
+name: toy
+plugins: [./parts.py]
+stages:
+  data: {uses: toy.data}
+  net: {uses: toy.net}
+"""
+
+STATIC = [
+    "static: {uses: quant.prepare, needs: {model: net}}",
+    "seen: {uses: quant.calibrate, needs: {model: static}}",
+    "int8: {uses: quant.convert, needs: {model: seen.model}}",
+]
+QAT = [
+    "fake: {uses: quant.prepare_qat, needs: {model: net}}",
+    "tuned: {uses: toy.train, needs: {model: fake}}",
+    "int8: {uses: quant.convert, needs: {model: tuned}}",
+]
+
+
+def problems(folder: Path, *stages: str) -> list[str]:
+    (folder / "parts.py").write_text(PARTS, encoding="utf-8")
+    manifest = folder / "toy.yaml"
+    manifest.write_text(HEAD + textwrap.indent("\n".join(stages) + "\n", "  "), encoding="utf-8")
+    try:
+        load_plan(manifest)
+    except ManifestError as error:
+        assert error.exit_code is ExitCode.USAGE
+        assert all(problem.location for problem in error.problems)
+        return [problem.message for problem in error.problems]
+    return []
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        STATIC,
+        QAT,
+        ["small: {uses: quant.dynamic, needs: {model: net}}"],
+        # A prepared model may be evaluated, and calibrated before it is trained.
+        [STATIC[0], "look: {uses: toy.eval, needs: {model: static}}"],
+        [QAT[0], "seen: {uses: quant.calibrate, needs: {model: fake}}", "int8: {uses: quant.convert, needs: {model: seen.model}}"],
+        # What a stranger's stage makes of several models is not known, so it passes for float.
+        ["mean: {uses: toy.average, needs: {models: [net]}}", "small: {uses: quant.dynamic, needs: {model: mean}}"],
+    ],
+)
+def test_an_order_that_works(tmp_path, stages) -> None:
+    assert problems(tmp_path, *stages) == []
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (
+            ["int8: {uses: quant.convert, needs: {model: net}}"],
+            "int8: needs a prepared model, but no quant.prepare or quant.prepare_qat stands between this and net",
+        ),
+        (
+            ["a: {uses: toy.train, needs: {model: net}}", "seen: {uses: quant.calibrate, needs: {model: a}}"],
+            "seen: needs a prepared model, but no quant.prepare or quant.prepare_qat stands between this and net",
+        ),
+        (
+            [STATIC[0], "int8: {uses: quant.convert, needs: {model: static}}"],
+            "int8: needs a model whose observers have seen data: put quant.calibrate between static and this",
+        ),
+        (
+            [QAT[0], "int8: {uses: quant.convert, needs: {model: fake}}"],
+            "int8: needs a model whose observers have seen data: put train.supervised between fake and this",
+        ),
+        (
+            [*STATIC, "again: {uses: quant.convert, needs: {model: int8}}"],
+            "again: needs a prepared model, but int8 (quant.convert) has already made it int8",
+        ),
+        (
+            [STATIC[0], "small: {uses: quant.dynamic, needs: {model: static}}"],
+            "small: needs a float model, but static (quant.prepare) has already made it prepared",
+        ),
+        (
+            [*QAT, "static: {uses: quant.prepare, needs: {model: int8}}"],
+            "static: needs a float model, but int8 (quant.convert) has already made it int8",
+        ),
+        (
+            [*QAT, "fake2: {uses: quant.prepare_qat, needs: {model: tuned}}"],
+            "fake2: needs a float model, but fake (quant.prepare_qat) has already made it prepared",
+        ),
+    ],
+)
+def test_an_order_that_cannot(tmp_path, stages, message) -> None:
+    assert problems(tmp_path, *stages) == [message]

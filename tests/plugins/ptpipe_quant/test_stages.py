@@ -1,0 +1,339 @@
+"""The stages on handwritten digits: every backend, every way, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ptpipe import StageError
+from ptpipe.events import Progress
+from ptpipe_quant import (
+    CalibrateConfig,
+    ConvertConfig,
+    DynamicConfig,
+    PrepareConfig,
+    PrepareQatConfig,
+    calibrate,
+    convert,
+    dynamic,
+    prepare,
+    prepare_qat,
+)
+from ptpipe_torch import Data, Model
+
+from .conftest import (
+    BACKENDS,
+    accuracy,
+    convolution_only,
+    logits_of,
+    make_model,
+    mixed_net,
+    nothing_to_quantize,
+    small_net,
+    train,
+)
+
+WEIGHTS = ["per_channel", "per_tensor"]
+WAYS = ["dynamic", "static", "qat"]
+FIRST = BACKENDS[0]
+
+
+def int8(way: str, model: Model, data: Data, ctx, **options) -> Model:
+    """That model by that way."""
+    if way == "dynamic":
+        return dynamic(DynamicConfig(**options), ctx, model)
+    if way == "static":
+        ready = calibrate(CalibrateConfig(), ctx, prepare(PrepareConfig(**options), ctx, model), data).model
+    else:
+        ready = train(prepare_qat(PrepareQatConfig(**options), ctx, model), data, lr=0.005)
+    return convert(ConvertConfig(), ctx, ready)
+
+
+def stored(model: Model, folder: Path) -> Model:
+    folder.mkdir(parents=True)
+    model.save(folder)
+    return Model.load(folder)
+
+
+@pytest.fixture(scope="module")
+def variants(trained, digits, tmp_path_factory) -> dict[str, Model]:
+    """Every backend of this machine, every way, both kinds of weights."""
+    from ptpipe import Context
+
+    ctx = Context("int8", "quant.test", 7, tmp_path_factory.mktemp("scratch"))
+    return {
+        f"{backend}-{way}-{weights}": int8(way, trained, digits, ctx, backend=backend, weights=weights, reduce_range=False)
+        for backend in BACKENDS
+        for way in WAYS
+        for weights in WEIGHTS
+    }
+
+
+def test_every_variant_keeps_the_accuracy_at_a_quarter_of_the_size(variants, trained, digits) -> None:
+    float_accuracy = accuracy(logits_of(trained, digits), digits)
+    assert float_accuracy > 0.93
+    for name, model in variants.items():
+        assert accuracy(logits_of(model, digits), digits) > float_accuracy - 0.015, name
+        assert model.packed is not None
+        num_integers = sum(tensor.numel() for tensor in model.packed.values() if tensor.dtype == torch.int8)
+        assert num_integers == 8 * 9 + 16 * 8 * 9 + 64 * 32 + 32 * 10
+
+
+def test_the_same_bits_converted_stored_and_in_another_process(variants, digits, tmp_path) -> None:
+    images_NCHW = next(digits.batches("test", batch_size=200)).images_NCHW.numpy()
+    np.save(tmp_path / "images.npy", images_NCHW)
+    for name, model in variants.items():
+        stored(model, tmp_path / name)
+    code = (
+        "import sys, numpy as np\nfrom pathlib import Path\nfrom ptpipe_torch import Model\n"
+        "import ptpipe_quant\nsys.path.insert(0, sys.argv[2])\nimport quant_test_networks\n"
+        "root = Path(sys.argv[1]); images = np.load(root / 'images.npy')\n"
+        "for folder in sorted(path for path in root.iterdir() if path.is_dir()):\n"
+        "    with Model.load(folder).predictor(1) as predict: np.save(folder / 'logits.npy', predict(images))\n"
+    )
+    (tmp_path / "quant_test_networks.py").write_text(network_source(), encoding="utf-8")
+    for folder in [path for path in tmp_path.iterdir() if path.is_dir()]:
+        recipe = json.loads((folder / "recipe.json").read_text())
+        recipe["builder"]["address"] = "quant_test_networks:small_net"
+        (folder / "recipe.json").write_text(json.dumps(recipe))
+    command = [sys.executable, "-W", "error", "-c", code, str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")  # no warning either
+    for name, model in variants.items():
+        there = np.load(tmp_path / name / "logits.npy")
+        with model.predictor() as here, Model(model.recipe, model.tensors).predictor() as converted_again:
+            assert np.array_equal(here(images_NCHW), there), name
+            assert np.array_equal(converted_again(images_NCHW), there), name
+
+
+def network_source() -> str:
+    import inspect
+
+    head = "from torch import nn\nfrom ptpipe_torch import builder\nNUM_CLASSES = 10\n"
+    return head + inspect.getsource(small_net)
+
+
+@pytest.mark.parametrize("batch_norm", ["fold", "train"])
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("network", ["trained", "trained_mixed"])
+def test_int8_says_what_the_fake_quantized_network_said(request, digits, ctx, network, batch_norm, bf16) -> None:
+    model = request.getfixturevalue(network)
+    options = {"backend": FIRST, "batch_norm": batch_norm, "reduce_range": False}
+    fine_tuned = train(prepare_qat(PrepareQatConfig(**options), ctx, model), digits, lr=0.005, bf16=bf16)
+    fake_NK = logits_of(fine_tuned, digits)
+    real_NK = logits_of(convert(ConvertConfig(), ctx, fine_tuned), digits)
+    step = np.diff(np.unique(real_NK)).min()
+    # int8 rounds once more in each hard-swish, average and sum of the mixed network.
+    agreement, num_steps = (0.998, 1.5) if network == "trained" else (0.99, 6)
+    assert (fake_NK.argmax(1) == real_NK.argmax(1)).mean() > agreement
+    assert np.abs(fake_NK - real_NK).max() < num_steps * step
+    assert accuracy(real_NK, digits) > accuracy(logits_of(model, digits), digits) - 0.015
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_network_with_everything_in_it(trained_mixed, digits, ctx, metrics, way) -> None:
+    for backend in BACKENDS:
+        model = int8(way, trained_mixed, digits, ctx, backend=backend, weights="per_channel")
+        lost = accuracy(logits_of(trained_mixed, digits), digits) - accuracy(logits_of(model, digits), digits)
+        assert lost < 0.02, backend
+        assert metrics()["int8_layers"] == (2 if way == "dynamic" else 7)
+
+
+@pytest.mark.parametrize("observer", ["histogram", "min_max", "moving_average"])
+@pytest.mark.parametrize("reduce_range", [True, False])
+def test_observers_and_ranges(trained, digits, ctx, metrics, observer, reduce_range) -> None:
+    config = PrepareConfig(backend=FIRST, observer=observer, reduce_range=reduce_range)
+    prepared = prepare(config, ctx, trained)
+    assert metrics() == {
+        "backend": FIRST,
+        "weights": "per_tensor" if FIRST == "qnnpack" else "per_channel",
+        "reduce_range": reduce_range,
+        "reduce_range_reason": "as told",
+    }
+    calibrated, ranges = calibrate(CalibrateConfig(num_samples=200), ctx, prepared, digits)
+    assert ranges.num_samples == 200
+    pixels_NHWC = digits.splits["calibration"].images.take(np.arange(200))
+    low, high = next(iter(ranges.limits.values()))
+    if observer != "moving_average":
+        assert (low, high) == pytest.approx(((pixels_NHWC.min() / 255 - 0.3) / 0.35, (pixels_NHWC.max() / 255 - 0.3) / 0.35))
+    assert len(ranges.limits) == 5
+    model = convert(ConvertConfig(), ctx, calibrated)
+    assert accuracy(logits_of(model, digits), digits) > accuracy(logits_of(trained, digits), digits) - 0.015
+    scale = next(value for name, value in model.packed.items() if name.endswith("input_scale_0"))
+    if observer == "min_max":
+        assert scale.item() == pytest.approx((high - low) / (127 if reduce_range else 255), rel=1e-5)
+
+
+class TestSkip:
+    @pytest.mark.parametrize("way", WAYS)
+    def test_layers_stay_float(self, trained, digits, ctx, metrics, way) -> None:
+        model = int8(way, trained, digits, ctx, backend=FIRST, skip=("11", "4"))
+        assert accuracy(logits_of(model, digits), digits) > 0.9
+        packed = model.packed
+        assert packed is not None
+        floats = {name for name, tensor in packed.items() if tensor.dim() >= 2 and tensor.is_floating_point()}
+        assert {name.rpartition(".")[0].partition(".")[0] for name in floats} == {"4", "11"}
+        assert metrics()["int8_layers"] == (1 if way == "dynamic" else 2)
+        assert len(metrics()["float_layers"]) == (3 if way == "dynamic" else 2)
+
+    def test_a_whole_type(self, trained, digits, ctx, metrics) -> None:
+        int8("static", trained, digits, ctx, backend=FIRST, skip=("Conv2d",))
+        assert metrics()["int8_layers"] == 2
+
+    @pytest.mark.parametrize("stage", [(dynamic, DynamicConfig), (prepare, PrepareConfig), (prepare_qat, PrepareQatConfig)])
+    def test_a_name_that_nothing_has(self, trained, ctx, stage) -> None:
+        with pytest.raises(StageError, match="'Linaer'; did you mean 'Linear'"):
+            stage[0](stage[1](backend=FIRST, skip=("Linaer",)), ctx, trained)
+
+    def test_everything(self, trained, ctx) -> None:
+        with pytest.raises(StageError, match=r"no layer of this network can become int8 \(skip: \*\)"):
+            prepare(PrepareConfig(backend=FIRST, skip=("*",)), ctx, trained)
+
+
+class TestRefusals:
+    def test_convert_needs_ranges(self, trained, ctx) -> None:
+        for prepared in (
+            prepare(PrepareConfig(backend=FIRST), ctx, trained),
+            prepare_qat(PrepareQatConfig(backend=FIRST), ctx, trained),
+        ):
+            with pytest.raises(StageError, match="ranges saw no data .* run quant.calibrate after quant.prepare, or train"):
+                convert(ConvertConfig(), ctx, prepared)
+
+    def test_convert_needs_a_prepared_model(self, trained, variants, ctx) -> None:
+        with pytest.raises(StageError, match="got a model that is float"):
+            convert(ConvertConfig(), ctx, trained)
+        for model in variants.values():
+            with pytest.raises(StageError, match="got a model that is already int8"):
+                convert(ConvertConfig(), ctx, model)
+
+    def test_calibrate_needs_observers(self, trained, digits, ctx) -> None:
+        with pytest.raises(StageError, match="needs a model with observers"):
+            calibrate(CalibrateConfig(), ctx, trained, digits)
+
+    def test_calibrate_needs_samples(self, trained, digits, ctx) -> None:
+        prepared = prepare(PrepareConfig(backend=FIRST), ctx, trained)
+        with pytest.raises(StageError, match="split 'val' is empty"):
+            calibrate(CalibrateConfig(split="val"), ctx, prepared, digits)
+
+    @pytest.mark.parametrize("stage", [(dynamic, DynamicConfig), (prepare, PrepareConfig), (prepare_qat, PrepareQatConfig)])
+    def test_only_float_models_are_prepared(self, trained, variants, ctx, stage) -> None:
+        config = stage[1](backend=FIRST)
+        with pytest.raises(StageError, match=f"already int8 for {FIRST}"):
+            stage[0](config, ctx, variants[f"{FIRST}-static-per_tensor"])
+        with pytest.raises(StageError, match=f"already prepared for {FIRST}"):
+            stage[0](config, ctx, prepare(PrepareConfig(backend=FIRST), ctx, trained))
+
+    def test_nothing_to_quantize(self, ctx) -> None:
+        model = make_model(nothing_to_quantize)
+        with pytest.raises(StageError, match="no layer of this network can become int8"):
+            dynamic(DynamicConfig(backend=FIRST), ctx, model)
+        with pytest.raises(StageError, match="no layer of this network can become int8"):
+            prepared = prepare(PrepareConfig(backend=FIRST), ctx, model)
+            convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, make_digits_of_two()).model)
+
+    def test_weights_that_are_not_numbers(self, trained, digits, ctx) -> None:
+        broken = dict(trained.tensors) | {"0.weight": torch.full_like(trained.tensors["0.weight"], float("nan"))}
+        prepared = prepare(PrepareConfig(backend=FIRST, observer="min_max"), ctx, Model(trained.recipe, broken))
+        with pytest.raises(StageError, match="gave a value that is not finite"):
+            calibrate(CalibrateConfig(), ctx, prepared, digits)
+
+    def test_a_backend_that_is_not_there(self, variants, trained, digits, ctx, monkeypatch) -> None:
+        model = variants[f"{FIRST}-static-per_tensor"]
+        ready = calibrate(CalibrateConfig(), ctx, prepare(PrepareConfig(backend=FIRST), ctx, trained), digits).model
+        monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["none"])
+        for attempt in (
+            lambda: prepare(PrepareConfig(backend=FIRST), ctx, trained),
+            lambda: convert(ConvertConfig(), ctx, ready),
+            model.build,
+            lambda: logits_of(model, digits),
+        ):
+            with pytest.raises(StageError, match=f"backend {FIRST} is not offered here"):
+                attempt()
+
+
+def make_digits_of_two() -> Data:
+    from .conftest import make_digits
+
+    data = make_digits()
+    return Data(data.facts, {"calibration": data.splits["calibration"].subset(np.arange(2))}, data.loader)
+
+
+def test_a_network_of_convolutions_is_stored_as_int8_by_dynamic(ctx, digits, metrics) -> None:
+    model = make_model(convolution_only)
+    small = dynamic(DynamicConfig(backend=FIRST), ctx, model)
+    assert metrics()["int8_layers"] == 0
+    assert small.size_bytes < 0.6 * model.size_bytes  # 640 weights: names and scales weigh as much
+    assert np.abs(logits_of(small, digits) - logits_of(model, digits)).max() < 0.05
+    with pytest.raises(StageError, match="no layer"):
+        dynamic(DynamicConfig(backend=FIRST, convolutions="float"), ctx, model)
+
+
+def test_dynamic_convolutions_compute_with_the_weights_that_are_stored(trained, digits, ctx) -> None:
+    model = dynamic(DynamicConfig(backend=FIRST, skip=("Linear",)), ctx, trained)
+    rounded = Model(replace(trained.recipe), model.tensors)
+    # Not bit-equal: a float model is evaluated channels last.
+    assert np.abs(logits_of(model, digits) - logits_of(rounded, digits)).max() < 1e-4
+    assert np.abs(logits_of(trained, digits) - logits_of(rounded, digits)).max() > 1e-2
+
+
+def test_calibrating_a_model_for_training_gives_it_ranges(trained, digits, ctx) -> None:
+    prepared = prepare_qat(PrepareQatConfig(backend=FIRST), ctx, trained)
+    calibrated, ranges = calibrate(CalibrateConfig(), ctx, prepared, digits)
+    assert len(ranges.limits) == 5
+    model = convert(ConvertConfig(), ctx, calibrated)
+    assert accuracy(logits_of(model, digits), digits) > accuracy(logits_of(trained, digits), digits) - 0.015
+    flags = {name: value.item() for name, value in calibrated.tensors.items() if name.endswith("fake_quant_enabled")}
+    assert set(flags.values()) == {1}
+
+
+def test_evaluating_between_trainings_changes_nothing(trained, digits, ctx) -> None:
+    model = train(prepare_qat(PrepareQatConfig(backend=FIRST), ctx, trained), digits, lr=0.001)
+    module = model.build_prepared()
+    with torch.no_grad():
+        module(torch.randn(8, 1, 8, 8) * 100)
+    for name, value in module.state_dict().items():
+        # What fake-quantizes weights follows the weights, which the last step has moved.
+        assert torch.equal(value, model.tensors[name]) or "weight_fake_quant" in name
+
+
+def test_the_converted_model_gives_the_graph_that_exporters_know(variants) -> None:
+    from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_fx
+
+    for name, model in variants.items():
+        if "dynamic" in name:
+            assert model.recipe.prepare == ()
+            continue
+        prepared = model.build_prepared()
+        assert prepared.meta["_observed_graph_module_attrs"]
+        reference = _convert_to_reference_decomposed_fx(prepared)
+        x = torch.randn(4, 1, 8, 8)
+        with torch.no_grad(), model.predictor() as predict:
+            difference = np.abs(predict(x.numpy()) - reference(x).numpy())
+        step = [value.item() for key, value in model.packed.items() if key.endswith("scale") and "input" not in key][-1]
+        assert difference.max() <= 1.5 * step, name
+
+
+def test_the_same_once_more_is_the_same(trained, digits, ctx) -> None:
+    one, other = (int8("static", trained, digits, ctx, backend=FIRST) for _ in range(2))
+    assert one.recipe == other.recipe
+    assert all(torch.equal(tensor, other.packed[name]) for name, tensor in one.packed.items())
+
+
+@pytest.fixture(autouse=True)
+def engine_and_threads_stay() -> Iterator[None]:
+    before = torch.backends.quantized.engine, torch.get_num_threads()
+    yield
+    assert (torch.backends.quantized.engine, torch.get_num_threads()) == before
+
+
+def test_progress_is_told(trained, digits, ctx, told) -> None:
+    calibrate(CalibrateConfig(num_samples=100), ctx, prepare(PrepareConfig(backend=FIRST), ctx, trained), digits)
+    assert [(news.done, news.total) for news in told if isinstance(news, Progress)] == [(64, 100), (100, 100)]

@@ -1,0 +1,177 @@
+"""The graph that trains against the one that converts: same state, same numbers, fewer operators."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ptpipe_quant.fake_quant import ActivationFakeQuant
+from ptpipe_quant.parts import prepare_qat, prepare_static
+from ptpipe_quant.torch_ao import is_watching
+
+from .conftest import Mixed, mixed_net, small_net
+
+QAT = {"backend": "fbgemm", "weights": "per_channel", "reduce_range": False, "skip": [], "freeze_at": 1.0}
+STATIC = {"backend": "fbgemm", "observer": "min_max", "weights": "per_channel", "reduce_range": False, "skip": []}
+
+
+def pair(build: Any, seed: int = 0, **options: Any) -> tuple[Any, Any]:
+    """The training graph and the converting graph of one network."""
+    graphs = []
+    for training in (True, False):
+        torch.manual_seed(seed)
+        graphs.append(prepare_qat(build(), **QAT, **{"batch_norm": "fold", **options}, training=training))
+    graphs[1].load_state_dict(graphs[0].state_dict())
+    return graphs[0], graphs[1]
+
+
+def watchers(graph: Any) -> list[Any]:
+    return [node for node in graph.graph.nodes if node.op == "call_module" and is_watching(graph.get_submodule(node.target))]
+
+
+def see(graph: Any, *batches: torch.Tensor) -> None:
+    graph.train()
+    for batch in batches:
+        graph(batch)
+
+
+def freeze(graph: Any) -> None:
+    for part in graph.modules():
+        if isinstance(part, ActivationFakeQuant):
+            part.disable_observer()
+
+
+def images(seed: int = 1, num: int = 16) -> torch.Tensor:
+    return torch.randn(num, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("batch_norm", ["fold", "train"])
+@pytest.mark.parametrize("build", [small_net, mixed_net])
+def test_both_graphs_give_the_same_logits_after_training(build, batch_norm) -> None:
+    quick, standard = pair(build, batch_norm=batch_norm)
+    see(quick, images(1), images(2))
+    assert quick.state_dict().keys() == standard.state_dict().keys()
+    standard.load_state_dict(quick.state_dict())
+    quick.eval(), standard.eval()
+    with torch.no_grad():
+        difference = (quick(images(3, 200)) - standard(images(3, 200))).abs()
+    step = quick.get_submodule(watchers(quick)[-1].target).scale
+    assert difference.max() <= 2 * step  # batch norm folded in another order rounds a few values to the next integer
+    assert (difference > step / 2).float().mean() < (0.001 if batch_norm == "fold" else 0.05)
+    assert len(watchers(quick)) < len(watchers(standard))
+
+
+def test_a_small_network_watches_each_range_once() -> None:
+    quick, standard = pair(partial(small_net, dropout=0.5))
+    assert len(watchers(standard)) == 9
+    assert len(watchers(quick)) == 5  # input, two poolings, two linear layers
+    assert not any("first" in node.kwargs for node in watchers(quick))
+
+
+class Branches(nn.Module):
+    """Two branches of which one also goes on alone: its range can't be watched behind the concatenation only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.last = nn.Conv2d(1, 2, 1), nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = self.left(x), self.right(x) * 1
+        return torch.cat([left, right], 1).mean((2, 3)) + torch.cat([self.last(left), left], 1).mean((2, 3))
+
+
+def test_a_range_of_several_places_advances_once_a_batch() -> None:
+    quick, _ = pair(Branches)
+    shared = [node for node in watchers(quick) if "first" in node.kwargs]
+    targets = {id(quick.get_submodule(node.target)): node.target for node in shared}
+    assert targets
+    seen: dict[str, list[torch.Tensor]] = {target: [] for target in targets.values()}
+    for key, target in targets.items():
+        module = quick.get_submodule(target)
+        module.register_forward_hook(lambda m, args, out, target=target: seen[target].append(args[0].detach()))
+        assert sum(node.kwargs["first"] for node in shared if id(quick.get_submodule(node.target)) == key) == 1
+    see(quick, images(1))
+    first = {target: quick.get_submodule(target).activation_post_process.max_val.item() for target in seen}
+    for tensors in seen.values():
+        tensors.clear()
+    see(quick, 3 * images(2))
+    for target, tensors in seen.items():
+        assert len(tensors) > 1
+        now = max(tensor.max().item() for tensor in tensors)
+        observer = quick.get_submodule(target).activation_post_process
+        assert observer.max_val.item() == pytest.approx(first[target] + 0.01 * (now - first[target]), rel=1e-5)
+
+
+def test_gradients_are_those_of_the_converting_graph() -> None:
+    # Without max pooling, where ties among rounded values let the two choose different elements of equal value, and
+    # without ReLU6, whose gradient differs for the few values that round to its very ends.
+    class NoPooling(Mixed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem[2] = nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.relu(self.block["norm"](self.block["conv"](self.stem(x))) + self.stem(x))
+            x = torch.cat([torch.relu(self.left(self.wide(x))), self.right(self.wide(x)).relu()], 1)
+            logits_NK: torch.Tensor = self.head(torch.relu(self.hidden(x.mean((2, 3)))))
+            return logits_NK
+
+    quick, standard = pair(NoPooling)
+    see(quick, images(1))
+    standard.load_state_dict(quick.state_dict())
+    for graph in (quick, standard):
+        freeze(graph)
+        F.cross_entropy(graph.train()(images(2)), torch.arange(16) % 10).backward()
+    ours, theirs = (dict(graph.named_parameters()) for graph in (quick, standard))
+    assert ours.keys() == theirs.keys()
+    for name, parameter in ours.items():
+        torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_relu_waits_for_pooling_with_the_same_gradient() -> None:
+    quick, _ = pair(small_net)
+    targets = [node.target for node in quick.graph.nodes if node.op != "placeholder"]
+    assert targets.count(F.relu) == 2
+    x = torch.randn(8, 3, 6, 6)
+    early, late = x.clone().requires_grad_(), x.clone().requires_grad_()
+    one, other = F.max_pool2d(F.relu(early), 2), F.relu(F.max_pool2d(late, 2), inplace=True)
+    assert torch.equal(one, other)
+    weights = torch.randn_like(one)
+    (one * weights).sum().backward()
+    (other * weights).sum().backward()
+    assert torch.equal(early.grad, late.grad)
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_the_range_in_front_of_relu6_ends_where_relu6_does(static) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU6(), nn.Conv2d(4, 2, 1), nn.Flatten())
+    nn.init.constant_(net[0].weight, 50.0)
+    if static:
+        graph = prepare_static(net, **STATIC, calibrating=True)
+        graph(images())
+        ends = [(part.min_val.item(), part.max_val.item()) for part in graph.children() if is_watching(part)]
+    else:
+        graph = prepare_qat(net, **QAT, batch_norm="fold", training=True)
+        see(graph, images())
+        observers = [part.activation_post_process for part in graph.children() if is_watching(part)]
+        ends = [(observer.min_val.item(), observer.max_val.item()) for observer in observers]
+    assert (0.0, 6.0) in ends
+    assert (min(ends)[0], max(ends)[1]) > (-1000, 6)
+
+
+def test_dropout_works_in_training_and_nowhere_else() -> None:
+    quick, standard = pair(partial(small_net, dropout=0.5))
+    see(quick, images())
+    standard.load_state_dict(quick.state_dict())
+    for graph, active in ((quick, True), (standard, False)):
+        graph.train()
+        freeze(graph)
+        torch.manual_seed(1)
+        assert torch.equal(graph(images()), graph(images())) is not active
+        graph.eval()
+        assert torch.equal(graph(images()), graph(images()))

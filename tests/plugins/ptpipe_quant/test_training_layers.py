@@ -1,0 +1,114 @@
+"""The quick layers against torch.ao's own: outputs, gradients, statistics."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.ao.nn.intrinsic import qat as fused_qat_layers
+
+from ptpipe_quant.fake_quant import qat_qconfig
+from ptpipe_quant.training_layers import freezing_batch_norm, training_layer
+from ptpipe_torch import TrainingListener
+
+QCONFIG = qat_qconfig(per_channel=True, reduce_range=False, freeze_at=0.5)
+SHAPES = {"1d": (6, 3, 9), "2d": (6, 3, 9, 7), "3d": (6, 3, 5, 4, 6)}
+
+
+def stock_layer(name: str, dimensions: str, *, bias: bool, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    layer = getattr(fused_qat_layers, name + dimensions)(3, 5, 3, stride=2, padding=1, bias=bias, qconfig=QCONFIG)
+    nn.init.normal_(layer.weight)
+    nn.init.uniform_(layer.bn.weight, 0.5, 2)
+    nn.init.normal_(layer.bn.bias)
+    layer.bn.running_var.uniform_(0.5, 3)
+    layer.bn.running_mean.normal_()
+    return layer
+
+
+def linear_layer() -> nn.Module:
+    torch.manual_seed(0)
+    layer = fused_qat_layers.LinearBn1d(7, 5, qconfig=QCONFIG)
+    nn.init.uniform_(layer.bn.weight, 0.5, 2)
+    nn.init.normal_(layer.bias)
+    layer.bn.running_var.uniform_(0.5, 3)
+    return layer
+
+
+def outcome(layer: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    return {"y": y.detach(), "x": x.grad, **gradients, **{f"{k} now": v.clone() for k, v in layer.state_dict().items()}}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dimensions", ["1d", "2d", "3d"])
+@pytest.mark.parametrize("name", ["ConvBn", "ConvBnReLU"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_same_as_torchs_own(name, dimensions, bias, frozen) -> None:
+    stock = stock_layer(name, dimensions, bias=bias).train()
+    twin = training_layer(copy.deepcopy(stock), 0.5).train()
+    if frozen:
+        stock.freeze_bn_stats()
+        twin.training_progress(0.5)
+    x = torch.randn(SHAPES[dimensions], generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(outcome(twin, x), outcome(stock, x), rtol=1e-4, atol=1e-4)
+    twin.load_state_dict(stock.state_dict())
+    torch.testing.assert_close(twin.eval()(x), stock.eval()(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_linear_layers_as_well(frozen) -> None:
+    stock = linear_layer().train()
+    twin = training_layer(copy.deepcopy(stock), 0.5).train()
+    if frozen:
+        stock.freeze_bn_stats()
+        twin.training_progress(0.5)
+    x = torch.randn(11, 7)
+    torch.testing.assert_close(outcome(twin, x), outcome(stock, x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_dead_channel_gives_its_bias_and_no_nan() -> None:
+    layer = training_layer(stock_layer("ConvBn", "2d", bias=False), 1.0).train()
+    with torch.no_grad():
+        layer.bn.weight[2] = 0
+    results = outcome(layer, torch.randn(SHAPES["2d"]))
+    assert all(value.isfinite().all() for value in results.values() if value.is_floating_point())
+    assert torch.equal(results["y"][:, 2], layer.bn.bias[2].expand_as(results["y"][:, 2]))
+
+
+def test_the_batch_norm_freezes_and_thaws_with_the_schedule() -> None:
+    layer = training_layer(stock_layer("ConvBn", "2d", bias=False), 0.5)
+    assert isinstance(layer, TrainingListener)
+    x = torch.randn(SHAPES["2d"]) + 5
+    for share, moves in ((0.0, True), (0.49, True), (0.5, False), (0.99, False), (0.1, True)):
+        layer.train()  # as a trainer does after each evaluation
+        layer.training_progress(share)
+        before = layer.bn.running_mean.clone()
+        layer(x)
+        assert (not torch.equal(layer.bn.running_mean, before)) is moves
+
+
+def test_a_lone_batch_norm_freezes_as_well() -> None:
+    lone = nn.BatchNorm2d(3)
+    frozen = freezing_batch_norm(lone, 0.5)
+    assert frozen.state_dict().keys() == lone.state_dict().keys()
+    frozen.train()
+    frozen.training_progress(0.7)
+    x = torch.randn(4, 3, 5, 5) + 3
+    torch.testing.assert_close(frozen(x), x / (1 + lone.eps) ** 0.5)
+    frozen.train()
+    frozen.training_progress(0.2)
+    assert frozen(x).mean().abs() < 1e-5
+    assert freezing_batch_norm(nn.Conv2d(1, 1, 1), 0.5) is None
+
+
+def test_other_layers_and_other_padding_are_left_to_torch() -> None:
+    assert training_layer(nn.Conv2d(1, 1, 1), 1.0) is None
+    layer = stock_layer("ConvBn", "2d", bias=False)
+    layer.padding_mode = "reflect"
+    assert training_layer(layer, 1.0) is None
