@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from ptpipe import RunResult, load_plan, run
+
+# A busy machine is no bug: how long one example may take is not limited, how long a test may take is.
+settings.register_profile("ptpipe", deadline=None)
+settings.load_profile("ptpipe")
 
 TOY = Path(__file__).parent / "ptpipe" / "toy.py"
 

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from ptpipe import ExitCode
-from ptpipe.plugins import ask_each, load_vocabulary
+from ptpipe.plugins import ask_each, load_vocabulary, own_frames
 
 GOOD = """
 from ptpipe import Context, StageConfig, Verdict, hookimpl, stage
@@ -204,3 +204,23 @@ def test_each_plugin_is_asked_alone(tmp_path):
         ("c.py", [3], ""),
         ("d.py", [], ""),
     ]
+
+
+def test_frames_of_a_plugins_own_code(tmp_path):
+    write(
+        tmp_path, "acme_frames/__init__.py", "from ptpipe import hookimpl\n@hookimpl\ndef ptpipe_stages(): return []\n"
+    )
+    write(tmp_path, "acme_frames/rooms/inner.py", "import json\ndef work():\n    return json.loads('{')\n")
+    write(tmp_path, "one_file.py", "import beside_it\n" + GOOD, kind="a.b")
+    write(tmp_path, "beside_it.py", "def work():\n    from acme_frames.rooms import inner\n    return inner.work()\n")
+    sys.path.append(str(tmp_path))
+    vocabulary = load_vocabulary(["acme_frames", "./one_file.py"], tmp_path)
+    assert not vocabulary.problems
+    with pytest.raises(ValueError, match="Expecting") as raised:
+        sys.modules["beside_it"].work()
+    assert own_frames(vocabulary.plugins, raised.value) == (
+        "beside_it.py:3 in work: return inner.work()",
+        "inner.py:3 in work: return json.loads('{')",
+    )
+    assert own_frames(vocabulary.plugins[:1], raised.value) == ("inner.py:3 in work: return json.loads('{')",)
+    assert own_frames((), raised.value) == ()
