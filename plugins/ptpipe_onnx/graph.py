@@ -109,18 +109,15 @@ def describe_ends(graph: Graph, batch_axis: str, input_shape_CHW: tuple[int, int
 
 
 def serialized(model: Model) -> bytes:
-    """The file's content, without what the exporter notes on the side: stack traces, paths, intermediate shapes."""
+    """The file's content, without what the exporter notes on the side: stack traces, paths, shapes on the way."""
     model.graph.name = "network"
-    ends = [*model.graph.inputs, *model.graph.outputs]
-    for node in model.graph:
-        node.metadata_props.clear()
-        node.doc_string = None
-        for value in node.outputs:
-            value.metadata_props.clear()
-            if not any(value is end for end in ends):
-                value.shape = value.type = None
-    for value in (*ends, *model.graph.initializers.values()):
-        value.metadata_props.clear()
+    described = [*model.graph.inputs, *model.graph.initializers.values(), *model.graph]
+    described += [value for node in model.graph for value in node.outputs]
+    for item in described:
+        item.metadata_props.clear()
+        item.doc_string = None
     model.graph.metadata_props.clear()
-    content: bytes = ir.serde.serialize_model(model).SerializeToString(deterministic=True)
-    return content
+    content = ir.serde.serialize_model(model)
+    content.graph.ClearField("value_info")
+    as_bytes: bytes = content.SerializeToString(deterministic=True)
+    return as_bytes
