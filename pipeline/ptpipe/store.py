@@ -137,7 +137,6 @@ class Store:
         place = folder / f"{digest[:12]}-{time.time_ns()}"
         with contextlib.suppress(FileNotFoundError):
             self._object(digest).rename(place)
-        self._verified.discard(digest)
         return place
 
     def _object(self, digest: str) -> Path:
