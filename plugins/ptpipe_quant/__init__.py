@@ -21,7 +21,8 @@ class BackendConfig(StageConfig):
     """Options of every stage that decides on int8."""
 
     backend: Backend = Field(
-        "fbgemm", description="torch's int8 engine: fbgemm, x86 and onednn for servers and PCs, qnnpack for ARM and phones"
+        "fbgemm",
+        description="torch's int8 engine: fbgemm, x86 and onednn for servers and PCs, qnnpack for ARM and phones",
     )
     weights: Weights = Field(
         "auto",
@@ -134,8 +135,9 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
 def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     """Add fake quantization, for a short train.supervised and quant.convert to follow.
 
-    A learning rate a tenth of the first training's or less keeps what it has learnt. Weights and activations are rounded as int8 will round them, in float32 also under bf16; gradients pass straight
-    through. Dropout stays while training. Ends with an error as quant.prepare does.
+    A learning rate a tenth of the first training's, or less, keeps what was learnt there. Weights and activations
+    are rounded as int8 will round them, in float32 also under bf16; gradients pass straight through. Dropout stays
+    while training. Ends with an error as quant.prepare does.
     """
     from ptpipe_quant import stages
 
@@ -146,7 +148,8 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
 def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -> Calibration:
     """Show samples to the observers of a prepared model.
 
-    Gives the model, which now knows its ranges, and the ranges for a person to read. Ends with an error where the split is empty, or a layer's output is not finite (the layer is named).
+    Gives the model, which now knows its ranges, and the ranges for a person to read. Ends with an error where the
+    split is empty, or a layer's output is not finite (the layer is named).
     """
     from ptpipe_quant import stages
 
@@ -157,8 +160,8 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
 def convert(config: ConvertConfig, ctx: Context, model: Model) -> Model:
     """Make the int8 model of a calibrated one, or of one from quantization-aware training.
 
-    It is for the backend that it was prepared for, and runs on no other. Ends with an error where an observer saw no data, where nothing would become int8, or where this machine does not
-    offer the backend.
+    It is for the backend that it was prepared for, and runs on no other. Ends with an error where an observer saw no
+    data, where nothing would become int8, or where this machine does not offer the backend.
     """
     from ptpipe_quant import stages
 

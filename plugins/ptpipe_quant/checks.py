@@ -63,7 +63,9 @@ def _of_prepared(state: _State) -> str | None:
     if state.made_by in ("quant.convert", "quant.dynamic"):
         return f"needs a prepared model, but {state.maker} ({state.made_by}) has already made it int8"
     if state.made_by == "model":
-        return "needs a prepared model, but no quant.prepare or quant.prepare_qat stands between this and " + state.maker
+        return (
+            "needs a prepared model, but no quant.prepare or quant.prepare_qat stands between this and " + state.maker
+        )
     return None
 
 

@@ -21,13 +21,13 @@ from ptpipe_quant.torch_ao import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
     QConfig,
-    num_levels,
+    greatest_level,
 )
 
 Range: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
-class StraightThrough(torch.autograd.Function):
+class StraightThrough(torch.autograd.Function):  # type: ignore[misc]  # torch comes without types
     """`clamp(round(x / scale), low, high) * scale`, whose gradient is 1 where nothing was clipped and 0 elsewhere.
 
     `low` and `high` are the integer range shifted by the zero point. `inverse` is 1 / `scale` rounded to float32,
@@ -55,7 +55,7 @@ class StraightThrough(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # type: ignore[untyped-decorator]  # torch comes without types
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         (rounded,) = ctx.saved_tensors
         return torch.ops.aten.hardtanh_backward(gradient, rounded, *ctx.inside), None, None, None, None
@@ -79,7 +79,7 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
         self.observer_enabled.fill_(share_done < self.freeze_at)
 
     def forward(self, x: torch.Tensor, first: bool | None = None) -> torch.Tensor:
-        """Fake-quantize `x`. `first`: whether, of several calls in one forward pass, it is the first; None: the only."""
+        """Fake-quantize `x`. `first`: of several calls in one forward pass, whether it is the first; None: the only."""
         if x.device.type != "cpu" and first is None:
             return self._forward_in_one_kernel(x)
         if self.training and self.observer_enabled.item():
@@ -117,7 +117,7 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
 
     def _forward_in_one_kernel(self, x: torch.Tensor) -> torch.Tensor:
         # Reading a number back would make an accelerator wait: there torch's fused operator is the quicker one.
-        switch = self.observer_enabled
+        switch: torch.Tensor = self.observer_enabled
         if not self.training:
             self.observer_enabled = torch.zeros_like(switch)
         try:
@@ -172,7 +172,7 @@ def qat_qconfig(*, per_channel: bool, reduce_range: bool, freeze_at: float) -> A
     activation = ActivationFakeQuant.with_args(
         observer=MovingAverageMinMaxObserver,
         quant_min=0,
-        quant_max=num_levels(reduce_range=reduce_range),
+        quant_max=greatest_level(reduce_range=reduce_range),
         dtype=torch.quint8,
         qscheme=torch.per_tensor_affine,
         freeze_at=freeze_at,

@@ -35,7 +35,7 @@ def drop_idle_clamps(prepared: GraphModule) -> None:
 
 
 def lay_out_for_qnnpack(converted: GraphModule) -> None:
-    """Let clamping see contiguous tensors: qnnpack's mixes up the elements of channels-last ones (torch 2.11 to 2.13)."""
+    """Let clamping see contiguous tensors only: qnnpack's mixes up the elements of channels-last ones (torch 2.13)."""
     graph = converted.graph
     for node in list(graph.nodes):
         layer = converted.get_submodule(str(node.target)) if node.op == "call_module" else None

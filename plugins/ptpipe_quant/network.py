@@ -47,22 +47,20 @@ def layers_to_quantize(module: nn.Module, skip: Sequence[str], *types: type[nn.M
     """Names of the layers of exactly these types that no pattern leaves float."""
     left_float = tuple(f"{name}." for name in float_names(module, skip))
     return [
-        name
-        for name, layer in module.named_modules()
-        if type(layer) in types and not f"{name}.".startswith(left_float)
+        name for name, layer in module.named_modules() if type(layer) in types and not f"{name}.".startswith(left_float)
     ]
 
 
 def as_graph(module: nn.Module, leaves: Iterable[str] = ()) -> tuple[GraphModule, dict[str, tuple[str, Any]]]:
     """Trace the network's forward pass in eval mode; give the graph and the scope of each node.
 
-    Submodules named by `leaves` are not looked into. Each ReLU, function or not, becomes a module of its own, which fuses with
-    what is in front of it; `nn.Flatten` becomes a function, which has an int8 form; dropout becomes an `nn.Identity` that keeps it
-    as `dropout`. Raises StageError with the line of the model that can't be traced.
+    Submodules named by `leaves` are not looked into. Each ReLU, function or not, becomes a module of its own, which
+    fuses with what is in front of it; `nn.Flatten` becomes a function, which has an int8 form; dropout becomes an
+    `nn.Identity` that keeps it as `dropout`. Raises StageError with the line of the model that can't be traced.
     """
     try:
         graph, scopes = trace(module.eval(), leaves)
-    except Exception as error:  # noqa: BLE001  # a network may raise anything; each means that it can't be traced
+    except Exception as error:  # a network may raise anything; each means that it can't be traced
         raise StageError(_untraceable(module, error)) from error
     rewrite = _Rewrite(graph, scopes)
     for node in list(graph.graph.nodes):
@@ -80,7 +78,7 @@ class _Rewrite:
         self.graph, self.scopes = graph, scopes
 
     def node(self, node: Node) -> None:
-        layer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        layer: Any = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         is_function = node.target in _RELU_FUNCTIONS or (node.op == "call_method" and node.target in _RELU_METHODS)
         if is_function or type(layer) is nn.ReLU:  # its own for each call: fusing one must leave the others alone
             self._replace(node, nn.ReLU())

@@ -55,21 +55,25 @@ def prepare_qat(
     reduce_range: bool,
     skip: Sequence[str],
     batch_norm: str,
-    freeze_at: float,
-    training: bool,
+    freeze_at: float | None,
 ) -> GraphModule:
-    """Add fake quantization. `training`: the graph to train, else the one that converts; both take one state dict."""
+    """Add fake quantization. Without `freeze_at`: not the graph to train but the one that converts, of the same state.
+
+    `freeze_at`: share of the training from which on ranges and batch norm statistics stay as they are.
+    """
     names = float_names(module, skip)
     graph, scopes = as_graph(module, names)
     if batch_norm == "fold":
         graph = fold_batch_norms(graph)
     qconfig, per_tensor = (
-        qat_qconfig(per_channel=per_channel, reduce_range=reduce_range, freeze_at=freeze_at)
+        qat_qconfig(
+            per_channel=per_channel, reduce_range=reduce_range, freeze_at=1.0 if freeze_at is None else freeze_at
+        )
         for per_channel in (weights == "per_channel", False)
     )
     mapping = qconfig_mapping(backend, qconfig, per_tensor, is_qat=True, float_names=names)
     prepared = add_observers(graph, scopes, mapping, is_qat=True)
-    return for_training(prepared, freeze_at=freeze_at) if training else prepared
+    return prepared if freeze_at is None else for_training(prepared, freeze_at=freeze_at)
 
 
 @transform

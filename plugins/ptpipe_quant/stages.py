@@ -6,7 +6,7 @@ Shape legend: N samples, C channels, H height, W width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ptpipe import Context, StageError
+from ptpipe import JSON, Context, StageError
 from ptpipe_quant import (
     ActivationConfig,
     BackendConfig,
@@ -39,9 +39,7 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Do `quant.dynamic`."""
     _must_be_float(model, ctx.kind)
     weights = _weights(config)
-    part = Part.of(
-        parts.to_dynamic_int8, weights=weights, reduce_range=_reduced(config, ctx), skip=config.skip
-    )
+    part = Part.of(parts.to_dynamic_int8, weights=weights, reduce_range=_reduced(config, ctx), skip=config.skip)
     module = model.build()
     stored = {}
     if config.convolutions == "store_int8":
@@ -74,7 +72,6 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         skip=config.skip,
         batch_norm=config.batch_norm,
         freeze_at=config.freeze_at,
-        training=True,
     )
     return _prepared(config, ctx, model, part)
 
@@ -110,14 +107,19 @@ def convert(ctx: Context, model: Model) -> Model:
         prepared = standard.build_prepared()
     _must_have_seen_data(prepared, ctx.kind)
     _settle_weight_ranges(prepared)
-    return _int8(standard.with_state_of(prepared).with_recipe(convert=(Part.of(parts.to_int8, backend=model.recipe.backend),)), ctx)
+    return _int8(
+        standard.with_state_of(prepared).with_recipe(convert=(Part.of(parts.to_int8, backend=model.recipe.backend),)),
+        ctx,
+    )
 
 
 def _must_be_float(model: Model, kind: str) -> None:
     if model.recipe.convert:
         raise StageError(f"{kind} got a model that is already int8 for {model.recipe.backend}; it needs a float one")
     if model.recipe.backend is not None:
-        raise StageError(f"{kind} got a model that is already prepared for {model.recipe.backend}; it needs a float one")
+        raise StageError(
+            f"{kind} got a model that is already prepared for {model.recipe.backend}; it needs a float one"
+        )
 
 
 def _weights(config: BackendConfig) -> str:
@@ -151,8 +153,8 @@ def _because(config: BackendConfig) -> str:
 
 def _for_conversion(part: Part) -> Part:
     """The same part, making the graph that torch.ao converts and exporters know."""
-    quick = {"calibrating", "training"} & set(part.arguments)
-    return Part(part.address, {**part.arguments, **dict.fromkeys(quick, False)})
+    standard = {"calibrating": False, "freeze_at": None}
+    return Part(part.address, {name: standard.get(name, value) for name, value in part.arguments.items()})
 
 
 def _show(module: GraphModule, data: Data, split: str, num_samples: int, ctx: Context) -> None:
@@ -185,7 +187,9 @@ def _must_have_seen_data(prepared: nn.Module, kind: str) -> None:
     ranges = list(_ranges(prepared))
     for name, *limits in ranges:
         if any(math.isnan(limit) for limit in limits):
-            raise StageError(f"{kind}: the range of {name} is not a number; the training or calibration before it failed")
+            raise StageError(
+                f"{kind}: the range of {name} is not a number; the training or calibration before it failed"
+            )
     unseen = [name for name, low, high in ranges if low > high]
     if unseen:
         raise StageError(
@@ -228,7 +232,9 @@ def _int8(model: Model, ctx: Context, stored: Mapping[str, torch.Tensor] | None 
         _must_run(module, model, ctx.kind)
         packed = pack_state({**module.state_dict(), **(stored or {})})
     num_int8 = sum(has_int8_weights(layer) for layer in module.modules())
-    left_float = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)]
+    left_float = [
+        name for name, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)
+    ]
     if num_int8 == 0 and not stored:
         raise StageError(f"{ctx.kind}: no layer of this network can become int8")
     ctx.metric(backend=model.recipe.backend, int8_layers=num_int8, float_layers=_shortened(left_float))
@@ -245,5 +251,6 @@ def _must_run(module: nn.Module, model: Model, kind: str) -> None:
         raise StageError(f"{kind}: {model.recipe.backend} can't run this network as int8: {reason}") from error
 
 
-def _shortened(names: list[str], limit: int = 20) -> list[str]:
-    return names if len(names) <= limit else [*names[:limit], f"and {len(names) - limit} more"]
+def _shortened(names: Iterable[str], limit: int = 20) -> list[JSON]:
+    shown = list[JSON](names)
+    return shown if len(shown) <= limit else [*shown[:limit], f"and {len(shown) - limit} more"]

@@ -45,7 +45,6 @@ with quietly():
         PerChannelMinMaxObserver,
         PlaceholderObserver,
         QConfig,
-        QConfigMapping,
         get_default_qat_qconfig_mapping,
         get_default_qconfig_mapping,
     )
@@ -67,11 +66,11 @@ __all__ = [
     "fold_batch_norms",
     "folded_weight",
     "fused_relu",
+    "greatest_level",
     "has_int8_weights",
     "int8_weight",
     "is_range_observer",
     "is_watching",
-    "num_levels",
     "qconfig_mapping",
     "quietly",
     "static_qconfig",
@@ -110,14 +109,14 @@ _QAT_LAYERS = {
 
 
 def trace(module: nn.Module, leaves: Iterable[str] = ()) -> tuple[torch.fx.GraphModule, dict[str, tuple[str, Any]]]:
-    """Record the network as a graph; `leaves` are submodules not to look into. Whatever the network raises is raised."""
+    """Record the network as a graph; `leaves` are submodules not to look into. What the network raises is raised."""
     tracer = QuantizationTracer(list(leaves), [])
     tracer.record_stack_traces = False
     graph = torch.fx.GraphModule(module, tracer.trace(module))
     return graph, tracer.node_name_to_scope
 
 
-def num_levels(*, reduce_range: bool) -> int:
+def greatest_level(*, reduce_range: bool) -> int:
     """Greatest integer of an activation: 255, or 127 where products of full bytes would overflow 16 bits."""
     return 127 if reduce_range else 255
 
@@ -128,7 +127,7 @@ def static_qconfig(observer: str, *, per_channel: bool, reduce_range: bool) -> A
         dtype=torch.quint8,
         qscheme=torch.per_tensor_affine,
         quant_min=0,
-        quant_max=num_levels(reduce_range=reduce_range),
+        quant_max=greatest_level(reduce_range=reduce_range),
     )
     return QConfig(activation=activation, weight=_weight_observer(per_channel=per_channel))
 
@@ -161,9 +160,7 @@ def fold_batch_norms(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
         return _fused(graph.eval(), is_qat=False)
 
 
-def add_observers(
-    graph: torch.fx.GraphModule, scopes: Scopes, mapping: Any, *, is_qat: bool
-) -> torch.fx.GraphModule:
+def add_observers(graph: torch.fx.GraphModule, scopes: Scopes, mapping: Any, *, is_qat: bool) -> torch.fx.GraphModule:
     """Fuse layers and put observers (or fake quantization) at every place where int8 will be."""
     with quietly():
         graph = _fused(graph.train(is_qat), is_qat=is_qat)
@@ -232,7 +229,9 @@ def is_watching(module: nn.Module) -> bool:
 
 def is_range_observer(module: nn.Module) -> bool:
     """Whether it is an observer that must see data: not one of a range known beforehand (a sigmoid's 0 to 1)."""
-    return isinstance(module, ObserverBase) and not isinstance(module, FixedQParamsObserver) and hasattr(module, "min_val")
+    return (
+        isinstance(module, ObserverBase) and not isinstance(module, FixedQParamsObserver) and hasattr(module, "min_val")
+    )
 
 
 def fused_relu(layer: nn.Module) -> bool | None:

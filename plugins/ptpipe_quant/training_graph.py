@@ -78,8 +78,7 @@ def _merge_watchers(prepared: GraphModule) -> None:
 def comes_by(prepared: GraphModule, node: Node, watcher: nn.Module) -> bool:
     """Whether all that becomes of this node's output passes the watcher, with nothing but selecting in between."""
     return bool(node.users) and all(
-        _selects(prepared, user)
-        and (_is_watched(prepared, user, watcher) or comes_by(prepared, user, watcher))
+        _selects(prepared, user) and (_is_watched(prepared, user, watcher) or comes_by(prepared, user, watcher))
         for user in node.users
     )
 

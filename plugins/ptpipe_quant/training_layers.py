@@ -98,13 +98,14 @@ def freezing_batch_norm(layer: nn.Module, freeze_at: float) -> nn.Module | None:
     """The same batch norm, which from this share of the training on uses its running statistics."""
     if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return None
-    type_ = _freezing(type(layer))
-    twin = type_.__new__(type_)
+    twin: Any = _freezing(type(layer))
+    twin = twin.__new__(twin)
     twin.__dict__.update(layer.__dict__)
     twin.freeze_at = freeze_at
-    return twin
+    frozen: nn.Module = twin
+    return frozen
 
 
 @cache
-def _freezing(type_: type[nn.Module]) -> type[nn.Module]:
+def _freezing(type_: Any) -> Any:
     return type(f"Freezing{type_.__name__}", (_Freezing, type_), {})

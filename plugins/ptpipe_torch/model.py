@@ -101,7 +101,9 @@ class Model(Deployable):
         state = module.state_dict()
         for name, value in state.items():
             if not hasattr(value, "detach"):
-                raise StageError(f"the network keeps {name} ({type(value).__name__}) in its state; only tensors can be stored")
+                raise StageError(
+                    f"the network keeps {name} ({type(value).__name__}) in its state; only tensors can be stored"
+                )
         return cls(recipe, {name: tensor.detach().cpu().clone() for name, tensor in state.items()})
 
     def with_state_of(self, module: nn.Module) -> Model:
@@ -245,9 +247,10 @@ def _read(tensors: Mapping[str, torch.Tensor] | Path) -> Mapping[str, torch.Tens
     from safetensors.torch import load_file
 
     try:
-        return load_file(tensors)
+        content: dict[str, torch.Tensor] = load_file(tensors)
     except (SafetensorError, OSError) as error:
         raise IntegrityError(f"{tensors.name} can't be read: {error}") from error
+    return content
 
 
 def _serialized(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -2,8 +2,8 @@
 
 torch keeps int8 weights as quantized tensors, which carry their scales inside, and linear layers' as a tuple with
 the bias: nothing that fits a plain tensor file. Here each quantized tensor becomes up to four entries: the integers,
-scales, zero points (left out where all are 0) and, where there is a scale per channel, the channels' axis. A tensor that is float when it is used
-may be stored that way as well.
+scales, zero points (left out where all are 0) and, where there is a scale per channel, the channels' axis. A tensor
+that is float when it is used may be stored that way as well.
 """
 
 from __future__ import annotations
@@ -62,6 +62,15 @@ def unpack_state(packed: Mapping[str, torch.Tensor], like: Mapping[str, Any]) ->
     return state
 
 
+def stored_as_int8(packed: Mapping[str, torch.Tensor], like: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Quantized tensors, by name, of the entries that are float in `like` and int8 in the file."""
+    return {
+        name: _unpack(name, present, dict(packed))
+        for name, present in like.items()
+        if name + _INTEGERS in packed and not isinstance(present, tuple) and not present.is_quantized
+    }
+
+
 def _pack(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     import torch
 
@@ -71,6 +80,8 @@ def _pack(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     if tensor.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric):
         scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
         entries[name + _AXIS] = torch.tensor(tensor.q_per_channel_axis())
+    elif tensor.qscheme() is not torch.per_tensor_affine:
+        raise StageError(f"{name} ({tensor.qscheme()}) can't be stored as plain tensors: leave its layer float")
     else:
         scales = torch.tensor([tensor.q_scale()], dtype=torch.float64)
         zeros = torch.tensor([tensor.q_zero_point()])
@@ -126,5 +137,7 @@ def _take(name: str, like: torch.Tensor, unused: dict[str, torch.Tensor]) -> tor
     if found is None:
         raise IntegrityError(f"the int8 tensors lack {name}")
     if found.shape != like.shape or found.dtype != like.dtype:
-        raise IntegrityError(f"{name} is {found.dtype} {tuple(found.shape)}, its layer has {like.dtype} {tuple(like.shape)}")
+        raise IntegrityError(
+            f"{name} is {found.dtype} {tuple(found.shape)}, its layer has {like.dtype} {tuple(like.shape)}"
+        )
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ptpipe import JSON, Artifact
+from ptpipe import JSON, Artifact, IntegrityError
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,15 @@ class Ranges(Artifact):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        content = json.loads((folder / "ranges.json").read_text(encoding="utf-8"))
-        return cls({name: (low, high) for name, (low, high) in content["limits"].items()}, content["num_samples"])
+        try:
+            content = json.loads((folder / "ranges.json").read_text(encoding="utf-8"))
+            limits = {name: (float(low), float(high)) for name, (low, high) in content["limits"].items()}
+            num_samples = content["num_samples"]
+            if type(num_samples) is not int:
+                raise TypeError("num_samples is not a whole number")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise IntegrityError(f"not a record of ranges: {error!r}") from error
+        return cls(limits, num_samples)
 
     def summary(self) -> dict[str, JSON]:
         return {"num_tensors": len(self.limits), "num_samples": self.num_samples}

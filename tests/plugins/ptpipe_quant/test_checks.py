@@ -80,7 +80,11 @@ def problems(folder: Path, *stages: str) -> list[str]:
         ["small: {uses: quant.dynamic, needs: {model: net}}"],
         # A prepared model may be evaluated, and calibrated before it is trained.
         [STATIC[0], "look: {uses: toy.eval, needs: {model: static}}"],
-        [QAT[0], "seen: {uses: quant.calibrate, needs: {model: fake}}", "int8: {uses: quant.convert, needs: {model: seen.model}}"],
+        [
+            QAT[0],
+            "seen: {uses: quant.calibrate, needs: {model: fake}}",
+            "int8: {uses: quant.convert, needs: {model: seen.model}}",
+        ],
         # What a stranger's stage makes of several models is not known, so it passes for float.
         ["mean: {uses: toy.average, needs: {models: [net]}}", "small: {uses: quant.dynamic, needs: {model: mean}}"],
     ],

@@ -49,7 +49,9 @@ def ours(x, scale, zero_point, greatest):
 def test_values_and_gradients_are_torchs_own(values, scale, zero_point, greatest) -> None:
     zero_point = min(zero_point, greatest)
     x = torch.tensor(values, dtype=torch.float32)
-    for mine, theirs in zip(ours(x, scale, zero_point, greatest), reference(x, scale, zero_point, greatest), strict=True):
+    for mine, theirs in zip(
+        ours(x, scale, zero_point, greatest), reference(x, scale, zero_point, greatest), strict=True
+    ):
         assert torch.equal(mine, theirs)
 
 
@@ -99,8 +101,12 @@ class TestWeights:
             qscheme=torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric,
         )
         mine = weight(per_channel=per_channel)
-        first, second = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_() for seed in (1, 1))
-        theirs.activation_post_process(first)  # by torch's Python, whose scales its own kernels round a little otherwise
+        first, second = (
+            torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_() for seed in (1, 1)
+        )
+        theirs.activation_post_process(
+            first
+        )  # by torch's Python, whose scales its own kernels round a little otherwise
         scale, zero_point = theirs.activation_post_process.calculate_qparams()
         if per_channel:
             expected = torch.fake_quantize_per_channel_affine(first, scale, zero_point.float(), 0, -128, 127)

@@ -35,7 +35,6 @@ from .conftest import (
     convolution_only,
     logits_of,
     make_model,
-    mixed_net,
     nothing_to_quantize,
     small_net,
     train,
@@ -70,7 +69,9 @@ def variants(trained, digits, tmp_path_factory) -> dict[str, Model]:
 
     ctx = Context("int8", "quant.test", 7, tmp_path_factory.mktemp("scratch"))
     return {
-        f"{backend}-{way}-{weights}": int8(way, trained, digits, ctx, backend=backend, weights=weights, reduce_range=False)
+        f"{backend}-{way}-{weights}": int8(
+            way, trained, digits, ctx, backend=backend, weights=weights, reduce_range=False
+        )
         for backend in BACKENDS
         for way in WAYS
         for weights in WEIGHTS
@@ -163,7 +164,9 @@ def test_observers_and_ranges(trained, digits, ctx, metrics, observer, reduce_ra
     pixels_NHWC = digits.splits["calibration"].images.take(np.arange(200))
     low, high = next(iter(ranges.limits.values()))
     if observer != "moving_average":
-        assert (low, high) == pytest.approx(((pixels_NHWC.min() / 255 - 0.3) / 0.35, (pixels_NHWC.max() / 255 - 0.3) / 0.35))
+        assert (low, high) == pytest.approx(
+            ((pixels_NHWC.min() / 255 - 0.3) / 0.35, (pixels_NHWC.max() / 255 - 0.3) / 0.35)
+        )
     assert len(ranges.limits) == 5
     model = convert(ConvertConfig(), ctx, calibrated)
     assert accuracy(logits_of(model, digits), digits) > accuracy(logits_of(trained, digits), digits) - 0.015
@@ -188,7 +191,9 @@ class TestSkip:
         int8("static", trained, digits, ctx, backend=FIRST, skip=("Conv2d",))
         assert metrics()["int8_layers"] == 2
 
-    @pytest.mark.parametrize("stage", [(dynamic, DynamicConfig), (prepare, PrepareConfig), (prepare_qat, PrepareQatConfig)])
+    @pytest.mark.parametrize(
+        "stage", [(dynamic, DynamicConfig), (prepare, PrepareConfig), (prepare_qat, PrepareQatConfig)]
+    )
     def test_a_name_that_nothing_has(self, trained, ctx, stage) -> None:
         with pytest.raises(StageError, match="'Linaer'; did you mean 'Linear'"):
             stage[0](stage[1](backend=FIRST, skip=("Linaer",)), ctx, trained)
@@ -204,7 +209,9 @@ class TestRefusals:
             prepare(PrepareConfig(backend=FIRST), ctx, trained),
             prepare_qat(PrepareQatConfig(backend=FIRST), ctx, trained),
         ):
-            with pytest.raises(StageError, match="ranges saw no data .* run quant.calibrate after quant.prepare, or train"):
+            with pytest.raises(
+                StageError, match=r"ranges saw no data .* run quant.calibrate after quant.prepare, or train"
+            ):
                 convert(ConvertConfig(), ctx, prepared)
 
     def test_convert_needs_a_prepared_model(self, trained, variants, ctx) -> None:
@@ -223,7 +230,9 @@ class TestRefusals:
         with pytest.raises(StageError, match="split 'val' is empty"):
             calibrate(CalibrateConfig(split="val"), ctx, prepared, digits)
 
-    @pytest.mark.parametrize("stage", [(dynamic, DynamicConfig), (prepare, PrepareConfig), (prepare_qat, PrepareQatConfig)])
+    @pytest.mark.parametrize(
+        "stage", [(dynamic, DynamicConfig), (prepare, PrepareConfig), (prepare_qat, PrepareQatConfig)]
+    )
     def test_only_float_models_are_prepared(self, trained, variants, ctx, stage) -> None:
         config = stage[1](backend=FIRST)
         with pytest.raises(StageError, match=f"already int8 for {FIRST}"):

@@ -80,7 +80,9 @@ def test_one_file_imports_torch_ao() -> None:
 
 def test_layers_of_both_kinds_are_known() -> None:
     relus = {type_.__name__: relu for type_, relu in torch_ao._QAT_LAYERS.items()}
-    expected = {f"{name}{n}d": "ReLU" in name for name in ("Conv", "ConvReLU", "ConvBn", "ConvBnReLU") for n in (1, 2, 3)}
+    expected = {
+        f"{name}{n}d": "ReLU" in name for name in ("Conv", "ConvReLU", "ConvBn", "ConvBnReLU") for n in (1, 2, 3)
+    }
     assert relus.items() >= (expected | {"Linear": False, "LinearReLU": True, "LinearBn1d": False}).items() - {
         ("ConvReLU1d", True)  # not in every release
     }

@@ -16,7 +16,7 @@ from ptpipe_quant.torch_ao import is_watching
 
 from .conftest import Mixed, mixed_net, small_net
 
-QAT = {"backend": "fbgemm", "weights": "per_channel", "reduce_range": False, "skip": [], "freeze_at": 1.0}
+QAT = {"backend": "fbgemm", "weights": "per_channel", "reduce_range": False, "skip": []}
 STATIC = {"backend": "fbgemm", "observer": "min_max", "weights": "per_channel", "reduce_range": False, "skip": []}
 
 
@@ -25,13 +25,16 @@ def pair(build: Any, seed: int = 0, **options: Any) -> tuple[Any, Any]:
     graphs = []
     for training in (True, False):
         torch.manual_seed(seed)
-        graphs.append(prepare_qat(build(), **QAT, **{"batch_norm": "fold", **options}, training=training))
+        freeze_at = 1.0 if training else None
+        graphs.append(prepare_qat(build(), **QAT, **{"batch_norm": "fold", **options}, freeze_at=freeze_at))
     graphs[1].load_state_dict(graphs[0].state_dict())
     return graphs[0], graphs[1]
 
 
 def watchers(graph: Any) -> list[Any]:
-    return [node for node in graph.graph.nodes if node.op == "call_module" and is_watching(graph.get_submodule(node.target))]
+    return [
+        node for node in graph.graph.nodes if node.op == "call_module" and is_watching(graph.get_submodule(node.target))
+    ]
 
 
 def see(graph: Any, *batches: torch.Tensor) -> None:
@@ -156,7 +159,7 @@ def test_the_range_in_front_of_relu6_ends_where_relu6_does(static) -> None:
         graph(images())
         ends = [(part.min_val.item(), part.max_val.item()) for part in graph.children() if is_watching(part)]
     else:
-        graph = prepare_qat(net, **QAT, batch_norm="fold", training=True)
+        graph = prepare_qat(net, **QAT, batch_norm="fold", freeze_at=1.0)
         see(graph, images())
         observers = [part.activation_post_process for part in graph.children() if is_watching(part)]
         ends = [(observer.min_val.item(), observer.max_val.item()) for observer in observers]
