@@ -68,6 +68,8 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
     training on it stays as it is. All state is in the state dict, under the names that torch.ao gives it.
     """
 
+    observer_enabled: torch.Tensor
+
     def __init__(self, freeze_at: float = 1.0, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.freeze_at = freeze_at

@@ -98,8 +98,9 @@ def freezing_batch_norm(layer: nn.Module, freeze_at: float) -> nn.Module | None:
     """The same batch norm, which from this share of the training on uses its running statistics."""
     if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return None
-    twin: Any = _freezing(type(layer))
-    twin = twin.__new__(twin)
+    type_: Any = type(layer)
+    frozen_type = _freezing(type_)
+    twin = frozen_type.__new__(frozen_type)
     twin.__dict__.update(layer.__dict__)
     twin.freeze_at = freeze_at
     frozen: nn.Module = twin

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ptpipe import JSON, IntegrityError, PtpipeError, StageError
 from ptpipe_torch.deployable import Deployable, Predictor
-from ptpipe_torch.packing import pack_state, quantized_tensors, unpack_state
+from ptpipe_torch.packing import quantized_tensors, unpack_state
 from ptpipe_torch.registry import Part
 from ptpipe_torch.runtime import quantized_engine, torch_threads
 
@@ -144,11 +144,6 @@ class Model(Deployable):
             for part in self.recipe.prepare:
                 module = _apply(part, "transform", module)
         return module
-
-    def packed_by_converting(self) -> Model:
-        """The same model with `packed` filled in: converted once from `tensors`, its int8 state taken."""
-        module = Model(self.recipe, self._tensors).build()
-        return Model(self.recipe, self._tensors, pack_state(module.state_dict()))
 
     @property
     def format(self) -> str:

@@ -175,5 +175,5 @@ def test_what_has_no_plain_form_is_refused_by_name() -> None:
 
 def test_scales_and_zero_points_that_are_both_float_are_refused_by_name() -> None:
     weight = torch.quantize_per_channel(torch.randn(3, 4), torch.ones(3), torch.zeros(3), 0, torch.quint8)
-    with pytest.raises(StageError, match="table.weight"):
+    with pytest.raises(StageError, match=r"table.weight"):
         pack_state({"table.weight": weight})
