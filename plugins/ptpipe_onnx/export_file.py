@@ -17,7 +17,7 @@ from ptpipe import Context, StageError, __version__
 from ptpipe_onnx import ExportConfig, dynamic_graph, graph, integer_graph, torch_ao, torch_exporter
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.parity import Logits, Parity
-from ptpipe_onnx.weights import store_weights
+from ptpipe_onnx.weights import store_convolutions, store_weights
 from ptpipe_torch import Data, Model, OnnxFile, Predictor, epoch_order
 from ptpipe_torch.runtime import quantized_engine, torch_threads
 
@@ -74,12 +74,15 @@ def _drafted(model: Model, opset: int) -> Draft:
         store_weights(exported.graph, weights)
         integer_graph.run_in_integers(torch_exporter.tidied(exported).graph)
         return Draft(exported, "int8")
-    weights = torch_ao.dynamic_weights(model.build())
+    converted = model.build()
+    weights = torch_ao.dynamic_weights(converted)
     if not weights:
         raise StageError(f"no layer of this {model.recipe.backend} model is quantized in a way that can be exported")
-    exported = torch_exporter.exported(prepared, *ends, opset)
+    stored = torch_ao.stored_weights(model.packed or {}, converted)
+    exported = torch_exporter.exported(torch_ao.with_stored_weights(prepared, stored), *ends, opset)
     dynamic_graph.quantize_linear_layers(exported.graph, weights)
-    return Draft(torch_exporter.tidied(exported), "int8 dynamic")
+    store_convolutions(torch_exporter.tidied(exported).graph, stored)
+    return Draft(exported, "int8 dynamic")
 
 
 def _write(draft: Draft, path: Path, model: Model, data: Data) -> float | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe_onnx.weights import QuantizedWeight
+from ptpipe_torch.packing import quantized_tensors, stored_as_int8
 
 _INTEGER_TYPES = {torch.quint8: (torch.uint8, 0, 255), torch.qint8: (torch.int8, -128, 127)}
 
@@ -95,6 +97,21 @@ def dynamic_weights(converted: nn.Module) -> dict[str, QuantizedWeight]:
         elif type(layer).__module__.startswith(dynamic_layers.__name__) and "rnn" in type(layer).__module__:
             raise StageError(f"{name} ({type(layer).__name__}) can't be exported as dynamic int8: leave it float")
     return weights
+
+
+def stored_weights(packed: Mapping[str, torch.Tensor], converted: nn.Module) -> dict[str, QuantizedWeight]:
+    """Weights that torch computes with as float and stores as int8 (convolutions beside dynamic linear layers)."""
+    with _silent(), quantized_tensors():
+        stored = stored_as_int8(packed, converted.state_dict())
+        return {name: _quantized_weight(name, weight) for name, weight in stored.items()}
+
+
+def with_stored_weights(network: nn.Module, weights: Mapping[str, QuantizedWeight]) -> nn.Module:
+    """The float network with these parameters rounded to what their integers stand for, in place."""
+    with torch.no_grad():
+        for name, weight in weights.items():
+            network.get_parameter(name).copy_(torch.from_numpy(weight.dequantized()))
+    return network
 
 
 def _quantized_weight(name: str, weight: torch.Tensor) -> QuantizedWeight:
