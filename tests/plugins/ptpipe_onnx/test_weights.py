@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from ptpipe_onnx.weights import QuantizedWeight, _scales
 
 CHANNELS = 3
