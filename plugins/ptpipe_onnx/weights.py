@@ -66,19 +66,19 @@ def store_convolutions(graph: Graph, weights: Mapping[str, QuantizedWeight]) -> 
     batch norm scales each channel, so the integers are found again as what each channel is a multiple of.
     """
     waiting = dict(weights)
-    for node in [node for node in graph if node.op_type == "Conv"]:
-        stored = node.inputs[1].const_value
-        found = next(
-            (n for n, w in waiting.items() if stored is not None and _scales(stored.numpy(), w) is not None), None
-        )
-        if found is None:
-            continue
-        weight = waiting.pop(found)
-        scales = _scales(stored.numpy(), weight)
-        integers_ = add_constant(graph, f"{found}.int8", weight.integers)
-        scale = add_constant(graph, f"{found}.scale", scales)
-        as_float = add_node(node, "Cast", [integers_], to=_FLOAT).outputs[0]
-        node.replace_input_with(1, add_node(node, "Mul", [as_float, scale]).outputs[0])
+    for node in [node for node in graph if node.op_type == "Conv" and node.inputs[1].const_value is not None]:
+        floats = node.inputs[1].const_value.numpy()
+        for name, weight in waiting.items():
+            scales = _scales(floats, weight)
+            if scales is not None:
+                parts = (
+                    add_constant(graph, f"{name}.int8", weight.integers),
+                    add_constant(graph, f"{name}.scale", scales),
+                )
+                as_float = add_node(node, "Cast", [parts[0]], to=_FLOAT).outputs[0]
+                node.replace_input_with(1, add_node(node, "Mul", [as_float, parts[1]]).outputs[0])
+                del waiting[name]
+                break
     remove_unused(graph)
 
 
@@ -92,7 +92,8 @@ def _scales(floats: npt.NDArray[np.float32], weight: QuantizedWeight) -> npt.NDA
     scales_O = (integers_OX * floats_OX).sum(axis=1) / np.where(squares_O > 0, squares_O, 1)
     if not np.allclose(integers_OX * scales_O[:, np.newaxis], floats_OX, rtol=1e-5, atol=1e-7):
         return None
-    return scales_O.astype(np.float32).reshape(-1, *[1] * (floats.ndim - 1))
+    scales: npt.NDArray[np.float32] = scales_O.astype(np.float32).reshape(-1, *[1] * (floats.ndim - 1))
+    return scales
 
 
 def taken_weight(graph: Graph, name: str) -> Value:
