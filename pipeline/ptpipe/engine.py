@@ -131,10 +131,12 @@ class _Walk:
         """Tell the end, whatever it was."""
         self.plan.vocabulary.manager.unregister(self.launcher)
         interrupted = isinstance(ending, KeyboardInterrupt | Terminated)
-        if ending is not None:
-            codes = {KeyboardInterrupt: ExitCode.INTERRUPTED, Terminated: ExitCode.TERMINATED}
-            self.exit_code = codes.get(type(ending), ExitCode.BUG)
-            self._skip_rest("the run was interrupted" if interrupted else "ptpipe failed: this is a bug of ours")
+        if interrupted:
+            self.exit_code = ExitCode.TERMINATED if isinstance(ending, Terminated) else ExitCode.INTERRUPTED
+            self._skip_rest("the run was interrupted")
+        elif ending is not None:
+            self.exit_code = ExitCode.BUG
+            self._skip_rest("ptpipe failed: this is a bug of ours")
         self.record.write(self.finished, self.exit_code)
         finished = self.record.finished(self.finished, self.exit_code, interrupted)
         self.news.run_finished(finished)
