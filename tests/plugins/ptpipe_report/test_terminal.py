@@ -173,16 +173,16 @@ def running(folder: Path, num_steps: int = 4, **environ: str) -> Iterator[Sessio
 
 def test_the_running_stage_is_replaced_by_a_line(tmp_path) -> None:
     with running(tmp_path) as session:
-        session.read_until("50 %")
+        session.read_until(" %")  # which share is seen first depends on how busy the machine is
         running_screen = session.screen
         assert session.read_all() == 0
-    assert re.match(r"[⠋-⠿] 1/2 first   test.slow +0:0\d  ━+─+   50 %", running_screen[-2])
-    assert running_screen[-1] == "  step 2/4 · loss 0.500"
+    assert re.match(r"[⠋-⠿] 1/2 first   test.slow +0:\d\d  ━+─* +(25|50|75|100) %", running_screen[-2])
+    assert re.fullmatch(r"  step [1-4]/4 · loss 0.500", running_screen[-1])
     screen = session.screen
     assert screen[0] == "slow-run  run.yaml · 2 stages · seed 0"
     assert screen[2] == "a library warns"
     assert screen[3] == "▲ first: it took its time"
-    assert re.fullmatch(r"✓ 1/2 first   test.slow          done +1\.\d s   slow enough", screen[4])
+    assert re.fullmatch(r"✓ 1/2 first   test.slow          done +\d+\.\d s   slow enough", screen[4])
     assert not [line for line in screen if "━" in line or "step" in line], "nothing is left of the bar"
     assert screen[-2].startswith("  run folder  ") and screen[-1] == ""
 
