@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,13 @@ from ptpipe import RunResult, load_plan, run
 # A busy machine is no bug: how long one example may take is not limited, how long a test may take is.
 settings.register_profile("ptpipe", deadline=None)
 settings.load_profile("ptpipe")
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, in the processes that the tests start too: a shell's background jobs inherit that it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 TOY = Path(__file__).parent / "ptpipe" / "toy.py"
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_quant.parts import prepare_qat, prepare_static
 from ptpipe_quant.torch_ao import is_watching
+from ptpipe_torch import TrainingListener
 
 from .conftest import Mixed, mixed_net, small_net
 
@@ -178,3 +179,54 @@ def test_dropout_works_in_training_and_nowhere_else() -> None:
         assert torch.equal(graph(images()), graph(images())) is not active
         graph.eval()
         assert torch.equal(graph(images()), graph(images()))
+
+
+class Twice(nn.Module):
+    """One layer called twice, of which one call alone is pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu, self.pool = nn.Conv2d(1, 1, 3, padding=1), nn.ReLU(), nn.MaxPool2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        once = self.relu(self.conv(x))
+        return self.pool(self.relu(self.conv(once - 1))).flatten(1) + once.mean((2, 3))
+
+
+def test_a_layer_called_twice_keeps_its_relu() -> None:
+    quick, standard = pair(Twice)
+    see(quick, images(1), images(2))
+    standard.load_state_dict(quick.state_dict())
+    with torch.no_grad():
+        assert torch.equal(quick.eval()(images(3)), standard.eval()(images(3)))
+
+
+@pytest.mark.parametrize("batch_norm", ["fold", "train"])
+def test_a_training_that_was_interrupted_ends_with_the_same_bits(batch_norm) -> None:
+    def steps(graph: Any, optimizer: Any, numbers: range) -> None:
+        graph.train()
+        for number in numbers:
+            for listener in [part for part in graph.modules() if isinstance(part, TrainingListener)]:
+                listener.training_progress(number / 8)
+            F.cross_entropy(graph(images(number)), torch.arange(16) % 10).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def begin() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        graph = prepare_qat(mixed_net(), **QAT, batch_norm=batch_norm, freeze_at=0.75)
+        dropout = [part for part in graph.modules() if isinstance(part, nn.Dropout)]
+        assert len(dropout) == 1
+        dropout[0].p = 0.0  # its random numbers are the trainer's to restore
+        return graph, torch.optim.SGD(graph.parameters(), 0.05, momentum=0.9)
+
+    whole, optimizer = begin()
+    steps(whole, optimizer, range(8))
+    for cut in (3, 7):
+        first, optimizer = begin()
+        steps(first, optimizer, range(cut))
+        second, again = begin()
+        second.load_state_dict(first.state_dict())
+        again.load_state_dict(optimizer.state_dict())
+        steps(second, again, range(cut, 8))
+        assert all(torch.equal(value, second.state_dict()[name]) for name, value in whole.state_dict().items())
