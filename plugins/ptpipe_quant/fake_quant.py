@@ -130,7 +130,7 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
 
 
 class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc]  # torch comes without types
-    """Fake quantization of weights, symmetric; the range is always that of the weights as they are."""
+    """Fake quantization of weights, symmetric, always on; the range is always that of the weights as they are."""
 
     def __init__(self, freeze_at: float = 1.0, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -148,8 +148,6 @@ class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc]  # t
         greatest = weight.detach().abs().amax(others)
         scale = torch.maximum(greatest / ((observer.quant_max - observer.quant_min) / 2), observer.eps)
         self._keep(greatest, scale)
-        if not self.fake_quant_enabled.item():
-            return weight
         if self.is_per_channel:
             scale = scale.reshape([-1 if axis in channels else 1 for axis in range(weight.dim())])
         bounds = observer.quant_min, observer.quant_max

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -126,7 +127,7 @@ def _quiet(dropout: nn.Module) -> nn.Identity:
 
 def _untraceable(module: nn.Module, error: Exception) -> str:
     """Name the line and the layer of the model where tracing stopped."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    ours = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
     names = {id(part): name for name, part in module.named_modules()}
     place, layer = "", ""
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -53,12 +53,12 @@ def for_training(prepared: GraphModule, *, freeze_at: float) -> GraphModule:
     _restore_dropout(prepared)
     _merge_watchers(prepared)
     _mark_first_calls(prepared)
-    layers = dict(prepared.named_modules(remove_duplicate=False))
-    for node in [node for node in prepared.graph.nodes if node.op == "call_module"]:
-        layer = layers[node.target]
+    for target, calls in _calls_by_target(prepared).items():
+        layer = prepared.get_submodule(target)
         if replacement := training_layer(layer, freeze_at) or freezing_batch_norm(layer, freeze_at):
-            _set_submodule(prepared, node.target, replacement)
-            _let_relu_wait(prepared, node, replacement)
+            _set_submodule(prepared, target, replacement)
+            if len(calls) == 1:
+                _let_relu_wait(prepared, calls[0], replacement)
     prepared.recompile()
     return prepared
 
@@ -123,6 +123,14 @@ def _mark_first_calls(prepared: GraphModule) -> None:
     for nodes in calls.values():
         for position, node in enumerate(nodes if len(nodes) > 1 else []):
             node.kwargs = {**node.kwargs, "first": position == 0}
+
+
+def _calls_by_target(prepared: GraphModule) -> dict[str, list[Node]]:
+    calls: dict[str, list[Node]] = defaultdict(list)
+    for node in prepared.graph.nodes:
+        if node.op == "call_module":
+            calls[str(node.target)].append(node)
+    return calls
 
 
 def _let_relu_wait(prepared: GraphModule, node: Node, layer: Any) -> None:
