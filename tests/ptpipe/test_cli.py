@@ -326,14 +326,19 @@ def test_init_refuses_what_cannot_name_a_module(run_cli, tmp_path, name):
 
 
 WATCH = """
-import sys
-from ptpipe.cli import main
-try:
-    main()
-finally:
-    heavy = {"torch", "numpy", "torchvision", "onnx", "sklearn"} & set(sys.modules)
-    print("heavy:", sorted(heavy), file=sys.stderr)
+import atexit, sys
+
+
+@atexit.register
+def tell():
+    heavy = ("torch", "numpy", "torchvision", "onnx", "onnxruntime", "sklearn")
+    print("heavy:", [name for name in heavy if name in sys.modules], file=sys.stderr)
     print("pydantic" in sys.modules, file=sys.stderr)
+
+
+from ptpipe.cli import main
+
+main()
 """
 
 

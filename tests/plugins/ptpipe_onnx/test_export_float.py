@@ -14,6 +14,7 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe_onnx import export_file
+from ptpipe_onnx.checks import missing
 from ptpipe_torch import Data, Model, OnnxFile, Part, Recipe
 from ptpipe_torch.registry import builder, transform
 
@@ -94,8 +95,10 @@ def test_the_same_model_gives_the_same_bytes(run_export: Export, float_model: Ma
     assert run_export(float_model("cnn")).path.read_bytes() == first
 
 
-@pytest.mark.parametrize("opset", [18, 19, 20, 21, 22, 23])
+@pytest.mark.parametrize("opset", [18, 21, 23])
 def test_opsets(opset: int, run_export: Export, float_model: Make) -> None:
+    for line in missing(opset):
+        pytest.skip(line)
     file = run_export(float_model("mobile"), opset=opset)
     assert onnx.load(file.path).opset_import[0].version == opset
 
