@@ -35,6 +35,12 @@ def consumers(value: Value) -> list[Node]:
     return [node for node, _ in value.uses()]
 
 
+def first_consumer(value: Value) -> Node:
+    """The first node, in topological order, of those that read the value."""
+    readers = consumers(value)
+    return next(node for node in readers[0].graph if node in readers)
+
+
 def only_consumer(value: Value, *op_types: str) -> Node | None:
     """The one node that reads the value, where nothing else does and it is of one of these types."""
     readers = consumers(value)

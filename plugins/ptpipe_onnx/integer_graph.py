@@ -20,6 +20,7 @@ from ptpipe_onnx.graph import (
     add_node,
     constant,
     consumers,
+    first_consumer,
     integers,
     nodes,
     only_consumer,
@@ -91,7 +92,7 @@ def _clip_after_quantizing(graph: Graph) -> None:
             graph.remove(activation, safe=True)
             if bounds != grid.limits:
                 readers = list(quantize.outputs[0].uses())
-                clip = _add_clip(_first_reader(quantize.outputs[0]), quantize.outputs[0], bounds, grid)
+                clip = _add_clip(first_consumer(quantize.outputs[0]), quantize.outputs[0], bounds, grid)
                 for reader, index in readers:
                     reader.replace_input_with(index, clip)
 
@@ -131,14 +132,9 @@ def _pool_globally(graph: Graph) -> None:
         quantize.replace_input_with(0, pool.outputs[0])
         if not integers(mean, "keepdims", (1,))[0]:
             readers = list(quantize.outputs[0].uses())
-            flatten = add_node(_first_reader(quantize.outputs[0]), "Flatten", [quantize.outputs[0]], axis=1)
+            flatten = add_node(first_consumer(quantize.outputs[0]), "Flatten", [quantize.outputs[0]], axis=1)
             for reader, index in readers:
                 reader.replace_input_with(index, flatten.outputs[0])
-
-
-def _first_reader(value: Value) -> Node:
-    readers = consumers(value)
-    return next(node for node in readers[0].graph if node in readers)
 
 
 def _is_over_height_and_width(mean: Node) -> bool:

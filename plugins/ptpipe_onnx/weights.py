@@ -9,7 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import StageError
-from ptpipe_onnx.graph import Graph, Node, Value, add_constant, add_node, consumers, integers, remove_unused, replace
+from ptpipe_onnx.graph import (
+    Graph,
+    Node,
+    Value,
+    add_constant,
+    add_node,
+    consumers,
+    first_consumer,
+    integers,
+    remove_unused,
+    replace,
+)
 
 _FLOAT = 1
 """onnx.TensorProto.FLOAT"""
@@ -52,9 +63,9 @@ def store_weights(graph: Graph, weights: Mapping[str, QuantizedWeight]) -> None:
         for reader in consumers(value):
             if reader.op_type == "Transpose" and integers(reader, "perm", (1, 0)) == (1, 0):
                 replace(reader.outputs[0], _dequantized(graph, reader, f"{name}.transposed", weight.transposed()))
-        if readers := [reader for reader in consumers(value) if any(output.uses() for output in reader.outputs)]:
-            first = next(node for node in graph if node in readers)
-            replace(value, _dequantized(graph, first, name, weight))
+                graph.remove(reader, safe=True)
+        if consumers(value):
+            replace(value, _dequantized(graph, first_consumer(value), name, weight))
     remove_unused(graph)
 
 
