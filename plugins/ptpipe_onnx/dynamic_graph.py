@@ -1,8 +1,9 @@
 """Dynamically quantized linear layers in a float graph.
 
 torch quantizes such a layer's input at run time, over the whole tensor, and multiplies integers. ONNX says the same
-with DynamicQuantizeLinear and MatMulInteger, which ONNX Runtime fuses into one kernel. One thing differs: on
-x86 torch uses 7 bits of the input (its `reduce_range`), DynamicQuantizeLinear has 8.
+with DynamicQuantizeLinear and MatMulInteger, which ONNX Runtime fuses into one kernel. One thing differs: torch's
+x86 engines may use 7 bits of the input (`reduce_range`), DynamicQuantizeLinear always has 8. On an x86 processor
+without VNNI, ONNX Runtime's products of full bytes can saturate; the comparison with torch finds that where it runs.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ later roundings of a deep network independent of each other. Independent is the 
 difference of two roundings of one computation is sqrt(2) times as large as the error of either. The error E of
 torch's int8 model is known: its distance from its own float network. Hence the root mean square of D may be
 sqrt(2) times that of E, its maximum twice that of E (the same factor, squared, as a maximum scatters), and each a
-float32 tolerance more. A file that passes is no farther from torch's int8 model than that is from the float one.
+float32 tolerance more. E counts as at least half a step of the output, which its last rounding alone can amount to:
+few samples may not show it. A file that passes is no farther from torch's int8 model than that is from the float one.
 
 Whatever E is, D must stay below half of how much a sample's logits differ among each other: above that the two
 models would rank classes differently, and neither says much.
@@ -91,11 +92,13 @@ class Parity:
         if self.float_NK is None:
             return [(_MAX, largest, rounding, f"{FLOAT_TOLERANCE:g} of the largest logit")]
         error_NK = self.torch_NK - self.float_NK
-        rms, error = _rms(difference_NK), _rms(error_NK)
+        half_step = (self.step or 0.0) / 2
+        rms, error = _rms(difference_NK), max(_rms(error_NK), half_step)
+        largest_error = max(float(np.abs(error_NK).max()), half_step)
         spread = float(self.torch_NK.std(axis=1).mean())
         return [
             (_RMS, rms, math.sqrt(2) * error + rounding, f"sqrt(2) times quantization's own {error:.4g}"),
-            (_MAX, largest, 2 * float(np.abs(error_NK).max()) + rounding, "twice the most that quantization moved one"),
+            (_MAX, largest, 2 * largest_error + rounding, "twice the most that quantization moved one"),
             (_RMS, rms, SPREAD_TOLERANCE * spread + rounding, f"half of the spread of a sample's logits, {spread:.4g}"),
         ]
 

@@ -58,6 +58,18 @@ def test_an_int8_file_may_differ_as_much_as_another_rounding_would() -> None:
         Parity(TORCH_NK + 0.17 * NOISE_NK[::-1], TORCH_NK, float_NK).check()
 
 
+def test_a_step_of_the_output_is_always_allowed() -> None:
+    float_NK = TORCH_NK + 0.01 * NOISE_NK
+    onnx_NK = TORCH_NK.copy()
+    onnx_NK[::10] += 0.5
+    Parity(onnx_NK, TORCH_NK, float_NK, step=0.5).check()
+    with pytest.raises(StageError, match="disagree"):
+        Parity(onnx_NK, TORCH_NK, float_NK, step=0.4).check()
+    onnx_NK[:] = TORCH_NK + 0.5
+    with pytest.raises(StageError, match="disagree"):
+        Parity(onnx_NK, TORCH_NK, float_NK, step=0.5).check()
+
+
 def test_one_bad_sample_among_many_is_found() -> None:
     float_NK = TORCH_NK + 0.1 * NOISE_NK
     onnx_NK = TORCH_NK.copy()
