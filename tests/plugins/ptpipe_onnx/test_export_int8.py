@@ -58,7 +58,7 @@ def test_the_file_computes_what_torch_computes(
     model = int8_model(name, backend, qat=qat, high=high)
     file = run_export(model)
     assert file.format == "onnx int8"
-    # An untrained network's logits lie a few steps apart, and with 7 bits many tie: the steps below are the sharp check.
+    # An untrained network's logits lie a few steps apart, and many tie: the steps below are the sharp check.
     assert file.parity["top1_agreement"] >= (0.97 if name == "mobile" else 0.99)
     assert file.parity["max_logit_difference_steps"] <= (3.01 if name == "mobile" else 1.01)
     assert file.parity["mean_logit_difference_steps"] < (0.2 if name == "mobile" else 0.05)
