@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,11 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
+from ptpipe.files import write_atomically
+
 _FORMAT = 1
 _KEPT = 2
-_TENSORS, _FACTS, _PART = ".safetensors", ".json", ".part"
+_TENSORS, _FACTS = ".safetensors", ".json"
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         allow_nan=False,
     )
     name = f"step-{checkpoint.step:012d}"
-    _write_durably(folder / (name + _TENSORS), content)
-    _write_durably(folder / (name + _FACTS), f"{_digest(body)}\n{body}\n".encode())
-    _sync_folder(folder)
+    write_atomically(folder / (name + _TENSORS), content)
+    write_atomically(folder / (name + _FACTS), f"{_digest(body)}\n{body}\n".encode())
     kept = _names(folder)[:_KEPT]
     _remove(file for file in folder.iterdir() if file.stem not in kept)
 
@@ -100,24 +100,3 @@ def _read(folder: Path, name: str) -> Checkpoint:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + _PART)
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
