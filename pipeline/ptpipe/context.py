@@ -26,6 +26,10 @@ class Context:
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each port, the references it is bound to, as in the manifest: `{"models": ("pretrain", "onnx")}`."""
     tell: Callable[[Event], None] = lambda event: None
+    rank: int = 0
+    """Which of the stage's workers this is; the outputs of rank 0 are the stage's."""
+    num_workers: int = 1
+    """How many processes do the stage together."""
 
     def progress(self, done: int, total: int | None, unit: str, **facts: float | int | str) -> None:
         """Say how far the work is; `facts` (loss, images_per_s ...) are shown beside the bar.

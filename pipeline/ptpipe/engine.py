@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 
 from ptpipe import machine
 from ptpipe.artifact import JSON, Artifact, Decision, Verdict
@@ -111,7 +112,7 @@ class _Walk:
         offers = list(ask_each(manager, "ptpipe_observers"))
         self.mute = [f"plugin {o.plugin} offers no observer in this run: {o.fault}" for o in offers if o.fault]
         self.news = News([*(item for o in offers for item in o.items), *observers], manager, self.record.log)
-        self.launcher = HereLaunch(plan.vocabulary, store, self._tell)
+        self.launcher = HereLaunch(plan.vocabulary, store)
 
     def walk(self) -> RunFinished:
         self.record.open()
@@ -199,7 +200,7 @@ class _Walk:
         start = time.perf_counter()
         key = self.keys[stage.id]
         call = self._call(stage)
-        outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call)
+        outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._tell)
         stored = self._put(stage, outputs)
         entry = Entry(
             key=key.digest,
@@ -217,11 +218,12 @@ class _Walk:
         self.store.drop_scratch(key.digest)
         return entry
 
-    def _put(self, stage: PlannedStage, outputs: Mapping[str, Artifact]) -> dict[str, StoredObject]:
+    def _put(self, stage: PlannedStage, made: Mapping[str, Artifact | Path]) -> dict[str, StoredObject]:
         """Store the outputs, which a launcher may have made."""
         wanted = {port.name: port.type for port in stage.stage.outputs}
-        if not isinstance(outputs, Mapping) or outputs.keys() != wanted.keys():
-            raise TypeError(f"{stage.kind} has the outputs {', '.join(wanted)}; ptpipe_launch gave {outputs!r}")
+        if not isinstance(made, Mapping) or made.keys() != wanted.keys():
+            raise TypeError(f"{stage.kind} has the outputs {', '.join(wanted)}; ptpipe_launch gave {made!r}")
+        outputs = {name: _read_back(made[name], type_) for name, type_ in wanted.items()}
         stored = {name: self.store.put(outputs[name]) for name in wanted}
         for name, artifact in outputs.items():
             said = stored[name].summary
@@ -343,6 +345,11 @@ class _Walk:
 
     def _say_waiting(self, stage: PlannedStage) -> None:
         self._say_aside(stage.id, "another run is doing this stage; waiting for it")
+
+
+def _read_back(made: Artifact | Path, type_: type[Artifact]) -> Artifact:
+    """What a launcher gave: the artifact, or where another process saved it."""
+    return type_.load(made) if isinstance(made, Path) else made
 
 
 def _as_json(metric: Metric) -> JSON:

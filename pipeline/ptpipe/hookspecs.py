@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import pluggy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ptpipe.artifact import Artifact
     from ptpipe.errors import Problem
     from ptpipe.events import Event, RunFinished, RunStarted, StageFinished, StageStarted
@@ -36,8 +38,12 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:  # type: ignore[empty-body]
 
 
 @hookspec(firstresult=True)
-def ptpipe_launch(call: Call) -> Mapping[str, Artifact] | None:
-    """Do one stage and return its outputs by name, or None to leave it to the next. The first answer counts."""
+def ptpipe_launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Artifact | Path] | None:
+    """Do one stage and return its outputs by name, or None to leave it to the next. The first answer counts.
+
+    An output may be the folder that the artifact was saved to, by another process. `tell` takes what the stage says
+    while it works. Raise StageError for a failure that the user can act on.
+    """
 
 
 @hookspec

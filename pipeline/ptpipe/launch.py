@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from ptpipe.artifact import Artifact
+from ptpipe.errors import StageError
 from ptpipe.events import Event
 from ptpipe.hookspecs import hookimpl
 from ptpipe.plugins import Vocabulary
@@ -17,13 +18,14 @@ from ptpipe.worker import Call, perform
 class HereLaunch:
     """Answers `ptpipe_launch` last: a plugin's launcher goes first."""
 
-    def __init__(self, vocabulary: Vocabulary, store: Store, tell: Callable[[Event], None]) -> None:
+    def __init__(self, vocabulary: Vocabulary, store: Store) -> None:
         self._vocabulary = vocabulary
         self._store = store
-        self._tell = tell
 
     @hookimpl(trylast=True)
-    def ptpipe_launch(self, call: Call) -> Mapping[str, Artifact]:
+    def ptpipe_launch(self, call: Call, tell: Callable[[Event], None]) -> Mapping[str, Artifact]:
         """Do the call here. Results own stdout: what the stage prints goes to stderr."""
+        if call.workers != 1:
+            raise StageError(f"{call.kind} wants {call.workers} workers, and no loaded plugin starts any")
         with contextlib.redirect_stdout(sys.stderr):
-            return perform(call, self._vocabulary, self._store, self._tell)
+            return perform(call, self._vocabulary, self._store, tell)

@@ -30,6 +30,7 @@ BUILT_IN = (
     "ptpipe_onnx",
     "ptpipe_eval",
     "ptpipe_report",
+    "ptpipe_elastic",
 )
 ENTRY_POINT_GROUP = "ptpipe"
 FILE_PREFIX = "ptpipe_file_"

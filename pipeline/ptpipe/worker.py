@@ -43,6 +43,7 @@ class Call:
     folder: str
     """What the plugins' file names are relative to."""
     workers: int = 1
+    """How many processes do it together."""
 
     def to_json(self) -> str:
         """One JSON object."""
@@ -56,12 +57,14 @@ class Call:
         return cls(**{**content, "inputs": inputs, "plugins": tuple(content["plugins"])})
 
 
-def perform(call: Call, vocabulary: Vocabulary, store: Store, tell: Callable[[Event], None]) -> dict[str, Artifact]:
-    """Read the inputs, call the stage's function, check what it returned."""
+def perform(
+    call: Call, vocabulary: Vocabulary, store: Store, tell: Callable[[Event], None], rank: int = 0
+) -> dict[str, Artifact]:
+    """Read the inputs, call the stage's function, check what it returned. `rank`: which of the workers this is."""
     stage = vocabulary.stages[call.kind]
     config = stage.config_type.model_validate_json(json.dumps(call.options), strict=True)
     sources = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}
-    ctx = Context(call.stage_id, call.kind, call.seed, store.scratch(call.key), sources, tell)
+    ctx = Context(call.stage_id, call.kind, call.seed, store.scratch(call.key), sources, tell, rank, call.workers)
     return stage.named(stage.function(config, ctx, **_read_inputs(call, stage, vocabulary, store)))
 
 

@@ -80,6 +80,25 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
         """See `ptpipe_torch.TrainingListener`."""
         self.observer_enabled.fill_(share_done < self.freeze_at)
 
+    @property
+    def watches_ranges(self) -> bool:
+        """See `ptpipe_torch.RangeHolder`."""
+        return bool(self.training and self.observer_enabled.item())
+
+    def ranges(self) -> Range:
+        """See `ptpipe_torch.RangeHolder`."""
+        return self.activation_post_process.min_val, self.activation_post_process.max_val
+
+    def set_ranges(self, low: torch.Tensor, high: torch.Tensor) -> None:
+        """See `ptpipe_torch.RangeHolder`."""
+        observer = self.activation_post_process
+        observer.min_val.copy_(low)
+        observer.max_val.copy_(high)
+        if self.has_range():
+            scale, zero_point = observer.calculate_qparams()
+            self.scale.copy_(scale)
+            self.zero_point.copy_(zero_point)
+
     def forward(self, x: torch.Tensor, first: bool | None = None) -> torch.Tensor:
         """Fake-quantize `x`. `first`: of several calls in one forward pass, whether it is the first; None: the only."""
         if x.device.type != "cpu" and first is None:
@@ -111,11 +130,7 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
         if before_low <= before_high:
             low = before_low + observer.averaging_constant * (low - before_low)
             high = before_high + observer.averaging_constant * (high - before_high)
-        observer.min_val.copy_(low)
-        observer.max_val.copy_(high)
-        scale, zero_point = observer.calculate_qparams()
-        self.scale.copy_(scale)
-        self.zero_point.copy_(zero_point)
+        self.set_ranges(low, high)
 
     def _forward_in_one_kernel(self, x: torch.Tensor) -> torch.Tensor:
         # Reading a number back would make an accelerator wait: there torch's fused operator is the quicker one.

@@ -7,7 +7,7 @@ from ptpipe_torch.onnx_file import OnnxFile
 from ptpipe_torch.predictions import Predictions
 from ptpipe_torch.ranges import Ranges
 from ptpipe_torch.registry import Part, builder, transform
-from ptpipe_torch.training import TrainingListener
+from ptpipe_torch.training import RangeHolder, TrainingListener
 
 __all__ = [
     "ArrayImages",
@@ -22,6 +22,7 @@ __all__ = [
     "Part",
     "Predictions",
     "Predictor",
+    "RangeHolder",
     "Ranges",
     "Recipe",
     "Split",

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from ptpipe import Context, Stage, StageConfig, hookimpl, stage
 from ptpipe_torch import Data, Model
+from ptpipe_train.parallel_options import Parallel
 
 ScheduleName: TypeAlias = Literal["constant", "step", "cosine", "one_cycle"]
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -59,7 +60,10 @@ class TrainConfig(StageConfig):
 
     epochs: int = Field(3, ge=1, le=1_000_000, description="passes over the train split")
     batch_size: int | None = Field(
-        None, ge=1, le=1_048_576, description="images in one forward pass; null: as the data set says"
+        None,
+        ge=1,
+        le=1_048_576,
+        description="images in one forward pass, of all workers together; null: as the data set says",
     )
     accumulate: int = Field(
         1, ge=1, le=65536, description="batches whose gradients are averaged into one optimizer step"
@@ -93,7 +97,10 @@ class TrainConfig(StageConfig):
         description="seconds between checkpoints; null: 15, or more where one is dear (under 1 % of the time)",
     )
     device: Device = Field("auto", description="auto: the first CUDA device, else the CPU")
-    num_threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; null: all of the machine")
+    num_threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads of a process; null: all of the machine, shared among its workers"
+    )
+    parallel: Parallel = Field(Parallel(), description="how the training is spread over devices and processes")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -101,6 +108,8 @@ class TrainConfig(StageConfig):
             raise ValueError("momentum and nesterov are options of the optimizer sgd")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
+        if self.batch_size is not None:
+            self.parallel.check_batch_size(self.batch_size)
         return self
 
 
@@ -108,10 +117,15 @@ def _find_lacks(config: TrainConfig) -> Iterable[str]:
     """What keeps this machine from training so, a line each."""
     from ptpipe_train import settings
 
-    return settings.find_lacks(config.device, config.precision)
+    yield from settings.find_lacks(config.device, config.precision)
+    yield from settings.find_lacks_of_workers(config.device, config.parallel)
 
 
-@stage("train.supervised", depends=("torch", "numpy"), preflight=_find_lacks)
+def _num_workers(config: TrainConfig) -> int:
+    return config.parallel.degrees.world_size
+
+
+@stage("train.supervised", depends=("torch", "numpy"), preflight=_find_lacks, workers=_num_workers)
 def train(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
     """Train a classifier on the train split and measure it on the val split after each epoch.
 
@@ -122,6 +136,9 @@ def train(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
     A run that was killed goes on from its last checkpoint when it is started again, and ends with the very same
     weights as one that was not, on the same machine with the same number of threads. Val is measured in float32, as
     the model will be delivered. Ends with an error when the loss is no longer a finite number.
+
+    `parallel` spreads the same training over processes and devices: a step takes the same samples, whatever their
+    number, and ends where one process would (batch norm apart, which sees the share of one process).
     """
     from ptpipe_train.supervised import train_supervised
 

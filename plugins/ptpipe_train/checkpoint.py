@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from ptpipe.files import write_atomically
 
 _FORMAT = 1
-_KEPT = 2
+KEPT = 2
 _TENSORS, _FACTS = ".safetensors", ".json"
 
 
@@ -53,11 +53,16 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         },
         allow_nan=False,
     )
-    name = f"step-{checkpoint.step:012d}"
+    name = _name(checkpoint.step)
     write_atomically(folder / (name + _TENSORS), content)
     write_atomically(folder / (name + _FACTS), f"{_digest(body)}\n{body}\n".encode())
-    kept = _names(folder)[:_KEPT]
+    kept = _names(folder)[:KEPT]
     _remove(file for file in folder.iterdir() if file.stem not in kept)
+
+
+def read_checkpoint(folder: Path, step: int) -> Checkpoint:
+    """Read the one of that step. Raises ValueError or OSError where it isn't there or isn't as it was written."""
+    return _read(folder, _name(step))
 
 
 def read_checkpoints(folder: Path) -> Iterator[Checkpoint | Damage]:
@@ -72,6 +77,10 @@ def read_checkpoints(folder: Path) -> Iterator[Checkpoint | Damage]:
 def remove_checkpoint(folder: Path, name: str) -> None:
     """Remove one that is damaged, which would stand before those that are written now."""
     _remove(folder.glob(f"{name}.*"))
+
+
+def _name(step: int) -> str:
+    return f"step-{step:012d}"
 
 
 def _remove(files: Iterable[Path]) -> None:

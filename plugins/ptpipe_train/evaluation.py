@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ptpipe_torch import Data
+from ptpipe_torch.team import ALONE, Team
 from ptpipe_train.settings import Settings
 
 
@@ -25,34 +27,46 @@ class Score(NamedTuple):
     top1: float
 
 
-def evaluate(module: nn.Module, data: Data, split: str, settings: Settings, batch_size: int) -> Score:
-    """Measure the network in eval mode, in float32, as it will be delivered, whatever it is trained in."""
-    num_samples = len(data.splits[split])
+def evaluate(  # what, on which samples, how
+    module: nn.Module, data: Data, split: str, settings: Settings, batch_size: int, team: Team = ALONE
+) -> Score:
+    """Measure the network in eval mode, in float32, as it will be delivered, whatever it is trained in.
+
+    The ranks of a team each take their share of the samples, and every one is counted once; all get the same figures.
+    """
+    order_N = np.arange(len(data.splits[split]))[team.share(len(data.splits[split]))]
     # On the device until the end, and in float64: the order of a sum of many small numbers must not show.
     loss_sum = torch.zeros((), dtype=torch.float64, device=settings.device)
     num_right = torch.zeros((), dtype=torch.int64, device=settings.device)
-    batches = data.batches(split, batch_size=batch_size, channels_last=settings.channels_last, device=settings.device)
-    with _left_as_it_was(module), torch.no_grad():
+    batches = data.batches(
+        split,
+        order_N=order_N,
+        batch_size=batch_size,
+        channels_last=settings.channels_last,
+        device=settings.device,
+    )
+    with left_as_it_was(module), torch.no_grad():
         for batch in batches:
             logits_NK = module(batch.images_NCHW)
             loss_sum += cross_entropy(logits_NK, batch.labels_N, reduction="sum")
             num_right += (logits_NK.argmax(1) == batch.labels_N).sum()
-    return Score(loss_sum.item() / num_samples, num_right.item() / num_samples)
+    loss, right, num_samples = team.sum([loss_sum.item(), num_right.item(), len(order_N)])
+    return Score(loss / num_samples, right / num_samples)
 
 
 @contextmanager
-def _left_as_it_was(module: nn.Module) -> Iterator[None]:
-    """Put the network in eval mode inside the `with`, then put back each layer's mode and all buffers.
+def left_as_it_was(module: nn.Module, *, training: bool = False) -> Iterator[None]:
+    """Put the network in eval (or training) mode inside the `with`, then put back each layer's mode and all buffers.
 
     Layers may be frozen one by one, and torch.ao's observers also count what they see in eval mode.
     """
-    training = [(layer, layer.training) for layer in module.modules()]
+    modes = [(layer, layer.training) for layer in module.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    module.eval()
+    module.train(training)
     try:
         yield
     finally:
-        for layer, mode in training:
+        for layer, mode in modes:
             layer.training = mode
         with torch.no_grad():
             for buffer, before in buffers:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
 
 from ptpipe_torch import Batch, Data, TrainingListener
 from ptpipe_train.optimizer import parameters_of
+from ptpipe_train.parallel import Objective, Way
+from ptpipe_train.parallel.share import batches_of
 from ptpipe_train.plan import StepPlan
 from ptpipe_train.schedule import LearningRate
 from ptpipe_train.settings import Settings
@@ -29,13 +29,15 @@ class Loop:
     plan: StepPlan
     lr: LearningRate
     settings: Settings
+    way: Way
     label_smoothing: float
     clip_grad_norm: float | None
 
     def train_epoch(self, state: TrainingState, after_step: Callable[[int, torch.Tensor], None]) -> None:
         """Do the remaining steps of the present epoch; `after_step(num_samples, loss)` is told of each.
 
-        A step's gradient is that of the mean loss over all samples of its window, whatever the sizes of the batches.
+        A step's gradient is that of the mean loss over all samples of its window, whatever the sizes of the batches
+        and the number of workers that share them. The loss that is told is this worker's part of it.
         """
         plan, epoch = self.plan, state.progress.epoch
         listeners = [layer for layer in state.module.modules() if isinstance(layer, TrainingListener)]
@@ -43,22 +45,26 @@ class Loop:
         for step in range(state.progress.step, plan.steps_per_epoch):
             self._begin_step(epoch * plan.steps_per_epoch + step, state.optimizer, listeners)
             num_samples = plan.window_size(step)
+            objective = Objective(num_samples, self.label_smoothing)
             loss = torch.zeros((), device=self.settings.device)
-            for batch in islice(batches, plan.accumulate):
-                loss += self._forward_backward(state, batch, num_samples)
+            num_batches = plan.num_batches(num_samples)
+            for number, batch in enumerate(islice(batches, num_batches), start=1):
+                loss += self.way.forward_backward(batch, objective, state.scaler, last=number == num_batches)
             self._update(state)
             state.progress.step += 1
             after_step(num_samples, loss)
 
     def _batches(self, epoch: int, first_step: int) -> Iterator[Batch]:
-        return self.data.batches(
+        order_N, batch_size = self.plan.order(epoch, first_step), self.plan.batch_size
+        batches = self.data.batches(
             "train",
-            order_N=self.plan.order(epoch, first_step),
-            batch_size=self.plan.batch_size,
+            order_N=self.way.share.of(order_N, batch_size),
+            batch_size=self.way.share.size(batch_size),
             augment_seed=(self.plan.seed, epoch),
             channels_last=self.settings.channels_last,
             device=self.settings.device,
         )
+        return batches_of(batches, self.plan.num_batches(len(order_N)))
 
     def _begin_step(self, step: int, optimizer: torch.optim.Optimizer, listeners: list[TrainingListener]) -> None:
         lr = self.lr.at(step)
@@ -67,21 +73,10 @@ class Loop:
         for listener in listeners:
             listener.training_progress(step / self.plan.num_steps)
 
-    def _forward_backward(self, state: TrainingState, batch: Batch, num_samples: int) -> torch.Tensor:
-        """Add a batch's part to the gradients; its part of the step's mean loss."""
-        with self.settings.autocast():
-            logits_NK = state.module(batch.images_NCHW)
-        loss = (
-            cross_entropy(logits_NK.float(), batch.labels_N, reduction="sum", label_smoothing=self.label_smoothing)
-            / num_samples
-        )
-        state.scaler.scale(loss).backward()
-        return loss.detach()
-
     def _update(self, state: TrainingState) -> None:
         if self.clip_grad_norm is not None:
             state.scaler.unscale_(state.optimizer)
-            nn.utils.clip_grad_norm_(parameters_of(state.optimizer), self.clip_grad_norm)
+            self.way.clip(parameters_of(state.optimizer), self.clip_grad_norm)
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad()

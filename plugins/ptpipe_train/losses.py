@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -29,11 +30,15 @@ class PendingLosses:
         self._steps.append((step, num_samples))
         self._tensors.append(loss)
 
-    def take(self) -> list[StepLoss]:
-        """Wait for all losses since the last time and return them, in their order."""
-        if not self._tensors:
-            return []
-        losses = torch.stack(self._tensors).tolist()
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def take(self, total: Callable[[list[float]], list[float]] = list) -> list[StepLoss]:
+        """Wait for all losses since the last time and return them, in their order.
+
+        `total` makes the steps' losses of the parts that several workers have.
+        """
+        losses = total(torch.stack(self._tensors).tolist() if self._tensors else [])
         taken = [StepLoss(step, num, loss) for (step, num), loss in zip(self._steps, losses, strict=True)]
         self._steps, self._tensors = [], []
         return taken

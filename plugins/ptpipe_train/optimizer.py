@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ptpipe_train.local import local
+
 if TYPE_CHECKING:
     from ptpipe_train import TrainConfig
 
@@ -53,9 +55,9 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's state, flat, as `<number of the parameter>/<name>`."""
+    """The optimizer's state, flat, as `<number of the parameter>/<name>`; of a sharded one this process's part."""
     return {
-        f"{number}/{name}": value
+        f"{number}/{name}": local(value)
         for number, parameter in enumerate(parameters_of(optimizer))
         for name, value in optimizer.state[parameter].items()
         if value is not None
@@ -72,6 +74,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch
     for key, tensor in tensors.items():
         number, _, name = key.partition("/")
         parameter = parameters[int(number)]
-        like_parameter = tensor.shape == parameter.shape
+        like_parameter = tensor.shape == local(parameter).shape
         state = torch.empty_like(parameter) if like_parameter else torch.empty_like(tensor, device=parameter.device)
-        optimizer.state[parameter][name] = state.detach().copy_(tensor)
+        state = state.detach()
+        local(state).copy_(tensor)
+        optimizer.state[parameter][name] = state

@@ -45,6 +45,10 @@ class StepPlan:
         """Samples of that step of an epoch."""
         return min(self.window, self.num_samples - step * self.window)
 
+    def num_batches(self, num_samples: int) -> int:
+        """Batches of that many samples, the last one perhaps smaller."""
+        return -(-num_samples // self.batch_size)
+
     def order(self, epoch: int, first_step: int) -> npt.NDArray[np.int64]:
         """Positions of the samples of an epoch, from that step of it on."""
         return epoch_order(self.num_samples, self.seed, epoch)[first_step * self.window :]

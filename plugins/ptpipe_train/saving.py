@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ptpipe import Context
-from ptpipe_train.checkpoint import Checkpoint, Damage, read_checkpoints, remove_checkpoint, write_checkpoint
+from ptpipe_torch.team import ALONE, Team
+from ptpipe_train.checkpoint import (
+    KEPT,
+    Checkpoint,
+    Damage,
+    read_checkpoint,
+    read_checkpoints,
+    remove_checkpoint,
+    write_checkpoint,
+)
 from ptpipe_train.state import TrainingState
 
 _EVERY_S = 15.0
@@ -18,20 +28,30 @@ _LEAST_SHARE = 100
 
 @dataclass
 class Saving:
-    """Checkpoints of one stage. `work` stands for all that decides its result, `environment` for its last bits."""
+    """Checkpoints of one stage. `work` stands for all that decides its result, `environment` for its last bits.
+
+    Workers of a team write at the same step, each what only it has, and go on from the newest step that all have.
+    """
 
     ctx: Context
     every_s: float | None
     work: str
     environment: dict[str, str]
+    team: Team = ALONE
+    state_is_shared: bool = True
+    """Whether parameters and optimizer are the same on every rank."""
     _written_s: float = field(default_factory=time.perf_counter)
     _cost_s: float = 0.0
     _has_failed: bool = False
 
     @property
     def folder(self) -> Path:
-        """Where the checkpoints are."""
-        return self.ctx.scratch / "checkpoints"
+        """Where this worker's checkpoints are."""
+        return self._folder_of(self.team.rank)
+
+    def _folder_of(self, rank: int) -> Path:
+        folder = self.ctx.scratch / "checkpoints"
+        return folder if self.team.size == 1 else folder / f"rank-{rank}"
 
     @property
     def is_due(self) -> bool:
@@ -43,7 +63,10 @@ class Saving:
         """Write one. Where that fails the training goes on without, and says so."""
         begin_s = time.perf_counter()
         try:
-            write_checkpoint(self.folder, state.checkpoint(step, {"work": self.work, "environment": self.environment}))
+            checkpoint = state.checkpoint(step, {"work": self.work, "environment": self.environment})
+            if self.team.rank != 0:
+                checkpoint = state.without_shared(checkpoint, state_is_shared=self.state_is_shared)
+            write_checkpoint(self.folder, checkpoint)
         except OSError as error:
             if not self._has_failed:
                 self.ctx.notice(f"no checkpoint could be written ({error}); if it is killed now, training begins anew")
@@ -53,14 +76,33 @@ class Saving:
 
     def restore_newest(self, state: TrainingState) -> bool:
         """Bring the state to the newest sound checkpoint of this work; False where there is none."""
+        newest = next(self._sound(), None) if self.team.size == 1 else self._newest_of_all(state)
+        if newest is None:
+            return False
+        self._restore(state, newest)
+        return True
+
+    def _sound(self) -> Iterator[Checkpoint]:
+        """Yield what this worker has of this work, newest first; say and remove what is damaged."""
         for found in read_checkpoints(self.folder):
             if isinstance(found, Damage):
                 self.ctx.notice(f"checkpoint {found.name} is damaged ({found.reason}) and was left out")
                 remove_checkpoint(self.folder, found.name)
             elif found.facts["work"] == self.work:
-                self._restore(state, found)
-                return True
-        return False
+                yield found
+
+    def _newest_of_all(self, state: TrainingState) -> Checkpoint | None:
+        own = {checkpoint.step: checkpoint for checkpoint in self._sound()}
+        steps = sorted(own, reverse=True)[:KEPT]
+        had = self.team.gather([*steps, *([-1] * (KEPT - len(steps)))])
+        common = set.intersection(*(set(steps) for steps in had)) - {-1}
+        if not common:
+            return None
+        checkpoint = own[round(max(common))]
+        if self.team.rank != 0:
+            first = read_checkpoint(self._folder_of(0), checkpoint.step)
+            checkpoint = state.with_shared(checkpoint, first, state_is_shared=self.state_is_shared)
+        return checkpoint
 
     def _restore(self, state: TrainingState, checkpoint: Checkpoint) -> None:
         state.restore(checkpoint)

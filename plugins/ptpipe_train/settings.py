@@ -14,6 +14,7 @@ from ptpipe import StageError, machine
 
 if TYPE_CHECKING:
     from ptpipe_train import Device, MemoryFormat, Precision
+    from ptpipe_train.parallel_options import Parallel
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
@@ -68,6 +69,17 @@ def find_lacks(device: Device, precision: Precision) -> Iterator[str]:
     elif precision == "fp16" and _device(device).type == "cpu" and not has_fast_fp16():
         # Measured on one that has none: small_cnn takes 20 to 30 times as long as in bf16.
         yield "precision fp16: this CPU can't calculate in fp16 and would take many times as long; use bf16"
+
+
+def find_lacks_of_workers(device: Device, parallel: Parallel) -> Iterator[str]:
+    """What keeps this machine from training with these workers, a line each."""
+    on_cuda = device != "cpu" and torch.cuda.is_available()
+    if parallel.sync_bn and not on_cuda:
+        yield "parallel sync_bn: torch's SyncBatchNorm works on CUDA devices only; leave it out on a CPU"
+    if parallel.comm == "nccl" and not on_cuda:
+        yield "parallel comm nccl: it talks between CUDA devices, and there is none here; use gloo or auto"
+    if parallel.degrees.world_size > 1 and not torch.distributed.is_available():
+        yield f"parallel mode {parallel.mode}: this build of torch has no torch.distributed"
 
 
 def has_fast_fp16() -> bool:

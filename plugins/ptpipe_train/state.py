@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ptpipe_train.checkpoint import Checkpoint
+from ptpipe_train.local import load_local_state, local_state
 from ptpipe_train.optimizer import load_optimizer, optimizer_tensors
 from ptpipe_train.progress import Best, Progress
 
@@ -17,7 +18,7 @@ _MODEL, _OPTIMIZER, _BEST, _RNG = "model/", "optimizer/", "best/", "rng/"
 
 @dataclass
 class TrainingState:
-    """A training between two steps."""
+    """A training between two steps, as one worker has it."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -29,7 +30,7 @@ class TrainingState:
     def checkpoint(self, step: int, facts: Mapping[str, object]) -> Checkpoint:
         """The state now, with these further facts."""
         tensors = {
-            **_prefixed(_MODEL, self.module.state_dict()),
+            **_prefixed(_MODEL, local_state(self.module)),
             **_prefixed(_OPTIMIZER, optimizer_tensors(self.optimizer)),
             **_prefixed(_RNG, _random_states(self.device)),
             **_prefixed(_BEST, self.best.tensors if self.best else {}),
@@ -41,10 +42,30 @@ class TrainingState:
         }
         return Checkpoint(step, tensors, {**facts, **own})
 
+    def without_shared(self, checkpoint: Checkpoint, *, state_is_shared: bool) -> Checkpoint:
+        """What a worker other than rank 0 must keep: all that rank 0's checkpoint doesn't have."""
+        parameters = {_MODEL + name for name, _ in self.module.named_parameters()}
+        tensors = {
+            name: tensor
+            for name, tensor in checkpoint.tensors.items()
+            if not name.startswith(_BEST)
+            and not (state_is_shared and (name in parameters or name.startswith(_OPTIMIZER)))
+        }
+        return Checkpoint(checkpoint.step, tensors, checkpoint.facts)
+
+    def with_shared(self, own: Checkpoint, first: Checkpoint, *, state_is_shared: bool) -> Checkpoint:
+        """Inverse of `without_shared`; `first`: rank 0's checkpoint of the same step."""
+        shared = {
+            name: tensor
+            for name, tensor in first.tensors.items()
+            if name.startswith(_BEST) or (state_is_shared and name.startswith((_MODEL, _OPTIMIZER)))
+        }
+        return Checkpoint(own.step, {**shared, **own.tensors}, own.facts)
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint of the same work; torch's random streams too."""
         tensors, facts = checkpoint.tensors, checkpoint.facts
-        self.module.load_state_dict(_under(_MODEL, tensors))
+        load_local_state(self.module, _under(_MODEL, tensors))
         load_optimizer(self.optimizer, _under(_OPTIMIZER, tensors))
         if facts["scaler"]:
             self.scaler.load_state_dict(facts["scaler"])

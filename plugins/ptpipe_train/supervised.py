@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch import nn
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch import Data, Model
 from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
+from ptpipe_torch.team import Team, joined_team
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
+from ptpipe_train.parallel import Way, choose_way
 from ptpipe_train.plan import StepPlan
 from ptpipe_train.progress import Best, Progress
 from ptpipe_train.saving import Saving
@@ -30,30 +32,46 @@ from ptpipe_train.settings import (
     has_fast_bf16,
 )
 from ptpipe_train.state import TrainingState
-from ptpipe_train.watch import Watch
+from ptpipe_train.watch import LOOK_EVERY_S, Watch
 
 if TYPE_CHECKING:
     from ptpipe_train import TrainConfig
 
 
+_TIMEOUT_S = 300.0
+
+
 def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
     """Train it. See `ptpipe_train.train`."""
     _check(config, model, data)
-    module = model.build_prepared().train()
-    settings = choose_settings(config.device, config.precision, config.memory_format, module)
-    if config.precision == "bf16" and not has_fast_bf16(settings.device):
-        ctx.notice("precision bf16: this processor has no bf16 instructions; fp32 may well be quicker")
+    parallel = config.parallel
+    parallel.degrees.check(ctx.num_workers)
     with (
         torch_threads(config.num_threads),
         freed_memory_kept(),
-        seeded(ctx.seed, settings.device),
-        deterministic_kernels(settings.device),
         _actionable_errors(),
+        joined_team(ctx, parallel.comm or "auto", parallel.timeout_s or _TIMEOUT_S) as team,
     ):
-        training = _set_up(config, ctx, model, settings.placed(module), data, settings)
-        training.run()
-        training.report()
-        return model.with_state_of(module)
+        settings = _settings(config, ctx, model)
+        with seeded(_seed(ctx, team), settings.device), deterministic_kernels(settings.device):
+            batch_size = config.batch_size or data.loader.batch_size
+            way = choose_way(parallel, ctx, team, model, data, settings, batch_size)
+            training = _set_up(config, ctx, model, way, data, batch_size)
+            training.run()
+            training.report()
+            return model.with_state_of(way.module)
+
+
+def _settings(config: TrainConfig, ctx: Context, model: Model) -> Settings:
+    settings = choose_settings(config.device, config.precision, config.memory_format, model.build_prepared())
+    if config.precision == "bf16" and not has_fast_bf16(settings.device):
+        ctx.notice("precision bf16: this processor has no bf16 instructions; fp32 may well be quicker")
+    return settings
+
+
+def _seed(ctx: Context, team: Team) -> int:
+    """Of dropout: each worker has a stream of its own."""
+    return ctx.seed if team.rank == 0 else int(np.random.SeedSequence([ctx.seed, team.rank]).generate_state(1)[0])
 
 
 def _check(config: TrainConfig, model: Model, data: Data) -> None:
@@ -73,23 +91,29 @@ def _check(config: TrainConfig, model: Model, data: Data) -> None:
         raise StageError(f"early_stopping needs a val split, and {data.facts.name} has none")
 
 
-def _set_up(
-    config: TrainConfig, ctx: Context, model: Model, module: nn.Module, data: Data, settings: Settings
-) -> Training:
-    batch_size = config.batch_size or data.loader.batch_size
+def _set_up(config: TrainConfig, ctx: Context, model: Model, way: Way, data: Data, batch_size: int) -> Training:
+    settings = way.settings
     plan = StepPlan(config.epochs, len(data.splits["train"]), batch_size, config.accumulate, ctx.seed)
     lr = LearningRate(peak_lr(config), config.schedule, plan.num_steps, plan.steps_per_epoch)
     if lr.greatest() < 0.9 * lr.peak:
         ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
     best = Best(config.early_stopping) if config.early_stopping else None
-    state = TrainingState(module, make_optimizer(config, module), settings.scaler(), settings.device, Progress(), best)
+    optimizer = make_optimizer(config, way.trained)
+    state = TrainingState(way.trained, optimizer, way.scaler(), settings.device, Progress(), best)
     work = hashlib.sha256(f"{config.model_dump_json()}{model.recipe.to_json()}{plan}".encode()).hexdigest()
     return Training(
         ctx,
         state,
-        Loop(data, plan, lr, settings, config.label_smoothing, config.clip_grad_norm),
-        Watch(ctx, plan, lr, config.precision),
-        Saving(ctx, config.checkpoint_every_s, work, describe_environment(settings.device)),
+        Loop(data, plan, lr, settings, way, config.label_smoothing, config.clip_grad_norm),
+        Watch(ctx, plan, lr, config.precision, way.team, min(LOOK_EVERY_S, config.checkpoint_every_s or LOOK_EVERY_S)),
+        Saving(
+            ctx,
+            config.checkpoint_every_s,
+            work,
+            describe_environment(settings.device),
+            way.team,
+            way.state_is_shared,
+        ),
     )
 
 
@@ -114,7 +138,7 @@ class Training:
             self.watch.resume()
         self._refuse_weights_not_finite()
         if self.state.best:
-            self.state.module.load_state_dict(self.state.best.tensors)
+            self.loop.way.module.load_state_dict(self.state.best.tensors)
 
     @property
     def _is_stopped(self) -> bool:
@@ -123,8 +147,8 @@ class Training:
     def _after_step(self, num_samples: int, loss: torch.Tensor) -> None:
         progress = self.state.progress
         self.watch.step_done(progress, num_samples, loss)
-        if self.saving.is_due:
-            self.watch.look(progress)
+        is_due = self.saving.is_due
+        if self.watch.is_time(is_due) and self.watch.look(progress, is_due):
             self.saving.write(self.state, self.watch.steps_done(progress))
             self.watch.resume()
 
@@ -132,14 +156,16 @@ class Training:
         progress, plan = self.state.progress, self.loop.plan
         last_step = self.watch.steps_done(progress) - 1
         figures: dict[str, float] = {"train_loss": progress.loss_sum / plan.num_samples}
+        way = self.loop.way
+        way.gather()
         if len(self.loop.data.splits["val"]):
             self._refuse_weights_not_finite()
-            score = evaluate(self.state.module, self.loop.data, "val", self.loop.settings, plan.batch_size)
+            score = evaluate(way.module, self.loop.data, "val", way.settings, plan.batch_size, way.team)
             if not math.isfinite(score.loss):
                 raise self.watch.not_finite(f"the loss on val became {score.loss}", last_step)
             figures |= {"val_loss": score.loss, "val_top1": score.top1}
         if self.state.best:
-            self.state.best.see(figures, self.state.module)
+            self.state.best.see(figures, way.module)
         progress.finish_epoch({"epoch": progress.epoch + 1, "lr": self.loop.lr.at(last_step), **figures})
 
     def _refuse_weights_not_finite(self) -> None:
@@ -168,6 +194,7 @@ class Training:
             memory_format=self.loop.settings.memory_format,
             device=self.loop.settings.device.type,
             num_threads=torch.get_num_threads(),
+            **self.loop.way.facts(),
             history=list(progress.history),
         )
 

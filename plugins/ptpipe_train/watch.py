@@ -9,37 +9,53 @@ from dataclasses import dataclass, field
 import torch
 
 from ptpipe import Context, StageError
+from ptpipe_torch.team import ALONE, Team
 from ptpipe_train.losses import PendingLosses, StepLoss
 from ptpipe_train.plan import StepPlan
 from ptpipe_train.progress import Progress
 from ptpipe_train.schedule import LearningRate
 
-_LOOK_EVERY_S = 0.25
+LOOK_EVERY_S = 0.25
+_MAX_STEPS = 64
+"""Between two looks of a team."""
 
 
 @dataclass
 class Watch:
-    """Keeps the figures of a training up to date. Losses are read a few times a second, for each read waits."""
+    """Keeps the figures of a training up to date. Losses are read a few times a second, for each read waits.
+
+    Workers of a team look together: after a number of steps that rank 0 chose at the look before.
+    """
 
     ctx: Context
     plan: StepPlan
     lr: LearningRate
     precision: str
+    team: Team = ALONE
+    look_every_s: float = LOOK_EVERY_S
+    _steps_to_look: int = 1
     _pending: PendingLosses = field(default_factory=PendingLosses)
     _looked_s: float = field(default_factory=time.perf_counter)
 
     def step_done(self, progress: Progress, num_samples: int, loss: torch.Tensor) -> None:
-        """Take notice of a step's loss."""
+        """Take notice of a step's loss, or of this worker's part of it."""
         self._pending.add(self.steps_done(progress) - 1, num_samples, loss)
-        if time.perf_counter() - self._looked_s >= _LOOK_EVERY_S:
-            self.look(progress)
 
-    def look(self, progress: Progress) -> None:
-        """Read the losses since the last look and tell how far it is. Raises StageError where one isn't finite."""
-        losses = self._pending.take()
+    def is_time(self, wish: bool) -> bool:
+        """Whether to look now; the same on every rank."""
+        if self.team.size > 1:
+            return len(self._pending) >= self._steps_to_look
+        return wish or time.perf_counter() - self._looked_s >= self.look_every_s
+
+    def look(self, progress: Progress, wish: bool = False) -> bool:
+        """Read the losses since the last look and tell how far it is; whether rank 0 has this wish.
+
+        Raises StageError where a loss isn't finite.
+        """
+        losses, wish = self._read(wish)
         duration_s = self.resume()
         if not losses:
-            return
+            return wish
         num_images = sum(loss.num_samples for loss in losses)
         loss_sum = 0.0
         for loss in losses:  # one after the other: the sum must not depend on where it was interrupted
@@ -49,6 +65,23 @@ class Watch:
         progress.train_s += duration_s
         progress.num_images += num_images
         self._tell(progress, loss_sum / num_images, num_images / duration_s)
+        return wish
+
+    def _read(self, wish: bool) -> tuple[list[StepLoss], bool]:
+        """The steps' losses, and rank 0's wish: one message in all."""
+        if self.team.size == 1:
+            return self._pending.take(), wish
+        step_s = (time.perf_counter() - self._looked_s) / max(1, len(self._pending))
+        steps = min(_MAX_STEPS, max(1, round(self.look_every_s / step_s)))
+        agreed = [0.0, 0.0]
+
+        def total(parts: list[float]) -> list[float]:
+            *losses, agreed[0], agreed[1] = self.team.sum([*parts, *((wish, steps) if self.team.rank == 0 else (0, 0))])
+            return losses
+
+        losses = self._pending.take(total)
+        self._steps_to_look = round(agreed[1])
+        return losses, agreed[0] > 0
 
     def resume(self) -> float:
         """Start the clock anew after something that is no training; the seconds that it had run."""

@@ -396,7 +396,7 @@ from ptpipe import hookimpl
 CALLS = []
 
 @hookimpl
-def ptpipe_launch(call):
+def ptpipe_launch(call, tell):
     CALLS.append(call)
     {body}
 """
@@ -418,6 +418,12 @@ def test_a_plugins_launcher_goes_first(project):
     assert (one.stage_id, one.kind, one.options["value"], one.workers) == ("one", "toy.make", 3.0, 1)
     assert total.inputs["b"][0].digest == result.stages["two"].outputs["output"]["digest"]
     assert type(total).from_json(total.to_json()) == total
+
+
+def test_what_a_plugins_launcher_tells_belongs_to_the_stage(project):
+    body = "from ptpipe.events import Metric; tell(Metric(call.stage_id, 'by', 'launcher'))"
+    project.write(SUM, **with_launcher(project, body))
+    assert project.run().stages["one"].metrics["by"] == "launcher"
 
 
 @pytest.mark.parametrize(

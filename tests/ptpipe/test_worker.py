@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptpipe import IntegrityError
+from ptpipe import IntegrityError, StageError
 from ptpipe.events import LogLine, Metric, Progress
 from ptpipe.launch import HereLaunch
 from ptpipe.plugins import load_vocabulary
@@ -107,10 +108,21 @@ def test_what_it_returned_is_checked(project, vocabulary, store):
 
 
 def test_the_launcher_here(project, vocabulary, store, capsys):
-    launcher = HereLaunch(vocabulary, store, lambda event: None)
-    assert launcher.ptpipe_launch(call_of(project, "toy.odd", how="print")).keys() == {"output"}
+    launcher = HereLaunch(vocabulary, store)
+    assert launcher.ptpipe_launch(call_of(project, "toy.odd", how="print"), print).keys() == {"output"}
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "on stdout\n")
+
+
+def test_the_launcher_here_starts_no_workers(project, vocabulary, store):
+    call = replace(call_of(project, "toy.odd", how="print"), workers=2)
+    with pytest.raises(StageError, match=r"toy\.odd wants 2 workers, and no loaded plugin starts any"):
+        HereLaunch(vocabulary, store).ptpipe_launch(call, print)
+
+
+def test_a_worker_knows_its_rank(project, vocabulary, store):
+    call = replace(call_of(project, "toy.odd", how="say rank"), workers=3)
+    assert perform(call, vocabulary, store, print, rank=2)["output"].value == 23
 
 
 ELSEWHERE = """

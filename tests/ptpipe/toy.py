@@ -169,6 +169,8 @@ def odd(config: FailConfig, ctx: Context) -> Number:
             ctx.metric(path=Path())  # type: ignore[arg-type]
         case "print":
             print("on stdout")
+        case "say rank":
+            return Number(10 * ctx.rank + ctx.num_workers)
     return Number(float("nan"))
 
 

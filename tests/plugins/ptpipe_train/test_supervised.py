@@ -13,6 +13,7 @@ from ptpipe import StageError
 from ptpipe_torch import Part, builder, transform
 from ptpipe_train import settings, supervised
 from ptpipe_train.evaluation import Score
+from ptpipe_train.parallel.replicas import Alone
 
 from .conftest import SIDE, Lab, assert_same_bits, small_net
 
@@ -70,7 +71,7 @@ def test_learns_and_says_how(lab: Lab) -> None:
 
 
 def test_progress_counts_images_to_the_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ptpipe_train.watch._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("ptpipe_train.supervised.LOOK_EVERY_S", 0.0)
     progress = lab.train(lab.make_model(), lab.make_data(40), epochs=2).progress
     assert [event.done for event in progress] == [16, 32, 40, 56, 72, 80]
     assert {(event.total, event.unit) for event in progress} == {(80, "images")}
@@ -188,16 +189,16 @@ def test_a_last_step_that_ruins_the_weights_is_seen(lab: Lab) -> None:
 def test_the_step_of_a_bad_loss_is_named_though_losses_are_read_now_and_then(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ptpipe_train.watch._LOOK_EVERY_S", math.inf)
+    monkeypatch.setattr("ptpipe_train.supervised.LOOK_EVERY_S", math.inf)
     data, model = lab.make_data(64), lab.make_model()
     calls = iter(range(100))
-    original = supervised.Loop._forward_backward
+    original = Alone.forward_backward
 
-    def spoiled(self: Any, *rest: Any) -> torch.Tensor:
-        loss = original(self, *rest)
+    def spoiled(self: Any, *rest: Any, **named: Any) -> torch.Tensor:
+        loss = original(self, *rest, **named)
         return loss * math.inf if next(calls) == 5 else loss
 
-    monkeypatch.setattr(supervised.Loop, "_forward_backward", spoiled)
+    monkeypatch.setattr(Alone, "forward_backward", spoiled)
     with pytest.raises(StageError, match="the loss became inf in epoch 2, step 2 of 4"):
         lab.train(model, data, epochs=3)
 
@@ -226,10 +227,10 @@ def test_refuses_a_device_that_is_not_there(lab: Lab) -> None:
 
 
 def test_a_full_device_is_said_with_what_to_do(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-    monkeypatch.setattr(supervised.Loop, "_forward_backward", full)
+    monkeypatch.setattr(Alone, "forward_backward", full)
     with pytest.raises(StageError, match="smaller batch_size and a greater accumulate"):
         lab.train(lab.make_model(), lab.make_data())
 

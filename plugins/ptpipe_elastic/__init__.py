@@ -1,0 +1,20 @@
+"""Start the workers of a stage that wants several, on torch elastic. Importing this imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ptpipe import hookimpl
+from ptpipe.events import Event
+from ptpipe.worker import Call
+
+
+@hookimpl
+def ptpipe_launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path] | None:
+    """Do a stage of several workers; leave one of a single worker to the next launcher."""
+    if call.workers == 1:
+        return None
+    from ptpipe_elastic.launch import launch
+
+    return launch(call, tell)

@@ -1,0 +1,136 @@
+"""The one file that knows torch elastic, `torch.distributed.launcher`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from ptpipe.errors import Terminated
+
+_SHUTDOWN_S = 5
+"""Between SIGTERM and SIGKILL, for workers that were told to end."""
+_LAST_LINES = 20
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """How a worker ended."""
+
+    rank: int
+    exit_code: int
+    """Negative: minus the signal's number."""
+    message: str
+    """What it said of it; empty where it couldn't."""
+    is_stage_error: bool
+    is_consequence: bool
+    """Whether it failed because another one did."""
+    last_lines: tuple[str, ...]
+    """Of its stderr."""
+
+
+class WorkersFailed(Exception):  # noqa: N818  # says what happened
+    """Some workers failed; carries the failures, the first cause first."""
+
+    def __init__(self, failures: Sequence[WorkerFailure]) -> None:
+        self.failures = tuple(failures)
+        super().__init__(f"{len(failures)} workers failed")
+
+
+def run_workers(module: str, arguments: Sequence[str], num_workers: int, log_folder: Path) -> None:
+    """Run `python -m module arguments` in that many local processes until all are done.
+
+    Each has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; the port
+    is a free one. When one fails the others are ended. Raises WorkersFailed; KeyboardInterrupt and Terminated as the
+    signals say, with all workers ended.
+    """
+    log_folder.mkdir(parents=True, exist_ok=True)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_workers,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(log_dir=str(log_folder), redirects=Std.ALL),
+        **_known({"shutdown_timeout": _SHUTDOWN_S}),
+    )
+    with _signals_put_back(), _quiet_log():
+        try:
+            elastic_launch(config, sys.executable)("-m", module, *arguments)
+        except SignalException as error:
+            raise (Terminated if error.sigval == signal.SIGTERM else KeyboardInterrupt) from None
+        except ChildFailedError as error:
+            raise WorkersFailed(_failures(error, log_folder)) from None
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """Those that this release of torch has."""
+    names = {field.name for field in fields(LaunchConfig)}
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _failures(error: ChildFailedError, log_folder: Path) -> list[WorkerFailure]:
+    failures = [_failure(rank, failure, log_folder) for rank, failure in error.failures.items()]
+    # Those that were ended by our own SIGTERM, or lost their partner, are not what went wrong.
+    return sorted(failures, key=lambda failure: (failure.is_consequence, failure.exit_code == -signal.SIGTERM))
+
+
+def _failure(rank: int, failure: Any, log_folder: Path) -> WorkerFailure:
+    said = failure.error_file_data or {}
+    return WorkerFailure(
+        rank=rank,
+        exit_code=failure.exitcode,
+        message=str(said.get("message", "")),
+        is_stage_error=bool(said.get("is_stage_error")),
+        is_consequence=bool(said.get("is_consequence")),
+        last_lines=_last_lines(log_folder, failure.local_rank),
+    )
+
+
+def _last_lines(log_folder: Path, local_rank: int) -> tuple[str, ...]:
+    logs = sorted(log_folder.glob(f"*/attempt_*/{local_rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
+    return tuple(logs[-1].read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]) if logs else ()
+
+
+@contextmanager
+def _signals_put_back() -> Iterator[None]:
+    """The agent puts handlers and a variable of its own in place, and leaves them there."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    variable = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE")
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if variable is None:
+            os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
+        else:
+            os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = variable
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """The agent logs what is said better by the error."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    before, logger.disabled = logger.level, False
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,112 @@
+"""One worker of a stage: a process that torch elastic starts as `python -m ptpipe_elastic.worker FOLDER`.
+
+The folder is the call's: `call.json` says what to do, `said.jsonl` takes what is said, `outputs/` what rank 0 makes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import NoReturn
+
+from ptpipe import StageError
+from ptpipe.events import Event, LogLine
+from ptpipe.plugins import load_vocabulary
+from ptpipe.store import Store
+from ptpipe.worker import Call, perform
+from ptpipe_elastic.said import write_event
+from ptpipe_torch.runtime import num_cpus
+from ptpipe_torch.team import TeamError
+
+_PARENT_CHECK_S = 0.5
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# A worker that lost another one waits this long before it ends, so that the one that failed first is seen first.
+_YIELD_S = 3.0
+
+
+def main(folder: Path) -> NoReturn:
+    """Do this worker's part and leave with exit code 0, or 1 where it failed."""
+    _end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, which then ends its workers
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cpus() // int(os.environ["LOCAL_WORLD_SIZE"]))))
+    try:
+        _work(folder, int(os.environ["RANK"]))
+    except BaseException as error:  # noqa: BLE001  # a plugin may raise anything
+        _write_error(error)
+        if isinstance(error, TeamError):
+            time.sleep(_YIELD_S)
+        _leave(1)
+    _leave(0)
+
+
+def _work(folder: Path, rank: int) -> None:
+    call = Call.from_json((folder / "call.json").read_text(encoding="utf-8"))
+    with redirect_stdout(sys.stderr):
+        vocabulary = load_vocabulary(call.plugins, Path(call.folder))
+        outputs = perform(call, vocabulary, Store(Path(call.artifacts)), _teller(folder / "said.jsonl", rank), rank)
+    if rank == 0:
+        shutil.rmtree(folder / "outputs", ignore_errors=True)
+        for name, artifact in outputs.items():
+            place = folder / "outputs" / name
+            place.mkdir(parents=True)
+            artifact.save(place)
+
+
+def _teller(file: Path, rank: int) -> Callable[[Event], None]:
+    """Rank 0 speaks for all; of the others only log lines are heard, with their rank."""
+
+    def tell(event: Event) -> None:
+        if isinstance(event, LogLine):
+            event = LogLine(event.stage_id, f"[rank {rank}] {event.text}")
+        elif rank != 0:
+            return
+        write_event(file, event)
+
+    return tell
+
+
+def _write_error(error: BaseException) -> None:
+    """Leave the error where torch elastic looks for it, and the traceback on stderr."""
+    traceback.print_exception(error)
+    content = {
+        "message": str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}",
+        "timestamp": int(time.time()),
+        "is_consequence": isinstance(error, TeamError),
+        "is_stage_error": isinstance(error, StageError),
+    }
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _end_with_parent() -> None:
+    """Never outlive the run: it may be killed, and started again at once on the same scratch folder."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _leave(code: int) -> NoReturn:
+    # Python would take torch apart first, for a second; nothing here waits for that.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

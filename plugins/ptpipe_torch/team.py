@@ -1,0 +1,137 @@
+"""The processes that do a stage together: torch's process group, in the words that stages need.
+
+Who starts the processes is another matter: each finds RANK, WORLD_SIZE, MASTER_ADDR ... in its environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias
+
+from ptpipe import Context, StageError
+
+Comm: TypeAlias = Literal["auto", "gloo", "nccl"]
+
+_BARRIER_S = 5.0
+"""How long those that are left wait for each other to find out who is missing."""
+
+
+class TeamError(StageError):
+    """Working together failed: another process died, or didn't come in time."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """The workers of a stage, seen from one of them. Alone, every operation is the identity."""
+
+    rank: int = 0
+    size: int = 1
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sums over all ranks, in float64; the same bits on every rank."""
+        if self.size == 1:
+            return list(values)
+        import torch
+        import torch.distributed as dist
+
+        total = torch.tensor(values, dtype=torch.float64, device=_device())
+        dist.all_reduce(total)
+        result: list[float] = total.tolist()
+        return result
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """What each rank gave, by rank; all give the same number of values."""
+        if self.size == 1:
+            return [list(values)]
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.tensor(values, dtype=torch.float64, device=_device())
+        table = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(table, mine)
+        result: list[list[float]] = [row.tolist() for row in table]
+        return result
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self.sum([0.0])
+
+    def share(self, num: int) -> slice:
+        """Cut out one rank's part of that many things: every one belongs to exactly one rank."""
+        return slice(self.rank, num, self.size)
+
+
+ALONE = Team()
+
+
+@contextmanager
+def joined_team(ctx: Context, comm: Comm = "auto", timeout_s: float = 300.0) -> Iterator[Team]:
+    """Meet the other workers of a stage and work with them inside the `with`.
+
+    `comm`: the process group's kind; auto: nccl where every worker has a CUDA device, else gloo. `timeout_s`: how long
+    a collective operation may wait. Raises TeamError that names who is missing where one fails, StageError where this
+    process wasn't started as one of several.
+    """
+    if ctx.num_workers == 1:
+        yield ALONE
+        return
+    import torch.distributed as dist
+
+    if int(os.environ.get("WORLD_SIZE", "1")) != ctx.num_workers:
+        raise StageError(f"{ctx.kind} wants {ctx.num_workers} workers, and this process is not one of so many")
+    backend = choose_comm(comm)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), rank=ctx.rank, world_size=ctx.num_workers)
+    # Groups of their own: after a failure in the middle of an operation the main one is of no use.
+    watch = dist.new_group(backend="gloo", timeout=timedelta(seconds=_BARRIER_S))
+    try:
+        yield Team(ctx.rank, ctx.num_workers)
+        dist.barrier()  # nobody leaves while another still talks to it
+    except RuntimeError as error:
+        if not is_comm_failure(error):
+            raise
+        raise TeamError(_who_is_missing(watch, ctx.rank, error, timeout_s)) from error
+    finally:
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def choose_comm(comm: Comm) -> str:
+    """What `auto` comes to here."""
+    import torch
+    import torch.distributed as dist
+
+    if comm != "auto":
+        return comm
+    return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+def is_comm_failure(error: RuntimeError) -> bool:
+    """Whether an operation failed for want of another process."""
+    import torch.distributed as dist
+
+    words = ("connection", "peer", "timed out", "timeout", "socket", "broken pipe")
+    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
+
+
+def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float) -> str:
+    import torch.distributed as dist
+
+    try:
+        dist.monitored_barrier(watch, timeout=timedelta(seconds=_BARRIER_S), wait_all_ranks=True)
+    except RuntimeError as failure:
+        text = str(failure).splitlines()[0]
+        return f"worker {rank} waited for others in vain, for up to {timeout_s:g} s: {text}"
+    return f"worker {rank} could not go on: {str(error).splitlines()[0]}"
+
+
+def _device() -> Any:
+    """Where tensors for the default group must be."""
+    import torch
+    import torch.distributed as dist
+
+    on_cuda = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")

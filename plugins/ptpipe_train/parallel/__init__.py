@@ -1,0 +1,60 @@
+"""Ways of training on several devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptpipe import Context
+from ptpipe_torch import Data, Model
+from ptpipe_torch.team import Team
+from ptpipe_train.parallel.replicas import Alone, Replicas, data_parallel
+from ptpipe_train.parallel.way import Objective, Way
+from ptpipe_train.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+    from ptpipe_train.parallel_options import Parallel
+
+__all__ = ["Objective", "Way", "choose_way"]
+
+
+def choose_way(
+    options: Parallel,
+    ctx: Context,
+    team: Team,
+    model: Model,
+    data: Data,
+    settings: Settings,
+    batch_size: int,
+) -> Way:
+    """Build the network and make ready what `parallel:` says. Every worker must call it."""
+    module = settings.placed(model.build_prepared().train())
+    match options.mode:
+        case "dp":
+            return data_parallel(module, settings, options, ctx)
+        case "ddp":
+            return Replicas(module, settings, options, team)
+        case "fsdp":
+            from ptpipe_train.parallel.fsdp import Shards
+
+            return Shards(module, settings, options, team, lambda: settings.placed(model.build_prepared().train()))
+        case "pp" | "ddp+pp":
+            from ptpipe_train.parallel.pp import Chunks, Place
+
+            place = Place(_first_images(data, settings, batch_size), Path(ctx.scratch) / "cuts.json")
+            return Chunks(module, settings, options, team, batch_size, place)
+        case _:
+            return Alone(module, settings)
+
+
+def _first_images(data: Data, settings: Settings, batch_size: int) -> torch.Tensor:
+    """As many images of train as a batch has."""
+    order_N = np.arange(batch_size) % len(data.splits["train"])
+    batches = data.batches(
+        "train", order_N=order_N, batch_size=batch_size, channels_last=settings.channels_last, device=settings.device
+    )
+    return next(iter(batches)).images_NCHW

@@ -1,0 +1,93 @@
+"""Parameters in shards: FSDP2, `torch.distributed.fsdp.fully_shard`. The one file that knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from ptpipe import StageError
+from ptpipe_torch import Batch
+from ptpipe_torch.team import Team
+from ptpipe_train.parallel.buffers import BatchNormAverage, RangeUnion, buffers_kept
+from ptpipe_train.parallel.scaler import TeamScaler
+from ptpipe_train.parallel.share import Share, is_idle
+from ptpipe_train.parallel.way import Objective, Way
+from ptpipe_train.parallel_options import Parallel
+from ptpipe_train.settings import Settings
+
+
+class Shards(Way):
+    """Each process holds a shard of every parameter, its gradient and the optimizer's state of it.
+
+    Layers that `wrap` or `wrap_min_parameters` choose are gathered when they are used and freed again; the rest is
+    gathered as one. The whole network is there only to be measured and delivered.
+    """
+
+    state_is_shared = False
+
+    def __init__(
+        self, module: nn.Module, settings: Settings, options: Parallel, team: Team, rebuild: Callable[[], nn.Module]
+    ) -> None:
+        super().__init__(rebuild(), settings)
+        self.trained = module
+        self.team, self.share = team, Share(team.rank, team.size)
+        mesh = init_device_mesh(settings.device.type, (team.size,))
+        offload = (
+            CPUOffloadPolicy(pin_memory=settings.device.type == "cuda") if options.cpu_offload else OffloadPolicy()
+        )
+        for layer in (*_layers_to_wrap(module, options), module):
+            fully_shard(
+                layer,
+                mesh=mesh,
+                reshard_after_forward=options.reshard_after_forward is not False,
+                offload_policy=offload,
+            )
+        self._ranges, self._batch_norms = RangeUnion(module), BatchNormAverage(module)
+
+    def forward_backward(
+        self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
+    ) -> torch.Tensor:
+        counts = not is_idle(batch)
+        self.trained.set_requires_gradient_sync(last)
+        with buffers_kept(self.trained, only_if=not counts), self.settings.autocast():
+            logits_NK = self.trained(batch.images_NCHW)
+        loss = objective(logits_NK, batch.labels_N)
+        # FSDP averages over ranks what is to be summed.
+        scaler.scale(loss * self.team.size).backward()
+        self._ranges.unite(takes_part=counts)
+        return loss.detach()
+
+    def scaler(self) -> torch.amp.GradScaler:
+        return TeamScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
+
+    def gather(self) -> None:
+        self._batch_norms.average()
+        state = {
+            name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            for name, tensor in self.trained.state_dict().items()
+        }
+        self.module.load_state_dict({name: tensor.to(self.settings.device) for name, tensor in state.items()})
+
+
+def _layers_to_wrap(module: nn.Module, options: Parallel) -> list[nn.Module]:
+    """The chosen layers, inner ones first, as `fully_shard` wants them. Raises StageError for an unknown type."""
+    types = {type(layer).__name__ for layer in module.modules()}
+    if unknown := [name for name in options.wrap or () if name not in types]:
+        raise StageError(f"wrap: the network has no layer of type {unknown[0]} (there are: {', '.join(sorted(types))})")
+    chosen = [layer for layer in _inner_layers(module) if _is_chosen(layer, options)]
+    return list(reversed(chosen))
+
+
+def _inner_layers(module: nn.Module) -> Iterator[nn.Module]:
+    return (layer for name, layer in module.named_modules() if name)
+
+
+def _is_chosen(layer: nn.Module, options: Parallel) -> bool:
+    num = sum(parameter.numel() for parameter in layer.parameters())
+    is_large = options.wrap_min_parameters is not None and num >= options.wrap_min_parameters
+    return num > 0 and (is_large or type(layer).__name__ in (options.wrap or ()))

@@ -1,0 +1,30 @@
+"""Gradients of several ranks, brought together in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+if TYPE_CHECKING:
+    from ptpipe_train.parallel_options import Compress
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, compress: Compress) -> None:
+    """Replace each gradient by the sum over the ranks of the group. `compress`: the type they are sent in."""
+    if dist.get_world_size(group) == 1:
+        return
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    if compress != "none":
+        flat = flat.to(_DTYPES[compress])
+    dist.all_reduce(flat, group=group)
+    start = 0
+    for gradient in gradients:
+        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+        start += gradient.numel()

@@ -1,0 +1,224 @@
+"""Chunks of the network, one after the other: the one file that knows `torch.distributed.pipelining`.
+
+Shape legend: N images of a batch, M of a micro-batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from ptpipe import JSON, StageError
+from ptpipe.files import write_atomically
+from ptpipe_torch import Batch
+from ptpipe_torch.team import Team
+from ptpipe_train.evaluation import left_as_it_was
+from ptpipe_train.parallel.buffers import BatchNormAverage, RangeUnion
+from ptpipe_train.parallel.chunks import Cuttable, balanced, find_cuts, measured_costs_s, named_cuts
+from ptpipe_train.parallel.gradients import sum_gradients
+from ptpipe_train.parallel.scaler import TeamScaler
+from ptpipe_train.parallel.share import Share, filled
+from ptpipe_train.parallel.way import Objective, Way
+from ptpipe_train.parallel_options import Parallel
+from ptpipe_train.settings import Settings
+
+_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved_1f1b": ScheduleInterleaved1F1B}
+
+
+class Place(NamedTuple):
+    """What the cutting needs beside the network."""
+
+    images_NCHW: torch.Tensor
+    """A full batch, or more, on the device."""
+    file: Path
+    """Where the cuts are kept."""
+
+
+class Chunks(Way):
+    """Each process holds some chunks of the network and works on one micro-batch while others work on the next.
+
+    With several replicas the gradients of a chunk are summed over its copies at the end of a step. The last batch of
+    an epoch is filled up to the size of the others with samples that count nothing.
+    """
+
+    state_is_shared = False
+
+    def __init__(
+        self, module: nn.Module, settings: Settings, options: Parallel, team: Team, batch_size: int, place: Place
+    ) -> None:
+        super().__init__(module, settings)
+        degrees = options.degrees
+        names = ("replica", "chunk")
+        mesh = init_device_mesh(settings.device.type, (degrees.replicas, degrees.ranks_of_chunks), mesh_dim_names=names)
+        self._copies, self._column = (mesh.get_group(name) for name in names)
+        self.team, self.share = team, Share(mesh.get_local_rank("replica"), degrees.replicas)
+        self._size = batch_size // degrees.replicas
+        self._position = mesh.get_local_rank("chunk")
+        self._compress = options.compress or "none"
+        network = find_cuts(module)
+        images_MCHW = place.images_NCHW[: self._size // options.num_microbatches]
+        self._firsts = _agreed_cuts(network, images_MCHW, options, settings, team, place.file)
+        self._begins = [network.cuts[first - 1].begins for first in self._firsts]
+        pieces = [network.piece(*bounds) for bounds in pairwise([0, *self._firsts, network.num_pieces])]
+        mine = range(self._position, degrees.chunks, degrees.ranks_of_chunks)
+        self._has_first, self._has_last = 0 in mine, degrees.chunks - 1 in mine
+        self.trained = nn.ModuleList([pieces[number] for number in mine])
+        self._losses = _Losses(settings.device)
+        self._schedule = self._make_schedule(pieces, mine, images_MCHW, options)
+        self._ranges = RangeUnion(self.trained, self._copies) if degrees.replicas > 1 else None
+        self._batch_norms = BatchNormAverage(self.trained, self._copies) if degrees.replicas > 1 else None
+
+    def _make_schedule(
+        self, pieces: Sequence[nn.Module], mine: Sequence[int], images_MCHW: torch.Tensor, options: Parallel
+    ) -> Any:
+        ends = [_End(piece, self.settings) for piece in pieces]
+        with left_as_it_was(self.module):
+            values = _values_between(ends, images_MCHW)
+        stages = [
+            PipelineStage(
+                ends[number],
+                number,
+                len(pieces),
+                self.settings.device,
+                input_args=values[number],
+                output_args=values[number + 1],
+                group=self._column,
+            )
+            for number in mine
+        ]
+        make = _SCHEDULES[options.schedule or "1f1b"]
+        of_rank = stages if make is ScheduleInterleaved1F1B else stages[0]
+        return make(of_rank, options.num_microbatches, loss_fn=self._losses, scale_grads=False)
+
+    def forward_backward(
+        self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
+    ) -> torch.Tensor:
+        batch = filled(batch, self._size)
+        self._losses.begin(objective, scaler)
+        inputs = (batch.images_NCHW,) if self._has_first else ()
+        self._schedule.step(*inputs, target=batch.labels_N if self._has_last else None)
+        if self._ranges:
+            self._ranges.unite()
+        if last:
+            sum_gradients(self.trained.parameters(), self._copies, self._compress)
+        return self._losses.total()
+
+    def scaler(self) -> torch.amp.GradScaler:
+        return TeamScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
+
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
+        parameters = list(parameters)
+        squared = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).square()
+        dist.all_reduce(squared, group=self._column)
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, squared.sqrt())
+
+    def gather(self) -> None:
+        """Each rank of the first replica hands out the state of its chunks."""
+        if self._batch_norms:
+            self._batch_norms.average()
+        own = {name: tensor for piece in self.trained for name, tensor in piece.state_dict().items()}
+        content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in own.items()})
+        for rank in range(dist.get_world_size(self._column)):
+            received = _broadcast(content, rank, self.settings.device)
+            if self.team.rank != rank and self._position != rank:
+                self.module.load_state_dict(load(received), strict=False)
+
+    def facts(self) -> dict[str, JSON]:
+        return {"chunks_begin_at": list[JSON](self._begins)}
+
+
+class _End(nn.Module):  # type: ignore[misc]  # torch comes without types
+    """A chunk as it stands between two messages: its own precision and layout inside, plain rows outside."""
+
+    def __init__(self, piece: nn.Module, settings: Settings) -> None:
+        super().__init__()
+        self.piece, self.settings = piece, settings
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the chunk."""
+        if self.settings.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with self.settings.autocast():
+            return self.piece(x).contiguous()
+
+
+class _Losses:
+    """The loss of each micro-batch, which the schedule asks for on the rank of the last chunk."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._parts: list[torch.Tensor] = []
+
+    def begin(self, objective: Objective, scaler: torch.amp.GradScaler) -> None:
+        self._objective, self._scaler = objective, scaler
+        self._parts = []
+
+    def __call__(self, logits_MK: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
+        loss = self._objective(logits_MK, labels_M)
+        self._parts.append(loss.detach())
+        scaled: torch.Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def total(self) -> torch.Tensor:
+        return sum(self._parts, start=torch.zeros((), device=self._device))
+
+
+def _values_between(ends: Sequence[nn.Module], images_MCHW: torch.Tensor) -> list[torch.Tensor]:
+    """Examples of what goes into each chunk, and of what comes out of the last."""
+    values = [images_MCHW]
+    with torch.no_grad():
+        for end in ends:
+            values.append(end(values[-1]))
+    return [images_MCHW, *(torch.empty_like(value).requires_grad_() for value in values[1:])]
+
+
+def _agreed_cuts(
+    network: Cuttable, images_MCHW: torch.Tensor, options: Parallel, settings: Settings, team: Team, file: Path
+) -> list[int]:
+    """Where chunks begin, the same on all ranks and again after a restart. Costs are measured by rank 0."""
+    if network.num_pieces < options.num_chunks:
+        raise StageError(
+            f"the network can be cut into {network.num_pieces} pieces at most, not into {options.num_chunks} chunks"
+        )
+    if options.split_at is not None:
+        return named_cuts(network, options.split_at)
+    firsts = [0] * (options.num_chunks - 1)
+    if team.rank == 0:
+        with suppress(OSError, ValueError):
+            firsts = json.loads(file.read_text(encoding="utf-8"))
+        if not _fits(firsts, network, options):
+            with torch.random.fork_rng(), settings.autocast():
+                firsts = balanced(measured_costs_s(network, images_MCHW, settings.device), options.num_chunks)
+            write_atomically(file, json.dumps(firsts).encode())
+    return [round(first) for first in team.sum(firsts)]
+
+
+def _fits(firsts: Any, network: Cuttable, options: Parallel) -> bool:
+    return (
+        isinstance(firsts, list)
+        and len(firsts) == options.num_chunks - 1
+        and all(isinstance(first, int) and 0 < first < network.num_pieces for first in firsts)
+        and firsts == sorted(set(firsts))
+    )
+
+
+def _broadcast(content: bytes, source: int, device: torch.device) -> bytes:
+    """What that rank of the world has, on every rank."""
+    length = torch.tensor([len(content)], dtype=torch.int64, device=device)
+    dist.broadcast(length, source)
+    data = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+    if dist.get_rank() != source:
+        data = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    dist.broadcast(data, source)
+    return bytes(data.cpu().numpy().tobytes())

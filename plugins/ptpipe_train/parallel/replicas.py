@@ -1,0 +1,100 @@
+"""Copies of the network: one alone, torch's DataParallel, and DistributedDataParallel."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from ptpipe import Context
+from ptpipe_torch import Batch
+from ptpipe_torch.team import Team
+from ptpipe_train.parallel.buffers import BatchNormAverage, RangeUnion, buffers_kept
+from ptpipe_train.parallel.share import Share, is_idle
+from ptpipe_train.parallel.way import Objective, Way
+from ptpipe_train.parallel_options import Parallel
+from ptpipe_train.settings import Settings
+
+
+class Alone(Way):
+    """One process, on one device or on several through `wrapped`."""
+
+    def __init__(self, module: nn.Module, settings: Settings, wrapped: nn.Module | None = None) -> None:
+        super().__init__(module, settings)
+        self.wrapped = module if wrapped is None else wrapped
+
+    def forward_backward(
+        self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
+    ) -> torch.Tensor:
+        with self.settings.autocast():
+            logits_NK = self.wrapped(batch.images_NCHW)
+        loss = objective(logits_NK, batch.labels_N)
+        scaler.scale(loss).backward()
+        return loss.detach()
+
+
+def data_parallel(module: nn.Module, settings: Settings, options: Parallel, ctx: Context) -> Alone:
+    """Torch's DataParallel over the CUDA devices; with fewer than two, one process on one device."""
+    available = torch.cuda.device_count() if settings.device.type == "cuda" else 0
+    devices = list(options.device_ids or range(available))
+    if len(devices) < 2:
+        ctx.notice(f"parallel mode dp: {available} CUDA devices here; one replica does all the work")
+        return Alone(module, settings)
+    return Alone(module, settings, nn.DataParallel(module, devices))
+
+
+class Replicas(Way):
+    """A copy of the network in each process, with its share of each batch: DistributedDataParallel.
+
+    Ranges that fake quantization sees are united after each batch, so that all ranks have those of the whole batch.
+    Batch norm normalizes by a rank's own share; its running statistics are averaged over ranks after each epoch.
+    """
+
+    def __init__(self, module: nn.Module, settings: Settings, options: Parallel, team: Team) -> None:
+        super().__init__(module, settings)
+        self.team, self.share = team, Share(team.rank, team.size)
+        if options.sync_bn:
+            module = self.module = self.trained = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        self._ranges, self._batch_norms = RangeUnion(module), BatchNormAverage(module)
+        self._wrapped = _distributed(module, settings, options)
+
+    def forward_backward(
+        self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
+    ) -> torch.Tensor:
+        counts = not is_idle(batch)
+        with self._synchronized(last):
+            with buffers_kept(self.module, only_if=not counts), self.settings.autocast():
+                logits_NK = self._wrapped(batch.images_NCHW)
+            loss = objective(logits_NK, batch.labels_N)
+            # DistributedDataParallel averages over ranks what is to be summed.
+            scaler.scale(loss * self.team.size).backward()
+        self._ranges.unite(takes_part=counts)
+        return loss.detach()
+
+    def _synchronized(self, last: bool) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = nullcontext() if last else self._wrapped.no_sync()
+        return context
+
+    def gather(self) -> None:
+        self._batch_norms.average()
+
+
+def _distributed(module: nn.Module, settings: Settings, options: Parallel) -> nn.Module:
+    wrapped = nn.parallel.DistributedDataParallel(
+        module,
+        device_ids=[settings.device.index] if settings.device.type == "cuda" else None,
+        broadcast_buffers=False,
+        init_sync=False,  # every rank read the same model
+        bucket_cap_mb=options.bucket_cap_mb,
+        gradient_as_bucket_view=options.gradient_as_bucket_view is not False,
+        static_graph=bool(options.static_graph),
+        find_unused_parameters=bool(options.find_unused),
+    )
+    if options.compress and options.compress != "none":
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+        wrapped.register_comm_hook(None, hooks[options.compress])
+    return wrapped
