@@ -55,10 +55,10 @@ def test_linear_layers_multiply_integers(
     model = dynamic_model(name, backend, per_channel=per_channel)
     file = run_export(model)
     assert file.format == "onnx int8 dynamic"
-    assert file.parity["top1_agreement"] >= 0.97
+    assert file.parity["top1_agreement"] >= 0.98
     assert "max_logit_difference_steps" not in file.parity
     if backend == "qnnpack":  # 8 bits of the input in both: what differs are ties
-        assert file.parity["rms_logit_difference"] < 0.5 * file.parity["rms_quantization_error"]
+        assert file.parity["rms_logit_difference"] < 0.3 * file.parity["rms_quantization_error"]
 
     expected = torch_ao.dynamic_weights(model.build())
     arrays = arrays_of(file)
