@@ -12,6 +12,7 @@ from ptpipe.events import Event, LogLine
 from ptpipe.store import Store
 from ptpipe.worker import Call
 from ptpipe_elastic.said import followed
+from ptpipe_elastic.started import log_file
 from ptpipe_elastic.torch_elastic import WorkerFailure, WorkersFailed, run_workers
 
 
@@ -49,6 +50,7 @@ def _message(failure: WorkerFailure) -> str:
 
 def _log_output(call: Call, folder: Path, tell: Callable[[Event], None]) -> None:
     """Bring what the workers printed into the run's log, with their rank."""
-    for path in sorted(folder.glob("*/attempt_*/*/std*.log")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            tell(LogLine(call.stage_id, f"[rank {path.parent.name}] {line}"))
+    for rank in range(call.workers):
+        file = log_file(folder, rank)
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+            tell(LogLine(call.stage_id, f"[rank {rank}] {line}"))

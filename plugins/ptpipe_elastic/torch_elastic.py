@@ -13,15 +13,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ptpipe.errors import Terminated
+from ptpipe_elastic.started import log_file
 
 _SHUTDOWN_S = 5
 """Between SIGTERM and SIGKILL, for workers that were told to end."""
 _LAST_LINES = 20
+_STARTED = "ptpipe_elastic.started"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class WorkerFailure:
     is_consequence: bool
     """Whether it failed because another one did."""
     last_lines: tuple[str, ...]
-    """Of its stderr."""
+    """Of what it printed."""
 
 
 class WorkersFailed(Exception):  # noqa: N818  # says what happened
@@ -53,7 +55,7 @@ def run_workers(module: str, arguments: Sequence[str], num_workers: int, log_fol
 
     Each has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; the port
     is a free one. When one fails the others are ended. Raises WorkersFailed; KeyboardInterrupt and Terminated as the
-    signals say, with all workers ended.
+    signals say, with all workers ended. What they print is in `log_folder`, a file a rank.
     """
     log_folder.mkdir(parents=True, exist_ok=True)
     config = LaunchConfig(
@@ -66,12 +68,12 @@ def run_workers(module: str, arguments: Sequence[str], num_workers: int, log_fol
         local_addr="localhost",
         max_restarts=0,
         monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(log_folder), redirects=Std.ALL),
+        logs_specs=DefaultLogsSpecs(log_dir=str(log_folder)),
         **_known({"shutdown_timeout": _SHUTDOWN_S}),
     )
-    with _signals_put_back(), _quiet_log():
+    with _signals_put_back(), _quiet():
         try:
-            elastic_launch(config, sys.executable)("-m", module, *arguments)
+            elastic_launch(config, sys.executable)("-m", _STARTED, str(log_folder.absolute()), module, *arguments)
         except SignalException as error:
             raise (Terminated if error.sigval == signal.SIGTERM else KeyboardInterrupt) from None
         except ChildFailedError as error:
@@ -98,13 +100,13 @@ def _failure(rank: int, failure: Any, log_folder: Path) -> WorkerFailure:
         message=str(said.get("message", "")),
         is_stage_error=bool(said.get("is_stage_error")),
         is_consequence=bool(said.get("is_consequence")),
-        last_lines=_last_lines(log_folder, failure.local_rank),
+        last_lines=_last_lines(log_file(log_folder, rank)),
     )
 
 
-def _last_lines(log_folder: Path, local_rank: int) -> tuple[str, ...]:
-    logs = sorted(log_folder.glob(f"*/attempt_*/{local_rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
-    return tuple(logs[-1].read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]) if logs else ()
+def _last_lines(file: Path) -> tuple[str, ...]:
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+    return tuple(lines[-_LAST_LINES:])
 
 
 @contextmanager
@@ -125,10 +127,10 @@ def _signals_put_back() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_log() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """The agent logs what is said better by the error."""
     logger = logging.getLogger("torch.distributed.elastic")
-    before, logger.disabled = logger.level, False
+    before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
         yield

@@ -1,17 +1,14 @@
-"""One worker of a stage: a process that torch elastic starts as `python -m ptpipe_elastic.worker FOLDER`.
+"""One worker of a stage: a process that torch elastic starts, with the call's folder as its argument.
 
-The folder is the call's: `call.json` says what to do, `said.jsonl` takes what is said, `outputs/` what rank 0 makes.
+`call.json` in that folder says what to do, `said.jsonl` takes what is said, `outputs/` what rank 0 makes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -28,16 +25,12 @@ from ptpipe_elastic.said import write_event
 from ptpipe_torch.runtime import num_cpus
 from ptpipe_torch.team import TeamError
 
-_PARENT_CHECK_S = 0.5
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # A worker that lost another one waits this long before it ends, so that the one that failed first is seen first.
 _YIELD_S = 3.0
 
 
 def main(folder: Path) -> NoReturn:
     """Do this worker's part and leave with exit code 0, or 1 where it failed."""
-    _end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, which then ends its workers
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cpus() // int(os.environ["LOCAL_WORLD_SIZE"]))))
     try:
         _work(folder, int(os.environ["RANK"]))
@@ -85,20 +78,6 @@ def _write_error(error: BaseException) -> None:
         "is_stage_error": isinstance(error, StageError),
     }
     Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(content), encoding="utf-8")
-
-
-def _end_with_parent() -> None:
-    """Never outlive the run: it may be killed, and started again at once on the same scratch folder."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_CHECK_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _leave(code: int) -> NoReturn:

@@ -23,6 +23,7 @@ from ptpipe_quant.torch_ao import (
     QConfig,
     greatest_level,
 )
+from ptpipe_torch.training import Unite
 
 Range: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
@@ -73,6 +74,8 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
     def __init__(self, freeze_at: float = 1.0, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.freeze_at = freeze_at
+        self.unite_ranges: Unite | None = None
+        """See `ptpipe_torch.RangeHolder`."""
         self._before: Range | None = None
         self._seen: Range | None = None
 
@@ -80,28 +83,9 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
         """See `ptpipe_torch.TrainingListener`."""
         self.observer_enabled.fill_(share_done < self.freeze_at)
 
-    @property
-    def watches_ranges(self) -> bool:
-        """See `ptpipe_torch.RangeHolder`."""
-        return bool(self.training and self.observer_enabled.item())
-
-    def ranges(self) -> Range:
-        """See `ptpipe_torch.RangeHolder`."""
-        return self.activation_post_process.min_val, self.activation_post_process.max_val
-
-    def set_ranges(self, low: torch.Tensor, high: torch.Tensor) -> None:
-        """See `ptpipe_torch.RangeHolder`."""
-        observer = self.activation_post_process
-        observer.min_val.copy_(low)
-        observer.max_val.copy_(high)
-        if self.has_range():
-            scale, zero_point = observer.calculate_qparams()
-            self.scale.copy_(scale)
-            self.zero_point.copy_(zero_point)
-
     def forward(self, x: torch.Tensor, first: bool | None = None) -> torch.Tensor:
         """Fake-quantize `x`. `first`: of several calls in one forward pass, whether it is the first; None: the only."""
-        if x.device.type != "cpu" and first is None:
+        if x.device.type != "cpu" and first is None and self.unite_ranges is None:
             return self._forward_in_one_kernel(x)
         if self.training and self.observer_enabled.item():
             self._watch(x.detach(), first is not False)
@@ -121,6 +105,8 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
     def _watch(self, x: torch.Tensor, first: bool) -> None:
         observer = self.activation_post_process
         low, high = (extreme.to(observer.min_val.dtype) for extreme in torch.aminmax(x))
+        if self.unite_ranges:
+            low, high = self.unite_ranges(low, high)
         if first or self._before is None or self._seen is None:
             self._before = observer.min_val.clone(), observer.max_val.clone()
         else:
@@ -130,7 +116,11 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
         if before_low <= before_high:
             low = before_low + observer.averaging_constant * (low - before_low)
             high = before_high + observer.averaging_constant * (high - before_high)
-        self.set_ranges(low, high)
+        observer.min_val.copy_(low)
+        observer.max_val.copy_(high)
+        scale, zero_point = observer.calculate_qparams()
+        self.scale.copy_(scale)
+        self.zero_point.copy_(zero_point)
 
     def _forward_in_one_kernel(self, x: torch.Tensor) -> torch.Tensor:
         # Reading a number back would make an accelerator wait: there torch's fused operator is the quicker one.

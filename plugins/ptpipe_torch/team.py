@@ -38,7 +38,7 @@ class Team:
         import torch
         import torch.distributed as dist
 
-        total = torch.tensor(values, dtype=torch.float64, device=_device())
+        total = torch.tensor(values, dtype=torch.float64, device=group_device())
         dist.all_reduce(total)
         result: list[float] = total.tolist()
         return result
@@ -50,15 +50,16 @@ class Team:
         import torch
         import torch.distributed as dist
 
-        mine = torch.tensor(values, dtype=torch.float64, device=_device())
+        mine = torch.tensor(values, dtype=torch.float64, device=group_device())
         table = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(table, mine)
         result: list[list[float]] = [row.tolist() for row in table]
         return result
 
-    def barrier(self) -> None:
-        """Wait for all."""
-        self.sum([0.0])
+    def agrees_on(self, digest: bytes) -> bool:
+        """Whether all ranks have the same digest of something."""
+        parts = [float(byte) for byte in digest]
+        return all(other == parts for other in self.gather(parts))
 
     def share(self, num: int) -> slice:
         """Cut out one rank's part of that many things: every one belongs to exactly one rank."""
@@ -83,6 +84,7 @@ def joined_team(ctx: Context, comm: Comm = "auto", timeout_s: float = 300.0) -> 
 
     if int(os.environ.get("WORLD_SIZE", "1")) != ctx.num_workers:
         raise StageError(f"{ctx.kind} wants {ctx.num_workers} workers, and this process is not one of so many")
+    _take_own_device()
     backend = choose_comm(comm)
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), rank=ctx.rank, world_size=ctx.num_workers)
     # Groups of their own: after a failure in the middle of an operation the main one is of no use.
@@ -97,6 +99,14 @@ def joined_team(ctx: Context, comm: Comm = "auto", timeout_s: float = 300.0) -> 
     finally:
         with suppress(RuntimeError):
             dist.destroy_process_group()
+
+
+def _take_own_device() -> None:
+    """Of several CUDA devices, each process of a machine takes its own."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 def choose_comm(comm: Comm) -> str:
@@ -128,10 +138,10 @@ def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float
     return f"worker {rank} could not go on: {str(error).splitlines()[0]}"
 
 
-def _device() -> Any:
-    """Where tensors for the default group must be."""
+def group_device(group: Any = None) -> Any:
+    """Where tensors for that process group (the default one) must be."""
     import torch
     import torch.distributed as dist
 
-    on_cuda = dist.get_backend() == "nccl"
+    on_cuda = dist.get_backend(group) == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")

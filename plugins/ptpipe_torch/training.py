@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -21,22 +22,16 @@ class TrainingListener(Protocol):
         ...
 
 
+Unite: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]"
+
+
 @runtime_checkable
 class RangeHolder(Protocol):
     """A module that watches the range of what goes through it (an observer, fake quantization).
 
-    Whoever trains or calibrates with several processes unites what each saw of a batch, after each batch.
+    Where several processes share a batch, whoever trains them sets `unite_ranges`. The module must then call it with
+    the least and the greatest value that it saw of each batch (float32, shape ()), once a forward pass in which it
+    watches, and use what it gets in their place: those of all processes.
     """
 
-    @property
-    def watches_ranges(self) -> bool:
-        """Whether the last forward pass changed the range; the same on every rank."""
-        ...
-
-    def ranges(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least and the greatest value, float32, of one shape; inf and -inf where nothing was seen."""
-        ...
-
-    def set_ranges(self, low: torch.Tensor, high: torch.Tensor) -> None:
-        """Replace them."""
-        ...
+    unite_ranges: Unite | None

@@ -59,7 +59,24 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             training = _set_up(config, ctx, model, way, data, batch_size)
             training.run()
             training.report()
-            return model.with_state_of(way.module)
+            trained = model.with_state_of(way.module)
+            _refuse_disagreement(team, trained)
+            return trained
+
+
+def _refuse_disagreement(team: Team, model: Model) -> None:
+    """Every worker must end with the same network: what is delivered is that of rank 0."""
+    if team.size == 1:
+        return
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    if not team.agrees_on(digest.digest()):
+        raise StageError(
+            "the workers ended with different networks: something in the network or in its data differs from worker to "
+            "worker (a random number drawn without torch? a parameter that not all use?)"
+        )
 
 
 def _settings(config: TrainConfig, ctx: Context, model: Model) -> Settings:

@@ -8,48 +8,40 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import nn
 
 from ptpipe_torch import RangeHolder
+from ptpipe_torch.team import group_device
 
 
 class RangeUnion:
-    """The ranges seen by observers and fake quantization, united over the ranks of a group.
+    """Lets observers and fake quantization see the range of the whole batch, over the ranks of a group.
 
-    A moving average takes a batch's extreme m as x + c (m - x), with the same x and c on every rank: the least of
-    these over ranks is that of the least m. So the state is the very one that the whole batch gives in one process.
+    So they have the very state that the whole batch gives in one process, and every rank rounds to the same grid.
     """
 
     def __init__(self, module: nn.Module, group: Any = None) -> None:
-        self._holders = [layer for layer in module.modules() if isinstance(layer, RangeHolder)]
         self._group = group
+        self.takes_part = True
+        """False for a rank that has no sample of the batch."""
+        for layer in module.modules():
+            if isinstance(layer, RangeHolder):
+                layer.unite_ranges = self._unite
 
-    def unite(self, *, takes_part: bool = True) -> None:
-        """Unite what was seen since the last time. Every rank must call it after each batch.
-
-        `takes_part`: False for a rank that saw no sample of the batch.
-        """
-        holders = [holder for holder in self._holders if holder.watches_ranges]
-        if not holders:
-            return
-        ranges = [holder.ranges() for holder in holders]
-        flat = torch.cat([part for low, high in ranges for part in (low.reshape(-1), -high.reshape(-1))])
-        if not takes_part:
-            flat.fill_(torch.inf)
-        dist.all_reduce(flat, dist.ReduceOp.MIN, group=self._group)
-        start = 0
-        for holder, (low, high) in zip(holders, ranges, strict=True):
-            num = low.numel()
-            holder.set_ranges(
-                flat[start : start + num].view_as(low), -flat[start + num : start + 2 * num].view_as(high)
-            )
-            start += 2 * num
+    def _unite(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        both = torch.stack([low, -high])
+        if not self.takes_part:
+            both.fill_(torch.inf)
+        dist.all_reduce(both, dist.ReduceOp.MIN, group=self._group)
+        return both[0], -both[1]
 
 
-class BatchNormAverage:
-    """The running statistics of batch norms, averaged over the ranks of a group."""
+class SharedBuffers:
+    """The buffers of copies of a network: statistics of batch norms are averaged, all others are those of rank 0."""
 
     def __init__(self, module: nn.Module, group: Any = None) -> None:
+        self._module = module
         layers = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
         self._statistics = [
             statistic
@@ -59,10 +51,20 @@ class BatchNormAverage:
         ]
         self._group = group
 
-    def average(self) -> None:
-        """Average them. Every rank must call it."""
-        if not self._statistics:
+    def unite(self) -> None:
+        """Make them the same. Every rank must call it."""
+        if self._statistics:
+            self._average()
+        # Not their state dict, in which a float may be no tensor; not their values alone, for ranges change shape.
+        buffers = {name: buffer.contiguous() for name, buffer in self._module.named_buffers()}
+        if not buffers:
             return
+        first = load(broadcast_bytes(save(buffers), dist.get_process_group_ranks(self._group)[0], self._group))
+        with torch.no_grad():
+            for name, buffer in self._module.named_buffers():
+                buffer.resize_(first[name].shape).copy_(first[name])
+
+    def _average(self) -> None:
         flat = torch.cat([statistic.reshape(-1) for statistic in self._statistics])
         dist.all_reduce(flat, group=self._group)
         flat /= dist.get_world_size(self._group)
@@ -70,6 +72,18 @@ class BatchNormAverage:
         for statistic in self._statistics:
             statistic.copy_(flat[start : start + statistic.numel()].view_as(statistic))
             start += statistic.numel()
+
+
+def broadcast_bytes(content: bytes, source: int, group: Any = None) -> bytes:
+    """Give every rank of the group what the one of that global rank has."""
+    device = group_device(group)
+    length = torch.tensor([len(content)], dtype=torch.int64, device=device)
+    dist.broadcast(length, source, group=group)
+    data = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+    if dist.get_rank() != source:
+        data = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    dist.broadcast(data, source, group=group)
+    return bytes(data.cpu().numpy().tobytes())
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from ptpipe import StageError
 from ptpipe_torch import Batch
 from ptpipe_torch.team import Team
-from ptpipe_train.parallel.buffers import BatchNormAverage, RangeUnion, buffers_kept
+from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers, buffers_kept
 from ptpipe_train.parallel.scaler import TeamScaler
 from ptpipe_train.parallel.share import Share, is_idle
 from ptpipe_train.parallel.way import Objective, Way
@@ -47,26 +47,25 @@ class Shards(Way):
                 reshard_after_forward=options.reshard_after_forward is not False,
                 offload_policy=offload,
             )
-        self._ranges, self._batch_norms = RangeUnion(module), BatchNormAverage(module)
+        self._ranges, self._buffers = RangeUnion(module), SharedBuffers(module)
 
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
     ) -> torch.Tensor:
-        counts = not is_idle(batch)
+        self._ranges.takes_part = counts = not is_idle(batch)
         self.trained.set_requires_gradient_sync(last)
         with buffers_kept(self.trained, only_if=not counts), self.settings.autocast():
             logits_NK = self.trained(batch.images_NCHW)
         loss = objective(logits_NK, batch.labels_N)
         # FSDP averages over ranks what is to be summed.
         scaler.scale(loss * self.team.size).backward()
-        self._ranges.unite(takes_part=counts)
         return loss.detach()
 
     def scaler(self) -> torch.amp.GradScaler:
         return TeamScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
 
     def gather(self) -> None:
-        self._batch_norms.average()
+        self._buffers.unite()
         state = {
             name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             for name, tensor in self.trained.state_dict().items()

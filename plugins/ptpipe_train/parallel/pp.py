@@ -24,7 +24,7 @@ from ptpipe.files import write_atomically
 from ptpipe_torch import Batch
 from ptpipe_torch.team import Team
 from ptpipe_train.evaluation import left_as_it_was
-from ptpipe_train.parallel.buffers import BatchNormAverage, RangeUnion
+from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers, broadcast_bytes
 from ptpipe_train.parallel.chunks import Cuttable, balanced, find_cuts, measured_costs_s, named_cuts
 from ptpipe_train.parallel.gradients import sum_gradients
 from ptpipe_train.parallel.scaler import TeamScaler
@@ -76,8 +76,10 @@ class Chunks(Way):
         self.trained = nn.ModuleList([pieces[number] for number in mine])
         self._losses = _Losses(settings.device)
         self._schedule = self._make_schedule(pieces, mine, images_MCHW, options)
-        self._ranges = RangeUnion(self.trained, self._copies) if degrees.replicas > 1 else None
-        self._batch_norms = BatchNormAverage(self.trained, self._copies) if degrees.replicas > 1 else None
+        self._buffers: SharedBuffers | None = None
+        if degrees.replicas > 1:
+            RangeUnion(self.trained, self._copies)
+            self._buffers = SharedBuffers(self.trained, self._copies)
 
     def _make_schedule(
         self, pieces: Sequence[nn.Module], mine: Sequence[int], images_MCHW: torch.Tensor, options: Parallel
@@ -108,8 +110,6 @@ class Chunks(Way):
         self._losses.begin(objective, scaler)
         inputs = (batch.images_NCHW,) if self._has_first else ()
         self._schedule.step(*inputs, target=batch.labels_N if self._has_last else None)
-        if self._ranges:
-            self._ranges.unite()
         if last:
             sum_gradients(self.trained.parameters(), self._copies, self._compress)
         return self._losses.total()
@@ -125,12 +125,12 @@ class Chunks(Way):
 
     def gather(self) -> None:
         """Each rank of the first replica hands out the state of its chunks."""
-        if self._batch_norms:
-            self._batch_norms.average()
+        if self._buffers:
+            self._buffers.unite()
         own = {name: tensor for piece in self.trained for name, tensor in piece.state_dict().items()}
         content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in own.items()})
         for rank in range(dist.get_world_size(self._column)):
-            received = _broadcast(content, rank, self.settings.device)
+            received = broadcast_bytes(content, rank)
             if self.team.rank != rank and self._position != rank:
                 self.module.load_state_dict(load(received), strict=False)
 
@@ -211,14 +211,3 @@ def _fits(firsts: Any, network: Cuttable, options: Parallel) -> bool:
         and all(isinstance(first, int) and 0 < first < network.num_pieces for first in firsts)
         and firsts == sorted(set(firsts))
     )
-
-
-def _broadcast(content: bytes, source: int, device: torch.device) -> bytes:
-    """What that rank of the world has, on every rank."""
-    length = torch.tensor([len(content)], dtype=torch.int64, device=device)
-    dist.broadcast(length, source)
-    data = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
-    if dist.get_rank() != source:
-        data = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
-    dist.broadcast(data, source)
-    return bytes(data.cpu().numpy().tobytes())

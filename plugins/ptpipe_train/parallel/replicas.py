@@ -11,7 +11,8 @@ from torch import nn
 from ptpipe import Context
 from ptpipe_torch import Batch
 from ptpipe_torch.team import Team
-from ptpipe_train.parallel.buffers import BatchNormAverage, RangeUnion, buffers_kept
+from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers, buffers_kept
+from ptpipe_train.parallel.gradients import average_compressed
 from ptpipe_train.parallel.share import Share, is_idle
 from ptpipe_train.parallel.way import Objective, Way
 from ptpipe_train.parallel_options import Parallel
@@ -57,20 +58,19 @@ class Replicas(Way):
         self.team, self.share = team, Share(team.rank, team.size)
         if options.sync_bn:
             module = self.module = self.trained = nn.SyncBatchNorm.convert_sync_batchnorm(module)
-        self._ranges, self._batch_norms = RangeUnion(module), BatchNormAverage(module)
+        self._ranges, self._buffers = RangeUnion(module), SharedBuffers(module)
         self._wrapped = _distributed(module, settings, options)
 
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
     ) -> torch.Tensor:
-        counts = not is_idle(batch)
+        self._ranges.takes_part = counts = not is_idle(batch)
         with self._synchronized(last):
             with buffers_kept(self.module, only_if=not counts), self.settings.autocast():
                 logits_NK = self._wrapped(batch.images_NCHW)
             loss = objective(logits_NK, batch.labels_N)
             # DistributedDataParallel averages over ranks what is to be summed.
             scaler.scale(loss * self.team.size).backward()
-        self._ranges.unite(takes_part=counts)
         return loss.detach()
 
     def _synchronized(self, last: bool) -> AbstractContextManager[Any]:
@@ -78,7 +78,7 @@ class Replicas(Way):
         return context
 
     def gather(self) -> None:
-        self._batch_norms.average()
+        self._buffers.unite()
 
 
 def _distributed(module: nn.Module, settings: Settings, options: Parallel) -> nn.Module:
@@ -93,8 +93,6 @@ def _distributed(module: nn.Module, settings: Settings, options: Parallel) -> nn
         find_unused_parameters=bool(options.find_unused),
     )
     if options.compress and options.compress != "none":
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-        wrapped.register_comm_hook(None, hooks[options.compress])
+        # torch compares a hook's annotations with its own types, and ours are text until somebody asks.
+        wrapped.register_comm_hook(options.compress, lambda compress, bucket: average_compressed(compress, bucket))
     return wrapped

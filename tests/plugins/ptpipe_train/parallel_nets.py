@@ -1,0 +1,74 @@
+"""A network without batch norm, as a plugin: what one process and several must train alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ptpipe import Context, Stage, StageConfig, hookimpl, stage
+from ptpipe_torch import Data, Model, Part, Recipe, builder
+
+
+@builder
+def plain_net(*, num_classes: int, shape_CHW: tuple[int, int, int], norm: bool) -> nn.Module:
+    channels, height, width = shape_CHW
+    layers: dict[str, nn.Module] = {"conv1": nn.Conv2d(channels, 16, 3, padding=1)}
+    if norm:
+        layers["norm"] = nn.BatchNorm2d(16)
+    layers |= {
+        "relu1": nn.ReLU(inplace=True),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": nn.Conv2d(16, 16, 3, padding=1),
+        "relu2": nn.ReLU(),
+        "pool2": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "fc1": nn.Linear(16 * (height // 4) * (width // 4), 32),
+        "relu3": nn.ReLU(),
+        "fc2": nn.Linear(32, num_classes),
+    }
+    network = nn.Sequential()
+    for name, layer in layers.items():
+        network.add_module(name, layer)
+    return network
+
+
+class Branching(nn.Module):  # type: ignore[misc]  # torch comes without types
+    """Its way depends on values: it can't be traced."""
+
+    def __init__(self, num_inputs: int, num_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(num_inputs, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        return self.fc(x if x.sum() > 0 else -x)
+
+
+@builder
+def branching_net(*, num_classes: int, shape_CHW: tuple[int, int, int]) -> nn.Module:
+    channels, height, width = shape_CHW
+    return Branching(channels * height * width, num_classes)
+
+
+class PlainConfig(StageConfig):
+    norm: bool = False
+    branching: bool = False
+
+
+@stage("model.plain")
+def plain(config: PlainConfig, ctx: Context, data: Data) -> Model:
+    """Make the network."""
+    arguments: dict[str, Any] = {"num_classes": data.facts.num_classes, "shape_CHW": data.facts.shape_CHW}
+    part = (
+        Part.of(branching_net, **arguments) if config.branching else Part.of(plain_net, norm=config.norm, **arguments)
+    )
+    torch.manual_seed(ctx.seed)
+    module = part.resolve("builder")(**part.arguments)
+    return Model.capture(Recipe(part, data.facts.shape_CHW, data.facts.num_classes), module)
+
+
+@hookimpl
+def ptpipe_stages() -> list[Stage[..., Any]]:
+    return [plain]

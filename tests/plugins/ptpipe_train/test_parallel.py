@@ -1,0 +1,190 @@
+"""Every way of training in parallel ends where one process does. Real processes, real process groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+import ptpipe
+from ptpipe.api import RunResult
+from ptpipe_torch import Model
+
+pytestmark = pytest.mark.slow
+
+PLUGIN = Path(__file__).parent / "parallel_nets.py"
+MANIFEST = """
+version: 1
+name: proof
+seed: 7
+plugins: [{plugin}]
+stages:
+  data: {{uses: data.synthetic, with: {{num_train: 581, val_size: 101, num_test: 16, image_size: 12}}}}
+  net: {{uses: model.plain}}
+  train: {{uses: train.supervised, with: {{epochs: 4, batch_size: 92, lr: 0.05, memory_format: contiguous, num_threads: 1}}}}
+"""
+Train: TypeAlias = Callable[..., RunResult]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("proofs")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Train:
+    """Train with these options; what another test has trained is taken from the store."""
+    manifest = folder / "proof.yaml"
+    manifest.write_text(MANIFEST.format(plugin=PLUGIN), encoding="utf-8")
+
+    def run(net: dict[str, Any] | None = None, data: dict[str, Any] | None = None, **options: Any) -> RunResult:
+        overrides = {f"train.{name}": value for name, value in options.items()} | (data or {})
+        overrides |= {f"net.{name}": value for name, value in (net or {}).items()}
+        return ptpipe.run(manifest, overrides, artifacts=folder / "artifacts")
+
+    return run
+
+
+def model_of(result: RunResult) -> Model:
+    assert result.exit_code == 0, result.stages["train"].message
+    model = result.artifact("train")
+    assert isinstance(model, Model)
+    return model
+
+
+def greatest_difference(one: Model, other: Model) -> float:
+    """Of all parameters, relative to the greatest value of each."""
+    assert one.tensors.keys() == other.tensors.keys()
+    return max(
+        ((one.tensors[name] - other.tensors[name]).abs().max() / one.tensors[name].abs().max()).item()
+        for name in one.tensors
+    )
+
+
+WAYS = {
+    "ddp": {"mode": "ddp", "workers": 2},
+    "ddp, three workers": {"mode": "ddp", "workers": 3},
+    "fsdp": {"mode": "fsdp", "workers": 2},
+    "fsdp, wrapped": {"mode": "fsdp", "workers": 2, "wrap": ["Linear"], "wrap_min_parameters": 1000},
+    "gpipe": {"mode": "pp", "schedule": "gpipe"},
+    "1f1b": {"mode": "pp"},
+    "gpipe, 4 chunks": {"mode": "pp", "schedule": "gpipe", "chunks": 4, "microbatches": 4},
+    "1f1b, 4 chunks": {"mode": "pp", "chunks": 4, "microbatches": 4},
+    "interleaved": {"mode": "pp", "schedule": "interleaved_1f1b", "chunks": 4, "microbatches": 4},
+    "ddp+pp": {"mode": "ddp+pp", "workers": 4, "microbatches": 2},
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_it_ends_where_one_process_does(run: Train, name: str) -> None:
+    single = run()
+    parallel = run(parallel=WAYS[name])
+    assert single.stages["train"].metrics["num_steps"] == 24 == parallel.stages["train"].metrics["num_steps"]
+    assert greatest_difference(model_of(single), model_of(parallel)) < 1e-5
+    for figure in ("val_loss", "train_loss"):
+        assert parallel.stages["train"].metrics[figure] == pytest.approx(
+            single.stages["train"].metrics[figure], rel=1e-5
+        )
+    assert parallel.stages["train"].metrics["val_top1"] == single.stages["train"].metrics["val_top1"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_grad_norm": 0.1},
+        {"accumulate": 2, "batch_size": 48},
+        {"optimizer": "adamw", "lr": 0.002, "label_smoothing": 0.1},
+        {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "min_delta": 0.9}},
+    ],
+    ids=["clipped", "accumulated", "adamw", "stopped early"],
+)
+@pytest.mark.parametrize("name", ["ddp", "fsdp, wrapped", "1f1b", "ddp+pp"])
+def test_with_other_options_too(run: Train, name: str, options: dict[str, Any]) -> None:
+    single, parallel = run(**options), run(parallel=WAYS[name], **options)
+    assert greatest_difference(model_of(single), model_of(parallel)) < 1e-5
+    assert single.stages["train"].metrics["epochs_done"] == parallel.stages["train"].metrics["epochs_done"]
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("single", 1e-6), ("ddp", 1e-5)])
+def test_accumulated_batches_are_one_batch(run: Train, name: str, tolerance: float) -> None:
+    way = WAYS.get(name, {})
+    whole, parts = run(parallel=way, batch_size=64), run(parallel=way, batch_size=16, accumulate=4)
+    assert greatest_difference(model_of(whole), model_of(parts)) < tolerance
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "ddp", "gradient_as_bucket_view": False, "bucket_cap_mb": 0.01, "static_graph": True},
+        {"mode": "ddp", "find_unused": True},
+        {"mode": "fsdp", "cpu_offload": True, "reshard_after_forward": False},
+        {"mode": "pp", "split_at": ["fc1"]},
+        {"mode": "pp", "chunks": 3, "split_at": ["conv2", "fc1"], "microbatches": 4, "schedule": "gpipe"},
+    ],
+    ids=["buckets", "unused", "offloaded", "split", "split twice"],
+)
+def test_options_of_a_way_change_no_result(run: Train, options: dict[str, Any]) -> None:
+    workers = {} if options["mode"] == "pp" else {"workers": 2}
+    parallel = run(parallel=options | workers)
+    assert greatest_difference(model_of(run()), model_of(parallel)) < 1e-5
+    if "split_at" in options:
+        assert parallel.stages["train"].metrics["chunks_begin_at"] == options["split_at"]
+
+
+def test_a_worker_without_a_share_of_the_last_batch_changes_nothing(run: Train) -> None:
+    """480 samples in batches of 479: the second worker has no part in the last one."""
+    options = {"batch_size": 479, "epochs": 10}
+    parallel = run(parallel=WAYS["ddp"], **options)
+    assert greatest_difference(model_of(run(**options)), model_of(parallel)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "1f1b", "ddp+pp"])
+def test_batch_norm_and_bf16_train_as_well(run: Train, name: str) -> None:
+    """Batch norm sees the share of one process: the result is not the same, but as good."""
+    options = {"precision": "bf16", "epochs": 12}
+    single = run({"norm": True}, **options).stages["train"].metrics
+    result = run({"norm": True}, parallel=WAYS[name], **options)
+    model_of(result)
+    parallel = result.stages["train"].metrics
+    assert single["val_top1"] > 0.95
+    assert parallel["val_top1"] > single["val_top1"] - 0.02
+
+
+@pytest.mark.parametrize("compress", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["ddp", "ddp+pp"])
+def test_compressed_gradients_end_near(run: Train, name: str, compress: str) -> None:
+    compressed = run(parallel=WAYS[name] | {"compress": compress})
+    assert 1e-7 < greatest_difference(model_of(run()), model_of(compressed)) < 0.02
+
+
+def test_every_val_sample_is_counted_once(run: Train) -> None:
+    """10,000 and 9,999 samples, by two and three workers: the share of right ones is a whole number of them."""
+    for num_val in (10_000, 9_999):
+        data = {"data.num_train": 480 + num_val, "data.val_size": num_val}
+        options = {"epochs": 1, "batch_size": 480}
+        single = run(data=data, **options).stages["train"].metrics["val_top1"]
+        for name in ("ddp", "ddp, three workers"):
+            assert run(data=data, parallel=WAYS[name], **options).stages["train"].metrics["val_top1"] == single
+        assert single * num_val == pytest.approx(round(single * num_val), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "ddp+pp"])
+def test_a_network_that_cannot_be_cut_is_refused_before_the_first_step(run: Train, name: str) -> None:
+    result = run({"branching": True}, parallel=WAYS[name])
+    assert result.exit_code == 1
+    assert "can't be cut into chunks: its forward pass depends on values" in result.stages["train"].message
+
+
+def test_a_place_that_no_chunk_can_begin_with_is_named(run: Train) -> None:
+    result = run(parallel={"mode": "pp", "split_at": ["relu1"]})
+    assert "split_at: no chunk can begin with relu1 (it can with: pool1, conv2" in result.stages["train"].message
+
+
+def test_a_type_that_is_not_there_is_named(run: Train) -> None:
+    result = run(parallel=WAYS["fsdp"] | {"wrap": ["Bottleneck"]})
+    assert "wrap: the network has no layer of type Bottleneck (there are: Conv2d, Flatten" in (
+        result.stages["train"].message
+    )

@@ -1,0 +1,100 @@
+"""Quantization-aware training in parallel: every worker has the int8 network that one process has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ptpipe
+from ptpipe.api import RunResult
+from ptpipe_torch import Model
+
+pytestmark = pytest.mark.slow
+
+PLUGIN = Path(__file__).parent / "parallel_nets.py"
+MANIFEST = """
+version: 1
+name: proof-qat
+seed: 7
+plugins: [{plugin}]
+stages:
+  data: {{uses: data.synthetic, with: {{num_train: 580, val_size: 100, num_test: 100, image_size: 12}}}}
+  net: {{uses: model.plain}}
+  pretrain: {{uses: train.supervised, with: {{epochs: 6, batch_size: 48, lr: 0.05, num_threads: 1}}}}
+  fake_quant: {{uses: quant.prepare_qat, needs: {{model: pretrain}}, with: {{backend: fbgemm}}}}
+  finetune:
+    uses: train.supervised
+    needs: {{model: fake_quant}}
+    with: {{epochs: 2, batch_size: 48, lr: 0.01, num_threads: 1}}
+  int8: {{uses: quant.convert, needs: {{model: finetune}}}}
+"""
+WAYS = {
+    "ddp": {"mode": "ddp", "workers": 2},
+    "fsdp": {"mode": "fsdp", "workers": 2},
+    "pp": {"mode": "pp", "microbatches": 4},
+    "ddp+pp": {"mode": "ddp+pp", "workers": 4, "microbatches": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qat") / "qat.yaml"
+    path.write_text(MANIFEST.format(plugin=PLUGIN), encoding="utf-8")
+    return path
+
+
+def run(manifest: Path, way: dict[str, Any], backend: str, **options: Any) -> RunResult:
+    overrides: dict[str, Any] = {"fake_quant.backend": backend} | {f"finetune.{k}": v for k, v in options.items()}
+    if way:
+        overrides["finetune.parallel"] = way
+    result = ptpipe.run(manifest, overrides, artifacts=manifest.parent / "artifacts")
+    assert result.exit_code == 0, [stage.message for stage in result.stages.values()]
+    return result
+
+
+def int8_of(result: RunResult) -> dict[str, torch.Tensor]:
+    model = result.artifact("int8")
+    assert isinstance(model, Model)
+    assert model.packed is not None
+    return dict(model.packed)
+
+
+# A process alone that does as the workers do: chunks see micro-batches, and ranges move once for each.
+ALIKE = {
+    "ddp": {"batch_size": 48},
+    "fsdp": {"batch_size": 48},
+    "pp": {"batch_size": 12, "accumulate": 4},
+    "ddp+pp": {"batch_size": 24, "accumulate": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("ddp", "fbgemm"), ("ddp", "qnnpack"), ("fsdp", "fbgemm"), ("pp", "fbgemm"), ("ddp+pp", "qnnpack")],
+)
+def test_the_int8_network_is_that_of_one_process(manifest: Path, name: str, backend: str) -> None:
+    single, parallel = int8_of(run(manifest, {}, backend, **ALIKE[name])), int8_of(run(manifest, WAYS[name], backend))
+    assert single.keys() == parallel.keys()
+    num_weights = 0
+    for key, expected in single.items():
+        found = parallel[key]
+        if expected.dtype == torch.int8:
+            assert (expected.int() - found.int()).abs().max() <= 1, key
+            num_weights += expected.numel()
+        elif expected.dtype.is_floating_point:
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5, msg=key)
+        else:
+            assert (expected - found).abs().max() <= 1, key
+    assert num_weights > 6000
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_it_is_as_accurate(manifest: Path, name: str) -> None:
+    """Chunks see one micro-batch at a time: their ranges move a little otherwise. bf16, accumulated, clipped."""
+    options = {"precision": "bf16", "accumulate": 2, "batch_size": 24, "clip_grad_norm": 1.0}
+    single, parallel = (run(manifest, way, "fbgemm", **options).stages["finetune"].metrics for way in ({}, WAYS[name]))
+    assert single["val_top1"] > 0.9
+    assert parallel["val_top1"] > single["val_top1"] - 0.03
