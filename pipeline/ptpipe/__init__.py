@@ -8,6 +8,7 @@ from ptpipe.artifact import JSON, Artifact, Decision, Verdict
 from ptpipe.context import Context
 from ptpipe.errors import ExitCode, IntegrityError, Location, ManifestError, Problem, PtpipeError, StageError
 from ptpipe.events import Outcome
+from ptpipe.finding import Finding
 from ptpipe.observer import Observer
 from ptpipe.stage import Stage, stage
 
@@ -24,6 +25,7 @@ __all__ = [
     "Context",
     "Decision",
     "ExitCode",
+    "Finding",
     "IntegrityError",
     "JSON",
     "Location",

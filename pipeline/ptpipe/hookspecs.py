@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ptpipe.artifact import Artifact
     from ptpipe.errors import Problem
     from ptpipe.events import Event, RunFinished, RunStarted, StageFinished, StageStarted
+    from ptpipe.finding import Finding
     from ptpipe.observer import Observer
     from ptpipe.plan import Plan
     from ptpipe.stage import Stage
@@ -35,6 +36,15 @@ def ptpipe_observers() -> Iterable[Observer]:  # type: ignore[empty-body]
 @hookspec
 def ptpipe_check(plan: Plan) -> Iterable[Problem]:  # type: ignore[empty-body]
     """Look at a bound plan before any work: cross-stage rules and house policies. All answers are collected."""
+
+
+@hookspec
+def ptpipe_diagnose(workers: int) -> Iterable[Finding]:  # type: ignore[empty-body]
+    """Look at what this plugin needs of the installation and the machine, for `ptpipe doctor`.
+
+    All answers are collected; parent only; may import torch. `workers`: how many processes to try to work together,
+    0: none. Say what you tried, not what should work; leave nothing behind.
+    """
 
 
 @hookspec(firstresult=True)

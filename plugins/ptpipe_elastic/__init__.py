@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from ptpipe import hookimpl
+from ptpipe import Finding, hookimpl
 from ptpipe.events import Event
 from ptpipe.worker import Call
 
@@ -18,3 +18,11 @@ def ptpipe_launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Pat
     from ptpipe_elastic.launch import launch
 
     return launch(call, tell)
+
+
+@hookimpl
+def ptpipe_diagnose(workers: int) -> Iterable[Finding]:
+    """Look at torch.distributed; with workers, let so many processes work together."""
+    from ptpipe_elastic.diagnosis import findings
+
+    return findings(workers)

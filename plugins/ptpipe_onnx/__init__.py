@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ptpipe import Context, Stage, StageConfig, hookimpl, stage
+from ptpipe import Context, Finding, Stage, StageConfig, hookimpl, stage
 from ptpipe_torch import Data, Model, OnnxFile
 
 
@@ -46,3 +46,11 @@ def export(config: ExportConfig, ctx: Context, model: Model, data: Data) -> Onnx
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Offer the kinds of this plugin."""
     return [export]
+
+
+@hookimpl
+def ptpipe_diagnose() -> Iterable[Finding]:
+    """Look at the ONNX libraries, and run a small file."""
+    from ptpipe_onnx.diagnosis import findings
+
+    return findings()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
-from ptpipe import JSON, Context, Stage, StageConfig, hookimpl, stage
+from ptpipe import JSON, Context, Finding, Stage, StageConfig, hookimpl, stage
 from ptpipe_quant.cpu import Backend, wants_reduced_range
 from ptpipe_torch import Data, Model, Ranges
 
@@ -180,3 +180,11 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:
     from ptpipe_quant.checks import order_problems
 
     return order_problems(plan)
+
+
+@hookimpl
+def ptpipe_diagnose() -> Iterable[Finding]:
+    """Try every int8 engine that torch offers here."""
+    from ptpipe_quant.diagnosis import findings
+
+    return findings()

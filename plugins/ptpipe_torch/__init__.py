@@ -1,5 +1,10 @@
 """The words that the torch plugins share. Importing this imports neither torch nor numpy."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ptpipe import Finding, hookimpl
 from ptpipe_torch.data import ArrayImages, Batch, Data, DataFacts, Images, LoaderOptions, Split, epoch_order
 from ptpipe_torch.deployable import Deployable, Predictor
 from ptpipe_torch.model import Model, Recipe
@@ -31,3 +36,11 @@ __all__ = [
     "epoch_order",
     "transform",
 ]
+
+
+@hookimpl
+def ptpipe_diagnose() -> Iterable[Finding]:
+    """Look at torch, torchvision, the processor and the CUDA devices."""
+    from ptpipe_torch.diagnosis import findings
+
+    return findings()

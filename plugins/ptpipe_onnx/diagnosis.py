@@ -1,0 +1,59 @@
+"""Whether ONNX files can be written and run here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import distributions
+
+from ptpipe import Finding
+from ptpipe.finding import FindingState, installed
+
+ONNX = ("1.17", "2")
+ONNXRUNTIME = ("1.20", "2")
+ONNXSCRIPT = ("0.7", "0.8")
+_OPSET, _IR_VERSION = 18, 10
+
+
+def findings() -> Iterator[Finding]:
+    """Look at onnx, onnxscript and ONNX Runtime, and run a small file."""
+    versions = [installed("onnx", *ONNX), installed("onnxscript", *ONNXSCRIPT), installed(_runtime(), *ONNXRUNTIME)]
+    yield from versions
+    if all(version.state is FindingState.OK for version in versions):
+        yield _ran()
+
+
+def _runtime() -> str:
+    """The name that ONNX Runtime is installed under: the build for CUDA has one of its own."""
+    names = {distribution.name for distribution in distributions()}
+    return "onnxruntime-gpu" if "onnxruntime-gpu" in names and "onnxruntime" not in names else "onnxruntime"
+
+
+def _ran() -> Finding:
+    """Find whether a session gives the right numbers."""
+    remedy = "install them anew: pip install --force-reinstall onnx onnxruntime"
+    try:
+        import onnxruntime
+
+        sums = _sums_from_session()
+        providers = ", ".join(name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers())
+    except Exception as error:  # noqa: BLE001  # ONNX Runtime's exceptions have no common base of their own
+        return Finding.lack("onnx session", str(error).strip().partition("\n")[0], remedy)
+    if sums != [11.0, 22.0]:
+        return Finding.lack("onnx session", f"1 + 10 and 2 + 20 gave {sums}", remedy)
+    return Finding.ok("onnx session", f"runs opset {_OPSET}; providers: {providers}")
+
+
+def _sums_from_session() -> list[float]:
+    import numpy as np
+    import onnxruntime
+    from onnx import TensorProto, checker, helper
+
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("a", "b", "sums")]
+    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["sums"])], "probe", ends[:2], ends[2:])
+    opsets = [helper.make_opsetid("", _OPSET)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+    checker.check_model(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    fed = {"a": np.array([1, 2], np.float32), "b": np.array([10, 20], np.float32)}
+    sums: list[float] = session.run(None, fed)[0].tolist()
+    return sums

@@ -1,0 +1,99 @@
+"""`ptpipe doctor` as a user calls it, with processes that really work together, or really can't."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch_distributed = pytest.importorskip("torch.distributed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch_distributed.is_gloo_available(), reason="this build of torch has no gloo"),
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc"),
+]
+TEAM = "2 workers, gloo"
+
+
+@pytest.fixture
+def temporary(tmp_path):
+    """A folder for temporary files, empty again afterwards."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    yield folder
+    # Importing onnxruntime writes the first, importing torch's compiler makes the other.
+    assert [path for path in folder.iterdir() if not path.name.startswith((".ses", "torchinductor_"))] == []
+
+
+def workers_of(temporary):
+    """Ids of the processes that were told to write below this test's folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            words = path.read_bytes().decode().split("\0")
+            if "ptpipe_elastic.check" in words and any(str(temporary) in word for word in words):
+                found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def wait_for_two(process, temporary):
+    end = time.monotonic() + 60
+    while len(found := workers_of(temporary)) < 2 or len(list(temporary.glob("*/logs/**/*.log"))) < 2:
+        assert time.monotonic() < end, "no workers came"
+        assert process.poll() is None, "it ended before"
+        time.sleep(0.02)
+    return found
+
+
+def test_a_sound_machine(run_cli, temporary, tmp_path):
+    ended = run_cli("doctor", "--workers", 2, "--json", TMPDIR=str(temporary))
+    found = {finding["subject"]: finding for finding in ended.json}
+    lacking = [finding for finding in ended.json if finding["state"] == "lack"]
+    assert (ended.code, lacking) == (0, []), ended.err
+    assert {"python", "torch", "torchvision", "int8 fbgemm", "onnx session", "comm", TEAM} <= set(found)
+    assert "all-reduce" in found[TEAM]["detail"]
+    assert "Traceback" not in ended.err
+    assert {path.name for path in tmp_path.iterdir()} == {"temporary"}
+
+
+def test_a_comm_that_cannot_work(run_cli, temporary):
+    start = time.monotonic()
+    ended = run_cli("doctor", "--workers", 2, TMPDIR=str(temporary), GLOO_SOCKET_IFNAME="nosuch0")
+    assert time.monotonic() - start < 30
+    assert ended.code == 1
+    lines = ended.out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith(f"lack  {TEAM}"))
+    assert "Unable to find address for: nosuch0" in lines[at]
+    assert "-> let GLOO_SOCKET_IFNAME name an interface" in lines[at + 1]
+    assert "it is 'nosuch0': unset it" in lines[at + 1]
+    assert lines[-1].endswith("1 lacking")
+    assert "Traceback" not in ended.out + ended.err
+    assert workers_of(temporary) == []
+
+
+def test_a_worker_that_is_killed(run_cli, temporary):
+    with run_cli.start("doctor", "--workers", 2, TMPDIR=str(temporary)) as process:
+        os.kill(wait_for_two(process, temporary)[1], signal.SIGKILL)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    line = next(line for line in out.decode().splitlines() if line.startswith(f"lack  {TEAM}"))
+    assert "was killed by SIGKILL" in line
+    assert b"memory ran out" in out
+    assert b"Traceback" not in out + err
+    assert workers_of(temporary) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_workers_too(run_cli, temporary, number, code):
+    with run_cli.start("doctor", "--workers", 2, TMPDIR=str(temporary)) as process:
+        wait_for_two(process, temporary)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert b"Traceback" not in out + err
+    assert workers_of(temporary) == []

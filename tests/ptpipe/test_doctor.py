@@ -1,0 +1,203 @@
+"""`ptpipe doctor` without the built-in plugins: the core's own checks, and how plugins' answers are told."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ptpipe import Finding
+from ptpipe.diagnosis import PYTHON, diagnose, space_finding
+from ptpipe.finding import in_range, installed
+from ptpipe.plugins import load_vocabulary
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PLUGIN = """
+from ptpipe import Finding, hookimpl
+
+@hookimpl
+def ptpipe_diagnose(workers):
+    print("a banner")
+    {body}
+"""
+EACH_STATE = """yield Finding.ok("engine", f"runs with {workers}")
+    yield Finding.note("fan", "is loud", "oil it")
+    yield Finding.lack("wheel", "is gone", "buy one")"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a plugin with that body of `ptpipe_diagnose`; its name for --plugin."""
+
+    def write(body, name="mine.py"):
+        (tmp_path / name).write_text(PLUGIN.format(body=body))
+        return f"./{name}"
+
+    return write
+
+
+def doctor(run_cli, *arguments):
+    return run_cli("doctor", *arguments, alone=True)
+
+
+def by_subject(ended):
+    return {finding["subject"]: finding for finding in ended.json}
+
+
+def test_all_is_well_without_plugins(run_cli, tmp_path):
+    ended = doctor(run_cli)
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert [line.split()[:2] for line in lines[1:4]] == [["ok", "python"], ["ok", "ptpipe"], ["ok", "artifacts"]]
+    assert lines[-1].endswith(" to note, 0 lacking")
+    assert list(tmp_path.iterdir()) == []  # looking makes nothing
+
+
+def test_each_state_is_printed_counted_and_told_by_the_exit_code(run_cli, write):
+    ended = doctor(run_cli, "--plugin", write(EACH_STATE), "--workers", 3)
+    assert ended.code == 1
+    assert ended.err == "a banner\n"
+    lines = [" ".join(line.split()) for line in ended.out.splitlines()]
+    assert "ok engine runs with 3" in lines
+    note, lack = lines.index("note fan is loud"), lines.index("lack wheel is gone")
+    assert (lines[note + 1], lines[lack + 1]) == ("-> oil it", "-> buy one")
+    assert ended.out.splitlines()[-1].endswith(", 1 lacking")
+
+
+def test_json_says_the_same(run_cli, write):
+    ended = doctor(run_cli, "--plugin", write(EACH_STATE), "--json")
+    assert ended.code == 1
+    found = by_subject(ended)
+    assert found["engine"] == {"subject": "engine", "state": "ok", "detail": "runs with 0", "remedy": ""}
+    assert found["wheel"] == {"subject": "wheel", "state": "lack", "detail": "is gone", "remedy": "buy one"}
+    assert found["plugin ./mine.py"]["detail"] == "manifest, no stage kinds"
+
+
+def test_notes_are_no_fault(run_cli, write):
+    ended = doctor(run_cli, "--plugin", write('return [Finding.note("fan", "is loud")]'))
+    assert ended.code == 0
+    assert "note  fan" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return [1 / 0]", "could not look: ZeroDivisionError: division by zero (bad.py:7)"),
+        ('raise SystemExit("gone")', "could not look: SystemExit: gone (bad.py:7)"),
+        ('return ["fine"]', "could not look: it gave 'fine', which is no Finding"),
+        ('yield Finding.ok("a", "b"); raise OSError("lib")', "could not look: OSError: lib (bad.py:7)"),
+    ],
+)
+def test_a_plugin_that_fails_is_named_and_spoils_no_other(run_cli, write, body, words):
+    ended = doctor(run_cli, "--plugin", write(body, "bad.py"), "--plugin", write(EACH_STATE), "--json")
+    assert ended.code == 1
+    assert "Traceback" not in ended.err
+    found = [finding for finding in ended.json if finding["subject"] == "plugin ./bad.py"]
+    assert (found[1]["state"], found[1]["detail"]) == ("lack", words)
+    assert found[1]["remedy"]
+    assert by_subject(ended)["engine"]["state"] == "ok"
+
+
+def test_a_plugin_that_does_not_load_is_found(run_cli, write, tmp_path):
+    (tmp_path / "broken.py").write_text("import no_such_library\n")
+    ended = doctor(run_cli, "--plugin", "./broken.py", "--plugin", write(EACH_STATE), "--json")
+    assert ended.code == 1
+    found = by_subject(ended)
+    assert (
+        "plugin ./broken.py failed to load: ModuleNotFoundError: No module named 'no_such_library'"
+        in (found["plugins"]["detail"])
+    )
+    assert found["engine"]["state"] == "ok"
+
+
+def test_a_broken_plugin_nobody_named_is_found(tmp_path, monkeypatch):
+    (tmp_path / "sick_plugin.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("ptpipe.plugins.BUILT_IN", ("sick_plugin",))
+    found = {finding.subject: finding for finding in diagnose(load_vocabulary(), tmp_path)}
+    assert found["plugin sick_plugin"].state == "lack"
+    assert "ZeroDivisionError" in found["plugin sick_plugin"].detail
+    assert found["plugin sick_plugin"].remedy
+
+
+@pytest.mark.parametrize("workers", ["1", "-1", "65", "two"])
+def test_wrong_numbers_of_workers_are_usage_errors(run_cli, workers):
+    ended = doctor(run_cli, "--workers", workers)
+    assert (ended.code, ended.out) == (2, "")
+    assert "--workers" in ended.err
+
+
+# The artifacts folder
+
+
+def test_a_folder_that_cannot_be_written_to(run_cli, tmp_path):
+    (tmp_path / "file").write_text("")  # root may write to any folder; nobody can to one below a file
+    ended = doctor(run_cli, "--artifacts", tmp_path / "file" / "artifacts", "--json")
+    assert ended.code == 1
+    found = by_subject(ended)["artifacts folder"]
+    assert found["state"] == "lack"
+    assert "can't be written to" in found["detail"]
+    assert "--artifacts" in found["remedy"]
+
+
+def test_a_folder_that_is_there(run_cli, tmp_path):
+    (tmp_path / "artifacts").mkdir()
+    found = by_subject(doctor(run_cli, "--json"))["artifacts folder"]
+    assert (found["state"], found["detail"]) == ("ok", str(tmp_path / "artifacts"))
+    assert list((tmp_path / "artifacts").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "state"),
+    [(5_000_000_000, "ok"), (4_999_999_999, "note"), (500_000_000, "note"), (499_999_999, "lack"), (0, "lack")],
+)
+def test_free_space(free_bytes, state):
+    assert space_finding(free_bytes).state == state
+
+
+# Versions
+
+
+def test_the_supported_python_is_that_of_the_distribution():
+    with PROJECT.open("rb") as file:
+        assert tomllib.load(file)["project"]["requires-python"] == ">={},<{}".format(*PYTHON)
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("2.11", "ok"),
+        ("2.11.0", "ok"),
+        ("2.13.0+cpu", "ok"),
+        ("2.14.0", "lack"),
+        ("2.14.0.dev20260101+cu130", "lack"),
+        ("2.9.1", "lack"),
+        ("10.0", "lack"),
+        ("unknown", "lack"),
+    ],
+)
+def test_versions_are_compared_by_number(version, state):
+    found = in_range("torch", version, "2.11", "2.14", "other")
+    assert (found.state, version in found.detail) == (state, True)
+    assert found.remedy == ("" if state == "ok" else "other")
+
+
+numbers = st.tuples(*[st.integers(0, 40)] * 3)
+
+
+@given(numbers, numbers, numbers, st.sampled_from(["", "+cpu", "rc1", ".post2"]))
+def test_the_range_is_half_open(version, least, below, suffix):
+    text = [".".join(map(str, part)) for part in (version, least, below)]
+    found = in_range("x", text[0] + suffix, text[1], text[2], "r")
+    assert (found.state == "ok") == (least <= version < below)
+
+
+def test_what_is_installed():
+    assert installed("pluggy", "1.5", "2").state == "ok"
+    old = installed("pluggy", "100")
+    assert (old.state, old.remedy) == ("lack", "pip install 'pluggy>=100'")
+    none = installed("no-such-distribution", "1", "2")
+    assert none == Finding.lack("no-such-distribution", "is not installed", "pip install 'no-such-distribution>=1,<2'")
