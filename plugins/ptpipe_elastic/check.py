@@ -8,7 +8,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import signal
 import statistics
 import sys
 import time
@@ -29,8 +28,7 @@ _NUM_TIMES = 5
 
 def main(comm: str, timeout_s: float, file: Path) -> NoReturn:
     """Work together once and leave with exit code 0, or 1 where that failed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, which then ends its workers
-    faulthandler.dump_traceback_later(2 * timeout_s, exit=True)  # whatever hangs, and should the parent be killed
+    faulthandler.dump_traceback_later(2 * timeout_s, exit=True)  # whatever hangs
     code = 0
     try:
         times_ms = _work_together(comm, timeout_s)

@@ -64,7 +64,7 @@ def test_workers_that_do_not_come_in_time_are_ended(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_process_that_waits_in_vain_ends_by_itself(tmp_path):
-    """As one whose parent was killed, and whose partner never comes."""
+    """As one whose partner never comes."""
     with_nobody = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     environment = {**os.environ, **with_nobody, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
     start = time.monotonic()
