@@ -36,7 +36,7 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
 
 
 def _message(failure: WorkerFailure) -> str:
-    if failure.is_stage_error:
+    if failure.is_stage_error and failure.exit_code > 0:
         return failure.message
     if failure.exit_code < 0:
         how = f"was killed by {signal.Signals(-failure.exit_code).name}"

@@ -20,7 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from ptpipe.errors import Terminated
 from ptpipe_elastic.started import log_file
 
-_SHUTDOWN_S = 5
+_SHUTDOWN_S = 3
 """Between SIGTERM and SIGKILL, for workers that were told to end."""
 _LAST_LINES = 20
 _STARTED = "ptpipe_elastic.started"
@@ -88,8 +88,14 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
 
 def _failures(error: ChildFailedError, log_folder: Path) -> list[WorkerFailure]:
     failures = [_failure(rank, failure, log_folder) for rank, failure in error.failures.items()]
-    # Those that were ended by our own SIGTERM, or lost their partner, are not what went wrong.
-    return sorted(failures, key=lambda failure: (failure.is_consequence, failure.exit_code == -signal.SIGTERM))
+    return sorted(failures, key=lambda failure: (_distance_from_cause(failure), failure.rank))
+
+
+def _distance_from_cause(failure: WorkerFailure) -> int:
+    if failure.exit_code > 0:
+        # One that lost another gives way for a while: that it ended by itself means that none had died, but one hung.
+        return 1 if failure.is_consequence else 0
+    return 3 if failure.exit_code == -signal.SIGTERM else 2  # the agent's own way to end the others
 
 
 def _failure(rank: int, failure: Any, log_folder: Path) -> WorkerFailure:

@@ -6,6 +6,7 @@ Who starts the processes is another matter: each finds RANK, WORLD_SIZE, MASTER_
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -128,13 +129,19 @@ def is_comm_failure(error: RuntimeError) -> bool:
 
 
 def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float) -> str:
+    """Let those that are left meet once more, and name who doesn't come."""
     import torch.distributed as dist
 
     try:
         dist.monitored_barrier(watch, timeout=timedelta(seconds=_BARRIER_S), wait_all_ranks=True)
     except RuntimeError as failure:
-        text = str(failure).splitlines()[0]
-        return f"worker {rank} waited for others in vain, for up to {timeout_s:g} s: {text}"
+        # Rank 0 waits for all and tells who failed; the others wait for rank 0.
+        named = re.search(r"[Rr]anks? ([\d, ]+) failed to pass", str(failure))
+        missing = named[1].strip() if named and rank == 0 else "0"
+        return (
+            f"worker {missing} did not answer for {timeout_s:g} s: it hangs, or is far slower than the others "
+            "(then raise timeout_s)"
+        )
     return f"worker {rank} could not go on: {str(error).splitlines()[0]}"
 
 

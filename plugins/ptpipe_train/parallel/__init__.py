@@ -32,16 +32,16 @@ def choose_way(
     batch_size: int,
 ) -> Way:
     """Build the network and make ready what `parallel:` says. Every worker must call it."""
+    if options.mode == "fsdp":
+        from ptpipe_train.parallel.fsdp import Shards
+
+        return Shards(model, settings, options, team)
     module = settings.placed(model.build_prepared().train())
     match options.mode:
         case "dp":
             return data_parallel(module, settings, options, ctx)
         case "ddp":
             return Replicas(module, settings, options, team)
-        case "fsdp":
-            from ptpipe_train.parallel.fsdp import Shards
-
-            return Shards(module, settings, options, team, lambda: settings.placed(model.build_prepared().train()))
         case "pp" | "ddp+pp":
             from ptpipe_train.parallel.pp import Chunks, Place
 

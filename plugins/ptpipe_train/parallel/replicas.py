@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -81,11 +82,16 @@ class Replicas(Way):
         self._buffers.unite()
 
 
+# torch 2.13 gave the option of not sending buffers at each step a new name, and warns of the old one.
+_NEW_NAME = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
+_WITHOUT_BUFFERS = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False}
+
+
 def _distributed(module: nn.Module, settings: Settings, options: Parallel) -> nn.Module:
     wrapped = nn.parallel.DistributedDataParallel(
         module,
         device_ids=[settings.device.index] if settings.device.type == "cuda" else None,
-        broadcast_buffers=False,
+        **_WITHOUT_BUFFERS,
         init_sync=False,  # every rank read the same model
         bucket_cap_mb=options.bucket_cap_mb,
         gradient_as_bucket_view=options.gradient_as_bucket_view is not False,

@@ -1,0 +1,192 @@
+"""Workers that die, hang, or are killed with the whole run, through the command line.
+
+`PTPIPE_KILLS` says how often each training is killed before it may come to its end (20 by hand, fewer by default).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from ptpipe.store import Store
+from ptpipe_torch import Model
+
+pytestmark = pytest.mark.slow
+
+NUM_KILLS = int(os.environ.get("PTPIPE_KILLS", "3"))
+PLUGIN = Path(__file__).parent / "parallel_nets.py"
+MANIFEST = """
+version: 1
+name: killed
+seed: 7
+plugins: [{plugin}]
+stages:
+  data: {{uses: data.synthetic, with: {{num_train: 500, val_size: 20, num_test: 16, image_size: 12}}}}
+  net: {{uses: model.plain, with: {{norm: true}}}}
+  train:
+    uses: train.supervised
+    with:
+      epochs: 12
+      batch_size: 32
+      accumulate: 2
+      precision: bf16
+      early_stopping: {{patience: 12}}
+      checkpoint_every_s: 0.01
+      num_threads: 1
+      parallel: {parallel}
+"""
+WAYS = {
+    "ddp": {"mode": "ddp", "workers": 2},
+    "fsdp": {"mode": "fsdp", "workers": 2},
+    "pp": {"mode": "pp", "microbatches": 4},
+}
+
+
+class Running:
+    """A run of the command line in a process of its own."""
+
+    def __init__(self, folder: Path, parallel: dict[str, Any], artifacts: str = "artifacts", *options: str) -> None:
+        self.manifest, self.artifacts = folder / "killed.yaml", folder / artifacts
+        self.manifest.write_text(MANIFEST.format(plugin=PLUGIN, parallel=json.dumps(parallel)), encoding="utf-8")
+        command = [sys.executable, "-m", "ptpipe", "run", str(self.manifest), "--artifacts", str(self.artifacts)]
+        self.process = subprocess.Popen(
+            [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self.parent = psutil.Process(self.process.pid)
+
+    def workers(self) -> list[psutil.Process]:
+        """Those that are there, by rank."""
+        try:
+            children = self.parent.children(recursive=True)
+            found = {
+                int(child.environ()["RANK"]): child for child in children if "ptpipe_elastic.started" in child.cmdline()
+            }
+        except (psutil.Error, KeyError):  # one is just beginning or ending
+            return []
+        return [found[rank] for rank in sorted(found)]
+
+    def newest_step(self) -> int:
+        """Of rank 0's checkpoints."""
+        files = self.artifacts.glob("scratch/*/checkpoints/rank-0/step-*.json")
+        return max((int(file.stem.removeprefix("step-")) for file in files), default=-1)
+
+    def until(self, step: int) -> bool:
+        """Wait for a checkpoint of that step or a later one; False where the run ended before."""
+        while self.newest_step() < step:
+            if self.process.poll() is not None:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def end(self) -> str:
+        """Wait for its end; what it said."""
+        _, said = self.process.communicate(timeout=120)
+        return said
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        records = sorted(self.artifacts.glob("runs/*/record.json"))
+        stages = {stage["stage_id"]: stage for stage in json.loads(records[-1].read_text())["stages"]}
+        return dict(Store(self.artifacts).get(stages["train"]["outputs"]["output"]["digest"], Model).tensors)
+
+
+@pytest.fixture(autouse=True)
+def no_worker_stays() -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and (left := _workers_anywhere()):
+        time.sleep(0.1)
+    assert not left
+
+
+def _workers_anywhere() -> list[int]:
+    mine = os.getuid()
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline", "uids", "status"])
+        if "ptpipe_elastic.started" in (process.info["cmdline"] or ()) and process.info["uids"].real == mine
+    ]
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.timeout(900)
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, name: str) -> None:
+    undisturbed = Running(tmp_path, WAYS[name], "undisturbed")
+    undisturbed.end()
+    rng, moments = random.Random(f"{name} {NUM_KILLS}"), []
+    while len(moments) < NUM_KILLS:
+        running = Running(tmp_path, WAYS[name])
+        if not running.until(running.newest_step() + rng.randrange(3)):
+            break
+        time.sleep(rng.uniform(0, 0.05))
+        # Now a worker, now the whole run, at once: its workers must not outlive it.
+        victims = [*running.workers(), running.parent]
+        victim = rng.choice(victims) if len(victims) == 3 else running.parent
+        victim.kill()
+        said = running.end()
+        moments.append((running.newest_step(), victims.index(victim) if victim in victims else -1))
+        if victim is not running.parent and running.process.returncode == 1:
+            assert f"worker {victims.index(victim)} was killed by SIGKILL" in said
+    last = Running(tmp_path, WAYS[name])
+    assert "failed" not in last.end()
+    assert last.process.returncode == 0
+    expected, found = undisturbed.trained(), last.trained()
+    assert expected.keys() == found.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(tensor, found[key]), (key, moments)
+    assert len(moments) >= min(NUM_KILLS, 2), "the training was over before it could be killed"
+
+
+def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None:
+    running = Running(tmp_path, WAYS["ddp"])
+    assert running.until(1)
+    running.workers()[1].kill()
+    begin_s = time.monotonic()
+    said = running.end()
+    assert time.monotonic() - begin_s < 10
+    assert running.process.returncode == 1
+    assert "worker 1 was killed by SIGKILL" in said
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_hangs_is_named(tmp_path: Path, rank: int) -> None:
+    running = Running(tmp_path, WAYS["ddp"] | {"timeout_s": 3})
+    assert running.until(1)
+    hanging = running.workers()[rank]
+    hanging.suspend()
+    # 3 s to wait in vain, 5 to find out for whom, 3 to give way; a stopped process hears SIGTERM only once it goes on.
+    time.sleep(12)
+    hanging.resume()
+    said = running.end()
+    assert running.process.returncode == 1
+    assert f"worker {rank} did not answer for 3 s" in said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_ends_its_workers(tmp_path: Path, number: int, code: int) -> None:
+    running = Running(tmp_path, WAYS["ddp"])
+    assert running.until(1)
+    running.process.send_signal(number)
+    said = running.end()
+    assert running.process.returncode == code
+    assert "Traceback" not in said
+
+
+def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
+    runs = [Running(tmp_path, WAYS["ddp"], name) for name in ("one", "two")]
+    for running in runs:
+        running.end()
+    assert [running.process.returncode for running in runs] == [0, 0]
+    one, two = (running.trained() for running in runs)
+    assert all(torch.equal(tensor, two[key]) for key, tensor in one.items())
