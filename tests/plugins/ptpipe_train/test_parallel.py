@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-import torch
 
 import ptpipe
 from ptpipe.api import RunResult
@@ -24,7 +23,9 @@ plugins: [{plugin}]
 stages:
   data: {{uses: data.synthetic, with: {{num_train: 581, val_size: 101, num_test: 16, image_size: 12}}}}
   net: {{uses: model.plain}}
-  train: {{uses: train.supervised, with: {{epochs: 4, batch_size: 92, lr: 0.05, memory_format: contiguous, num_threads: 1}}}}
+  train:
+    uses: train.supervised
+    with: {{epochs: 4, batch_size: 92, lr: 0.05, memory_format: contiguous, num_threads: 1}}
 """
 Train: TypeAlias = Callable[..., RunResult]
 
