@@ -23,7 +23,7 @@ from ptpipe.launch import HereLaunch
 from ptpipe.news import News
 from ptpipe.observer import Observer
 from ptpipe.plan import Plan, PlannedStage
-from ptpipe.plugins import ask_each, own_frames
+from ptpipe.plugins import ask_each, own_frames, quick_imports
 from ptpipe.record import RunRecord
 from ptpipe.signals import undisturbed
 from ptpipe.sources import SourceDigests
@@ -56,10 +56,11 @@ def walk(plan: Plan, store: Store, options: RunOptions, observers: Sequence[Obse
     """Run a plan. Returns when it ended, however it ended; raises ManifestError before any work, PtpipeError where
     the artifacts folder can't be used.
     """
-    sources = source_digests(plan, store)
-    keys = compute_keys(plan, sources)
-    if _preflight(plan, forecast(plan, keys, store, options.fresh)):
-        keys = compute_keys(plan, sources)  # a preflight may have fetched what a stage reads
+    with quick_imports():
+        sources = source_digests(plan, store)
+        keys = compute_keys(plan, sources)
+        if _preflight(plan, forecast(plan, keys, store, options.fresh)):
+            keys = compute_keys(plan, sources)  # a preflight may have fetched what a stage reads
     store.open_for_writing()
     with store.in_use():
         sources.save()
