@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.engine import RunOptions, walk
-from ptpipe.errors import ExitCode
-from ptpipe.events import StageFinished
+from ptpipe.errors import ExitCode, UsageError
+from ptpipe.events import Event, StageFinished
 from ptpipe.manifest import load
+from ptpipe.nodes import Follower
 from ptpipe.observer import Observer
 from ptpipe.plan import Plan, bind
 from ptpipe.plugins import load_vocabulary
@@ -65,8 +66,28 @@ def run(
     Raises ManifestError before any work where the manifest is wrong, PtpipeError where the artifacts folder can't be
     used. A failing stage or a refusing gate raises nothing: look at `exit_code` and `stages`.
     """
+    if options.nodes.rank:
+        raise UsageError(f"node {options.nodes.rank} follows node 0: call follow")
     plan = load_plan(manifest, overrides)
     store = Store(Path(artifacts))
     ended = walk(plan, store, options, observers)
     stages = {news.stage_id: news for news in ended.stages}
     return RunResult(ended.run_id, ExitCode(ended.exit_code), ended.seconds, ended.folder, stages, plan, store)
+
+
+def follow(
+    manifest: Path | str,
+    overrides: Mapping[str, JSON] | None = None,
+    *,
+    artifacts: Path | str = DEFAULT_ARTIFACTS,
+    options: RunOptions,
+    tell: Callable[[Event], None] = lambda event: None,
+) -> ExitCode:
+    """Take part in the run of the same manifest that node 0 leads, as one of the other nodes; how it ended.
+
+    Raises ManifestError where the manifest is wrong, StageError where node 0 doesn't come or goes without a word.
+    """
+    plan, store = load_plan(manifest, overrides), Store(Path(artifacts))
+    store.open_for_writing()
+    with store.in_use():
+        return Follower(plan, store, options.nodes, tell).follow()

@@ -21,6 +21,7 @@ from ptpipe.history import Forecast, forecast, is_current
 from ptpipe.keys import Key, compute_keys
 from ptpipe.launch import HereLaunch
 from ptpipe.news import News
+from ptpipe.nodes import Leader
 from ptpipe.observer import Observer
 from ptpipe.plan import Plan, PlannedStage
 from ptpipe.plugins import ask_each, own_frames, quick_imports
@@ -28,7 +29,7 @@ from ptpipe.record import RunRecord
 from ptpipe.signals import undisturbed
 from ptpipe.sources import SourceDigests
 from ptpipe.store import Entry, Store, StoredObject
-from ptpipe.worker import Call, StoredInput
+from ptpipe.worker import ONE_NODE, Call, Nodes, StoredInput
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
@@ -43,6 +44,8 @@ class RunOptions:
     """After a failure, still do the stages that don't depend on it."""
     verbosity: int = 0
     """-1 quiet, 0 normal, 1 verbose: for observers."""
+    nodes: Nodes = ONE_NODE
+    """The machines that run the manifest together."""
 
 
 def source_digests(plan: Plan, store: Store) -> SourceDigests:
@@ -62,9 +65,13 @@ def walk(plan: Plan, store: Store, options: RunOptions, observers: Sequence[Obse
         if _preflight(plan, forecast(plan, keys, store, options.fresh)):
             keys = compute_keys(plan, sources)  # a preflight may have fetched what a stage reads
     store.open_for_writing()
-    with store.in_use():
+    leader = Leader(plan, store) if options.nodes.num > 1 else None
+    with store.in_use(), leader.leading() if leader else contextlib.nullcontext():
         sources.save()
-        return _Walk(plan, store, options, keys, observers).walk()
+        finished = _Walk(plan, store, options, keys, observers, leader).walk()
+        if leader:
+            leader.end(ExitCode(finished.exit_code))
+        return finished
 
 
 def _preflight(plan: Plan, forecasts: Iterable[Forecast]) -> bool:
@@ -101,8 +108,15 @@ class _Walk:
     """The state of one run."""
 
     def __init__(
-        self, plan: Plan, store: Store, options: RunOptions, keys: Mapping[str, Key], observers: Sequence[Observer]
+        self,
+        plan: Plan,
+        store: Store,
+        options: RunOptions,
+        keys: Mapping[str, Key],
+        observers: Sequence[Observer],
+        leader: Leader | None,
     ) -> None:
+        self.leader = leader
         self.plan, self.store, self.options, self.keys = plan, store, options, keys
         self.record = RunRecord(plan, store, keys)
         self.entries: dict[str, Entry | None] = {}
@@ -201,6 +215,8 @@ class _Walk:
         start = time.perf_counter()
         key = self.keys[stage.id]
         call = self._call(stage)
+        if self.leader and call.workers > 1:
+            self.leader.announce(call)
         outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._tell)
         stored = self._put(stage, outputs)
         entry = Entry(
@@ -270,6 +286,7 @@ class _Walk:
             plugins=manifest.plugins,
             folder=str(manifest.path.parent.absolute()),
             workers=stage.stage.workers(stage.config) if stage.stage.workers else 1,
+            nodes=self.options.nodes,
         )
 
     def _stored_input(self, stage_id: str, output: str, reference: str) -> StoredInput:

@@ -24,8 +24,15 @@ class HereLaunch:
 
     @hookimpl(trylast=True)
     def ptpipe_launch(self, call: Call, tell: Callable[[Event], None]) -> Mapping[str, Artifact]:
-        """Do the call here. Results own stdout: what the stage prints goes to stderr."""
-        if call.workers != 1:
-            raise StageError(f"{call.kind} wants {call.workers} workers, and no loaded plugin starts any")
+        """Do the call here, or this process's part of it. Results own stdout: what is printed goes to stderr."""
+        num_here = call.nodes.num if call.nodes.started else 1
+        if call.workers not in (1, num_here):
+            there_are = f"{num_here} were started" if call.nodes.started else "no loaded plugin starts any"
+            raise StageError(f"{call.kind} wants {call.workers} workers, and {there_are}")
+        rank = call.nodes.rank if call.workers > 1 else 0
         with contextlib.redirect_stdout(sys.stderr):
-            return perform(call, self._vocabulary, self._store, tell)
+            return perform(call, self._vocabulary, self._store, _silence if rank else tell, rank)
+
+
+def _silence(event: Event) -> None:
+    """Rank 0 speaks for all."""

@@ -27,6 +27,24 @@ class StoredInput:
 
 
 @dataclass(frozen=True)
+class Nodes:
+    """The machines that do stages together, seen from one of them."""
+
+    num: int = 1
+    rank: int = 0
+    """0 leads."""
+    endpoint: str = ""
+    """`host:port` of node 0, where the nodes meet."""
+    max_restarts: int = 0
+    """How often workers may be started again, from their last checkpoint, after one has failed."""
+    started: bool = False
+    """The workers are there already, one a node: torchrun or SLURM has started them."""
+
+
+ONE_NODE = Nodes()
+
+
+@dataclass(frozen=True)
 class Call:
     """Everything that a process needs to do one stage. All of it is JSON."""
 
@@ -43,7 +61,8 @@ class Call:
     folder: str
     """What the plugins' file names are relative to."""
     workers: int = 1
-    """How many processes do it together."""
+    """How many processes do it together, on all nodes."""
+    nodes: Nodes = ONE_NODE
 
     def to_json(self) -> str:
         """One JSON object."""
@@ -54,7 +73,8 @@ class Call:
         """Inverse of `to_json`."""
         content: dict[str, Any] = json.loads(text)
         inputs = {port: tuple(StoredInput(**stored) for stored in items) for port, items in content["inputs"].items()}
-        return cls(**{**content, "inputs": inputs, "plugins": tuple(content["plugins"])})
+        nodes = Nodes(**content["nodes"])
+        return cls(**{**content, "inputs": inputs, "plugins": tuple(content["plugins"]), "nodes": nodes})
 
 
 def perform(

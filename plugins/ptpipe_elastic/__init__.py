@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ptpipe import Finding, hookimpl
@@ -12,8 +12,8 @@ from ptpipe.worker import Call
 
 @hookimpl
 def ptpipe_launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path] | None:
-    """Do a stage of several workers; leave one of a single worker to the next launcher."""
-    if call.workers == 1:
+    """Do a stage of several workers, unless a cluster has started them already."""
+    if call.workers == 1 or call.nodes.started:
         return None
     from ptpipe_elastic.launch import launch
 
@@ -26,3 +26,11 @@ def ptpipe_diagnose(workers: int) -> Iterable[Finding]:
     from ptpipe_elastic.diagnosis import findings
 
     return findings(workers)
+
+
+@hookimpl
+def ptpipe_time_all_reduce(workers: int, sizes_bytes: Sequence[int]) -> Sequence[float]:
+    """Time it as a training would do it: nccl where each worker has a CUDA device of its own, else gloo."""
+    from ptpipe_elastic.timing import time_all_reduce
+
+    return time_all_reduce(workers, sizes_bytes)

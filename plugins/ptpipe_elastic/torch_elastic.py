@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -13,17 +14,22 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from ptpipe.errors import Terminated
+from ptpipe.errors import StageError, Terminated
 from ptpipe_elastic.started import log_file
 
 _SHUTDOWN_S = 3
 """Between SIGTERM and SIGKILL, for workers that were told to end."""
+_MEETING_S = 600
+"""How long nodes wait for each other."""
 _LAST_LINES = 20
 _STARTED = "ptpipe_elastic.started"
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,19 @@ class WorkerFailure:
     """Of what it printed."""
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """How the nodes of a stage find each other."""
+
+    num_nodes: int = 1
+    node_rank: int = 0
+    endpoint: str = ""
+    """`host:port` of node 0; empty for a single node, which takes a free port of its own."""
+    name: str = ""
+    """The same on all nodes, and no other's at the same endpoint."""
+    max_restarts: int = 0
+
+
 class WorkersFailed(Exception):  # noqa: N818  # says what happened
     """Some workers failed; carries the failures, the first cause first."""
 
@@ -50,34 +69,53 @@ class WorkersFailed(Exception):  # noqa: N818  # says what happened
         super().__init__(f"{len(failures)} workers failed")
 
 
-def run_workers(module: str, arguments: Sequence[str], num_workers: int, log_folder: Path) -> None:
-    """Run `python -m module arguments` in that many local processes until all are done.
+def run_workers(
+    module: str, arguments: Sequence[str], num_workers: int, log_folder: Path, meeting: Meeting = Meeting()
+) -> None:
+    """Run `python -m module arguments` in that many processes of this machine until all, on all nodes, are done.
 
     Each has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; the port
-    is a free one. When one fails the others are ended. Raises WorkersFailed; KeyboardInterrupt and Terminated as the
-    signals say, with all workers ended. What they print is in `log_folder`, a file a rank.
+    is a free one. What they print is in `log_folder`, a file a rank. When one fails the others are ended.
+
+    Raises WorkersFailed; StageError where the nodes don't meet; KeyboardInterrupt and Terminated as the signals say,
+    with all workers ended.
     """
     log_folder.mkdir(parents=True, exist_ok=True)
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=meeting.num_nodes,
+        max_nodes=meeting.num_nodes,
         nproc_per_node=num_workers,
-        run_id=uuid.uuid4().hex,
+        run_id=meeting.name or uuid.uuid4().hex,
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
+        rdzv_endpoint=meeting.endpoint or "localhost:0",
+        rdzv_configs={"is_host": meeting.node_rank == 0, "timeout": _MEETING_S},
+        local_addr=_own_address(meeting.endpoint),
+        max_restarts=meeting.max_restarts,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=str(log_folder)),
         **_known({"shutdown_timeout": _SHUTDOWN_S}),
     )
-    with _signals_put_back(), _quiet():
+    with _put_back(), _quiet():
         try:
             elastic_launch(config, sys.executable)("-m", _STARTED, str(log_folder.absolute()), module, *arguments)
         except SignalException as error:
             raise (Terminated if error.sigval == signal.SIGTERM else KeyboardInterrupt) from None
+        except (RendezvousError, DistError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise StageError(f"the nodes don't meet at {meeting.endpoint or 'localhost'}: {reason}") from error
         except ChildFailedError as error:
             raise WorkersFailed(_failures(error, log_folder)) from None
+
+
+def _own_address(endpoint: str) -> str:
+    """What the other nodes call this machine: the address that it talks to node 0 from."""
+    host = endpoint.rpartition(":")[0].strip("[]")
+    if not host:
+        return "localhost"
+    family, _, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # a datagram's connect sends nothing
+        probe.connect(place)
+        return str(probe.getsockname()[0])
 
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:
@@ -116,20 +154,22 @@ def _last_lines(file: Path) -> tuple[str, ...]:
 
 
 @contextmanager
-def _signals_put_back() -> Iterator[None]:
-    """The agent puts handlers and a variable of its own in place, and leaves them there."""
+def _put_back() -> Iterator[None]:
+    """Signal handlers, and variables of the environment: the agent puts its own in place, and leaves them there."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     handlers = {number: signal.getsignal(number) for number in numbers}
-    variable = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE")
+    variables = {name: os.environ.get(name) for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", _OWN_STORE)}
+    # Workers that are started again must not find what those before them left in the agents' store.
+    os.environ[_OWN_STORE] = "1"
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        if variable is None:
-            os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
-        else:
-            os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = variable
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextmanager

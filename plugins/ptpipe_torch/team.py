@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 from ptpipe import Context, StageError
@@ -83,11 +84,17 @@ def joined_team(ctx: Context, comm: Comm = "auto", timeout_s: float = 300.0) -> 
         return
     import torch.distributed as dist
 
+    os.environ.update(ranks_from_slurm(os.environ))
     if int(os.environ.get("WORLD_SIZE", "1")) != ctx.num_workers:
         raise StageError(f"{ctx.kind} wants {ctx.num_workers} workers, and this process is not one of so many")
     _take_own_device()
     backend = choose_comm(comm)
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), rank=ctx.rank, world_size=ctx.num_workers)
+    # Each stage under a name of its own: a process that a cluster started does several, through one store.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _uses_agents_store() else "0"
+    store = dist.PrefixStore(f"{attempt}/{ctx.stage_id}/", _meeting_store(ctx.rank, ctx.num_workers))
+    dist.init_process_group(
+        backend, store=store, timeout=timedelta(seconds=timeout_s), rank=ctx.rank, world_size=ctx.num_workers
+    )
     # Groups of their own: after a failure in the middle of an operation the main one is of no use.
     watch = dist.new_group(backend="gloo", timeout=timedelta(seconds=_BARRIER_S))
     try:
@@ -100,6 +107,34 @@ def joined_team(ctx: Context, comm: Comm = "auto", timeout_s: float = 300.0) -> 
     finally:
         with suppress(RuntimeError):
             dist.destroy_process_group()
+
+
+def _uses_agents_store() -> bool:
+    """Whether the store outlives this process, so that another may find there what was meant for this one."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+@cache
+def _meeting_store(rank: int, world_size: int) -> Any:
+    """Where processes leave word for each other: it listens on MASTER_PORT for as long as the process lives."""
+    from torch.distributed.rendezvous import rendezvous
+
+    return next(rendezvous("env://", rank, world_size))[0]
+
+
+def ranks_from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
+    """What torch wants to find in the environment, from what SLURM says; nothing where it is there or SLURM isn't."""
+    if "RANK" in variables or "SLURM_STEP_ID" not in variables:
+        return {}
+    first = re.match(r"([^\[,]+)(?:\[(\d+))?", variables.get("SLURM_STEP_NODELIST", ""))
+    found = {
+        "RANK": variables["SLURM_PROCID"],
+        "WORLD_SIZE": variables["SLURM_NTASKS"],
+        "LOCAL_RANK": variables["SLURM_LOCALID"],
+        "MASTER_ADDR": "".join(part or "" for part in first.groups()) if first else "localhost",
+        "MASTER_PORT": str(15_000 + int(variables["SLURM_JOB_ID"]) % 15_000),
+    }
+    return {name: value for name, value in found.items() if name not in variables}
 
 
 def _take_own_device() -> None:

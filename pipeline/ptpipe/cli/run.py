@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ptpipe.cli.options import artifacts_option, json_option, manifest_argument, print_json, read_settings, set_option
+from ptpipe.errors import UsageError
+from ptpipe.events import Event, LogLine, Notice
+
+if TYPE_CHECKING:
+    from ptpipe.worker import Nodes
 
 
 @click.command()
@@ -18,6 +24,17 @@ from ptpipe.cli.options import artifacts_option, json_option, manifest_argument,
 @click.option("--keep-going", is_flag=True, help="After a failure, still do the stages that don't depend on it.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the stages' log lines.")
 @click.option("-q", "--quiet", is_flag=True, help="Show problems and the end only.")
+@click.option("--nnodes", type=click.IntRange(1, 4096), default=1, help="Machines that run this manifest together.")
+@click.option("--node-rank", type=click.IntRange(0), default=0, help="Which of them this is; node 0 leads.")
+@click.option(
+    "--rdzv-endpoint", metavar="HOST:PORT", default="", help="Where the machines meet: a free port of node 0."
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0, 1000),
+    default=0,
+    help="How often a stage's workers are started again after one has failed, from their last checkpoint.",
+)
 @json_option
 def run(  # noqa: PLR0913  # one parameter an option
     manifest: Path,
@@ -27,20 +44,52 @@ def run(  # noqa: PLR0913  # one parameter an option
     keep_going: bool,
     verbose: bool,
     quiet: bool,
+    nnodes: int,
+    node_rank: int,
+    rdzv_endpoint: str,
+    max_restarts: int,
     as_json: bool,
 ) -> int:
     """Run a manifest: do what is new, take the rest from the store.
 
     Running again is resuming: what is finished is cached, and a training that was interrupted goes on from its last
     checkpoint. The exit code is 3 when a gate refused.
+
+    Stages of several workers can be spread over machines that share the artifacts folder: start the same command on
+    each, with --nnodes, --node-rank and --rdzv-endpoint. Under torchrun or SLURM ranks are those of the environment.
     """
     from ptpipe import api
     from ptpipe.engine import RunOptions
     from ptpipe.history import find_run
 
-    options = RunOptions(fresh, keep_going, verbosity=int(verbose) - int(quiet))
-    result = api.run(manifest, read_settings(settings), artifacts=artifacts, options=options)
+    nodes = _nodes(nnodes, node_rank, rdzv_endpoint, max_restarts)
+    options = RunOptions(fresh, keep_going, verbosity=int(verbose) - int(quiet), nodes=nodes)
+    overrides = read_settings(settings)
+    if nodes.rank:
+        return int(api.follow(manifest, overrides, artifacts=artifacts, options=options, tell=_echo))
+    result = api.run(manifest, overrides, artifacts=artifacts, options=options)
     if as_json:
         with contextlib.suppress(BrokenPipeError):  # the run's end counts, whether or not somebody reads of it
             print_json(find_run(result.store, result.run_id)[0])
     return int(result.exit_code)
+
+
+def _nodes(num: int, rank: int, endpoint: str, max_restarts: int) -> Nodes:
+    """The nodes that the options or the environment say there are. Raises UsageError for what doesn't fit together."""
+    from ptpipe.nodes import nodes_of_environment
+    from ptpipe.worker import Nodes
+
+    if num == 1 and not rank:
+        return nodes_of_environment() or Nodes(max_restarts=max_restarts)
+    if rank >= num:
+        raise UsageError(f"--node-rank {rank}: of --nnodes {num} machines the ranks are 0 to {num - 1}")
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"--nnodes {num} needs --rdzv-endpoint host:port, a free port of node 0, not {endpoint!r}")
+    return Nodes(num, rank, endpoint, max_restarts)
+
+
+def _echo(event: Event) -> None:
+    """What a node that follows has to say, on stderr: results and reports are node 0's."""
+    if isinstance(event, LogLine | Notice) and not (isinstance(event, LogLine) and event.stage_id):
+        click.echo(event.text, err=True)

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -57,12 +58,23 @@ WAYS = {
 class Running:
     """A run of the command line in a process of its own."""
 
-    def __init__(self, folder: Path, parallel: dict[str, Any], artifacts: str = "artifacts", *options: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parallel: dict[str, Any],
+        artifacts: str = "artifacts",
+        *options: str,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.manifest, self.artifacts = folder / "killed.yaml", folder / artifacts
         self.manifest.write_text(MANIFEST.format(plugin=PLUGIN, parallel=json.dumps(parallel)), encoding="utf-8")
         command = [sys.executable, "-m", "ptpipe", "run", str(self.manifest), "--artifacts", str(self.artifacts)]
         self.process = subprocess.Popen(
-            [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [*command, *options],
+            env=os.environ | (environment or {}),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self.parent = psutil.Process(self.process.pid)
 
@@ -102,21 +114,22 @@ class Running:
 
 
 @pytest.fixture(autouse=True)
-def no_worker_stays() -> Iterator[None]:
+def no_worker_stays(tmp_path: Path) -> Iterator[None]:
     yield
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and (left := _workers_anywhere()):
+    while (left := workers_of(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left
 
 
-def _workers_anywhere() -> list[int]:
-    mine = os.getuid()
-    return [
-        process.pid
-        for process in psutil.process_iter(["cmdline", "uids", "status"])
-        if "ptpipe_elastic.started" in (process.info["cmdline"] or ()) and process.info["uids"].real == mine
-    ]
+def workers_of(folder: Path) -> list[int]:
+    """Those of any run whose artifacts are in there."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or ()
+        if "ptpipe_elastic.started" in command and any(str(folder) in word for word in command):
+            found.append(process.pid)
+    return found
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -141,10 +154,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, nam
     last = Running(tmp_path, WAYS[name])
     assert "failed" not in last.end()
     assert last.process.returncode == 0
-    expected, found = undisturbed.trained(), last.trained()
-    assert expected.keys() == found.keys()
-    for key, tensor in expected.items():
-        assert torch.equal(tensor, found[key]), (key, moments)
+    assert same_bits(undisturbed, last), moments
     assert len(moments) >= min(NUM_KILLS, 2), "the training was over before it could be killed"
 
 
@@ -190,3 +200,96 @@ def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
     assert [running.process.returncode for running in runs] == [0, 0]
     one, two = (running.trained() for running in runs)
     assert all(torch.equal(tensor, two[key]) for key, tensor in one.items())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def same_bits(one: Running, other: Running) -> bool:
+    expected, found = one.trained(), other.trained()
+    return expected.keys() == found.keys() and all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Running:
+    running = Running(tmp_path_factory.mktemp("undisturbed"), WAYS["ddp"])
+    running.end()
+    return running
+
+
+def test_with_restarts_a_dead_worker_changes_nothing(tmp_path: Path, undisturbed: Running) -> None:
+    running = Running(tmp_path, WAYS["ddp"], "artifacts", "--max-restarts", "2")
+    assert running.until(2)
+    running.workers()[1].kill()
+    assert "3 done" in running.end()
+    assert running.process.returncode == 0
+    assert same_bits(undisturbed, running)
+
+
+def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undisturbed: Running) -> None:
+    """Two agents on loopback; the second is killed with its worker, and started again."""
+    options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "--max-restarts", "1"]
+    first = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "0")
+    second = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "1")
+    assert first.until(2)
+    second.parent.kill()
+    second.end()
+    again = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "1")
+    assert "3 done" in first.end()
+    said = again.end()
+    assert "node 1 takes part in train" in said
+    assert "node 0 ended with exit code 0" in said
+    assert (first.process.returncode, again.process.returncode) == (0, 0)
+    assert same_bits(undisturbed, first)
+
+
+def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path) -> None:
+    options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}"]
+    first = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "0")
+    second = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "1")
+    assert first.until(1)
+    first.parent.kill()
+    first.end()
+    assert "node 0 has gone without a word" in second.end()
+    assert second.process.returncode == 1
+
+
+@pytest.mark.parametrize("cluster", ["torchrun", "slurm"])
+def test_ranks_of_the_environment_are_taken_as_they_are(tmp_path: Path, undisturbed: Running, cluster: str) -> None:
+    port = str(free_port())
+    runs = []
+    for rank in ("0", "1"):
+        ranks = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+        ranks |= {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        if cluster == "slurm":
+            ranks = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+            ranks |= {"SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": port}
+        runs.append(Running(tmp_path, WAYS["ddp"], environment=ranks))
+    assert "3 done" in runs[0].end()
+    assert "node 0 ended with exit code 0" in runs[1].end()
+    assert same_bits(undisturbed, runs[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nnodes", "2"], "--nnodes 2 needs --rdzv-endpoint host:port, a free port of node 0, not ''"),
+        (["--nnodes", "2", "--rdzv-endpoint", "localhost"], "needs --rdzv-endpoint host:port"),
+        (["--nnodes", "2", "--node-rank", "2"], "--node-rank 2: of --nnodes 2 machines the ranks are 0 to 1"),
+        (["--node-rank", "1"], "--node-rank 1: of --nnodes 1 machines the ranks are 0 to 0"),
+    ],
+)
+def test_options_of_nodes_that_do_not_fit_are_named(tmp_path: Path, options: list[str], message: str) -> None:
+    running = Running(tmp_path, WAYS["ddp"], "artifacts", *options)
+    assert message in running.end()
+    assert running.process.returncode == 2
+
+
+def test_workers_that_cannot_be_spread_evenly_are_refused(tmp_path: Path) -> None:
+    options = ["--nnodes", "3", "--rdzv-endpoint", f"localhost:{free_port()}"]
+    running = Running(tmp_path, WAYS["ddp"], "artifacts", *options)
+    assert "2 workers can't be spread evenly over 3 nodes" in running.end()
+    assert running.process.returncode == 1
