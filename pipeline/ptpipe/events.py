@@ -108,7 +108,7 @@ class RunStarted:
     seed: int
     overrides: tuple[str, ...] = ()
     verbosity: int = 0
-    """How much the console says: below 0 only problems and the end, above 0 the log's lines too."""
+    """How much the console says: below 0 only problems and the end, below -1 nothing, above 0 the log's lines too."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -53,6 +53,15 @@ def ptpipe_launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Art
 
     An output may be the folder that the artifact was saved to, by another process. `tell` takes what the stage says
     while it works. Raise StageError for a failure that the user can act on.
+    """
+
+
+@hookspec(firstresult=True)
+def ptpipe_time_all_reduce(workers: int, sizes_bytes: Sequence[int]) -> Sequence[float] | None:
+    """Time an all-reduce of each size among so many processes of this machine, for `ptpipe scaling`: seconds, medians.
+
+    None leaves it to the next; the first answer counts. Parent only; may import torch; leave nothing behind. Raise
+    StageError where they can't work together.
     """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ptpipe.artifact import JSON
@@ -70,6 +70,14 @@ class Plan:
     @cached_property
     def _by_id(self) -> dict[str, PlannedStage]:
         return {stage.id: stage for stage in self.stages}
+
+    def reaching(self, stage_id: str) -> Plan:
+        """The plan of a stage and of those that it needs, and of no others."""
+        wanted = {stage_id}
+        for stage in reversed(self.stages):
+            if stage.id in wanted:
+                wanted.update(stage.upstream)
+        return replace(self, stages=tuple(stage for stage in self.stages if stage.id in wanted))
 
     def problem(self, stage_id: str, message: str, *option: str, suggestion: str | None = None) -> Problem:
         """A problem of this stage (of this option of it), at its place in the manifest. For `ptpipe_check` hooks."""

@@ -40,6 +40,8 @@ class ConsoleObserver(Observer):
 
     def run_started(self, news: RunStarted) -> None:
         """Say what runs."""
+        if news.verbosity < -1:  # whoever started the run tells of it
+            return
         from ptpipe_report.screen import Screen  # brings rich: only a run needs it
 
         self._screen = Screen(news, self._console)

@@ -214,3 +214,19 @@ def test_a_validator_that_breaks_is_the_plugins_fault(project):
     with pytest.raises(ManifestError, match=message) as raised:
         project.plan()
     assert raised.value.exit_code == ExitCode.PLUGIN
+
+
+def test_the_plan_of_a_stage_has_what_it_needs_and_no_more(project):
+    project.write("""
+        one: {uses: toy.make}
+        other: {uses: toy.make}
+        two: {uses: toy.split, needs: {a: one}}
+        three: {uses: toy.add, needs: {a: two.low, b: one}}
+        four: {uses: toy.total, needs: {numbers: [other, three]}}
+    """)
+    whole = project.plan()
+    part = whole.reaching("three")
+    assert [stage.id for stage in part.stages] == ["one", "two", "three"]
+    assert part["three"] is whole["three"]
+    assert [stage.id for stage in whole.reaching("four").stages] == ["one", "other", "two", "three", "four"]
+    assert [stage.id for stage in whole.reaching("other").stages] == ["other"]

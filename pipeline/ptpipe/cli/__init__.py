@@ -29,6 +29,7 @@ _VERBS = {
     "plugins": ("words", "List the loaded plugins, and the broken ones with the reason."),
     "schema": ("words", "Print the manifest's JSON Schema, for editors."),
     "gc": ("past", "Delete runs and results that are no longer needed."),
+    "scaling": ("scaling", "Measure how a training scales with its workers; predict it to 256."),
     "doctor": ("doctor", "Check this installation and machine; say what to do about what lacks."),
     "init": ("start", "Write a starter manifest, or a starter plugin with its test."),
 }

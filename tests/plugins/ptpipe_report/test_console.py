@@ -177,6 +177,11 @@ def test_quiet_says_problems_and_the_end(story, verdict) -> None:
     ]
 
 
+def test_silence_is_for_who_started_the_run_to_fill(story) -> None:
+    story.verbosity = -2
+    assert told(on(None), story, story.mnist(), {"pretrain": story.training()}) == []
+
+
 def test_verbose_says_log_lines_and_keys(story) -> None:
     events = {"pretrain": [LogLine("pretrain", "compiled in 3 s")]}
     quiet_about_it = told(on(None), story, story.mnist(), events)
