@@ -1,0 +1,340 @@
+"""Where a network can be cut, where it should be, and that its pieces together are the network.
+
+Shape legend: N images, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import fx, nn
+from torch.nn import functional as F
+
+from ptpipe import StageError
+from ptpipe_quant.parts import prepare_qat
+from ptpipe_torch import RangeHolder, TrainingListener
+from ptpipe_train.parallel.chunks import Cuttable, balanced, find_cuts, measured_costs_s, named_cuts
+
+from .parallel_nets import Branching
+
+CPU = torch.device("cpu")
+
+
+def begins(network: Cuttable) -> list[str]:
+    return [cut.begins for cut in network.cuts]
+
+
+def images(num: int = 4, channels: int = 3) -> torch.Tensor:
+    return torch.randn(num, channels, 8, 8, generator=torch.Generator().manual_seed(5))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm, self.conv2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm(self.conv1(x)), inplace=True)
+        return F.relu(x + self.conv2(y))
+
+
+class Residual(nn.Module):
+    """A stem, two blocks that are jumped over, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.relu = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(inplace=True)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(self.relu(self.stem(x)))
+        return self.fc(x.mean((2, 3)))
+
+
+def sequential() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 4, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.25),
+        nn.Linear(16, 5),
+    )
+
+
+class Tied(nn.Module):
+    """The first and the third layer are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv_in = nn.Conv2d(3, 4, 1)
+        self.shared, self.between, self.fc = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.shared(self.between(self.shared(self.conv_in(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+class TiedWeights(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.three(self.two(self.one(x)))
+
+
+def prepared() -> nn.Module:
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 5),
+    )
+    return prepare_qat(
+        net, backend="fbgemm", weights="per_channel", reduce_range=False, skip=[], batch_norm="fold", freeze_at=0.8
+    )
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "sequential": sequential,
+    "residual": Residual,
+    "tied": Tied,
+    "prepared for int8": prepared,
+}
+
+
+# Where to cut
+
+
+def test_a_sequence_is_cut_between_all_layers_but_those_that_work_in_place() -> None:
+    # Before the first parameter and behind the last there is nothing to train.
+    assert begins(find_cuts(sequential())) == ["1", "3", "4", "5", "6", "7", "8"]
+
+
+def test_no_cut_inside_a_residual() -> None:
+    network = find_cuts(Residual())
+    # Before the first layer of each block, the relu behind its sum, and in the head.
+    assert begins(network) == ["blocks.0.conv1", "relu_2", "blocks.1.conv1", "relu_4", "mean", "fc"]
+
+
+def test_no_cut_between_two_uses_of_a_layer() -> None:
+    network = find_cuts(Tied())
+    assert begins(network) == ["shared", "mean", "fc"]
+
+
+def test_no_cut_between_two_uses_of_a_weight() -> None:
+    assert begins(find_cuts(TiedWeights())) == ["three"]
+
+
+@pytest.mark.parametrize(
+    "in_place",
+    [
+        lambda x: F.relu(x, inplace=True),
+        lambda x: F.relu(x, True),
+        torch.relu_,
+        lambda x: x.relu_(),
+        lambda x: x.mul_(2),
+        nn.ReLU(inplace=True),
+        nn.Hardswish(inplace=True),
+        nn.Dropout(0.5, inplace=True),
+    ],
+    ids=["keyword", "positional", "function", "method", "method with argument", "layer", "hardswish", "dropout"],
+)
+def test_no_chunk_begins_with_what_changes_its_input(in_place: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.act = in_place if isinstance(in_place, nn.Module) else None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.two(in_place(self.one(x)) if self.act is None else self.act(self.one(x)))
+
+    network = find_cuts(Net())
+    assert begins(network) == ["two"]
+    assert all(cost_s > 0 for cost_s in measured_costs_s(network, images(), CPU))
+
+
+def test_a_way_that_depends_on_values_is_refused() -> None:
+    with pytest.raises(
+        StageError, match=r"can't be cut into chunks: its forward pass depends on values .*use mode ddp"
+    ):
+        find_cuts(Branching(192, 5))
+
+
+def test_a_single_layer_cannot_be_cut() -> None:
+    network = find_cuts(nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Softmax(1)))
+    assert (begins(network), network.num_pieces) == ([], 1)
+    module = network.piece(0, 1)
+    assert torch.equal(module(images()), network.module(images()))
+
+
+def test_a_prepared_network_keeps_its_observers() -> None:
+    module = prepared()
+    network = find_cuts(module)
+    watchers = [layer for layer in module.modules() if isinstance(layer, RangeHolder)]
+    listeners = [layer for layer in module.modules() if isinstance(layer, TrainingListener)]
+    assert len(watchers) >= 3
+    pieces = [network.piece(number, number + 1) for number in range(network.num_pieces)]
+    assert len(pieces) >= 3
+    for kind, whole in ((RangeHolder, watchers), (TrainingListener, listeners)):
+        inside = [id(layer) for piece in pieces for layer in piece.modules() if isinstance(layer, kind)]
+        assert sorted(inside) == sorted(id(layer) for layer in whole)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_pieces_have_the_very_parameters_under_the_same_names(name: str) -> None:
+    module = NETWORKS[name]()
+    network = find_cuts(module)
+    parameters: dict[str, int] = {}
+    for number in range(network.num_pieces):
+        own = {key: id(parameter) for key, parameter in network.piece(number, number + 1).named_parameters()}
+        assert not own.keys() & parameters.keys()
+        parameters |= own
+    assert parameters == {key: id(parameter) for key, parameter in module.named_parameters()}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_pieces_in_turn_are_the_network(name: str) -> None:
+    """Bit by bit: logits, gradients and buffers, for every number of chunks."""
+    module = NETWORKS[name]().train()
+    network = find_cuts(module)
+    before = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
+
+    def outcome(parts: list[nn.Module]) -> list[torch.Tensor]:
+        module.load_state_dict(before)
+        module.zero_grad()
+        torch.manual_seed(11)  # of dropout
+        value = images()
+        ends: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for part in parts:
+            received = value.detach().requires_grad_()
+            value = part(received)
+            ends.append((received, value))
+        logits_NK, gradient = value.detach(), torch.cos(value).detach()
+        for received, sent in reversed(ends):
+            sent.backward(gradient)
+            assert received.grad is not None
+            gradient = received.grad
+        grads = [parameter.grad for parameter in module.parameters()]
+        assert all(grad is not None and grad.abs().sum() > 0 for grad in grads[-2:])
+        buffers = [buffer.detach().clone() for buffer in module.buffers()]
+        return [logits_NK, gradient, *(grad.clone() for grad in grads if grad is not None), *buffers]
+
+    whole = outcome([module])
+    last = network.num_pieces
+    for num_cuts in range(1, last):
+        # The first and the last way of cutting, and the finest.
+        every = list(combinations(range(1, last), num_cuts))
+        for cuts in {every[0], every[-1]}:
+            parts = [network.piece(*bounds) for bounds in pairwise([0, *cuts, last])]
+            for one, other in zip(whole, outcome(parts), strict=True):
+                assert torch.equal(one, other)
+
+
+# Where the user wants it
+
+
+@pytest.mark.parametrize(
+    ("names", "firsts"),
+    [(["4"], [3]), (["1", "8"], [1, 7]), (["1", "3", "4", "5", "6", "7", "8"], [1, 2, 3, 4, 5, 6, 7]), ([], [])],
+)
+def test_named_cuts(names: list[str], firsts: list[int]) -> None:
+    network = find_cuts(sequential())
+    assert named_cuts(network, names) == firsts
+    for name, first in zip(names, firsts, strict=True):
+        assert next(iter(network.piece(first, first + 1).graph.nodes)).next.target == name
+
+
+def test_the_name_of_a_group_of_layers_is_its_first_layer() -> None:
+    network = find_cuts(Residual())
+    assert named_cuts(network, ["blocks"]) == named_cuts(network, ["blocks.0"]) == [1]
+    (second,) = named_cuts(network, ["blocks.1"])
+    assert begins(network)[second - 1] == "blocks.1.conv1"
+
+
+@pytest.mark.parametrize("name", ["2", "0", "conv", "block", ""])
+def test_a_name_that_no_chunk_can_begin_with(name: str) -> None:
+    with pytest.raises(StageError) as caught:
+        named_cuts(find_cuts(sequential()), [name])
+    assert str(caught.value) == f"split_at: no chunk can begin with {name} (it can with: 1, 3, 4, 5, 6, 7, 8)"
+
+
+@pytest.mark.parametrize("names", [["4", "1"], ["4", "4"], ["1", "8", "4"]])
+def test_names_out_of_order_or_twice(names: list[str]) -> None:
+    with pytest.raises(StageError, match="in the order of the network, each once"):
+        named_cuts(find_cuts(sequential()), names)
+
+
+# By cost
+
+
+def dearest(costs: list[float], firsts: list[int]) -> float:
+    return max(sum(costs[first:end]) for first, end in pairwise([0, *firsts, len(costs)]))
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=9), st.data())
+def test_no_other_way_of_cutting_is_better_balanced(costs: list[int], data: st.DataObject) -> None:
+    num_chunks = data.draw(st.integers(1, len(costs)))
+    firsts = balanced(costs, num_chunks)
+    assert len(firsts) == num_chunks - 1
+    assert firsts == sorted(set(firsts))
+    assert all(0 < first < len(costs) for first in firsts), "no chunk is empty"
+    floats = [float(cost) for cost in costs]
+    least = min(dearest(floats, list(cuts)) for cuts in combinations(range(1, len(costs)), num_chunks - 1))
+    assert dearest(floats, firsts) == least
+
+
+def test_balanced_by_hand() -> None:
+    assert balanced([1, 2, 3, 4, 5, 6, 7, 8, 9], 3) == [5, 7]  # Skiena's example: 15, 13, 17
+    assert balanced([9, 1, 1, 1], 2) == [1]
+    assert balanced([1.0], 1) == []
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_measuring_costs_leaves_no_trace(name: str) -> None:
+    module = NETWORKS[name]().train()
+    next(layer for layer in module.modules() if not list(layer.children())).eval()  # one is frozen
+    network = find_cuts(module)
+    state = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
+    modes = [layer.training for layer in module.modules()]
+    inputs = images()
+    costs_s = measured_costs_s(network, inputs, CPU)
+    assert len(costs_s) == network.num_pieces
+    assert all(0 < cost_s < 10 for cost_s in costs_s)
+    after = module.state_dict()
+    assert after.keys() == state.keys()
+    assert all(torch.equal(tensor, after[key]) for key, tensor in state.items())
+    assert [layer.training for layer in module.modules()] == modes
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert not inputs.requires_grad
+    assert torch.equal(inputs, images())
+
+
+def test_costs_tell_a_large_layer_from_a_small_one() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 128, 7, padding=3), nn.Conv2d(128, 2, 1))
+    network = find_cuts(module)
+    costs_s = measured_costs_s(network, images(num=16), CPU)
+    assert costs_s[1] == max(costs_s)
+
+
+def test_a_graph_module_is_taken_as_it_is() -> None:
+    traced = fx.symbolic_trace(sequential())
+    assert find_cuts(traced).graph is traced.graph

@@ -1,0 +1,189 @@
+"""Which samples a worker takes, and batches that are filled up with samples that count nothing.
+
+Shape legend: N samples, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DistributedSampler
+
+from ptpipe_torch import Batch
+from ptpipe_torch.data import epoch_order
+from ptpipe_train.parallel import Objective
+from ptpipe_train.parallel.share import IGNORED, Share, batches_of, filled, idle, is_idle
+
+from .conftest import make_data
+
+
+def make_batch(num: int, *, channels_last: bool = False, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    images_NCHW = torch.randn(num, 3, 4, 4, generator=generator)
+    if channels_last:
+        images_NCHW = images_NCHW.contiguous(memory_format=torch.channels_last)
+    return Batch(images_NCHW, torch.randint(0, 5, (num,), generator=generator), 100 + torch.arange(num))
+
+
+def make_net() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+
+
+@given(num=st.integers(0, 200), batch_size=st.integers(1, 50), workers=st.integers(1, 9), seed=st.integers(0, 5))
+def test_shares_are_the_batches(num: int, batch_size: int, workers: int, seed: int) -> None:
+    order_N = epoch_order(num, seed, 0)
+    shares = [Share(rank, workers) for rank in range(workers)]
+    left = [share.of(order_N, batch_size) for share in shares]
+    for start in range(0, num, batch_size):
+        batch_N = order_N[start : start + batch_size]
+        # Each share's next samples: as many as it says for a full batch, for the last what there is.
+        sizes = [share.size(len(batch_N)) for share in shares]
+        assert sum(sizes) == len(batch_N)
+        assert max(sizes) - min(sizes) <= 1
+        parts = [part[:size] for part, size in zip(left, sizes, strict=True)]
+        left = [part[size:] for part, size in zip(left, sizes, strict=True)]
+        together = np.empty_like(batch_N)
+        for rank, part_N in enumerate(parts):
+            together[rank::workers] = part_N
+        np.testing.assert_array_equal(together, batch_N)
+    assert all(len(part) == 0 for part in left)
+
+
+@given(workers=st.integers(1, 8), per_worker=st.integers(1, 8), epoch=st.integers(0, 3))
+def test_one_batch_is_shared_as_torch_does(workers: int, per_worker: int, epoch: int) -> None:
+    num = workers * per_worker
+    for rank in range(workers):
+        sampler = DistributedSampler(range(num), num_replicas=workers, rank=rank, shuffle=True, seed=3)
+        sampler.set_epoch(epoch)
+        whole = DistributedSampler(range(num), num_replicas=1, rank=0, shuffle=True, seed=3)
+        whole.set_epoch(epoch)
+        assert Share(rank, workers).of(np.array(list(whole)), num).tolist() == list(sampler)
+
+
+def test_one_worker_takes_all_as_it_is() -> None:
+    order_N = epoch_order(10, 1, 1)
+    assert Share().of(order_N, 3) is order_N
+    assert Share().size(7) == 7
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_data_gives_each_worker_its_part_of_each_batch(workers: int) -> None:
+    """Cut by the data set's own batches: 37 samples in batches of 10, the last of 7."""
+    data, order_N = make_data(37), epoch_order(37, 4, 2)
+    parts = []
+    for rank in range(workers):
+        share = Share(rank, workers)
+        batches = data.batches("train", order_N=share.of(order_N, 10), batch_size=share.size(10))
+        parts.append([batch.indices_N.tolist() for batch in batches])
+    assert all(len(part) == 4 for part in parts)
+    for number, start in enumerate(range(0, 37, 10)):
+        taken = [index for part in parts for index in part[number]]
+        assert sorted(taken) == sorted(order_N[start : start + 10].tolist())
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@given(num=st.integers(1, 9), more=st.integers(0, 20))
+def test_a_filled_batch_repeats_what_it_has(num: int, more: int, *, channels_last: bool) -> None:
+    batch = make_batch(num, channels_last=channels_last)
+    labels_N = batch.labels_N.clone()
+    big = filled(batch, num + more)
+    assert len(big.images_NCHW) == len(big.labels_N) == len(big.indices_N) == num + more
+    assert torch.equal(big.images_NCHW[:num], batch.images_NCHW)
+    assert torch.equal(big.labels_N[:num], batch.labels_N)
+    assert (big.labels_N[num:] == IGNORED).all()
+    for position in range(num + more):
+        assert torch.equal(big.images_NCHW[position], batch.images_NCHW[position % num])
+        assert big.indices_N[position] == batch.indices_N[position % num]
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert big.images_NCHW.is_contiguous(memory_format=layout)
+    assert torch.equal(batch.labels_N, labels_N), "the batch itself stays as it was"
+    assert (filled(batch, num) is batch) and not is_idle(batch)
+
+
+def gradients(batch: Batch, objective: Objective) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    net = make_net()
+    loss = objective(net(batch.images_NCHW), batch.labels_N)
+    loss.backward()
+    return loss.detach(), [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_what_fills_a_batch_counts_nothing(label_smoothing: float, *, channels_last: bool) -> None:
+    batch, objective = make_batch(5, channels_last=channels_last), Objective(5, label_smoothing)
+    loss, grads = gradients(batch, objective)
+    filled_loss, filled_grads = gradients(filled(batch, 12), objective)
+    with torch.no_grad():
+        logits_NK = make_net()(batch.images_NCHW)
+    by_hand = cross_entropy(logits_NK, batch.labels_N, label_smoothing=label_smoothing)
+    torch.testing.assert_close(loss, by_hand)
+    torch.testing.assert_close(filled_loss, by_hand)
+    assert len(grads) == len(filled_grads) == 4
+    for grad, filled_grad in zip(grads, filled_grads, strict=True):
+        assert grad.abs().max() > 1e-3
+        torch.testing.assert_close(filled_grad, grad)
+
+
+@pytest.mark.parametrize("num", [1, 2, 6])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_an_idle_batch_leaves_no_gradient(num: int, label_smoothing: float) -> None:
+    batch = idle(make_batch(num))
+    assert is_idle(batch)
+    assert batch.images_NCHW.shape == (2, 3, 4, 4)  # two: batch norm can't normalize a single value
+    loss, grads = gradients(batch, Objective(7, label_smoothing))
+    assert loss.item() == 0.0
+    assert len(grads) == 4
+    assert all(grad.count_nonzero() == 0 for grad in grads)
+
+
+def test_idle_keeps_the_layout_and_the_original() -> None:
+    original = make_batch(3, channels_last=True)
+    labels_N = original.labels_N.clone()
+    assert idle(original).images_NCHW.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(original.labels_N, labels_N)
+
+
+def test_only_a_pair_of_ignored_is_idle() -> None:
+    assert not is_idle(filled(make_batch(1), 2))
+    assert not is_idle(make_batch(2))
+
+
+def test_batches_go_on_idly_until_all_workers_are_done() -> None:
+    batches: list[Any] = [make_batch(4, seed=seed) for seed in range(2)]
+    got = list(batches_of(iter(batches), 4))
+    assert got[0] is batches[0]
+    assert got[1] is batches[1]
+    assert [is_idle(batch) for batch in got] == [False, False, True, True]
+    assert torch.equal(got[2].images_NCHW[0], batches[1].images_NCHW[0])
+
+
+def test_no_more_batches_than_wanted() -> None:
+    batches = iter([make_batch(2, seed=seed) for seed in range(3)])
+    assert len(list(batches_of(batches, 2))) == 2
+    assert len(list(batches)) == 1
+
+
+@given(num=st.integers(1, 60), batch_size=st.integers(1, 20), workers=st.integers(1, 5))
+def test_parts_of_the_loss_add_up_to_the_mean(num: int, batch_size: int, workers: int) -> None:
+    """Over all workers and batches, as one process has it."""
+    logits_NK = torch.randn(num, 5, generator=torch.Generator().manual_seed(num), dtype=torch.float64)
+    labels_N = torch.arange(num) % 5
+    order_N = epoch_order(num, 0, 0)
+    objective = Objective(num, 0.1)
+    parts = [
+        objective(logits_NK[part_N], labels_N[part_N]).item()
+        for rank in range(workers)
+        if len(part_N := Share(rank, workers).of(order_N, batch_size))
+    ]
+    # In float32 inside, and each part is rounded.
+    assert math.fsum(parts) == pytest.approx(cross_entropy(logits_NK, labels_N, label_smoothing=0.1).item(), rel=1e-5)
