@@ -174,11 +174,13 @@ def _put_back() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The agent logs what is said better by the error."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    """The agent logs what is said better by the error, through loggers that each have a level of their own."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
