@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ptpipe.artifact import JSON
-from ptpipe.events import Event, LogLine, Metric, Notice, Progress
+from ptpipe.events import Attachment, Event, LogLine, Metric, Notice, Progress
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,13 @@ class Context:
     def notice(self, text: str) -> None:
         """Say something that nobody may overlook: shown in the console, the record and the report."""
         self.tell(Notice(self.stage_id, text))
+
+    def attach(self, file: Path) -> None:
+        """Give a file of the scratch folder (a trace, a picture) to the run: it is copied into the run's folder.
+
+        It belongs to this run, and not to the stage's result: a run that finds the stage cached doesn't have it.
+        """
+        self.tell(Attachment(self.stage_id, str(file)))
 
     def log(self, text: str) -> None:
         """Write a line to the run's log (and to the screen with --verbose)."""

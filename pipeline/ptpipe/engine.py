@@ -16,7 +16,7 @@ from pathlib import Path
 from ptpipe import machine
 from ptpipe.artifact import JSON, Artifact, Decision, Verdict
 from ptpipe.errors import ExitCode, IntegrityError, ManifestError, Problem, PtpipeError, StageError, Terminated
-from ptpipe.events import Event, LogLine, Metric, Notice, Outcome, RunFinished, StageFinished, StageStarted
+from ptpipe.events import Attachment, Event, LogLine, Metric, Notice, Outcome, RunFinished, StageFinished, StageStarted
 from ptpipe.history import Forecast, forecast, is_current
 from ptpipe.keys import Key, compute_keys
 from ptpipe.launch import HereLaunch
@@ -354,6 +354,8 @@ class _Walk:
                 self.said.notices.append(event.text)
             case LogLine():
                 self.record.log(event)
+            case Attachment():
+                self.record.attach(event)
         self.news.event(event)
 
     def _say_aside(self, stage_id: str, text: str) -> None:

@@ -57,7 +57,15 @@ class LogLine:
     text: str
 
 
-Event: TypeAlias = Progress | Metric | Notice | LogLine
+@dataclass(frozen=True)
+class Attachment:
+    """A file that a stage gives to the run that made it; it is copied into the run's folder."""
+
+    stage_id: str
+    path: str
+
+
+Event: TypeAlias = Progress | Metric | Notice | LogLine | Attachment
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 
 from ptpipe import machine
 from ptpipe.errors import ExitCode, PtpipeError
-from ptpipe.events import LogLine, RunFinished, RunStarted, StageFinished
+from ptpipe.events import Attachment, LogLine, RunFinished, RunStarted, StageFinished
 from ptpipe.files import strict_json, write_atomically
 from ptpipe.keys import Key
 from ptpipe.plan import Plan
@@ -68,6 +70,15 @@ class RunRecord:
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
         with contextlib.suppress(OSError), (self.folder / "log.txt").open("a", encoding="utf-8") as file:
             file.write(f"{stamp} {line.stage_id or '-'} {line.text}\n")
+
+    def attach(self, attachment: Attachment) -> None:
+        """Copy a stage's file into the folder `files/<stage>`, if that can be done."""
+        place = self.folder / "files" / attachment.stage_id
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(attachment.path, place / Path(attachment.path).name)
+        except OSError as error:
+            self.log(LogLine(attachment.stage_id, f"{attachment.path} could not be kept: {error}"))
 
     def started(self, verbosity: int) -> RunStarted:
         """The news of the run's beginning."""

@@ -15,7 +15,7 @@ from ptpipe.events import Event, Notice
 
 _LOOK_EVERY_S = 0.1
 _KINDS: dict[str, Callable[..., Event]] = {
-    kind.__name__: kind for kind in (events.Progress, events.Metric, events.Notice, events.LogLine)
+    kind.__name__: kind for kind in (events.Progress, events.Metric, events.Notice, events.LogLine, events.Attachment)
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from ptpipe import JSON
 from ptpipe.events import (
+    Attachment,
     Event,
     LogLine,
     Metric,
@@ -33,6 +34,7 @@ _TYPES: Mapping[type, str] = {
     Metric: "metric",
     Notice: "notice",
     LogLine: "log",
+    Attachment: "attachment",
     StageFinished: "stage_finished",
     RunFinished: "run_finished",
 }

@@ -55,6 +55,12 @@ class EarlyStopping(StageConfig):
     metric: Literal["val_loss", "val_top1"] = Field("val_loss", description="the figure that is watched")
 
 
+class Profile(StageConfig):
+    """What to profile."""
+
+    steps: int = Field(5, ge=1, le=1000, description="how many steps, after three that warm up")
+
+
 class TrainConfig(StageConfig):
     """Options of `train.supervised`."""
 
@@ -99,6 +105,11 @@ class TrainConfig(StageConfig):
     device: Device = Field("auto", description="auto: the first CUDA device, else the CPU")
     num_threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads of a process; null: all of the machine, shared among its workers"
+    )
+    profile: Profile | None = Field(
+        None,
+        description="write a trace of PyTorch's profiler and a table of the dearest operators into the run's folder "
+        "(of several processes, those of the first); null: don't",
     )
     parallel: Parallel = Field(Parallel(), description="how the training is spread over devices and processes")
 

@@ -50,7 +50,9 @@ class Loop:
             num_batches = plan.num_batches(num_samples)
             for number, batch in enumerate(islice(batches, num_batches), start=1):
                 loss += self.way.forward_backward(batch, objective, state.scaler, last=number == num_batches)
-            self._update(state)
+            with self.way.times.part("optimizer"):
+                self._update(state)
+            self.way.times.step_done()
             state.progress.step += 1
             after_step(num_samples, loss)
 
@@ -64,7 +66,7 @@ class Loop:
             channels_last=self.settings.channels_last,
             device=self.settings.device,
         )
-        return batches_of(batches, self.plan.num_batches(len(order_N)))
+        return self.way.times.waiting_for(batches_of(batches, self.plan.num_batches(len(order_N))))
 
     def _begin_step(self, step: int, optimizer: torch.optim.Optimizer, listeners: list[TrainingListener]) -> None:
         lr = self.lr.at(step)

@@ -21,6 +21,7 @@ from ptpipe_train.loop import Loop
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
 from ptpipe_train.parallel import Way, choose_way
 from ptpipe_train.plan import StepPlan
+from ptpipe_train.profiling import StepProfile
 from ptpipe_train.progress import Best, Progress
 from ptpipe_train.saving import Saving
 from ptpipe_train.schedule import LearningRate
@@ -32,6 +33,7 @@ from ptpipe_train.settings import (
     has_fast_bf16,
 )
 from ptpipe_train.state import TrainingState
+from ptpipe_train.step_times import PARTS
 from ptpipe_train.watch import LOOK_EVERY_S, Watch
 
 if TYPE_CHECKING:
@@ -131,6 +133,7 @@ def _set_up(config: TrainConfig, ctx: Context, model: Model, way: Way, data: Dat
             way.team,
             way.state_is_shared,
         ),
+        StepProfile(ctx, config.profile.steps, settings.device) if config.profile and way.team.rank == 0 else None,
     )
 
 
@@ -143,6 +146,7 @@ class Training:
     loop: Loop
     watch: Watch
     saving: Saving
+    profile: StepProfile | None
 
     def run(self) -> None:
         """Train to the end and put the best weights back where early stopping asks for it."""
@@ -153,6 +157,8 @@ class Training:
             self.watch.look(self.state.progress)
             self._finish_epoch()
             self.watch.resume()
+        if self.profile:
+            self.profile.stop()
         self._refuse_weights_not_finite()
         if self.state.best:
             self.loop.way.module.load_state_dict(self.state.best.tensors)
@@ -163,6 +169,8 @@ class Training:
 
     def _after_step(self, num_samples: int, loss: torch.Tensor) -> None:
         progress = self.state.progress
+        if self.profile:
+            self.profile.step_done()
         self.watch.step_done(progress, num_samples, loss)
         is_due = self.saving.is_due
         if self.watch.is_time(is_due) and self.watch.look(progress, is_due):
@@ -212,8 +220,21 @@ class Training:
             device=self.loop.settings.device.type,
             num_threads=torch.get_num_threads(),
             **self.loop.way.facts(),
+            **self._step_times(),
             history=list(progress.history),
         )
+
+    def _step_times(self) -> dict[str, JSON]:
+        """Where the time of a step went, on this worker or on each."""
+        way = self.loop.way
+        of_ranks: list[JSON] = [
+            {name: round(mean_ms, 3) for name, mean_ms in zip(PARTS, means_ms, strict=True) if mean_ms}
+            for means_ms in way.team.gather(way.times.means_ms())
+        ]
+        if way.team.size == 1:
+            return {"step_ms": of_ranks[0]} if of_ranks[0] else {}
+        per_worker = self.state.progress.num_images / self.state.progress.train_s / way.team.size
+        return {"num_workers": way.team.size, "images_per_s_per_worker": per_worker, "step_ms": of_ranks}
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import textwrap
 
 import pytest
 
 from ptpipe import ExitCode
-from ptpipe.plugins import ask_each, load_vocabulary, own_frames
+from ptpipe.plugins import ask_each, load_vocabulary, own_frames, quick_imports
 
 GOOD = """
 from ptpipe import Context, StageConfig, Verdict, hookimpl, stage
@@ -224,3 +225,17 @@ def test_frames_of_a_plugins_own_code(tmp_path):
     )
     assert own_frames(vocabulary.plugins[:1], raised.value) == ("inner.py:3 in work: return json.loads('{')",)
     assert own_frames((), raised.value) == ()
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_no_garbage_is_looked_for_while_importing(was_on):
+    before = gc.isenabled()
+    try:
+        (gc.enable if was_on else gc.disable)()
+        with pytest.raises(KeyError), quick_imports():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() is was_on
+    finally:
+        (gc.enable if before else gc.disable)()
+        gc.unfreeze()

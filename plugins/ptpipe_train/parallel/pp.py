@@ -109,9 +109,11 @@ class Chunks(Way):
         batch = filled(batch, self._size)
         self._losses.begin(objective, scaler)
         inputs = (batch.images_NCHW,) if self._has_first else ()
-        self._schedule.step(*inputs, target=batch.labels_N if self._has_last else None)
+        with self.times.part("forward_backward"):
+            self._schedule.step(*inputs, target=batch.labels_N if self._has_last else None)
         if last:
-            sum_gradients(self.trained.parameters(), self._copies, self._compress)
+            with self.times.part("communication"):
+                sum_gradients(self.trained.parameters(), self._copies, self._compress)
         return self._losses.total()
 
     def scaler(self) -> torch.amp.GradScaler:

@@ -30,10 +30,12 @@ class Alone(Way):
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
     ) -> torch.Tensor:
-        with self.settings.autocast():
-            logits_NK = self.wrapped(batch.images_NCHW)
-        loss = objective(logits_NK, batch.labels_N)
-        scaler.scale(loss).backward()
+        with self.times.part("forward"):
+            with self.settings.autocast():
+                logits_NK = self.wrapped(batch.images_NCHW)
+            loss = objective(logits_NK, batch.labels_N)
+        with self.times.part("backward"):
+            scaler.scale(loss).backward()
         return loss.detach()
 
 
@@ -61,17 +63,20 @@ class Replicas(Way):
             module = self.module = self.trained = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         self._ranges, self._buffers = RangeUnion(module), SharedBuffers(module)
         self._wrapped = _distributed(module, settings, options)
+        self.times.watch(module.parameters())
 
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
     ) -> torch.Tensor:
         self._ranges.takes_part = counts = not is_idle(batch)
         with self._synchronized(last):
-            with buffers_kept(self.module, only_if=not counts), self.settings.autocast():
-                logits_NK = self._wrapped(batch.images_NCHW)
-            loss = objective(logits_NK, batch.labels_N)
-            # DistributedDataParallel averages over ranks what is to be summed.
-            scaler.scale(loss * self.team.size).backward()
+            with self.times.part("forward"):
+                with buffers_kept(self.module, only_if=not counts), self.settings.autocast():
+                    logits_NK = self._wrapped(batch.images_NCHW)
+                loss = objective(logits_NK, batch.labels_N)
+            with self.times.backward():
+                # DistributedDataParallel averages over ranks what is to be summed.
+                scaler.scale(loss * self.team.size).backward()
         return loss.detach()
 
     def _synchronized(self, last: bool) -> AbstractContextManager[Any]:

@@ -18,6 +18,7 @@ from ptpipe_torch import Batch
 from ptpipe_torch.team import ALONE, Team
 from ptpipe_train.parallel.share import Share
 from ptpipe_train.settings import Settings
+from ptpipe_train.step_times import StepTimes
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Way(ABC):
         self.trained = module
         """What this process trains of it."""
         self.settings = settings
+        self.times = StepTimes(settings.device)
 
     @abstractmethod
     def forward_backward(
