@@ -1,0 +1,67 @@
+"""What a worker passes on, and what it leaves where it failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from ptpipe import StageError
+from ptpipe.events import Event, LogLine, Metric, Notice, Progress
+from ptpipe_elastic.said import followed
+from ptpipe_elastic.worker import _teller, _write_error
+from ptpipe_torch.team import TeamError
+
+SAID: tuple[Event, ...] = (
+    Progress("t", 1, 2, "images", {"loss": 0.5}),
+    Metric("t", "loss", 0.5),
+    LogLine("t", "made it"),
+    Notice("t", "slow"),
+)
+
+
+def heard(folder: Path, ranks: Iterable[int]) -> list[Event]:
+    file, events = folder / "said.jsonl", list[Event]()
+    with followed(file, events.append):
+        for rank in ranks:
+            tell = _teller(file, rank)
+            for event in SAID:
+                tell(event)
+    return events
+
+
+def test_rank_0_speaks_for_all(tmp_path: Path) -> None:
+    progress, metric, _, notice = SAID
+    assert heard(tmp_path, [0]) == [progress, metric, LogLine("t", "[rank 0] made it"), notice]
+
+
+def test_of_the_others_only_the_log_is_heard_with_their_rank(tmp_path: Path) -> None:
+    assert heard(tmp_path, [3, 12]) == [LogLine("t", "[rank 3] made it"), LogLine("t", "[rank 12] made it")]
+
+
+def test_together_they_say_everything_once(tmp_path: Path) -> None:
+    events = heard(tmp_path, [1, 0, 2])
+    assert [event for event in events if not isinstance(event, LogLine)] == [SAID[0], SAID[1], SAID[3]]
+    assert [event.text[:8] for event in events if isinstance(event, LogLine)] == ["[rank 1]", "[rank 0]", "[rank 2]"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "is_stage_error", "is_consequence"),
+    [
+        (StageError("the loss became nan"), "the loss became nan", True, False),
+        (TeamError("worker 0 did not answer"), "worker 0 did not answer", True, True),
+        (KeyError("x"), "KeyError: 'x'", False, False),
+        (SystemExit(0), "SystemExit: 0", False, False),
+    ],
+)
+def test_an_error_is_left_for_the_parent(
+    error, message, is_stage_error, is_consequence, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    _write_error(error)
+    content = json.loads((tmp_path / "error.json").read_text(encoding="utf-8"))
+    assert isinstance(content.pop("timestamp"), int)
+    assert content == {"message": message, "is_stage_error": is_stage_error, "is_consequence": is_consequence}
+    assert type(error).__name__ in capsys.readouterr().err, "the traceback is in the log"
