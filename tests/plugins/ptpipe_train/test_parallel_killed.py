@@ -26,7 +26,7 @@ from ptpipe_torch import Model
 
 pytestmark = pytest.mark.slow
 
-NUM_KILLS = int(os.environ.get("PTPIPE_KILLS", "3"))
+NUM_KILLS = int(os.environ.get("PTPIPE_KILLS", "2"))
 PLUGIN = Path(__file__).parent / "parallel_nets.py"
 MANIFEST = """
 version: 1
