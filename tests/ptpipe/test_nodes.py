@@ -1,0 +1,291 @@
+"""Node 0 and those that follow it: real plans, a real store, threads in the place of machines."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ptpipe import ExitCode, StageError
+from ptpipe.errors import UsageError
+from ptpipe.events import Event, LogLine, Notice
+from ptpipe.nodes import Follower, Leader, _file, nodes_of_environment
+from ptpipe.plan import Plan
+from ptpipe.store import Store
+from ptpipe.worker import Call, Nodes
+
+STAGES = "one: {uses: toy.make}\ntwo: {uses: toy.add, needs: {a: one, b: one}}"
+LAUNCHER = """
+from pathlib import Path
+
+from ptpipe import StageError, hookimpl
+
+calls = []
+
+
+@hookimpl
+def ptpipe_launch(call, tell):
+    calls.append(call)
+    if call.stage_id == "fails":
+        raise StageError("a worker here was killed")
+    return {}
+"""
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "2", "WORLD_SIZE": "4"}
+SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "nodes"),
+    [
+        ({}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, None),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}, None),  # in a batch script, and no step of it
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, None),
+        ({**SLURM, "SLURM_NTASKS": "1"}, None),
+        (SLURM, Nodes(8, 3, started=True)),
+        (TORCHRUN, Nodes(4, 2, started=True)),
+        ({**SLURM, **TORCHRUN}, Nodes(4, 2, started=True)),  # torchrun, started by srun on each machine
+    ],
+)
+def test_nodes_that_others_started(variables: dict[str, str], nodes: Nodes | None) -> None:
+    assert nodes_of_environment(variables) == nodes
+
+
+@dataclass
+class Following:
+    """A node that follows, in a thread."""
+
+    follower: Follower
+    events: list[Event]
+    ending: list[ExitCode | Exception] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._follow, daemon=True)
+        self.thread.start()
+
+    def _follow(self) -> None:
+        try:
+            self.ending.append(self.follower.follow())
+        except Exception as error:  # noqa: BLE001  # told to the test
+            self.ending.append(error)
+
+    def end(self) -> ExitCode | Exception:
+        self.thread.join(60)
+        (ending,) = self.ending
+        return ending
+
+    def waits_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert self.thread.is_alive(), self.ending
+            assert time.monotonic() < deadline, self.events
+            time.sleep(0.01)
+
+    def has_said(self, words: str) -> Callable[[], bool]:
+        return lambda: any(words in event.text for event in self.events if isinstance(event, LogLine | Notice))
+
+
+@dataclass
+class Cluster:
+    """Two nodes with a manifest each, and the folder that they share."""
+
+    plan: Plan
+    store: Store
+    project: object
+
+    def leader(self) -> Leader:
+        return Leader(self.plan, self.store)
+
+    def follow(self, rank: int = 1) -> Following:
+        """Start a node; it waits for node 0 when this returns."""
+        events: list[Event] = []
+        nodes = Nodes(2, rank, "localhost:1")
+        plan = self.project.plan()  # type: ignore[attr-defined]
+        following = Following(Follower(plan, self.store, nodes, events.append), events)
+        following.waits_for(following.has_said("waits for node 0"))
+        return following
+
+    def calls(self, following: Following) -> list[Call]:
+        """What the launcher of that node was asked to do."""
+        (module,) = (p.module for p in following.follower.plan.vocabulary.plugins if hasattr(p.module, "calls"))
+        return module.calls
+
+    def call(self, stage_id: str) -> Call:
+        return Call(stage_id, "toy.make", {}, 1, "k" * 64, {}, "/elsewhere", (), "/elsewhere", 2, Nodes(2, 0))
+
+    @property
+    def file(self) -> Path:
+        return _file(self.plan, self.store)
+
+
+@pytest.fixture
+def cluster(project, tmp_path) -> Cluster:
+    (tmp_path / "launcher.py").write_text(LAUNCHER, encoding="utf-8")
+    project.write(STAGES, head="name: toy\nplugins: [./toy.py, ./launcher.py]")
+    store = Store(project.artifacts)
+    store.open_for_writing()
+    return Cluster(project.plan(), store, project)
+
+
+def end(leader: Leader, following: Following, code: ExitCode = ExitCode.DONE) -> None:
+    leader.end(code)
+    assert following.end() == code
+
+
+def test_followers_take_part_in_each_announced_call_once(cluster: Cluster) -> None:
+    following, leader = cluster.follow(), cluster.leader()
+    with leader.leading():
+        for number, stage_id in enumerate(("one", "two", "one"), start=1):
+            leader.announce(cluster.call(stage_id))
+            following.waits_for(lambda number=number: len(cluster.calls(following)) == number)
+        time.sleep(0.5)  # two more looks at what was done already
+        end(leader, following)
+    calls = cluster.calls(following)
+    assert [call.stage_id for call in calls] == ["one", "two", "one"]
+    for call in calls:  # this node's own place, and where things are for it
+        assert call.nodes == Nodes(2, 1, "localhost:1")
+        assert call.artifacts == str(cluster.store.root)
+        assert call.folder == str(cluster.plan.manifest.path.parent.absolute())
+        assert (call.kind, call.key, call.workers) == ("toy.make", "k" * 64, 2)
+    said = [event.text for event in following.events if isinstance(event, LogLine)]
+    assert said == [
+        "node 1 waits for node 0",
+        "node 1 takes part in one",
+        "node 1 takes part in two",
+        "node 1 takes part in one",
+        "node 1 ends: node 0 ended with exit code 0",
+    ]
+
+
+def test_several_follow_one(cluster: Cluster) -> None:
+    leader, nodes = cluster.leader(), [cluster.follow(rank) for rank in (1, 2)]
+    with leader.leading():
+        leader.announce(cluster.call("one"))
+        for following in nodes:
+            following.waits_for(lambda following=following: len(cluster.calls(following)) == 1)
+        leader.end(ExitCode.REFUSED)
+        assert [following.end() for following in nodes] == [ExitCode.REFUSED] * 2
+    assert [cluster.calls(following)[0].nodes.rank for following in nodes] == [1, 2]
+
+
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.REFUSED, ExitCode.INTERRUPTED])
+def test_they_end_as_node_0_does(cluster: Cluster, code: ExitCode) -> None:
+    following, leader = cluster.follow(), cluster.leader()
+    with leader.leading():
+        leader.end(code)  # gone so fast that perhaps nobody saw it lead
+    assert following.end() is code
+    assert cluster.calls(following) == []
+
+
+def test_a_late_comer_takes_part_in_what_goes_on(cluster: Cluster) -> None:
+    leader = cluster.leader()
+    with leader.leading():
+        leader.announce(cluster.call("one"))
+        following = cluster.follow()
+        following.waits_for(lambda: len(cluster.calls(following)) == 1)
+        end(leader, following)
+
+
+def test_a_failure_here_is_told_and_node_0_decides(cluster: Cluster) -> None:
+    following, leader = cluster.follow(), cluster.leader()
+    with leader.leading():
+        leader.announce(cluster.call("fails"))
+        following.waits_for(following.has_said("a worker here was killed"))
+        leader.announce(cluster.call("one"))
+        following.waits_for(lambda: len(cluster.calls(following)) == 2)
+        end(leader, following, ExitCode.FAILED)
+    assert Notice("fails", "a worker here was killed") in following.events
+
+
+def test_how_an_earlier_run_ended_counts_for_nothing(cluster: Cluster) -> None:
+    earlier = cluster.leader()
+    with earlier.leading():
+        earlier.end(ExitCode.FAILED)
+    os.utime(cluster.file, (time.time() - 60,) * 2)
+    following, leader = cluster.follow(), cluster.leader()
+    time.sleep(0.5)
+    assert following.thread.is_alive()
+    with leader.leading():
+        end(leader, following)
+
+
+def test_what_an_earlier_run_announced_counts_for_nothing(cluster: Cluster) -> None:
+    earlier = cluster.leader()
+    with earlier.leading():
+        earlier.announce(cluster.call("one"))  # and it was killed
+    following = cluster.follow()
+    time.sleep(0.5)
+    assert following.thread.is_alive()
+    end(cluster.leader(), following)
+    assert cluster.calls(following) == []
+
+
+def test_a_node_0_that_vanishes_is_missed(cluster: Cluster) -> None:
+    following, leader = cluster.follow(), cluster.leader()
+    with leader.leading():
+        leader.announce(cluster.call("one"))
+        following.waits_for(lambda: len(cluster.calls(following)) == 1)
+    ending = following.end()
+    assert isinstance(ending, StageError)
+    assert str(ending) == ("node 0 has gone without a word; start all nodes again to go on from the last checkpoint")
+
+
+def test_a_node_0_that_never_comes_is_not_waited_for_for_ever(cluster: Cluster, monkeypatch) -> None:
+    monkeypatch.setattr("ptpipe.nodes.WAIT_FOR_LEADER_S", 0.5)
+    begin_s = time.monotonic()
+    ending = cluster.follow().end()
+    assert isinstance(ending, StageError)
+    assert str(ending).startswith("node 0 did not begin within 0.5 s; do both have the same manifest, options and")
+    assert time.monotonic() - begin_s >= 0.5
+
+
+def test_a_node_0_that_works_long_is_waited_for(cluster: Cluster, monkeypatch) -> None:
+    """The limit is for its coming only."""
+    monkeypatch.setattr("ptpipe.nodes.WAIT_FOR_LEADER_S", 0.3)
+    leader = cluster.leader()
+    with leader.leading():
+        following = cluster.follow()
+        time.sleep(0.8)
+        assert following.thread.is_alive()
+        end(leader, following)
+
+
+def test_two_leaders_are_refused(cluster: Cluster) -> None:
+    words = "another node 0 is running this manifest in the same artifacts folder"
+    with cluster.leader().leading(), pytest.raises(UsageError, match=words), cluster.leader().leading():
+        pytest.fail("two lead")
+    with cluster.leader().leading():
+        pass  # the first has gone
+
+
+def test_runs_of_another_manifest_do_not_meet(cluster: Cluster, project) -> None:
+    other = Leader(project.plan({"one.value": 2.0}), cluster.store)
+    with cluster.leader().leading(), other.leading():
+        pass
+    assert _file(project.plan({"one.value": 2.0}), cluster.store) != cluster.file
+    assert _file(project.plan({"one.value": 1.0}), cluster.store) == cluster.file  # as the default is
+
+
+def test_a_manifest_is_the_same_wherever_it_lies(cluster: Cluster, project) -> None:
+    before = cluster.file
+    moved = project.folder / "elsewhere"
+    moved.mkdir()
+    for name in ("m.yaml", "toy.py", "launcher.py"):
+        (project.folder / name).rename(moved / name)
+    project.manifest = moved / "m.yaml"
+    assert _file(project.plan(), cluster.store) == before
+
+
+def test_nothing_is_left_behind_but_the_word_and_its_lock(cluster: Cluster) -> None:
+    following, leader = cluster.follow(), cluster.leader()
+    with leader.leading():
+        end(leader, following)
+    assert sorted(path.name for path in cluster.file.parent.iterdir()) == [
+        cluster.file.name,
+        cluster.file.with_suffix(".lock").name,
+    ]
