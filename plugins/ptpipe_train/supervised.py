@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import nn
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch import Data, Model
@@ -45,19 +46,19 @@ _TIMEOUT_S = 300.0
 
 def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
     """Train it. See `ptpipe_train.train`."""
-    _check(config, model, data)
+    batch_size = config.batch_size or data.loader.batch_size
+    _check(config, ctx, model, data, batch_size)
     parallel = config.parallel
-    parallel.degrees.check(ctx.num_workers)
     with (
         torch_threads(config.num_threads),
         freed_memory_kept(),
         _actionable_errors(),
         joined_team(ctx, parallel.comm or "auto", parallel.timeout_s or _TIMEOUT_S) as team,
     ):
-        settings = _settings(config, ctx, model)
+        module = model.build_prepared().train()
+        settings = _settings(config, ctx, module)
         with seeded(_seed(ctx, team), settings.device), deterministic_kernels(settings.device):
-            batch_size = config.batch_size or data.loader.batch_size
-            way = choose_way(parallel, ctx, team, model, data, settings, batch_size)
+            way = choose_way(parallel, ctx, team, module, data, settings, batch_size)
             training = _set_up(config, ctx, model, way, data, batch_size)
             training.run()
             training.report()
@@ -81,8 +82,8 @@ def _refuse_disagreement(team: Team, model: Model) -> None:
         )
 
 
-def _settings(config: TrainConfig, ctx: Context, model: Model) -> Settings:
-    settings = choose_settings(config.device, config.precision, config.memory_format, model.build_prepared())
+def _settings(config: TrainConfig, ctx: Context, module: nn.Module) -> Settings:
+    settings = choose_settings(config.device, config.precision, config.memory_format, module)
     if config.precision == "bf16" and not has_fast_bf16(settings.device):
         ctx.notice("precision bf16: this processor has no bf16 instructions; fp32 may well be quicker")
     return settings
@@ -93,8 +94,13 @@ def _seed(ctx: Context, team: Team) -> int:
     return ctx.seed if team.rank == 0 else int(np.random.SeedSequence([ctx.seed, team.rank]).generate_state(1)[0])
 
 
-def _check(config: TrainConfig, model: Model, data: Data) -> None:
+def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_size: int) -> None:
     """Raise StageError where model and data can't be trained so."""
+    config.parallel.degrees.check(ctx.num_workers)
+    try:
+        config.parallel.check_batch_size(batch_size)
+    except ValueError as error:
+        raise StageError(str(error)) from None
     if model.recipe.convert:
         converts = ", ".join(part.address for part in model.recipe.convert)
         raise StageError(f"an int8 model can't be trained (it was converted by {converts}): train what was prepared")

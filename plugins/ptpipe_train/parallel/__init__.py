@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptpipe import Context
-from ptpipe_torch import Data, Model
+from ptpipe_torch import Data
 from ptpipe_torch.team import Team
 from ptpipe_train.parallel.replicas import Alone, Replicas, data_parallel
 from ptpipe_train.parallel.way import Objective, Way
@@ -16,6 +17,7 @@ from ptpipe_train.settings import Settings
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from ptpipe_train.parallel_options import Parallel
 
@@ -26,17 +28,17 @@ def choose_way(
     options: Parallel,
     ctx: Context,
     team: Team,
-    model: Model,
+    module: nn.Module,
     data: Data,
     settings: Settings,
     batch_size: int,
 ) -> Way:
-    """Build the network and make ready what `parallel:` says. Every worker must call it."""
+    """Make ready what `parallel:` says. Every worker must call it. `module`: the network, on the CPU."""
     if options.mode == "fsdp":
         from ptpipe_train.parallel.fsdp import Shards
 
-        return Shards(model, settings, options, team)
-    module = settings.placed(model.build_prepared().train())
+        return Shards(module, settings.placed(deepcopy(module)), settings, options, team)
+    module = settings.placed(module)
     match options.mode:
         case "dp":
             return data_parallel(module, settings, options, ctx)

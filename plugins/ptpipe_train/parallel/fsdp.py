@@ -11,7 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ptpipe import StageError
-from ptpipe_torch import Batch, Model
+from ptpipe_torch import Batch
 from ptpipe_torch.team import Team
 from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers, buffers_kept
 from ptpipe_train.parallel.scaler import TeamScaler
@@ -30,10 +30,11 @@ class Shards(Way):
 
     state_is_shared = False
 
-    def __init__(self, model: Model, settings: Settings, options: Parallel, team: Team) -> None:
-        super().__init__(settings.placed(model.build_prepared().train()), settings)
+    def __init__(self, module: nn.Module, whole: nn.Module, settings: Settings, options: Parallel, team: Team) -> None:
+        """`module` is cut into shards; `whole`, the same network, takes the result."""
+        super().__init__(whole, settings)
         # Shards are rows: weights stay contiguous, and images alone decide the layout of convolutions.
-        self.trained = module = model.build_prepared().train().to(settings.device)
+        self.trained = module = module.to(settings.device)
         self.team, self.share = team, Share(team.rank, team.size)
         mesh = init_device_mesh(settings.device.type, (team.size,))
         offload = (
