@@ -20,7 +20,7 @@ from ptpipe_torch.team import Team, joined_team
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
-from ptpipe_train.parallel import Way, choose_way
+from ptpipe_train.parallel import Material, Way, choose_way
 from ptpipe_train.plan import StepPlan
 from ptpipe_train.profiling import StepProfile
 from ptpipe_train.progress import Best, Progress
@@ -58,7 +58,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
         module = model.build_prepared().train()
         settings = _settings(config, ctx, module)
         with seeded(_seed(ctx, team), settings.device), deterministic_kernels(settings.device):
-            way = choose_way(parallel, ctx, team, module, data, settings, batch_size)
+            way = choose_way(parallel, ctx, team, Material(model, module, data, batch_size), settings)
             training = _set_up(config, ctx, model, way, data, batch_size)
             training.run()
             training.report()

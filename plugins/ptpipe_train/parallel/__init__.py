@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptpipe import Context
-from ptpipe_torch import Data
+from ptpipe_torch import Data, Model
 from ptpipe_torch.team import Team
 from ptpipe_train.parallel.replicas import Alone, Replicas, data_parallel
 from ptpipe_train.parallel.way import Objective, Way
@@ -21,24 +21,29 @@ if TYPE_CHECKING:
 
     from ptpipe_train.parallel_options import Parallel
 
-__all__ = ["Objective", "Way", "choose_way"]
+__all__ = ["Material", "Objective", "Way", "choose_way"]
 
 
-def choose_way(
-    options: Parallel,
-    ctx: Context,
-    team: Team,
-    module: nn.Module,
-    data: Data,
-    settings: Settings,
-    batch_size: int,
-) -> Way:
-    """Make ready what `parallel:` says. Every worker must call it. `module`: the network, on the CPU."""
+@dataclass(frozen=True)
+class Material:
+    """What is trained, and on what."""
+
+    model: Model
+    module: nn.Module
+    """The model, built, on the CPU."""
+    data: Data
+    batch_size: int
+    """Of all workers together."""
+
+
+def choose_way(options: Parallel, ctx: Context, team: Team, material: Material, settings: Settings) -> Way:
+    """Make ready what `parallel:` says. Every worker must call it."""
     if options.mode == "fsdp":
         from ptpipe_train.parallel.fsdp import Shards
 
-        return Shards(module, settings.placed(deepcopy(module)), settings, options, team)
-    module = settings.placed(module)
+        whole = settings.placed(material.model.build_prepared().train())
+        return Shards(material.module, whole, settings, options, team)
+    module = settings.placed(material.module)
     match options.mode:
         case "dp":
             return data_parallel(module, settings, options, ctx)
@@ -47,8 +52,8 @@ def choose_way(
         case "pp" | "ddp+pp":
             from ptpipe_train.parallel.pp import Chunks, Place
 
-            place = Place(_first_images(data, settings, batch_size), Path(ctx.scratch) / "cuts.json")
-            return Chunks(module, settings, options, team, batch_size, place)
+            place = Place(_first_images(material.data, settings, material.batch_size), Path(ctx.scratch) / "cuts.json")
+            return Chunks(module, settings, options, team, material.batch_size, place)
         case _:
             return Alone(module, settings)
 
