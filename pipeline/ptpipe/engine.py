@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from ptpipe.nodes import Leader
 from ptpipe.observer import Observer
 from ptpipe.plan import Plan, PlannedStage
 from ptpipe.plugins import ask_each, own_frames, quick_imports
-from ptpipe.record import RunRecord
+from ptpipe.record import RunRecord, Said
 from ptpipe.signals import undisturbed
 from ptpipe.sources import SourceDigests
 from ptpipe.store import Entry, Store, StoredObject
@@ -94,16 +94,6 @@ def _preflight(plan: Plan, forecasts: Iterable[Forecast]) -> bool:
     return asked
 
 
-@dataclass
-class _Said:
-    """What a stage said while it worked."""
-
-    metrics: dict[str, JSON] = field(default_factory=dict)
-    notices: list[str] = field(default_factory=list)
-    asides: list[str] = field(default_factory=list)
-    """What the run said of it: not part of the result, so not said again when it is cached."""
-
-
 class _Walk:
     """The state of one run."""
 
@@ -121,7 +111,7 @@ class _Walk:
         self.record = RunRecord(plan, store, keys)
         self.entries: dict[str, Entry | None] = {}
         self.finished: list[StageFinished] = []
-        self.said = _Said()
+        self.said = Said()
         self.exit_code = ExitCode.DONE
         manager = plan.vocabulary.manager
         offers = list(ask_each(manager, "ptpipe_observers"))
@@ -176,7 +166,7 @@ class _Walk:
     def _do(self, stage: PlannedStage) -> None:
         """Take a stage's result from the store or make it, and tell the end."""
         start = time.perf_counter()
-        self.said = _Said()
+        self.said = Said()
         try:
             entry, cached = self._result(stage)
         except (KeyboardInterrupt, Terminated):
@@ -260,7 +250,7 @@ class _Walk:
             except IntegrityError as error:
                 place = self.store.quarantine(digest)
                 self._say_aside(stage.id, f"{error}; moved to {place}, and {name} is done again")
-                said, self.said = self.said, _Said()
+                said, self.said = self.said, Said()
                 try:
                     self.entries[name] = self._result(self.plan[name])[0]
                 finally:
@@ -338,7 +328,7 @@ class _Walk:
             made_at=entry.made_at if entry else "",
             machine=entry.machine if entry else "",
         )
-        self.said = _Said()
+        self.said = Said()
         with undisturbed():  # so that everybody is told, and told once
             self.finished.append(news)
             if outcome is not Outcome.CACHED:

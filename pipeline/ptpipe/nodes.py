@@ -97,8 +97,9 @@ class Follower:
             if said.get("state") == "ended" and (is_known or file.stat().st_mtime_ns > begun_ns):
                 self._say(f"ends: node 0 ended with exit code {said['exit_code']}")
                 return ExitCode(said["exit_code"])
-            if is_led:
-                is_known = True
+            if is_led and not is_known:
+                is_known = True  # what is written there may still be of a run before: look again
+            elif is_led:
                 if said.get("call") and said["calls"] > done:
                     done = said["calls"]
                     self._take_part(Call.from_json(json.dumps(said["call"])))
@@ -154,7 +155,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _is_locked(file: Path) -> bool:
     if not file.exists():
         return False
-    with file.open("a") as lock:
+    with file.open("a+") as lock:  # NFS gives a shared lock only on what is open for reading
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -8,17 +8,28 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ptpipe import machine
+from ptpipe.artifact import JSON
 from ptpipe.errors import ExitCode, PtpipeError
 from ptpipe.events import Attachment, LogLine, RunFinished, RunStarted, StageFinished
 from ptpipe.files import strict_json, write_atomically
 from ptpipe.keys import Key
 from ptpipe.plan import Plan
 from ptpipe.store import Store
+
+
+@dataclass
+class Said:
+    """What a stage said while it worked."""
+
+    metrics: dict[str, JSON] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+    asides: list[str] = field(default_factory=list)
+    """What the run said of it: not part of the result, so not said again when it is cached."""
 
 
 class RunRecord:

@@ -210,7 +210,7 @@ class Store:
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """Keep `collect_garbage` away while a run works here."""
-        with (self.root / "locks" / "in-use").open("a") as file:
+        with (self.root / "locks" / "in-use").open("a+") as file:  # NFS: a shared lock needs reading
             fcntl.flock(file, fcntl.LOCK_SH)
             yield
 

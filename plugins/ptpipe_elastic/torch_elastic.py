@@ -112,7 +112,10 @@ def _own_address(endpoint: str) -> str:
     host = endpoint.rpartition(":")[0].strip("[]")
     if not host:
         return "localhost"
-    family, _, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    except OSError as error:
+        raise StageError(f"--rdzv-endpoint {endpoint}: {error.strerror or error}") from error
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # a datagram's connect sends nothing
         probe.connect(place)
         return str(probe.getsockname()[0])

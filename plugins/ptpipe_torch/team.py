@@ -72,12 +72,14 @@ ALONE = Team()
 
 
 @contextmanager
-def joined_team(ctx: Context, comm: Comm = "auto", timeout_s: float = 300.0) -> Iterator[Team]:
+def joined_team(ctx: Context, comm: Comm = "auto", timeout_s: float = 300.0, on_cuda: bool = True) -> Iterator[Team]:
     """Meet the other workers of a stage and work with them inside the `with`.
 
     `comm`: the process group's kind; auto: nccl where every worker has a CUDA device, else gloo. `timeout_s`: how long
-    a collective operation may wait. Raises TeamError that names who is missing where one fails, StageError where this
-    process wasn't started as one of several.
+    a collective operation may wait. `on_cuda`: whether CUDA devices are to be used where they are.
+
+    Raises TeamError that names who is missing where one fails, StageError where this process wasn't started as one
+    of several.
     """
     if ctx.num_workers == 1:
         yield ALONE
@@ -87,8 +89,8 @@ def joined_team(ctx: Context, comm: Comm = "auto", timeout_s: float = 300.0) -> 
     os.environ.update(ranks_from_slurm(os.environ))
     if int(os.environ.get("WORLD_SIZE", "1")) != ctx.num_workers:
         raise StageError(f"{ctx.kind} wants {ctx.num_workers} workers, and this process is not one of so many")
-    _take_own_device()
-    backend = choose_comm(comm)
+    on_cuda = on_cuda and _take_own_device()
+    backend = choose_comm(comm, on_cuda)
     # Each stage under a name of its own: a process that a cluster started does several, through one store.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _uses_agents_store() else "0"
     store = dist.PrefixStore(f"{attempt}/{ctx.stage_id}/", _meeting_store(ctx.rank, ctx.num_workers))
@@ -137,22 +139,23 @@ def ranks_from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in variables}
 
 
-def _take_own_device() -> None:
-    """Of several CUDA devices, each process of a machine takes its own."""
+def _take_own_device() -> bool:
+    """Of several CUDA devices, let each process of a machine take its own; whether there are enough."""
     import torch
 
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    num = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % num)
+    return 0 < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= num
 
 
-def choose_comm(comm: Comm) -> str:
-    """What `auto` comes to here."""
-    import torch
+def choose_comm(comm: Comm, has_own_device: bool) -> str:
+    """What `auto` comes to. `has_own_device`: whether each process has a CUDA device to itself."""
     import torch.distributed as dist
 
     if comm != "auto":
         return comm
-    return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    return "nccl" if has_own_device and dist.is_nccl_available() else "gloo"
 
 
 def is_comm_failure(error: RuntimeError) -> bool:
@@ -167,14 +170,18 @@ def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float
     """Let those that are left meet once more, and name who doesn't come."""
     import torch.distributed as dist
 
+    hangs = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+    missing = "another worker" if rank == 0 or not hangs else "worker 0"
     try:
         dist.monitored_barrier(watch, timeout=timedelta(seconds=_BARRIER_S), wait_all_ranks=True)
     except RuntimeError as failure:
         # Rank 0 waits for all and tells who failed; the others wait for rank 0.
         named = re.search(r"[Rr]anks? ([\d, ]+) failed to pass", str(failure))
-        missing = named[1].strip() if named and rank == 0 else "0"
+        missing = f"worker {named[1].strip()}" if named and rank == 0 else missing
+        if not hangs:
+            return f"{missing} has gone"
         return (
-            f"worker {missing} did not answer for {timeout_s:g} s: it hangs, or is far slower than the others "
+            f"{missing} did not answer for {timeout_s:g} s: it hangs, or is far slower than the others "
             "(then raise timeout_s)"
         )
     return f"worker {rank} could not go on: {str(error).splitlines()[0]}"

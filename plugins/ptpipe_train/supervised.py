@@ -53,7 +53,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
         torch_threads(config.num_threads),
         freed_memory_kept(),
         _actionable_errors(),
-        joined_team(ctx, parallel.comm or "auto", parallel.timeout_s or _TIMEOUT_S) as team,
+        joined_team(ctx, parallel.comm or "auto", parallel.timeout_s or _TIMEOUT_S, config.device != "cpu") as team,
     ):
         module = model.build_prepared().train()
         settings = _settings(config, ctx, module)
@@ -160,8 +160,11 @@ class Training:
         self.watch.resume()
         while self.state.progress.epoch < self.loop.plan.epochs and not self._is_stopped:
             self.loop.train_epoch(self.state, self._after_step)
-            self.watch.look(self.state.progress)
+            # Also here: a team looks up after so many steps, and an epoch may have fewer.
+            is_due = self.watch.look(self.state.progress, self.saving.is_due)
             self._finish_epoch()
+            if is_due:
+                self.saving.write(self.state, self.watch.steps_done(self.state.progress))
             self.watch.resume()
         if self.profile:
             self.profile.stop()

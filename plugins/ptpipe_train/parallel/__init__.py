@@ -37,7 +37,9 @@ class Material:
 
 
 def choose_way(options: Parallel, ctx: Context, team: Team, material: Material, settings: Settings) -> Way:
-    """Make ready what `parallel:` says. Every worker must call it."""
+    """Make ready what `parallel:` says; one worker alone needs no wrapper. Every worker must call it."""
+    if options.mode != "dp" and team.size == 1:
+        return Alone(settings.placed(material.module), settings)
     if options.mode == "fsdp":
         from ptpipe_train.parallel.fsdp import Shards
 
@@ -49,13 +51,11 @@ def choose_way(options: Parallel, ctx: Context, team: Team, material: Material, 
             return data_parallel(module, settings, options, ctx)
         case "ddp":
             return Replicas(module, settings, options, team)
-        case "pp" | "ddp+pp":
+        case _:
             from ptpipe_train.parallel.pp import Chunks, Place
 
             place = Place(_first_images(material.data, settings, material.batch_size), Path(ctx.scratch) / "cuts.json")
             return Chunks(module, settings, options, team, material.batch_size, place)
-        case _:
-            return Alone(module, settings)
 
 
 def _first_images(data: Data, settings: Settings, batch_size: int) -> torch.Tensor:

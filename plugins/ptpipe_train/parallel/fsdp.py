@@ -54,13 +54,15 @@ class Shards(Way):
     ) -> torch.Tensor:
         self._ranges.takes_part = counts = not is_idle(batch)
         self.trained.set_requires_gradient_sync(last)
-        with self.times.part("forward"):
-            with buffers_kept(self.trained, only_if=not counts), self.settings.autocast():
-                logits_NK = self.trained(batch.images_NCHW)
-            loss = objective(logits_NK, batch.labels_N)
-        with self.times.part("backward"):
-            # FSDP averages over ranks what is to be summed.
-            scaler.scale(loss * self.team.size).backward()
+        # To the end of the backward pass, which looks whether what it needs was changed.
+        with buffers_kept(self.trained, only_if=not counts):
+            with self.times.part("forward"):
+                with self.settings.autocast():
+                    logits_NK = self.trained(batch.images_NCHW)
+                loss = objective(logits_NK, batch.labels_N)
+            with self.times.part("backward"):
+                # FSDP averages over ranks what is to be summed.
+                scaler.scale(loss * self.team.size).backward()
         return loss.detach()
 
     def scaler(self) -> torch.amp.GradScaler:

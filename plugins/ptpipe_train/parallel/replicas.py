@@ -69,9 +69,10 @@ class Replicas(Way):
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
     ) -> torch.Tensor:
         self._ranges.takes_part = counts = not is_idle(batch)
-        with self._synchronized(last):
+        # To the end of the backward pass, which looks whether what it needs was changed.
+        with buffers_kept(self.module, only_if=not counts), self._synchronized(last):
             with self.times.part("forward"):
-                with buffers_kept(self.module, only_if=not counts), self.settings.autocast():
+                with self.settings.autocast():
                     logits_NK = self._wrapped(batch.images_NCHW)
                 loss = objective(logits_NK, batch.labels_N)
             with self.times.backward():

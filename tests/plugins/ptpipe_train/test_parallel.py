@@ -147,6 +147,18 @@ def test_a_worker_without_a_share_of_the_last_batch_changes_nothing(run: Train) 
     assert greatest_difference(model_of(run(**options)), model_of(parallel)) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_nor_does_it_with_batch_norm(run: Train, name: str) -> None:
+    tensors = model_of(run({"norm": True}, parallel=WAYS[name], batch_size=479, epochs=2)).tensors
+    assert tensors["norm.num_batches_tracked"] == 4
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_one_worker_is_one_process(run: Train, mode: str) -> None:
+    assert greatest_difference(model_of(run()), model_of(run(parallel={"mode": mode, "workers": 1}))) == 0
+
+
 @pytest.mark.parametrize("name", ["ddp", "1f1b"])
 def test_batch_norm_and_bf16_train_as_well(run: Train, name: str) -> None:
     """Batch norm sees the share of one process: the result is not the same, but as good."""
