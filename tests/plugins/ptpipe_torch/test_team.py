@@ -88,7 +88,7 @@ def test_the_port_is_one_that_programs_may_take(job: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("comm", "has_cuda", "has_nccl", "chosen"),
+    ("comm", "has_own_device", "has_nccl", "chosen"),
     [
         ("gloo", True, True, "gloo"),
         ("nccl", False, False, "nccl"),
@@ -97,10 +97,9 @@ def test_the_port_is_one_that_programs_may_take(job: int) -> None:
         ("auto", False, True, "gloo"),
     ],
 )
-def test_nccl_for_cuda_devices(comm, has_cuda, has_nccl, chosen, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+def test_nccl_where_each_process_has_a_device(comm, has_own_device, has_nccl, chosen, monkeypatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: has_nccl)
-    assert choose_comm(comm) == chosen
+    assert choose_comm(comm, has_own_device) == chosen
 
 
 # The first words of what torch's gloo and stores say where a process was killed or stopped.
