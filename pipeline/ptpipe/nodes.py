@@ -27,6 +27,7 @@ from ptpipe.store import Store
 from ptpipe.worker import Call, Nodes
 
 _LOOK_EVERY_S = 0.2
+_OTHER_LOOKS_S = 2.0
 WAIT_FOR_LEADER_S = 600.0
 
 
@@ -52,10 +53,17 @@ class Leader:
     def leading(self) -> Iterator[None]:
         """Lead until the end of the block. Raises UsageError where another process already does."""
         with self._file.with_suffix(".lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError("another node 0 is running this manifest in the same artifacts folder") from None
+            deadline = time.monotonic() + _OTHER_LOOKS_S
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:  # or others look just now whether there is a node 0
+                    if time.monotonic() > deadline:
+                        raise UsageError(
+                            "another node 0 is running this manifest in the same artifacts folder"
+                        ) from None
+                    time.sleep(_LOOK_EVERY_S / 10)
             self._write(state="running")
             yield
 

@@ -140,7 +140,8 @@ def _distance_from_cause(failure: WorkerFailure) -> int:
 
 
 def _failure(rank: int, failure: Any, log_folder: Path) -> WorkerFailure:
-    said = failure.error_file_data or {}
+    # Without a file of the worker's, torch puts words of its own there.
+    said = failure.error_file_data if Path(failure.error_file).is_file() else {}
     return WorkerFailure(
         rank=rank,
         exit_code=failure.exitcode,

@@ -133,6 +133,7 @@ def ranks_from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
         "RANK": variables["SLURM_PROCID"],
         "WORLD_SIZE": variables["SLURM_NTASKS"],
         "LOCAL_RANK": variables["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": re.split(r"\D", variables.get("SLURM_STEP_TASKS_PER_NODE", "1"))[0] or "1",
         "MASTER_ADDR": "".join(part or "" for part in first.groups()) if first else "localhost",
         "MASTER_PORT": str(15_000 + int(variables["SLURM_JOB_ID"]) % 15_000),
     }

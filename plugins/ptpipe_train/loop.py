@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ptpipe_torch import Batch, Data, TrainingListener
@@ -57,16 +59,21 @@ class Loop:
             after_step(num_samples, loss)
 
     def _batches(self, epoch: int, first_step: int) -> Iterator[Batch]:
-        order_N, batch_size = self.plan.order(epoch, first_step), self.plan.batch_size
-        batches = self.data.batches(
-            "train",
-            order_N=self.way.share.of(order_N, batch_size),
-            batch_size=self.way.share.size(batch_size),
-            augment_seed=(self.plan.seed, epoch),
-            channels_last=self.settings.channels_last,
-            device=self.settings.device,
-        )
-        return self.way.times.waiting_for(batches_of(batches, self.plan.num_batches(len(order_N))))
+        order_N, batch_size, share = self.plan.order(epoch, first_step), self.plan.batch_size, self.way.share
+
+        def load(order_N: npt.NDArray[np.int64]) -> Iterator[Batch]:
+            return self.data.batches(
+                "train",
+                order_N=order_N,
+                batch_size=share.size(batch_size),
+                augment_seed=(self.plan.seed, epoch),
+                channels_last=self.settings.channels_last,
+                device=self.settings.device,
+            )
+
+        num_batches = self.plan.num_batches(len(order_N))
+        batches = batches_of(load(share.of(order_N, batch_size)), num_batches, lambda: next(load(order_N[:1])))
+        return self.way.times.waiting_for(batches)
 
     def _begin_step(self, step: int, optimizer: torch.optim.Optimizer, listeners: list[TrainingListener]) -> None:
         lr = self.lr.at(step)

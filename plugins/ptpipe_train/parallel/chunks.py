@@ -81,21 +81,38 @@ def _cuts(module: nn.Module, nodes: list[fx.Node]) -> Iterator[Cut]:
 
 
 def _owned(module: nn.Module, node: fx.Node) -> set[int]:
-    """Identities of the parameters that a node uses."""
+    """Identities of the parameters and buffers that a node uses."""
+    owned = set()
     if node.op == "call_module":
-        return {id(parameter) for parameter in module.get_submodule(str(node.target)).parameters()}
-    if node.op == "get_attr":
-        owner, _, name = str(node.target).rpartition(".")
-        value = getattr(module.get_submodule(owner), name)
-        return {id(value)} if isinstance(value, nn.Parameter) else set()
-    return set()
+        layer = module.get_submodule(str(node.target))
+        owned |= {id(tensor) for tensor in (*layer.parameters(), *layer.buffers())}
+    for source in node.all_input_nodes:  # one node stands for all uses of a parameter
+        if source.op == "get_attr":
+            owner, _, name = str(source.target).rpartition(".")
+            owned.add(id(getattr(module.get_submodule(owner), name)))
+    return owned
 
 
 def _works_in_place(module: nn.Module, node: fx.Node) -> bool:
-    """Whether a node changes its input: what a chunk receives can't be changed."""
+    """Whether what a node receives is changed, there or farther on: a chunk's input can't be changed."""
+    while not _changes_input(module, node):
+        if not _hands_on(module, node) or len(node.users) != 1:
+            return False
+        node = next(iter(node.users))
+    return True
+
+
+def _changes_input(module: nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
     return bool(node.kwargs.get("inplace")) or getattr(node.target, "__name__", str(node.target)).endswith("_")
+
+
+def _hands_on(module: nn.Module, node: fx.Node) -> bool:
+    """Whether a node gives the very memory that it receives."""
+    if node.op == "call_module":
+        return isinstance(module.get_submodule(str(node.target)), nn.Identity | nn.Flatten | nn.Dropout)
+    return getattr(node.target, "__name__", str(node.target)) in ("flatten", "view", "reshape", "squeeze", "unsqueeze")
 
 
 def _subgraph(module: nn.Module, graph: fx.Graph, source: fx.Node | None, target: fx.Node | None) -> fx.GraphModule:

@@ -36,6 +36,8 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, compress: Comp
     if dist.get_world_size(group) == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:  # a chunk without parameters
+        return
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     if compress != "none":
         flat = flat.to(_DTYPES[compress])

@@ -5,7 +5,7 @@ Shape legend: N samples of an order, B of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,13 +67,11 @@ def is_idle(batch: Batch) -> bool:
     return len(batch.labels_N) == 2 and bool((batch.labels_N == IGNORED).all())
 
 
-def batches_of(batches: Iterator[Batch], num_batches: int) -> Iterator[Batch]:
-    """As many batches as all workers have, an idle one at the end where this one's share is empty."""
-    last: Batch | None = None
+def batches_of(batches: Iterator[Batch], num_batches: int, any_batch: Callable[[], Batch]) -> Iterator[Batch]:
+    """As many batches as all workers have, an idle one at the end where this one's share is empty.
+
+    `any_batch` gives a batch of the same kind, to make the idle one of.
+    """
     for _ in range(num_batches):
         batch = next(batches, None)
-        if batch is None:
-            assert last is not None, "the first batch of an epoch is never empty"
-            batch = idle(last)
-        yield batch
-        last = batch
+        yield idle(any_batch()) if batch is None else batch

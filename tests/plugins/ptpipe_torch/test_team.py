@@ -65,6 +65,7 @@ def test_node_0_is_the_first_of_slurms_list(nodes: str, address: str) -> None:
         "RANK": "5",
         "WORLD_SIZE": "8",
         "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": address,
         "MASTER_PORT": str(15_000 + 1234567 % 15_000),
     }
@@ -78,7 +79,12 @@ def test_without_slurm_or_beside_torchrun_nothing_is_added() -> None:
 
 def test_what_the_user_set_stays() -> None:
     found = ranks_from_slurm({**SLURM, "SLURM_STEP_NODELIST": "n[1-2]", "MASTER_ADDR": "n9", "MASTER_PORT": "1"})
-    assert set(found) == {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
+    assert set(found) == {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+
+
+@pytest.mark.parametrize(("tasks", "num"), [("2(x3)", "2"), ("4,2", "4"), ("1", "1"), ("", "1")])
+def test_how_many_share_a_machine(tasks: str, num: str) -> None:
+    assert ranks_from_slurm({**SLURM, "SLURM_STEP_TASKS_PER_NODE": tasks})["LOCAL_WORLD_SIZE"] == num
 
 
 @given(st.integers(0, 2**31))

@@ -338,3 +338,37 @@ def test_costs_tell_a_large_layer_from_a_small_one() -> None:
 def test_a_graph_module_is_taken_as_it_is() -> None:
     traced = fx.symbolic_trace(sequential())
     assert find_cuts(traced).graph is traced.graph
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((8,), 2.0))
+        self.one, self.two, self.three = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.three(self.two(self.one(x) * self.scale) * self.scale)
+
+
+def test_no_cut_between_two_uses_of_a_parameter() -> None:
+    assert begins(find_cuts(Scaled())) == ["mul", "three"]
+
+
+def test_no_cut_between_two_uses_of_statistics() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.three = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+            self.norm = nn.BatchNorm1d(8, affine=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.three(self.norm(self.two(self.norm(self.one(x)))))
+
+    assert begins(find_cuts(Net())) == ["norm", "three"]
+
+
+def test_what_hands_its_input_on_begins_no_chunk_where_it_is_changed_later() -> None:
+    layers = (nn.Linear(8, 8), nn.Identity(), nn.Dropout(0.1), nn.ReLU(inplace=True), nn.Linear(8, 8))
+    network = find_cuts(nn.Sequential(*layers))
+    assert begins(network) == ["4"]
+    assert all(cost_s > 0 for cost_s in measured_costs_s(network, images(), CPU))

@@ -154,6 +154,14 @@ def test_nor_does_it_with_batch_norm(run: Train, name: str) -> None:
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
+@pytest.mark.parametrize("name", ["ddp", "ddp+pp"])
+def test_fewer_samples_than_workers(run: Train, name: str) -> None:
+    data = {"data.num_train": 103, "data.val_size": 102, "data.calibration_size": 1}
+    options = {"epochs": 3, "batch_size": 8}
+    parallel = run(data=data, parallel=WAYS[name], **options)
+    assert greatest_difference(model_of(run(data=data, **options)), model_of(parallel)) < 1e-5
+
+
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_one_worker_is_one_process(run: Train, mode: str) -> None:
     assert greatest_difference(model_of(run()), model_of(run(parallel={"mode": mode, "workers": 1}))) == 0

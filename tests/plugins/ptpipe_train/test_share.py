@@ -160,16 +160,21 @@ def test_only_a_pair_of_ignored_is_idle() -> None:
 
 def test_batches_go_on_idly_until_all_workers_are_done() -> None:
     batches: list[Any] = [make_batch(4, seed=seed) for seed in range(2)]
-    got = list(batches_of(iter(batches), 4))
+    got = list(batches_of(iter(batches), 4, lambda: batches[1]))
     assert got[0] is batches[0]
     assert got[1] is batches[1]
     assert [is_idle(batch) for batch in got] == [False, False, True, True]
     assert torch.equal(got[2].images_NCHW[0], batches[1].images_NCHW[0])
 
 
+def test_a_worker_may_have_no_share_at_all() -> None:
+    (batch,) = batches_of(iter(()), 1, lambda: make_batch(3))
+    assert is_idle(batch)
+
+
 def test_no_more_batches_than_wanted() -> None:
     batches = iter([make_batch(2, seed=seed) for seed in range(3)])
-    assert len(list(batches_of(batches, 2))) == 2
+    assert len(list(batches_of(batches, 2, lambda: pytest.fail("none is missing")))) == 2
     assert len(list(batches)) == 1
 
 
