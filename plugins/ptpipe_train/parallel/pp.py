@@ -68,9 +68,9 @@ class Chunks(Way):
         self._compress = options.compress or "none"
         network = find_cuts(module)
         images_MCHW = place.images_NCHW[: self._size // options.num_microbatches]
-        self._firsts = _agreed_cuts(network, images_MCHW, options, settings, team, place.file)
-        self._begins = [network.cuts[first - 1].begins for first in self._firsts]
-        pieces = [network.piece(*bounds) for bounds in pairwise([0, *self._firsts, network.num_pieces])]
+        firsts = _agreed_cuts(network, images_MCHW, options, settings, team, place.file)
+        self._begins = [network.cuts[first - 1].begins for first in firsts]
+        pieces = [network.piece(*bounds) for bounds in pairwise([0, *firsts, network.num_pieces])]
         mine = range(self._position, degrees.chunks, degrees.ranks_of_chunks)
         self._has_first, self._has_last = 0 in mine, degrees.chunks - 1 in mine
         self.trained = nn.ModuleList([pieces[number] for number in mine])
@@ -133,7 +133,7 @@ class Chunks(Way):
         content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in own.items()})
         for rank in range(dist.get_world_size(self._column)):
             received = broadcast_bytes(content, rank)
-            if self.team.rank != rank and self._position != rank:
+            if self._position != rank:
                 self.module.load_state_dict(load(received), strict=False)
 
     def facts(self) -> dict[str, JSON]:
