@@ -20,6 +20,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from ptpipe_elastic.started import leave
 from ptpipe_torch.team import is_comm_failure
 
 _NUM_VALUES = 1 << 18  # of float32: 1 MiB
@@ -37,9 +38,7 @@ def main(comm: str, timeout_s: float, file: Path) -> NoReturn:
     except Exception as error:  # noqa: BLE001  # torch raises what each layer of it met
         _write_error(error)
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # Python would take torch apart first, for a second
+    leave(code)
 
 
 def _work_together(comm: str, timeout_s: float) -> dict[str, float]:

@@ -51,8 +51,6 @@ _NCCL_REMEDY = (
     "NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 show which way between the devices fails; gloo works without"
 )
 
-_NOTHING_SAID = "<NONE>"  # torch elastic's word
-
 
 class _OverdueError(Exception):
     """The deadline passed."""
@@ -118,10 +116,9 @@ def _subject(comm: str, workers: int) -> str:
 
 def _ending(failure: WorkerFailure, timeout_s: float) -> str:
     """How the worker that failed first ended, and what it said last."""
-    said = failure.message if failure.message != _NOTHING_SAID else ""
-    last = said or next((line.strip() for line in reversed(failure.last_lines) if line.strip()), "")
+    last = failure.message or next((line.strip() for line in reversed(failure.last_lines) if line.strip()), "")
     if failure.exit_code < 0:
-        return f"worker {failure.rank} was killed by {signal.Signals(-failure.exit_code).name}" + _quoted(last)
+        return f"worker {failure.rank} was killed by {failure.signal_name}" + _quoted(last)
     if any(line.startswith("Timeout (") for line in failure.last_lines):  # faulthandler's word
         return f"worker {failure.rank} hung: it was not done after {2 * timeout_s:g} s"
     return f"worker {failure.rank} ended with exit code {failure.exit_code}" + _quoted(last)

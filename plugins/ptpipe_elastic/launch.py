@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -47,20 +46,13 @@ def _message(failure: WorkerFailure) -> str:
     if failure.is_stage_error and failure.exit_code > 0:
         return failure.message
     if failure.exit_code < 0:
-        how = f"was killed by {_signal_name(-failure.exit_code)}"
+        how = f"was killed by {failure.signal_name}"
     elif failure.message:
         how = f"failed: {failure.message}"
     else:
         how = f"ended with exit code {failure.exit_code}"
     last = f" (its last line: {failure.last_lines[-1]})" if failure.last_lines and not failure.message else ""
     return f"worker {failure.rank} {how}{last}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def _log_output(call: Call, folder: Path, tell: Callable[[Event], None]) -> None:

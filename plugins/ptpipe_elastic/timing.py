@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ptpipe import StageError
+from ptpipe_elastic.started import leave
 
 _TIMEOUT_S = 60.0
 """Of one operation; all of them together have twice that."""
@@ -67,9 +68,7 @@ def main(comm: str, file: Path, sizes_bytes: Sequence[int]) -> NoReturn:
     except Exception:  # noqa: BLE001  # torch raises what each layer of it met
         traceback.print_exc()
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # Python would take torch apart first, for a second
+    leave(code)
 
 
 def _take_part(comm: str, sizes_bytes: Sequence[int]) -> list[float]:

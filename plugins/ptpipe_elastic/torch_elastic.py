@@ -47,6 +47,12 @@ class WorkerFailure:
     last_lines: tuple[str, ...]
     """Of what it printed."""
 
+    @property
+    def signal_name(self) -> str:
+        """What killed it, where something did."""
+        number = -self.exit_code
+        return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
 
 @dataclass(frozen=True)
 class Meeting:

@@ -22,6 +22,7 @@ from ptpipe.plugins import load_vocabulary
 from ptpipe.store import Store
 from ptpipe.worker import Call, perform
 from ptpipe_elastic.said import write_event
+from ptpipe_elastic.started import leave
 from ptpipe_torch.runtime import num_cpus
 from ptpipe_torch.team import TeamError
 
@@ -38,8 +39,8 @@ def main(folder: Path) -> NoReturn:
         _write_error(error)
         if isinstance(error, TeamError):
             time.sleep(_YIELD_S)
-        _leave(1)
-    _leave(0)
+        leave(1)
+    leave(0)
 
 
 def _work(folder: Path, rank: int) -> None:
@@ -78,13 +79,6 @@ def _write_error(error: BaseException) -> None:
         "is_stage_error": isinstance(error, StageError),
     }
     Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(content), encoding="utf-8")
-
-
-def _leave(code: int) -> NoReturn:
-    # Python would take torch apart first, for a second; nothing here waits for that.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

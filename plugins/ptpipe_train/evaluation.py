@@ -27,7 +27,7 @@ class Score(NamedTuple):
     top1: float
 
 
-def evaluate(  # what, on which samples, how
+def evaluate(
     module: nn.Module, data: Data, split: str, settings: Settings, batch_size: int, team: Team = ALONE
 ) -> Score:
     """Measure the network in eval mode, in float32, as it will be delivered, whatever it is trained in.
@@ -61,13 +61,22 @@ def left_as_it_was(module: nn.Module, *, training: bool = False) -> Iterator[Non
     Layers may be frozen one by one, and torch.ao's observers also count what they see in eval mode.
     """
     modes = [(layer, layer.training) for layer in module.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    module.train(training)
+    with buffers_kept(module):
+        module.train(training)
+        try:
+            yield
+        finally:
+            for layer, mode in modes:
+                layer.training = mode
+
+
+@contextmanager
+def buffers_kept(module: nn.Module, *, only_if: bool = True) -> Iterator[None]:
+    """Put all buffers back as they were, if so wanted."""
+    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()] if only_if else []
     try:
         yield
     finally:
-        for layer, mode in modes:
-            layer.training = mode
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.resize_(before.shape).copy_(before)
+            for buffer, value in before:
+                buffer.resize_(value.shape).copy_(value)

@@ -19,7 +19,6 @@ from ptpipe_train.parallel import Objective, Way
 from ptpipe_train.parallel.share import batches_of
 from ptpipe_train.plan import StepPlan
 from ptpipe_train.schedule import LearningRate
-from ptpipe_train.settings import Settings
 from ptpipe_train.state import TrainingState
 
 
@@ -30,7 +29,6 @@ class Loop:
     data: Data
     plan: StepPlan
     lr: LearningRate
-    settings: Settings
     way: Way
     label_smoothing: float
     clip_grad_norm: float | None
@@ -48,7 +46,7 @@ class Loop:
             self._begin_step(epoch * plan.steps_per_epoch + step, state.optimizer, listeners)
             num_samples = plan.window_size(step)
             objective = Objective(num_samples, self.label_smoothing)
-            loss = torch.zeros((), device=self.settings.device)
+            loss = torch.zeros((), device=self.way.settings.device)
             num_batches = plan.num_batches(num_samples)
             for number, batch in enumerate(islice(batches, num_batches), start=1):
                 loss += self.way.forward_backward(batch, objective, state.scaler, last=number == num_batches)
@@ -67,8 +65,8 @@ class Loop:
                 order_N=order_N,
                 batch_size=share.size(batch_size),
                 augment_seed=(self.plan.seed, epoch),
-                channels_last=self.settings.channels_last,
-                device=self.settings.device,
+                channels_last=self.way.settings.channels_last,
+                device=self.way.settings.device,
             )
 
         num_batches = self.plan.num_batches(len(order_N))

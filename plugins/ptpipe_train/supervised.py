@@ -129,7 +129,7 @@ def _set_up(config: TrainConfig, ctx: Context, model: Model, way: Way, data: Dat
     return Training(
         ctx,
         state,
-        Loop(data, plan, lr, settings, way, config.label_smoothing, config.clip_grad_norm),
+        Loop(data, plan, lr, way, config.label_smoothing, config.clip_grad_norm),
         Watch(ctx, plan, lr, config.precision, way.team, min(LOOK_EVERY_S, config.checkpoint_every_s or LOOK_EVERY_S)),
         Saving(
             ctx,
@@ -215,7 +215,7 @@ class Training:
         facts: dict[str, JSON] = {name: value for name, value in delivered.items() if name not in ("epoch", "lr")}
         if best:
             facts |= {"best_epoch": delivered["epoch"], "stopped_early": progress.epoch < plan.epochs}
-        if self.loop.settings.precision == "fp16":
+        if self.loop.way.settings.precision == "fp16":
             facts["loss_scale"] = self.state.scaler.get_scale()
         self.ctx.metric(
             **facts,
@@ -224,9 +224,9 @@ class Training:
             epochs_done=progress.epoch,
             samples_per_step=min(plan.window, plan.num_samples),
             peak_lr=self.loop.lr.greatest(),
-            precision=self.loop.settings.precision,
-            memory_format=self.loop.settings.memory_format,
-            device=self.loop.settings.device.type,
+            precision=self.loop.way.settings.precision,
+            memory_format=self.loop.way.settings.memory_format,
+            device=self.loop.way.settings.device.type,
             num_threads=torch.get_num_threads(),
             **self.loop.way.facts(),
             **self._step_times(),

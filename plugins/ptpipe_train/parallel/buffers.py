@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -84,15 +82,3 @@ def broadcast_bytes(content: bytes, source: int, group: Any = None) -> bytes:
         data = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
     dist.broadcast(data, source, group=group)
     return bytes(data.cpu().numpy().tobytes())
-
-
-@contextmanager
-def buffers_kept(module: nn.Module, *, only_if: bool = True) -> Iterator[None]:
-    """Put all buffers back as they were, if so wanted."""
-    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()] if only_if else []
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.resize_(value.shape).copy_(value)

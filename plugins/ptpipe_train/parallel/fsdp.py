@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 from ptpipe import StageError
 from ptpipe_torch import Batch
 from ptpipe_torch.team import Team
-from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers, buffers_kept
+from ptpipe_train.evaluation import buffers_kept
+from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers
 from ptpipe_train.parallel.scaler import TeamScaler
 from ptpipe_train.parallel.share import Share, is_idle
 from ptpipe_train.parallel.way import Objective, Way

@@ -12,7 +12,8 @@ from torch import nn
 from ptpipe import Context
 from ptpipe_torch import Batch
 from ptpipe_torch.team import Team
-from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers, buffers_kept
+from ptpipe_train.evaluation import buffers_kept
+from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers
 from ptpipe_train.parallel.gradients import average_compressed
 from ptpipe_train.parallel.share import Share, is_idle
 from ptpipe_train.parallel.way import Objective, Way
@@ -52,7 +53,7 @@ def data_parallel(module: nn.Module, settings: Settings, options: Parallel, ctx:
 class Replicas(Way):
     """A copy of the network in each process, with its share of each batch: DistributedDataParallel.
 
-    Ranges that fake quantization sees are united after each batch, so that all ranks have those of the whole batch.
+    Ranges that fake quantization sees are united in the forward pass: all ranks have those of the whole batch.
     Batch norm normalizes by a rank's own share; its running statistics are averaged over ranks after each epoch.
     """
 
