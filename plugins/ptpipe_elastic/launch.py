@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from ptpipe import StageError
 from ptpipe.events import Event, LogLine
+from ptpipe.files import write_atomically
 from ptpipe.store import Store
-from ptpipe.worker import Call
+from ptpipe.worker import Call, Nodes
 from ptpipe_elastic.said import followed
 from ptpipe_elastic.torch_elastic import Meeting, WorkerFailure, WorkersFailed, run_workers
+
+_OTHERS_WORD_S = 5.0
+_LOOK_EVERY_S = 0.1
 
 
 def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
@@ -28,6 +35,7 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
     logs = folder / f"logs-{nodes.rank}"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
+    _word_of(folder, nodes.rank).unlink(missing_ok=True)
     is_leader = nodes.rank == 0
     meeting = Meeting(nodes.num, nodes.rank, nodes.endpoint, f"{call.key[:16]}", nodes.max_restarts)
     if is_leader:
@@ -36,10 +44,38 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
         with followed(folder / "said.jsonl", tell) if is_leader else nullcontext():
             run_workers("ptpipe_elastic.worker", [str(folder)], call.workers // nodes.num, logs, meeting)
     except WorkersFailed as error:
-        raise StageError(_message(error.failures[0])) from error
+        raise StageError(_message(_cause(error, folder, nodes))) from error
     finally:
         _log_output(call, logs, tell)
     return {place.name: place for place in (folder / "outputs").iterdir()} if is_leader else {}
+
+
+def _word_of(folder: Path, node: int) -> Path:
+    """Where a node says which of its workers failed first."""
+    return folder / f"failed-{node}.json"
+
+
+def _cause(error: WorkersFailed, folder: Path, nodes: Nodes) -> WorkerFailure:
+    """Which worker failed first, on any node. Node 0 gives others a moment to say so, for it tells the user."""
+    own = error.failures[0]
+    with suppress(OSError):
+        write_atomically(_word_of(folder, nodes.rank), json.dumps(asdict(own)).encode())
+    if nodes.rank > 0 or own.came_by_itself:
+        return own
+    deadline = time.monotonic() + _OTHERS_WORD_S
+    while True:
+        others = list(_words(folder, range(1, nodes.num)))
+        if came_by_itself := [failure for failure in others if failure.came_by_itself]:
+            return came_by_itself[0]
+        if len(others) == nodes.num - 1 or time.monotonic() > deadline:
+            return own
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _words(folder: Path, nodes: Iterable[int]) -> Iterator[WorkerFailure]:
+    for node in nodes:
+        with suppress(OSError, ValueError):
+            yield WorkerFailure(**json.loads(_word_of(folder, node).read_text(encoding="utf-8")))
 
 
 def _message(failure: WorkerFailure) -> str:

@@ -48,6 +48,11 @@ class WorkerFailure:
     """Of what it printed."""
 
     @property
+    def came_by_itself(self) -> bool:
+        """Whether it wasn't for another worker, on this node or elsewhere, that it failed or was ended."""
+        return not self.is_consequence and self.exit_code != -signal.SIGTERM
+
+    @property
     def signal_name(self) -> str:
         """What killed it, where something did."""
         number = -self.exit_code

@@ -82,6 +82,13 @@ class CalibrateConfig(StageConfig):
 
     split: Literal["calibration", "train", "val"] = Field("calibration", description="the samples to show")
     num_samples: int | None = Field(2000, gt=0, description="how many of them, at most; null: all")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="processes that share the samples, batch by batch; the result is that of one process. Worth while "
+        "for many samples or a large network: each worker starts first, and histograms take two passes",
+    )
 
 
 class ConvertConfig(StageConfig):
@@ -144,7 +151,11 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     return stages.prepare_qat(config, ctx, model)
 
 
-@stage("quant.calibrate", depends=("torch",))
+def _num_workers(config: CalibrateConfig) -> int:
+    return config.workers
+
+
+@stage("quant.calibrate", depends=("torch",), workers=_num_workers)
 def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -> Calibration:
     """Show samples to the observers of a prepared model.
 

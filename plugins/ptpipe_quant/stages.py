@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import nn
 from torch.fx import GraphModule
@@ -24,13 +23,15 @@ from ptpipe_quant import (
     PrepareQatConfig,
     parts,
 )
+from ptpipe_quant.calibration import Samples, show
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
 from ptpipe_quant.network import layers_to_quantize
-from ptpipe_quant.torch_ao import folded_weight, has_int8_weights, int8_weight, is_range_observer, is_watching
+from ptpipe_quant.torch_ao import folded_weight, has_int8_weights, int8_weight, is_watching, watches_range
 from ptpipe_torch import Data, Model, Part, Ranges
 from ptpipe_torch.packing import pack_state, quantized_tensors
-from ptpipe_torch.runtime import quantized_engine, torch_threads
+from ptpipe_torch.runtime import quantized_engine
+from ptpipe_torch.team import joined_team
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -85,7 +86,8 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
     num_samples = min(available, config.num_samples or available)
     if num_samples == 0:
         raise StageError(f"{ctx.kind}: the data set's split {config.split!r} is empty")
-    _show(module, data, config.split, num_samples, ctx)
+    with joined_team(ctx, "gloo", on_cuda=False) as team:
+        show(module, Samples(data, config.split, num_samples, ctx), team)
     limits = {name: (low, high) for name, low, high in _ranges(module)}
     for name, limit in limits.items():
         if not all(math.isfinite(value) for value in limit):
@@ -157,29 +159,11 @@ def _for_conversion(part: Part) -> Part:
     return Part(part.address, {name: standard.get(name, value) for name, value in part.arguments.items()})
 
 
-def _show(module: GraphModule, data: Data, split: str, num_samples: int, ctx: Context) -> None:
-    fake_quants = [part for part in module.modules() if isinstance(part, ActivationFakeQuant)]
-    for fake_quant in fake_quants:  # these watch in training only, and must see what float layers give
-        fake_quant.train().enable_fake_quant(False)
-    module = module.to(memory_format=torch.channels_last)
-    order_N = np.arange(num_samples)
-    done = 0
-    with torch_threads(None), torch.no_grad():
-        for batch in data.batches(split, order_N=order_N, channels_last=True):
-            module(batch.images_NCHW)
-            done += len(batch.labels_N)
-            ctx.progress(done, num_samples, "samples")
-    for fake_quant in fake_quants:
-        fake_quant.eval().enable_fake_quant(True)
-
-
 def _ranges(module: GraphModule) -> Iterator[tuple[str, float, float]]:
     """The range of each watched tensor, under the name of the layer or operator that gives it."""
     for node in module.graph.nodes:
-        if node.op != "call_module" or not is_watching(watcher := module.get_submodule(node.target)):
-            continue
-        observer = getattr(watcher, "activation_post_process", watcher)
-        if is_range_observer(observer):
+        if node.op == "call_module" and watches_range(watcher := module.get_submodule(node.target)):
+            observer = getattr(watcher, "activation_post_process", watcher)
             yield node.args[0].name, observer.min_val.item(), observer.max_val.item()
 
 

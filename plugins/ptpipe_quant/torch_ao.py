@@ -56,13 +56,17 @@ with quietly():
 __all__ = [
     "FakeQuantizeBase",
     "FusedMovingAvgObsFakeQuantize",
+    "HistogramObserver",
     "MovingAverageMinMaxObserver",
     "MovingAveragePerChannelMinMaxObserver",
     "ObserverBase",
     "QConfig",
     "Scopes",
+    "add_counts",
     "add_observers",
     "convert",
+    "counts_over",
+    "extremes_of",
     "fold_batch_norms",
     "folded_weight",
     "fused_relu",
@@ -76,6 +80,7 @@ __all__ = [
     "static_qconfig",
     "swap_dynamic_linears",
     "trace",
+    "watches_range",
 ]
 
 Scopes: TypeAlias = Mapping[str, tuple[str, Any]]
@@ -232,6 +237,37 @@ def is_range_observer(module: nn.Module) -> bool:
     return (
         isinstance(module, ObserverBase) and not isinstance(module, FixedQParamsObserver) and hasattr(module, "min_val")
     )
+
+
+def watches_range(module: nn.Module) -> bool:
+    """Whether it is such an observer, or fake quantization with one."""
+    return is_watching(module) and is_range_observer(getattr(module, "activation_post_process", module))
+
+
+def extremes_of(x: torch.Tensor, observer: nn.Module) -> torch.Tensor:
+    """Least and greatest value that an observer would find, of shape (2,): histograms leave infinity out."""
+    low, high = torch.aminmax(x)
+    if isinstance(observer, HistogramObserver) and (low.isinf() or high.isinf()):
+        finite = x[x.abs() != torch.inf]
+        low, high = torch.aminmax(finite) if finite.numel() else (low, high)
+    return torch.stack([low, high])
+
+
+def counts_over(x: torch.Tensor, observer: HistogramObserver, limits: torch.Tensor) -> torch.Tensor:
+    """How many values lie in each bin of a histogram from `limits[0]` to `limits[1]`."""
+    low, high = limits.tolist()
+    return torch.histc(x, observer.bins, min=low, max=high)
+
+
+def add_counts(observer: HistogramObserver, limits: torch.Tensor, counts: torch.Tensor) -> None:
+    """Do what the observer does when it sees values with these counts; `limits`: its range from then on, shape (2,)."""
+    low, high = limits
+    if observer.min_val <= observer.max_val:
+        before = observer.histogram, observer.min_val.clone(), observer.max_val.clone()
+        counts = observer._combine_histograms(*before, counts, low, high)
+    observer.histogram.detach_().resize_(counts.shape).copy_(counts)
+    observer.min_val.copy_(low)
+    observer.max_val.copy_(high)
 
 
 def fused_relu(layer: nn.Module) -> bool | None:

@@ -1,4 +1,4 @@
-"""The tables of artifacts that a run made, read from the summaries in the news.
+"""The tables that a run made: artifacts side by side, read from the summaries in the news, and metrics that are rows.
 
 A comparison is any output of a type called `Comparison` whose summary has `rows`: a list of objects. A row's scalars
 are columns, whatever they are called; a list of objects inside a row (latencies) becomes a column for each of its
@@ -17,6 +17,8 @@ from ptpipe_report.figures import NOTHING, figure, fixed_decimals
 _HIDDEN = frozenset({"num_correct"})
 """Said by another column already."""
 _MEDIAN = "median_ms"
+_MOST_ROWS = 100
+"""Of a metric; a longer one is for programs to read."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,16 @@ def tables(stages: Sequence[StageFinished]) -> Iterator[Table]:
                     yield table
 
 
+def metric_tables(stages: Sequence[StageFinished]) -> Iterator[tuple[str, Table]]:
+    """Every metric that is a list of objects (epochs, workers): its name, and a table with a row for each."""
+    for stage in stages:
+        for name, value in stage.metrics.items():
+            if isinstance(value, list) and len(value) <= _MOST_ROWS and all(isinstance(row, Mapping) for row in value):
+                table = _table(stage.stage_id, {"rows": value})
+                if table is not None:
+                    yield name, table
+
+
 def type_name(output: Mapping[str, JSON]) -> str:
     """The class of an output, without the module that it may be written with."""
     return str(output.get("type", "")).replace(":", ".").rpartition(".")[2]
@@ -100,7 +112,7 @@ def _cells(row: Mapping[str, JSON]) -> dict[tuple[str, str], JSON]:
         if isinstance(value, list):
             cells |= {("latency_ms", label): median for label, median in _latencies(value)}
         elif name not in _HIDDEN and not isinstance(value, dict):
-            cells[name, name.removesuffix("_bytes").replace("_", " ")] = value
+            cells[name, name.removesuffix("_bytes").removesuffix("_ms").replace("_", " ")] = value
     return cells
 
 

@@ -15,6 +15,7 @@ _UNIT_OF_WORD = {
     "top1": "accuracy",
     "top5": "accuracy",
     "share": "share",
+    "utilization": "share",
     "drop": "drop",
 }
 _TELLING = (

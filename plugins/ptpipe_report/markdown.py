@@ -10,7 +10,7 @@ from ptpipe import Outcome, machine
 from ptpipe.events import Notice, RunFinished, RunStarted, StageFinished
 from ptpipe.files import write_atomically
 from ptpipe_report import story
-from ptpipe_report.comparison import Column, Table, tables
+from ptpipe_report.comparison import Column, Table, metric_tables, tables
 from ptpipe_report.figures import figure, joined, seconds_text
 from ptpipe_report.wording import one_line
 
@@ -46,7 +46,10 @@ def report(started: RunStarted, finished: RunFinished, notices: Iterable[Notice]
     if gates:
         rows = [[escape(gate.stage_id), f"**{escape(gate.decision)}**", escape(gate.reason)] for gate in gates]
         blocks += ["## Gates", _table(["gate", "verdict", "reason"], [_LEFT] * 3, rows)]
-    blocks += ["## Stages", _stages(finished.stages), "## Reproduce", _fenced(story.command(started), "sh")]
+    blocks += ["## Stages", _stages(finished.stages)]
+    for name, table in metric_tables(finished.stages):
+        blocks += [f"### {escape(table.stage_id)}: {escape(name.replace('_', ' '))}", _columns(table)]
+    blocks += ["## Reproduce", _fenced(story.command(started), "sh")]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -87,12 +90,17 @@ def _machine_text(fingerprint: str) -> str:
 
 
 def _comparison(table: Table) -> str:
+    return _columns(table, [" (baseline)" if is_baseline else "" for is_baseline in table.is_baseline])
+
+
+def _columns(table: Table, marks: Sequence[str] | None = None) -> str:
+    """A table; `marks` follow the first cell of each row."""
     headings = [_heading(column) for column in table.columns]
     sides = [_LEFT if column.is_text else _RIGHT for column in table.columns]
     texts = [_exact_texts(column) for column in table.columns]
     rows = [[escape(text) for text in row] for row in zip(*texts, strict=True)]
-    for row, is_baseline in zip(rows, table.is_baseline, strict=True):
-        row[0] = f"{row[0]} (baseline)" if is_baseline else row[0]
+    for row, mark in zip(rows, marks or [""] * len(rows), strict=True):
+        row[0] += mark
     return _table(headings, sides, rows)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from typing import Any, Literal, TypeAlias
@@ -32,6 +32,10 @@ class Team:
 
     rank: int = 0
     size: int = 1
+    timeout_s: float = 300.0
+    """How long an operation waits for another worker."""
+    closing: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
+    """What is done when the work together ends."""
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sums over all ranks, in float64; the same bits on every rank."""
@@ -100,8 +104,9 @@ def joined_team(ctx: Context, comm: Comm = "auto", timeout_s: float = 300.0, on_
     # Groups of their own: after a failure in the middle of an operation the main one is of no use.
     watch = dist.new_group(backend="gloo", timeout=timedelta(seconds=_BARRIER_S))
     try:
-        yield Team(ctx.rank, ctx.num_workers)
-        dist.barrier()  # nobody leaves while another still talks to it
+        with ExitStack() as closing:
+            yield Team(ctx.rank, ctx.num_workers, timeout_s, closing)
+            dist.barrier()  # nobody leaves while another still talks to it
     except RuntimeError as error:
         if not is_comm_failure(error):
             raise
@@ -172,7 +177,8 @@ def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float
     import torch.distributed as dist
 
     hangs = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-    missing = "another worker" if rank == 0 or not hangs else "worker 0"
+    known = re.search(r"worker \d+", str(error))  # shared memory tells
+    missing = known[0] if known else "another worker" if rank == 0 or not hangs else "worker 0"
     try:
         dist.monitored_barrier(watch, timeout=timedelta(seconds=_BARRIER_S), wait_all_ranks=True)
     except RuntimeError as failure:

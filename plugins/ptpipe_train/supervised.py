@@ -34,7 +34,7 @@ from ptpipe_train.settings import (
     has_fast_bf16,
 )
 from ptpipe_train.state import TrainingState
-from ptpipe_train.step_times import PARTS
+from ptpipe_train.step_times import PARTS, Utilization
 from ptpipe_train.watch import LOOK_EVERY_S, Watch
 
 if TYPE_CHECKING:
@@ -130,7 +130,15 @@ def _set_up(config: TrainConfig, ctx: Context, model: Model, way: Way, data: Dat
         ctx,
         state,
         Loop(data, plan, lr, way, config.label_smoothing, config.clip_grad_norm),
-        Watch(ctx, plan, lr, config.precision, way.team, min(LOOK_EVERY_S, config.checkpoint_every_s or LOOK_EVERY_S)),
+        Watch(
+            ctx,
+            plan,
+            lr,
+            config.precision,
+            Utilization(settings.device),
+            way.team,
+            min(LOOK_EVERY_S, config.checkpoint_every_s or LOOK_EVERY_S),
+        ),
         Saving(
             ctx,
             config.checkpoint_every_s,
@@ -229,21 +237,23 @@ class Training:
             device=self.loop.way.settings.device.type,
             num_threads=torch.get_num_threads(),
             **self.loop.way.facts(),
-            **self._step_times(),
+            **({"num_workers": self.loop.way.team.size} if self.loop.way.team.size > 1 else {}),
+            workers=self._workers(),
             history=list(progress.history),
         )
 
-    def _step_times(self) -> dict[str, JSON]:
-        """Where the time of a step went, on this worker or on each."""
-        way = self.loop.way
-        of_ranks: list[JSON] = [
-            {name: round(mean_ms, 3) for name, mean_ms in zip(PARTS, means_ms, strict=True) if mean_ms}
-            for means_ms in way.team.gather(way.times.means_ms())
+    def _workers(self) -> list[JSON]:
+        """What each worker did a second, how busy its device was, and where the time of its steps went."""
+        way, progress, utilization = self.loop.way, self.state.progress, self.watch.utilization.mean()
+        images_per_s = progress.num_images / progress.train_s / way.share.num
+        own = [images_per_s, math.nan if utilization is None else utilization, *way.times.means_ms()]
+        names = ("images_per_s", "device_utilization", *(f"{part}_ms" for part in PARTS))
+        table = [dict(zip(names, figures, strict=True)) for figures in way.team.gather(own)]
+        told = {name for name in names if any(row[name] > 0 for row in table)}
+        return [
+            {"worker": rank, **{name: round(value, 3) for name, value in row.items() if name in told}}
+            for rank, row in enumerate(table)
         ]
-        if way.team.size == 1:
-            return {"step_ms": of_ranks[0]} if of_ranks[0] else {}
-        per_worker = self.state.progress.num_images / self.state.progress.train_s / way.team.size
-        return {"num_workers": way.team.size, "images_per_s_per_worker": per_worker, "step_ms": of_ranks}
 
 
 @contextmanager

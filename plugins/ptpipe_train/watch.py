@@ -14,6 +14,7 @@ from ptpipe_train.losses import PendingLosses, StepLoss
 from ptpipe_train.plan import StepPlan
 from ptpipe_train.progress import Progress
 from ptpipe_train.schedule import LearningRate
+from ptpipe_train.step_times import Utilization
 
 LOOK_EVERY_S = 0.25
 _MAX_STEPS = 64
@@ -31,6 +32,7 @@ class Watch:
     plan: StepPlan
     lr: LearningRate
     precision: str
+    utilization: Utilization
     team: Team = ALONE
     look_every_s: float = LOOK_EVERY_S
     _steps_to_look: int = 1
@@ -53,7 +55,8 @@ class Watch:
         Raises StageError where a loss isn't finite.
         """
         losses, wish = self._read(wish)
-        duration_s = self.resume()
+        duration_s = self._lap()
+        self.utilization.add(duration_s)
         if not losses:
             return wish
         num_images = sum(loss.num_samples for loss in losses)
@@ -83,8 +86,13 @@ class Watch:
         self._steps_to_look = round(agreed[1])
         return losses, agreed[0] > 0
 
-    def resume(self) -> float:
-        """Start the clock anew after something that is no training; the seconds that it had run."""
+    def resume(self) -> None:
+        """Start the clock anew after something that is no training."""
+        self._lap()
+        self.utilization.restart()
+
+    def _lap(self) -> float:
+        """Seconds since the clock was started, or read, the last time."""
         now_s = time.perf_counter()
         duration_s, self._looked_s = now_s - self._looked_s, now_s
         return duration_s

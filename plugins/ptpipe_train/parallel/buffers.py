@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from ptpipe_torch import RangeHolder
+from ptpipe_torch.shared_memory import SharedMemory
 from ptpipe_torch.team import group_device
 
 
@@ -19,8 +20,9 @@ class RangeUnion:
     So they have the very state that the whole batch gives in one process, and every rank rounds to the same grid.
     """
 
-    def __init__(self, module: nn.Module, group: Any = None) -> None:
-        self._group = group
+    def __init__(self, module: nn.Module, group: Any = None, memory: SharedMemory | None = None) -> None:
+        """`memory`, of two values or more, is taken where there is one, else messages."""
+        self._group, self._memory = group, memory
         self.takes_part = True
         """False for a rank that has no sample of the batch."""
         for layer in module.modules():
@@ -31,7 +33,10 @@ class RangeUnion:
         both = torch.stack([low, -high])
         if not self.takes_part:
             both.fill_(torch.inf)
-        dist.all_reduce(both, dist.ReduceOp.MIN, group=self._group)
+        if self._memory:
+            self._memory.reduce([both], "min")
+        else:
+            dist.all_reduce(both, dist.ReduceOp.MIN, group=self._group)
         return both[0], -both[1]
 
 

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ptpipe_torch.shared_memory import SharedMemory
+
 if TYPE_CHECKING:
     from ptpipe_train.parallel_options import Compress
 
@@ -29,6 +31,29 @@ def average_compressed(compress: Compress, bucket: dist.GradBucket) -> torch.fut
         return result
 
     return future.then(received)
+
+
+class SharedAverage:
+    """Averages the buckets of DistributedDataParallel through shared memory: a communication hook.
+
+    All together, after the last gradient: on processors that are all busy computing gradients nothing is gained by
+    beginning to talk before, and each time that workers wait for each other costs.
+    """
+
+    def __init__(self, memory: SharedMemory, num_workers: int) -> None:
+        self._memory, self._num_workers = memory, num_workers
+        self._waiting: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Take in a bucket."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._waiting.append((bucket.buffer(), future))
+        if bucket.is_last():
+            self._memory.reduce([gradients for gradients, _ in self._waiting], "sum")
+            for gradients, waiting in self._waiting:
+                waiting.set_result(gradients.div_(self._num_workers))
+            self._waiting.clear()
+        return future
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, compress: Compress) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from ptpipe import Context
+from ptpipe import JSON, Context
 from ptpipe_torch import Batch
+from ptpipe_torch.shared_memory import SharedMemory, share_memory
 from ptpipe_torch.team import Team
 from ptpipe_train.evaluation import buffers_kept
 from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers
-from ptpipe_train.parallel.gradients import average_compressed
+from ptpipe_train.parallel.gradients import SharedAverage, average_compressed
 from ptpipe_train.parallel.share import Share, is_idle
 from ptpipe_train.parallel.way import Objective, Way
 from ptpipe_train.parallel_options import Parallel
@@ -62,8 +66,18 @@ class Replicas(Way):
         self.team, self.share = team, Share(team.rank, team.size)
         if options.sync_bn:
             module = self.module = self.trained = nn.SyncBatchNorm.convert_sync_batchnorm(module)
-        self._ranges, self._buffers = RangeUnion(module), SharedBuffers(module)
+        memory = _memory_for(module, settings, options, team)
+        self._comm = "shared memory" if memory else dist.get_backend()
+        self._ranges, self._buffers = RangeUnion(module, memory=memory), SharedBuffers(module)
         self._wrapped = _distributed(module, settings, options)
+        average: Callable[[dist.GradBucket], Any] | None = None
+        if memory:
+            average = SharedAverage(memory, team.size)
+        elif options.compress and options.compress != "none":
+            average = partial(average_compressed, options.compress)
+        if average:
+            # torch compares a hook's annotations with its own types, and ours are text until somebody asks.
+            self._wrapped.register_comm_hook(None, lambda _, bucket: average(bucket))
         self.times.watch(module.parameters())
 
     def forward_backward(
@@ -88,6 +102,19 @@ class Replicas(Way):
     def gather(self) -> None:
         self._buffers.unite()
 
+    def facts(self) -> dict[str, JSON]:
+        return {"comm": self._comm}
+
+
+def _memory_for(module: nn.Module, settings: Settings, options: Parallel, team: Team) -> SharedMemory | None:
+    """Where gradients and ranges of one machine's processors are brought together, if that can be done."""
+    if options.comm not in (None, "auto") or options.compress not in (None, "none") or settings.device.type != "cpu":
+        return None
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if any(parameter.dtype != torch.float32 for parameter in trained):
+        return None
+    return share_memory(team, max(2, sum(parameter.numel() for parameter in trained)))
+
 
 # torch 2.13 gave the option of not sending buffers at each step a new name, and warns of the old one.
 _NEW_NAME = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
@@ -95,7 +122,7 @@ _WITHOUT_BUFFERS = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers"
 
 
 def _distributed(module: nn.Module, settings: Settings, options: Parallel) -> nn.Module:
-    wrapped = nn.parallel.DistributedDataParallel(
+    return nn.parallel.DistributedDataParallel(
         module,
         device_ids=[settings.device.index] if settings.device.type == "cuda" else None,
         **_WITHOUT_BUFFERS,
@@ -105,7 +132,3 @@ def _distributed(module: nn.Module, settings: Settings, options: Parallel) -> nn
         static_graph=bool(options.static_graph),
         find_unused_parameters=bool(options.find_unused),
     )
-    if options.compress and options.compress != "none":
-        # torch compares a hook's annotations with its own types, and ours are text until somebody asks.
-        wrapped.register_comm_hook(options.compress, lambda compress, bucket: average_compressed(compress, bucket))
-    return wrapped

@@ -77,6 +77,23 @@ def test_a_row_always_has_the_same_number_of_cells_and_shows_what_it_was_given(w
     assert len({len(row) for row in shown[-4:]}) == 1
 
 
+def test_a_metric_that_is_rows_is_a_table_of_its_own(story) -> None:
+    workers = [
+        {"worker": 0, "images_per_s": 4147.2, "device_utilization": 0.988, "forward_ms": 4.99},
+        {"worker": 1, "images_per_s": 4146.0, "device_utilization": None, "forward_ms": 5.3712, "odd|name": "a|b"},
+    ]
+    long = [{"epoch": number} for number in range(101)]
+    metrics = {"workers": workers, "history": long, "words": ["a", "b"], "none": []}
+    text = written(story, [StageFinished("train", "k", Outcome.DONE, 1.0, "k" * 64, metrics=metrics)])
+    assert "### train: workers" in text
+    assert "train: history" not in text
+    assert cells_of(text)[-3:] == [
+        ["worker", "images per s", "device utilization", "forward (ms)", "odd|name"],
+        ["0", "4,147 images/s", "98.8 %", "4.99", "-"],
+        ["1", "4,146 images/s", "-", "5.37", "a|b"],
+    ]
+
+
 def test_the_whole_report(story) -> None:
     story.overrides = ("pretrain.epochs=3", 'data.root="a b"')
     stages = story.mnist()

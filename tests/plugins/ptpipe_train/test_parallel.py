@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -67,6 +68,7 @@ def greatest_difference(one: Model, other: Model) -> float:
 
 WAYS = {
     "ddp": {"mode": "ddp", "workers": 2},
+    "ddp, gloo": {"mode": "ddp", "workers": 2, "comm": "gloo"},
     "ddp, three workers": {"mode": "ddp", "workers": 3},
     "fsdp": {"mode": "fsdp", "workers": 2},
     "fsdp, wrapped": {"mode": "fsdp", "workers": 2, "wrap": ["Linear"], "wrap_min_parameters": 1000},
@@ -90,6 +92,11 @@ def test_it_ends_where_one_process_does(run: Train, name: str) -> None:
             single.stages["train"].metrics[figure], rel=1e-5
         )
     assert parallel.stages["train"].metrics["val_top1"] == single.stages["train"].metrics["val_top1"]
+
+
+def test_workers_of_a_machine_share_memory_unless_told_otherwise(run: Train) -> None:
+    used = [run(parallel=WAYS[name]).stages["train"].metrics["comm"] for name in ("ddp", "ddp, gloo")]
+    assert used == ["shared memory" if platform.machine() == "x86_64" else "gloo", "gloo"]
 
 
 CLIPPED = {"clip_grad_norm": 0.1}

@@ -246,6 +246,21 @@ def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undistur
     assert same_bits(undisturbed, first)
 
 
+def test_node_0_tells_how_a_worker_of_another_node_ended(tmp_path: Path) -> None:
+    options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}"]
+    first = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "0")
+    second = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "1")
+    assert first.until(1)
+    (victim,) = second.workers()
+    victim.kill()
+    begin_s = time.monotonic()
+    assert "worker 1 was killed by SIGKILL" in first.end()
+    assert time.monotonic() - begin_s < 10
+    assert first.process.returncode == 1
+    assert "worker 1 was killed by SIGKILL" in second.end()
+    assert second.process.returncode == 1
+
+
 def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path) -> None:
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}"]
     first = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "0")

@@ -33,6 +33,7 @@ stages:
 """
 WAYS = {
     "ddp": {"mode": "ddp", "workers": 2},
+    "ddp, gloo": {"mode": "ddp", "workers": 2, "comm": "gloo"},
     "fsdp": {"mode": "fsdp", "workers": 2},
     "pp": {"mode": "pp", "microbatches": 4},
     "ddp+pp": {"mode": "ddp+pp", "workers": 4, "microbatches": 2},
@@ -65,6 +66,7 @@ def int8_of(result: RunResult) -> dict[str, torch.Tensor]:
 # A process alone that does as the workers do: chunks see micro-batches, and ranges move once for each.
 ALIKE = {
     "ddp": {"batch_size": 48},
+    "ddp, gloo": {"batch_size": 48},
     "fsdp": {"batch_size": 48},
     "pp": {"batch_size": 12, "accumulate": 4},
     "ddp+pp": {"batch_size": 24, "accumulate": 2},
@@ -73,7 +75,14 @@ ALIKE = {
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("ddp", "fbgemm"), ("ddp", "qnnpack"), ("fsdp", "fbgemm"), ("pp", "fbgemm"), ("ddp+pp", "qnnpack")],
+    [
+        ("ddp", "fbgemm"),
+        ("ddp", "qnnpack"),
+        ("ddp, gloo", "fbgemm"),
+        ("fsdp", "fbgemm"),
+        ("pp", "fbgemm"),
+        ("ddp+pp", "qnnpack"),
+    ],
 )
 def test_the_int8_network_is_that_of_one_process(manifest: Path, name: str, backend: str) -> None:
     single, parallel = int8_of(run(manifest, {}, backend, **ALIKE[name])), int8_of(run(manifest, WAYS[name], backend))

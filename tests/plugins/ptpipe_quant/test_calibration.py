@@ -1,0 +1,167 @@
+"""Samples shown by one process and by several: the same bits. Real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ptpipe
+from ptpipe import StageError
+from ptpipe.api import RunResult
+from ptpipe_quant import CalibrateConfig, PrepareConfig, calibrate, prepare
+from ptpipe_quant.backends import offered_backends
+from ptpipe_quant.torch_ao import HistogramObserver, add_counts, counts_over, extremes_of, quietly
+from ptpipe_torch import Model, Ranges
+
+FIRST = offered_backends()[0]
+
+MANIFEST = """
+version: 1
+name: calibration
+seed: 7
+{plugins}
+stages:
+  data:
+    uses: data.synthetic
+    with: {{num_train: 64, val_size: 4, num_test: 4, image_size: 32, channels: 3, batch_size: 16}}
+  net: {{uses: {net}}}
+  prepared: {{uses: {prepare}, needs: {{model: net}}, with: {{backend: {backend}}}}}
+  calibrated: {{uses: quant.calibrate, needs: {{model: prepared}}, with: {{split: train, num_samples: 53}}}}
+"""
+NETS = {"small": "model.small_cnn", "branches": "model.torchvision, with: {name: mobilenet_v3_small}"}
+
+
+def run(
+    folder: Path,
+    *,
+    net: str = NETS["small"],
+    prepare: str = "quant.prepare",
+    plugins: str = "",
+    **options: Any,
+) -> RunResult:
+    path = folder / "calibration.yaml"
+    path.write_text(MANIFEST.format(net=net, prepare=prepare, plugins=plugins, backend=FIRST), encoding="utf-8")
+    return ptpipe.run(path, {name.replace("__", "."): value for name, value in options.items()}, artifacts=folder / "a")
+
+
+def calibrated(folder: Path, **options: Any) -> tuple[Model, Ranges]:
+    result = run(folder, **options)
+    assert result.exit_code == 0, [stage.message for stage in result.stages.values()]
+    model, ranges = (result.artifact("calibrated", name) for name in ("model", "ranges"))
+    assert isinstance(model, Model)
+    assert isinstance(ranges, Ranges)
+    return model, ranges
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "num_workers"),
+    [
+        ({}, 2),
+        ({}, 4),  # of 4 batches one is smaller than the others
+        ({"calibrated__num_samples": 5}, 3),  # more workers than batches
+        ({"prepared__observer": "min_max"}, 2),
+        ({"prepared__observer": "moving_average"}, 3),
+        ({"net": NETS["branches"]}, 2),
+        ({"prepare": "quant.prepare_qat"}, 2),
+    ],
+    ids=["histogram", "four", "few", "min_max", "moving_average", "branches", "fake quantization"],
+)
+def test_several_workers_end_where_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], num_workers: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a convolution's last bits follow from its number of threads
+    alone, seen_alone = calibrated(tmp_path, **options)
+    together, seen_together = calibrated(tmp_path, **options, calibrated__workers=num_workers)
+    assert seen_alone == seen_together
+    assert len(seen_alone.limits) > 3
+    assert alone.tensors.keys() == together.tensors.keys()
+    different = [name for name, tensor in alone.tensors.items() if not torch.equal(tensor, together.tensors[name])]
+    assert not different
+
+
+TENSORS = st.lists(
+    st.tuples(st.integers(0, 2**31), st.integers(1, 300), st.floats(-5, 5), st.sampled_from([0.0, 0.1, 1.0, 30.0])),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(TENSORS)
+@settings(deadline=None)
+def test_told_of_counts_a_histogram_is_what_torch_makes_of_the_tensors(described: list[tuple[Any, ...]]) -> None:
+    """The first of torch.ao's own steps that these replace and that changes one day shows here."""
+    tensors = [
+        torch.randn(size, generator=torch.Generator().manual_seed(seed)) * width + centre
+        for seed, size, centre, width in described
+    ]
+    with quietly():
+        torchs, ours = HistogramObserver(bins=64), HistogramObserver(bins=64)
+        low, high = torch.tensor(torch.inf), torch.tensor(-torch.inf)
+        for x in tensors:
+            torchs(x)
+            extremes = extremes_of(x, ours)
+            low, high = torch.minimum(low, extremes[0]), torch.maximum(high, extremes[1])
+            limits = torch.stack([low, high])
+            add_counts(ours, limits, counts_over(x, ours, limits))
+            for name, expected in torchs.state_dict().items():
+                assert torch.equal(expected, ours.state_dict()[name]), name
+
+
+def test_a_histogram_leaves_infinity_out_as_torch_does() -> None:
+    with quietly():
+        histogram = HistogramObserver()
+    assert extremes_of(torch.tensor([-torch.inf, 1.0, 3.0]), histogram).tolist() == [1.0, 3.0]
+    assert extremes_of(torch.tensor([torch.inf]), histogram).tolist() == [torch.inf, torch.inf]
+
+
+def test_what_is_not_a_number_is_named_also_by_histograms(trained, digits, ctx) -> None:
+    broken = dict(trained.tensors) | {"4.weight": torch.full_like(trained.tensors["4.weight"], float("nan"))}
+    prepared = prepare(PrepareConfig(), ctx, Model(trained.recipe, broken))
+    with pytest.raises(StageError, match=r"quant\.test: flatten gave a value that is not finite"):
+        calibrate(CalibrateConfig(), ctx, prepared, digits)
+
+
+@pytest.mark.slow
+def test_workers_name_it_too(tmp_path: Path) -> None:
+    plugin = tmp_path / "broken.py"
+    plugin.write_text(BROKEN, encoding="utf-8")
+    result = run(tmp_path, net="model.broken", plugins=f"plugins: [{plugin}]", calibrated__workers=2)
+    assert result.exit_code == 1
+    assert "_1 gave a value that is not finite" in str(result.stages["calibrated"].message)
+
+
+BROKEN = '''
+"""A network whose weights are no numbers."""
+from ptpipe import Context, StageConfig, hookimpl, stage
+from ptpipe_torch import Data, Model, Part, Recipe, builder
+
+
+@builder
+def linear():
+    from torch import nn
+
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+    nn.init.constant_(net[1].weight, float("nan"))
+    return net
+
+
+class Config(StageConfig):
+    """None."""
+
+
+@stage("model.broken")
+def broken(config: Config, ctx: Context, data: Data) -> Model:
+    """Broken."""
+    return Model.capture(Recipe(Part.of(linear), (3, 32, 32), 10), linear())
+
+
+@hookimpl
+def ptpipe_stages():
+    return [broken]
+'''

@@ -1,0 +1,97 @@
+"""What each of some workers does in a test of shared memory: `python -m shared_memory_work FOLDER TASK`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ptpipe import Context
+from ptpipe_torch.shared_memory import SharedMemory, share_memory
+from ptpipe_torch.team import Team, TeamError, joined_team
+
+SIZES = (1, 17, 1000, 65_536)
+ROUNDS = 300
+
+
+def reduces(team: Team, memory: SharedMemory) -> object:
+    """How often a result was not that of the process group, which is exact for whole numbers."""
+    generator = torch.Generator().manual_seed(team.rank)
+    num_wrong = 0
+    for round_ in range(ROUNDS):
+        tensors = [torch.randint(-1000, 1000, (size,), generator=generator).float() for size in SIZES[: 1 + round_ % 4]]
+        operation, torchs = (("sum", dist.ReduceOp.SUM), ("min", dist.ReduceOp.MIN))[round_ % 2]
+        expected = [tensor.clone() for tensor in tensors]
+        if round_ % 3 == 0:  # not in lockstep otherwise
+            for tensor in expected:
+                dist.all_reduce(tensor, torchs)
+        if round_ % 50 == 0:
+            time.sleep(0.03 * team.rank)  # longer than one stays awake
+        memory.reduce(tensors, operation)
+        if round_ % 3 == 0:
+            num_wrong += not all(map(torch.equal, tensors, expected))
+    return num_wrong
+
+
+def fractions(team: Team, memory: SharedMemory) -> object:
+    """The bits of a sum that depends on its order, and whether all have them."""
+    values = torch.rand(10_001, generator=torch.Generator().manual_seed(team.rank)) * 10.0 ** (3 * team.rank)
+    memory.reduce([values], "sum")
+    return team.agrees_on(values.numpy().tobytes()[:4096])
+
+
+def dies(team: Team, memory: SharedMemory) -> object:
+    """One leaves without a word; how long the other waits, and what it is told."""
+    memory.reduce([torch.zeros(1)], "sum")
+    if team.rank == 1:
+        os._exit(0)
+    begin_s = time.monotonic()
+    try:
+        memory.reduce([torch.zeros(1)], "sum")
+    except RuntimeError as error:
+        return [str(error), time.monotonic() - begin_s]
+    return None
+
+
+def fails(team: Team, memory: SharedMemory) -> object:
+    """One ends the stage with an error of its own, and its process goes on."""
+    if team.rank == 1:
+        raise ValueError("broken")
+    memory.reduce([torch.zeros(1)], "sum")
+    return None
+
+
+def hangs(team: Team, memory: SharedMemory) -> object:
+    """One comes too late."""
+    if team.rank == 1:
+        time.sleep(9)
+        return None
+    memory.reduce([torch.zeros(1)], "sum")
+    return None
+
+
+def main(folder: Path, task: str) -> None:
+    rank, num = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    ctx = Context("one", "toy.work", 1, folder, rank=rank, num_workers=num)
+    said: object
+    try:
+        with joined_team(ctx, "gloo", timeout_s=1.5 if task == "hangs" else 60) as team:
+            memory = share_memory(team, sum(SIZES))
+            assert memory is not None
+            said = globals()[task](team, memory)
+            if task == "dies":
+                (folder / f"rank-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
+                os._exit(0)
+    except (TeamError, ValueError) as error:
+        said = [type(error).__name__, str(error)]
+    time.sleep(2 if task == "fails" and rank == 1 else 0)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,39 @@
+"""What each of two workers does in a test of the scaler: `python -m scaler_work FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from ptpipe import Context
+from ptpipe_torch.team import joined_team
+from ptpipe_train.parallel.scaler import TeamScaler
+
+
+def main(folder: Path) -> None:
+    rank = int(os.environ["RANK"])
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], 0.5)
+    said = []
+    with joined_team(Context("one", "toy.work", 1, folder, rank=rank, num_workers=2), "gloo", timeout_s=60):
+        scaler = TeamScaler("cpu", init_scale=8.0, growth_interval=2)
+        for step in range(4):
+            # Each rank has gradients of its own, as with shards and chunks; in step 1 those of rank 1 overflow.
+            scaler.scale(weight.sum() * (rank + 1)).backward()
+            if step == 1 and rank == 1:
+                weight.grad[2] = torch.inf
+            if step == 3:
+                scaler.unscale_(optimizer)  # as before clipping
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            said.append([weight[0].item(), scaler.get_scale()])
+    (folder / f"rank-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
