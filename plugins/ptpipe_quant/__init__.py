@@ -86,8 +86,8 @@ class CalibrateConfig(StageConfig):
         1,
         ge=1,
         le=4096,
-        description="processes that share the samples, batch by batch; the result is that of one process. Worth while "
-        "for many samples or a large network: each worker starts first, and histograms take two passes",
+        description="processes that share the samples, batch by batch; the result is that of one process. For several "
+        "machines: on one, the threads of a single process are as quick",
     )
 
 

@@ -1,20 +1,19 @@
 """Showing samples to observers, by one process or by several with the same result.
 
 What an observer ends with depends on the order of what it saw: a moving average weighs the last batch most, and a
-histogram is spread anew whenever its range grows. So it is not their states that several workers bring together. Each
-runs its batches with nobody watching and notes what observers need to know of them: least and greatest values, and in a
-second pass, when the range that a histogram has by then is known, the counts. Then every worker tells its observers of
-all batches, in their order.
+histogram is spread anew whenever its range grows. So it is not their states that several workers bring together. In a
+round each runs a batch of its own with nobody watching, and all exchange what observers need to know of it: least and
+greatest values, and from a second pass, for the range that a histogram has by then, the counts. Then every worker tells
+its observers of the round's batches, in their order.
 
-Shape legend: B batches, W watched tensors, H of them watched by histograms, C counts of a histogram.
+Shape legend: R workers (batches of a round), W watched tensors, H of them watched by histograms, C counts.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,12 +24,12 @@ from torch.fx import GraphModule, Interpreter
 
 from ptpipe import Context, StageError
 from ptpipe_quant.fake_quant import ActivationFakeQuant
-from ptpipe_quant.torch_ao import HistogramObserver, add_counts, counts_over, extremes_of, watches_range
+from ptpipe_quant.torch_ao import HistogramObserver, add_counts, counts_over, extremes_of, is_range, watches_range
 from ptpipe_torch import Batch, Data
 from ptpipe_torch.runtime import torch_threads
 from ptpipe_torch.team import Team
 
-Look: TypeAlias = Callable[[int, nn.Module, torch.Tensor], torch.Tensor | None]
+Look: TypeAlias = Callable[[int, nn.Module, torch.Tensor], torch.Tensor]
 """What to note of a tensor: its number among those watched, who watches it, the tensor."""
 
 
@@ -79,45 +78,36 @@ def _show_alone(module: GraphModule, samples: Samples) -> None:
     for batch in samples.batches(np.arange(samples.num)):
         try:
             module(batch.images_NCHW)
-        except RuntimeError:  # a histogram of what is not a number
-            _extremes(module, batch, samples.ctx)
+        except RuntimeError:  # perhaps a histogram of what is not a number: that would be named
+            with suppress(RuntimeError):
+                _extremes(module, batch, samples.ctx)
             raise
 
 
 def _show_together(module: GraphModule, samples: Samples, team: Team) -> None:
     share, calls = _Share(samples, team), _calls(module)
-    mine = torch.stack([_extremes(module, batch, samples.ctx) for batch in share.batches()])
-    # Of each worker and each of its rounds; batches follow one another round by round.
-    extremes_BW2 = _gathered(team, mine).transpose(0, 1).flatten(0, 1)[: samples.num_batches]
-    for extremes_W2 in extremes_BW2:
-        for call, extremes in zip(calls, extremes_W2, strict=True):
-            if not isinstance(call.watcher, HistogramObserver):
-                call.watcher(extremes, **call.how)
-    if any(isinstance(call.watcher, HistogramObserver) for call in calls):
-        _fill_histograms(module, calls, share, _ranges_so_far(calls, extremes_BW2))
-
-
-def _fill_histograms(module: GraphModule, calls: list[_Call], share: _Share, ranges_BW2: torch.Tensor) -> None:
-    watched_H = [number for number, call in enumerate(calls) if isinstance(call.watcher, HistogramObserver)]
+    if samples.num_batches < team.size:
+        samples.ctx.notice(
+            f"{team.size} workers for {samples.num_batches} batches: some have none of their own to show"
+        )
     for round_, batch in enumerate(share.batches()):
-        ranges_W2 = ranges_BW2[share.number(round_, share.team.rank)]
-        noted = _noted(module, batch, partial(_counts, ranges_W2))
-        mine_HC = torch.stack([counts_C for counts_C in noted if counts_C is not None])
-        for rank, counts_HC in enumerate(_gathered(share.team, mine_HC)):
-            if share.is_repeated(round_, rank):
-                break
-            ranges_W2 = ranges_BW2[share.number(round_, rank)]
-            for number, counts_C in zip(watched_H, counts_HC, strict=True):
-                add_counts(calls[number].watcher, ranges_W2[number], counts_C)
+        extremes_RW2 = team.gather_tensor(_extremes(module, batch, samples.ctx))
+        ranges_RW2 = _ranges(calls, extremes_RW2)
+        counts_RHC = team.gather_tensor(_counts(module, batch, ranges_RW2[team.rank]))
+        for rank in range(share.num_new(round_)):
+            _tell(calls, extremes_RW2[rank], ranges_RW2[rank], counts_RHC[rank])
 
 
-def _counts(ranges_W2: torch.Tensor, number: int, watcher: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-    return counts_over(x, watcher, ranges_W2[number]) if isinstance(watcher, HistogramObserver) else None
-
-
-def _gathered(team: Team, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensors (float32) of all workers, by rank."""
-    return torch.tensor(team.gather(tensor.flatten().tolist())).view(team.size, *tensor.shape)
+def _tell(calls: Sequence[_Call], extremes_W2: torch.Tensor, ranges_W2: torch.Tensor, counts_HC: torch.Tensor) -> None:
+    """Tell observers of a batch what they would have seen."""
+    rows = iter(counts_HC)
+    for call, extremes, limits in zip(calls, extremes_W2, ranges_W2, strict=True):
+        if isinstance(call.watcher, HistogramObserver):
+            counts_C = next(rows)
+            if is_range(extremes):
+                add_counts(call.watcher, limits, counts_C)
+        elif is_range(extremes):
+            call.watcher(extremes, **call.how)
 
 
 @dataclass(frozen=True)
@@ -131,9 +121,9 @@ class _Share:
         """Of the batch that a worker shows in that round: who would have none shows the last one again."""
         return min(round_ * self.team.size + rank, self.samples.num_batches - 1)
 
-    def is_repeated(self, round_: int, rank: int) -> bool:
-        """Whether it is one that another worker shows too."""
-        return round_ * self.team.size + rank >= self.samples.num_batches
+    def num_new(self, round_: int) -> int:
+        """Of the batches of that round, how many nobody has shown before."""
+        return min(self.team.size, self.samples.num_batches - round_ * self.team.size)
 
     def batches(self) -> Iterator[Batch]:
         """Read this worker's batches, as many as every other worker has."""
@@ -152,6 +142,11 @@ class _Call:
     watcher: nn.Module
     how: Mapping[str, Any]
 
+    @property
+    def is_histogram(self) -> bool:
+        """Whether the watcher is one."""
+        return isinstance(self.watcher, HistogramObserver)
+
 
 def _calls(module: GraphModule) -> list[_Call]:
     nodes = [node for node in module.graph.nodes if node.op == "call_module"]
@@ -167,7 +162,7 @@ class _Noting(Interpreter):  # type: ignore[misc]  # torch comes without types
 
     def __init__(self, module: GraphModule, look: Look) -> None:
         super().__init__(module)
-        self._look, self.noted = look, list[torch.Tensor | None]()
+        self._look, self.noted = look, list[torch.Tensor]()
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         watcher = self.fetch_attr(target)
@@ -177,31 +172,44 @@ class _Noting(Interpreter):  # type: ignore[misc]  # torch comes without types
         return args[0]
 
 
-def _noted(module: GraphModule, batch: Batch, look: Look) -> list[torch.Tensor | None]:
+def _noted(module: GraphModule, batch: Batch, look: Look) -> list[torch.Tensor]:
     noting = _Noting(module, look)
     noting.run(batch.images_NCHW)
     return noting.noted
 
 
 def _extremes(module: GraphModule, batch: Batch, ctx: Context) -> torch.Tensor:
-    """Least and greatest value of each watched tensor. Raises StageError where one is not finite."""
+    """Least and greatest value of each watched tensor, W x 2. Raises StageError where one is not finite."""
     noted = _noted(module, batch, lambda _, watcher, x: extremes_of(x, watcher))
     for call, extremes in zip(_calls(module), noted, strict=True):
-        if extremes is None or not extremes.isfinite().all():
+        if is_range(extremes) and not extremes.isfinite().all():
             raise StageError(
                 f"{ctx.kind}: {call.name} gave a value that is not finite; the model or its input is broken"
             )
-    return torch.stack([extremes for extremes in noted if extremes is not None])
+    return torch.stack(noted)
 
 
-def _ranges_so_far(calls: list[_Call], extremes_BW2: torch.Tensor) -> torch.Tensor:
-    """The range of all that a tensor's observer has seen by then, that tensor included."""
-    ranges_BW2 = extremes_BW2.clone()
-    so_far: dict[nn.Module, tuple[float, float]] = {}
-    for ranges_W2 in ranges_BW2:
+def _ranges(calls: Sequence[_Call], extremes_RW2: torch.Tensor) -> torch.Tensor:
+    """The range that each histogram has when it has seen that tensor too, R x W x 2."""
+    ranges_RW2 = extremes_RW2.clone()
+    so_far = {call.watcher: (call.watcher.min_val, call.watcher.max_val) for call in calls if call.is_histogram}
+    for ranges_W2 in ranges_RW2:
         for call, limits in zip(calls, ranges_W2, strict=True):
-            low, high = so_far.get(call.watcher, (math.inf, -math.inf))
-            limits[0].clamp_(max=low)
-            limits[1].clamp_(min=high)
-            so_far[call.watcher] = (limits[0].item(), limits[1].item())
-    return ranges_BW2
+            if call.is_histogram:
+                low, high = so_far[call.watcher]
+                so_far[call.watcher] = torch.minimum(limits[0], low), torch.maximum(limits[1], high)
+                limits[0], limits[1] = so_far[call.watcher]
+    return ranges_RW2
+
+
+def _counts(module: GraphModule, batch: Batch, ranges_W2: torch.Tensor) -> torch.Tensor:
+    """What histograms of these ranges count, H x C; without a histogram the network is not run again."""
+    if not any(call.is_histogram for call in _calls(module)):
+        return torch.empty(0)
+
+    def count(number: int, watcher: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(watcher, HistogramObserver):
+            return counts_over(x, watcher, ranges_W2[number])
+        return torch.empty(0)
+
+    return torch.stack([counts_C for counts_C in _noted(module, batch, count) if len(counts_C)])

@@ -72,6 +72,7 @@ __all__ = [
     "fused_relu",
     "greatest_level",
     "has_int8_weights",
+    "is_range",
     "int8_weight",
     "is_range_observer",
     "is_watching",
@@ -245,18 +246,27 @@ def watches_range(module: nn.Module) -> bool:
 
 
 def extremes_of(x: torch.Tensor, observer: nn.Module) -> torch.Tensor:
-    """Least and greatest value that an observer would find, of shape (2,): histograms leave infinity out."""
-    low, high = torch.aminmax(x)
-    if isinstance(observer, HistogramObserver) and (low.isinf() or high.isinf()):
-        finite = x[x.abs() != torch.inf]
-        low, high = torch.aminmax(finite) if finite.numel() else (low, high)
-    return torch.stack([low, high])
+    """Least and greatest value that an observer would find, of shape (2,); (inf, -inf) where it would find none."""
+    if not x.numel():
+        return torch.tensor([torch.inf, -torch.inf])
+    extremes = torch.stack(torch.aminmax(x))
+    if isinstance(observer, HistogramObserver) and extremes.isinf().any():  # which it leaves out
+        return extremes_of(x[x.abs() != torch.inf], observer)
+    return extremes
+
+
+def is_range(extremes: torch.Tensor) -> bool:
+    """Whether anything was found."""
+    return not extremes[0] > extremes[1]
 
 
 def counts_over(x: torch.Tensor, observer: HistogramObserver, limits: torch.Tensor) -> torch.Tensor:
     """How many values lie in each bin of a histogram from `limits[0]` to `limits[1]`."""
+    if not is_range(limits):
+        return torch.zeros(observer.bins)
     low, high = limits.tolist()
-    return torch.histc(x, observer.bins, min=low, max=high)
+    # What is outside isn't counted; but for an empty range histc takes that of the tensor.
+    return torch.histc(x[x.abs() != torch.inf] if low == high else x, observer.bins, min=low, max=high)
 
 
 def add_counts(observer: HistogramObserver, limits: torch.Tensor, counts: torch.Tensor) -> None:

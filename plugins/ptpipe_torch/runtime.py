@@ -25,8 +25,14 @@ _ADAPTED_MMAP_BYTES, _ADAPTED_TRIM_BYTES = 32 << 20, 64 << 20
 
 def num_cpus() -> int:
     """How many processors this process may use: its affinity, its container's limit and OMP_NUM_THREADS."""
+    available = available_cpus()
+    return min(available, _omp_threads() or available)
+
+
+def available_cpus() -> int:
+    """How many processors there are for this process and those beside it: its affinity, its container's limit."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(affinity, _cgroup_cpus(_CGROUP_CPU_MAX) or affinity, _omp_threads() or affinity))
+    return max(1, min(affinity, _cgroup_cpus(_CGROUP_CPU_MAX) or affinity))
 
 
 def _cgroup_cpus(cpu_max: Path) -> int | None:

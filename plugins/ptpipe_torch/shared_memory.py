@@ -16,10 +16,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
 
+from ptpipe_torch.runtime import available_cpus
 from ptpipe_torch.team import Team
 
 Operation: TypeAlias = Literal["sum", "min"]
@@ -29,6 +31,7 @@ _MOST_WORKERS = 8
 """Each reads what all have written: with many workers, messages in a ring move less."""
 _LINE_BYTES = 64
 """Of a processor's cache: what different workers write must not share one."""
+_NAME = "ptpipe"
 _TOKEN_BYTES = 16
 _AWAKE_S = 0.02
 """How long a worker keeps looking before it takes naps."""
@@ -42,21 +45,32 @@ class SharedMemory:
     def __init__(self, team: Team, descriptor: int, num_values: int) -> None:
         """Map a file that `share_memory` made. Whoever has it open, and does not close it, counts as alive."""
         self._team, self._descriptor, self._count = team, descriptor, 0
-        memory = mmap.mmap(descriptor, _size_bytes(team, num_values))
+        # Who waits awake takes the processor from others, where there is not one for each.
+        self._awake_s = _AWAKE_S if team.size * torch.get_num_threads() <= available_cpus() else 0.0
+        self._memory = mmap.mmap(descriptor, _size_bytes(team, num_values))
         counts_end = _LINE_BYTES * (1 + team.size)
-        self._counts = memoryview(memory)[_LINE_BYTES:counts_end].cast("q")[:: _LINE_BYTES // 8]
-        slots = torch.frombuffer(memory, dtype=torch.float32, offset=counts_end)
+        self._counts = memoryview(self._memory)[_LINE_BYTES:counts_end].cast("q")[:: _LINE_BYTES // 8]
+        slots = torch.frombuffer(self._memory, dtype=torch.float32, offset=counts_end)
         self._slots = slots.view(team.size, -1)[:, :num_values]
         # The system lets go of it when the file is closed or this process ends, however it does.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, team.rank)
 
+    def close(self) -> None:
+        """Let go of it. Whoever may still hold this object holds nothing then."""
+        self._counts.release()
+        del self._counts, self._slots
+        with suppress(BufferError):  # an error's traceback may still look at it
+            self._memory.close()
+        os.close(self._descriptor)
+
     def reduce(self, tensors: Sequence[torch.Tensor], operation: Operation) -> None:
-        """Replace each tensor (float32, dense, on the CPU) by its sum or least value over all workers.
+        """Replace each tensor (float32, contiguous, on the CPU) by its sum or least value over all workers.
 
         The same bits on every worker: workers are taken in order. Raises RuntimeError, as a process group does, where
         another worker has ended or does not come within the team's time.
         """
         combine = _OPERATIONS[operation]
+        assert sum(tensor.numel() for tensor in tensors) <= self._slots.shape[1], "more than a slot holds"
         self._wait()  # until all have read what was there before
         own = self._slots[self._team.rank]
         for tensor, part in _parts(tensors):
@@ -79,7 +93,7 @@ class SharedMemory:
         begin_s = time.monotonic()
         while self._late():
             os.sched_yield()
-            if time.monotonic() - begin_s > _AWAKE_S:
+            if time.monotonic() - begin_s > self._awake_s:
                 return self._wait_long(begin_s)
         return None
 
@@ -130,9 +144,11 @@ def share_memory(team: Team, num_values: int) -> SharedMemory | None:
         descriptor = _open_file(pid, number, num_bytes, bytes(expected))
     shared = None
     if descriptor is not None:
-        team.closing.callback(os.close, descriptor)
-        with suppress(OSError):
+        try:
             shared = SharedMemory(team, descriptor, num_values)
+            team.closing.callback(shared.close)
+        except OSError:
+            os.close(descriptor)
     return shared if team.sum([shared is not None])[0] == team.size else None
 
 
@@ -147,18 +163,25 @@ def _make_file(num_bytes: int, token: bytes) -> int | None:
     if not hasattr(os, "memfd_create") or platform.machine() not in ("x86_64", "AMD64"):
         return None
     try:
-        descriptor = os.memfd_create("ptpipe", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     except OSError:
         return None
-    os.ftruncate(descriptor, num_bytes)
-    os.pwrite(descriptor, token, 0)
+    try:
+        os.posix_fallocate(descriptor, 0, num_bytes)  # now, and not when it is first written to
+        os.pwrite(descriptor, token, 0)
+    except OSError:
+        os.close(descriptor)
+        return None
     return descriptor
 
 
 def _open_file(pid: int, number: int, num_bytes: int, token: bytes) -> int | None:
     """What that process has under that descriptor, if it is one of this machine and it is that file."""
+    path = Path(f"/proc/{pid}/fd/{number}")
     try:
-        descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        if f"memfd:{_NAME}" not in str(path.readlink()):  # opening another's device might do something
+            return None
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     with suppress(OSError):

@@ -12,12 +12,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ptpipe import Context, StageError
 
+if TYPE_CHECKING:
+    import torch
+
 Comm: TypeAlias = Literal["auto", "gloo", "nccl"]
 
+TIMEOUT_S = 300.0
 _BARRIER_S = 5.0
 """How long those that are left wait for each other to find out who is missing."""
 
@@ -32,10 +36,10 @@ class Team:
 
     rank: int = 0
     size: int = 1
-    timeout_s: float = 300.0
+    timeout_s: float = TIMEOUT_S
     """How long an operation waits for another worker."""
     closing: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
-    """What is done when the work together ends."""
+    """What is to be done when the work together ends; `joined_team` does it."""
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sums over all ranks, in float64; the same bits on every rank."""
@@ -62,6 +66,18 @@ class Team:
         result: list[list[float]] = [row.tolist() for row in table]
         return result
 
+    def gather_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What each rank gave, by rank, along a new first axis; all give the same shape and dtype, on the CPU."""
+        if self.size == 1:
+            return tensor[None]
+        import torch
+        import torch.distributed as dist
+
+        device = group_device()
+        table = [torch.empty_like(tensor, device=device) for _ in range(self.size)]
+        dist.all_gather(table, tensor.contiguous().to(device))
+        return torch.stack(table).cpu()
+
     def agrees_on(self, digest: bytes) -> bool:
         """Whether all ranks have the same digest of something."""
         parts = [float(byte) for byte in digest]
@@ -76,7 +92,9 @@ ALONE = Team()
 
 
 @contextmanager
-def joined_team(ctx: Context, comm: Comm = "auto", timeout_s: float = 300.0, on_cuda: bool = True) -> Iterator[Team]:
+def joined_team(
+    ctx: Context, comm: Comm = "auto", timeout_s: float = TIMEOUT_S, on_cuda: bool = True
+) -> Iterator[Team]:
     """Meet the other workers of a stage and work with them inside the `with`.
 
     `comm`: the process group's kind; auto: nccl where every worker has a CUDA device, else gloo. `timeout_s`: how long
@@ -86,7 +104,8 @@ def joined_team(ctx: Context, comm: Comm = "auto", timeout_s: float = 300.0, on_
     of several.
     """
     if ctx.num_workers == 1:
-        yield ALONE
+        with ExitStack() as closing:
+            yield Team(closing=closing)
         return
     import torch.distributed as dist
 
@@ -177,7 +196,7 @@ def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float
     import torch.distributed as dist
 
     hangs = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-    known = re.search(r"worker \d+", str(error))  # shared memory tells
+    known = re.search(r"worker \d+(, \d+)*", str(error))  # shared memory tells
     missing = known[0] if known else "another worker" if rank == 0 or not hangs else "worker 0"
     try:
         dist.monitored_barrier(watch, timeout=timedelta(seconds=_BARRIER_S), wait_all_ranks=True)
@@ -189,7 +208,7 @@ def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float
             return f"{missing} has gone"
         return (
             f"{missing} did not answer for {timeout_s:g} s: it hangs, or is far slower than the others "
-            "(then raise timeout_s)"
+            "(the stage's timeout_s, where it has one, allows for that)"
         )
     return f"worker {rank} could not go on: {str(error).splitlines()[0]}"
 

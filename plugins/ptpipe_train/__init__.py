@@ -119,6 +119,8 @@ class TrainConfig(StageConfig):
             raise ValueError("momentum and nesterov are options of the optimizer sgd")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
+        if self.parallel.static_graph and self.accumulate > 1:
+            raise ValueError("static_graph and accumulate don't go together: DistributedDataParallel can't have both")
         if self.batch_size is not None:
             self.parallel.check_batch_size(self.batch_size)
         return self

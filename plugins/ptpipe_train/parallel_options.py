@@ -89,7 +89,9 @@ class Parallel(StageConfig):
         None, ge=1, le=4096, description="processes in all; null: as many as chunks need (pp only)"
     )
     comm: Literal["auto", "gloo", "nccl"] | None = Field(
-        None, description="how processes talk; null and auto: nccl with CUDA devices, else gloo"
+        None,
+        description="how processes talk; null and auto: nccl with CUDA devices, else gloo, and ddp's gradients through "
+        "shared memory where all are on one machine's CPUs",
     )
     timeout_s: float | None = Field(
         None, gt=0, description="how long a process waits for the others before it gives up; null: 300"

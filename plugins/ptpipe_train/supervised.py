@@ -16,7 +16,7 @@ from torch import nn
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch import Data, Model
 from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
-from ptpipe_torch.team import Team, joined_team
+from ptpipe_torch.team import TIMEOUT_S, Team, joined_team
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from ptpipe_train import TrainConfig
 
 
-_TIMEOUT_S = 300.0
-
-
 def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
     """Train it. See `ptpipe_train.train`."""
     batch_size = config.batch_size or data.loader.batch_size
@@ -53,7 +50,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
         torch_threads(config.num_threads),
         freed_memory_kept(),
         _actionable_errors(),
-        joined_team(ctx, parallel.comm or "auto", parallel.timeout_s or _TIMEOUT_S, config.device != "cpu") as team,
+        joined_team(ctx, parallel.comm or "auto", parallel.timeout_s or TIMEOUT_S, config.device != "cpu") as team,
     ):
         module = model.build_prepared().train()
         settings = _settings(config, ctx, module)
@@ -143,7 +140,7 @@ def _set_up(config: TrainConfig, ctx: Context, model: Model, way: Way, data: Dat
             ctx,
             config.checkpoint_every_s,
             work,
-            describe_environment(settings.device),
+            describe_environment(settings.device) | {"comm": way.comm},
             way.team,
             way.state_is_shared,
         ),

@@ -11,7 +11,7 @@ from torch import nn
 
 from ptpipe_torch import RangeHolder
 from ptpipe_torch.shared_memory import SharedMemory
-from ptpipe_torch.team import group_device
+from ptpipe_torch.team import Team, group_device
 
 
 class RangeUnion:
@@ -20,14 +20,19 @@ class RangeUnion:
     So they have the very state that the whole batch gives in one process, and every rank rounds to the same grid.
     """
 
-    def __init__(self, module: nn.Module, group: Any = None, memory: SharedMemory | None = None) -> None:
-        """`memory`, of two values or more, is taken where there is one, else messages."""
+    def __init__(self, module: nn.Module, team: Team, group: Any = None, memory: SharedMemory | None = None) -> None:
+        """Until the team's work ends. `memory`, of two values or more, is taken where there is one, else messages."""
         self._group, self._memory = group, memory
         self.takes_part = True
         """False for a rank that has no sample of the batch."""
-        for layer in module.modules():
-            if isinstance(layer, RangeHolder):
-                layer.unite_ranges = self._unite
+        self._holders = [layer for layer in module.modules() if isinstance(layer, RangeHolder)]
+        for layer in self._holders:
+            layer.unite_ranges = self._unite
+        team.closing.callback(self._let_go)
+
+    def _let_go(self) -> None:
+        for layer in self._holders:
+            layer.unite_ranges = None
 
     def _unite(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         both = torch.stack([low, -high])

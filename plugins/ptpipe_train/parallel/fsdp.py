@@ -48,7 +48,7 @@ class Shards(Way):
                 reshard_after_forward=options.reshard_after_forward is not False,
                 offload_policy=offload,
             )
-        self._ranges, self._buffers = RangeUnion(module), SharedBuffers(module)
+        self._ranges, self._buffers = RangeUnion(module, team), SharedBuffers(module)
 
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool

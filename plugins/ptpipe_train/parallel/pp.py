@@ -78,7 +78,7 @@ class Chunks(Way):
         self._schedule = self._make_schedule(pieces, mine, images_MCHW, options)
         self._buffers: SharedBuffers | None = None
         if degrees.replicas > 1:
-            RangeUnion(self.trained, self._copies)
+            RangeUnion(self.trained, team, self._copies)
             self._buffers = SharedBuffers(self.trained, self._copies)
 
     def _make_schedule(

@@ -67,8 +67,8 @@ class Replicas(Way):
         if options.sync_bn:
             module = self.module = self.trained = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         memory = _memory_for(module, settings, options, team)
-        self._comm = "shared memory" if memory else dist.get_backend()
-        self._ranges, self._buffers = RangeUnion(module, memory=memory), SharedBuffers(module)
+        self.comm = "shared memory" if memory else dist.get_backend()
+        self._ranges, self._buffers = RangeUnion(module, team, memory=memory), SharedBuffers(module)
         self._wrapped = _distributed(module, settings, options)
         average: Callable[[dist.GradBucket], Any] | None = None
         if memory:
@@ -103,7 +103,7 @@ class Replicas(Way):
         self._buffers.unite()
 
     def facts(self) -> dict[str, JSON]:
-        return {"comm": self._comm}
+        return {"comm": self.comm}
 
 
 def _memory_for(module: nn.Module, settings: Settings, options: Parallel, team: Team) -> SharedMemory | None:

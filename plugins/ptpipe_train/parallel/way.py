@@ -42,6 +42,8 @@ class Way(ABC):
 
     team: Team = ALONE
     share: Share = Share()
+    comm = ""
+    """What brings gradients together, where there is a choice: the last bits of a sum follow from its order."""
     state_is_shared = True
     """Whether parameters and optimizer are the same on every rank, so that one copy of them is enough."""
 

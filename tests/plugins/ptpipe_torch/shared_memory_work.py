@@ -66,6 +66,16 @@ def fails(team: Team, memory: SharedMemory) -> object:
     return None
 
 
+def fits_exactly(team: Team, memory: SharedMemory) -> object:
+    """The greatest that there is room for, and one more."""
+    memory.reduce([torch.ones(sum(SIZES))], "sum")
+    try:
+        memory.reduce([torch.ones(sum(SIZES) + 1)], "sum")
+    except AssertionError:
+        return "refused"
+    return None
+
+
 def hangs(team: Team, memory: SharedMemory) -> object:
     """One comes too late."""
     if team.rank == 1:
@@ -90,6 +100,11 @@ def main(folder: Path, task: str) -> None:
     except (TeamError, ValueError) as error:
         said = [type(error).__name__, str(error)]
     time.sleep(2 if task == "fails" and rank == 1 else 0)
+    if task == "reduces":
+        assert "memfd:ptpipe" not in Path("/proc/self/maps").read_text(), "something is left"
+        assert not any(
+            "memfd:ptpipe" in str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.exists()
+        )
     (folder / f"rank-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
 
 

@@ -48,6 +48,10 @@ def test_every_worker_has_the_same_bits(said: Any) -> None:
     assert said("fractions", 3) == [True] * 3
 
 
+def test_what_does_not_fit_is_refused(said: Any) -> None:
+    assert said("fits_exactly") == ["refused", "refused"]
+
+
 def test_who_has_ended_is_not_waited_for(said: Any) -> None:
     ((message, waited_s),) = said("dies")
     assert message == "the connection to worker 1 was lost"

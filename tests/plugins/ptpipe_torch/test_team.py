@@ -148,7 +148,7 @@ def test_a_process_that_is_not_one_of_several(world_size: str | None, tmp_path: 
 
 def test_a_stage_of_one_worker_meets_nobody(tmp_path: Path) -> None:
     with joined_team(Context("t", "train.supervised", 1, tmp_path)) as team:
-        assert team is ALONE
+        assert team == ALONE
         assert not dist.is_initialized()
 
 

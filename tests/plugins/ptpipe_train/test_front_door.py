@@ -45,6 +45,11 @@ def test_every_option_is_described(model: type[BaseModel]) -> None:
         ({"optimizer": "adamw", "momentum": 0.9}, (), "options of the optimizer sgd"),
         ({"optimizer": "adamw", "nesterov": True}, (), "options of the optimizer sgd"),
         ({"nesterov": True, "momentum": 0}, (), "nesterov needs a momentum"),
+        (
+            {"accumulate": 2, "parallel": {"mode": "ddp", "workers": 2, "static_graph": True}},
+            (),
+            "static_graph and accumulate don't go together",
+        ),
         ({"schedule": {"name": "cosine", "gamma": 0.5}}, ("schedule",), "gamma is an option of the schedule step"),
         ({"schedule": {"final": 0.1}}, ("schedule",), "final is an option of the schedule cosine, not of constant"),
         ({"schedule": {"warmup": 1.0}}, ("schedule", "warmup"), "less than 1"),

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +113,59 @@ def test_it_is_as_accurate(manifest: Path, name: str) -> None:
     single, parallel = (run(manifest, way, "fbgemm", **options).stages["finetune"].metrics for way in ({}, WAYS[name]))
     assert single["val_top1"] > 0.9
     assert parallel["val_top1"] > single["val_top1"] - 0.03
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="shared memory is for x86")
+def test_a_process_that_does_several_stages_keeps_nothing(tmp_path: Path) -> None:
+    """As torchrun's do. Networks of graphs outlive their stage somewhere in torch; what they hold must not."""
+    plugin = tmp_path / "look.py"
+    plugin.write_text(LOOK, encoding="utf-8")
+    path = tmp_path / "qat.yaml"
+    more = "  look: {uses: look.maps, needs: {model: finetune}}\n"
+    text = MANIFEST.format(plugin=f"{PLUGIN}, {plugin}").replace("epochs: 6", "epochs: 1")
+    path.write_text(text.replace("  int8: {uses: quant.convert, needs: {model: finetune}}\n", more), encoding="utf-8")
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = str(probe.getsockname()[1])
+    way = json.dumps(WAYS["ddp"])
+    command = [sys.executable, "-m", "ptpipe", "run", str(path), "--artifacts", str(tmp_path / "artifacts")]
+    command += ["-s", f"pretrain.parallel={way}", "-s", f"finetune.parallel={way}"]
+    ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost"}
+    running = [
+        subprocess.Popen(
+            command,
+            env=os.environ | ranks | {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    said = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    assert "5 done" in said[0] or "6 done" in said[0]
+
+
+LOOK = '''
+"""A stage that fails where memory of an earlier one is still there."""
+from pathlib import Path
+
+from ptpipe import Context, StageConfig, StageError, hookimpl, stage
+from ptpipe_torch import Model
+
+
+class Config(StageConfig):
+    """None."""
+
+
+@stage("look.maps")
+def look(config: Config, ctx: Context, model: Model) -> Model:
+    """Look."""
+    if "memfd:ptpipe" in Path("/proc/self/maps").read_text():
+        raise StageError("memory is still mapped")
+    return model
+
+
+@hookimpl
+def ptpipe_stages():
+    return [look]
+'''
