@@ -248,7 +248,7 @@ class Training:
         table = [dict(zip(names, figures, strict=True)) for figures in way.team.gather(own)]
         told = {name for name in names if any(row[name] > 0 for row in table)}
         return [
-            {"worker": rank, **{name: round(value, 3) for name, value in row.items() if name in told}}
+            {"worker": rank, **{name: round(value, 3) for name, value in row.items() if name in told and value >= 0}}
             for rank, row in enumerate(table)
         ]
 

@@ -107,6 +107,14 @@ def test_one_worker_ends_where_one_process_does(train: Train, way: dict[str, Any
     assert_alike(train(), train(parallel=way))
 
 
+def test_the_device_tells_where_the_time_of_a_step_goes(train: Train) -> None:
+    (worker,) = train().metrics["workers"]
+    # The device works behind the process's back: what it took is more than what it takes to ask for it.
+    assert worker["forward_ms"] > 0.02
+    assert worker["backward_ms"] > 0.02
+    assert 0 <= worker.get("device_utilization", 0) <= 1
+
+
 def test_sync_bn_of_one_worker_is_batch_norm(train: Train) -> None:
     way = {"mode": "ddp", "workers": 1, "sync_bn": True}
     assert_alike(train(norm=True), train(norm=True, parallel=way))
