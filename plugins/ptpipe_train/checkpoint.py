@@ -53,7 +53,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         },
         allow_nan=False,
     )
-    name = _name(checkpoint.step)
+    name = checkpoint_name(checkpoint.step)
     write_atomically(folder / (name + _TENSORS), content)
     write_atomically(folder / (name + _FACTS), f"{_digest(body)}\n{body}\n".encode())
     kept = _names(folder)[:KEPT]
@@ -62,7 +62,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 def read_checkpoint(folder: Path, step: int) -> Checkpoint:
     """Read the one of that step. Raises ValueError or OSError where it isn't there or isn't as it was written."""
-    return _read(folder, _name(step))
+    return _read(folder, checkpoint_name(step))
 
 
 def read_checkpoints(folder: Path) -> Iterator[Checkpoint | Damage]:
@@ -75,11 +75,12 @@ def read_checkpoints(folder: Path) -> Iterator[Checkpoint | Damage]:
 
 
 def remove_checkpoint(folder: Path, name: str) -> None:
-    """Remove one that is damaged, which would stand before those that are written now."""
+    """Remove one that would stand before those that are written now."""
     _remove(folder.glob(f"{name}.*"))
 
 
-def _name(step: int) -> str:
+def checkpoint_name(step: int) -> str:
+    """What its files are called."""
     return f"step-{step:012d}"
 
 

@@ -135,6 +135,8 @@ class Parallel(StageConfig):
             raise ValueError(f"mode {self.mode} needs workers: the number of processes in all")
         if self.split_at is not None and len(self.split_at) != self.num_chunks - 1:
             raise ValueError(f"split_at names where {self.num_chunks - 1} of {self.num_chunks} chunks begin")
+        if self.split_at is not None and len(set(self.split_at)) < len(self.split_at):
+            raise ValueError("split_at names a layer twice")
         _ = self.degrees
         return self
 

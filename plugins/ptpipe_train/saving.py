@@ -14,6 +14,7 @@ from ptpipe_train.checkpoint import (
     KEPT,
     Checkpoint,
     Damage,
+    checkpoint_name,
     read_checkpoint,
     read_checkpoints,
     remove_checkpoint,
@@ -96,6 +97,10 @@ class Saving:
         steps = sorted(own, reverse=True)[:KEPT]
         had = self.team.gather([*steps, *([-1] * (KEPT - len(steps)))])
         common = set.intersection(*(set(steps) for steps in had)) - {-1}
+        for step in own:
+            # Those that not all have would stand before what is written from here on, or be taken for part of it.
+            if step > max(common, default=-1):
+                remove_checkpoint(self.folder, checkpoint_name(step))
         if not common:
             return None
         checkpoint = own[round(max(common))]

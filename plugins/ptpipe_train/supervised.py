@@ -262,6 +262,12 @@ def _actionable_errors() -> Iterator[None]:
         raise StageError(
             "the device's memory is full: use a smaller batch_size and a greater accumulate, or precision bf16"
         ) from error
+    except RuntimeError as error:
+        if "Expected to have finished reduction" not in str(error):
+            raise
+        raise StageError(
+            "some parameters of the network went unused in a step: set parallel.find_unused to true"
+        ) from error
     except ValueError as error:
         if "Expected more than 1 value per channel" not in str(error):
             raise

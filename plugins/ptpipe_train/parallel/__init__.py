@@ -44,7 +44,8 @@ def choose_way(options: Parallel, ctx: Context, team: Team, material: Material, 
         from ptpipe_train.parallel.fsdp import Shards
 
         whole = settings.placed(material.model.build_prepared().train())
-        return Shards(material.module, whole, settings, options, team)
+        few_images_NCHW = _first_images(material.data, settings, batch_size=2)
+        return Shards(material.module, whole, settings, options, team, few_images_NCHW)
     module = settings.placed(material.module)
     match options.mode:
         case "dp":

@@ -24,7 +24,7 @@ class RangeUnion:
         """Until the team's work ends. `memory`, of two values or more, is taken where there is one, else messages."""
         self._group, self._memory = group, memory
         self.takes_part = True
-        """False for a rank that has no sample of the batch."""
+        """False for a rank that has no sample that counts."""
         self._holders = [layer for layer in module.modules() if isinstance(layer, RangeHolder)]
         for layer in self._holders:
             layer.unite_ranges = self._unite
@@ -42,6 +42,8 @@ class RangeUnion:
             self._memory.reduce([both], "min")
         else:
             dist.all_reduce(both, dist.ReduceOp.MIN, group=self._group)
+        if not self.takes_part and both[0] > -both[1]:  # nobody does
+            return low, high
         return both[0], -both[1]
 
 

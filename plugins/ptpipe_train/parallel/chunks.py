@@ -6,6 +6,7 @@ that observers and fake quantization go along and the state dict of the whole st
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,12 @@ from ptpipe import StageError
 from ptpipe_train.evaluation import left_as_it_was
 
 _REPETITIONS = 3
+_VIEWING_LAYERS = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.PixelShuffle)
+_VIEWS = frozenset({
+    "chunk", "contiguous", "detach", "diagonal", "dropout", "expand", "expand_as", "flatten", "getitem", "movedim",
+    "narrow", "permute", "reshape", "select", "split", "squeeze", "swapaxes", "t", "transpose", "unbind", "unflatten",
+    "unfold", "unsqueeze", "view", "view_as",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,12 +62,19 @@ class _Tracer(fx.Tracer):  # type: ignore[misc]  # torch comes without types
 
 def find_cuts(module: nn.Module) -> Cuttable:
     """Trace the network and find where it can be cut. Raises StageError where its forward can't be traced."""
+    before = {name: (buffer, buffer._version, buffer.clone()) for name, buffer in module.named_buffers()}
     try:
         graph = module.graph if isinstance(module, fx.GraphModule) else _Tracer().trace(module)
     except Exception as error:  # tracing runs the network's own code on stand-ins
         raise StageError(
             f"the network can't be cut into chunks: its forward pass depends on values ({error}); use mode ddp"
         ) from error
+    for name, buffer in module.named_buffers():
+        if name not in before or buffer is not before[name][0] or buffer._version != before[name][1]:
+            raise StageError(
+                f"the network can't be cut into chunks: its forward pass itself changes {name}, which a cut network "
+                "would not; use mode ddp"
+            )
     return Cuttable(module, graph, tuple(_cuts(module, list(graph.nodes))))
 
 
@@ -76,7 +90,7 @@ def _cuts(module: nn.Module, nodes: list[fx.Node]) -> Iterator[Cut]:
             continue
         before, behind = set[int]().union(*uses[: number + 1]), set[int]().union(*uses[number + 1 :])
         following = next(other for other in nodes[number + 1 :] if other.op != "get_attr")
-        if before and behind and not before & behind and not _works_in_place(module, following):
+        if before and behind and not before & behind and _is_tensor(node) and not _is_changed(module, node):
             yield Cut(node, str(following.target) if following.op == "call_module" else following.name)
 
 
@@ -93,26 +107,31 @@ def _owned(module: nn.Module, node: fx.Node) -> set[int]:
     return owned
 
 
-def _works_in_place(module: nn.Module, node: fx.Node) -> bool:
-    """Whether what a node receives is changed, there or farther on: a chunk's input can't be changed."""
-    while not _changes_input(module, node):
-        if not _hands_on(module, node) or len(node.users) != 1:
-            return False
-        node = next(iter(node.users))
-    return True
+def _is_tensor(node: fx.Node) -> bool:
+    """Whether a node's value may be one: of several values a part is taken."""
+    return all(user.target not in (operator.getitem, getattr) for user in node.users)
+
+
+def _is_changed(module: nn.Module, node: fx.Node) -> bool:
+    """Whether what a node gives is changed in place, there or farther on: a chunk's input can't be."""
+    return any(
+        _changes_input(module, user) or (_hands_on(module, user) and _is_changed(module, user)) for user in node.users
+    )
 
 
 def _changes_input(module: nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
-    return bool(node.kwargs.get("inplace")) or getattr(node.target, "__name__", str(node.target)).endswith("_")
+    if any(value is True for value in (*node.args, node.kwargs.get("inplace"))):
+        return True  # `relu(x, True)`; where True means something else, a cut is lost
+    return getattr(node.target, "__name__", str(node.target)).endswith("_")
 
 
 def _hands_on(module: nn.Module, node: fx.Node) -> bool:
-    """Whether a node gives the very memory that it receives."""
+    """Whether a node may give the very memory that it receives."""
     if node.op == "call_module":
-        return isinstance(module.get_submodule(str(node.target)), nn.Identity | nn.Flatten | nn.Dropout)
-    return getattr(node.target, "__name__", str(node.target)) in ("flatten", "view", "reshape", "squeeze", "unsqueeze")
+        return isinstance(module.get_submodule(str(node.target)), _VIEWING_LAYERS)
+    return getattr(node.target, "__name__", str(node.target)) in _VIEWS
 
 
 def _subgraph(module: nn.Module, graph: fx.Graph, source: fx.Node | None, target: fx.Node | None) -> fx.GraphModule:

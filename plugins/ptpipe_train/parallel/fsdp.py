@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from ptpipe import StageError
 from ptpipe_torch import Batch
 from ptpipe_torch.team import Team
-from ptpipe_train.evaluation import buffers_kept
+from ptpipe_train.evaluation import buffers_kept, left_as_it_was
 from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers
 from ptpipe_train.parallel.scaler import TeamScaler
 from ptpipe_train.parallel.share import Share, is_idle
@@ -31,8 +29,16 @@ class Shards(Way):
 
     state_is_shared = False
 
-    def __init__(self, module: nn.Module, whole: nn.Module, settings: Settings, options: Parallel, team: Team) -> None:
-        """`module` is cut into shards; `whole`, the same network, takes the result."""
+    def __init__(
+        self,
+        module: nn.Module,
+        whole: nn.Module,
+        settings: Settings,
+        options: Parallel,
+        team: Team,
+        images_NCHW: torch.Tensor,
+    ) -> None:
+        """`module` is cut into shards; `whole`, the same network, takes the result. `images_NCHW`: to try it with."""
         super().__init__(whole, settings)
         # Shards are rows: weights stay contiguous, and images alone decide the layout of convolutions.
         self.trained = module = module.to(settings.device)
@@ -41,7 +47,7 @@ class Shards(Way):
         offload = (
             CPUOffloadPolicy(pin_memory=settings.device.type == "cuda") if options.cpu_offload else OffloadPolicy()
         )
-        for layer in (*_layers_to_wrap(module, options), module):
+        for layer in (*layers_to_wrap(module, options, images_NCHW), module):
             fully_shard(
                 layer,
                 mesh=mesh,
@@ -78,17 +84,40 @@ class Shards(Way):
         self.module.load_state_dict({name: tensor.to(self.settings.device) for name, tensor in state.items()})
 
 
-def _layers_to_wrap(module: nn.Module, options: Parallel) -> list[nn.Module]:
-    """The chosen layers, inner ones first, as `fully_shard` wants them. Raises StageError for an unknown type."""
-    types = {type(layer).__name__ for layer in module.modules()}
-    if unknown := [name for name in options.wrap or () if name not in types]:
-        raise StageError(f"wrap: the network has no layer of type {unknown[0]} (there are: {', '.join(sorted(types))})")
-    chosen = [layer for layer in _inner_layers(module) if _is_chosen(layer, options)]
-    return list(reversed(chosen))
+def layers_to_wrap(module: nn.Module, options: Parallel, images_NCHW: torch.Tensor) -> list[nn.Module]:
+    """The chosen layers, inner ones first, as `fully_shard` wants them. Raises StageError for a type that can't be."""
+    layers = [layer for name, layer in module.named_modules() if name]
+    called = _called(module, images_NCHW)
+    can_be = [layer for layer in layers if layer in called and not _shares_parameters(module, layer)]
+    for name in options.wrap or ():
+        if name not in {type(layer).__name__ for layer in layers}:
+            types = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+            raise StageError(f"wrap: the network has no layer of type {name} (there are: {types})")
+        if name not in {type(layer).__name__ for layer in can_be}:
+            raise StageError(
+                f"wrap: no {name} of the network can be gathered by itself: its forward is never called, or it shares "
+                "parameters with other layers"
+            )
+    return [layer for layer in reversed(can_be) if _is_chosen(layer, options)]
 
 
-def _inner_layers(module: nn.Module) -> Iterator[nn.Module]:
-    return (layer for name, layer in module.named_modules() if name)
+def _called(module: nn.Module, images_NCHW: torch.Tensor) -> set[nn.Module]:
+    """The layers whose forward is called: containers are not, nor are those whose weights another layer uses."""
+    called = set[nn.Module]()
+    hooks = [layer.register_forward_pre_hook(lambda layer, _: called.add(layer)) for layer in module.modules()]
+    with left_as_it_was(module), torch.no_grad():
+        module(images_NCHW)
+    for hook in hooks:
+        hook.remove()
+    return called
+
+
+def _shares_parameters(module: nn.Module, layer: nn.Module) -> bool:
+    """Whether something outside the layer has some of its parameters too."""
+    inside = set(layer.modules())
+    own = {id(parameter) for parameter in layer.parameters()}
+    others = (parameter for other in module.modules() if other not in inside for parameter in other.parameters(False))
+    return any(id(parameter) in own for parameter in others)
 
 
 def _is_chosen(layer: nn.Module, options: Parallel) -> bool:

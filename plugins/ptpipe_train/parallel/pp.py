@@ -6,8 +6,9 @@ Shape legend: N images of a batch, M of a micro-batch, C channels, H height, W w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,21 +17,20 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from ptpipe import JSON, StageError
 from ptpipe.files import write_atomically
 from ptpipe_torch import Batch
 from ptpipe_torch.team import Team
-from ptpipe_train.evaluation import left_as_it_was
+from ptpipe_train.evaluation import buffers_kept, left_as_it_was
 from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers, broadcast_bytes
 from ptpipe_train.parallel.chunks import Cuttable, balanced, find_cuts, measured_costs_s, named_cuts
 from ptpipe_train.parallel.gradients import sum_gradients
 from ptpipe_train.parallel.scaler import TeamScaler
-from ptpipe_train.parallel.share import Share, filled
+from ptpipe_train.parallel.share import IGNORED, Share, filled
 from ptpipe_train.parallel.way import Objective, Way
-from ptpipe_train.parallel_options import Parallel
+from ptpipe_train.parallel_options import Degrees, Parallel
 from ptpipe_train.settings import Settings
 
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved_1f1b": ScheduleInterleaved1F1B}
@@ -59,13 +59,12 @@ class Chunks(Way):
     ) -> None:
         super().__init__(module, settings)
         degrees = options.degrees
-        names = ("replica", "chunk")
-        mesh = init_device_mesh(settings.device.type, (degrees.replicas, degrees.ranks_of_chunks), mesh_dim_names=names)
-        self._copies, self._column = (mesh.get_group(name) for name in names)
-        self.team, self.share = team, Share(mesh.get_local_rank("replica"), degrees.replicas)
+        self._copies, self._column = _groups(degrees, team)
+        replica, self._position = divmod(team.rank, degrees.ranks_of_chunks)
+        self.team, self.share = team, Share(replica, degrees.replicas)
         self._size = batch_size // degrees.replicas
-        self._position = mesh.get_local_rank("chunk")
         self._compress = options.compress or "none"
+        self._num_microbatches = options.num_microbatches
         network = find_cuts(module)
         images_MCHW = place.images_NCHW[: self._size // options.num_microbatches]
         firsts = _agreed_cuts(network, images_MCHW, options, settings, team, place.file)
@@ -75,23 +74,29 @@ class Chunks(Way):
         self._has_first, self._has_last = 0 in mine, degrees.chunks - 1 in mine
         self.trained = nn.ModuleList([pieces[number] for number in mine])
         self._losses = _Losses(settings.device)
-        self._schedule = self._make_schedule(pieces, mine, images_MCHW, options)
+        self._ranges: RangeUnion | None = None
         self._buffers: SharedBuffers | None = None
+        self._ends = [_End(piece, self.settings, self._ranges_take_part) for piece in pieces]
+        self._schedule = self._make_schedule(self._ends, mine, images_MCHW, options)
+        self._ends = [self._ends[number] for number in mine]
         if degrees.replicas > 1:
-            RangeUnion(self.trained, team, self._copies)
+            self._ranges = RangeUnion(self.trained, team, self._copies)
             self._buffers = SharedBuffers(self.trained, self._copies)
 
+    def _ranges_take_part(self, counts: bool) -> None:
+        if self._ranges:
+            self._ranges.takes_part = counts
+
     def _make_schedule(
-        self, pieces: Sequence[nn.Module], mine: Sequence[int], images_MCHW: torch.Tensor, options: Parallel
+        self, ends: Sequence[nn.Module], mine: Sequence[int], images_MCHW: torch.Tensor, options: Parallel
     ) -> Any:
-        ends = [_End(piece, self.settings) for piece in pieces]
         with left_as_it_was(self.module):
             values = _values_between(ends, images_MCHW)
         stages = [
             PipelineStage(
                 ends[number],
                 number,
-                len(pieces),
+                len(ends),
                 self.settings.device,
                 input_args=values[number],
                 output_args=values[number + 1],
@@ -109,7 +114,10 @@ class Chunks(Way):
         batch = filled(batch, self._size)
         self._losses.begin(objective, scaler)
         inputs = (batch.images_NCHW,) if self._has_first else ()
-        with self.times.part("forward_backward"):
+        counts_M = (batch.labels_N.view(self._num_microbatches, -1) != IGNORED).any(1).tolist()
+        with self.times.part("forward_backward"), ExitStack() as ended:
+            for end in self._ends:
+                ended.enter_context(end.told_what_counts(counts_M))
             self._schedule.step(*inputs, target=batch.labels_N if self._has_last else None)
         if last:
             with self.times.part("communication"):
@@ -140,15 +148,46 @@ class Chunks(Way):
         return {"chunks_begin_at": list[JSON](self._begins)}
 
 
-class _End(nn.Module):  # type: ignore[misc]  # torch comes without types
-    """A chunk as it stands between two messages: its own precision and layout inside, plain rows outside."""
+def _groups(degrees: Degrees, team: Team) -> tuple[Any, Any]:
+    """Of all copies of this rank's chunks; and of this rank's copy of the network. By torch's rule all make all.
 
-    def __init__(self, piece: nn.Module, settings: Settings) -> None:
+    The workers are a mesh of replicas x ranks of chunks; a DeviceMesh's own groups would not know the time limit.
+    """
+    num = degrees.ranks_of_chunks
+    copies = [list(range(position, team.size, num)) for position in range(num)]
+    columns = [list(range(first, first + num)) for first in range(0, team.size, num)]
+    made = {}
+    for ranks in (*copies, *columns):
+        made[tuple(ranks)] = dist.new_group(ranks, timeout=timedelta(seconds=team.timeout_s))
+    return made[tuple(copies[team.rank % num])], made[tuple(columns[team.rank // num])]
+
+
+class _End(nn.Module):  # type: ignore[misc]  # torch comes without types
+    """A chunk as it stands between two messages: its own precision and layout inside, plain rows outside.
+
+    Micro-batches of samples that only fill a batch leave no trace in it. They come last.
+    """
+
+    def __init__(self, piece: nn.Module, settings: Settings, take_part: Callable[[bool], None]) -> None:
         super().__init__()
-        self.piece, self.settings = piece, settings
+        self.piece, self.settings, self._take_part = piece, settings, take_part
+        self._counts: Iterator[bool] = iter(())
+        self._is_kept, self._ended = False, ExitStack()
+
+    @contextmanager
+    def told_what_counts(self, counts_M: Sequence[bool]) -> Iterator[None]:
+        """Go through a batch inside the `with`; `counts_M`: which of its micro-batches have samples that count."""
+        self._counts, self._is_kept = iter(counts_M), False
+        with ExitStack() as self._ended:  # to the end of all backward passes, which look whether anything was changed
+            yield
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the chunk."""
+        counts = next(self._counts, True)
+        self._take_part(counts)
+        if not counts and not self._is_kept:
+            self._ended.enter_context(buffers_kept(self.piece))
+            self._is_kept = True
         if self.settings.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         with self.settings.autocast():

@@ -42,11 +42,14 @@ class Share:
 
 
 def filled(batch: Batch, size: int) -> Batch:
-    """The batch with its samples repeated up to that size; those repeated are `IGNORED`."""
+    """The batch with its last sample repeated up to that size; those repeated are `IGNORED`.
+
+    So a part of the batch has the range of what counts in it.
+    """
     num = len(batch.labels_N)
     if num == size:
         return batch
-    positions_B = torch.arange(size) % num
+    positions_B = torch.arange(size).clamp(max=num - 1)
     labels_B = batch.labels_N[positions_B.to(batch.labels_N.device)].clone()
     labels_B[num:] = IGNORED
     images = batch.images_NCHW

@@ -372,3 +372,68 @@ def test_what_hands_its_input_on_begins_no_chunk_where_it_is_changed_later() -> 
     network = find_cuts(nn.Sequential(*layers))
     assert begins(network) == ["4"]
     assert all(cost_s > 0 for cost_s in measured_costs_s(network, images(), CPU))
+
+
+class Parts(nn.Module):
+    """Its second layer gives two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.two(self.one(x)).chunk(2, 1)
+        return self.three(first + second)
+
+
+def test_a_chunk_never_begins_with_several_tensors() -> None:
+    assert begins(find_cuts(Parts())) == ["two", "chunk", "three"]
+
+
+class Changing(nn.Module):
+    """What the first layer gives is changed in place, in a way to be chosen."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.one, self.two, self.change = nn.Linear(6, 8), nn.Linear(8, 3), change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.change(self.one(x)))
+
+
+def through_a_view(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x.unflatten(1, (2, 4)).transpose(1, 2), inplace=True).transpose(1, 2).flatten(1)
+
+
+def beside_another(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    return F.relu(x, True) + y
+
+
+@pytest.mark.parametrize("change", [through_a_view, beside_another])
+def test_a_chunk_whose_input_would_be_changed_is_none(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    network = find_cuts(Changing(change))
+    assert all(cut.node.name != "one" for cut in network.cuts)
+    assert network.num_pieces > 1
+    value = torch.randn(5, 6)
+    for number in range(network.num_pieces):
+        value = network.piece(number, number + 1)(value.detach().requires_grad_())
+        value.sum().backward()
+
+
+class Counting(nn.Module):
+    """Counts its own calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return self.two(self.one(x))
+
+
+def test_a_network_that_changes_its_own_state_is_refused() -> None:
+    with pytest.raises(StageError, match="its forward pass itself changes count"):
+        find_cuts(Counting())

@@ -107,6 +107,7 @@ def test_workers_are_asked_for(mode: str) -> None:
         ({"mode": "pp", "split_at": []}, "split_at names where 1 of 2 chunks begin"),
         ({"mode": "pp", "split_at": ["a", "b"]}, "split_at names where 1 of 2 chunks begin"),
         ({"mode": "pp", "chunks": 4, "split_at": ["a"]}, "split_at names where 3 of 4 chunks begin"),
+        ({"mode": "pp", "chunks": 3, "split_at": ["a", "a"]}, "split_at names a layer twice"),
         ({"mode": "pp", "chunks": 1}, "greater than or equal to 2"),
         ({"mode": "ddp", "workers": 0}, "greater than or equal to 1"),
         ({"mode": "ddp", "workers": 2, "timeout_s": 0}, "greater than 0"),

@@ -93,7 +93,7 @@ def test_data_gives_each_worker_its_part_of_each_batch(workers: int) -> None:
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @given(num=st.integers(1, 9), more=st.integers(0, 20))
-def test_a_filled_batch_repeats_what_it_has(num: int, more: int, *, channels_last: bool) -> None:
+def test_a_filled_batch_repeats_its_last_sample(num: int, more: int, *, channels_last: bool) -> None:
     batch = make_batch(num, channels_last=channels_last)
     labels_N = batch.labels_N.clone()
     big = filled(batch, num + more)
@@ -102,8 +102,8 @@ def test_a_filled_batch_repeats_what_it_has(num: int, more: int, *, channels_las
     assert torch.equal(big.labels_N[:num], batch.labels_N)
     assert (big.labels_N[num:] == IGNORED).all()
     for position in range(num + more):
-        assert torch.equal(big.images_NCHW[position], batch.images_NCHW[position % num])
-        assert big.indices_N[position] == batch.indices_N[position % num]
+        assert torch.equal(big.images_NCHW[position], batch.images_NCHW[min(position, num - 1)])
+        assert big.indices_N[position] == batch.indices_N[min(position, num - 1)]
     layout = torch.channels_last if channels_last else torch.contiguous_format
     assert big.images_NCHW.is_contiguous(memory_format=layout)
     assert torch.equal(batch.labels_N, labels_N), "the batch itself stays as it was"
