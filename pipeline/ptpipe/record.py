@@ -79,8 +79,9 @@ class RunRecord:
     def log(self, line: LogLine) -> None:
         """Add a line to the log, if that can be done."""
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
-        with contextlib.suppress(OSError), (self.folder / "log.txt").open("a", encoding="utf-8") as file:
-            file.write(f"{stamp} {line.stage_id or '-'} {line.text}\n")
+        file = self.folder / "log.txt"
+        with contextlib.suppress(OSError), file.open("a", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(f"{stamp} {line.stage_id or '-'} {line.text}\n")
 
     def attach(self, attachment: Attachment) -> None:
         """Copy a stage's file into the folder `files/<stage>`, if that can be done."""

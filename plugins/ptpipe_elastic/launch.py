@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -17,6 +18,7 @@ from ptpipe.store import Store
 from ptpipe.worker import Call, Nodes
 from ptpipe_elastic.said import followed
 from ptpipe_elastic.torch_elastic import Meeting, WorkerFailure, WorkersFailed, run_workers
+from ptpipe_elastic.worker import OUTPUTS
 
 _OTHERS_WORD_S = 5.0
 _LOOK_EVERY_S = 0.1
@@ -37,8 +39,9 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
     logs.mkdir(parents=True)
     _word_of(folder, nodes.rank).unlink(missing_ok=True)
     is_leader = nodes.rank == 0
-    meeting = Meeting(nodes.num, nodes.rank, nodes.endpoint, f"{call.key[:16]}", nodes.max_restarts)
+    meeting = Meeting(nodes.num, nodes.rank, nodes.endpoint, call.key[:16], nodes.max_restarts)
     if is_leader:
+        shutil.rmtree(folder / OUTPUTS, ignore_errors=True)
         (folder / "call.json").write_text(call.to_json(), encoding="utf-8")
     try:
         with followed(folder / "said.jsonl", tell) if is_leader else nullcontext():
@@ -47,7 +50,20 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
         raise StageError(_message(_cause(error, folder, nodes))) from error
     finally:
         _log_output(call, logs, tell)
-    return {place.name: place for place in (folder / "outputs").iterdir()} if is_leader else {}
+    return _outputs(folder, nodes) if is_leader else {}
+
+
+def _outputs(folder: Path, nodes: Nodes) -> Mapping[str, Path]:
+    """What rank 0 made, perhaps on another node, whose files a shared folder may show a moment later."""
+    deadline = time.monotonic() + _OTHERS_WORD_S
+    while True:
+        for failure in _words(folder, range(1, nodes.num)):
+            raise StageError(_message(failure))
+        if (folder / OUTPUTS).is_dir():
+            return {place.name: place for place in (folder / OUTPUTS).iterdir()}
+        if time.monotonic() > deadline:
+            raise StageError("the workers ended without a word, and worker 0 without its results")
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _word_of(folder: Path, node: int) -> Path:
@@ -81,6 +97,8 @@ def _words(folder: Path, nodes: Iterable[int]) -> Iterator[WorkerFailure]:
 def _message(failure: WorkerFailure) -> str:
     if failure.is_stage_error and failure.exit_code > 0:
         return failure.message
+    if failure.exit_code == -signal.SIGTERM:  # none came before it
+        return "the workers were ended by SIGTERM, which was not ptpipe's"
     if failure.exit_code < 0:
         how = f"was killed by {failure.signal_name}"
     elif failure.message:

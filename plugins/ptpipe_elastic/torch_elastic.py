@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.launcher import api as launcher
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ptpipe.errors import StageError, Terminated
@@ -25,6 +28,8 @@ from ptpipe_elastic.started import log_file
 
 _SHUTDOWN_S = 3
 """Between SIGTERM and SIGKILL, for workers that were told to end."""
+_FAREWELL_S = 20
+"""How long a node that is done waits for others, so that they find it there to the end."""
 _MEETING_S = 600
 """How long nodes wait for each other."""
 _LAST_LINES = 20
@@ -106,13 +111,16 @@ def run_workers(
         logs_specs=DefaultLogsSpecs(log_dir=str(log_folder)),
         **_known({"shutdown_timeout": _SHUTDOWN_S}),
     )
-    with _put_back(), _quiet():
+    with _put_back(), _quiet(), _short_farewell():
         try:
             elastic_launch(config, sys.executable)("-m", _STARTED, str(log_folder.absolute()), module, *arguments)
         except SignalException as error:
             raise (Terminated if error.sigval == signal.SIGTERM else KeyboardInterrupt) from None
         except (RendezvousError, DistError) as error:
+            if any(log_folder.glob("rank-*.log")):
+                raise StageError(f"node 0 has left, or can't be reached any more at {meeting.endpoint}") from error
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = reason.removesuffix(" See inner exception for details.")
             raise StageError(f"the nodes don't meet at {meeting.endpoint or 'localhost'}: {reason}") from error
         except ChildFailedError as error:
             raise WorkersFailed(_failures(error, log_folder)) from None
@@ -185,6 +193,18 @@ def _put_back() -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+@contextmanager
+def _short_farewell() -> Iterator[None]:
+    """An agent that is done waits for other nodes': 5 minutes, deaf to signals, where one has failed and left."""
+    agent = launcher.LocalElasticAgent
+    if "exit_barrier_timeout" in inspect.signature(agent.__init__).parameters:
+        launcher.LocalElasticAgent = partial(agent, exit_barrier_timeout=_FAREWELL_S)
+    try:
+        yield
+    finally:
+        launcher.LocalElasticAgent = agent
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """One worker of a stage: a process that torch elastic starts, with the call's folder as its argument.
 
-`call.json` in that folder says what to do, `said.jsonl` takes what is said, `outputs/` what rank 0 makes.
+`call.json` in that folder says what to do, `said.jsonl` takes what is said, `outputs/` what rank 0 makes. Rank 0 may be
+on any node.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ptpipe_elastic.started import leave
 from ptpipe_torch.runtime import num_cpus
 from ptpipe_torch.team import TeamError
 
+OUTPUTS = "outputs"
 # A worker that lost another one waits this long before it ends, so that the one that failed first is seen first.
 _YIELD_S = 3.0
 
@@ -47,13 +49,18 @@ def _work(folder: Path, rank: int) -> None:
     call = Call.from_json((folder / "call.json").read_text(encoding="utf-8"))
     with redirect_stdout(sys.stderr):
         vocabulary = load_vocabulary(call.plugins, Path(call.folder))
+        if call.kind not in vocabulary.stages:
+            reasons = [*vocabulary.broken.values(), *(problem.message for problem in vocabulary.problems)]
+            raise StageError(f"no plugin offers {call.kind} in worker {rank}: {'; '.join(reasons)}")
         outputs = perform(call, vocabulary, Store(Path(call.artifacts)), _teller(folder / "said.jsonl", rank), rank)
     if rank == 0:
-        shutil.rmtree(folder / "outputs", ignore_errors=True)
+        made = folder / "outputs.part"
+        shutil.rmtree(made, ignore_errors=True)
         for name, artifact in outputs.items():
-            place = folder / "outputs" / name
+            place = made / name
             place.mkdir(parents=True)
             artifact.save(place)
+        made.rename(folder / OUTPUTS)  # whole, or not there
 
 
 def _teller(file: Path, rank: int) -> Callable[[Event], None]:
@@ -73,7 +80,7 @@ def _write_error(error: BaseException) -> None:
     """Leave the error where torch elastic looks for it, and the traceback on stderr."""
     traceback.print_exception(error)
     content = {
-        "message": str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}",
+        "message": str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}".rstrip(": "),
         "timestamp": int(time.time()),
         "is_consequence": isinstance(error, TeamError),
         "is_stage_error": isinstance(error, StageError),

@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ptpipe import Decision, ExitCode, Outcome
 from ptpipe.events import Notice, RunFinished, RunStarted, StageFinished
@@ -71,6 +72,9 @@ def command(started: RunStarted) -> str:
     words = ["ptpipe", "run", started.manifest_path]
     for override in started.overrides:
         words += ["-s", override]
+    artifacts = started.folder.parent.parent
+    if started.folder.parent.name == "runs" and artifacts.absolute() != Path("artifacts").absolute():
+        words += ["--artifacts", str(artifacts)]
     return shlex.join(words)
 
 

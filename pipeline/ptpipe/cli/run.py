@@ -82,6 +82,8 @@ def _nodes(num: int, rank: int, endpoint: str, max_restarts: int) -> Nodes:
     if num == 1 and not rank:
         return nodes_of_environment() or Nodes(max_restarts=max_restarts)
     if rank >= num:
+        if num == 1:
+            raise UsageError(f"--node-rank {rank} needs --nnodes: how many machines there are")
         raise UsageError(f"--node-rank {rank}: of --nnodes {num} machines the ranks are 0 to {num - 1}")
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:

@@ -25,15 +25,29 @@ _MAX_WORKERS = 4096
 _SIZES_BYTES = tuple(1 << power for power in (10, 14, 18, 20, 22, 24))
 
 
+def _finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number")
+    return value
+
+
 @click.command()
 @manifest_argument
 @set_option
 @click.option("--workers", default="1,2", show_default=True, metavar="N,N", help="Numbers of workers; 1 among them.")
 @click.option("--mode", "modes", default="ddp", show_default=True, metavar="MODE,MODE", help="Ways to spread the work.")
 @click.option("--stage", "named", metavar="STAGE", help="The training stage, where there are several.")
-@click.option("--latency-us", type=click.FloatRange(0), help="Predict for a network with this latency a message.")
 @click.option(
-    "--bandwidth-gbit-s", type=click.FloatRange(0, min_open=True), help="Predict for a network of this bandwidth."
+    "--latency-us",
+    type=click.FloatRange(0),
+    callback=_finite,
+    help="Predict for a network with this latency a message.",
+)
+@click.option(
+    "--bandwidth-gbit-s",
+    type=click.FloatRange(0, min_open=True),
+    callback=_finite,
+    help="Predict for a network of this bandwidth.",
 )
 @click.option(
     "--artifacts",

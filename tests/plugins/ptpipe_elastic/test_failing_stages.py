@@ -1,0 +1,115 @@
+"""Workers of a stranger's stage that end in every way, on one node and on two, through the command line."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PLUGIN = '''
+"""A stage whose worker 1 ends in a way to be chosen; worker 0 says nothing to it."""
+import os
+import signal
+import time
+from pathlib import Path
+
+from ptpipe import Context, StageConfig, StageError, hookimpl, stage
+from ptpipe_torch import Ranges
+
+if os.environ.get("BROKEN") and "RANK" in os.environ:
+    raise ImportError("no libfoo in workers")
+
+
+class Config(StageConfig):
+    """Options."""
+
+    way: str = "well"
+
+
+@stage("team.ends", workers=lambda config: 2)
+def ends(config: Config, ctx: Context) -> Ranges:
+    """End."""
+    if ctx.rank == 1:
+        match config.way:
+            case "exit":
+                os._exit(7)
+            case "terminated":
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(9)
+            case "undecodable":
+                raise StageError("bad \\udce9 text")
+    elif config.way != "well":
+        time.sleep(2)
+    if config.way == "silent":
+        os._exit(0)
+    return Ranges({}, 0)
+
+
+@hookimpl
+def ptpipe_stages():
+    return [ends]
+'''
+MANIFEST = """
+version: 1
+name: ends
+seed: 7
+plugins: [./ends.py]
+stages:
+  t: {uses: team.ends}
+"""
+
+
+def start(folder: Path, way: str, *options: str, **environment: str) -> subprocess.Popen[str]:
+    (folder / "ends.py").write_text(PLUGIN, encoding="utf-8")
+    (folder / "m.yaml").write_text(MANIFEST, encoding="utf-8")
+    command = [sys.executable, "-m", "ptpipe", "run", str(folder / "m.yaml"), "--artifacts", str(folder / "artifacts")]
+    return subprocess.Popen(
+        [*command, "-s", f"t.way={way}", *options], env=os.environ | environment, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("exit", "worker 1 ended with exit code 7"),
+        ("terminated", "the workers were ended by SIGTERM, which was not ptpipe's"),
+        ("undecodable", "bad "),
+        ("silent", "the workers ended without a word, and worker 0 without its results"),
+    ],
+)
+def test_an_end_is_told_in_a_line(tmp_path: Path, way: str, words: str) -> None:
+    running = start(tmp_path, way)
+    said = running.communicate(timeout=60)[1]
+    assert running.returncode == 1, said
+    assert words in said
+    assert "Traceback" not in said
+    assert f"--artifacts {tmp_path / 'artifacts'}" in said  # what goes on with it finds what there is
+
+
+def test_a_plugin_that_is_broken_in_workers_alone(tmp_path: Path) -> None:
+    running = start(tmp_path, "well", BROKEN="1")
+    said = running.communicate(timeout=60)[1]
+    assert running.returncode == 1
+    assert "no plugin offers team.ends in worker" in said
+    assert "no libfoo in workers" in said
+
+
+def test_a_node_does_not_end_well_where_anothers_worker_failed(tmp_path: Path) -> None:
+    """Node 0's own worker does its part without missing the other."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        endpoint = f"localhost:{probe.getsockname()[1]}"
+    begin_s = time.monotonic()
+    options = ["--nnodes", "2", "--rdzv-endpoint", endpoint]
+    nodes = [start(tmp_path, "exit", *options, "--node-rank", rank) for rank in ("0", "1")]
+    said = [node.communicate(timeout=120)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [1, 1], said
+    assert "worker 1 ended with exit code 7" in said[0]
+    assert time.monotonic() - begin_s < 60
