@@ -21,6 +21,8 @@ from ptpipe_elastic.torch_elastic import Meeting, WorkerFailure, WorkersFailed, 
 from ptpipe_elastic.worker import OUTPUTS
 
 _OTHERS_WORD_S = 5.0
+_LATE_FILES_S = 60.0
+"""NFS may keep what it knows of a folder for so long (acdirmax)."""
 _LOOK_EVERY_S = 0.1
 
 
@@ -55,7 +57,7 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
 
 def _outputs(folder: Path, nodes: Nodes) -> Mapping[str, Path]:
     """What rank 0 made, perhaps on another node, whose files a shared folder may show a moment later."""
-    deadline = time.monotonic() + _OTHERS_WORD_S
+    deadline = time.monotonic() + (_LATE_FILES_S if nodes.num > 1 else 0)
     while True:
         for failure in _words(folder, range(1, nodes.num)):
             raise StageError(_message(failure))
@@ -98,7 +100,7 @@ def _message(failure: WorkerFailure) -> str:
     if failure.is_stage_error and failure.exit_code > 0:
         return failure.message
     if failure.exit_code == -signal.SIGTERM:  # none came before it
-        return "the workers were ended by SIGTERM, which was not ptpipe's"
+        return "the workers were ended by SIGTERM, and none had failed here"
     if failure.exit_code < 0:
         how = f"was killed by {failure.signal_name}"
     elif failure.message:

@@ -79,7 +79,7 @@ def start(folder: Path, way: str, *options: str, **environment: str) -> subproce
     ("way", "words"),
     [
         ("exit", "worker 1 ended with exit code 7"),
-        ("terminated", "the workers were ended by SIGTERM, which was not ptpipe's"),
+        ("terminated", "the workers were ended by SIGTERM, and none had failed here"),
         ("undecodable", "bad "),
         ("silent", "the workers ended without a word, and worker 0 without its results"),
     ],
