@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -96,7 +96,9 @@ class Parallel(StageConfig):
     timeout_s: float | None = Field(
         None, gt=0, description="how long a process waits for the others before it gives up; null: 300"
     )
-    device_ids: tuple[int, ...] | None = Field(None, description="dp: numbers of the CUDA devices; null: all")
+    device_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="dp: numbers of the CUDA devices; null: all"
+    )
     bucket_cap_mb: float | None = Field(None, gt=0, description="ddp: gradients sent at once; null: torch's own, 25")
     gradient_as_bucket_view: bool | None = Field(None, description="ddp: gradients live in the buckets; null: true")
     static_graph: bool | None = Field(None, description="ddp: the same parameters are used in every step; null: false")

@@ -79,6 +79,8 @@ def _nodes(num: int, rank: int, endpoint: str, max_restarts: int) -> Nodes:
     from ptpipe.nodes import nodes_of_environment
     from ptpipe.worker import Nodes
 
+    if num == 1 and endpoint:
+        raise UsageError("--rdzv-endpoint needs --nnodes: how many machines there are")
     if num == 1 and not rank:
         return nodes_of_environment() or Nodes(max_restarts=max_restarts)
     if rank >= num:

@@ -47,9 +47,11 @@ class Alone(Way):
 def data_parallel(module: nn.Module, settings: Settings, options: Parallel, ctx: Context) -> Alone:
     """Torch's DataParallel over the CUDA devices; with fewer than two, one process on one device."""
     available = torch.cuda.device_count() if settings.device.type == "cuda" else 0
-    devices = list(options.device_ids or range(available))
+    wanted = options.device_ids or range(available)
+    devices = [number for number in wanted if number < available]
     if len(devices) < 2:
-        ctx.notice(f"parallel mode dp: {available} CUDA devices here; one replica does all the work")
+        which = f"{len(devices)} of device_ids" if options.device_ids else str(available)
+        ctx.notice(f"parallel mode dp: {which} CUDA devices here; one replica does all the work")
         return Alone(module, settings)
     return Alone(module, settings, nn.DataParallel(module, devices))
 

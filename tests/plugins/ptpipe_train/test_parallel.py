@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+import torch
 
 import ptpipe
 from ptpipe.api import RunResult
@@ -217,3 +218,12 @@ def test_a_type_that_is_not_there_is_named(run: Train) -> None:
     assert "wrap: the network has no layer of type Bottleneck (there are: Conv2d, Flatten" in (
         result.stages["train"].message
     )
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are as many devices as dp wants")
+@pytest.mark.parametrize("ids", [None, [3, 9]])
+def test_dp_without_two_devices_is_one_replica_and_says_so(run: Train, ids: list[int] | None) -> None:
+    result = run(parallel={"mode": "dp", **({"device_ids": ids} if ids else {})})
+    assert greatest_difference(model_of(run()), model_of(result)) == 0
+    (notice,) = result.stages["train"].notices
+    assert "one replica does all the work" in notice

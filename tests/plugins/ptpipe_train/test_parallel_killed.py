@@ -294,7 +294,8 @@ def test_ranks_of_the_environment_are_taken_as_they_are(tmp_path: Path, undistur
         (["--nnodes", "2"], "--nnodes 2 needs --rdzv-endpoint host:port, a free port of node 0, not ''"),
         (["--nnodes", "2", "--rdzv-endpoint", "localhost"], "needs --rdzv-endpoint host:port"),
         (["--nnodes", "2", "--node-rank", "2"], "--node-rank 2: of --nnodes 2 machines the ranks are 0 to 1"),
-        (["--node-rank", "1"], "--node-rank 1: of --nnodes 1 machines the ranks are 0 to 0"),
+        (["--node-rank", "1"], "--node-rank 1 needs --nnodes: how many machines there are"),
+        (["--rdzv-endpoint", "localhost:29400"], "--rdzv-endpoint needs --nnodes"),
     ],
 )
 def test_options_of_nodes_that_do_not_fit_are_named(tmp_path: Path, options: list[str], message: str) -> None:
