@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -59,8 +59,8 @@ def _outputs(folder: Path, nodes: Nodes) -> Mapping[str, Path]:
     """What rank 0 made, perhaps on another node, whose files a shared folder may show a moment later."""
     deadline = time.monotonic() + (_LATE_FILES_S if nodes.num > 1 else 0)
     while True:
-        for failure in _words(folder, range(1, nodes.num)):
-            raise StageError(_message(failure))
+        if failures := list(_words_of_others(folder, nodes)):
+            raise StageError(_message(failures[0]))
         if (folder / OUTPUTS).is_dir():
             return {place.name: place for place in (folder / OUTPUTS).iterdir()}
         if time.monotonic() > deadline:
@@ -82,7 +82,7 @@ def _cause(error: WorkersFailed, folder: Path, nodes: Nodes) -> WorkerFailure:
         return own
     deadline = time.monotonic() + _OTHERS_WORD_S
     while True:
-        others = list(_words(folder, range(1, nodes.num)))
+        others = list(_words_of_others(folder, nodes))
         if came_by_itself := [failure for failure in others if failure.came_by_itself]:
             return came_by_itself[0]
         if len(others) == nodes.num - 1 or time.monotonic() > deadline:
@@ -90,8 +90,8 @@ def _cause(error: WorkersFailed, folder: Path, nodes: Nodes) -> WorkerFailure:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _words(folder: Path, nodes: Iterable[int]) -> Iterator[WorkerFailure]:
-    for node in nodes:
+def _words_of_others(folder: Path, nodes: Nodes) -> Iterator[WorkerFailure]:
+    for node in range(1, nodes.num):
         with suppress(OSError, ValueError):
             yield WorkerFailure(**json.loads(_word_of(folder, node).read_text(encoding="utf-8")))
 

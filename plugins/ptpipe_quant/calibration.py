@@ -74,31 +74,38 @@ def show(module: GraphModule, samples: Samples, team: Team) -> None:
         fake_quant.eval().enable_fake_quant(True)
 
 
+def not_finite(ctx: Context, name: str) -> StageError:
+    """The error that names who gave such a value."""
+    return StageError(f"{ctx.kind}: {name} gave a value that is not finite; the model or its input is broken")
+
+
 def _show_alone(module: GraphModule, samples: Samples) -> None:
     for batch in samples.batches(np.arange(samples.num)):
         try:
             module(batch.images_NCHW)
         except RuntimeError:  # perhaps a histogram of what is not a number: that would be named
             with suppress(RuntimeError):
-                _extremes(module, batch, samples.ctx)
+                _extremes(module, watched_tensors(module), batch, samples.ctx)
             raise
 
 
 def _show_together(module: GraphModule, samples: Samples, team: Team) -> None:
-    share, calls = _Share(samples, team), _calls(module)
+    share, calls = _Share(samples, team), watched_tensors(module)
     if samples.num_batches < team.size:
         samples.ctx.notice(
             f"{team.size} workers for {samples.num_batches} batches: some have none of their own to show"
         )
     for round_, batch in enumerate(share.batches()):
-        extremes_RW2 = team.gather_tensor(_extremes(module, batch, samples.ctx))
+        extremes_RW2 = team.gather_tensor(_extremes(module, calls, batch, samples.ctx))
         ranges_RW2 = _ranges(calls, extremes_RW2)
-        counts_RHC = team.gather_tensor(_counts(module, batch, ranges_RW2[team.rank]))
+        counts_RHC = team.gather_tensor(_counts(module, calls, batch, ranges_RW2[team.rank]))
         for rank in range(share.num_new(round_)):
             _tell(calls, extremes_RW2[rank], ranges_RW2[rank], counts_RHC[rank])
 
 
-def _tell(calls: Sequence[_Call], extremes_W2: torch.Tensor, ranges_W2: torch.Tensor, counts_HC: torch.Tensor) -> None:
+def _tell(
+    calls: Sequence[Watched], extremes_W2: torch.Tensor, ranges_W2: torch.Tensor, counts_HC: torch.Tensor
+) -> None:
     """Tell observers of a batch what they would have seen."""
     rows = iter(counts_HC)
     for call, extremes, limits in zip(calls, extremes_W2, ranges_W2, strict=True):
@@ -134,7 +141,7 @@ class _Share:
 
 
 @dataclass(frozen=True)
-class _Call:
+class Watched:
     """A watched tensor: who watches it, and how it is called in a forward pass."""
 
     name: str
@@ -148,10 +155,11 @@ class _Call:
         return isinstance(self.watcher, HistogramObserver)
 
 
-def _calls(module: GraphModule) -> list[_Call]:
+def watched_tensors(module: GraphModule) -> list[Watched]:
+    """All of them, in the order of a forward pass."""
     nodes = [node for node in module.graph.nodes if node.op == "call_module"]
     return [
-        _Call(node.args[0].name, watcher, dict(node.kwargs))
+        Watched(node.args[0].name, watcher, dict(node.kwargs))
         for node in nodes
         if watches_range(watcher := module.get_submodule(node.target))
     ]
@@ -178,18 +186,16 @@ def _noted(module: GraphModule, batch: Batch, look: Look) -> list[torch.Tensor]:
     return noting.noted
 
 
-def _extremes(module: GraphModule, batch: Batch, ctx: Context) -> torch.Tensor:
+def _extremes(module: GraphModule, calls: Sequence[Watched], batch: Batch, ctx: Context) -> torch.Tensor:
     """Least and greatest value of each watched tensor, W x 2. Raises StageError where one is not finite."""
     noted = _noted(module, batch, lambda _, watcher, x: extremes_of(x, watcher))
-    for call, extremes in zip(_calls(module), noted, strict=True):
+    for call, extremes in zip(calls, noted, strict=True):
         if is_range(extremes) and not extremes.isfinite().all():
-            raise StageError(
-                f"{ctx.kind}: {call.name} gave a value that is not finite; the model or its input is broken"
-            )
+            raise not_finite(ctx, call.name)
     return torch.stack(noted)
 
 
-def _ranges(calls: Sequence[_Call], extremes_RW2: torch.Tensor) -> torch.Tensor:
+def _ranges(calls: Sequence[Watched], extremes_RW2: torch.Tensor) -> torch.Tensor:
     """The range that each histogram has when it has seen that tensor too, R x W x 2."""
     ranges_RW2 = extremes_RW2.clone()
     so_far = {call.watcher: (call.watcher.min_val, call.watcher.max_val) for call in calls if call.is_histogram}
@@ -202,9 +208,9 @@ def _ranges(calls: Sequence[_Call], extremes_RW2: torch.Tensor) -> torch.Tensor:
     return ranges_RW2
 
 
-def _counts(module: GraphModule, batch: Batch, ranges_W2: torch.Tensor) -> torch.Tensor:
+def _counts(module: GraphModule, calls: Sequence[Watched], batch: Batch, ranges_W2: torch.Tensor) -> torch.Tensor:
     """What histograms of these ranges count, H x C; without a histogram the network is not run again."""
-    if not any(call.is_histogram for call in _calls(module)):
+    if not any(call.is_histogram for call in calls):
         return torch.empty(0)
 
     def count(number: int, watcher: nn.Module, x: torch.Tensor) -> torch.Tensor:

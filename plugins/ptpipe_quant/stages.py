@@ -23,11 +23,11 @@ from ptpipe_quant import (
     PrepareQatConfig,
     parts,
 )
-from ptpipe_quant.calibration import Samples, show
+from ptpipe_quant.calibration import Samples, not_finite, show, watched_tensors
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
 from ptpipe_quant.network import layers_to_quantize
-from ptpipe_quant.torch_ao import folded_weight, has_int8_weights, int8_weight, is_watching, watches_range
+from ptpipe_quant.torch_ao import folded_weight, has_int8_weights, int8_weight, is_watching
 from ptpipe_torch import Data, Model, Part, Ranges
 from ptpipe_torch.packing import pack_state, quantized_tensors
 from ptpipe_torch.runtime import quantized_engine
@@ -91,7 +91,7 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
     limits = {name: (low, high) for name, low, high in _ranges(module)}
     for name, limit in limits.items():
         if not all(math.isfinite(value) for value in limit):
-            raise StageError(f"{ctx.kind}: {name} gave a value that is not finite; the model or its input is broken")
+            raise not_finite(ctx, name)
     ctx.metric(num_samples=num_samples, num_ranges=len(limits))
     return model.with_state_of(module), Ranges(limits, num_samples)
 
@@ -161,10 +161,9 @@ def _for_conversion(part: Part) -> Part:
 
 def _ranges(module: GraphModule) -> Iterator[tuple[str, float, float]]:
     """The range of each watched tensor, under the name of the layer or operator that gives it."""
-    for node in module.graph.nodes:
-        if node.op == "call_module" and watches_range(watcher := module.get_submodule(node.target)):
-            observer = getattr(watcher, "activation_post_process", watcher)
-            yield node.args[0].name, observer.min_val.item(), observer.max_val.item()
+    for call in watched_tensors(module):
+        observer = getattr(call.watcher, "activation_post_process", call.watcher)
+        yield call.name, observer.min_val.item(), observer.max_val.item()
 
 
 def _must_have_seen_data(prepared: nn.Module, kind: str) -> None:

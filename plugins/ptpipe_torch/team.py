@@ -58,12 +58,8 @@ class Team:
         if self.size == 1:
             return [list(values)]
         import torch
-        import torch.distributed as dist
 
-        mine = torch.tensor(values, dtype=torch.float64, device=group_device())
-        table = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(table, mine)
-        result: list[list[float]] = [row.tolist() for row in table]
+        result: list[list[float]] = self.gather_tensor(torch.tensor(values, dtype=torch.float64)).tolist()
         return result
 
     def gather_tensor(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -79,13 +79,12 @@ def _nodes(num: int, rank: int, endpoint: str, max_restarts: int) -> Nodes:
     from ptpipe.nodes import nodes_of_environment
     from ptpipe.worker import Nodes
 
-    if num == 1 and endpoint:
-        raise UsageError("--rdzv-endpoint needs --nnodes: how many machines there are")
-    if num == 1 and not rank:
+    if num == 1 and (endpoint or rank):
+        option = "--rdzv-endpoint" if endpoint else f"--node-rank {rank}"
+        raise UsageError(f"{option} needs --nnodes: how many machines there are")
+    if num == 1:
         return nodes_of_environment() or Nodes(max_restarts=max_restarts)
     if rank >= num:
-        if num == 1:
-            raise UsageError(f"--node-rank {rank} needs --nnodes: how many machines there are")
         raise UsageError(f"--node-rank {rank}: of --nnodes {num} machines the ranks are 0 to {num - 1}")
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:

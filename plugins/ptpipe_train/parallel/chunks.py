@@ -62,7 +62,7 @@ class _Tracer(fx.Tracer):  # type: ignore[misc]  # torch comes without types
 
 def find_cuts(module: nn.Module) -> Cuttable:
     """Trace the network and find where it can be cut. Raises StageError where its forward can't be traced."""
-    before = {name: (buffer, buffer._version, buffer.clone()) for name, buffer in module.named_buffers()}
+    before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     try:
         graph = module.graph if isinstance(module, fx.GraphModule) else _Tracer().trace(module)
     except Exception as error:  # tracing runs the network's own code on stand-ins

@@ -86,6 +86,8 @@ class Shards(Way):
 
 def layers_to_wrap(module: nn.Module, options: Parallel, images_NCHW: torch.Tensor) -> list[nn.Module]:
     """The chosen layers, inner ones first, as `fully_shard` wants them. Raises StageError for a type that can't be."""
+    if not options.wrap and options.wrap_min_parameters is None:
+        return []
     layers = [layer for name, layer in module.named_modules() if name]
     called = _called(module, images_NCHW)
     can_be = [layer for layer in layers if layer in called and not _shares_parameters(module, layer)]

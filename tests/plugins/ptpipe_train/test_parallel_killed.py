@@ -169,7 +169,7 @@ def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None
     assert "worker 1 was killed by SIGKILL" in said
 
 
-@pytest.mark.parametrize(("name", "rank"), [("ddp", 0), ("pp", 1)])
+@pytest.mark.parametrize(("name", "rank"), [("ddp", 0), ("ddp", 1), ("pp", 1)])
 def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> None:
     running = Running(tmp_path, WAYS[name] | {"timeout_s": 3})
     assert running.until(1)
