@@ -16,7 +16,7 @@ import torch
 from ptpipe_torch import Batch, Data, TrainingListener
 from ptpipe_train.optimizer import parameters_of
 from ptpipe_train.parallel import Objective, Way
-from ptpipe_train.parallel.share import batches_of
+from ptpipe_train.parallel.share import batches_of, without_images
 from ptpipe_train.plan import StepPlan
 from ptpipe_train.schedule import LearningRate
 from ptpipe_train.state import TrainingState
@@ -58,15 +58,18 @@ class Loop:
 
     def _batches(self, epoch: int, first_step: int) -> Iterator[Batch]:
         order_N, batch_size, share = self.plan.order(epoch, first_step), self.plan.batch_size, self.way.share
+        device = self.way.settings.device
 
         def load(order_N: npt.NDArray[np.int64]) -> Iterator[Batch]:
+            if not self.way.needs_images:
+                return without_images(self.data.splits["train"], order_N, share.size(batch_size), device)
             return self.data.batches(
                 "train",
                 order_N=order_N,
                 batch_size=share.size(batch_size),
                 augment_seed=(self.plan.seed, epoch),
                 channels_last=self.way.settings.channels_last,
-                device=self.way.settings.device,
+                device=device,
             )
 
         num_batches = self.plan.num_batches(len(order_N))

@@ -71,12 +71,15 @@ class Chunks(Way):
         self._begins = [network.cuts[first - 1].begins for first in firsts]
         pieces = [network.piece(*bounds) for bounds in pairwise([0, *firsts, network.num_pieces])]
         mine = range(self._position, degrees.chunks, degrees.ranks_of_chunks)
-        self._has_first, self._has_last = 0 in mine, degrees.chunks - 1 in mine
+        self.needs_images, self._has_last = 0 in mine, degrees.chunks - 1 in mine
         self.trained = nn.ModuleList([pieces[number] for number in mine])
         self._losses = _Losses(settings.device)
         self._ranges: RangeUnion | None = None
         self._buffers: SharedBuffers | None = None
-        self._ends = [_End(piece, self.settings, self._ranges_take_part) for piece in pieces]
+        self._ends = [
+            _End(piece, self.settings, self._ranges_take_part, is_first=piece is pieces[0], is_last=piece is pieces[-1])
+            for piece in pieces
+        ]
         self._schedule = self._make_schedule(self._ends, mine, images_MCHW, options)
         self._ends = [self._ends[number] for number in mine]
         if degrees.replicas > 1:
@@ -113,7 +116,7 @@ class Chunks(Way):
     ) -> torch.Tensor:
         batch = filled(batch, self._size)
         self._losses.begin(objective, scaler)
-        inputs = (batch.images_NCHW,) if self._has_first else ()
+        inputs = (batch.images_NCHW,) if self.needs_images else ()
         counts_M = (batch.labels_N.view(self._num_microbatches, -1) != IGNORED).any(1).tolist()
         with self.times.part("forward_backward"), ExitStack() as ended:
             for end in self._ends:
@@ -165,12 +168,22 @@ def _groups(degrees: Degrees, team: Team) -> tuple[Any, Any]:
 class _End(nn.Module):  # type: ignore[misc]  # torch comes without types
     """A chunk as it stands between two messages: its own precision and layout inside, plain rows outside.
 
+    Messages hold images with their channels last where chunks do: neither side has to copy them into another order.
     Micro-batches of samples that only fill a batch leave no trace in it. They come last.
     """
 
-    def __init__(self, piece: nn.Module, settings: Settings, take_part: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        piece: nn.Module,
+        settings: Settings,
+        take_part: Callable[[bool], None],
+        *,
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
         super().__init__()
         self.piece, self.settings, self._take_part = piece, settings, take_part
+        self._is_first, self._is_last = is_first, is_last
         self._counts: Iterator[bool] = iter(())
         self._is_kept, self._ended = False, ExitStack()
 
@@ -189,9 +202,13 @@ class _End(nn.Module):  # type: ignore[misc]  # torch comes without types
             self._ended.enter_context(buffers_kept(self.piece))
             self._is_kept = True
         if self.settings.channels_last and x.dim() == 4:
+            x = x if self._is_first else x.permute(0, 3, 1, 2)
             x = x.contiguous(memory_format=torch.channels_last)
         with self.settings.autocast():
-            return self.piece(x).contiguous()
+            y: torch.Tensor = self.piece(x)
+        if self.settings.channels_last and y.dim() == 4 and not self._is_last:
+            y = y.permute(0, 2, 3, 1)
+        return y.contiguous()
 
 
 class _Losses:

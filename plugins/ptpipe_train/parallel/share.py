@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ptpipe_torch import Batch
+from ptpipe_torch import Batch, Split
 
 IGNORED = -100
 """The label of a sample that only fills a batch: cross-entropy leaves it out (torch's `ignore_index`)."""
@@ -39,6 +39,17 @@ class Share:
         position_N = np.arange(len(order_N)) % batch_size
         share_N: npt.NDArray[np.int64] = order_N[position_N % self.num == self.rank]
         return share_N
+
+
+def without_images(
+    split: Split, order_N: npt.NDArray[np.int64], batch_size: int, device: torch.device
+) -> Iterator[Batch]:
+    """What `Data.batches` yields, but for the images: there are none in it, and none is read."""
+    for start in range(0, len(order_N), batch_size):
+        indices_B = order_N[start : start + batch_size]
+        labels_B = torch.from_numpy(split.labels_N[indices_B]).to(device, non_blocking=True)
+        no_images = torch.empty((len(indices_B), 0, 0, 0), device=device)
+        yield Batch(no_images, labels_B, torch.from_numpy(indices_B))
 
 
 def filled(batch: Batch, size: int) -> Batch:

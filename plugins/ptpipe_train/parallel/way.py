@@ -42,6 +42,8 @@ class Way(ABC):
 
     team: Team = ALONE
     share: Share = Share()
+    needs_images = True
+    """Whether this process looks at images, or at their labels alone."""
     comm = ""
     """What brings gradients together, where there is a choice: the last bits of a sum follow from its order."""
     state_is_shared = True

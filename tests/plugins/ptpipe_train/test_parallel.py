@@ -102,6 +102,7 @@ def test_workers_of_a_machine_share_memory_unless_told_otherwise(run: Train) -> 
 
 CLIPPED = {"clip_grad_norm": 0.1}
 ACCUMULATED = {"accumulate": 2, "batch_size": 48}
+CHANNELS_LAST = {"memory_format": "channels_last"}
 ADAMW = {"optimizer": "adamw", "lr": 0.002, "label_smoothing": 0.1}
 STOPPED = {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "min_delta": 0.9}}
 
@@ -113,6 +114,7 @@ STOPPED = {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "mi
         *((name, ACCUMULATED) for name in ("ddp", "fsdp, wrapped", "ddp+pp")),
         ("fsdp, wrapped", ADAMW),
         ("1f1b", ADAMW | ACCUMULATED),
+        *((name, CHANNELS_LAST) for name in ("1f1b", "interleaved", "ddp+pp")),
         ("ddp+pp", STOPPED),
     ],
 )

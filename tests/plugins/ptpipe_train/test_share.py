@@ -17,12 +17,19 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler
 
-from ptpipe_torch import Batch
+from ptpipe_torch import ArrayImages, Batch
 from ptpipe_torch.data import epoch_order
-from ptpipe_train.parallel import Objective
-from ptpipe_train.parallel.share import IGNORED, Share, batches_of, filled, idle, is_idle
+from ptpipe_train import Schedule
+from ptpipe_train.loop import Loop
+from ptpipe_train.parallel import Objective, Way
+from ptpipe_train.parallel.share import IGNORED, Share, batches_of, filled, idle, is_idle, without_images
+from ptpipe_train.plan import StepPlan
+from ptpipe_train.progress import Progress
+from ptpipe_train.schedule import LearningRate
+from ptpipe_train.settings import Settings, choose_settings
+from ptpipe_train.state import TrainingState
 
-from .conftest import make_data
+from .conftest import make_data, make_split
 
 
 def make_batch(num: int, *, channels_last: bool = False, seed: int = 0) -> Batch:
@@ -89,6 +96,52 @@ def test_data_gives_each_worker_its_part_of_each_batch(workers: int) -> None:
     for number, start in enumerate(range(0, 37, 10)):
         taken = [index for part in parts for index in part[number]]
         assert sorted(taken) == sorted(order_N[start : start + 10].tolist())
+
+
+class Unread(ArrayImages):
+    """Images that nobody may look at."""
+
+    def take(self, indices_B: Any) -> Any:
+        raise AssertionError("an image was read")
+
+
+def test_batches_without_images_have_the_same_labels() -> None:
+    data, order_N = make_data(37), epoch_order(37, 4, 2)
+    bare = without_images(make_split("train", 37, 1, Unread), order_N, 10, torch.device("cpu"))
+    for own, batch in zip(bare, data.batches("train", order_N=order_N, batch_size=10), strict=True):
+        assert torch.equal(own.labels_N, batch.labels_N)
+        assert torch.equal(own.indices_N, batch.indices_N)
+        assert not own.images_NCHW.numel()
+        own, batch = filled(own, 10), filled(batch, 10)
+        assert torch.equal(own.labels_N, batch.labels_N)
+
+
+class LabelsAlone(Way):
+    """A process that has no use for images; it takes note of the labels."""
+
+    needs_images = False
+
+    def __init__(self, module: nn.Module, settings: Settings) -> None:
+        super().__init__(module, settings)
+        self.labels_N: list[int] = []
+
+    def forward_backward(
+        self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
+    ) -> torch.Tensor:
+        self.labels_N += batch.labels_N.tolist()
+        return torch.zeros(())
+
+
+def test_images_are_not_read_where_they_are_not_needed() -> None:
+    train = make_split("train", 37, 1, Unread)
+    data, plan = make_data(train=train), StepPlan(1, 37, 10, 1, 4)
+    way = LabelsAlone(make_net(), choose_settings("cpu", "fp32", "contiguous", make_net()))
+    state = TrainingState(
+        way.module, torch.optim.SGD(way.module.parameters()), way.scaler(), way.settings.device, Progress(), None
+    )
+    lr = LearningRate(0.1, Schedule(), plan.num_steps, plan.steps_per_epoch)
+    Loop(data, plan, lr, way, 0.0, None).train_epoch(state, lambda num_samples, loss: None)
+    assert way.labels_N == train.labels_N[epoch_order(37, 4, 0)].tolist()
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
