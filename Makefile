@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/ptpipe run manifests/mnist_qat.yaml
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

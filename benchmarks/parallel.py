@@ -104,19 +104,12 @@ class Bench:
         train(config, Context(**{**vars(context), "tell": tell}), self.model, self.data)
         return figures[0]
 
-    def single(self) -> float:
-        """Rank 0 alone; the other waits without working."""
-        context = self.context(1)
-        rate = self.stage(context, Parallel(), BATCH) if self.rank == 0 else 0.0
-        with joined_team(self.context(2)) as team:
-            return team.sum([rate])[0]
-
-    def apart(self) -> float:
-        """Two trainings of one process each, side by side, which say nothing to each other: the most to be had."""
+    def by_itself(self, *, both: bool) -> float:
+        """Rank 0 trains alone while the other waits without working; or both, side by side, and say nothing."""
         context = self.context(1)
         with joined_team(self.context(2)):  # begin together
             pass
-        rate = self.stage(context, Parallel(), BATCH)
+        rate = self.stage(context, Parallel(), BATCH) if both or self.rank == 0 else 0.0
         with joined_team(self.context(2)) as team:
             return team.sum([rate])[0]
 
@@ -164,8 +157,8 @@ class Bench:
         ddp = Parallel(mode="ddp", workers=2)
         pp = Parallel(mode="pp", microbatches=MICROBATCHES, split_at=(str(SPLIT),))
         return {
-            SINGLE: self.single,
-            APART: self.apart,
+            SINGLE: lambda: self.by_itself(both=False),
+            APART: lambda: self.by_itself(both=True),  # the most to be had
             DDP: lambda: self.stage(self.context(2), ddp, 2 * BATCH),
             BARE_DDP: self.bare_ddp,
             PP: lambda: self.stage(self.context(2), pp, 2 * BATCH),

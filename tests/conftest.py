@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -111,6 +112,14 @@ class CommandLine:
 def run_cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     """The command line, run in `tmp_path`."""
     return CommandLine(tmp_path, tmp_path_factory.getbasetemp() / "pycache")
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of this machine that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
 
 
 class Project:

@@ -205,9 +205,8 @@ class _Walk:
         start = time.perf_counter()
         key = self.keys[stage.id]
         call = self._call(stage)
-        if self.leader and call.workers > 1:
-            self.leader.announce(call)
-        outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._tell)
+        with self.leader.announced(call) if self.leader and call.workers > 1 else contextlib.nullcontext():
+            outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._tell)
         stored = self._put(stage, outputs)
         entry = Entry(
             key=key.digest,

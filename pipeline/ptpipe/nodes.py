@@ -67,10 +67,15 @@ class Leader:
             self._write(state="running")
             yield
 
-    def announce(self, call: Call) -> None:
-        """Ask the others to take part."""
+    @contextlib.contextmanager
+    def announced(self, call: Call) -> Iterator[None]:
+        """Ask the others to take part, until the end of the block."""
         self._calls += 1
         self._write(state="running", call=asdict(call))
+        try:
+            yield
+        finally:
+            self._write(state="running")
 
     def end(self, exit_code: ExitCode) -> None:
         """Let the others go."""

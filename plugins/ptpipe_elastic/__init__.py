@@ -30,7 +30,10 @@ def ptpipe_diagnose(workers: int) -> Iterable[Finding]:
 
 @hookimpl
 def ptpipe_time_all_reduce(workers: int, sizes_bytes: Sequence[int]) -> Sequence[float]:
-    """Time it as a training would do it: nccl where each worker has a CUDA device of its own, else gloo."""
+    """Time it by messages: nccl where each worker has a CUDA device of its own, else gloo.
+
+    The memory that ddp's workers share on the CPUs of one machine is quicker, and tells nothing of more machines.
+    """
     from ptpipe_elastic.timing import time_all_reduce
 
     return time_all_reduce(workers, sizes_bytes)

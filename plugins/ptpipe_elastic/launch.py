@@ -18,7 +18,7 @@ from ptpipe.store import Store
 from ptpipe.worker import Call, Nodes
 from ptpipe_elastic.said import followed
 from ptpipe_elastic.torch_elastic import Meeting, WorkerFailure, WorkersFailed, run_workers
-from ptpipe_elastic.worker import OUTPUTS
+from ptpipe_elastic.worker import OUTPUTS, call_file
 
 _OTHERS_WORD_S = 5.0
 _LATE_FILES_S = 60.0
@@ -42,12 +42,13 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
     _word_of(folder, nodes.rank).unlink(missing_ok=True)
     is_leader = nodes.rank == 0
     meeting = Meeting(nodes.num, nodes.rank, nodes.endpoint, call.key[:16], nodes.max_restarts)
+    call_file(folder, nodes.rank).write_text(call.to_json(), encoding="utf-8")
     if is_leader:
         shutil.rmtree(folder / OUTPUTS, ignore_errors=True)
-        (folder / "call.json").write_text(call.to_json(), encoding="utf-8")
     try:
-        with followed(folder / "said.jsonl", tell) if is_leader else nullcontext():
-            run_workers("ptpipe_elastic.worker", [str(folder)], call.workers // nodes.num, logs, meeting)
+        with followed(folder, tell) if is_leader else nullcontext():
+            arguments = [str(folder), str(nodes.rank)]
+            run_workers("ptpipe_elastic.worker", arguments, call.workers // nodes.num, logs, meeting)
     except WorkersFailed as error:
         raise StageError(_message(_cause(error, folder, nodes))) from error
     finally:

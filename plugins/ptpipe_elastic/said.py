@@ -1,14 +1,17 @@
-"""What workers say, as lines of JSON in a file that the parent follows."""
+"""What workers say, as lines of JSON in files that the parent follows, one a worker.
+
+One for all of them would do on a local disk; on a network's, two machines that append at once write over each other.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ptpipe import events
 from ptpipe.events import Event, Notice
@@ -19,18 +22,19 @@ _KINDS: dict[str, Callable[..., Event]] = {
 }
 
 
-def write_event(file: Path, event: Event) -> None:
-    """Add an event to the file. Lines of several processes don't mix: each is one write in append mode."""
+def write_event(folder: Path, rank: int, event: Event) -> None:
+    """Add an event to that worker's file in the folder."""
     line = json.dumps([type(event).__name__, asdict(event)])
-    with file.open("ab", buffering=0) as stream:
-        stream.write(f"{line}\n".encode())
+    with (folder / f"said-{rank}.jsonl").open("ab", buffering=0) as stream:
+        stream.write(f"\n{line}\n".encode())  # after half a line, too, of a worker that was killed
 
 
 @contextmanager
-def followed(file: Path, tell: Callable[[Event], None]) -> Iterator[None]:
-    """Pass on what is written to the file inside the `with`, to its last line. A notice is passed on once."""
-    file.unlink(missing_ok=True)
-    reader, over = _Reader(file, tell), threading.Event()
+def followed(folder: Path, tell: Callable[[Event], None]) -> Iterator[None]:
+    """Pass on what workers say in the folder inside the `with`, to its last line. A notice is passed on once."""
+    for file in _files(folder):
+        file.unlink()
+    reader, over = _Reader(folder, tell), threading.Event()
 
     def follow() -> None:
         while not over.wait(_LOOK_EVERY_S):
@@ -46,28 +50,34 @@ def followed(file: Path, tell: Callable[[Event], None]) -> Iterator[None]:
         reader.read()
 
 
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("said-*.jsonl"))
+
+
 class _Reader:
-    def __init__(self, file: Path, tell: Callable[[Event], None]) -> None:
-        self._file, self._tell = file, tell
-        self._position, self._notices = 0, set[str]()
+    def __init__(self, folder: Path, tell: Callable[[Event], None]) -> None:
+        self._folder, self._tell = folder, tell
+        self._positions, self._notices = Counter[Path](), set[str]()
 
     def read(self) -> None:
         """Tell what is new; a line that is still being written waits for the next time."""
-        try:
-            with self._file.open("rb") as stream:
-                stream.seek(self._position)
+        for file in _files(self._folder):
+            with file.open("rb") as stream:
+                stream.seek(self._positions[file])
                 content = stream.read()
-        except FileNotFoundError:
-            return
-        whole, newline, _ = content.rpartition(b"\n")
-        self._position += len(whole + newline)
-        for line in whole.splitlines():
-            self._pass_on(*json.loads(line))
+            whole, newline, _ = content.rpartition(b"\n")
+            self._positions[file] += len(whole + newline)
+            self._pass_on(whole)
 
-    def _pass_on(self, kind: str, values: dict[str, Any]) -> None:
-        event = _KINDS[kind](**values)
-        if isinstance(event, Notice):
-            if event.text in self._notices:  # said again after a restart
-                return
-            self._notices.add(event.text)
-        self._tell(event)
+    def _pass_on(self, lines: bytes) -> None:
+        for line in lines.splitlines():
+            try:
+                kind, values = json.loads(line)
+            except ValueError:  # nothing, or half a line
+                continue
+            event = _KINDS[kind](**values)
+            if isinstance(event, Notice):
+                if event.text in self._notices:  # said again after a restart
+                    continue
+                self._notices.add(event.text)
+            self._tell(event)

@@ -1,7 +1,7 @@
-"""One worker of a stage: a process that torch elastic starts, with the call's folder as its argument.
+"""One worker of a stage: a process that torch elastic starts, with the call's folder and its node as arguments.
 
-`call.json` in that folder says what to do, `said.jsonl` takes what is said, `outputs/` what rank 0 makes. Rank 0 may be
-on any node.
+`call-NODE.json` in that folder says what to do, `said-RANK.jsonl` takes what is said, `outputs/` what rank 0 makes.
+Rank 0 may be on any node.
 """
 
 from __future__ import annotations
@@ -32,11 +32,16 @@ OUTPUTS = "outputs"
 _YIELD_S = 3.0
 
 
-def main(folder: Path) -> NoReturn:
+def call_file(folder: Path, node: int) -> Path:
+    """What the workers of a node are to do: each has paths of its own."""
+    return folder / f"call-{node}.json"
+
+
+def main(folder: Path, node: int) -> NoReturn:
     """Do this worker's part and leave with exit code 0, or 1 where it failed."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cpus() // int(os.environ["LOCAL_WORLD_SIZE"]))))
     try:
-        _work(folder, int(os.environ["RANK"]))
+        _work(folder, node, int(os.environ["RANK"]))
     except BaseException as error:  # noqa: BLE001  # a plugin may raise anything
         _write_error(error)
         if isinstance(error, TeamError):
@@ -45,14 +50,14 @@ def main(folder: Path) -> NoReturn:
     leave(0)
 
 
-def _work(folder: Path, rank: int) -> None:
-    call = Call.from_json((folder / "call.json").read_text(encoding="utf-8"))
+def _work(folder: Path, node: int, rank: int) -> None:
+    call = Call.from_json(call_file(folder, node).read_text(encoding="utf-8"))
     with redirect_stdout(sys.stderr):
         vocabulary = load_vocabulary(call.plugins, Path(call.folder))
         if call.kind not in vocabulary.stages:
             reasons = [*vocabulary.broken.values(), *(problem.message for problem in vocabulary.problems)]
             raise StageError(f"no plugin offers {call.kind} in worker {rank}: {'; '.join(reasons)}")
-        outputs = perform(call, vocabulary, Store(Path(call.artifacts)), _teller(folder / "said.jsonl", rank), rank)
+        outputs = perform(call, vocabulary, Store(Path(call.artifacts)), _teller(folder, rank), rank)
     if rank == 0:
         made = folder / "outputs.part"
         shutil.rmtree(made, ignore_errors=True)
@@ -63,7 +68,7 @@ def _work(folder: Path, rank: int) -> None:
         made.rename(folder / OUTPUTS)  # whole, or not there
 
 
-def _teller(file: Path, rank: int) -> Callable[[Event], None]:
+def _teller(folder: Path, rank: int) -> Callable[[Event], None]:
     """Rank 0 speaks for all; of the others only log lines are heard, with their rank."""
 
     def tell(event: Event) -> None:
@@ -71,7 +76,7 @@ def _teller(file: Path, rank: int) -> Callable[[Event], None]:
             event = LogLine(event.stage_id, f"[rank {rank}] {event.text}")
         elif rank != 0:
             return
-        write_event(file, event)
+        write_event(folder, rank, event)
 
     return tell
 
@@ -89,4 +94,4 @@ def _write_error(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ Comm: TypeAlias = Literal["auto", "gloo", "nccl"]
 TIMEOUT_S = 300.0
 _BARRIER_S = 5.0
 """How long those that are left wait for each other to find out who is missing."""
+
+
+_TEAMS = Counter[str]()
+"""How often this process has met others, by stage."""
 
 
 class TeamError(StageError):
@@ -110,9 +115,12 @@ def joined_team(
         raise StageError(f"{ctx.kind} wants {ctx.num_workers} workers, and this process is not one of so many")
     on_cuda = on_cuda and _take_own_device()
     backend = choose_comm(comm, on_cuda)
-    # Each stage under a name of its own: a process that a cluster started does several, through one store.
+    # Each time under a name of its own: a process that a cluster started does several stages, and one again where its
+    # result was altered, through one store.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _uses_agents_store() else "0"
-    store = dist.PrefixStore(f"{attempt}/{ctx.stage_id}/", _meeting_store(ctx.rank, ctx.num_workers))
+    _TEAMS[ctx.stage_id] += 1
+    name = f"{attempt}/{ctx.stage_id}/{_TEAMS[ctx.stage_id]}/"
+    store = dist.PrefixStore(name, _meeting_store(ctx.rank, ctx.num_workers))
     dist.init_process_group(
         backend, store=store, timeout=timedelta(seconds=timeout_s), rank=ctx.rank, world_size=ctx.num_workers
     )

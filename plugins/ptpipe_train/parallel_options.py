@@ -165,12 +165,17 @@ class Parallel(StageConfig):
             case _:
                 return Degrees()
 
+    @property
+    def parts(self) -> int:
+        """Parts of a batch, each of which goes through the network by itself."""
+        return self.degrees.shares * (self.num_microbatches if self.mode in _CHUNKS else 1)
+
     def check_batch_size(self, batch_size: int) -> None:
         """Raise ValueError where a batch can't be divided so."""
         shares = self.degrees.shares
         if batch_size < shares:
             raise ValueError(f"a batch of {batch_size} can't be shared by {shares} workers")
-        if self.mode in _CHUNKS and batch_size % (shares * self.num_microbatches):
+        if self.mode in _CHUNKS and batch_size % self.parts:
             raise ValueError(
                 f"a batch of {batch_size} can't be cut into {shares} equal shares of {self.num_microbatches} equal "
                 "micro-batches"

@@ -39,6 +39,10 @@ from ptpipe_train.watch import LOOK_EVERY_S, Watch
 
 if TYPE_CHECKING:
     from ptpipe_train import TrainConfig
+    from ptpipe_train.parallel_options import Parallel
+
+_FEW_IMAGES = 8
+"""For batch norm: with fewer at once its statistics are mostly noise (Wu and He, 2018, "Group Normalization")."""
 
 
 def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
@@ -113,12 +117,24 @@ def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_si
         raise StageError(f"early_stopping needs a val split, and {data.facts.name} has none")
 
 
+def _warn_of_tiny_parts(parallel: Parallel, ctx: Context, module: nn.Module, batch_size: int) -> None:
+    num_images = batch_size // parallel.parts
+    if parallel.parts == 1 or parallel.sync_bn or num_images >= _FEW_IMAGES:
+        return
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
+        ctx.notice(
+            f"batch norm sees {num_images} images at once, for a batch of {batch_size} goes through the network in "
+            f"{parallel.parts} parts; accuracy may suffer with fewer than {_FEW_IMAGES}"
+        )
+
+
 def _set_up(config: TrainConfig, ctx: Context, model: Model, way: Way, data: Data, batch_size: int) -> Training:
     settings = way.settings
     plan = StepPlan(config.epochs, len(data.splits["train"]), batch_size, config.accumulate, ctx.seed)
     lr = LearningRate(peak_lr(config), config.schedule, plan.num_steps, plan.steps_per_epoch)
     if lr.greatest() < 0.9 * lr.peak:
         ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
+    _warn_of_tiny_parts(config.parallel, ctx, way.module, batch_size)
     best = Best(config.early_stopping) if config.early_stopping else None
     optimizer = make_optimizer(config, way.trained)
     state = TrainingState(way.trained, optimizer, way.scaler(), settings.device, Progress(), best)
@@ -163,12 +179,13 @@ class Training:
         """Train to the end and put the best weights back where early stopping asks for it."""
         self.saving.restore_newest(self.state)
         self.watch.resume()
-        while self.state.progress.epoch < self.loop.plan.epochs and not self._is_stopped:
+        while not self._is_over:
             self.loop.train_epoch(self.state, self._after_step)
             # Also here: a team looks up after so many steps, and an epoch may have fewer.
             is_due = self.watch.look(self.state.progress, self.saving.is_due)
             self._finish_epoch()
-            if is_due:
+            # None of the end: going on from there would bring together no network of what several workers hold.
+            if is_due and not self._is_over:
                 self.saving.write(self.state, self.watch.steps_done(self.state.progress))
             self.watch.resume()
         if self.profile:
@@ -178,8 +195,9 @@ class Training:
             self.loop.way.module.load_state_dict(self.state.best.tensors)
 
     @property
-    def _is_stopped(self) -> bool:
-        return self.state.best is not None and self.state.best.is_over
+    def _is_over(self) -> bool:
+        is_stopped = self.state.best is not None and self.state.best.is_over
+        return is_stopped or self.state.progress.epoch >= self.loop.plan.epochs
 
     def _after_step(self, num_samples: int, loss: torch.Tensor) -> None:
         progress = self.state.progress

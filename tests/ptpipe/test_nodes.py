@@ -141,8 +141,8 @@ def test_followers_take_part_in_each_announced_call_once(cluster: Cluster) -> No
     following, leader = cluster.follow(), cluster.leader()
     with leader.leading():
         for number, stage_id in enumerate(("one", "two", "one"), start=1):
-            leader.announce(cluster.call(stage_id))
-            following.waits_for(lambda number=number: len(cluster.calls(following)) == number)
+            with leader.announced(cluster.call(stage_id)):
+                following.waits_for(lambda number=number: len(cluster.calls(following)) == number)
         time.sleep(0.5)  # two more looks at what was done already
         end(leader, following)
     calls = cluster.calls(following)
@@ -165,9 +165,9 @@ def test_followers_take_part_in_each_announced_call_once(cluster: Cluster) -> No
 def test_several_follow_one(cluster: Cluster) -> None:
     leader, nodes = cluster.leader(), [cluster.follow(rank) for rank in (1, 2)]
     with leader.leading():
-        leader.announce(cluster.call("one"))
-        for following in nodes:
-            following.waits_for(lambda following=following: len(cluster.calls(following)) == 1)
+        with leader.announced(cluster.call("one")):
+            for following in nodes:
+                following.waits_for(lambda following=following: len(cluster.calls(following)) == 1)
         leader.end(ExitCode.REFUSED)
         assert [following.end() for following in nodes] == [ExitCode.REFUSED] * 2
     assert [cluster.calls(following)[0].nodes.rank for following in nodes] == [1, 2]
@@ -185,19 +185,33 @@ def test_they_end_as_node_0_does(cluster: Cluster, code: ExitCode) -> None:
 def test_a_late_comer_takes_part_in_what_goes_on(cluster: Cluster) -> None:
     leader = cluster.leader()
     with leader.leading():
-        leader.announce(cluster.call("one"))
-        following = cluster.follow()
-        following.waits_for(lambda: len(cluster.calls(following)) == 1)
+        with leader.announced(cluster.call("one")):
+            following = cluster.follow()
+            following.waits_for(lambda: len(cluster.calls(following)) == 1)
         end(leader, following)
+
+
+def test_but_not_in_what_is_over(cluster: Cluster) -> None:
+    """It was killed, and comes back between two stages."""
+    leader = cluster.leader()
+    with leader.leading():
+        with leader.announced(cluster.call("one")):
+            pass
+        following = cluster.follow()
+        time.sleep(0.5)
+        with leader.announced(cluster.call("two")):
+            following.waits_for(lambda: len(cluster.calls(following)) == 1)
+        end(leader, following)
+    assert [call.stage_id for call in cluster.calls(following)] == ["two"]
 
 
 def test_a_failure_here_is_told_and_node_0_decides(cluster: Cluster) -> None:
     following, leader = cluster.follow(), cluster.leader()
     with leader.leading():
-        leader.announce(cluster.call("fails"))
-        following.waits_for(following.has_said("a worker here was killed"))
-        leader.announce(cluster.call("one"))
-        following.waits_for(lambda: len(cluster.calls(following)) == 2)
+        with leader.announced(cluster.call("fails")):
+            following.waits_for(following.has_said("a worker here was killed"))
+        with leader.announced(cluster.call("one")):
+            following.waits_for(lambda: len(cluster.calls(following)) == 2)
         end(leader, following, ExitCode.FAILED)
     assert Notice("fails", "a worker here was killed") in following.events
 
@@ -216,8 +230,9 @@ def test_how_an_earlier_run_ended_counts_for_nothing(cluster: Cluster) -> None:
 
 def test_what_an_earlier_run_announced_counts_for_nothing(cluster: Cluster) -> None:
     earlier = cluster.leader()
-    with earlier.leading():
-        earlier.announce(cluster.call("one"))  # and it was killed
+    with earlier.leading(), earlier.announced(cluster.call("one")):
+        left = cluster.file.read_bytes()
+    cluster.file.write_bytes(left)  # it was killed
     following = cluster.follow()
     time.sleep(0.5)
     assert following.thread.is_alive()
@@ -227,8 +242,7 @@ def test_what_an_earlier_run_announced_counts_for_nothing(cluster: Cluster) -> N
 
 def test_a_node_0_that_vanishes_is_missed(cluster: Cluster) -> None:
     following, leader = cluster.follow(), cluster.leader()
-    with leader.leading():
-        leader.announce(cluster.call("one"))
+    with leader.leading(), leader.announced(cluster.call("one")):
         following.waits_for(lambda: len(cluster.calls(following)) == 1)
     ending = following.end()
     assert isinstance(ending, StageError)

@@ -230,7 +230,10 @@ def _network_words(network: Network) -> str:
         given.append(f"bandwidth ({network.bandwidth_gbit_s:g} Gbit/s)")
     if len(given) == 2:
         return f"{' and '.join(given)} are those given, the same between all workers"
-    here = "measured between processes of this one machine: a network of machines needs its own"
+    here = (
+        "measured by messages between processes of this one machine, on which training may have a quicker way: a "
+        "network of machines needs its own"
+    )
     if given:
         return f"{given[0]} is that given; the rest was {here}"
     return f"latency and bandwidth were {here}, by --latency-us and --bandwidth-gbit-s"

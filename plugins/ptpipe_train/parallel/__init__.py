@@ -46,10 +46,10 @@ def choose_way(options: Parallel, ctx: Context, team: Team, material: Material, 
         whole = settings.placed(material.model.build_prepared().train())
         few_images_NCHW = _first_images(material.data, settings, batch_size=2)
         return Shards(material.module, whole, settings, options, team, few_images_NCHW)
+    if options.mode == "dp":
+        return data_parallel(material.module, settings, options, ctx)
     module = settings.placed(material.module)
     match options.mode:
-        case "dp":
-            return data_parallel(module, settings, options, ctx)
         case "ddp":
             return Replicas(module, settings, options, team)
         case _:

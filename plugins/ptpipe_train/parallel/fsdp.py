@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,6 +15,7 @@ from ptpipe_torch import Batch
 from ptpipe_torch.team import Team
 from ptpipe_train.evaluation import buffers_kept, left_as_it_was
 from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers
+from ptpipe_train.parallel.gradients import clip_together, gradients_of
 from ptpipe_train.parallel.scaler import TeamScaler
 from ptpipe_train.parallel.share import Share, is_idle
 from ptpipe_train.parallel.way import Objective, Way
@@ -75,13 +78,16 @@ class Shards(Way):
     def scaler(self) -> torch.amp.GradScaler:
         return TeamScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
 
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
+        clip_together(gradients_of(parameters), max_norm)
+
     def gather(self) -> None:
         self._buffers.unite()
-        state = {
-            name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            for name, tensor in self.trained.state_dict().items()
-        }
-        self.module.load_state_dict({name: tensor.to(self.settings.device) for name, tensor in state.items()})
+        # On the device first: shards that rest in the CPU's memory are there for no comm of devices.
+        state = {name: tensor.to(self.settings.device) for name, tensor in self.trained.state_dict().items()}
+        self.module.load_state_dict(
+            {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
+        )
 
 
 def layers_to_wrap(module: nn.Module, options: Parallel, images_NCHW: torch.Tensor) -> list[nn.Module]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ptpipe_torch.shared_memory import SharedMemory
+from ptpipe_torch.team import group_device
+from ptpipe_train.local import local
 
 if TYPE_CHECKING:
     from ptpipe_train.parallel_options import Compress
@@ -56,11 +58,25 @@ class SharedAverage:
         return future
 
 
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    """What this process holds of the gradients that are there."""
+    return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+
+
+def clip_together(gradients: Sequence[torch.Tensor], max_norm: float, group: Any = None) -> None:
+    """Scale gradients down to that norm in all, where each rank of the group holds others of them."""
+    squared = nn.utils.get_total_norm(gradients).square().to(group_device(group))
+    dist.all_reduce(squared, group=group)
+    scale = (max_norm / (squared.sqrt() + 1e-6)).clamp(max=1.0)  # as torch's clip_grads_with_norm_
+    for gradient in gradients:
+        gradient.mul_(scale.to(gradient.device))
+
+
 def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, compress: Compress) -> None:
     """Replace each gradient by the sum over the ranks of the group. `compress`: the type they are sent in."""
     if dist.get_world_size(group) == 1:
         return
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = gradients_of(parameters)
     if not gradients:  # a chunk without parameters
         return
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])

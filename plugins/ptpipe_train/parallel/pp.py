@@ -26,7 +26,7 @@ from ptpipe_torch.team import Team
 from ptpipe_train.evaluation import buffers_kept, left_as_it_was
 from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers, broadcast_bytes
 from ptpipe_train.parallel.chunks import Cuttable, balanced, find_cuts, measured_costs_s, named_cuts
-from ptpipe_train.parallel.gradients import sum_gradients
+from ptpipe_train.parallel.gradients import clip_together, gradients_of, sum_gradients
 from ptpipe_train.parallel.scaler import TeamScaler
 from ptpipe_train.parallel.share import IGNORED, Share, filled
 from ptpipe_train.parallel.way import Objective, Way
@@ -131,10 +131,7 @@ class Chunks(Way):
         return TeamScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-        parameters = list(parameters)
-        squared = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).square()
-        dist.all_reduce(squared, group=self._column)
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, squared.sqrt())
+        clip_together(gradients_of(parameters), max_norm, self._column)
 
     def gather(self) -> None:
         """Each rank of the first replica hands out the state of its chunks."""
@@ -221,6 +218,7 @@ class _Losses:
     def begin(self, objective: Objective, scaler: torch.amp.GradScaler) -> None:
         self._objective, self._scaler = objective, scaler
         self._parts = []
+        scaler.scale(torch.zeros((), device=self._device))  # it begins with the first loss, which most ranks never see
 
     def __call__(self, logits_MK: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
         loss = self._objective(logits_MK, labels_M)

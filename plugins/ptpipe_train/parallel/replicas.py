@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ptpipe import JSON, Context
-from ptpipe_torch import Batch
+from ptpipe import JSON, Context, StageError
+from ptpipe_torch import Batch, RangeHolder
 from ptpipe_torch.shared_memory import SharedMemory, share_memory
 from ptpipe_torch.team import Team
 from ptpipe_train.evaluation import buffers_kept
@@ -45,14 +46,22 @@ class Alone(Way):
 
 
 def data_parallel(module: nn.Module, settings: Settings, options: Parallel, ctx: Context) -> Alone:
-    """Torch's DataParallel over the CUDA devices; with fewer than two, one process on one device."""
+    """Torch's DataParallel over the CUDA devices; with fewer than two, one process on one device.
+
+    Raises StageError for fake quantization on several: each device would see the range of its own share alone.
+    """
     available = torch.cuda.device_count() if settings.device.type == "cuda" else 0
     wanted = options.device_ids or range(available)
     devices = [number for number in wanted if number < available]
     if len(devices) < 2:
         which = f"{len(devices)} of device_ids" if options.device_ids else str(available)
         ctx.notice(f"parallel mode dp: {which} CUDA devices here; one replica does all the work")
-        return Alone(module, settings)
+        return Alone(settings.placed(module), settings)
+    if any(isinstance(layer, RangeHolder) for layer in module.modules()):
+        raise StageError("dp can't train fake quantization: each device would see its own range; use mode ddp")
+    # Images, labels and the module that is replicated are on the first of them.
+    settings = replace(settings, device=torch.device("cuda", devices[0]))
+    module = settings.placed(module)
     return Alone(module, settings, nn.DataParallel(module, devices))
 
 

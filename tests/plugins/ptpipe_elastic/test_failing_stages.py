@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -101,13 +100,10 @@ def test_a_plugin_that_is_broken_in_workers_alone(tmp_path: Path) -> None:
     assert "no libfoo in workers" in said
 
 
-def test_a_node_does_not_end_well_where_anothers_worker_failed(tmp_path: Path) -> None:
+def test_a_node_does_not_end_well_where_anothers_worker_failed(tmp_path: Path, free_port: int) -> None:
     """Node 0's own worker does its part without missing the other."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        endpoint = f"localhost:{probe.getsockname()[1]}"
     begin_s = time.monotonic()
-    options = ["--nnodes", "2", "--rdzv-endpoint", endpoint]
+    options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
     nodes = [start(tmp_path, "exit", *options, "--node-rank", rank) for rank in ("0", "1")]
     said = [node.communicate(timeout=120)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [1, 1], said

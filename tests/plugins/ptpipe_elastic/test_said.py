@@ -39,10 +39,10 @@ EVENTS = (
 
 @given(st.lists(EVENTS, max_size=8))
 def test_every_event_comes_through_as_it_was(tmp_path_factory: pytest.TempPathFactory, events: list[Event]) -> None:
-    file, heard = tmp_path_factory.mktemp("said") / "said.jsonl", list[Event]()
-    with followed(file, heard.append):
+    folder, heard = tmp_path_factory.mktemp("said"), list[Event]()
+    with followed(folder, heard.append):
         for event in events:
-            write_event(file, event)
+            write_event(folder, 0, event)
     seen, want = set[str](), []
     for event in events:
         if not isinstance(event, Notice) or event.text not in seen:
@@ -54,9 +54,9 @@ def test_every_event_comes_through_as_it_was(tmp_path_factory: pytest.TempPathFa
 
 def test_a_number_that_is_none_comes_through(tmp_path: Path) -> None:
     heard: list[Event] = []
-    with followed(tmp_path / "said.jsonl", heard.append):
-        write_event(tmp_path / "said.jsonl", Metric("t", "loss", math.nan))
-        write_event(tmp_path / "said.jsonl", Metric("t", "loss", math.inf))
+    with followed(tmp_path, heard.append):
+        write_event(tmp_path, 0, Metric("t", "loss", math.nan))
+        write_event(tmp_path, 0, Metric("t", "loss", math.inf))
     values: list[Any] = [event.value for event in heard if isinstance(event, Metric)]
     assert math.isnan(values[0])
     assert values[1] == math.inf
@@ -69,29 +69,29 @@ def heard_within(heard: list[Event], num: int, news: threading.Semaphore) -> lis
 
 
 def test_they_are_told_while_the_work_goes_on(tmp_path: Path) -> None:
-    file, heard, news = tmp_path / "said.jsonl", list[Event](), threading.Semaphore(0)
+    heard, news = list[Event](), threading.Semaphore(0)
 
     def tell(event: Event) -> None:
         heard.append(event)
         news.release()
 
-    with followed(file, tell):
-        write_event(file, LogLine("t", "one"))
+    with followed(tmp_path, tell):
+        write_event(tmp_path, 0, LogLine("t", "one"))
         assert heard_within(heard, 1, news) == [LogLine("t", "one")]
-        write_event(file, LogLine("t", "two"))
+        write_event(tmp_path, 0, LogLine("t", "two"))
         assert heard_within(heard, 1, news)[1:] == [LogLine("t", "two")]
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
-    file, heard, news = tmp_path / "said.jsonl", list[Event](), threading.Semaphore(0)
+    file, heard, news = tmp_path / "said-0.jsonl", list[Event](), threading.Semaphore(0)
 
     def tell(event: Event) -> None:
         heard.append(event)
         news.release()
 
     line = json.dumps(["LogLine", {"stage_id": "t", "text": "whole"}]).encode() + b"\n"
-    with followed(file, tell), file.open("ab", buffering=0) as stream:
-        write_event(file, LogLine("t", "before"))
+    with followed(tmp_path, tell), file.open("ab", buffering=0) as stream:
+        write_event(tmp_path, 0, LogLine("t", "before"))
         stream.write(line[:20])
         assert heard_within(heard, 1, news) == [LogLine("t", "before")]
         assert not news.acquire(timeout=0.3), "three looks, and nothing but half a line"
@@ -101,54 +101,62 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
 
 def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
     """A worker was killed while it wrote."""
-    file, heard = tmp_path / "said.jsonl", list[Event]()
-    with followed(file, heard.append):
-        write_event(file, LogLine("t", "whole"))
-        with file.open("ab") as stream:
+    heard: list[Event] = []
+    with followed(tmp_path, heard.append):
+        write_event(tmp_path, 0, LogLine("t", "whole"))
+        with (tmp_path / "said-0.jsonl").open("ab") as stream:
             stream.write(b'["LogLine", {"stage_id"')
     assert heard == [LogLine("t", "whole")]
 
 
+def test_nor_does_it_spoil_what_is_said_after_a_restart(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    with followed(tmp_path, heard.append):
+        (tmp_path / "said-0.jsonl").write_bytes(b'["LogLine", {"stage_id"')
+        write_event(tmp_path, 0, LogLine("t", "whole"))
+    assert heard == [LogLine("t", "whole")]
+
+
 def test_what_was_said_before_is_forgotten(tmp_path: Path) -> None:
-    file, heard = tmp_path / "said.jsonl", list[Event]()
-    write_event(file, LogLine("t", "of an earlier run"))
-    with followed(file, heard.append):
-        write_event(file, LogLine("t", "of this one"))
+    heard: list[Event] = []
+    write_event(tmp_path, 0, LogLine("t", "of an earlier run"))
+    with followed(tmp_path, heard.append):
+        write_event(tmp_path, 0, LogLine("t", "of this one"))
     assert heard == [LogLine("t", "of this one")]
 
 
 def test_a_notice_is_told_once_and_all_else_as_often_as_it_is_said(tmp_path: Path) -> None:
-    file, heard = tmp_path / "said.jsonl", list[Event]()
-    with followed(file, heard.append):
+    heard: list[Event] = []
+    with followed(tmp_path, heard.append):
         for event in (Notice("t", "slow"), LogLine("t", "slow"), Notice("t", "other")) * 2:
-            write_event(file, event)
+            write_event(tmp_path, 0, event)
     assert heard == [Notice("t", "slow"), LogLine("t", "slow"), Notice("t", "other"), LogLine("t", "slow")]
 
 
 def test_nobody_says_anything(tmp_path: Path) -> None:
     heard: list[Event] = []
-    with followed(tmp_path / "said.jsonl", heard.append):
+    with followed(tmp_path, heard.append):
         pass
     assert heard == []
 
 
 def test_the_last_words_are_told_when_the_work_fails(tmp_path: Path) -> None:
-    file, heard = tmp_path / "said.jsonl", list[Event]()
-    with pytest.raises(ZeroDivisionError), followed(file, heard.append):
-        write_event(file, LogLine("t", "last"))
+    heard: list[Event] = []
+    with pytest.raises(ZeroDivisionError), followed(tmp_path, heard.append):
+        write_event(tmp_path, 0, LogLine("t", "last"))
         raise ZeroDivisionError
     assert heard == [LogLine("t", "last")]
     assert "what workers say" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
-    file, heard = tmp_path / "said.jsonl", list[Event]()
+    heard: list[Event] = []
 
     def write(rank: int) -> None:
         for number in range(50):
-            write_event(file, LogLine(str(rank), f"{number} " + "x" * 5000))
+            write_event(tmp_path, rank, LogLine(str(rank), f"{number} " + "x" * 5000))
 
-    with followed(file, heard.append):
+    with followed(tmp_path, heard.append):
         writers = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
         for writer in writers:
             writer.start()

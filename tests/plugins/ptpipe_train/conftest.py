@@ -128,6 +128,7 @@ def assert_same_bits(one: Model, other: Model) -> None:
 
 def greatest_difference(one: Model, other: Model) -> float:
     """Relative to the greatest value of each tensor."""
+    assert all(tensor.isfinite().all() for model in (one, other) for tensor in model.tensors.values())
     return max(
         ((tensor - other.tensors[name]).abs().max() / tensor.abs().max().clamp_min(1e-12)).item()
         for name, tensor in one.tensors.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from ptpipe_torch import Data, Model, Part, Recipe, builder
 
 
 @builder
-def plain_net(*, num_classes: int, shape_CHW: tuple[int, int, int], norm: bool) -> nn.Module:
+def plain_net(
+    *, num_classes: int, shape_CHW: tuple[int, int, int], norm: bool, unused: bool, differs: bool
+) -> nn.Module:
     channels, height, width = shape_CHW
     layers: dict[str, nn.Module] = {"conv1": nn.Conv2d(channels, 16, 3, padding=1)}
     if norm:
@@ -31,7 +34,36 @@ def plain_net(*, num_classes: int, shape_CHW: tuple[int, int, int], norm: bool) 
     network = nn.Sequential()
     for name, layer in layers.items():
         network.add_module(name, layer)
+    if unused:
+        network.add_module("idle", Idle())
+    if differs:
+        network.add_module("differing", Differing())
     return network
+
+
+class Idle(nn.Module):  # type: ignore[misc]  # torch comes without types
+    """Has a parameter and no use for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Differing(nn.Module):  # type: ignore[misc]  # torch comes without types
+    """Changes its parameter behind the optimizer's back, in each process otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.weight += int(os.environ.get("RANK", "0"))
+        return x + 0 * self.weight
 
 
 class Branching(nn.Module):  # type: ignore[misc]  # torch comes without types
@@ -54,6 +86,8 @@ def branching_net(*, num_classes: int, shape_CHW: tuple[int, int, int]) -> nn.Mo
 
 class PlainConfig(StageConfig):
     norm: bool = False
+    unused: bool = False
+    differs: bool = False
     branching: bool = False
 
 
@@ -61,9 +95,8 @@ class PlainConfig(StageConfig):
 def plain(config: PlainConfig, ctx: Context, data: Data) -> Model:
     """Make the network."""
     arguments: dict[str, Any] = {"num_classes": data.facts.num_classes, "shape_CHW": data.facts.shape_CHW}
-    part = (
-        Part.of(branching_net, **arguments) if config.branching else Part.of(plain_net, norm=config.norm, **arguments)
-    )
+    options = {"norm": config.norm, "unused": config.unused, "differs": config.differs}
+    part = Part.of(branching_net, **arguments) if config.branching else Part.of(plain_net, **options, **arguments)
     torch.manual_seed(ctx.seed)
     module = part.resolve("builder")(**part.arguments)
     return Model.capture(Recipe(part, data.facts.shape_CHW, data.facts.num_classes), module)

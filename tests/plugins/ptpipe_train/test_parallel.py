@@ -13,6 +13,7 @@ import torch
 import ptpipe
 from ptpipe.api import RunResult
 from ptpipe_torch import Model
+from ptpipe_train.settings import find_lacks
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +62,7 @@ def model_of(result: RunResult) -> Model:
 def greatest_difference(one: Model, other: Model) -> float:
     """Of all parameters, relative to the greatest value of each."""
     assert one.tensors.keys() == other.tensors.keys()
+    assert all(tensor.isfinite().all() for model in (one, other) for tensor in model.tensors.values())
     return max(
         ((one.tensors[name] - other.tensors[name]).abs().max() / one.tensors[name].abs().max()).item()
         for name in one.tensors
@@ -79,13 +81,21 @@ WAYS = {
     "1f1b, 4 chunks": {"mode": "pp", "chunks": 4, "microbatches": 4},
     "interleaved": {"mode": "pp", "schedule": "interleaved_1f1b", "chunks": 4, "microbatches": 4},
     "ddp+pp": {"mode": "ddp+pp", "workers": 4, "microbatches": 2},
+    "ddp+pp, interleaved": {
+        "mode": "ddp+pp",
+        "workers": 4,
+        "schedule": "interleaved_1f1b",
+        "chunks": 4,
+        "microbatches": 4,
+    },
 }
 
 
 @pytest.mark.parametrize("name", WAYS)
 def test_it_ends_where_one_process_does(run: Train, name: str) -> None:
-    single = run()
-    parallel = run(parallel=WAYS[name])
+    options = {"batch_size": 88} if name == "ddp+pp, interleaved" else {}  # it takes no halves of 46
+    single = run(**options)
+    parallel = run(parallel=WAYS[name], **options)
     assert single.stages["train"].metrics["num_steps"] == 24 == parallel.stages["train"].metrics["num_steps"]
     assert greatest_difference(model_of(single), model_of(parallel)) < 1e-5
     for figure in ("val_loss", "train_loss"):
@@ -93,6 +103,28 @@ def test_it_ends_where_one_process_does(run: Train, name: str) -> None:
             single.stages["train"].metrics[figure], rel=1e-5
         )
     assert parallel.stages["train"].metrics["val_top1"] == single.stages["train"].metrics["val_top1"]
+
+
+def test_shards_end_where_copies_do(run: Train) -> None:
+    shards, copies = (run(parallel=WAYS[name]) for name in ("fsdp", "ddp"))
+    assert greatest_difference(model_of(shards), model_of(copies)) < 1e-5
+
+
+def test_each_worker_tells_where_its_time_went(run: Train) -> None:
+    for name, parts in (("ddp", ["forward", "backward", "communication"]), ("1f1b", ["forward_backward"])):
+        workers = run(parallel=WAYS[name]).stages["train"].metrics["workers"]
+        assert [row["worker"] for row in workers] == [0, 1]
+        for row in workers:
+            assert row["images_per_s"] > 0
+            assert 0 < row["device_utilization"] <= 1
+            assert all(row[f"{part}_ms"] > 0 for part in ("data", *parts, "optimizer"))
+
+
+def test_steps_of_several_workers_can_be_profiled(run: Train, folder: Path) -> None:
+    result = run(parallel=WAYS["ddp"], profile={"steps": 2})
+    assert greatest_difference(model_of(run()), model_of(result)) < 1e-5
+    (table,) = result.folder.rglob("*operators*")
+    assert "DistributedDataParallel.forward" in table.read_text(encoding="utf-8")
 
 
 def test_workers_of_a_machine_share_memory_unless_told_otherwise(run: Train) -> None:
@@ -115,13 +147,14 @@ STOPPED = {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "mi
         ("fsdp, wrapped", ADAMW),
         ("1f1b", ADAMW | ACCUMULATED),
         *((name, CHANNELS_LAST) for name in ("1f1b", "interleaved", "ddp+pp")),
-        ("ddp+pp", STOPPED),
+        *((name, STOPPED) for name in ("ddp", "fsdp", "ddp+pp")),
     ],
 )
 def test_with_other_options_too(run: Train, name: str, options: dict[str, Any]) -> None:
     single, parallel = run(**options), run(parallel=WAYS[name], **options)
     assert greatest_difference(model_of(single), model_of(parallel)) < 1e-5
-    assert single.stages["train"].metrics["epochs_done"] == parallel.stages["train"].metrics["epochs_done"]
+    done = single.stages["train"].metrics["epochs_done"]
+    assert done == parallel.stages["train"].metrics["epochs_done"] == (2 if options is STOPPED else 4)
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("single", 1e-6), ("ddp", 1e-5)])
@@ -177,7 +210,17 @@ def test_one_worker_is_one_process(run: Train, mode: str) -> None:
     assert greatest_difference(model_of(run()), model_of(run(parallel={"mode": mode, "workers": 1}))) == 0
 
 
-@pytest.mark.parametrize("name", ["ddp", "1f1b"])
+@pytest.mark.skipif(any(find_lacks("cpu", "fp16")), reason="this CPU has no fp16")
+@pytest.mark.parametrize("name", ["ddp", "fsdp, wrapped", "1f1b", "ddp+pp"])
+def test_fp16_ends_near_and_with_the_same_scale(run: Train, name: str) -> None:
+    options = {"precision": "fp16", "epochs": 2, "clip_grad_norm": 0.1}
+    single, parallel = run(**options), run(parallel=WAYS[name], **options)
+    assert greatest_difference(model_of(single), model_of(parallel)) < 0.01
+    scales = [result.stages["train"].metrics["loss_scale"] for result in (single, parallel)]
+    assert scales[0] == scales[1] > 0
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp, wrapped", "1f1b"])
 def test_batch_norm_and_bf16_train_as_well(run: Train, name: str) -> None:
     """Batch norm sees the share of one process: the result is not the same, but as good."""
     options = {"precision": "bf16", "epochs": 12}
@@ -208,6 +251,20 @@ def test_a_network_that_cannot_be_cut_is_refused_before_the_first_step(run: Trai
     result = run({"branching": True}, parallel=WAYS["1f1b"])
     assert result.exit_code == 1
     assert "can't be cut into chunks: its forward pass depends on values" in result.stages["train"].message
+
+
+def test_parameters_that_go_unused_are_named_and_can_be_allowed(run: Train) -> None:
+    refused = run({"unused": True}, parallel=WAYS["ddp"])
+    assert refused.exit_code == 1
+    assert "went unused in a step: set parallel.find_unused to true" in refused.stages["train"].message
+    allowed = run({"unused": True}, parallel=WAYS["ddp"] | {"find_unused": True})
+    assert greatest_difference(model_of(run({"unused": True})), model_of(allowed)) < 1e-5
+
+
+def test_workers_that_do_not_agree_deliver_nothing(run: Train) -> None:
+    result = run({"differs": True}, parallel=WAYS["ddp"])
+    assert result.exit_code == 1
+    assert "the workers ended with different networks" in result.stages["train"].message
 
 
 def test_a_place_that_no_chunk_can_begin_with_is_named(run: Train) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -65,9 +64,11 @@ class Running:
         artifacts: str = "artifacts",
         *options: str,
         environment: dict[str, str] | None = None,
+        plugin: Path | None = None,
     ) -> None:
         self.manifest, self.artifacts = folder / "killed.yaml", folder / artifacts
-        self.manifest.write_text(MANIFEST.format(plugin=PLUGIN, parallel=json.dumps(parallel)), encoding="utf-8")
+        plugins = f"{PLUGIN}, {plugin}" if plugin else PLUGIN
+        self.manifest.write_text(MANIFEST.format(plugin=plugins, parallel=json.dumps(parallel)), encoding="utf-8")
         command = [sys.executable, "-m", "ptpipe", "run", str(self.manifest), "--artifacts", str(self.artifacts)]
         self.process = subprocess.Popen(
             [*command, *options],
@@ -158,6 +159,48 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, nam
     assert len(moments) >= min(NUM_KILLS, 2), "the training was over before it could be killed"
 
 
+DIES_AT_THE_END = '''
+"""Kills worker 0 once, when the training is over and nobody has its result yet."""
+import os
+import signal
+from pathlib import Path
+
+from ptpipe import hookimpl
+from ptpipe_train import supervised
+
+report = supervised.Training.report
+
+
+def die_once(training):
+    mark = Path(__file__).with_name("died")
+    if training.loop.way.team.rank == 0 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    report(training)
+
+
+supervised.Training.report = die_once
+
+
+@hookimpl
+def ptpipe_stages():
+    return []
+'''
+
+
+@pytest.mark.parametrize("name", ["fsdp", "pp"])
+def test_killed_at_the_very_end_it_delivers_what_was_trained(tmp_path: Path, name: str) -> None:
+    options = ["-s", "train.early_stopping=null", "-s", "train.epochs=2"]
+    undisturbed = Running(tmp_path, WAYS[name], "undisturbed", *options)
+    undisturbed.end()
+    plugin = tmp_path / "dies.py"
+    plugin.write_text(DIES_AT_THE_END, encoding="utf-8")
+    killed = Running(tmp_path, WAYS[name], "artifacts", *options, "--max-restarts", "1", plugin=plugin)
+    assert "3 done" in killed.end()
+    assert (tmp_path / "died").exists()
+    assert same_bits(undisturbed, killed)
+
+
 def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None:
     running = Running(tmp_path, WAYS["ddp"])
     assert running.until(1)
@@ -202,12 +245,6 @@ def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, two[key]) for key, tensor in one.items())
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
-
-
 def same_bits(one: Running, other: Running) -> bool:
     expected, found = one.trained(), other.trained()
     return expected.keys() == found.keys() and all(torch.equal(found[key], value) for key, value in expected.items())
@@ -229,9 +266,9 @@ def test_with_restarts_a_dead_worker_changes_nothing(tmp_path: Path, undisturbed
     assert same_bits(undisturbed, running)
 
 
-def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undisturbed: Running) -> None:
+def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undisturbed: Running, free_port: int) -> None:
     """Two agents on loopback; the second is killed with its worker, and started again."""
-    options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "--max-restarts", "1"]
+    options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}", "--max-restarts", "1"]
     first = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "0")
     second = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "1")
     assert first.until(2)
@@ -246,8 +283,8 @@ def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undistur
     assert same_bits(undisturbed, first)
 
 
-def test_node_0_tells_how_a_worker_of_another_node_ended(tmp_path: Path) -> None:
-    options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}"]
+def test_node_0_tells_how_a_worker_of_another_node_ended(tmp_path: Path, free_port: int) -> None:
+    options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
     first = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "0")
     second = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "1")
     assert first.until(1)
@@ -261,8 +298,8 @@ def test_node_0_tells_how_a_worker_of_another_node_ended(tmp_path: Path) -> None
     assert second.process.returncode == 1
 
 
-def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path) -> None:
-    options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}"]
+def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path, free_port: int) -> None:
+    options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
     first = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "0")
     second = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "1")
     assert first.until(1)
@@ -273,15 +310,16 @@ def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cluster", ["torchrun", "slurm"])
-def test_ranks_of_the_environment_are_taken_as_they_are(tmp_path: Path, undisturbed: Running, cluster: str) -> None:
-    port = str(free_port())
+def test_ranks_of_the_environment_are_taken_as_they_are(
+    tmp_path: Path, undisturbed: Running, cluster: str, free_port: int
+) -> None:
     runs = []
     for rank in ("0", "1"):
         ranks = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
-        ranks |= {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        ranks |= {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port)}
         if cluster == "slurm":
             ranks = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
-            ranks |= {"SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": port}
+            ranks |= {"SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(free_port)}
         runs.append(Running(tmp_path, WAYS["ddp"], environment=ranks))
     assert "3 done" in runs[0].end()
     assert "node 0 ended with exit code 0" in runs[1].end()
@@ -304,8 +342,8 @@ def test_options_of_nodes_that_do_not_fit_are_named(tmp_path: Path, options: lis
     assert running.process.returncode == 2
 
 
-def test_workers_that_cannot_be_spread_evenly_are_refused(tmp_path: Path) -> None:
-    options = ["--nnodes", "3", "--rdzv-endpoint", f"localhost:{free_port()}"]
+def test_workers_that_cannot_be_spread_evenly_are_refused(tmp_path: Path, free_port: int) -> None:
+    options = ["--nnodes", "3", "--rdzv-endpoint", f"localhost:{free_port}"]
     running = Running(tmp_path, WAYS["ddp"], "artifacts", *options)
     assert "2 workers can't be spread evenly over 3 nodes" in running.end()
     assert running.process.returncode == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import ptpipe
 from ptpipe.api import RunResult
@@ -132,8 +132,50 @@ def test_it_is_as_accurate(manifest: Path, name: str) -> None:
     assert parallel["val_top1"] > single["val_top1"] - 0.03
 
 
+KEEPS_STATES = '''
+"""Keeps what each worker has of a network that learns to be int8, before anything is brought together."""
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from ptpipe import hookimpl
+from ptpipe_train.parallel.replicas import Replicas
+
+gather = Replicas.gather
+
+
+def keep_and_gather(way):
+    state = {name: tensor.clone() for name, tensor in way.module.state_dict().items()}
+    save_file(state, Path(__file__).with_name(f"rank-{way.team.rank}.safetensors"))
+    gather(way)
+
+
+Replicas.gather = keep_and_gather
+
+
+@hookimpl
+def ptpipe_stages():
+    return []
+'''
+
+
+@pytest.mark.parametrize("comm", ["auto", "gloo"])
+def test_ranges_and_weights_are_the_same_on_all_workers_at_every_time(tmp_path: Path, comm: str) -> None:
+    """At the end they are rank 0's by order; until then by themselves. Shares are uneven."""
+    plugin, manifest = tmp_path / "keeps.py", tmp_path / "qat.yaml"
+    plugin.write_text(KEEPS_STATES, encoding="utf-8")
+    manifest.write_text(MANIFEST.format(plugin=f"{PLUGIN}, {plugin}"), encoding="utf-8")
+    result = run(manifest, {"mode": "ddp", "workers": 2, "comm": comm}, "fbgemm", batch_size=43, epochs=1)
+    assert result.exit_code == 0
+    first, second = (load_file(tmp_path / f"rank-{rank}.safetensors") for rank in range(2))
+    ranges = [name for name in first if name.endswith((".low", ".high", "scale", "zero_point"))]
+    assert len(ranges) >= 4, sorted(first)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="shared memory is for x86")
-def test_a_process_that_does_several_stages_keeps_nothing(tmp_path: Path) -> None:
+def test_a_process_that_does_several_stages_keeps_nothing(tmp_path: Path, free_port: int) -> None:
     """As torchrun's do. Networks of graphs outlive their stage somewhere in torch; what they hold must not."""
     plugin = tmp_path / "look.py"
     plugin.write_text(LOOK, encoding="utf-8")
@@ -141,9 +183,6 @@ def test_a_process_that_does_several_stages_keeps_nothing(tmp_path: Path) -> Non
     more = "  look: {uses: look.maps, needs: {model: finetune}}\n"
     text = MANIFEST.format(plugin=f"{PLUGIN}, {plugin}").replace("epochs: 6", "epochs: 1")
     path.write_text(text.replace("  int8: {uses: quant.convert, needs: {model: finetune}}\n", more), encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = str(probe.getsockname()[1])
     way = json.dumps(WAYS["ddp"])
     command = [sys.executable, "-m", "ptpipe", "run", str(path), "--artifacts", str(tmp_path / "artifacts")]
     command += ["-s", f"pretrain.parallel={way}", "-s", f"finetune.parallel={way}"]
@@ -151,7 +190,7 @@ def test_a_process_that_does_several_stages_keeps_nothing(tmp_path: Path) -> Non
     running = [
         subprocess.Popen(
             command,
-            env=os.environ | ranks | {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port},
+            env=os.environ | ranks | {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": str(free_port)},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -10,10 +10,13 @@ import torch
 from torch import nn
 
 from ptpipe import StageError
+from ptpipe.events import Notice
 from ptpipe_torch import Part, builder, transform
 from ptpipe_train import settings, supervised
 from ptpipe_train.evaluation import Score
-from ptpipe_train.parallel.replicas import Alone
+from ptpipe_train.parallel.replicas import Alone, data_parallel
+from ptpipe_train.parallel_options import Parallel
+from ptpipe_train.supervised import _warn_of_tiny_parts
 
 from .conftest import SIDE, Lab, assert_same_bits, small_net
 
@@ -254,3 +257,39 @@ def test_channels_last_is_chosen_for_convolutions() -> None:
     assert chosen(nn.Sequential(nn.Flatten(), nn.Linear(4, 2))) == "contiguous"
     assert chosen(small_net(norm=True, dropout=0.0), "contiguous") == "contiguous"
     assert chosen(nn.Linear(4, 2), "channels_last") == "channels_last"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "batch_size", "num_images"),
+    [
+        (Parallel(), 2, None),
+        (Parallel(mode="ddp", workers=4), 32, None),
+        (Parallel(mode="ddp", workers=4), 31, 7),
+        (Parallel(mode="ddp", workers=4, sync_bn=True), 4, None),
+        (Parallel(mode="fsdp", workers=2), 14, 7),
+        (Parallel(mode="pp", microbatches=4), 32, None),
+        (Parallel(mode="ddp+pp", workers=4, microbatches=4), 32, 4),
+    ],
+)
+def test_batch_norm_of_few_images_is_noticed(
+    lab: Lab, parallel: Parallel, batch_size: int, num_images: int | None
+) -> None:
+    for norm in (True, False):
+        _warn_of_tiny_parts(parallel, lab.context(), lab.make_model(norm=norm).build_prepared(), batch_size)
+    notices = [event.text for event in lab.events if isinstance(event, Notice)]
+    assert len(notices) == (num_images is not None)
+    assert all(notice.startswith(f"batch norm sees {num_images} images at once") for notice in notices)
+
+
+class Watching(nn.Identity):
+    """As fake quantization does."""
+
+    unite_ranges = None
+
+
+def test_dp_over_devices_refuses_fake_quantization(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device would see the range of its own share."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    chosen = settings.Settings(torch.device("cuda"), "fp32", channels_last=False)
+    with pytest.raises(StageError, match=r"dp can't train fake quantization.*use mode ddp"):
+        data_parallel(nn.Sequential(nn.Linear(2, 2), Watching()), chosen, Parallel(mode="dp"), lab.context())
