@@ -24,6 +24,8 @@ _OTHERS_WORD_S = 5.0
 _LATE_FILES_S = 60.0
 """NFS may keep what it knows of a folder for so long (acdirmax)."""
 _LOOK_EVERY_S = 0.1
+_SHOWN_LINES = 3
+"""Of what a worker printed last; all of it is in the log."""
 
 
 def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
@@ -108,7 +110,8 @@ def _message(failure: WorkerFailure) -> str:
         how = f"failed: {failure.message}"
     else:
         how = f"ended with exit code {failure.exit_code}"
-    last = f" (its last line: {failure.last_lines[-1]})" if failure.last_lines and not failure.message else ""
+    lines = [line.strip() for line in failure.last_lines if line.strip()][-_SHOWN_LINES:]
+    last = f" (its last lines: {' | '.join(lines)})" if lines and not failure.message else ""
     return f"worker {failure.rank} {how}{last}"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -156,6 +157,7 @@ def ranks_from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
     """What torch wants to find in the environment, from what SLURM says; nothing where it is there or SLURM isn't."""
     if "RANK" in variables or "SLURM_STEP_ID" not in variables:
         return {}
+    step = f"{variables['SLURM_JOB_ID']}.{variables['SLURM_STEP_ID']}"  # several steps of a job may run at once
     first = re.match(r"([^\[,]+)(?:\[(\d+))?", variables.get("SLURM_STEP_NODELIST", ""))
     found = {
         "RANK": variables["SLURM_PROCID"],
@@ -163,7 +165,7 @@ def ranks_from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_RANK": variables["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": re.split(r"\D", variables.get("SLURM_STEP_TASKS_PER_NODE", "1"))[0] or "1",
         "MASTER_ADDR": "".join(part or "" for part in first.groups()) if first else "localhost",
-        "MASTER_PORT": str(15_000 + int(variables["SLURM_JOB_ID"]) % 15_000),
+        "MASTER_PORT": str(15_000 + zlib.crc32(step.encode()) % 15_000),
     }
     return {name: value for name, value in found.items() if name not in variables}
 

@@ -44,7 +44,7 @@ def choose_way(options: Parallel, ctx: Context, team: Team, material: Material, 
         from ptpipe_train.parallel.fsdp import Shards
 
         whole = settings.placed(material.model.build_prepared().train())
-        few_images_NCHW = _first_images(material.data, settings, batch_size=2)
+        few_images_NCHW = _first_images(material.data, settings, 2)
         return Shards(material.module, whole, settings, options, team, few_images_NCHW)
     if options.mode == "dp":
         return data_parallel(material.module, settings, options, ctx)
@@ -55,14 +55,15 @@ def choose_way(options: Parallel, ctx: Context, team: Team, material: Material, 
         case _:
             from ptpipe_train.parallel.pp import Chunks, Place
 
-            place = Place(_first_images(material.data, settings, material.batch_size), Path(ctx.scratch) / "cuts.json")
+            images_MCHW = _first_images(material.data, settings, material.batch_size // options.parts)
+            place = Place(images_MCHW, Path(ctx.scratch) / "cuts.json")
             return Chunks(module, settings, options, team, material.batch_size, place)
 
 
-def _first_images(data: Data, settings: Settings, batch_size: int) -> torch.Tensor:
-    """As many images of train as a batch has."""
-    order_N = np.arange(batch_size) % len(data.splits["train"])
+def _first_images(data: Data, settings: Settings, num: int) -> torch.Tensor:
+    """As many images of train."""
+    order_N = np.arange(num) % len(data.splits["train"])
     batches = data.batches(
-        "train", order_N=order_N, batch_size=batch_size, channels_last=settings.channels_last, device=settings.device
+        "train", order_N=order_N, batch_size=num, channels_last=settings.channels_last, device=settings.device
     )
     return next(iter(batches)).images_NCHW

@@ -39,8 +39,8 @@ _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved_1f1b": 
 class Place(NamedTuple):
     """What the cutting needs beside the network."""
 
-    images_NCHW: torch.Tensor
-    """A full batch, or more, on the device."""
+    images_MCHW: torch.Tensor
+    """A micro-batch, on the device."""
     file: Path
     """Where the cuts are kept."""
 
@@ -66,8 +66,7 @@ class Chunks(Way):
         self._compress = options.compress or "none"
         self._num_microbatches = options.num_microbatches
         network = find_cuts(module)
-        images_MCHW = place.images_NCHW[: self._size // options.num_microbatches]
-        firsts = _agreed_cuts(network, images_MCHW, options, settings, team, place.file)
+        firsts = _agreed_cuts(network, place, options, settings, team)
         self._begins = [network.cuts[first - 1].begins for first in firsts]
         pieces = [network.piece(*bounds) for bounds in pairwise([0, *firsts, network.num_pieces])]
         mine = range(self._position, degrees.chunks, degrees.ranks_of_chunks)
@@ -80,7 +79,7 @@ class Chunks(Way):
             _End(piece, self.settings, self._ranges_take_part, is_first=piece is pieces[0], is_last=piece is pieces[-1])
             for piece in pieces
         ]
-        self._schedule = self._make_schedule(self._ends, mine, images_MCHW, options)
+        self._schedule = self._make_schedule(self._ends, mine, place.images_MCHW, options)
         self._ends = [self._ends[number] for number in mine]
         if degrees.replicas > 1:
             self._ranges = RangeUnion(self.trained, team, self._copies)
@@ -239,9 +238,7 @@ def _values_between(ends: Sequence[nn.Module], images_MCHW: torch.Tensor) -> lis
     return [images_MCHW, *(torch.empty_like(value).requires_grad_() for value in values[1:])]
 
 
-def _agreed_cuts(
-    network: Cuttable, images_MCHW: torch.Tensor, options: Parallel, settings: Settings, team: Team, file: Path
-) -> list[int]:
+def _agreed_cuts(network: Cuttable, place: Place, options: Parallel, settings: Settings, team: Team) -> list[int]:
     """Where chunks begin, the same on all ranks and again after a restart. Costs are measured by rank 0."""
     if network.num_pieces < options.num_chunks:
         raise StageError(
@@ -252,11 +249,11 @@ def _agreed_cuts(
     firsts = [0] * (options.num_chunks - 1)
     if team.rank == 0:
         with suppress(OSError, ValueError):
-            firsts = json.loads(file.read_text(encoding="utf-8"))
+            firsts = json.loads(place.file.read_text(encoding="utf-8"))
         if not _fits(firsts, network, options):
             with torch.random.fork_rng(), settings.autocast():
-                firsts = balanced(measured_costs_s(network, images_MCHW, settings.device), options.num_chunks)
-            write_atomically(file, json.dumps(firsts).encode())
+                firsts = balanced(measured_costs_s(network, place.images_MCHW, settings.device), options.num_chunks)
+            write_atomically(place.file, json.dumps(firsts).encode())
     return [round(first) for first in team.sum(firsts)]
 
 

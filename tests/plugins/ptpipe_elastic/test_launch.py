@@ -49,10 +49,16 @@ def make_call(folder: Path, **changes) -> Call:
         (failure(3, message="KeyError: 'x'"), "worker 3 failed: KeyError: 'x'"),
         (failure(3, message="KeyError: 'x'", last_lines=("a", "b")), "worker 3 failed: KeyError: 'x'"),
         (failure(2, exit_code=-9), "worker 2 was killed by SIGKILL"),
-        (failure(2, exit_code=-11, last_lines=("a", "oh")), "worker 2 was killed by SIGSEGV (its last line: oh)"),
+        (
+            failure(2, exit_code=-11, last_lines=("a", "oh ", "")),
+            "worker 2 was killed by SIGSEGV (its last lines: a | oh)",
+        ),
         (failure(2, exit_code=-6, message="said", is_stage_error=True), "worker 2 was killed by SIGABRT"),
         (failure(0, exit_code=3), "worker 0 ended with exit code 3"),
-        (failure(0, exit_code=3, last_lines=("bye",)), "worker 0 ended with exit code 3 (its last line: bye)"),
+        (
+            failure(0, exit_code=3, last_lines=tuple("abcd")),
+            "worker 0 ended with exit code 3 (its last lines: b | c | d)",
+        ),
     ],
 )
 def test_every_way_to_fail_is_told_in_a_line(failed: WorkerFailure, words: str) -> None:

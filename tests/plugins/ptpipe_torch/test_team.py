@@ -61,13 +61,14 @@ SLURM = {
     ],
 )
 def test_node_0_is_the_first_of_slurms_list(nodes: str, address: str) -> None:
-    assert ranks_from_slurm({**SLURM, "SLURM_STEP_NODELIST": nodes}) == {
+    found = ranks_from_slurm({**SLURM, "SLURM_STEP_NODELIST": nodes})
+    del found["MASTER_PORT"]
+    assert found == {
         "RANK": "5",
         "WORLD_SIZE": "8",
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": address,
-        "MASTER_PORT": str(15_000 + 1234567 % 15_000),
     }
 
 
@@ -89,8 +90,17 @@ def test_how_many_share_a_machine(tasks: str, num: str) -> None:
 
 @given(st.integers(0, 2**31))
 def test_the_port_is_one_that_programs_may_take(job: int) -> None:
-    port = int(ranks_from_slurm({**SLURM, "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_ID": str(job)})["MASTER_PORT"])
-    assert 15_000 <= port < 30_000
+    assert 15_000 <= slurm_port(str(job)) < 30_000
+
+
+def slurm_port(job: str, **task: str) -> int:
+    return int(ranks_from_slurm({**SLURM, "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_ID": job, **task})["MASTER_PORT"])
+
+
+def test_each_step_of_each_job_has_a_port_of_its_own_and_all_tasks_the_same() -> None:
+    ports = {slurm_port(str(job), SLURM_STEP_ID=str(step)) for job in range(100, 105) for step in range(5)}
+    assert len(ports) == 25
+    assert slurm_port("100", SLURM_PROCID="0") == slurm_port("100", SLURM_PROCID="7")
 
 
 @pytest.mark.parametrize(
