@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format bench schema clean
+.PHONY: demo test test-thorough lint format bench schema clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ptpipe run manifests/mnist_qat.yaml
@@ -11,6 +11,10 @@ demo: $(VENV)/.installed
 # Two files at once, of one thread each: with more they would wait for each other's processors.
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Also each combination of long tests, and 20 kills of each training: an hour.
+test-thorough: $(VENV)/.installed
+	PTPIPE_THOROUGH=1 PTPIPE_KILLS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

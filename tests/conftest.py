@@ -31,6 +31,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out further combinations of long tests, unless they are asked for."""
+    if os.environ.get("PTPIPE_THOROUGH", "0") == "0":
+        for item in items:
+            if item.get_closest_marker("thorough"):
+                item.add_marker(pytest.mark.skip(reason="one more combination: PTPIPE_THOROUGH=1 runs it"))
+
+
 TOY = Path(__file__).parent / "ptpipe" / "toy.py"
 
 

@@ -13,7 +13,7 @@ from ptpipe_torch.team import group_device
 class TeamScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch comes without types
     """A GradScaler whose ranks skip a step together: one of them having overflowed is enough.
 
-    A rank may have no loss to scale, but for one of its own that is 0, and no gradients.
+    Each rank must scale something before it steps, if only a 0 where it sees no loss; it may have no gradients.
     """
 
     def _unscale_grads_(

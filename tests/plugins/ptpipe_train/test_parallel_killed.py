@@ -24,6 +24,7 @@ from ptpipe.store import Store
 from ptpipe_torch import Model
 
 pytestmark = pytest.mark.slow
+thorough = pytest.mark.thorough
 
 NUM_KILLS = int(os.environ.get("PTPIPE_KILLS", "2"))
 PLUGIN = Path(__file__).parent / "parallel_nets.py"
@@ -51,6 +52,7 @@ WAYS = {
     "ddp": {"mode": "ddp", "workers": 2},
     "fsdp": {"mode": "fsdp", "workers": 2},
     "pp": {"mode": "pp", "microbatches": 4},
+    "ddp+pp": {"mode": "ddp+pp", "workers": 4, "microbatches": 2},
 }
 
 
@@ -133,30 +135,30 @@ def workers_of(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "pp", pytest.param("ddp+pp", marks=thorough)])
 @pytest.mark.timeout(900)
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, name: str) -> None:
-    undisturbed = Running(tmp_path, WAYS[name], "undisturbed")
+    epochs = max(12, 3 * NUM_KILLS)
+    options = ["-s", f"train.epochs={epochs}", "-s", f"train.early_stopping.patience={epochs}"]
+    undisturbed = Running(tmp_path, WAYS[name], "undisturbed", *options)
     undisturbed.end()
     rng, moments = random.Random(f"{name} {NUM_KILLS}"), []
     while len(moments) < NUM_KILLS:
-        running = Running(tmp_path, WAYS[name])
-        if not running.until(running.newest_step() + rng.randrange(3)):
-            break
+        running = Running(tmp_path, WAYS[name], "artifacts", *options)
+        assert running.until(running.newest_step() + rng.randrange(3)), "over before it could be killed"
         time.sleep(rng.uniform(0, 0.05))
         # Now a worker, now the whole run, at once: its workers must not outlive it.
-        victims = [*running.workers(), running.parent]
-        victim = rng.choice(victims) if len(victims) == 3 else running.parent
-        victim.kill()
+        workers = running.workers()
+        rank = rng.randrange(len(workers)) if workers and len(moments) % 2 else None
+        (running.parent if rank is None else workers[rank]).kill()
         said = running.end()
-        moments.append((running.newest_step(), victims.index(victim) if victim in victims else -1))
-        if victim is not running.parent and running.process.returncode == 1:
-            assert f"worker {victims.index(victim)} was killed by SIGKILL" in said
-    last = Running(tmp_path, WAYS[name])
+        moments.append((running.newest_step(), rank))
+        if rank is not None and running.process.returncode == 1:
+            assert f"worker {rank} was killed by SIGKILL" in said
+    last = Running(tmp_path, WAYS[name], "artifacts", *options)
     assert "failed" not in last.end()
     assert last.process.returncode == 0
     assert same_bits(undisturbed, last), moments
-    assert len(moments) >= min(NUM_KILLS, 2), "the training was over before it could be killed"
 
 
 DIES_AT_THE_END = '''
@@ -188,7 +190,7 @@ def ptpipe_stages():
 '''
 
 
-@pytest.mark.parametrize("name", ["fsdp", "pp"])
+@pytest.mark.parametrize("name", ["fsdp", pytest.param("pp", marks=thorough)])
 def test_killed_at_the_very_end_it_delivers_what_was_trained(tmp_path: Path, name: str) -> None:
     options = ["-s", "train.early_stopping=null", "-s", "train.epochs=2"]
     undisturbed = Running(tmp_path, WAYS[name], "undisturbed", *options)
@@ -212,7 +214,7 @@ def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None
     assert "worker 1 was killed by SIGKILL" in said
 
 
-@pytest.mark.parametrize(("name", "rank"), [("ddp", 0), ("ddp", 1), ("pp", 1)])
+@pytest.mark.parametrize(("name", "rank"), [("ddp", 0), pytest.param("ddp", 1, marks=thorough), ("pp", 1)])
 def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> None:
     running = Running(tmp_path, WAYS[name] | {"timeout_s": 3})
     assert running.until(1)

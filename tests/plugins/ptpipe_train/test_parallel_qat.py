@@ -88,7 +88,7 @@ ALIKE = {
     [
         ("ddp", "fbgemm"),
         ("ddp", "qnnpack"),
-        ("ddp, gloo", "fbgemm"),
+        pytest.param("ddp, gloo", "fbgemm", marks=pytest.mark.thorough),
         ("fsdp", "fbgemm"),
         ("pp", "fbgemm"),
         ("ddp+pp", "qnnpack"),
@@ -159,7 +159,7 @@ def ptpipe_stages():
 '''
 
 
-@pytest.mark.parametrize("comm", ["auto", "gloo"])
+@pytest.mark.parametrize("comm", ["auto", pytest.param("gloo", marks=pytest.mark.thorough)])
 def test_ranges_and_weights_are_the_same_on_all_workers_at_every_time(tmp_path: Path, comm: str) -> None:
     """At the end they are rank 0's by order; until then by themselves. Shares are uneven."""
     plugin, manifest = tmp_path / "keeps.py", tmp_path / "qat.yaml"
