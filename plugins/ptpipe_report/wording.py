@@ -14,11 +14,9 @@ def one_line(text: str) -> str:
     surrogates (undecodable file names) are replaced; invisible format characters (which can reverse the reading
     direction) are left out.
     """
-    return "".join(_shown(character) for character in " ".join(text.split()))
+    visible = "".join(character for character in text if unicodedata.category(character) != "Cf")
+    return "".join(map(_shown, " ".join(visible.split())))
 
 
 def _shown(character: str) -> str:
-    category = unicodedata.category(character)
-    if category in {"Cc", "Cs"}:
-        return _UNSHOWABLE
-    return "" if category == "Cf" else character
+    return _UNSHOWABLE if unicodedata.category(character) in {"Cc", "Cs"} else character

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -49,6 +49,7 @@ def test_escaped_text_reads_as_itself_in_a_paragraph_and_in_a_list(text) -> None
 
 
 @given(NASTY.filter(lambda text: one_line(text).strip("\ufffd ")))
+@example("0 \xad")
 def test_escaped_text_begins_no_block(text) -> None:
     tokens = READER.parse(escape(text))
     assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
