@@ -230,6 +230,8 @@ def test_fp16_ends_near_and_with_the_same_scale(run: Train, name: str) -> None:
     assert greatest_difference(model_of(single), model_of(parallel)) < 0.01
     scales = [result.stages["train"].metrics["loss_scale"] for result in (single, parallel)]
     assert scales[0] == scales[1] > 0
+    (notice,) = parallel.stages["train"].notices
+    assert "bf16 is quicker by far" in notice
 
 
 @pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp, wrapped", marks=thorough), "1f1b"])
