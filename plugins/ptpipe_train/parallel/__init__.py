@@ -49,15 +49,13 @@ def choose_way(options: Parallel, ctx: Context, team: Team, material: Material, 
     if options.mode == "dp":
         return data_parallel(material.module, settings, options, ctx)
     module = settings.placed(material.module)
-    match options.mode:
-        case "ddp":
-            return Replicas(module, settings, options, team)
-        case _:
-            from ptpipe_train.parallel.pp import Chunks, Place
+    if options.mode == "ddp":
+        return Replicas(module, settings, options, team)
+    from ptpipe_train.parallel.pp import Chunks, Place
 
-            images_MCHW = _first_images(material.data, settings, material.batch_size // options.parts)
-            place = Place(images_MCHW, Path(ctx.scratch) / "cuts.json")
-            return Chunks(module, settings, options, team, material.batch_size, place)
+    images_MCHW = _first_images(material.data, settings, material.batch_size // options.parts)
+    place = Place(images_MCHW, Path(ctx.scratch) / "cuts.json")
+    return Chunks(module, settings, options, team, material.batch_size, place)
 
 
 def _first_images(data: Data, settings: Settings, num: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from ptpipe_torch import Batch
 from ptpipe_torch.team import Team
 from ptpipe_train.evaluation import buffers_kept, left_as_it_was
 from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers
-from ptpipe_train.parallel.gradients import clip_together, gradients_of
+from ptpipe_train.parallel.gradients import clip_together
 from ptpipe_train.parallel.scaler import TeamScaler
 from ptpipe_train.parallel.share import Share, is_idle
 from ptpipe_train.parallel.way import Objective, Way
@@ -79,7 +79,7 @@ class Shards(Way):
         return TeamScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-        clip_together(gradients_of(parameters), max_norm)
+        clip_together(parameters, max_norm)
 
     def gather(self) -> None:
         self._buffers.unite()

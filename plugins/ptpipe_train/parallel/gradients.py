@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,13 +58,14 @@ class SharedAverage:
         return future
 
 
-def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+def _gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     """What this process holds of the gradients that are there."""
     return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
-def clip_together(gradients: Sequence[torch.Tensor], max_norm: float, group: Any = None) -> None:
+def clip_together(parameters: Iterable[nn.Parameter], max_norm: float, group: Any = None) -> None:
     """Scale gradients down to that norm in all, where each rank of the group holds others of them."""
+    gradients = _gradients_of(parameters)
     squared = nn.utils.get_total_norm(gradients).square().to(group_device(group))
     dist.all_reduce(squared, group=group)
     scale = (max_norm / (squared.sqrt() + 1e-6)).clamp(max=1.0)  # as torch's clip_grads_with_norm_
@@ -76,7 +77,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, compress: Comp
     """Replace each gradient by the sum over the ranks of the group. `compress`: the type they are sent in."""
     if dist.get_world_size(group) == 1:
         return
-    gradients = gradients_of(parameters)
+    gradients = _gradients_of(parameters)
     if not gradients:  # a chunk without parameters
         return
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])

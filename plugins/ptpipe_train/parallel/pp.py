@@ -26,7 +26,7 @@ from ptpipe_torch.team import Team
 from ptpipe_train.evaluation import buffers_kept, left_as_it_was
 from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers, broadcast_bytes
 from ptpipe_train.parallel.chunks import Cuttable, balanced, find_cuts, measured_costs_s, named_cuts
-from ptpipe_train.parallel.gradients import clip_together, gradients_of, sum_gradients
+from ptpipe_train.parallel.gradients import clip_together, sum_gradients
 from ptpipe_train.parallel.scaler import TeamScaler
 from ptpipe_train.parallel.share import IGNORED, Share, filled
 from ptpipe_train.parallel.way import Objective, Way
@@ -127,10 +127,12 @@ class Chunks(Way):
         return self._losses.total()
 
     def scaler(self) -> torch.amp.GradScaler:
-        return TeamScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
+        scaler = TeamScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
+        scaler.scale(torch.zeros((), device=self.settings.device))  # it begins with a loss, which most ranks never see
+        return scaler
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-        clip_together(gradients_of(parameters), max_norm, self._column)
+        clip_together(parameters, max_norm, self._column)
 
     def gather(self) -> None:
         """Each rank of the first replica hands out the state of its chunks."""
@@ -217,7 +219,6 @@ class _Losses:
     def begin(self, objective: Objective, scaler: torch.amp.GradScaler) -> None:
         self._objective, self._scaler = objective, scaler
         self._parts = []
-        scaler.scale(torch.zeros((), device=self._device))  # it begins with the first loss, which most ranks never see
 
     def __call__(self, logits_MK: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
         loss = self._objective(logits_MK, labels_M)
