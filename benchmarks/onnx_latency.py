@@ -64,7 +64,7 @@ def float_model(network: str, data: Data, folder: Path) -> Model:
                 part.momentum = None
         for batch in data.batches("calibration", batch_size=16):
             module(batch.images_NCHW)
-    return model.with_state_of(module)
+    return model.with_state_dict_of(module)
 
 
 def our_files(model: Model, data: Data, backend: str, folder: Path) -> tuple[OnnxFile, OnnxFile]:

@@ -29,13 +29,13 @@ from torch.nn.functional import cross_entropy
 
 import ptpipe
 from ptpipe import Context
-from ptpipe.engine import RunOptions
 from ptpipe.events import Metric
+from ptpipe.execution.engine import RunOptions
 from ptpipe_data import MnistConfig, mnist
 from ptpipe_elastic.torch_elastic import WorkersFailed, run_workers
-from ptpipe_torch import ArrayImages, Data, DataFacts, LoaderOptions, Model, Split
+from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Model, Split
+from ptpipe_torch.distributed.worker_group import init_worker_group
 from ptpipe_torch.runtime import freed_memory_kept, torch_threads
-from ptpipe_torch.team import joined_team
 from ptpipe_train import TrainConfig, train
 from ptpipe_train.parallel_options import Parallel
 from ptpipe_zoo import SmallCnnConfig, small_cnn
@@ -59,12 +59,12 @@ def make_data(num_images: int, context: Context) -> Data:
         published = mnist(MnistConfig(), context)
         some = published.splits["train"].subset(np.arange(num_images))
         images = ArrayImages(some.images.take(np.arange(num_images)))
-        return Data(published.facts, {"train": Split(some.ids, some.labels_N, images)}, published.loader)
+        return Data(published.info, {"train": Split(some.ids, some.labels_N, images)}, published.loader)
     rng = np.random.default_rng(0)
-    facts = DataFacts("random images", tuple(map(str, range(10))), (1, 28, 28), (0.13,), (0.31,))
+    info = DatasetInfo("random images", tuple(map(str, range(10))), (1, 28, 28), (0.13,), (0.31,))
     images = ArrayImages(rng.integers(0, 256, (num_images, 28, 28, 1), dtype=np.uint8))
     ids = np.arange(num_images).astype(np.str_)
-    return Data(facts, {"train": Split(ids, rng.integers(0, 10, num_images), images)}, LoaderOptions())
+    return Data(info, {"train": Split(ids, rng.integers(0, 10, num_images), images)}, LoaderOptions())
 
 
 class Layout(nn.Module):
@@ -107,15 +107,15 @@ class Bench:
     def by_itself(self, *, both: bool) -> float:
         """Rank 0 trains alone while the other waits without working; or both, side by side, and say nothing."""
         context = self.context(1)
-        with joined_team(self.context(2)):  # begin together
+        with init_worker_group(self.context(2)):  # begin together
             pass
         rate = self.stage(context, Parallel(), BATCH) if both or self.rank == 0 else 0.0
-        with joined_team(self.context(2)) as team:
-            return team.sum([rate])[0]
+        with init_worker_group(self.context(2)) as workers:
+            return workers.all_reduce([rate])[0]
 
     @contextmanager
     def bare(self) -> Iterator[nn.Module]:
-        with joined_team(self.context(2)), torch_threads(1), freed_memory_kept():
+        with init_worker_group(self.context(2)), torch_threads(1), freed_memory_kept():
             yield self.model.build_prepared().to(memory_format=torch.channels_last).train()
 
     def batches(self, size: int, first: int, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ptpipe_quant.parts import prepare_qat
-from ptpipe_torch import TrainingListener
+from ptpipe_torch import TrainingCallback
 from ptpipe_torch.runtime import freed_memory_kept, torch_threads
 from ptpipe_zoo.nets import small_cnn
 
@@ -53,17 +53,17 @@ def torchs_own() -> nn.Module:
         return prepare_qat_fx(network().train(), mapping, (torch.zeros(1, 1, 28, 28),))
 
 
-def make_step(module: nn.Module, batch_size: int, *, bf16: bool, share_done: float = 0.0) -> Step:
+def make_step(module: nn.Module, batch_size: int, *, bf16: bool, fraction: float = 0.0) -> Step:
     module = module.to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(module.parameters(), 0.005, momentum=0.9)
     generator = torch.Generator().manual_seed(1)
     images_NCHW = torch.randn(batch_size, 1, 28, 28, generator=generator).contiguous(memory_format=torch.channels_last)
     labels_N = torch.randint(0, 10, (batch_size,), generator=generator)
-    listeners: list[Any] = [layer for layer in module.modules() if isinstance(layer, TrainingListener)]
+    listeners: list[Any] = [layer for layer in module.modules() if isinstance(layer, TrainingCallback)]
 
-    def step(share: float = share_done) -> None:
+    def step(share: float = fraction) -> None:
         for listener in listeners:
-            listener.training_progress(share)
+            listener.on_progress(share)
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             logits_NK = module(images_NCHW)
@@ -93,7 +93,7 @@ def make_steps(batch_size: int, *, bf16: bool) -> tuple[dict[str, Step], dict[st
     steps = {
         FLOAT: make_step(network(), batch_size, bf16=bf16),
         "ours, batch norm folded": make_step(ours("fold"), batch_size, bf16=bf16),
-        "ours, folded, ranges frozen": make_step(ours("fold"), batch_size, bf16=bf16, share_done=0.9),
+        "ours, folded, ranges frozen": make_step(ours("fold"), batch_size, bf16=bf16, fraction=0.9),
         "ours, batch norm trained": make_step(ours("train"), batch_size, bf16=bf16),
     }
     try:

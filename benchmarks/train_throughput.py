@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 
 from ptpipe import Context
 from ptpipe_data import MnistConfig, mnist
-from ptpipe_torch import ArrayImages, Data, DataFacts, LoaderOptions, Model, Split
+from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Model, Split
 from ptpipe_torch.runtime import freed_memory_kept, torch_threads
 from ptpipe_train import TrainConfig, train
 from ptpipe_zoo import SmallCnnConfig, small_cnn
@@ -43,12 +43,12 @@ def make_data(num_images: int, batch_size: int, context: Context) -> Data:
         published = mnist(MnistConfig(batch_size=batch_size), context)
         train_split = published.splits["train"].subset(np.arange(num_images))
         images = ArrayImages(train_split.images.take(np.arange(num_images)))
-        return Data(published.facts, {"train": Split(train_split.ids, train_split.labels_N, images)}, published.loader)
+        return Data(published.info, {"train": Split(train_split.ids, train_split.labels_N, images)}, published.loader)
     rng = np.random.default_rng(0)
-    facts = DataFacts("random images", tuple(map(str, range(10))), (1, 28, 28), (0.13,), (0.31,))
+    info = DatasetInfo("random images", tuple(map(str, range(10))), (1, 28, 28), (0.13,), (0.31,))
     images = ArrayImages(rng.integers(0, 256, (num_images, 28, 28, 1), dtype=np.uint8))
     ids = np.arange(num_images).astype(np.str_)
-    return Data(facts, {"train": Split(ids, rng.integers(0, 10, num_images), images)}, LoaderOptions(batch_size))
+    return Data(info, {"train": Split(ids, rng.integers(0, 10, num_images), images)}, LoaderOptions(batch_size))
 
 
 def bare_loop(model: Model, data: Data, config: TrainConfig) -> Training:
@@ -120,7 +120,7 @@ def main() -> None:
         context = Context("net", "model.small_cnn", 7, Path(scratch))
         data = make_data(num_images, options.batch, context)
         model = small_cnn(SmallCnnConfig(), context, data)
-        print(f"{data.facts.name}, batches of {options.batch}, {options.threads} threads, torch {torch.__version__}")
+        print(f"{data.info.name}, batches of {options.batch}, {options.threads} threads, torch {torch.__version__}")
         for precision in ("fp32", "bf16"):
             for layout in layouts:
                 config = TrainConfig(

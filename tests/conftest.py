@@ -63,12 +63,12 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "PYTHONWARNINGS": "default", "COLUMNS": "200", "NO_COLOR": "1", **changes}
 
 
-ALONE = "import ptpipe.plugins as p; p.BUILT_IN = (); from ptpipe.cli import main; main()"
+SINGLE_WORKER = "import ptpipe.plan.vocabulary as p; p.BUILT_IN = (); from ptpipe.cli import main; main()"
 
 
 def command(*arguments: object, python: Sequence[str] = (), alone: bool = False) -> list[str]:
     """The command line of `ptpipe`, in this interpreter; `alone` leaves the built-in plugins out, to be quick."""
-    start = ["-c", ALONE] if alone else ["-m", "ptpipe"]
+    start = ["-c", SINGLE_WORKER] if alone else ["-m", "ptpipe"]
     return [sys.executable, *python, *start, *map(str, arguments)]
 
 
@@ -157,7 +157,7 @@ class Project:
     @staticmethod
     def outcomes(result: RunResult) -> dict[str, str]:
         """Stage id to outcome."""
-        return {stage_id: str(news.outcome) for stage_id, news in result.stages.items()}
+        return {stage_id: str(event.outcome) for stage_id, event in result.stages.items()}
 
     def edit(self, old: str, new: str) -> None:
         """Change the plugin's source."""
@@ -170,5 +170,5 @@ class Project:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A folder of one's own to run the toy plugin in."""
     monkeypatch.setattr(sys, "path", list(sys.path))  # plugins beside a manifest put their folder on it
-    monkeypatch.setattr("ptpipe.plugins.BUILT_IN", ())  # in this process the core is alone
+    monkeypatch.setattr("ptpipe.plan.vocabulary.BUILT_IN", ())  # in this process the core is alone
     return Project(tmp_path)

@@ -16,7 +16,7 @@ class PruneConfig(StageConfig):
     amount: float = Field(0.3, gt=0, lt=1, description="share of the weights set to zero, in every layer")
 
 
-@stage("prune.magnitude", depends=("torch",))
+@stage("prune.magnitude", packages=("torch",))
 def prune(config: PruneConfig, ctx: Context, model: Model) -> Model:
     """Set the smallest weights of every convolution and linear layer to zero."""
     import torch
@@ -33,7 +33,7 @@ def prune(config: PruneConfig, ctx: Context, model: Model) -> Model:
         num_weights=sum(weight.numel() for weight in weights),
         num_zeros=sum(int((weight == 0).sum()) for weight in weights),
     )
-    return model.with_state_of(network)
+    return model.with_state_dict_of(network)
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from torch import nn
 
 from ptpipe import ManifestError, StageError
 from ptpipe.testing import Bench
-from ptpipe_torch import Model, Part, Recipe, builder
+from ptpipe_torch import FunctionRef, Model, Recipe, builder
 
 pytest_plugins = ["ptpipe.testing"]
 
@@ -23,8 +23,8 @@ def one_layer() -> nn.Module:
 def make_model(**changes: Any) -> Model:
     network = one_layer()
     network[1].weight.data = torch.tensor([[1.0, -2.0, 3.0, -4.0], [8.0, 7.0, -6.0, 5.0]])
-    recipe = Recipe(Part.of(one_layer), input_shape_CHW=(1, 2, 2), num_classes=2, **changes)
-    return Model.capture(recipe, network)
+    recipe = Recipe(FunctionRef.to(one_layer), input_shape_CHW=(1, 2, 2), num_classes=2, **changes)
+    return Model.from_module(recipe, network)
 
 
 def test_the_smallest_weights_become_zero(bench: Bench) -> None:
@@ -39,7 +39,7 @@ def test_the_network_still_predicts(bench: Bench) -> None:
 
 
 def test_an_int8_model_is_refused(bench: Bench) -> None:
-    converted = make_model(convert=(Part("ptpipe_quant.some:transform"),))
+    converted = make_model(convert=(FunctionRef("ptpipe_quant.some:transform"),))
     with pytest.raises(StageError, match="put it before quant"):
         bench.run(prune, model=converted)
 

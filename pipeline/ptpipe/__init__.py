@@ -5,36 +5,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ptpipe.artifact import JSON, Artifact, Decision, Verdict
+from ptpipe.check import Check
 from ptpipe.context import Context
 from ptpipe.errors import ExitCode, IntegrityError, Location, ManifestError, Problem, PtpipeError, StageError
 from ptpipe.events import Outcome
-from ptpipe.finding import Finding
-from ptpipe.observer import Observer
+from ptpipe.reporter import Reporter
 from ptpipe.stage import Stage, stage
 
 if TYPE_CHECKING:
     from ptpipe.api import RunResult, load_plan, run
     from ptpipe.config import StageConfig
     from ptpipe.hookspecs import hookimpl
-    from ptpipe.plan import Plan
+    from ptpipe.plan.bind import Plan
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Artifact",
+    "Check",
     "Context",
     "Decision",
     "ExitCode",
-    "Finding",
     "IntegrityError",
     "JSON",
     "Location",
     "ManifestError",
-    "Observer",
     "Outcome",
     "Plan",
     "Problem",
     "PtpipeError",
+    "Reporter",
     "RunResult",
     "Stage",
     "StageConfig",
@@ -48,7 +48,7 @@ __all__ = [
 
 # What `ptpipe --help` can do without is imported on first use: pydantic and pluggy take longer than all the rest.
 _LATER = {
-    "Plan": "plan",
+    "Plan": "plan.bind",
     "RunResult": "api",
     "StageConfig": "config",
     "hookimpl": "hookspecs",

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptpipe.artifact import JSON, Artifact
-from ptpipe.engine import RunOptions, walk
 from ptpipe.errors import ExitCode, UsageError
 from ptpipe.events import Event, StageFinished
-from ptpipe.manifest import load
+from ptpipe.execution.engine import RunOptions, execute
+from ptpipe.manifest.manifest import load
 from ptpipe.nodes import Follower
-from ptpipe.observer import Observer
-from ptpipe.plan import Plan, bind
-from ptpipe.plugins import load_vocabulary
-from ptpipe.store import Store
+from ptpipe.plan.bind import Plan, bind
+from ptpipe.plan.vocabulary import load_vocabulary
+from ptpipe.reporter import Reporter
+from ptpipe.store.store import Store
 
 DEFAULT_ARTIFACTS = Path("artifacts")
 
@@ -59,7 +59,7 @@ def run(
     *,
     artifacts: Path | str = DEFAULT_ARTIFACTS,
     options: RunOptions = RunOptions(),  # noqa: B008  # frozen
-    observers: Sequence[Observer] = (),
+    reporters: Sequence[Reporter] = (),
 ) -> RunResult:
     """Run a manifest, as `ptpipe run` does: `run("m.yaml", {"finetune.lr": 0.001}).exit_code`.
 
@@ -70,8 +70,8 @@ def run(
         raise UsageError(f"node {options.nodes.rank} follows node 0: call follow")
     plan = load_plan(manifest, overrides)
     store = Store(Path(artifacts))
-    ended = walk(plan, store, options, observers)
-    stages = {news.stage_id: news for news in ended.stages}
+    ended = execute(plan, store, options, reporters)
+    stages = {event.stage_id: event for event in ended.stages}
     return RunResult(ended.run_id, ExitCode(ended.exit_code), ended.seconds, ended.folder, stages, plan, store)
 
 

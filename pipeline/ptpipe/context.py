@@ -15,7 +15,7 @@ class Context:
     """The second parameter of every stage function.
 
     `scratch` is a folder that survives a kill and is handed to the next try of the same work (the same key);
-    it is deleted once the stage is done. `seed` is the manifest's. Everything said here reaches the observers,
+    it is deleted once the stage is done. `seed` is the manifest's. Everything said here reaches the reporters,
     and metrics and notices are kept with the stage's result, so that a cached stage says them again.
     """
 
@@ -23,7 +23,7 @@ class Context:
     kind: str
     seed: int
     scratch: Path
-    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    input_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each port, the references it is bound to, as in the manifest: `{"models": ("pretrain", "onnx")}`."""
     tell: Callable[[Event], None] = lambda event: None
     rank: int = 0

@@ -1,4 +1,4 @@
-"""News of a run: small frozen values that observers are told."""
+"""ReporterGroup of a run: small frozen values that reporters are told."""
 
 from __future__ import annotations
 

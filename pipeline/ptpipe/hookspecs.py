@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ptpipe.artifact import Artifact
+    from ptpipe.check import Check
     from ptpipe.errors import Problem
-    from ptpipe.events import Event, RunFinished, RunStarted, StageFinished, StageStarted
-    from ptpipe.finding import Finding
-    from ptpipe.observer import Observer
-    from ptpipe.plan import Plan
+    from ptpipe.events import Event
+    from ptpipe.execution.call import Call
+    from ptpipe.plan.bind import Plan
+    from ptpipe.reporter import Reporter
     from ptpipe.stage import Stage
-    from ptpipe.worker import Call
 
 hookspec = pluggy.HookspecMarker("ptpipe")
 hookimpl = pluggy.HookimplMarker("ptpipe")
@@ -29,8 +29,8 @@ def ptpipe_stages() -> Iterable[Stage[..., object]]:  # type: ignore[empty-body]
 
 
 @hookspec
-def ptpipe_observers() -> Iterable[Observer]:  # type: ignore[empty-body]
-    """Offer observers, new ones at each call: one call a run. All answers are collected, in the parent only."""
+def ptpipe_reporters() -> Iterable[Reporter]:  # type: ignore[empty-body]
+    """Offer reporters, new instances at each call: one call per run. All answers are collected, in the parent only."""
 
 
 @hookspec
@@ -39,7 +39,7 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:  # type: ignore[empty-body]
 
 
 @hookspec
-def ptpipe_diagnose(workers: int) -> Iterable[Finding]:  # type: ignore[empty-body]
+def ptpipe_doctor(workers: int) -> Iterable[Check]:  # type: ignore[empty-body]
     """Look at what this plugin needs of the installation and the machine, for `ptpipe doctor`.
 
     All answers are collected; parent only; may import torch. `workers`: how many processes to try to work together,
@@ -63,28 +63,3 @@ def ptpipe_time_all_reduce(workers: int, sizes_bytes: Sequence[int]) -> Sequence
     None leaves it to the next; the first answer counts. Parent only; may import torch; leave nothing behind. Raise
     StageError where they can't work together.
     """
-
-
-@hookspec
-def ptpipe_run_started(news: RunStarted) -> None:
-    """News: a run begins. Parent only."""
-
-
-@hookspec
-def ptpipe_stage_started(news: StageStarted) -> None:
-    """News: a stage begins. Parent only."""
-
-
-@hookspec
-def ptpipe_event(event: Event) -> None:
-    """News: a stage says something while it works. Parent only."""
-
-
-@hookspec
-def ptpipe_stage_finished(news: StageFinished) -> None:
-    """News: a stage ended; exactly once for each. Parent only."""
-
-
-@hookspec
-def ptpipe_run_finished(news: RunFinished) -> None:
-    """News: the run ended; always told, also after Ctrl-C. Parent only."""

@@ -20,11 +20,11 @@ from typing import Any
 
 from ptpipe.errors import ExitCode, StageError, UsageError
 from ptpipe.events import Event, LogLine, Notice
-from ptpipe.files import write_atomically
-from ptpipe.launch import HereLaunch
-from ptpipe.plan import Plan
-from ptpipe.store import Store
-from ptpipe.worker import Call, Nodes
+from ptpipe.execution.call import Call, Nodes
+from ptpipe.execution.local_launcher import LocalLauncher
+from ptpipe.plan.bind import Plan
+from ptpipe.store.files import write_atomically
+from ptpipe.store.store import Store
 
 _LOOK_EVERY_S = 0.2
 _OTHER_LOOKS_S = 2.0
@@ -99,7 +99,7 @@ class Follower:
 
         Raises StageError where node 0 doesn't come, or goes without a word.
         """
-        self.plan.vocabulary.manager.register(HereLaunch(self.plan.vocabulary, self.store))
+        self.plan.vocabulary.manager.register(LocalLauncher(self.plan.vocabulary, self.store))
         file = _file(self.plan, self.store)
         begun_ns = self._now_ns(file)
         deadline = time.monotonic() + WAIT_FOR_LEADER_S

@@ -44,15 +44,15 @@ class Stage(Generic[P, R]):
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     version: int = 1
-    measured: bool = False
+    per_machine: bool = False
     """The result holds for this machine only (a latency): its fingerprint enters the key."""
-    depends: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     """Distributions whose versions enter the key."""
-    reads: Callable[[Any], JSON] | None = None
-    """`reads(config)`: a fingerprint of the files outside the store that the stage reads. Fast, without torch."""
+    fingerprint: Callable[[Any], JSON] | None = None
+    """`fingerprint(config)`: digests of the files outside the store that the stage reads. Fast, without torch."""
     preflight: Callable[[Any], Iterable[str]] | None = None
     """`preflight(config)`: what this machine lacks, a line each, before the first stage works. May import torch,
-    may fetch what `reads` looks at; runs only where the stage isn't cached."""
+    may download what `fingerprint` looks at; runs only where the stage isn't cached."""
     workers: Callable[[Any], int] | None = None
     """`workers(config)`: how many processes do the stage together (1 where absent)."""
 
@@ -87,9 +87,9 @@ def stage(
     kind: str,
     *,
     version: int = 1,
-    measured: bool = False,
-    depends: Sequence[str] = (),
-    reads: Callable[[Any], JSON] | None = None,
+    per_machine: bool = False,
+    packages: Sequence[str] = (),
+    fingerprint: Callable[[Any], JSON] | None = None,
     preflight: Callable[[Any], Iterable[str]] | None = None,
     workers: Callable[[Any], int] | None = None,
 ) -> Callable[[Callable[P, R]], Stage[P, R]]:
@@ -106,7 +106,17 @@ def stage(
     def decorate(function: Callable[P, R]) -> Stage[P, R]:
         config_type, inputs, outputs = _read_signature(kind, function)
         return Stage(
-            kind, function, config_type, inputs, outputs, version, measured, tuple(depends), reads, preflight, workers
+            kind,
+            function,
+            config_type,
+            inputs,
+            outputs,
+            version,
+            per_machine,
+            tuple(packages),
+            fingerprint,
+            preflight,
+            workers,
         )
 
     return decorate

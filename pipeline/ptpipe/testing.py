@@ -21,9 +21,9 @@ from ptpipe.config import StageConfig
 from ptpipe.context import Context
 from ptpipe.errors import ManifestError, Problem, nearest
 from ptpipe.events import Event, Metric, Notice
-from ptpipe.options import config_problems
+from ptpipe.plan.options import config_problems
 from ptpipe.stage import Port, Stage
-from ptpipe.store import Store
+from ptpipe.store.store import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -156,9 +156,9 @@ def _prepare(stage: Stage[..., Any], config: StageConfig) -> None:
     if stage.preflight and (lacks := list(stage.preflight(config))):
         raise ManifestError(Problem(f"{stage.kind}: {lack}") for lack in lacks)
     try:
-        json.dumps(stage.reads(config) if stage.reads else None, allow_nan=False)
+        json.dumps(stage.fingerprint(config) if stage.fingerprint else None, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise BrokenContractError(f"{stage.kind}: reads(config) gave no JSON: {error}") from error
+        raise BrokenContractError(f"{stage.kind}: fingerprint(config) gave no JSON: {error}") from error
     num_workers = stage.workers(config) if stage.workers else 1
     if num_workers != 1:
         raise ValueError(f"{stage.kind} wants {num_workers} processes; the bench has one: choose options for one")

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptpipe.artifact import JSON
-from ptpipe.engine import RunOptions, walk
 from ptpipe.errors import ExitCode, ManifestError, PtpipeError, Terminated, UsageError, nearest
 from ptpipe.events import Event, Outcome, Progress, StageFinished
-from ptpipe.manifest import Manifest
-from ptpipe.observer import Observer
-from ptpipe.plan import Plan, PlannedStage, bind
+from ptpipe.execution.engine import RunOptions, execute
+from ptpipe.manifest.manifest import Manifest
+from ptpipe.plan.bind import Plan, PlannedStage, bind
+from ptpipe.reporter import Reporter
 from ptpipe.scaling import Throughput
-from ptpipe.store import Store
+from ptpipe.store.store import Store
 
 NUM_ROUNDS = 3
 _OPTIONS = {"parallel", "batch_size", "epochs", "num_threads"}
@@ -123,15 +123,15 @@ class Measurement:
         sizes: dict[str, float] = {}
         for number in range(NUM_ROUNDS):
             for setting in settings:
-                news = self._run(setting, epochs[setting])
-                rate, images[setting], _ = self._facts(news)
+                event = self._run(setting, epochs[setting])
+                rate, images[setting], _ = self._facts(event)
                 if images[setting] < per_step * setting.workers:
                     raise UsageError(
                         f"{setting}: the train split has fewer images than one step of {setting.workers} x "
                         f"{self.images_per_worker}: choose a smaller -s {self._stage.id}.batch_size=N"
                     )
                 rates[setting].append(rate)
-                sizes.update(_gradient_bytes(news, setting, self._parallel(setting)))
+                sizes.update(_gradient_bytes(event, setting, self._parallel(setting)))
                 self._tell(f"round {number + 1} of {NUM_ROUNDS}: {setting}: {rate:,.0f} images/s")
         throughputs = tuple(
             Throughput(setting.mode, setting.workers, statistics.median(of_it), tuple(of_it), images[setting])
@@ -140,19 +140,19 @@ class Measurement:
         return Measured(throughputs, sizes, tuple(self._notices))
 
     def _run(self, setting: Setting, epochs: int) -> StageFinished:
-        plan = self._bound(setting, epochs).reaching(self._stage.id)
+        plan = self._bound(setting, epochs).subplan(self._stage.id)
         options = RunOptions(fresh=(self._stage.id,), verbosity=_SILENT)
         waiting = _Waiting(self._stage.id, self._tell)
-        ended = walk(plan, self._store, options, (waiting,) if not self._epoch_images else ())
+        ended = execute(plan, self._store, options, (waiting,) if not self._epoch_images else ())
         code = ExitCode(ended.exit_code)
         if code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         if code is ExitCode.TERMINATED:
             raise Terminated
-        for news in ended.stages:
-            self._notices |= dict.fromkeys(f"{news.stage_id}: {notice}" for notice in news.notices)
-            if news.outcome is Outcome.FAILED:
-                error = PtpipeError(f"{setting}: {news.stage_id} failed: {news.message}")
+        for event in ended.stages:
+            self._notices |= dict.fromkeys(f"{event.stage_id}: {notice}" for notice in event.notices)
+            if event.outcome is Outcome.FAILED:
+                error = PtpipeError(f"{setting}: {event.stage_id} failed: {event.message}")
                 error.exit_code = code
                 raise error
         return ended.stages[-1]
@@ -187,15 +187,15 @@ class Measurement:
             given["chunks"] = setting.workers
         return given
 
-    def _facts(self, news: StageFinished) -> tuple[float, float, float]:
-        values = [news.metrics.get(name) for name in _FACTS]
+    def _facts(self, event: StageFinished) -> tuple[float, float, float]:
+        values = [event.metrics.get(name) for name in _FACTS]
         if not all(isinstance(value, int | float) and value > 0 for value in values):
-            raise UsageError(f"{news.stage_id} ({news.kind}) doesn't say {', '.join(_FACTS)}: it can't be measured")
+            raise UsageError(f"{event.stage_id} ({event.kind}) doesn't say {', '.join(_FACTS)}: it can't be measured")
         rate, per_step, num_steps = (float(value) for value in values)  # type: ignore[arg-type]  # checked above
         return rate, per_step, num_steps
 
 
-class _Waiting(Observer):
+class _Waiting(Reporter):
     """Says how long the first epoch takes, where that is long."""
 
     def __init__(self, stage_id: str, tell: Callable[[str], None]) -> None:
@@ -211,10 +211,10 @@ class _Waiting(Observer):
                 self._tell(f"an epoch of one worker takes about {_time(event.total / rate)}")
 
 
-def _gradient_bytes(news: StageFinished, setting: Setting, parallel: Mapping[str, JSON]) -> dict[str, float]:
+def _gradient_bytes(event: StageFinished, setting: Setting, parallel: Mapping[str, JSON]) -> dict[str, float]:
     """What the model's tensors come to, by mode: a gradient is as large as its parameter."""
     sizes: list[JSON] = []
-    for output in news.outputs.values():
+    for output in event.outputs.values():
         summary = output.get("summary")
         sizes.append(summary.get("size_bytes") if isinstance(summary, dict) else None)
     found = [float(size) for size in sizes if isinstance(size, int | float)]

@@ -155,8 +155,8 @@ def _fetch(name: str, config: PublishedConfig) -> Iterable[str]:
 
 @stage(
     "data.mnist",
-    depends=("numpy",),
-    reads=lambda config: _reads("mnist", config),
+    packages=("numpy",),
+    fingerprint=lambda config: _reads("mnist", config),
     preflight=lambda config: _fetch("mnist", config),
 )
 def mnist(config: MnistConfig, ctx: Context) -> Data:
@@ -187,8 +187,8 @@ def mnist(config: MnistConfig, ctx: Context) -> Data:
 
 @stage(
     "data.fashion_mnist",
-    depends=("numpy",),
-    reads=lambda config: _reads("fashion_mnist", config),
+    packages=("numpy",),
+    fingerprint=lambda config: _reads("fashion_mnist", config),
     preflight=lambda config: _fetch("fashion_mnist", config),
 )
 def fashion_mnist(config: PublishedConfig, ctx: Context) -> Data:
@@ -202,8 +202,8 @@ def fashion_mnist(config: PublishedConfig, ctx: Context) -> Data:
 
 @stage(
     "data.cifar10",
-    depends=("numpy",),
-    reads=lambda config: _reads("cifar10", config),
+    packages=("numpy",),
+    fingerprint=lambda config: _reads("cifar10", config),
     preflight=lambda config: _fetch("cifar10", config),
 )
 def cifar10(config: PublishedConfig, ctx: Context) -> Data:
@@ -226,7 +226,7 @@ def _named(name: str, config: PublishedConfig, ctx: Context) -> Data:
     return published_data(_published(name), found, config, ctx)
 
 
-@stage("data.digits", depends=("numpy", "scikit-learn"))
+@stage("data.digits", packages=("numpy", "scikit-learn"))
 def digits(config: DigitsConfig, ctx: Context) -> Data:
     """scikit-learn's bundled digits: 1,797 real handwritten digits, 8 x 8 grey; needs no network."""
     from ptpipe_data.handwritten import digits as digits_data
@@ -240,7 +240,7 @@ def _reads_folder(config: ImageFolderConfig) -> JSON:
     return folder_fingerprint(config.path)
 
 
-@stage("data.image_folder", depends=("numpy", "pillow"), reads=_reads_folder)
+@stage("data.image_folder", packages=("numpy", "pillow"), fingerprint=_reads_folder)
 def image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     """Images in class folders, of any number and size; decoded when they are needed.
 
@@ -252,7 +252,7 @@ def image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     return folder_data(config, ctx)
 
 
-@stage("data.synthetic", depends=("numpy",))
+@stage("data.synthetic", packages=("numpy",))
 def synthetic(config: SyntheticConfig, ctx: Context) -> Data:
     """Made-up images that a small network learns in an epoch or two; for trying things out in seconds."""
     from ptpipe_data.patterns import synthetic as synthetic_data

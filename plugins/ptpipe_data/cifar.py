@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ptpipe import StageError
 from ptpipe_data.idx import make_pool
 from ptpipe_data.published import Published, file_digest
-from ptpipe_torch.data import Split
+from ptpipe_torch.data.data import Split
 
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILE = "test_batch.bin"

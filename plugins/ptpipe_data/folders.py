@@ -15,7 +15,7 @@ from ptpipe import JSON, Context, StageError
 
 if TYPE_CHECKING:
     from ptpipe_data import ImageFolderConfig
-    from ptpipe_torch.data import Data, Split
+    from ptpipe_torch.data.data import Data, Split
 
 _SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _IMAGENET = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
@@ -47,7 +47,7 @@ def folder_fingerprint(path: str) -> JSON:
 def image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     """The data set in a folder. Raises StageError for a folder that is not laid out as one."""
     from ptpipe_data.splitting import draw_splits, set_aside
-    from ptpipe_torch.data import Data, DataFacts
+    from ptpipe_torch.data.data import Data, DatasetInfo
 
     root = find_root(config.path)
     names = [name for name in ("train", "val", "test") if (root / name).is_dir()] if (root / "train").is_dir() else [""]
@@ -69,8 +69,8 @@ def image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
         train, test = set_aside(train, test_size, ctx.seed, "test")
         splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), ctx.seed, val=pools.get("val"))
     mean, std = _normalization(splits["train"], config)
-    facts = DataFacts(root.name, tuple(classes), (config.channels, config.image_size, config.image_size), mean, std)
-    return Data(facts, splits, config.loader_options())
+    info = DatasetInfo(root.name, tuple(classes), (config.channels, config.image_size, config.image_size), mean, std)
+    return Data(info, splits, config.loader_options())
 
 
 def _walk(folder: Path, relative: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -112,8 +112,8 @@ def _listed(root: Path, name: str) -> list[tuple[str, str]]:
 def _pool(root: Path, files: list[tuple[str, str]], classes: list[str], config: ImageFolderConfig) -> Split:
     import numpy as np
 
-    from ptpipe_torch.data import Split
-    from ptpipe_torch.images import FileImages
+    from ptpipe_torch.data.data import Split
+    from ptpipe_torch.data.images import FileImages
 
     numbers = {class_name: number for number, class_name in enumerate(classes)}
     labels_N = np.array([numbers[class_name] for class_name, _ in files], dtype=np.int64)
@@ -126,8 +126,8 @@ def _decoded(pool: Split, name: str, ctx: Context) -> Split:
     """The same samples with their pixels in one array, which is a file in scratch until it is stored."""
     import numpy as np
 
-    from ptpipe_torch.data import Split
-    from ptpipe_torch.images import ArrayImages
+    from ptpipe_torch.data.data import Split
+    from ptpipe_torch.data.images import ArrayImages
 
     shape_HWC = pool.images.take(np.arange(1)).shape[1:]
     path = ctx.scratch / f"{name or 'all'}.npy"
@@ -143,7 +143,7 @@ def _normalization(train: Split, config: ImageFolderConfig) -> tuple[tuple[float
     import numpy as np
 
     from ptpipe_data.statistics import channel_statistics
-    from ptpipe_torch.images import SubsetImages
+    from ptpipe_torch.data.images import SubsetImages
 
     if config.normalize == "imagenet":
         return _IMAGENET[config.channels]

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from ptpipe_data.idx import make_pool
 from ptpipe_data.splitting import draw_splits
 from ptpipe_data.statistics import channel_statistics
-from ptpipe_torch.data import Data, DataFacts, Split
-from ptpipe_torch.images import ArrayImages
+from ptpipe_torch.data.data import Data, DatasetInfo, Split
+from ptpipe_torch.data.images import ArrayImages
 
 if TYPE_CHECKING:
     from ptpipe_data import SplitConfig
@@ -90,5 +90,5 @@ def _data(name: str, splits: dict[str, Split], config: SplitConfig) -> Data:
     train = splits["train"]
     mean, std = channel_statistics(train.images)
     _, height, width, channels = train.images.take(np.arange(1)).shape
-    facts = DataFacts(name, tuple("0123456789"), (channels, height, width), mean, std)
-    return Data(facts, splits, config.loader_options())
+    info = DatasetInfo(name, tuple("0123456789"), (channels, height, width), mean, std)
+    return Data(info, splits, config.loader_options())

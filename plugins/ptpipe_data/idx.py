@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ptpipe import StageError
 from ptpipe_data.published import Part, Published
-from ptpipe_torch.data import Split
-from ptpipe_torch.images import ArrayImages
+from ptpipe_torch.data.data import Split
+from ptpipe_torch.data.images import ArrayImages
 
 _UNSIGNED_BYTE = 0x08
 _GZIP = 16 + zlib.MAX_WBITS

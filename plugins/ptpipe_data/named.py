@@ -14,7 +14,7 @@ from ptpipe_data.idx import read_idx_pools
 from ptpipe_data.published import Published
 from ptpipe_data.splitting import draw_splits
 from ptpipe_data.statistics import channel_statistics
-from ptpipe_torch.data import Data, DataFacts, Split
+from ptpipe_torch.data.data import Data, DatasetInfo, Split
 
 if TYPE_CHECKING:
     from ptpipe_data import PublishedConfig
@@ -32,8 +32,8 @@ def published_data(published: Published, found: Mapping[str, Path], config: Publ
             "format, sizes and number of images in each class are as they should be"
         )
     splits = draw_splits(train, test, config, ctx.seed)
-    facts = _facts(published, train) if config.verify else _own_facts(published, train, test)
-    return Data(facts, splits, config.loader_options())
+    info = _facts(published, train) if config.verify else _own_facts(published, train, test)
+    return Data(info, splits, config.loader_options())
 
 
 def _check_counts(published: Published, train: Split, test: Split, paths: list[str]) -> None:
@@ -46,16 +46,16 @@ def _check_counts(published: Published, train: Split, test: Split, paths: list[s
             )
 
 
-def _facts(published: Published, train: Split) -> DataFacts:
-    return DataFacts(published.name, published.class_names, _shape(train), published.mean, published.std)
+def _facts(published: Published, train: Split) -> DatasetInfo:
+    return DatasetInfo(published.name, published.class_names, _shape(train), published.mean, published.std)
 
 
-def _own_facts(published: Published, train: Split, test: Split) -> DataFacts:
+def _own_facts(published: Published, train: Split, test: Split) -> DatasetInfo:
     """Facts of a user's own files: nothing is known of them but what is in them."""
     num_classes = 1 + int(max(train.labels_N.max(), test.labels_N.max()))
     mean, std = channel_statistics(train.images)
     names = tuple(str(number) for number in range(num_classes))
-    return DataFacts(f"own files in the format of {published.name}", names, _shape(train), mean, std)
+    return DatasetInfo(f"own files in the format of {published.name}", names, _shape(train), mean, std)
 
 
 def _shape(train: Split) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ptpipe_data.idx import make_pool
 from ptpipe_data.splitting import draw_splits
 from ptpipe_data.statistics import channel_statistics
-from ptpipe_torch.data import Data, DataFacts
+from ptpipe_torch.data.data import Data, DatasetInfo
 
 if TYPE_CHECKING:
     from ptpipe_data import SyntheticConfig
@@ -34,8 +34,8 @@ def synthetic(config: SyntheticConfig, seed: int) -> Data:
     splits = draw_splits(pools[0], pools[1], config, seed)
     mean, std = channel_statistics(splits["train"].images)
     names = tuple(f"class {number}" for number in range(config.num_classes))
-    facts = DataFacts("synthetic", names, (config.channels, config.image_size, config.image_size), mean, std)
-    return Data(facts, splits, config.loader_options())
+    info = DatasetInfo("synthetic", names, (config.channels, config.image_size, config.image_size), mean, std)
+    return Data(info, splits, config.loader_options())
 
 
 def _patterns(rng: np.random.Generator, config: SyntheticConfig) -> npt.NDArray[np.float64]:

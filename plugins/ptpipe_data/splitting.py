@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptpipe import StageError
-from ptpipe_torch.data import Split
+from ptpipe_torch.data.data import Split
 
 if TYPE_CHECKING:
     from ptpipe_data import SplitConfig

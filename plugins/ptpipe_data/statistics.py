@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptpipe_torch.images import Images
+from ptpipe_torch.data.images import Images
 
 _CHUNK_BYTES = 4 << 20
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ptpipe import Finding, hookimpl
+from ptpipe import Check, hookimpl
 from ptpipe.events import Event
-from ptpipe.worker import Call
+from ptpipe.execution.call import Call
 
 
 @hookimpl
@@ -21,7 +21,7 @@ def ptpipe_launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Pat
 
 
 @hookimpl
-def ptpipe_diagnose(workers: int) -> Iterable[Finding]:
+def ptpipe_doctor(workers: int) -> Iterable[Check]:
     """Look at torch.distributed; with workers, let so many processes work together."""
     from ptpipe_elastic.diagnosis import findings
 

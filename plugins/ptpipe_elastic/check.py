@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ptpipe_elastic.started import leave
-from ptpipe_torch.team import is_comm_failure
+from ptpipe_torch.distributed.worker_group import is_comm_failure
 
 _NUM_VALUES = 1 << 18  # of float32: 1 MiB
 _NUM_TIMES = 5

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ptpipe import Finding
+from ptpipe import Check
 from ptpipe_torch.runtime import num_cpus
 
 if TYPE_CHECKING:
@@ -56,20 +56,20 @@ class _OverdueError(Exception):
     """The deadline passed."""
 
 
-def findings(workers: int) -> Iterator[Finding]:
+def findings(workers: int) -> Iterator[Check]:
     """Look at torch.distributed; with 2 workers or more, let so many processes work together."""
     if not dist.is_available():
         remedy = "parallel training needs a build of torch with it; all else works"
-        yield Finding.note("torch.distributed", "this build of torch has none", remedy)
+        yield Check.warn("torch.distributed", "this build of torch has none", remedy)
         return
     there = [name for name, is_there in _comms().items() if is_there]
     num_devices = torch.cuda.device_count()
     if "gloo" not in there:
-        yield Finding.note("comm", f"no gloo (there is: {', '.join(there) or 'none'})", "CPU workers need gloo")
+        yield Check.warn("comm", f"no gloo (there is: {', '.join(there) or 'none'})", "CPU workers need gloo")
     elif num_devices and "nccl" not in there:
-        yield Finding.note("comm", "gloo, no nccl", "a CUDA build of torch for Linux has nccl, far faster on GPUs")
+        yield Check.warn("comm", "gloo, no nccl", "a CUDA build of torch for Linux has nccl, far faster on GPUs")
     else:
-        yield Finding.ok("comm", ", ".join(there) + ("" if num_devices else " (nccl is for CUDA devices)"))
+        yield Check.ok("comm", ", ".join(there) + ("" if num_devices else " (nccl is for CUDA devices)"))
     if workers < 2:
         return
     if "gloo" in there:
@@ -82,7 +82,7 @@ def _comms() -> dict[str, bool]:
     return {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
 
 
-def worked_together(comm: str, workers: int, timeout_s: float | None = None) -> Finding:
+def worked_together(comm: str, workers: int, timeout_s: float | None = None) -> Check:
     """Let so many processes do an all-reduce, a broadcast and a barrier, with a deadline for all of it.
 
     `timeout_s`: how long an operation may take; the whole has three times that.
@@ -103,11 +103,11 @@ def worked_together(comm: str, workers: int, timeout_s: float | None = None) -> 
         except Exception as error:  # noqa: BLE001  # torch raises what each layer of it met
             return _failed(comm, workers, f"could not be started: {type(error).__name__}: {_first_line(str(error))}")
     figures = ", ".join(f"{name.replace('_', '-')} {ms:.2f} ms" for name, ms in times_ms.items())
-    return Finding.ok(_subject(comm, workers), f"{figures} (1 MiB; medians)")
+    return Check.ok(_subject(comm, workers), f"{figures} (1 MiB; medians)")
 
 
-def _failed(comm: str, workers: int, ending: str) -> Finding:
-    return Finding.lack(_subject(comm, workers), ending, _remedy(comm, ending))
+def _failed(comm: str, workers: int, ending: str) -> Check:
+    return Check.fail(_subject(comm, workers), ending, _remedy(comm, ending))
 
 
 def _subject(comm: str, workers: int) -> str:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ptpipe import StageError
 from ptpipe.events import Event, LogLine
-from ptpipe.files import write_atomically
-from ptpipe.store import Store
-from ptpipe.worker import Call, Nodes
+from ptpipe.execution.call import Call, Nodes
+from ptpipe.store.files import write_atomically
+from ptpipe.store.store import Store
 from ptpipe_elastic.said import followed
 from ptpipe_elastic.torch_elastic import Meeting, WorkerFailure, WorkersFailed, run_workers
 from ptpipe_elastic.worker import OUTPUTS, call_file

@@ -19,13 +19,13 @@ from typing import NoReturn
 
 from ptpipe import StageError
 from ptpipe.events import Event, LogLine
-from ptpipe.plugins import load_vocabulary
-from ptpipe.store import Store
-from ptpipe.worker import Call, perform
+from ptpipe.execution.call import Call, execute
+from ptpipe.plan.vocabulary import load_vocabulary
+from ptpipe.store.store import Store
 from ptpipe_elastic.said import write_event
 from ptpipe_elastic.started import leave
+from ptpipe_torch.distributed.worker_group import WorkerGroupError
 from ptpipe_torch.runtime import num_cpus
-from ptpipe_torch.team import TeamError
 
 OUTPUTS = "outputs"
 # A worker that lost another one waits this long before it ends, so that the one that failed first is seen first.
@@ -44,7 +44,7 @@ def main(folder: Path, node: int) -> NoReturn:
         _work(folder, node, int(os.environ["RANK"]))
     except BaseException as error:  # noqa: BLE001  # a plugin may raise anything
         _write_error(error)
-        if isinstance(error, TeamError):
+        if isinstance(error, WorkerGroupError):
             time.sleep(_YIELD_S)
         leave(1)
     leave(0)
@@ -57,7 +57,7 @@ def _work(folder: Path, node: int, rank: int) -> None:
         if call.kind not in vocabulary.stages:
             reasons = [*vocabulary.broken.values(), *(problem.message for problem in vocabulary.problems)]
             raise StageError(f"no plugin offers {call.kind} in worker {rank}: {'; '.join(reasons)}")
-        outputs = perform(call, vocabulary, Store(Path(call.artifacts)), _teller(folder, rank), rank)
+        outputs = execute(call, vocabulary, Store(Path(call.artifacts)), _teller(folder, rank), rank)
     if rank == 0:
         made = folder / "outputs.part"
         shutil.rmtree(made, ignore_errors=True)
@@ -87,7 +87,7 @@ def _write_error(error: BaseException) -> None:
     content = {
         "message": str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}".rstrip(": "),
         "timestamp": int(time.time()),
-        "is_consequence": isinstance(error, TeamError),
+        "is_consequence": isinstance(error, WorkerGroupError),
         "is_stage_error": isinstance(error, StageError),
     }
     Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(content), encoding="utf-8")

@@ -32,7 +32,7 @@ class ClassifyConfig(StageConfig):
     )
 
 
-@stage("eval.classify", depends=_RUNTIMES)
+@stage("eval.classify", packages=_RUNTIMES)
 def classify(config: ClassifyConfig, ctx: Context, model: Deployable, data: Data) -> Predictions:
     """Predict every sample of a split and work out top-1, top-5, loss, figures of each class and the confusion.
 
@@ -73,7 +73,7 @@ class CompareConfig(StageConfig):
         return values
 
 
-@stage("eval.compare", measured=True, depends=_RUNTIMES)
+@stage("eval.compare", per_machine=True, packages=_RUNTIMES)
 def compare(config: CompareConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
     """Put models side by side: format, size, accuracy, drop against a baseline, and latency.
 

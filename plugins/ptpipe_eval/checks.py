@@ -11,7 +11,7 @@ from ptpipe_eval.comparison import cell_label
 
 if TYPE_CHECKING:
     from ptpipe import Plan, Problem
-    from ptpipe.plan import PlannedStage
+    from ptpipe.plan.bind import PlannedStage
 
 
 def comparison_problems(plan: Plan) -> Iterator[Problem]:

@@ -41,7 +41,7 @@ class Sitting:
     @property
     def name(self) -> str:
         """`split test of mnist`."""
-        return f"split {self.split} of {self.data.facts.name}"
+        return f"split {self.split} of {self.data.info.name}"
 
 
 def open_sitting(data: Data, split: str) -> Sitting:
@@ -55,13 +55,13 @@ def open_sitting(data: Data, split: str) -> Sitting:
 
 def check_fit(name: str, model: Deployable, data: Data) -> None:
     """Raise StageError where model and data set differ in the number of classes or the shape of an image."""
-    facts = data.facts
-    if model.num_classes != facts.num_classes:
-        raise StageError(f"{name} tells {model.num_classes} classes apart, {facts.name} has {facts.num_classes}")
-    if tuple(model.input_shape_CHW) != tuple(facts.shape_CHW):
+    info = data.info
+    if model.num_classes != info.num_classes:
+        raise StageError(f"{name} tells {model.num_classes} classes apart, {info.name} has {info.num_classes}")
+    if tuple(model.input_shape_CHW) != tuple(info.shape_CHW):
         raise StageError(
             f"{name} takes images of shape {_by(model.input_shape_CHW)} (channels x height x width), "
-            f"{facts.name} has {_by(facts.shape_CHW)}"
+            f"{info.name} has {_by(info.shape_CHW)}"
         )
 
 
@@ -72,7 +72,7 @@ def predict_split(
 
     Raises StageError where they are of another shape or not finite; the latter names the first such sample.
     """
-    num_samples, num_classes = len(sitting.samples), sitting.data.facts.num_classes
+    num_samples, num_classes = len(sitting.samples), sitting.data.info.num_classes
     logits_NK = np.empty((num_samples, num_classes), dtype=np.float32)
     done = 0
     for batch in sitting.data.batches(sitting.split, batch_size=batch_size):
@@ -110,19 +110,19 @@ def news(ctx: Context, total: int, offset: int = 0, **facts: str) -> OnBatch:
 
 def classify_split(config: ClassifyConfig, ctx: Context, model: Deployable, data: Data) -> Predictions:
     """Do the work of `eval.classify`."""
-    name = ctx.sources.get("model", ("the model",))[0]
+    name = ctx.input_names.get("model", ("the model",))[0]
     check_fit(name, model, data)
     sitting = open_sitting(data, config.split)
     with model.predictor(config.num_threads) as predict:
         on_batch = news(ctx, len(sitting.samples))
         logits_NK = predict_split(name, predict, sitting, config.batch_size, on_batch)
-    metrics = classification_metrics(logits_NK, sitting.samples.labels_N, data.facts.class_names)
+    metrics = classification_metrics(logits_NK, sitting.samples.labels_N, data.info.class_names)
     ctx.metric(**{word: metrics[word] for word in ("top1", "top5", "loss") if word in metrics})
     return Predictions(
         sitting.samples.ids,
         sitting.samples.labels_N,
         logits_NK,
-        {"data": data.facts.name, "split": config.split, "format": model.format} | metrics,
+        {"data": data.info.name, "split": config.split, "format": model.format} | metrics,
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One limit held against its figure."""
 
     kept: bool
@@ -38,13 +38,13 @@ def judge_accuracy(config: AccuracyConfig, comparison: Comparison) -> Verdict:
             f"({abs(num_lost)} of {total:,} samples) against {baseline.name}: {own} vs "
             f"{_points(baseline.num_correct, total)} %, allowed {_percent(config.max_drop, 2)}"
         )
-        findings.append(Finding(num_lost / total <= config.max_drop, text))
+        findings.append(Check(num_lost / total <= config.max_drop, text))
     if config.min_accuracy is not None:
         text = (
             f"{candidate.name} has {own} ({candidate.num_correct:,} of {total:,} samples), "
             f"asked for {_percent(config.min_accuracy, 2)} %"
         )
-        findings.append(Finding(comparison.accuracy(candidate) >= config.min_accuracy, text))
+        findings.append(Check(comparison.accuracy(candidate) >= config.min_accuracy, text))
     figures: dict[str, JSON] = {
         "accuracy": comparison.accuracy(candidate),
         "baseline_accuracy": comparison.accuracy(baseline),
@@ -67,10 +67,10 @@ def judge_size(config: SizeConfig, comparison: Comparison) -> Verdict:
             f"{candidate.name} has {own:,} bytes, {100 * own / other:.2f} % of {baseline.name}'s {other:,}, "
             f"allowed {_percent(config.max_share)} % ({allowed:,} bytes)"
         )
-        findings.append(Finding(own / other <= config.max_share, text))
+        findings.append(Check(own / other <= config.max_share, text))
     if config.max_bytes is not None:
         text = f"{candidate.name} has {own:,} bytes, allowed {config.max_bytes:,}"
-        findings.append(Finding(own <= config.max_bytes, text))
+        findings.append(Check(own <= config.max_bytes, text))
     figures: dict[str, JSON] = {
         "size_bytes": own,
         "baseline_size_bytes": other,
@@ -98,9 +98,9 @@ def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
             f"{takes}, {100 * share:.1f} % of {baseline.name}'s {other.median_ms:.4g} ms, "
             f"allowed {_percent(config.max_share)} % ({config.max_share * other.median_ms:.4g} ms)"
         )
-        findings.append(Finding(share <= config.max_share, text))
+        findings.append(Check(share <= config.max_share, text))
     if config.max_ms is not None:
-        findings.append(Finding(own.median_ms <= config.max_ms, f"{takes}, allowed {config.max_ms:.4g} ms"))
+        findings.append(Check(own.median_ms <= config.max_ms, f"{takes}, allowed {config.max_ms:.4g} ms"))
     return _verdict(findings, candidate, baseline, _latency_figures(config, own, other))
 
 
@@ -126,7 +126,7 @@ def _undecided(config: LatencyConfig, row: Row) -> Verdict:
     )
 
 
-def _verdict(findings: Sequence[Finding], candidate: Row, baseline: Row, figures: dict[str, JSON]) -> Verdict:
+def _verdict(findings: Sequence[Check], candidate: Row, baseline: Row, figures: dict[str, JSON]) -> Verdict:
     kept = all(finding.kept for finding in findings)
     told = findings if kept else [finding for finding in findings if not finding.kept]
     reason = "; ".join(finding.text for finding in told)

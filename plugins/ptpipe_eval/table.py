@@ -61,7 +61,7 @@ class Bench:
 
 def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
     """Check everything that can be checked without predicting, then fill the table."""
-    names = ctx.sources["models"]
+    names = ctx.input_names["models"]
     baseline = choose_baseline(config, names)
     for name, model in zip(names, models, strict=True):
         check_fit(name, model, data)
@@ -71,7 +71,7 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     rows = [bench.row(position, names[position], model) for position, model in enumerate(models)]
     comparison = Comparison(
-        data.facts.name, config.split, len(sitting.samples), baseline, tuple(rows), timing.METHOD, measured_at
+        data.info.name, config.split, len(sitting.samples), baseline, tuple(rows), timing.METHOD, measured_at
     )
     ctx.metric(**{f"{row.name}.accuracy": comparison.accuracy(row) for row in rows})
     if crowding := describe_crowding(rows):

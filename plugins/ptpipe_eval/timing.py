@@ -47,7 +47,7 @@ _MIN_WARM_UP_NS = 20_000_000
 def spread_inputs(sitting: Sitting, batch_size: int) -> list[Images]:
     """Make batches of samples spread evenly over the split; float32 (B, C, H, W) each, samples repeated where few."""
     num_samples = len(sitting.samples)
-    batch_bytes = batch_size * prod(sitting.data.facts.shape_CHW) * np.dtype(np.float32).itemsize
+    batch_bytes = batch_size * prod(sitting.data.info.shape_CHW) * np.dtype(np.float32).itemsize
     num_inputs = max(1, min(_MAX_INPUTS, num_samples // batch_size, _MAX_INPUT_BYTES // batch_bytes))
     num_wanted = batch_size * num_inputs
     order_N = np.arange(num_wanted, dtype=np.int64) * num_samples // num_wanted

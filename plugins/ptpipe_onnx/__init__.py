@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ptpipe import Context, Finding, Stage, StageConfig, hookimpl, stage
+from ptpipe import Check, Context, Stage, StageConfig, hookimpl, stage
 from ptpipe_torch import Data, Model, OnnxFile
 
 
@@ -29,7 +29,7 @@ def _missing(config: ExportConfig) -> Iterable[str]:
     return missing(config.opset)
 
 
-@stage("export.onnx", depends=("torch", "onnx", "onnxscript", "onnxruntime"), preflight=_missing)
+@stage("export.onnx", packages=("torch", "onnx", "onnxscript", "onnxruntime"), preflight=_missing)
 def export(config: ExportConfig, ctx: Context, model: Model, data: Data) -> OnnxFile:
     """Write a float or int8 model as one ONNX file, and compare it with the torch model on real samples.
 
@@ -49,7 +49,7 @@ def ptpipe_stages() -> Iterable[Stage[..., Any]]:
 
 
 @hookimpl
-def ptpipe_diagnose() -> Iterable[Finding]:
+def ptpipe_doctor() -> Iterable[Check]:
     """Look at the ONNX libraries, and run a small file."""
     from ptpipe_onnx.diagnosis import findings
 

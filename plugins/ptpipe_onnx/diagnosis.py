@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import distributions
 
-from ptpipe import Finding
-from ptpipe.finding import FindingState, installed
+from ptpipe import Check
+from ptpipe.check import CheckState, installed
 
 ONNX = ("1.17", "2")
 ONNXRUNTIME = ("1.20", "2")
@@ -14,11 +14,11 @@ ONNXSCRIPT = ("0.7", "0.8")
 _OPSET, _IR_VERSION = 18, 10
 
 
-def findings() -> Iterator[Finding]:
+def findings() -> Iterator[Check]:
     """Look at onnx, onnxscript and ONNX Runtime, and run a small file."""
     versions = [installed("onnx", *ONNX), installed("onnxscript", *ONNXSCRIPT), installed(_runtime(), *ONNXRUNTIME)]
     yield from versions
-    if all(version.state is FindingState.OK for version in versions):
+    if all(version.state is CheckState.OK for version in versions):
         yield _ran()
 
 
@@ -28,7 +28,7 @@ def _runtime() -> str:
     return "onnxruntime-gpu" if "onnxruntime-gpu" in names and "onnxruntime" not in names else "onnxruntime"
 
 
-def _ran() -> Finding:
+def _ran() -> Check:
     """Find whether a session gives the right numbers."""
     remedy = "install them anew: pip install --force-reinstall onnx onnxruntime"
     try:
@@ -37,10 +37,10 @@ def _ran() -> Finding:
         sums = _sums_from_session()
         providers = ", ".join(name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers())
     except Exception as error:  # noqa: BLE001  # ONNX Runtime's exceptions have no common base of their own
-        return Finding.lack("onnx session", str(error).strip().partition("\n")[0], remedy)
+        return Check.fail("onnx session", str(error).strip().partition("\n")[0], remedy)
     if sums != [11.0, 22.0]:
-        return Finding.lack("onnx session", f"1 + 10 and 2 + 20 gave {sums}", remedy)
-    return Finding.ok("onnx session", f"runs opset {_OPSET}; providers: {providers}")
+        return Check.fail("onnx session", f"1 + 10 and 2 + 20 gave {sums}", remedy)
+    return Check.ok("onnx session", f"runs opset {_OPSET}; providers: {providers}")
 
 
 def _sums_from_session() -> list[float]:

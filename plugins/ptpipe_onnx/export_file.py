@@ -54,8 +54,8 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
 def _check_inputs(config: ExportConfig, model: Model, data: Data) -> None:
     if model.recipe.backend and not model.recipe.convert:
         raise StageError("this model is prepared for int8 but not converted: put a quant.convert before export.onnx")
-    if data.facts.shape_CHW != model.input_shape_CHW:
-        raise StageError(f"the model takes images of {model.input_shape_CHW}, the data has {data.facts.shape_CHW}")
+    if data.info.shape_CHW != model.input_shape_CHW:
+        raise StageError(f"the model takes images of {model.input_shape_CHW}, the data has {data.info.shape_CHW}")
     if not len(data.splits[config.split]):
         raise StageError(f"the data has no samples in {config.split} to compare the file with: choose another `split`")
 
@@ -78,7 +78,7 @@ def _drafted(model: Model, opset: int) -> Draft:
     weights = torch_ao.dynamic_weights(converted)
     if not weights:
         raise StageError(f"no layer of this {model.recipe.backend} model is quantized in a way that can be exported")
-    stored = torch_ao.stored_weights(model.packed or {}, converted)
+    stored = torch_ao.stored_weights(model.int8_tensors or {}, converted)
     exported = torch_exporter.exported(torch_ao.with_stored_weights(prepared, stored), *ends, opset)
     dynamic_graph.quantize_linear_layers(exported.graph, weights)
     store_convolutions(torch_exporter.tidied(exported).graph, stored)
@@ -100,19 +100,19 @@ def _write(draft: Draft, path: Path, model: Model, data: Data) -> float | None:
 
 
 def _metadata(draft: Draft, model: Model, data: Data) -> dict[str, str]:
-    facts = data.facts
+    info = data.info
     metadata = {
         "input": "images (N, C, H, W) float32: pixels / 255, less mean, divided by std, per channel",
-        "mean": json.dumps(facts.mean),
-        "std": json.dumps(facts.std),
-        "data": facts.name,
+        "mean": json.dumps(info.mean),
+        "std": json.dumps(info.std),
+        "data": info.name,
         "precision": draft.precision,
         "backend": model.recipe.backend or "",
         "builder": model.recipe.builder.address,
         "torch": str(torch.__version__),
     }
-    if facts.num_classes == model.num_classes:
-        metadata["class_names"] = json.dumps(facts.class_names)
+    if info.num_classes == model.num_classes:
+        metadata["class_names"] = json.dumps(info.class_names)
     return metadata
 
 

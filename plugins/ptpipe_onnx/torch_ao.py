@@ -15,13 +15,13 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe_onnx.weights import QuantizedWeight
-from ptpipe_torch.packing import quantized_tensors, stored_as_int8
+from ptpipe_torch.int8.int8_state import quantized_tensors, stored_as_int8
 
 _INTEGER_TYPES = {torch.quint8: (torch.uint8, 0, 255), torch.qint8: (torch.int8, -128, 127)}
 
 
 def is_prepared(module: nn.Module) -> bool:
-    """Whether FX quantization has put observers or fake quantization into the network."""
+    """Whether FX quantization has put reporters or fake quantization into the network."""
     with _silent():
         from torch.ao.quantization import FakeQuantizeBase, ObserverBase
     return isinstance(module, torch.fx.GraphModule) and any(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
-from ptpipe import JSON, Context, Finding, Stage, StageConfig, hookimpl, stage
+from ptpipe import JSON, Check, Context, Stage, StageConfig, hookimpl, stage
 from ptpipe_quant.cpu import Backend, wants_reduced_range
 from ptpipe_torch import Data, Model, Ranges
 
@@ -114,7 +114,7 @@ def _offered(config: BackendConfig) -> Iterable[str]:
     return missing_backend(config.backend)
 
 
-@stage("quant.dynamic", depends=("torch",), preflight=_offered, reads=_processor)
+@stage("quant.dynamic", packages=("torch",), preflight=_offered, fingerprint=_processor)
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Give linear layers int8 weights, and quantize their inputs at run time.
 
@@ -126,9 +126,9 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     return stages.dynamic(config, ctx, model)
 
 
-@stage("quant.prepare", depends=("torch",), preflight=_offered, reads=_processor)
+@stage("quant.prepare", packages=("torch",), preflight=_offered, fingerprint=_processor)
 def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
-    """Fold batch norms and add observers, for quant.calibrate and quant.convert to follow.
+    """Fold batch norms and add reporters, for quant.calibrate and quant.convert to follow.
 
     Ends with an error that names the line of the network that can't be traced into a graph, or the pattern of `skip`
     that fits no layer.
@@ -138,7 +138,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
     return stages.prepare(config, ctx, model)
 
 
-@stage("quant.prepare_qat", depends=("torch",), preflight=_offered, reads=_processor)
+@stage("quant.prepare_qat", packages=("torch",), preflight=_offered, fingerprint=_processor)
 def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     """Add fake quantization, for a short train.supervised and quant.convert to follow.
 
@@ -155,9 +155,9 @@ def _num_workers(config: CalibrateConfig) -> int:
     return config.workers
 
 
-@stage("quant.calibrate", depends=("torch",), workers=_num_workers)
+@stage("quant.calibrate", packages=("torch",), workers=_num_workers)
 def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -> Calibration:
-    """Show samples to the observers of a prepared model.
+    """Show samples to the reporters of a prepared model.
 
     Gives the model, which now knows its ranges, and the ranges for a person to read. Ends with an error where the
     split is empty, or a layer's output is not finite (the layer is named).
@@ -167,7 +167,7 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
     return Calibration(*stages.calibrate(config, ctx, model, data))
 
 
-@stage("quant.convert", depends=("torch",))
+@stage("quant.convert", packages=("torch",))
 def convert(config: ConvertConfig, ctx: Context, model: Model) -> Model:
     """Make the int8 model of a calibrated one, or of one from quantization-aware training.
 
@@ -194,7 +194,7 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:
 
 
 @hookimpl
-def ptpipe_diagnose() -> Iterable[Finding]:
+def ptpipe_doctor() -> Iterable[Check]:
     """Try every int8 engine that torch offers here."""
     from ptpipe_quant.diagnosis import findings
 

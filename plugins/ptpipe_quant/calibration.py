@@ -1,10 +1,10 @@
-"""Showing samples to observers, by one process or by several with the same result.
+"""Showing samples to reporters, by one process or by several with the same result.
 
 What an observer ends with depends on the order of what it saw: a moving average weighs the last batch most, and a
 histogram is spread anew whenever its range grows. So it is not their states that several workers bring together. In a
-round each runs a batch of its own with nobody watching, and all exchange what observers need to know of it: least and
+round each runs a batch of its own with nobody watching, and all exchange what reporters need to know of it: least and
 greatest values, and from a second pass, for the range that a histogram has by then, the counts. Then every worker tells
-its observers of the round's batches, in their order.
+its reporters of the round's batches, in their order.
 
 Shape legend: R workers (batches of a round), W watched tensors, H of them watched by histograms, C counts.
 """
@@ -26,8 +26,8 @@ from ptpipe import Context, StageError
 from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_quant.torch_ao import HistogramObserver, add_counts, counts_over, extremes_of, is_range, watches_range
 from ptpipe_torch import Batch, Data
+from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_torch.runtime import torch_threads
-from ptpipe_torch.team import Team
 
 Look: TypeAlias = Callable[[int, nn.Module, torch.Tensor], torch.Tensor]
 """What to note of a tensor: its number among those watched, who watches it, the tensor."""
@@ -56,8 +56,8 @@ class Samples:
             self.ctx.progress(done, len(order_N), "samples")
 
 
-def show(module: GraphModule, samples: Samples, team: Team) -> None:
-    """Show the samples to all observers of a prepared network. Every worker ends with the state of one process.
+def show(module: GraphModule, samples: Samples, workers: WorkerGroup) -> None:
+    """Show the samples to all reporters of a prepared network. Every worker ends with the state of one process.
 
     Raises StageError where a watched tensor is not finite; the layer that gives it is named.
     """
@@ -66,10 +66,10 @@ def show(module: GraphModule, samples: Samples, team: Team) -> None:
         fake_quant.train().enable_fake_quant(False)
     module = module.to(memory_format=torch.channels_last)
     with torch_threads(None), torch.no_grad():
-        if team.size == 1:
+        if workers.size == 1:
             _show_alone(module, samples)
         else:
-            _show_together(module, samples, team)
+            _show_together(module, samples, workers)
     for fake_quant in fake_quants:
         fake_quant.eval().enable_fake_quant(True)
 
@@ -89,16 +89,16 @@ def _show_alone(module: GraphModule, samples: Samples) -> None:
             raise
 
 
-def _show_together(module: GraphModule, samples: Samples, team: Team) -> None:
-    share, calls = _Share(samples, team), watched_tensors(module)
-    if samples.num_batches < team.size:
+def _show_together(module: GraphModule, samples: Samples, workers: WorkerGroup) -> None:
+    share, calls = _Share(samples, workers), watched_tensors(module)
+    if samples.num_batches < workers.size:
         samples.ctx.notice(
-            f"{team.size} workers for {samples.num_batches} batches: some have none of their own to show"
+            f"{workers.size} workers for {samples.num_batches} batches: some have none of their own to show"
         )
     for round_, batch in enumerate(share.batches()):
-        extremes_RW2 = team.gather_tensor(_extremes(module, calls, batch, samples.ctx))
+        extremes_RW2 = workers.all_gather_tensor(_extremes(module, calls, batch, samples.ctx))
         ranges_RW2 = _ranges(calls, extremes_RW2)
-        counts_RHC = team.gather_tensor(_counts(module, calls, batch, ranges_RW2[team.rank]))
+        counts_RHC = workers.all_gather_tensor(_counts(module, calls, batch, ranges_RW2[workers.rank]))
         for rank in range(share.num_new(round_)):
             _tell(calls, extremes_RW2[rank], ranges_RW2[rank], counts_RHC[rank])
 
@@ -106,7 +106,7 @@ def _show_together(module: GraphModule, samples: Samples, team: Team) -> None:
 def _tell(
     calls: Sequence[Watched], extremes_W2: torch.Tensor, ranges_W2: torch.Tensor, counts_HC: torch.Tensor
 ) -> None:
-    """Tell observers of a batch what they would have seen."""
+    """Tell reporters of a batch what they would have seen."""
     rows = iter(counts_HC)
     for call, extremes, limits in zip(calls, extremes_W2, ranges_W2, strict=True):
         if isinstance(call.watcher, HistogramObserver):
@@ -122,20 +122,20 @@ class _Share:
     """Which batches a worker shows: whole ones, so that every tensor is the one that one process has."""
 
     samples: Samples
-    team: Team
+    workers: WorkerGroup
 
     def number(self, round_: int, rank: int) -> int:
         """Of the batch that a worker shows in that round: who would have none shows the last one again."""
-        return min(round_ * self.team.size + rank, self.samples.num_batches - 1)
+        return min(round_ * self.workers.size + rank, self.samples.num_batches - 1)
 
     def num_new(self, round_: int) -> int:
         """Of the batches of that round, how many nobody has shown before."""
-        return min(self.team.size, self.samples.num_batches - round_ * self.team.size)
+        return min(self.workers.size, self.samples.num_batches - round_ * self.workers.size)
 
     def batches(self) -> Iterator[Batch]:
         """Read this worker's batches, as many as every other worker has."""
-        size, num_rounds = self.samples.data.loader.batch_size, -(-self.samples.num_batches // self.team.size)
-        firsts = [self.number(round_, self.team.rank) * size for round_ in range(num_rounds)]
+        size, num_rounds = self.samples.data.loader.batch_size, -(-self.samples.num_batches // self.workers.size)
+        firsts = [self.number(round_, self.workers.rank) * size for round_ in range(num_rounds)]
         order_N = np.concatenate([np.arange(first, min(first + size, self.samples.num)) for first in firsts])
         return self.samples.batches(order_N)
 
@@ -166,7 +166,7 @@ def watched_tensors(module: GraphModule) -> list[Watched]:
 
 
 class _Noting(Interpreter):  # type: ignore[misc]  # torch comes without types
-    """Runs a network past its observers."""
+    """Runs a network past its reporters."""
 
     def __init__(self, module: GraphModule, look: Look) -> None:
         super().__init__(module)

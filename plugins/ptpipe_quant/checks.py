@@ -10,7 +10,7 @@ from ptpipe_torch import Model
 
 if TYPE_CHECKING:
     from ptpipe import Plan, Problem
-    from ptpipe.plan import PlannedStage, Reference
+    from ptpipe.plan.bind import PlannedStage, Reference
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _of_ready(state: _State) -> str | None:
     if state.has_seen_data:
         return None
     missing = "quant.calibrate" if state.made_by == "quant.prepare" else "train.supervised"
-    return f"needs a model whose observers have seen data: put {missing} between {state.maker} and this"
+    return f"needs a model whose reporters have seen data: put {missing} between {state.maker} and this"
 
 
 _EXPECTATIONS = {

@@ -8,7 +8,7 @@ from typing import get_args
 
 import torch
 
-from ptpipe import Finding
+from ptpipe import Check
 from ptpipe_quant.backends import offered_backends
 from ptpipe_quant.cpu import Backend, wants_reduced_range
 from ptpipe_torch.runtime import quantized_engine
@@ -17,34 +17,34 @@ _STEP = 8.0
 """Of the probe's output scale: its sums lie within -74 and 32."""
 
 
-def findings() -> Iterator[Finding]:
+def findings() -> Iterator[Check]:
     """Run a small int8 convolution on every engine that torch offers."""
     offered = offered_backends()
     names: tuple[Backend, ...] = get_args(Backend)
     if not set(names) & set(offered):
         remedy = "install a build of torch with int8 engines: pip install --force-reinstall torch"
-        yield Finding.lack("int8 engines", "torch has none here", remedy)
+        yield Check.fail("int8 engines", "torch has none here", remedy)
         return
     for name in names:
         if name in offered:
             yield _probed(name)
         else:
-            yield Finding.note(f"int8 {name}", "not offered by torch here", "choose another `backend`")
+            yield Check.warn(f"int8 {name}", "not offered by torch here", "choose another `backend`")
 
 
-def _probed(backend: Backend) -> Finding:
+def _probed(backend: Backend) -> Check:
     subject = f"int8 {backend}"
     remedy = "choose another `backend` in the manifest"
     try:
         error = _largest_error(backend)
     except Exception as failure:  # noqa: BLE001  # an engine may raise anything
-        return Finding.lack(subject, f"listed, but fails: {str(failure).strip().partition(chr(10))[0]}", remedy)
+        return Check.fail(subject, f"listed, but fails: {str(failure).strip().partition(chr(10))[0]}", remedy)
     if error > _STEP / 2:
-        return Finding.lack(subject, f"a convolution is wrong by {error:g}, where rounding explains 4", remedy)
+        return Check.fail(subject, f"a convolution is wrong by {error:g}, where rounding explains 4", remedy)
     is_reduced, reason = wants_reduced_range(backend)
     if is_reduced:
-        return Finding.note(subject, f"a convolution runs; activations keep to 7 bits: {reason}")
-    return Finding.ok(subject, f"a convolution runs; activations of 8 bits: {reason}")
+        return Check.warn(subject, f"a convolution runs; activations keep to 7 bits: {reason}")
+    return Check.ok(subject, f"a convolution runs; activations of 8 bits: {reason}")
 
 
 def _largest_error(backend: str) -> float:

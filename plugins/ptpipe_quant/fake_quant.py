@@ -23,7 +23,7 @@ from ptpipe_quant.torch_ao import (
     QConfig,
     greatest_level,
 )
-from ptpipe_torch.training import Unite
+from ptpipe_torch.protocols import RangeReducer
 
 Range: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
@@ -74,18 +74,18 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
     def __init__(self, freeze_at: float = 1.0, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.freeze_at = freeze_at
-        self.unite_ranges: Unite | None = None
-        """See `ptpipe_torch.RangeHolder`."""
+        self.all_reduce_range: RangeReducer | None = None
+        """See `ptpipe_torch.RangeObserver`."""
         self._before: Range | None = None
         self._seen: Range | None = None
 
-    def training_progress(self, share_done: float) -> None:
-        """See `ptpipe_torch.TrainingListener`."""
-        self.observer_enabled.fill_(share_done < self.freeze_at)
+    def on_progress(self, fraction: float) -> None:
+        """See `ptpipe_torch.TrainingCallback`."""
+        self.observer_enabled.fill_(fraction < self.freeze_at)
 
     def forward(self, x: torch.Tensor, first: bool | None = None) -> torch.Tensor:
         """Fake-quantize `x`. `first`: of several calls in one forward pass, whether it is the first; None: the only."""
-        if x.device.type != "cpu" and first is None and self.unite_ranges is None:
+        if x.device.type != "cpu" and first is None and self.all_reduce_range is None:
             return self._forward_in_one_kernel(x)
         if self.training and self.observer_enabled.item():
             self._watch(x.detach(), first is not False)
@@ -105,8 +105,8 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc] 
     def _watch(self, x: torch.Tensor, first: bool) -> None:
         observer = self.activation_post_process
         low, high = (extreme.to(observer.min_val.dtype) for extreme in torch.aminmax(x))
-        if self.unite_ranges:
-            low, high = self.unite_ranges(low, high)
+        if self.all_reduce_range:
+            low, high = self.all_reduce_range(low, high)
         if first or self._before is None or self._seen is None:
             self._before = observer.min_val.clone(), observer.max_val.clone()
         else:
@@ -141,9 +141,9 @@ class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):  # type: ignore[misc]  # t
         super().__init__(**arguments)
         self.freeze_at = freeze_at
 
-    def training_progress(self, share_done: float) -> None:
-        """See `ptpipe_torch.TrainingListener`. Nothing freezes here: a layer's batch norm does when this says so."""
-        self.observer_enabled.fill_(share_done < self.freeze_at)
+    def on_progress(self, fraction: float) -> None:
+        """See `ptpipe_torch.TrainingCallback`. Nothing freezes here: a layer's batch norm does when this says so."""
+        self.observer_enabled.fill_(fraction < self.freeze_at)
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         """Fake-quantize the weights of a layer."""

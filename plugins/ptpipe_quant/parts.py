@@ -34,7 +34,7 @@ def prepare_static(
     skip: Sequence[str],
     calibrating: bool,
 ) -> GraphModule:
-    """Fold batch norms and add observers. `calibrating`: the graph to show data to, else the one that converts."""
+    """Fold batch norms and add reporters. `calibrating`: the graph to show data to, else the one that converts."""
     names = float_names(module, skip)
     graph, scopes = as_graph(module, names)
     qconfig, per_tensor = (

@@ -28,10 +28,10 @@ from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
 from ptpipe_quant.network import layers_to_quantize
 from ptpipe_quant.torch_ao import folded_weight, has_int8_weights, int8_weight, is_watching
-from ptpipe_torch import Data, Model, Part, Ranges
-from ptpipe_torch.packing import pack_state, quantized_tensors
+from ptpipe_torch import Data, FunctionRef, Model, Ranges
+from ptpipe_torch.distributed.worker_group import init_worker_group
+from ptpipe_torch.int8.int8_state import pack_state, quantized_tensors
 from ptpipe_torch.runtime import quantized_engine
-from ptpipe_torch.team import joined_team
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -40,18 +40,18 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Do `quant.dynamic`."""
     _must_be_float(model, ctx.kind)
     weights = _weights(config)
-    part = Part.of(parts.to_dynamic_int8, weights=weights, reduce_range=_reduced(config, ctx), skip=config.skip)
+    part = FunctionRef.to(parts.to_dynamic_int8, weights=weights, reduce_range=_reduced(config, ctx), skip=config.skip)
     module = model.build()
     stored = {}
     if config.convolutions == "store_int8":
         stored = _round_convolutions(module, config.skip, per_channel=weights == "per_channel")
     recipe = replace(model.recipe, convert=(part,), backend=config.backend)
-    return _int8(Model.capture(recipe, module), ctx, stored)
+    return _int8(Model.from_module(recipe, module), ctx, stored)
 
 
 def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
     """Do `quant.prepare`."""
-    part = Part.of(
+    part = FunctionRef.to(
         parts.prepare_static,
         backend=config.backend,
         observer=config.observer,
@@ -65,7 +65,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
 
 def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     """Do `quant.prepare_qat`."""
-    part = Part.of(
+    part = FunctionRef.to(
         parts.prepare_qat,
         backend=config.backend,
         weights=_weights(config),
@@ -81,19 +81,19 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
     """Do `quant.calibrate`."""
     module = model.build_prepared()
     if not isinstance(module, GraphModule) or not any(is_watching(part) for part in module.modules()):
-        raise StageError(f"{ctx.kind} needs a model with observers, from quant.prepare or quant.prepare_qat")
+        raise StageError(f"{ctx.kind} needs a model with reporters, from quant.prepare or quant.prepare_qat")
     available = len(data.splits[config.split]) if config.split in data.splits else 0
     num_samples = min(available, config.num_samples or available)
     if num_samples == 0:
         raise StageError(f"{ctx.kind}: the data set's split {config.split!r} is empty")
-    with joined_team(ctx, "gloo", on_cuda=False) as team:
-        show(module, Samples(data, config.split, num_samples, ctx), team)
+    with init_worker_group(ctx, "gloo", on_cuda=False) as workers:
+        show(module, Samples(data, config.split, num_samples, ctx), workers)
     limits = {name: (low, high) for name, low, high in _ranges(module)}
     for name, limit in limits.items():
         if not all(math.isfinite(value) for value in limit):
             raise not_finite(ctx, name)
     ctx.metric(num_samples=num_samples, num_ranges=len(limits))
-    return model.with_state_of(module), Ranges(limits, num_samples)
+    return model.with_state_dict_of(module), Ranges(limits, num_samples)
 
 
 def convert(ctx: Context, model: Model) -> Model:
@@ -110,7 +110,9 @@ def convert(ctx: Context, model: Model) -> Model:
     _must_have_seen_data(prepared, ctx.kind)
     _settle_weight_ranges(prepared)
     return _int8(
-        standard.with_state_of(prepared).with_recipe(convert=(Part.of(parts.to_int8, backend=model.recipe.backend),)),
+        standard.with_state_dict_of(prepared).with_recipe(
+            convert=(FunctionRef.to(parts.to_int8, backend=model.recipe.backend),)
+        ),
         ctx,
     )
 
@@ -138,7 +140,7 @@ def _reduced(config: ActivationConfig, ctx: Context) -> bool:
     return reduced
 
 
-def _prepared(config: ActivationConfig, ctx: Context, model: Model, part: Part) -> Model:
+def _prepared(config: ActivationConfig, ctx: Context, model: Model, part: FunctionRef) -> Model:
     _must_be_float(model, ctx.kind)
     with quantized_engine(config.backend), torch.no_grad():
         module = part.resolve("transform")(model.build(), **part.arguments)
@@ -146,17 +148,17 @@ def _prepared(config: ActivationConfig, ctx: Context, model: Model, part: Part) 
         raise StageError(f"{ctx.kind}: no layer of this network can become int8{_because(config)}")
     ctx.metric(backend=config.backend, weights=_weights(config))
     recipe = replace(model.recipe, prepare=(part,), backend=config.backend)
-    return Model.capture(recipe, module)
+    return Model.from_module(recipe, module)
 
 
 def _because(config: BackendConfig) -> str:
     return f" (skip: {', '.join(config.skip)})" if config.skip else ""
 
 
-def _for_conversion(part: Part) -> Part:
+def _for_conversion(part: FunctionRef) -> FunctionRef:
     """The same part, making the graph that torch.ao converts and exporters know."""
     standard = {"calibrating": False, "freeze_at": None}
-    return Part(part.address, {name: standard.get(name, value) for name, value in part.arguments.items()})
+    return FunctionRef(part.address, {name: standard.get(name, value) for name, value in part.arguments.items()})
 
 
 def _ranges(module: GraphModule) -> Iterator[tuple[str, float, float]]:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ptpipe_torch.packing import quantized_tensors
+from ptpipe_torch.int8.int8_state import quantized_tensors
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def static_qconfig(observer: str, *, per_channel: bool, reduce_range: bool) -> A
 def qconfig_mapping(
     backend: str, qconfig: Any, per_tensor_qconfig: Any, *, is_qat: bool, float_names: Iterable[str] = ()
 ) -> Any:
-    """Say which layer gets which observers: torch's table for this backend, with `qconfig` as the common case.
+    """Say which layer gets which reporters: torch's table for this backend, with `qconfig` as the common case.
 
     `per_tensor_qconfig` is for transposed convolutions, which torch can't quantize per channel.
     """
@@ -167,7 +167,7 @@ def fold_batch_norms(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def add_observers(graph: torch.fx.GraphModule, scopes: Scopes, mapping: Any, *, is_qat: bool) -> torch.fx.GraphModule:
-    """Fuse layers and put observers (or fake quantization) at every place where int8 will be."""
+    """Fuse layers and put reporters (or fake quantization) at every place where int8 will be."""
     with quietly():
         graph = _fused(graph.train(is_qat), is_qat=is_qat)
         unused_inputs = (torch.zeros(1),)  # looked at for nested standalone modules only
@@ -180,9 +180,9 @@ def _fused(graph: torch.fx.GraphModule, *, is_qat: bool) -> torch.fx.GraphModule
 
 
 def convert(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Replace layers and observers by int8 layers for the engine set now. `prepared` is used up."""
+    """Replace layers and reporters by int8 layers for the engine set now. `prepared` is used up."""
     with quietly():
-        # Also run on a network whose observers saw nothing, to be filled with stored integers.
+        # Also run on a network whose reporters saw nothing, to be filled with stored integers.
         warnings.filterwarnings("ignore", ".*must run observer before calling calculate_qparams", UserWarning)
         return graph_mode.convert(prepared.eval(), backend_config=get_native_backend_config())
 

@@ -39,7 +39,7 @@ _MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool
 
 
 def for_calibration(prepared: GraphModule) -> GraphModule:
-    """Leave out the observers whose range another one sees too. In place."""
+    """Leave out the reporters whose range another one sees too. In place."""
     _merge_watchers(prepared)
     prepared.recompile()
     return prepared

@@ -43,10 +43,10 @@ class TrainingLayer(nn.Module):  # type: ignore[misc]  # torch comes without typ
         twin.relu, twin.freeze_at = relu, freeze_at
         return twin
 
-    def training_progress(self, share_done: float) -> None:
-        """See `ptpipe_torch.TrainingListener`."""
+    def on_progress(self, fraction: float) -> None:
+        """See `ptpipe_torch.TrainingCallback`."""
         if hasattr(self, "bn"):
-            self.bn.train(self.training and share_done < self.freeze_at)
+            self.bn.train(self.training and fraction < self.freeze_at)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer to activations."""
@@ -90,8 +90,8 @@ class _Freezing:
 
     freeze_at: float
 
-    def training_progress(self: Any, share_done: float) -> None:
-        self.train(self.training and share_done < self.freeze_at)
+    def on_progress(self: Any, fraction: float) -> None:
+        self.train(self.training and fraction < self.freeze_at)
 
 
 def freezing_batch_norm(layer: nn.Module, freeze_at: float) -> nn.Module | None:

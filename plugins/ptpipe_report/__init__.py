@@ -5,9 +5,9 @@
   comparison, what the gates said, how it all ended, where the run's folder is, and after a failure the command that
   goes on. `NO_COLOR` is honoured; narrow terminals and encodings without Unicode get less.
 - **Markdown**: `report.md` in the run's folder, for a pull request or a mail.
-- **JSON lines**: `events.jsonl` in the run's folder, one object a piece of news, for other programs.
+- **JSON lines**: `events.jsonl` in the run's folder, one object a piece of event, for other programs.
 
-Other reports and trackers are observers of their own: see `ptpipe.Observer` and the hook `ptpipe_observers`.
+Other reports and trackers are reporters of their own: see `ptpipe.Reporter` and the hook `ptpipe_reporters`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ptpipe import Observer, hookimpl
+from ptpipe import Reporter, hookimpl
 from ptpipe.events import Event, Notice, RunFinished, RunStarted, StageFinished, StageStarted
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ConsoleObserver", "JsonLines", "MarkdownReport"]
 
 
-class ConsoleObserver(Observer):
+class ConsoleObserver(Reporter):
     """Show a run on stderr, as talkative as `RunStarted.verbosity` says.
 
     `console`: another rich console to write to. `Console(record=True, force_terminal=True, file=io.StringIO())`
@@ -38,63 +38,63 @@ class ConsoleObserver(Observer):
         self._console = console
         self._screen: Screen | None = None
 
-    def run_started(self, news: RunStarted) -> None:
+    def run_started(self, event: RunStarted) -> None:
         """Say what runs."""
-        if news.verbosity < -1:  # whoever started the run tells of it
+        if event.verbosity < -1:  # whoever started the run tells of it
             return
         from ptpipe_report.screen import Screen  # brings rich: only a run needs it
 
-        self._screen = Screen(news, self._console)
-        self._screen.run_started(news)
+        self._screen = Screen(event, self._console)
+        self._screen.run_started(event)
 
-    def stage_started(self, news: StageStarted) -> None:
+    def stage_started(self, event: StageStarted) -> None:
         """Show the stage as the running one."""
         if self._screen:
-            self._screen.stage_started(news)
+            self._screen.stage_started(event)
 
     def event(self, event: Event) -> None:
         """Take in progress; say notices at once."""
         if self._screen:
             self._screen.event(event)
 
-    def stage_finished(self, news: StageFinished) -> None:
+    def stage_finished(self, event: StageFinished) -> None:
         """Write the stage's line."""
         if self._screen:
-            self._screen.stage_finished(news)
+            self._screen.stage_finished(event)
 
-    def run_finished(self, news: RunFinished) -> None:
+    def run_finished(self, event: RunFinished) -> None:
         """Write what it all came to."""
         if self._screen:
-            self._screen.run_finished(news)
+            self._screen.run_finished(event)
 
 
-class MarkdownReport(Observer):
+class MarkdownReport(Reporter):
     """Write `report.md` into the run's folder once the run has ended, however it ended."""
 
     def __init__(self) -> None:
         self._started: RunStarted | None = None
         self._notices: list[Notice] = []
 
-    def run_started(self, news: RunStarted) -> None:
+    def run_started(self, event: RunStarted) -> None:
         """Keep what the end of the run doesn't say again."""
-        self._started = news
+        self._started = event
 
     def event(self, event: Event) -> None:
         """Keep the run's own notices; the stages' come again with their ends."""
         if isinstance(event, Notice) and not event.stage_id:
             self._notices.append(event)
 
-    def run_finished(self, news: RunFinished) -> None:
+    def run_finished(self, event: RunFinished) -> None:
         """Write the file, whole or not at all."""
         if self._started is None:
             return
         from ptpipe_report.markdown import write_report
 
-        write_report(self._started, news, self._notices)
+        write_report(self._started, event, self._notices)
 
 
-class JsonLines(Observer):
-    """Write every piece of news into `events.jsonl` in the run's folder, as it is told.
+class JsonLines(Reporter):
+    """Write every piece of event into `events.jsonl` in the run's folder, as it is told.
 
     One strict JSON object a line: `type`, `time` (UTC) and the fields of the value in `ptpipe.events`. NaN and the
     infinities become the strings `NaN`, `Infinity`, `-Infinity`. Progress is thinned to about one line a second.
@@ -103,36 +103,36 @@ class JsonLines(Observer):
     def __init__(self) -> None:
         self._file: JsonLinesFile | None = None
 
-    def run_started(self, news: RunStarted) -> None:
+    def run_started(self, event: RunStarted) -> None:
         """Begin the file."""
         from ptpipe_report.json_lines import JsonLinesFile
 
-        self._file = JsonLinesFile(news.folder / "events.jsonl")
-        self._file.write(news)
+        self._file = JsonLinesFile(event.folder / "events.jsonl")
+        self._file.write(event)
 
-    def stage_started(self, news: StageStarted) -> None:
+    def stage_started(self, event: StageStarted) -> None:
         """Write it."""
         if self._file:
-            self._file.write(news)
+            self._file.write(event)
 
     def event(self, event: Event) -> None:
         """Write it; hold progress back where some was written within the last second."""
         if self._file:
             self._file.write_event(event)
 
-    def stage_finished(self, news: StageFinished) -> None:
+    def stage_finished(self, event: StageFinished) -> None:
         """Write how far the stage came, then how it ended."""
         if self._file:
-            self._file.write(news)
+            self._file.write(event)
 
-    def run_finished(self, news: RunFinished) -> None:
+    def run_finished(self, event: RunFinished) -> None:
         """Write it and end the file. The stages are in it already, each by itself."""
         if self._file:
-            self._file.write(news)
+            self._file.write(event)
             self._file.close()
 
 
 @hookimpl
-def ptpipe_observers() -> Iterable[Observer]:
+def ptpipe_reporters() -> Iterable[Reporter]:
     """Offer this run's console, its Markdown report and its JSON lines."""
     return [ConsoleObserver(), MarkdownReport(), JsonLines()]

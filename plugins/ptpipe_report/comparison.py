@@ -1,4 +1,4 @@
-"""The tables that a run made: artifacts side by side, read from the summaries in the news, and metrics that are rows.
+"""The tables that a run made: artifacts side by side, read from the summaries in the event, and metrics that are rows.
 
 A comparison is any output of a type called `Comparison` whose summary has `rows`: a list of objects. A row's scalars
 are columns, whatever they are called; a list of objects inside a row (latencies) becomes a column for each of its

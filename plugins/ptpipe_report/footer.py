@@ -104,7 +104,7 @@ class Footer:
         if progress is None:
             head.truncate(room)
             return head
-        share = share_done(progress)
+        share = fraction(progress)
         if share is not None:
             _add_bar(head, share, remaining_s, room, self._paper.look)
         facts = Text(_INDENT + progress_facts(progress, self._paper.look.separator), FAINT)
@@ -120,7 +120,7 @@ class Footer:
         return head.append(f"  {clock_text(elapsed_s):>7}")
 
 
-def share_done(progress: Progress) -> float | None:
+def fraction(progress: Progress) -> float | None:
     """From 0 to 1; None where nobody knows."""
     return min(1.0, max(0.0, progress.done / progress.total)) if progress.total else None
 

@@ -42,10 +42,10 @@ _PROGRESS_INTERVAL_S = 1.0
 
 
 class JsonLinesFile:
-    """One run's news in one file.
+    """One run's event in one file.
 
     Each line is one unbuffered write: a killed process leaves whole lines, at worst a cut one at the end. Of
-    progress, the first news of a stage, about one a second and the last are kept.
+    progress, the first event of a stage, about one a second and the last are kept.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,13 +53,13 @@ class JsonLinesFile:
         self._due_s: dict[str, float] = {}
         self._held_back: dict[str, tuple[Progress, datetime]] = {}
 
-    def write(self, news: News) -> None:
+    def write(self, event: News) -> None:
         """Write it, after what was held back of its stage (or, at the end of the run, of any)."""
-        ended = [news.stage_id] if isinstance(news, StageFinished) else []
-        for stage_id in list(self._held_back) if isinstance(news, RunFinished) else ended:
+        ended = [event.stage_id] if isinstance(event, StageFinished) else []
+        for stage_id in list(self._held_back) if isinstance(event, RunFinished) else ended:
             if stage_id in self._held_back:
                 self._write_line(*self._held_back.pop(stage_id))
-        self._write_line(news, datetime.now(UTC))
+        self._write_line(event, datetime.now(UTC))
 
     def write_event(self, event: Event) -> None:
         """Write it; hold progress back where some was written within the last second."""
@@ -78,25 +78,25 @@ class JsonLinesFile:
         """Let go of the file."""
         self._file.close()
 
-    def _write_line(self, news: News, at: datetime) -> None:
+    def _write_line(self, event: News, at: datetime) -> None:
         if self._file.closed:
             return
         try:
-            self._file.write(to_line(news, at))
+            self._file.write(to_line(event, at))
         except OSError:  # a full disk: whoever tells us won't do so again, so nobody else would close it
             self._file.close()
             raise
 
 
-def to_line(news: News, at: datetime) -> bytes:
-    """One line of strict JSON: `type`, `time` (ISO 8601, UTC, milliseconds), then the news' own fields."""
+def to_line(event: News, at: datetime) -> bytes:
+    """One line of strict JSON: `type`, `time` (ISO 8601, UTC, milliseconds), then the event' own fields."""
     content: dict[str, JSON] = {
-        "type": _TYPES[type(news)],
+        "type": _TYPES[type(event)],
         "time": at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }
-    for field in fields(news):
-        if not (isinstance(news, RunFinished) and field.name == "stages"):
-            content[field.name] = to_json(getattr(news, field.name))
+    for field in fields(event):
+        if not (isinstance(event, RunFinished) and field.name == "stages"):
+            content[field.name] = to_json(getattr(event, field.name))
     return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 

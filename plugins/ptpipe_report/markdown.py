@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from ptpipe import Outcome, machine
+from ptpipe import Outcome, host
 from ptpipe.events import Notice, RunFinished, RunStarted, StageFinished
-from ptpipe.files import write_atomically
+from ptpipe.store.files import write_atomically
 from ptpipe_report import story
 from ptpipe_report.comparison import Column, Table, metric_tables, tables
 from ptpipe_report.figures import figure, joined, seconds_text
@@ -83,9 +83,9 @@ def _facts(started: RunStarted, finished: RunFinished, at: datetime) -> str:
 
 
 def _machine_text(fingerprint: str) -> str:
-    if fingerprint != machine.fingerprint():
+    if fingerprint != host.fingerprint():
         return f"machine {fingerprint}"
-    about = machine.describe()
+    about = host.describe()
     return f"{about['processor']}, {about['num_cpus']} CPUs, {about['system']} {about['architecture']} ({fingerprint})"
 
 

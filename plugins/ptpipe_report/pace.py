@@ -11,14 +11,14 @@ _STEP_S = 0.25
 
 
 class Pace:
-    """The speed of the last half minute, from progress news and their times in seconds."""
+    """The speed of the last half minute, from progress event and their times in seconds."""
 
     def __init__(self) -> None:
         self.latest: Progress | None = None
         self._marks: deque[tuple[float, int]] = deque()
 
     def tell(self, progress: Progress, now_s: float) -> None:
-        """Take the latest news. Another unit or total, or a step back, is a new piece of work."""
+        """Take the latest event. Another unit or total, or a step back, is a new piece of work."""
         before = self.latest
         if before and ((before.unit, before.total) != (progress.unit, progress.total) or progress.done < before.done):
             self._marks.clear()

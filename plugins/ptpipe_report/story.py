@@ -1,4 +1,4 @@
-"""What a run's news add up to: what each report tells in its own way."""
+"""What a run's event add up to: what each report tells in its own way."""
 
 from __future__ import annotations
 

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ptpipe import Finding, hookimpl
-from ptpipe_torch.data import ArrayImages, Batch, Data, DataFacts, Images, LoaderOptions, Split, epoch_order
-from ptpipe_torch.deployable import Deployable, Predictor
-from ptpipe_torch.model import Model, Recipe
-from ptpipe_torch.onnx_file import OnnxFile
-from ptpipe_torch.predictions import Predictions
-from ptpipe_torch.ranges import Ranges
-from ptpipe_torch.registry import Part, builder, transform
-from ptpipe_torch.training import RangeHolder, TrainingListener
+from ptpipe import Check, hookimpl
+from ptpipe_torch.data.data import ArrayImages, Batch, Data, DatasetInfo, Images, LoaderOptions, Split, epoch_order
+from ptpipe_torch.int8.ranges import Ranges
+from ptpipe_torch.model.deployable import Deployable, Predictor
+from ptpipe_torch.model.model import Model, Recipe
+from ptpipe_torch.model.onnx_file import OnnxFile
+from ptpipe_torch.model.predictions import Predictions
+from ptpipe_torch.model.registry import FunctionRef, builder, transform
+from ptpipe_torch.protocols import RangeObserver, TrainingCallback
 
 __all__ = [
     "ArrayImages",
     "Batch",
     "Data",
-    "DataFacts",
+    "DatasetInfo",
     "Deployable",
+    "FunctionRef",
     "Images",
     "LoaderOptions",
     "Model",
     "OnnxFile",
-    "Part",
     "Predictions",
     "Predictor",
-    "RangeHolder",
+    "RangeObserver",
     "Ranges",
     "Recipe",
     "Split",
-    "TrainingListener",
+    "TrainingCallback",
     "builder",
     "epoch_order",
     "transform",
@@ -39,8 +39,8 @@ __all__ = [
 
 
 @hookimpl
-def ptpipe_diagnose() -> Iterable[Finding]:
+def ptpipe_doctor() -> Iterable[Check]:
     """Look at torch, torchvision, the processor and the CUDA devices."""
-    from ptpipe_torch.diagnosis import findings
+    from ptpipe_torch.doctor import findings
 
     return findings()

@@ -138,7 +138,7 @@ def _num_workers(config: TrainConfig) -> int:
     return config.parallel.degrees.world_size
 
 
-@stage("train.supervised", depends=("torch", "numpy"), preflight=_find_lacks, workers=_num_workers)
+@stage("train.supervised", packages=("torch", "numpy"), preflight=_find_lacks, workers=_num_workers)
 def train(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
     """Train a classifier on the train split and measure it on the val split after each epoch.
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ptpipe_torch import Data
-from ptpipe_torch.team import ALONE, Team
+from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
 from ptpipe_train.settings import Settings
 
 
@@ -28,13 +28,13 @@ class Score(NamedTuple):
 
 
 def evaluate(
-    module: nn.Module, data: Data, split: str, settings: Settings, batch_size: int, team: Team = ALONE
+    module: nn.Module, data: Data, split: str, settings: Settings, batch_size: int, workers: WorkerGroup = SINGLE_WORKER
 ) -> Score:
     """Measure the network in eval mode, in float32, as it will be delivered, whatever it is trained in.
 
     The ranks of a team each take their share of the samples, and every one is counted once; all get the same figures.
     """
-    order_N = np.arange(len(data.splits[split]))[team.share(len(data.splits[split]))]
+    order_N = np.arange(len(data.splits[split]))[workers.rank_slice(len(data.splits[split]))]
     # On the device until the end, and in float64: the order of a sum of many small numbers must not show.
     loss_sum = torch.zeros((), dtype=torch.float64, device=settings.device)
     num_right = torch.zeros((), dtype=torch.int64, device=settings.device)
@@ -50,7 +50,7 @@ def evaluate(
             logits_NK = module(batch.images_NCHW)
             loss_sum += cross_entropy(logits_NK, batch.labels_N, reduction="sum")
             num_right += (logits_NK.argmax(1) == batch.labels_N).sum()
-    loss, right, num_samples = team.sum([loss_sum.item(), num_right.item(), len(order_N)])
+    loss, right, num_samples = workers.all_reduce([loss_sum.item(), num_right.item(), len(order_N)])
     return Score(loss / num_samples, right / num_samples)
 
 
@@ -58,7 +58,7 @@ def evaluate(
 def left_as_it_was(module: nn.Module, *, training: bool = False) -> Iterator[None]:
     """Put the network in eval (or training) mode inside the `with`, then put back each layer's mode and all buffers.
 
-    Layers may be frozen one by one, and torch.ao's observers also count what they see in eval mode.
+    Layers may be frozen one by one, and torch.ao's reporters also count what they see in eval mode.
     """
     modes = [(layer, layer.training) for layer in module.modules()]
     with buffers_kept(module):

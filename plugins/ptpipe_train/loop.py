@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ptpipe_torch import Batch, Data, TrainingListener
+from ptpipe_torch import Batch, Data, TrainingCallback
 from ptpipe_train.optimizer import parameters_of
 from ptpipe_train.parallel import Objective, Way
 from ptpipe_train.parallel.share import batches_of, without_images
@@ -40,7 +40,7 @@ class Loop:
         and the number of workers that share them. The loss that is told is this worker's part of it.
         """
         plan, epoch = self.plan, state.progress.epoch
-        listeners = [layer for layer in state.module.modules() if isinstance(layer, TrainingListener)]
+        listeners = [layer for layer in state.module.modules() if isinstance(layer, TrainingCallback)]
         batches = self._batches(epoch, state.progress.step)
         for step in range(state.progress.step, plan.steps_per_epoch):
             self._begin_step(epoch * plan.steps_per_epoch + step, state.optimizer, listeners)
@@ -76,12 +76,12 @@ class Loop:
         batches = batches_of(load(share.of(order_N, batch_size)), num_batches, lambda: next(load(order_N[:1])))
         return self.way.times.waiting_for(batches)
 
-    def _begin_step(self, step: int, optimizer: torch.optim.Optimizer, listeners: list[TrainingListener]) -> None:
+    def _begin_step(self, step: int, optimizer: torch.optim.Optimizer, listeners: list[TrainingCallback]) -> None:
         lr = self.lr.at(step)
         for group in optimizer.param_groups:
             group["lr"] = lr
         for listener in listeners:
-            listener.training_progress(step / self.plan.num_steps)
+            listener.on_progress(step / self.plan.num_steps)
 
     def _update(self, state: TrainingState) -> None:
         if self.clip_grad_norm is not None:

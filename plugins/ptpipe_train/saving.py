@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ptpipe import Context
-from ptpipe_torch.team import ALONE, Team
+from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
 from ptpipe_train.checkpoint import (
     KEPT,
     Checkpoint,
@@ -38,7 +38,7 @@ class Saving:
     every_s: float | None
     work: str
     environment: dict[str, str]
-    team: Team = ALONE
+    workers: WorkerGroup = SINGLE_WORKER
     state_is_shared: bool = True
     """Whether parameters and optimizer are the same on every rank."""
     _written_s: float = field(default_factory=time.perf_counter)
@@ -48,11 +48,11 @@ class Saving:
     @property
     def folder(self) -> Path:
         """Where this worker's checkpoints are."""
-        return self._folder_of(self.team.rank)
+        return self._folder_of(self.workers.rank)
 
     def _folder_of(self, rank: int) -> Path:
         folder = self.ctx.scratch / "checkpoints"
-        return folder if self.team.size == 1 else folder / f"rank-{rank}"
+        return folder if self.workers.size == 1 else folder / f"rank-{rank}"
 
     @property
     def is_due(self) -> bool:
@@ -65,7 +65,7 @@ class Saving:
         begin_s = time.perf_counter()
         try:
             checkpoint = state.checkpoint(step, {"work": self.work, "environment": self.environment})
-            if self.team.rank != 0:
+            if self.workers.rank != 0:
                 checkpoint = state.without_shared(checkpoint, state_is_shared=self.state_is_shared)
             write_checkpoint(self.folder, checkpoint)
         except OSError as error:
@@ -77,7 +77,7 @@ class Saving:
 
     def restore_newest(self, state: TrainingState) -> bool:
         """Bring the state to the newest sound checkpoint of this work; False where there is none."""
-        newest = next(self._sound(), None) if self.team.size == 1 else self._newest_of_all(state)
+        newest = next(self._sound(), None) if self.workers.size == 1 else self._newest_of_all(state)
         if newest is None:
             return False
         self._restore(state, newest)
@@ -95,7 +95,7 @@ class Saving:
     def _newest_of_all(self, state: TrainingState) -> Checkpoint | None:
         own = {checkpoint.step: checkpoint for checkpoint in self._sound()}
         steps = sorted(own, reverse=True)[:KEPT]
-        had = self.team.gather([*steps, *([-1] * (KEPT - len(steps)))])
+        had = self.workers.all_gather([*steps, *([-1] * (KEPT - len(steps)))])
         common = set.intersection(*(set(steps) for steps in had)) - {-1}
         for step in own:
             # Those that not all have would stand before what is written from here on, or be taken for part of it.
@@ -104,7 +104,7 @@ class Saving:
         if not common:
             return None
         checkpoint = own[round(max(common))]
-        if self.team.rank != 0:
+        if self.workers.rank != 0:
             first = read_checkpoint(self._folder_of(0), checkpoint.step)
             checkpoint = state.with_shared(checkpoint, first, state_is_shared=self.state_is_shared)
         return checkpoint

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ptpipe import StageError, machine
+from ptpipe import StageError, host
 
 if TYPE_CHECKING:
     from ptpipe_train import Device, MemoryFormat, Precision
@@ -111,7 +111,7 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
 
 def describe_environment(device: torch.device) -> dict[str, str]:
     """What the last bits of a result depend on, beside the options."""
-    facts = machine.describe()
+    facts = host.describe()
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else str(facts["processor"])
     return {
         "torch": str(torch.__version__),

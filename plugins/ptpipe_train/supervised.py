@@ -15,8 +15,8 @@ from torch import nn
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch import Data, Model
+from ptpipe_torch.distributed.worker_group import TIMEOUT_S, WorkerGroup, init_worker_group
 from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
-from ptpipe_torch.team import TIMEOUT_S, Team, joined_team
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
@@ -54,29 +54,31 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
         torch_threads(config.num_threads),
         freed_memory_kept(),
         _actionable_errors(),
-        joined_team(ctx, parallel.comm or "auto", parallel.timeout_s or TIMEOUT_S, config.device != "cpu") as team,
+        init_worker_group(
+            ctx, parallel.comm or "auto", parallel.timeout_s or TIMEOUT_S, config.device != "cpu"
+        ) as workers,
     ):
         module = model.build_prepared().train()
         settings = _settings(config, ctx, module)
-        with seeded(_seed(ctx, team), settings.device), deterministic_kernels(settings.device):
-            way = choose_way(parallel, ctx, team, Material(model, module, data, batch_size), settings)
+        with seeded(_seed(ctx, workers), settings.device), deterministic_kernels(settings.device):
+            way = choose_way(parallel, ctx, workers, Material(model, module, data, batch_size), settings)
             training = _set_up(config, ctx, model, way, data, batch_size)
             training.run()
             training.report()
-            trained = model.with_state_of(way.module)
-            _refuse_disagreement(team, trained)
+            trained = model.with_state_dict_of(way.module)
+            _refuse_disagreement(workers, trained)
             return trained
 
 
-def _refuse_disagreement(team: Team, model: Model) -> None:
+def _refuse_disagreement(workers: WorkerGroup, model: Model) -> None:
     """Every worker must end with the same network: what is delivered is that of rank 0."""
-    if team.size == 1:
+    if workers.size == 1:
         return
     digest = hashlib.sha256()
     for name, tensor in sorted(model.tensors.items()):
         digest.update(name.encode())
         digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    if not team.agrees_on(digest.digest()):
+    if not workers.all_equal(digest.digest()):
         raise StageError(
             "the workers ended with different networks: something in the network or in its data differs from worker to "
             "worker (a random number drawn without torch? a parameter that not all use?)"
@@ -93,9 +95,9 @@ def _settings(config: TrainConfig, ctx: Context, module: nn.Module) -> Settings:
     return settings
 
 
-def _seed(ctx: Context, team: Team) -> int:
+def _seed(ctx: Context, workers: WorkerGroup) -> int:
     """Of dropout: each worker has a stream of its own."""
-    return ctx.seed if team.rank == 0 else int(np.random.SeedSequence([ctx.seed, team.rank]).generate_state(1)[0])
+    return ctx.seed if workers.rank == 0 else int(np.random.SeedSequence([ctx.seed, workers.rank]).generate_state(1)[0])
 
 
 def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_size: int) -> None:
@@ -108,16 +110,16 @@ def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_si
     if model.recipe.convert:
         converts = ", ".join(part.address for part in model.recipe.convert)
         raise StageError(f"an int8 model can't be trained (it was converted by {converts}): train what was prepared")
-    if model.num_classes != data.facts.num_classes:
-        raise StageError(f"the model has {model.num_classes} classes and {data.facts.name} {data.facts.num_classes}")
-    if model.input_shape_CHW != data.facts.shape_CHW:
+    if model.num_classes != data.info.num_classes:
+        raise StageError(f"the model has {model.num_classes} classes and {data.info.name} {data.info.num_classes}")
+    if model.input_shape_CHW != data.info.shape_CHW:
         raise StageError(
-            f"the model is for images of shape {model.input_shape_CHW}, {data.facts.name} has {data.facts.shape_CHW}"
+            f"the model is for images of shape {model.input_shape_CHW}, {data.info.name} has {data.info.shape_CHW}"
         )
     if not len(data.splits["train"]):
-        raise StageError(f"{data.facts.name} has no train samples")
+        raise StageError(f"{data.info.name} has no train samples")
     if config.early_stopping and not len(data.splits["val"]):
-        raise StageError(f"early_stopping needs a val split, and {data.facts.name} has none")
+        raise StageError(f"early_stopping needs a val split, and {data.info.name} has none")
 
 
 def _warn_of_tiny_parts(parallel: Parallel, ctx: Context, module: nn.Module, batch_size: int) -> None:
@@ -152,7 +154,7 @@ def _set_up(config: TrainConfig, ctx: Context, model: Model, way: Way, data: Dat
             lr,
             config.precision,
             Utilization(settings.device),
-            way.team,
+            way.workers,
             min(LOOK_EVERY_S, config.checkpoint_every_s or LOOK_EVERY_S),
         ),
         Saving(
@@ -160,10 +162,10 @@ def _set_up(config: TrainConfig, ctx: Context, model: Model, way: Way, data: Dat
             config.checkpoint_every_s,
             work,
             describe_environment(settings.device) | {"comm": way.comm},
-            way.team,
+            way.workers,
             way.state_is_shared,
         ),
-        StepProfile(ctx, config.profile.steps, settings.device) if config.profile and way.team.rank == 0 else None,
+        StepProfile(ctx, config.profile.steps, settings.device) if config.profile and way.workers.rank == 0 else None,
     )
 
 
@@ -220,7 +222,7 @@ class Training:
         way.gather()
         if len(self.loop.data.splits["val"]):
             self._refuse_weights_not_finite()
-            score = evaluate(way.module, self.loop.data, "val", way.settings, plan.batch_size, way.team)
+            score = evaluate(way.module, self.loop.data, "val", way.settings, plan.batch_size, way.workers)
             if not math.isfinite(score.loss):
                 raise self.watch.not_finite(f"the loss on val became {score.loss}", last_step)
             figures |= {"val_loss": score.loss, "val_top1": score.top1}
@@ -255,7 +257,7 @@ class Training:
             device=self.loop.way.settings.device.type,
             num_threads=torch.get_num_threads(),
             **self.loop.way.facts(),
-            **({"num_workers": self.loop.way.team.size} if self.loop.way.team.size > 1 else {}),
+            **({"num_workers": self.loop.way.workers.size} if self.loop.way.workers.size > 1 else {}),
             workers=self._workers(),
             history=list(progress.history),
         )
@@ -266,7 +268,7 @@ class Training:
         images_per_s = progress.num_images / progress.train_s / way.share.num
         own = [images_per_s, math.nan if utilization is None else utilization, *way.times.means_ms()]
         names = ("images_per_s", "device_utilization", *(f"{part}_ms" for part in PARTS))
-        table = [dict(zip(names, figures, strict=True)) for figures in way.team.gather(own)]
+        table = [dict(zip(names, figures, strict=True)) for figures in way.workers.all_gather(own)]
         told = {name for name in names if any(row[name] > 0 for row in table)}
         return [
             {"worker": rank, **{name: round(value, 3) for name, value in row.items() if name in told and value >= 0}}

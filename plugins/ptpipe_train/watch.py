@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ptpipe import Context, StageError
-from ptpipe_torch.team import ALONE, Team
+from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
 from ptpipe_train.losses import PendingLosses, StepLoss
 from ptpipe_train.plan import StepPlan
 from ptpipe_train.progress import Progress
@@ -18,7 +18,7 @@ from ptpipe_train.step_times import Utilization
 
 LOOK_EVERY_S = 0.25
 _MAX_STEPS = 64
-"""Between two looks of a team."""
+"""Between two looks of a workers."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Watch:
     lr: LearningRate
     precision: str
     utilization: Utilization
-    team: Team = ALONE
+    workers: WorkerGroup = SINGLE_WORKER
     look_every_s: float = LOOK_EVERY_S
     _steps_to_look: int = 1
     _pending: PendingLosses = field(default_factory=PendingLosses)
@@ -45,7 +45,7 @@ class Watch:
 
     def is_time(self, wish: bool) -> bool:
         """Whether to look now; the same on every rank."""
-        if self.team.size > 1:
+        if self.workers.size > 1:
             return len(self._pending) >= self._steps_to_look
         return wish or time.perf_counter() - self._looked_s >= self.look_every_s
 
@@ -72,14 +72,16 @@ class Watch:
 
     def _read(self, wish: bool) -> tuple[list[StepLoss], bool]:
         """The steps' losses, and rank 0's wish: one message in all."""
-        if self.team.size == 1:
+        if self.workers.size == 1:
             return self._pending.take(), wish
         step_s = (time.perf_counter() - self._looked_s) / max(1, len(self._pending))
         steps = min(_MAX_STEPS, max(1, round(self.look_every_s / step_s)))
         agreed = [0.0, 0.0]
 
         def total(parts: list[float]) -> list[float]:
-            *losses, agreed[0], agreed[1] = self.team.sum([*parts, *((wish, steps) if self.team.rank == 0 else (0, 0))])
+            *losses, agreed[0], agreed[1] = self.workers.all_reduce(
+                [*parts, *((wish, steps) if self.workers.rank == 0 else (0, 0))]
+            )
             return losses
 
         losses = self._pending.take(total)

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from ptpipe import JSON, Context, Stage, StageConfig, hookimpl, stage
 from ptpipe.errors import nearest
-from ptpipe_torch import Data, Model, Part
+from ptpipe_torch import Data, FunctionRef, Model
 from ptpipe_zoo.names import classifier_names
 
 
@@ -25,7 +25,7 @@ class MlpConfig(StageConfig):
     dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden activations dropped in training")
 
 
-@stage("model.mlp", depends=("torch",))
+@stage("model.mlp", packages=("torch",))
 def mlp(config: MlpConfig, ctx: Context, data: Data) -> Model:
     """Make a multi-layer perceptron: linear layers with ReLU (and dropout) over the flattened image.
 
@@ -33,15 +33,15 @@ def mlp(config: MlpConfig, ctx: Context, data: Data) -> Model:
     """
     from ptpipe_zoo import nets
 
-    facts = data.facts
-    part = Part.of(
+    info = data.info
+    part = FunctionRef.to(
         nets.mlp,
-        shape_CHW=facts.shape_CHW,
-        num_classes=facts.num_classes,
+        shape_CHW=info.shape_CHW,
+        num_classes=info.num_classes,
         hidden=config.hidden,
         dropout=config.dropout,
     )
-    return nets.captured(part, nets.initialised(part, ctx.seed), facts, ctx)
+    return nets.captured(part, nets.initialised(part, ctx.seed), info, ctx)
 
 
 class SmallCnnConfig(StageConfig):
@@ -50,7 +50,7 @@ class SmallCnnConfig(StageConfig):
     width: int = Field(32, ge=1, le=1024, description="channels of the first convolution; the second has twice as many")
 
 
-@stage("model.small_cnn", depends=("torch",))
+@stage("model.small_cnn", packages=("torch",))
 def small_cnn(config: SmallCnnConfig, ctx: Context, data: Data) -> Model:
     """Make a small convolutional network for small images (8x8 to 64x64).
 
@@ -60,9 +60,9 @@ def small_cnn(config: SmallCnnConfig, ctx: Context, data: Data) -> Model:
     """
     from ptpipe_zoo import nets
 
-    facts = data.facts
-    part = Part.of(nets.small_cnn, shape_CHW=facts.shape_CHW, num_classes=facts.num_classes, width=config.width)
-    return nets.captured(part, nets.initialised(part, ctx.seed), facts, ctx)
+    info = data.info
+    part = FunctionRef.to(nets.small_cnn, shape_CHW=info.shape_CHW, num_classes=info.num_classes, width=config.width)
+    return nets.captured(part, nets.initialised(part, ctx.seed), info, ctx)
 
 
 class TorchvisionConfig(StageConfig):
@@ -130,7 +130,7 @@ def _hint(word: str, words: Iterable[str]) -> str:
     return f" (did you mean {suggestion!r}?)" if suggestion else ""
 
 
-@stage("model.torchvision", depends=("torch", "torchvision"), reads=_digest_weights, preflight=_find_lacks)
+@stage("model.torchvision", packages=("torch", "torchvision"), fingerprint=_digest_weights, preflight=_find_lacks)
 def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
     """Make one of torchvision's classification networks for the data set's channels, image size and classes.
 
@@ -141,20 +141,20 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
     """
     from ptpipe_zoo import classifiers, nets, weights
 
-    facts = data.facts
-    arguments: dict[str, JSON] = {"name": config.name, "num_classes": facts.num_classes}
-    if config.weights and facts.shape_CHW[0] == 3:
+    info = data.info
+    arguments: dict[str, JSON] = {"name": config.name, "num_classes": info.num_classes}
+    if config.weights and info.shape_CHW[0] == 3:
         arguments |= classifiers.published_input(config.name)
-    part = Part.of(classifiers.classifier, shape_CHW=facts.shape_CHW, **arguments)
+    part = FunctionRef.to(classifiers.classifier, shape_CHW=info.shape_CHW, **arguments)
     network = nets.initialised(part, ctx.seed)
-    classifiers.check_images(config.name, network, facts.shape_CHW, facts.num_classes)
+    classifiers.check_images(config.name, network, info.shape_CHW, info.num_classes)
     file = _weights_file(config)
     if config.weights:
         file = weights.download(classifiers.published(config.name)[config.weights], ctx)
     if file is not None:
-        for notice in weights.load_weights(network, weights.read_weights(file), facts.num_classes, str(file)):
+        for notice in weights.load_weights(network, weights.read_weights(file), info.num_classes, str(file)):
             ctx.notice(notice)
-    return nets.captured(part, network, facts, ctx)
+    return nets.captured(part, network, info, ctx)
 
 
 @hookimpl

@@ -16,7 +16,7 @@ from torch import nn
 
 from ptpipe import JSON, StageError
 from ptpipe_torch import builder
-from ptpipe_torch.vision import torchvision
+from ptpipe_torch.torchvision_compat import torchvision
 
 
 @builder

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ptpipe import Context, StageError
-from ptpipe_torch import DataFacts, Model, Part, Recipe, builder
+from ptpipe_torch import DatasetInfo, FunctionRef, Model, Recipe, builder
 
 
 @builder
@@ -52,14 +52,14 @@ def small_cnn(*, shape_CHW: Sequence[int], num_classes: int, width: int) -> nn.S
     )
 
 
-def initialised(part: Part, seed: int) -> nn.Module:
+def initialised(part: FunctionRef, seed: int) -> nn.Module:
     """Build the network with weights that the seed alone decides; torch's own random stream stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return part.resolve("builder")(**part.arguments)
 
 
-def captured(part: Part, network: nn.Module, facts: DataFacts, ctx: Context) -> Model:
+def captured(part: FunctionRef, network: nn.Module, info: DatasetInfo, ctx: Context) -> Model:
     """Make the model that this network, built by this part for this data set, is; record its size."""
     ctx.metric(num_parameters=sum(parameter.numel() for parameter in network.parameters()))
-    return Model.capture(Recipe(part, facts.shape_CHW, facts.num_classes), network)
+    return Model.from_module(Recipe(part, info.shape_CHW, info.num_classes), network)

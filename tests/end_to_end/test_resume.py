@@ -43,7 +43,7 @@ def test_killed_at_random_moments(tmp_path):
     manifest = tmp_path / "resumed.yaml"
     manifest.write_text(MANIFEST)
     begin = time.perf_counter()
-    undisturbed = outputs(start(manifest, tmp_path / "undisturbed"))
+    signals_deferred = outputs(start(manifest, tmp_path / "signals_deferred"))
     whole_s = time.perf_counter() - begin
     moments = random.Random(11)
     for _ in range(6):
@@ -51,7 +51,7 @@ def test_killed_at_random_moments(tmp_path):
         time.sleep(moments.uniform(0.2, 0.7) * whole_s)
         run.send_signal(signal.SIGKILL)
         run.communicate(timeout=60)
-    assert outputs(start(manifest, tmp_path / "killed")) == undisturbed
+    assert outputs(start(manifest, tmp_path / "killed")) == signals_deferred
 
 
 @pytest.mark.slow

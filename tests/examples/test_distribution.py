@@ -18,7 +18,7 @@ FRONT_DOOR = """
 import json, sys
 from importlib.metadata import entry_points
 points = {point.name: point.value for point in entry_points(group="ptpipe")}
-from ptpipe.plugins import load_vocabulary
+from ptpipe.plan.vocabulary import load_vocabulary
 vocabulary = load_vocabulary()
 own = {kind: owner.source for kind, owner in vocabulary.owners.items() if owner.name in points}
 heavy = [name for name in ("torch", "numpy", "sklearn", "PIL") if name in sys.modules]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import ptpipe
-from ptpipe import ExitCode, ManifestError, Observer, Outcome, RunResult
-from ptpipe.engine import RunOptions
+from ptpipe import ExitCode, ManifestError, Outcome, Reporter, RunResult
+from ptpipe.execution.engine import RunOptions
 
 STAGES = (
     "one: {uses: toy.make, with: {value: 3}}\npair: {uses: toy.split}\nsum: {uses: toy.add, needs: {a: one, b: one}}"
@@ -73,16 +73,16 @@ def test_failing_raises_nothing(project):
 
 
 def test_observers_and_options_can_be_given(project):
-    class Ear(Observer):
+    class Ear(Reporter):
         heard = ()
 
-        def stage_finished(self, news):
-            self.heard = (*self.heard, (news.stage_id, str(news.outcome)))
+        def stage_finished(self, event):
+            self.heard = (*self.heard, (event.stage_id, str(event.outcome)))
 
     project.write(STAGES)
     project.run()
     ear = Ear()
-    ptpipe.run(project.manifest, artifacts=project.artifacts, options=RunOptions(fresh=("pair",)), observers=[ear])
+    ptpipe.run(project.manifest, artifacts=project.artifacts, options=RunOptions(fresh=("pair",)), reporters=[ear])
     assert ear.heard == (("one", "cached"), ("pair", "done"), ("sum", "cached"))
 
 

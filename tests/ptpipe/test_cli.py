@@ -245,7 +245,7 @@ def test_a_bug_shows_frames_on_the_screen_and_the_traceback_in_the_log(project, 
 
 
 def test_a_bug_of_ours_says_so(project, run_cli):
-    code = "import ptpipe.manifest as m; m.load = lambda path: 1 / 0; from ptpipe.cli import main; main()"
+    code = "import ptpipe.manifest.manifest as m; m.load = lambda path: 1 / 0; from ptpipe.cli import main; main()"
     project.write(STAGES)
     ended = subprocess.run(
         [sys.executable, "-c", code, "validate", "m.yaml"],

@@ -9,28 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptpipe import Finding
-from ptpipe.diagnosis import PYTHON, diagnose, space_finding
-from ptpipe.finding import in_range, installed
-from ptpipe.plugins import load_vocabulary
+from ptpipe import Check
+from ptpipe.check import in_range, installed
+from ptpipe.doctor import PYTHON, check_free_space, diagnose
+from ptpipe.plan.vocabulary import load_vocabulary
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 PLUGIN = """
-from ptpipe import Finding, hookimpl
+from ptpipe import Check, hookimpl
 
 @hookimpl
-def ptpipe_diagnose(workers):
+def ptpipe_doctor(workers):
     print("a banner")
     {body}
 """
-EACH_STATE = """yield Finding.ok("engine", f"runs with {workers}")
-    yield Finding.note("fan", "is loud", "oil it")
-    yield Finding.lack("wheel", "is gone", "buy one")"""
+EACH_STATE = """yield Check.ok("engine", f"runs with {workers}")
+    yield Check.warn("fan", "is loud", "oil it")
+    yield Check.fail("wheel", "is gone", "buy one")"""
 
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a plugin with that body of `ptpipe_diagnose`; its name for --plugin."""
+    """Write a plugin with that body of `ptpipe_doctor`; its name for --plugin."""
 
     def write(body, name="mine.py"):
         (tmp_path / name).write_text(PLUGIN.format(body=body))
@@ -52,7 +52,7 @@ def test_all_is_well_without_plugins(run_cli, tmp_path):
     assert (ended.code, ended.err) == (0, "")
     lines = ended.out.splitlines()
     assert [line.split()[:2] for line in lines[1:4]] == [["ok", "python"], ["ok", "ptpipe"], ["ok", "artifacts"]]
-    assert lines[-1].endswith(" to note, 0 lacking")
+    assert lines[-1].endswith(" warnings, 0 failed")
     assert list(tmp_path.iterdir()) == []  # looking makes nothing
 
 
@@ -62,9 +62,9 @@ def test_each_state_is_printed_counted_and_told_by_the_exit_code(run_cli, write)
     assert ended.err == "a banner\n"
     lines = [" ".join(line.split()) for line in ended.out.splitlines()]
     assert "ok engine runs with 3" in lines
-    note, lack = lines.index("note fan is loud"), lines.index("lack wheel is gone")
-    assert (lines[note + 1], lines[lack + 1]) == ("-> oil it", "-> buy one")
-    assert ended.out.splitlines()[-1].endswith(", 1 lacking")
+    warn, fail = lines.index("warn fan is loud"), lines.index("fail wheel is gone")
+    assert (lines[warn + 1], lines[fail + 1]) == ("-> oil it", "-> buy one")
+    assert ended.out.splitlines()[-1].endswith(", 1 failed")
 
 
 def test_json_says_the_same(run_cli, write):
@@ -72,14 +72,14 @@ def test_json_says_the_same(run_cli, write):
     assert ended.code == 1
     found = by_subject(ended)
     assert found["engine"] == {"subject": "engine", "state": "ok", "detail": "runs with 0", "remedy": ""}
-    assert found["wheel"] == {"subject": "wheel", "state": "lack", "detail": "is gone", "remedy": "buy one"}
+    assert found["wheel"] == {"subject": "wheel", "state": "fail", "detail": "is gone", "remedy": "buy one"}
     assert found["plugin ./mine.py"]["detail"] == "manifest, no stage kinds"
 
 
-def test_notes_are_no_fault(run_cli, write):
-    ended = doctor(run_cli, "--plugin", write('return [Finding.note("fan", "is loud")]'))
+def test_warnings_do_not_fail(run_cli, write):
+    ended = doctor(run_cli, "--plugin", write('return [Check.warn("fan", "is loud")]'))
     assert ended.code == 0
-    assert "note  fan" in ended.out
+    assert "warn  fan" in ended.out
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_notes_are_no_fault(run_cli, write):
     [
         ("return [1 / 0]", "could not look: ZeroDivisionError: division by zero (bad.py:7)"),
         ('raise SystemExit("gone")', "could not look: SystemExit: gone (bad.py:7)"),
-        ('return ["fine"]', "could not look: it gave 'fine', which is no Finding"),
-        ('yield Finding.ok("a", "b"); raise OSError("lib")', "could not look: OSError: lib (bad.py:7)"),
+        ('return ["fine"]', "could not look: it gave 'fine', which is no Check"),
+        ('yield Check.ok("a", "b"); raise OSError("lib")', "could not look: OSError: lib (bad.py:7)"),
     ],
 )
 def test_a_plugin_that_fails_is_named_and_spoils_no_other(run_cli, write, body, words):
@@ -96,7 +96,7 @@ def test_a_plugin_that_fails_is_named_and_spoils_no_other(run_cli, write, body, 
     assert ended.code == 1
     assert "Traceback" not in ended.err
     found = [finding for finding in ended.json if finding["subject"] == "plugin ./bad.py"]
-    assert (found[1]["state"], found[1]["detail"]) == ("lack", words)
+    assert (found[1]["state"], found[1]["detail"]) == ("fail", words)
     assert found[1]["remedy"]
     assert by_subject(ended)["engine"]["state"] == "ok"
 
@@ -116,9 +116,9 @@ def test_a_plugin_that_does_not_load_is_found(run_cli, write, tmp_path):
 def test_a_broken_plugin_nobody_named_is_found(tmp_path, monkeypatch):
     (tmp_path / "sick_plugin.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("ptpipe.plugins.BUILT_IN", ("sick_plugin",))
+    monkeypatch.setattr("ptpipe.plan.vocabulary.BUILT_IN", ("sick_plugin",))
     found = {finding.subject: finding for finding in diagnose(load_vocabulary(), tmp_path)}
-    assert found["plugin sick_plugin"].state == "lack"
+    assert found["plugin sick_plugin"].state == "fail"
     assert "ZeroDivisionError" in found["plugin sick_plugin"].detail
     assert found["plugin sick_plugin"].remedy
 
@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_written_to(run_cli, tmp_path):
     ended = doctor(run_cli, "--artifacts", tmp_path / "file" / "artifacts", "--json")
     assert ended.code == 1
     found = by_subject(ended)["artifacts folder"]
-    assert found["state"] == "lack"
+    assert found["state"] == "fail"
     assert "can't be written to" in found["detail"]
     assert "--artifacts" in found["remedy"]
 
@@ -152,10 +152,10 @@ def test_a_folder_that_is_there(run_cli, tmp_path):
 
 @pytest.mark.parametrize(
     ("free_bytes", "state"),
-    [(5_000_000_000, "ok"), (4_999_999_999, "note"), (500_000_000, "note"), (499_999_999, "lack"), (0, "lack")],
+    [(5_000_000_000, "ok"), (4_999_999_999, "warn"), (500_000_000, "warn"), (499_999_999, "fail"), (0, "fail")],
 )
 def test_free_space(free_bytes, state):
-    assert space_finding(free_bytes).state == state
+    assert check_free_space(free_bytes).state == state
 
 
 # Versions
@@ -172,11 +172,11 @@ def test_the_supported_python_is_that_of_the_distribution():
         ("2.11", "ok"),
         ("2.11.0", "ok"),
         ("2.13.0+cpu", "ok"),
-        ("2.14.0", "lack"),
-        ("2.14.0.dev20260101+cu130", "lack"),
-        ("2.9.1", "lack"),
-        ("10.0", "lack"),
-        ("unknown", "lack"),
+        ("2.14.0", "fail"),
+        ("2.14.0.dev20260101+cu130", "fail"),
+        ("2.9.1", "fail"),
+        ("10.0", "fail"),
+        ("unknown", "fail"),
     ],
 )
 def test_versions_are_compared_by_number(version, state):
@@ -198,6 +198,6 @@ def test_the_range_is_half_open(version, least, below, suffix):
 def test_what_is_installed():
     assert installed("pluggy", "1.5", "2").state == "ok"
     old = installed("pluggy", "100")
-    assert (old.state, old.remedy) == ("lack", "pip install 'pluggy>=100'")
+    assert (old.state, old.remedy) == ("fail", "pip install 'pluggy>=100'")
     none = installed("no-such-distribution", "1", "2")
-    assert none == Finding.lack("no-such-distribution", "is not installed", "pip install 'no-such-distribution>=1,<2'")
+    assert none == Check.fail("no-such-distribution", "is not installed", "pip install 'no-such-distribution>=1,<2'")

@@ -14,10 +14,10 @@ import pytest
 from ptpipe import ExitCode, StageError
 from ptpipe.errors import UsageError
 from ptpipe.events import Event, LogLine, Notice
+from ptpipe.execution.call import Call, Nodes
 from ptpipe.nodes import Follower, Leader, _file, nodes_of_environment
-from ptpipe.plan import Plan
-from ptpipe.store import Store
-from ptpipe.worker import Call, Nodes
+from ptpipe.plan.bind import Plan
+from ptpipe.store.store import Store
 
 STAGES = "one: {uses: toy.make}\ntwo: {uses: toy.add, needs: {a: one, b: one}}"
 LAUNCHER = """

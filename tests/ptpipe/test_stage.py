@@ -48,7 +48,7 @@ class WidthConfig(StageConfig):
 
 
 def test_ports_are_read_from_the_signature():
-    @stage("a.b", version=4, measured=True, depends=["torch"])
+    @stage("a.b", version=4, per_machine=True, packages=["torch"])
     def some(
         config: WidthConfig, ctx: Context, x: Number, many: Sequence[Other], *, maybe: Number | None = None
     ) -> Pair:
@@ -60,7 +60,7 @@ def test_ports_are_read_from_the_signature():
 
     assert some.inputs == (Port("x", Number), Port("many", Other, several=True), Port("maybe", Number, optional=True))
     assert some.outputs == (Port("low", Number), Port("high", Other))
-    assert (some.kind, some.version, some.measured, some.depends) == ("a.b", 4, True, ("torch",))
+    assert (some.kind, some.version, some.per_machine, some.packages) == ("a.b", 4, True, ("torch",))
     assert some.config_type is WidthConfig
     assert some.help == "Do a thing.\n\nMore of it."
     assert not some.is_gate

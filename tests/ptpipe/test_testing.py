@@ -59,7 +59,7 @@ class Halves(NamedTuple):
 @stage("number.split")
 def split(config: StageConfig, ctx: Context, numbers: Sequence[Number], bias: Number | None = None) -> Halves:
     """Add up, then give a quarter and three quarters."""
-    ctx.metric(sources={name: list(references) for name, references in ctx.sources.items()})
+    ctx.metric(sources={name: list(references) for name, references in ctx.input_names.items()})
     total = sum(number.value for number in numbers) + (bias.value if bias else 0)
     return Halves(Number(total / 4), Number(total * 3 / 4))
 
@@ -222,7 +222,7 @@ class Unreadable(Number):
         (broken(3), "number.broken promised output: Number, returned int"),
         (broken(Number(1), said=os), "metric value=<module 'os'.* is not JSON"),
         (broken(Number(1), said=float("nan")), "metric value=nan is not JSON"),
-        (broken(Number(1), reads=lambda config: Path("x")), r"reads\(config\) gave no JSON"),
+        (broken(Number(1), fingerprint=lambda config: Path("x")), r"fingerprint\(config\) gave no JSON"),
         (broken(Linked(1), type_=Linked), "output output: Linked.save raised ValueError: .*link"),
         (broken(Pickled(1), type_=Pickled), "number.bin is a pickle"),
         (broken(Unwritable(1), type_=Unwritable), "Unwritable.save raised ZeroDivisionError: by nothing"),

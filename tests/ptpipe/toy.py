@@ -85,7 +85,7 @@ def split(config: StageConfig, ctx: Context, a: Number, bias: Number | None = No
 @stage("toy.total")
 def total(config: StageConfig, ctx: Context, numbers: Sequence[Number]) -> Text:
     """Add up several numbers and say what they are called."""
-    return Text(f"{'+'.join(ctx.sources['numbers'])}={sum(number.value for number in numbers)}")
+    return Text(f"{'+'.join(ctx.input_names['numbers'])}={sum(number.value for number in numbers)}")
 
 
 class GateConfig(StageConfig):
@@ -113,7 +113,7 @@ def dice(config: StageConfig, ctx: Context) -> Number:
     return Number(int.from_bytes(os.urandom(4), "big"))
 
 
-@stage("toy.clock", measured=True)
+@stage("toy.clock", per_machine=True)
 def clock(config: StageConfig, ctx: Context, a: Number) -> Number:
     """Measure something."""
     return Number(time.time_ns())

@@ -16,22 +16,22 @@ import click
 
 from ptpipe import __version__
 from ptpipe.errors import ExitCode, ManifestError, PtpipeError, Terminated, nearest
-from ptpipe.signals import terminate
+from ptpipe.execution.signals import terminate
 
 # Verb to the module that holds it, and its line of help: importing none of them, `ptpipe --help` stays fast.
 _VERBS = {
     "run": ("run", "Run a manifest: do what is new, take the rest from the store."),
-    "validate": ("look", "Check a manifest and print every problem at once."),
-    "plan": ("look", "Print what a run would do, stage by stage, and why."),
-    "runs": ("past", "List the runs in the artifacts folder."),
-    "show": ("past", "Show one run: outcomes, figures, notices."),
-    "stages": ("words", "List the stage kinds, or every option of one."),
-    "plugins": ("words", "List the loaded plugins, and the broken ones with the reason."),
-    "schema": ("words", "Print the manifest's JSON Schema, for editors."),
-    "gc": ("past", "Delete runs and results that are no longer needed."),
+    "validate": ("plan", "Check a manifest and print every problem at once."),
+    "plan": ("plan", "Print what a run would do, stage by stage, and why."),
+    "runs": ("runs", "List the runs in the artifacts folder."),
+    "show": ("runs", "Show one run: outcomes, figures, notices."),
+    "stages": ("stages", "List the stage kinds, or every option of one."),
+    "plugins": ("stages", "List the loaded plugins, and the broken ones with the reason."),
+    "schema": ("stages", "Print the manifest's JSON Schema, for editors."),
+    "gc": ("runs", "Delete runs and results that are no longer needed."),
     "scaling": ("scaling", "Measure how a training scales with its workers; predict it to 256."),
-    "doctor": ("doctor", "Check this installation and machine; say what to do about what lacks."),
-    "init": ("start", "Write a starter manifest, or a starter plugin with its test."),
+    "doctor": ("doctor", "Check the installation and this machine; suggest fixes."),
+    "init": ("init", "Write a starter manifest, or a starter plugin with its test."),
 }
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.options import artifacts_option, json_option, print_json, print_table
-from ptpipe.cli.words import plugin_option
+from ptpipe.cli.common import artifacts_option, json_option, print_json, print_table
+from ptpipe.cli.stages import plugin_option
 from ptpipe.errors import ExitCode
 
 if TYPE_CHECKING:
-    from ptpipe.finding import Finding
+    from ptpipe.check import Check
 
 
 @click.command()
@@ -29,29 +29,33 @@ if TYPE_CHECKING:
 @artifacts_option
 @json_option
 def doctor(workers: int | None, named: tuple[str, ...], artifacts: Path, as_json: bool) -> int:
-    """Check versions, plugins, int8 engines, devices and comm, and say what to do about what doesn't work.
+    """Check versions, plugins, int8 engines, devices and process groups, and suggest fixes.
 
-    Exit code 0 where nothing lacks, else 1. A note is no fault.
+    Exit code 0, or 1 if a check failed. Warnings do not change the exit code.
     """
-    from ptpipe.diagnosis import diagnose
-    from ptpipe.finding import FindingState
-    from ptpipe.plugins import load_vocabulary
+    from ptpipe.check import CheckState
+    from ptpipe.doctor import diagnose
+    from ptpipe.plan.vocabulary import load_vocabulary
 
-    findings = diagnose(load_vocabulary(named, Path()), artifacts, workers or 0)
+    checks = diagnose(load_vocabulary(named, Path()), artifacts, workers or 0)
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json([asdict(check) for check in checks])
     else:
-        _print(findings)
-    counts = Counter(finding.state for finding in findings)
-    return int(ExitCode.FAILED if counts[FindingState.LACK] else ExitCode.DONE)
+        _print(checks)
+    counts = Counter(check.state for check in checks)
+    return int(ExitCode.FAILED if counts[CheckState.FAIL] else ExitCode.DONE)
 
 
-def _print(findings: Sequence[Finding]) -> None:
+def _print(checks: Sequence[Check]) -> None:
     rows = []
-    for finding in findings:
-        rows.append((str(finding.state), finding.subject, finding.detail))
-        if finding.remedy:
-            rows.append(("", "", f"  -> {finding.remedy}"))
-    print_table(("", "what", "found"), rows)
-    counts = Counter(str(finding.state) for finding in findings)
-    click.echo(f"\n{counts['ok']} ok, {counts['note']} to note, {counts['lack']} lacking")
+    for check in checks:
+        rows.append((str(check.state), check.subject, check.detail))
+        if check.remedy:
+            rows.append(("", "", f"  -> {check.remedy}"))
+    print_table(("", "check", "result"), rows)
+    counts = Counter(str(check.state) for check in checks)
+    click.echo(f"\n{counts['ok']} ok, {_count(counts['warn'], 'warning')}, {counts['fail']} failed")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"

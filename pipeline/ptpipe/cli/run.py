@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.options import artifacts_option, json_option, manifest_argument, print_json, read_settings, set_option
+from ptpipe.cli.common import artifacts_option, json_option, manifest_argument, print_json, read_settings, set_option
 from ptpipe.errors import UsageError
 from ptpipe.events import Event, LogLine, Notice
 
 if TYPE_CHECKING:
-    from ptpipe.worker import Nodes
+    from ptpipe.execution.call import Nodes
 
 
 @click.command()
@@ -59,8 +59,8 @@ def run(  # noqa: PLR0913  # one parameter an option
     each, with --nnodes, --node-rank and --rdzv-endpoint. Under torchrun or SLURM ranks are those of the environment.
     """
     from ptpipe import api
-    from ptpipe.engine import RunOptions
-    from ptpipe.history import find_run
+    from ptpipe.execution.engine import RunOptions
+    from ptpipe.store.runs import find_run
 
     nodes = _nodes(nnodes, node_rank, rdzv_endpoint, max_restarts)
     options = RunOptions(fresh, keep_going, verbosity=int(verbose) - int(quiet), nodes=nodes)
@@ -76,8 +76,8 @@ def run(  # noqa: PLR0913  # one parameter an option
 
 def _nodes(num: int, rank: int, endpoint: str, max_restarts: int) -> Nodes:
     """The nodes that the options or the environment say there are. Raises UsageError for what doesn't fit together."""
+    from ptpipe.execution.call import Nodes
     from ptpipe.nodes import nodes_of_environment
-    from ptpipe.worker import Nodes
 
     if num == 1 and (endpoint or rank):
         option = "--rdzv-endpoint" if endpoint else f"--node-rank {rank}"

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.options import json_option, manifest_argument, print_json, print_table, read_plan, set_option
+from ptpipe.cli.common import json_option, manifest_argument, print_json, print_table, read_plan, set_option
 from ptpipe.errors import UsageError
 
 if TYPE_CHECKING:
     from ptpipe.cli.scaling_report import Report
-    from ptpipe.plan import Plan
+    from ptpipe.plan.bind import Plan
     from ptpipe.scaling import AllReduceTime
     from ptpipe.throughput import Setting
 
@@ -80,7 +80,7 @@ def scaling(  # noqa: PLR0913  # one parameter an option
     one thread each, three rounds in turn, medians. Fits Amdahl's serial share, and latency and bandwidth of an
     all-reduce. The modes are those of the stage's option `parallel`.
     """
-    from ptpipe import machine
+    from ptpipe import host
     from ptpipe.cli.scaling_plot import draw, open_folder
     from ptpipe.cli.scaling_report import Figures, Network, Subject, make_report
     from ptpipe.throughput import Measurement, choose_stage
@@ -95,7 +95,7 @@ def scaling(  # noqa: PLR0913  # one parameter an option
         measurement.check(wanted)
         times = _time_all_reduce(plan, sorted({setting.workers for setting in wanted} - {1}))
         measured = measurement.measure(wanted)
-    num_cpus = int(machine.describe()["num_cpus"])
+    num_cpus = int(host.describe()["num_cpus"])
     report = make_report(
         Subject(str(manifest), stage.id, stage.kind, measurement.images_per_worker),
         Figures(measured.throughputs, tuple(times), measured.gradient_bytes, num_cpus, measured.notices),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ptpipe.cli.scaling_report import PASSES
 from ptpipe.errors import UsageError
-from ptpipe.files import write_atomically
 from ptpipe.scaling import PREDICTED, predict
+from ptpipe.store.files import write_atomically
 
 if TYPE_CHECKING:
     from ptpipe.cli.scaling_report import Report

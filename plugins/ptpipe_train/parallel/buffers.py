@@ -9,30 +9,32 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import nn
 
-from ptpipe_torch import RangeHolder
-from ptpipe_torch.shared_memory import SharedMemory
-from ptpipe_torch.team import Team, group_device
+from ptpipe_torch import RangeObserver
+from ptpipe_torch.distributed.shared_memory import SharedMemory
+from ptpipe_torch.distributed.worker_group import WorkerGroup, group_device
 
 
 class RangeUnion:
-    """Lets observers and fake quantization see the range of the whole batch, over the ranks of a group.
+    """Lets reporters and fake quantization see the range of the whole batch, over the ranks of a group.
 
     So they have the very state that the whole batch gives in one process, and every rank rounds to the same grid.
     """
 
-    def __init__(self, module: nn.Module, team: Team, group: Any = None, memory: SharedMemory | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, workers: WorkerGroup, group: Any = None, memory: SharedMemory | None = None
+    ) -> None:
         """Until the team's work ends. `memory`, of two values or more, is taken where there is one, else messages."""
         self._group, self._memory = group, memory
         self.takes_part = True
         """False for a rank that has no sample that counts."""
-        self._holders = [layer for layer in module.modules() if isinstance(layer, RangeHolder)]
+        self._holders = [layer for layer in module.modules() if isinstance(layer, RangeObserver)]
         for layer in self._holders:
-            layer.unite_ranges = self._unite
-        team.closing.callback(self._let_go)
+            layer.all_reduce_range = self._unite
+        workers.exit_stack.callback(self._let_go)
 
     def _let_go(self) -> None:
         for layer in self._holders:
-            layer.unite_ranges = None
+            layer.all_reduce_range = None
 
     def _unite(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         both = torch.stack([low, -high])

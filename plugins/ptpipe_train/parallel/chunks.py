@@ -1,7 +1,7 @@
 """Cutting a network into chunks that follow one another: where it can be cut, and where it should be.
 
 A chunk takes one tensor and gives one. Its layers are the very objects of the whole network, under the same names, so
-that observers and fake quantization go along and the state dict of the whole stays true.
+that reporters and fake quantization go along and the state dict of the whole stays true.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Cuttable:
 
 class _Tracer(fx.Tracer):  # type: ignore[misc]  # torch comes without types
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return hasattr(m, "training_progress") or bool(super().is_leaf_module(m, module_qualified_name))
+        return hasattr(m, "on_progress") or bool(super().is_leaf_module(m, module_qualified_name))
 
 
 def find_cuts(module: nn.Module) -> Cuttable:

@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor
 
 from ptpipe import StageError
 from ptpipe_torch import Batch
-from ptpipe_torch.team import Team
+from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_train.evaluation import buffers_kept, left_as_it_was
 from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers
 from ptpipe_train.parallel.gradients import clip_together
-from ptpipe_train.parallel.scaler import TeamScaler
+from ptpipe_train.parallel.scaler import GroupScaler
 from ptpipe_train.parallel.share import Share, is_idle
 from ptpipe_train.parallel.way import Objective, Way
 from ptpipe_train.parallel_options import Parallel
@@ -38,15 +38,15 @@ class Shards(Way):
         whole: nn.Module,
         settings: Settings,
         options: Parallel,
-        team: Team,
+        workers: WorkerGroup,
         images_NCHW: torch.Tensor,
     ) -> None:
         """`module` is cut into shards; `whole`, the same network, takes the result. `images_NCHW`: to try it with."""
         super().__init__(whole, settings)
         # Shards are rows: weights stay contiguous, and images alone decide the layout of convolutions.
         self.trained = module = module.to(settings.device)
-        self.team, self.share = team, Share(team.rank, team.size)
-        mesh = init_device_mesh(settings.device.type, (team.size,))
+        self.workers, self.share = workers, Share(workers.rank, workers.size)
+        mesh = init_device_mesh(settings.device.type, (workers.size,))
         offload = (
             CPUOffloadPolicy(pin_memory=settings.device.type == "cuda") if options.cpu_offload else OffloadPolicy()
         )
@@ -57,7 +57,7 @@ class Shards(Way):
                 reshard_after_forward=options.reshard_after_forward is not False,
                 offload_policy=offload,
             )
-        self._ranges, self._buffers = RangeUnion(module, team), SharedBuffers(module)
+        self._ranges, self._buffers = RangeUnion(module, workers), SharedBuffers(module)
 
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
@@ -72,11 +72,11 @@ class Shards(Way):
                 loss = objective(logits_NK, batch.labels_N)
             with self.times.part("backward"):
                 # FSDP averages over ranks what is to be summed.
-                scaler.scale(loss * self.team.size).backward()
+                scaler.scale(loss * self.workers.size).backward()
         return loss.detach()
 
     def scaler(self) -> torch.amp.GradScaler:
-        return TeamScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
+        return GroupScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
         clip_together(parameters, max_norm)

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ptpipe_torch.shared_memory import SharedMemory
-from ptpipe_torch.team import group_device
+from ptpipe_torch.distributed.shared_memory import SharedMemory
+from ptpipe_torch.distributed.worker_group import group_device
 from ptpipe_train.local import local
 
 if TYPE_CHECKING:

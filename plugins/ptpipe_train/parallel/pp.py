@@ -20,14 +20,14 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from ptpipe import JSON, StageError
-from ptpipe.files import write_atomically
+from ptpipe.store.files import write_atomically
 from ptpipe_torch import Batch
-from ptpipe_torch.team import Team
+from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_train.evaluation import buffers_kept, left_as_it_was
 from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers, broadcast_bytes
 from ptpipe_train.parallel.chunks import Cuttable, balanced, find_cuts, measured_costs_s, named_cuts
 from ptpipe_train.parallel.gradients import clip_together, sum_gradients
-from ptpipe_train.parallel.scaler import TeamScaler
+from ptpipe_train.parallel.scaler import GroupScaler
 from ptpipe_train.parallel.share import IGNORED, Share, filled
 from ptpipe_train.parallel.way import Objective, Way
 from ptpipe_train.parallel_options import Degrees, Parallel
@@ -55,18 +55,24 @@ class Chunks(Way):
     state_is_shared = False
 
     def __init__(
-        self, module: nn.Module, settings: Settings, options: Parallel, team: Team, batch_size: int, place: Place
+        self,
+        module: nn.Module,
+        settings: Settings,
+        options: Parallel,
+        workers: WorkerGroup,
+        batch_size: int,
+        place: Place,
     ) -> None:
         super().__init__(module, settings)
         degrees = options.degrees
-        self._copies, self._column = _groups(degrees, team)
-        replica, self._position = divmod(team.rank, degrees.ranks_of_chunks)
-        self.team, self.share = team, Share(replica, degrees.replicas)
+        self._copies, self._column = _groups(degrees, workers)
+        replica, self._position = divmod(workers.rank, degrees.ranks_of_chunks)
+        self.workers, self.share = workers, Share(replica, degrees.replicas)
         self._size = batch_size // degrees.replicas
         self._compress = options.compress or "none"
         self._num_microbatches = options.num_microbatches
         network = find_cuts(module)
-        firsts = _agreed_cuts(network, place, options, settings, team)
+        firsts = _agreed_cuts(network, place, options, settings, workers)
         self._begins = [network.cuts[first - 1].begins for first in firsts]
         pieces = [network.piece(*bounds) for bounds in pairwise([0, *firsts, network.num_pieces])]
         mine = range(self._position, degrees.chunks, degrees.ranks_of_chunks)
@@ -82,7 +88,7 @@ class Chunks(Way):
         self._schedule = self._make_schedule(self._ends, mine, place.images_MCHW, options)
         self._ends = [self._ends[number] for number in mine]
         if degrees.replicas > 1:
-            self._ranges = RangeUnion(self.trained, team, self._copies)
+            self._ranges = RangeUnion(self.trained, workers, self._copies)
             self._buffers = SharedBuffers(self.trained, self._copies)
 
     def _ranges_take_part(self, counts: bool) -> None:
@@ -127,7 +133,7 @@ class Chunks(Way):
         return self._losses.total()
 
     def scaler(self) -> torch.amp.GradScaler:
-        scaler = TeamScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
+        scaler = GroupScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
         scaler.scale(torch.zeros((), device=self.settings.device))  # it begins with a loss, which most ranks never see
         return scaler
 
@@ -149,18 +155,18 @@ class Chunks(Way):
         return {"chunks_begin_at": list[JSON](self._begins)}
 
 
-def _groups(degrees: Degrees, team: Team) -> tuple[Any, Any]:
+def _groups(degrees: Degrees, workers: WorkerGroup) -> tuple[Any, Any]:
     """Of all copies of this rank's chunks; and of this rank's copy of the network. By torch's rule all make all.
 
     The workers are a mesh of replicas x ranks of chunks; a DeviceMesh's own groups would not know the time limit.
     """
     num = degrees.ranks_of_chunks
-    copies = [list(range(position, team.size, num)) for position in range(num)]
-    columns = [list(range(first, first + num)) for first in range(0, team.size, num)]
+    copies = [list(range(position, workers.size, num)) for position in range(num)]
+    columns = [list(range(first, first + num)) for first in range(0, workers.size, num)]
     made = {}
     for ranks in (*copies, *columns):
-        made[tuple(ranks)] = dist.new_group(ranks, timeout=timedelta(seconds=team.timeout_s))
-    return made[tuple(copies[team.rank % num])], made[tuple(columns[team.rank // num])]
+        made[tuple(ranks)] = dist.new_group(ranks, timeout=timedelta(seconds=workers.timeout_s))
+    return made[tuple(copies[workers.rank % num])], made[tuple(columns[workers.rank // num])]
 
 
 class _End(nn.Module):  # type: ignore[misc]  # torch comes without types
@@ -239,7 +245,9 @@ def _values_between(ends: Sequence[nn.Module], images_MCHW: torch.Tensor) -> lis
     return [images_MCHW, *(torch.empty_like(value).requires_grad_() for value in values[1:])]
 
 
-def _agreed_cuts(network: Cuttable, place: Place, options: Parallel, settings: Settings, team: Team) -> list[int]:
+def _agreed_cuts(
+    network: Cuttable, place: Place, options: Parallel, settings: Settings, workers: WorkerGroup
+) -> list[int]:
     """Where chunks begin, the same on all ranks and again after a restart. Costs are measured by rank 0."""
     if network.num_pieces < options.num_chunks:
         raise StageError(
@@ -248,14 +256,14 @@ def _agreed_cuts(network: Cuttable, place: Place, options: Parallel, settings: S
     if options.split_at is not None:
         return named_cuts(network, options.split_at)
     firsts = [0] * (options.num_chunks - 1)
-    if team.rank == 0:
+    if workers.rank == 0:
         with suppress(OSError, ValueError):
             firsts = json.loads(place.file.read_text(encoding="utf-8"))
         if not _fits(firsts, network, options):
             with torch.random.fork_rng(), settings.autocast():
                 firsts = balanced(measured_costs_s(network, place.images_MCHW, settings.device), options.num_chunks)
             write_atomically(place.file, json.dumps(firsts).encode())
-    return [round(first) for first in team.sum(firsts)]
+    return [round(first) for first in workers.all_reduce(firsts)]
 
 
 def _fits(firsts: Any, network: Cuttable, options: Parallel) -> bool:

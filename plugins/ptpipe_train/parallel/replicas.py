@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ptpipe import JSON, Context, StageError
-from ptpipe_torch import Batch, RangeHolder
-from ptpipe_torch.shared_memory import SharedMemory, share_memory
-from ptpipe_torch.team import Team
+from ptpipe_torch import Batch, RangeObserver
+from ptpipe_torch.distributed.shared_memory import SharedMemory, share_memory
+from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_train.evaluation import buffers_kept
 from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers
 from ptpipe_train.parallel.gradients import SharedAverage, average_compressed
@@ -57,7 +57,7 @@ def data_parallel(module: nn.Module, settings: Settings, options: Parallel, ctx:
         which = f"{len(devices)} of device_ids" if options.device_ids else str(available)
         ctx.notice(f"parallel mode dp: {which} CUDA devices here; one replica does all the work")
         return Alone(settings.placed(module), settings)
-    if any(isinstance(layer, RangeHolder) for layer in module.modules()):
+    if any(isinstance(layer, RangeObserver) for layer in module.modules()):
         raise StageError("dp can't train fake quantization: each device would see its own range; use mode ddp")
     # Images, labels and the module that is replicated are on the first of them.
     settings = replace(settings, device=torch.device("cuda", devices[0]))
@@ -72,18 +72,18 @@ class Replicas(Way):
     Batch norm normalizes by a rank's own share; its running statistics are averaged over ranks after each epoch.
     """
 
-    def __init__(self, module: nn.Module, settings: Settings, options: Parallel, team: Team) -> None:
+    def __init__(self, module: nn.Module, settings: Settings, options: Parallel, workers: WorkerGroup) -> None:
         super().__init__(module, settings)
-        self.team, self.share = team, Share(team.rank, team.size)
+        self.workers, self.share = workers, Share(workers.rank, workers.size)
         if options.sync_bn:
             module = self.module = self.trained = nn.SyncBatchNorm.convert_sync_batchnorm(module)
-        memory = _memory_for(module, settings, options, team)
+        memory = _memory_for(module, settings, options, workers)
         self.comm = "shared memory" if memory else dist.get_backend()
-        self._ranges, self._buffers = RangeUnion(module, team, memory=memory), SharedBuffers(module)
+        self._ranges, self._buffers = RangeUnion(module, workers, memory=memory), SharedBuffers(module)
         self._wrapped = _distributed(module, settings, options)
         average: Callable[[dist.GradBucket], Any] | None = None
         if memory:
-            average = SharedAverage(memory, team.size)
+            average = SharedAverage(memory, workers.size)
         elif options.compress and options.compress != "none":
             average = partial(average_compressed, options.compress)
         if average:
@@ -103,7 +103,7 @@ class Replicas(Way):
                 loss = objective(logits_NK, batch.labels_N)
             with self.times.backward():
                 # DistributedDataParallel averages over ranks what is to be summed.
-                scaler.scale(loss * self.team.size).backward()
+                scaler.scale(loss * self.workers.size).backward()
         return loss.detach()
 
     def _synchronized(self, last: bool) -> AbstractContextManager[Any]:
@@ -117,14 +117,14 @@ class Replicas(Way):
         return {"comm": self.comm}
 
 
-def _memory_for(module: nn.Module, settings: Settings, options: Parallel, team: Team) -> SharedMemory | None:
+def _memory_for(module: nn.Module, settings: Settings, options: Parallel, workers: WorkerGroup) -> SharedMemory | None:
     """Where gradients and ranges of one machine's processors are brought together, if that can be done."""
     if options.comm not in (None, "auto") or options.compress not in (None, "none") or settings.device.type != "cpu":
         return None
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if any(parameter.dtype != torch.float32 for parameter in trained):
         return None
-    return share_memory(team, max(2, sum(parameter.numel() for parameter in trained)))
+    return share_memory(workers, max(2, sum(parameter.numel() for parameter in trained)))
 
 
 # torch 2.13 gave the option of not sending buffers at each step a new name, and warns of the old one.

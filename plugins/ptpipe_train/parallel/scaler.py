@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ptpipe_torch.team import group_device
+from ptpipe_torch.distributed.worker_group import group_device
 
 
-class TeamScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch comes without types
+class GroupScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch comes without types
     """A GradScaler whose ranks skip a step together: one of them having overflowed is enough.
 
     Each rank must scale something before it steps, if only a 0 where it sees no loss; it may have no gradients.

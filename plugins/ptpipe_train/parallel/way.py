@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from ptpipe import JSON
 from ptpipe_torch import Batch
-from ptpipe_torch.team import ALONE, Team
+from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
 from ptpipe_train.parallel.share import Share
 from ptpipe_train.settings import Settings
 from ptpipe_train.step_times import StepTimes
@@ -40,7 +40,7 @@ class Objective:
 class Way(ABC):
     """How a network is trained on several devices. This base is one process alone, which talks to nobody."""
 
-    team: Team = ALONE
+    workers: WorkerGroup = SINGLE_WORKER
     share: Share = Share()
     needs_images = True
     """Whether this process looks at images, or at their labels alone."""

@@ -67,23 +67,25 @@ def check(data: front.Data) -> None:
     for row, column, channel in ((0, 0, 0), (3, 17, 1), (31, 30, 2), (31, 31, 2)):
         assert pixels_HWC[row, column, channel] == record[1 + channel * 1024 + row * 32 + column]
     assert data.splits["train"].labels_N[position] == record[0]
-    assert data.facts.class_names[3] == "cat" and data.facts.shape_CHW == (3, 32, 32)
+    assert data.info.class_names[3] == "cat" and data.info.shape_CHW == (3, 32, 32)
     assert len(data.splits["test"]) == 10
 
 
 def test_archive(root: Path, ctx: Context, told) -> None:
     check(front.cifar10(front.PublishedConfig(val_size=0), ctx))
     assert not told.notices
-    assert front.cifar10.reads(front.PublishedConfig()) == {"cifar-10-binary.tar.gz": published.CIFAR10.parts[0].md5}
+    assert front.cifar10.fingerprint(front.PublishedConfig()) == {
+        "cifar-10-binary.tar.gz": published.CIFAR10.parts[0].md5
+    }
 
 
 def test_folder(root: Path, ctx: Context, told) -> None:
     folder = unpack(root)
     check(front.cifar10(front.PublishedConfig(val_size=0), ctx))
     assert "no digest" in told.notices[0]
-    before = front.cifar10.reads(front.PublishedConfig())
+    before = front.cifar10.fingerprint(front.PublishedConfig())
     (folder / "data_batch_2.bin").write_bytes(batch(99))
-    assert front.cifar10.reads(front.PublishedConfig()) != before
+    assert front.cifar10.fingerprint(front.PublishedConfig()) != before
 
 
 def test_torchvisions_place(root: Path, ctx: Context) -> None:

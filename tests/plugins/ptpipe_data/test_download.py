@@ -260,9 +260,9 @@ def test_preflight_fetches_and_the_stage_reads(
     with serving(lambda handler: send(handler, files[handler.path[1:]])) as url:
         described = describe(url, contents={part.file: files[part.file] for part in published.MNIST.parts})
         monkeypatch.setattr(published, "MNIST", described)
-        assert list(front.mnist.reads(config)) == ["digits"]
+        assert list(front.mnist.fingerprint(config)) == ["digits"]
         assert list(front.mnist.preflight(config)) == []
-    assert front.mnist.reads(config) == {part.file: part.md5 for part in described.parts}
+    assert front.mnist.fingerprint(config) == {part.file: part.md5 for part in described.parts}
     monkeypatch.setattr(download_module, "download", None)
     monkeypatch.setattr(socket, "socket", None)  # the stage itself uses no network
     data = front.mnist(config, ctx)

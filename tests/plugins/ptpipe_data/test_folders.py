@@ -53,13 +53,13 @@ def sizes(data: Data) -> list[int]:
 
 def test_one_folder_is_split(one_folder: Path, ctx: Context) -> None:
     data = front.image_folder(config(one_folder, test_size=0.2, val_size=8), ctx)
-    assert data.facts.name == "pictures" and data.facts.class_names == ("blue", "green", "red")
+    assert data.info.name == "pictures" and data.info.class_names == ("blue", "green", "red")
     assert sizes(data) == [40, 8, 12, 4]
     for split in data.splits.values():
         pixels_NHWC = split.images.take(np.arange(len(split)))
         for id_, label, pixels_HWC in zip(split.ids, split.labels_N, pixels_NHWC, strict=True):
             name = id_.partition("/")[0]
-            assert data.facts.class_names[label] == name
+            assert data.info.class_names[label] == name
             assert (pixels_HWC == COLOURS[name]).all()
     assert sizes(front.image_folder(config(one_folder), ctx)) == [51, 3, 6, 4]
 
@@ -77,22 +77,22 @@ def test_split_folders(split_folders: Path, ctx: Context) -> None:
 
 
 def test_folder_key(one_folder: Path) -> None:
-    before = front.image_folder.reads(config(one_folder))
-    assert before == front.image_folder.reads(config(one_folder))
+    before = front.image_folder.fingerprint(config(one_folder))
+    assert before == front.image_folder.fingerprint(config(one_folder))
     assert before["num_files"] == 60 and before["root"] == str(one_folder)
     path = one_folder / "red" / "00.png"
     status = path.stat()
     paint(path, (1, 2, 3))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    assert front.image_folder.reads(config(one_folder)) != before
+    assert front.image_folder.fingerprint(config(one_folder)) != before
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    after_same_size = front.image_folder.reads(config(one_folder))
+    after_same_size = front.image_folder.fingerprint(config(one_folder))
     assert (after_same_size == before) == (path.stat().st_size == status.st_size)
     (one_folder / "red" / "notes.txt").write_text("no image")
     (one_folder / "red" / ".hidden.png").write_text("hidden")
-    assert front.image_folder.reads(config(one_folder)) == after_same_size
+    assert front.image_folder.fingerprint(config(one_folder)) == after_same_size
     path.rename(one_folder / "red" / "zz.png")
-    assert front.image_folder.reads(config(one_folder)) != after_same_size
+    assert front.image_folder.fingerprint(config(one_folder)) != after_same_size
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_folders_that_are_no_data_set(one_folder: Path, ctx: Context, damage: Ca
 
 def test_reads_of_a_missing_folder_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="nowhere is not there"):
-        front.image_folder.reads(config(tmp_path / "nowhere"))
+        front.image_folder.fingerprint(config(tmp_path / "nowhere"))
 
 
 def test_class_that_training_lacks(split_folders: Path, ctx: Context) -> None:
@@ -127,7 +127,7 @@ def test_name_that_is_no_utf8(one_folder: Path, ctx: Context) -> None:
         os.rename(one_folder / "red" / "00.png", os.fsencode(one_folder / "red") + b"/\xff.png")  # noqa: PTH104
     except OSError:
         pytest.skip("this file system takes UTF-8 names alone")
-    front.image_folder.reads(config(one_folder))
+    front.image_folder.fingerprint(config(one_folder))
     with pytest.raises(StageError, match="rename it"):
         front.image_folder(config(one_folder), ctx)
 
@@ -231,12 +231,12 @@ def test_large_jpeg_is_decoded_small_but_alike(tmp_path: Path, ctx: Context) -> 
 
 
 def test_normalization(one_folder: Path, ctx: Context) -> None:
-    assert front.image_folder(config(one_folder), ctx).facts.mean == (0.485, 0.456, 0.406)
-    assert front.image_folder(config(one_folder, channels=1), ctx).facts.shape_CHW == (1, 16, 16)
+    assert front.image_folder(config(one_folder), ctx).info.mean == (0.485, 0.456, 0.406)
+    assert front.image_folder(config(one_folder, channels=1), ctx).info.shape_CHW == (1, 16, 16)
     data = front.image_folder(config(one_folder, normalize="measured"), ctx)
     train = data.splits["train"]
     pixels_NHWC = train.images.take(np.arange(len(train)))
-    np.testing.assert_allclose(data.facts.mean, (pixels_NHWC / 255).mean(axis=(0, 1, 2)), atol=6e-5)
+    np.testing.assert_allclose(data.info.mean, (pixels_NHWC / 255).mean(axis=(0, 1, 2)), atol=6e-5)
 
 
 def test_in_memory(one_folder: Path, ctx: Context, tmp_path: Path) -> None:

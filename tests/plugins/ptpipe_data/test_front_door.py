@@ -10,7 +10,7 @@ from pydantic import ValidationError
 import ptpipe_data as front
 from ptpipe import hookimpl
 from ptpipe_torch import Data, LoaderOptions
-from ptpipe_torch.augment import AUGMENTATIONS
+from ptpipe_torch.data.augment import AUGMENTATIONS
 
 STAGES = list(front.ptpipe_stages())
 
@@ -18,8 +18,8 @@ STAGES = list(front.ptpipe_stages())
 def test_importing_and_keys_need_neither_torch_nor_numpy() -> None:
     code = (
         "import sys, ptpipe_data as front; "
-        "front.mnist.reads(front.MnistConfig()); front.cifar10.reads(front.PublishedConfig()); "
-        "front.image_folder.reads(front.ImageFolderConfig(path='.')); "
+        "front.mnist.fingerprint(front.MnistConfig()); front.cifar10.fingerprint(front.PublishedConfig()); "
+        "front.image_folder.fingerprint(front.ImageFolderConfig(path='.')); "
         "print([name for name in ('torch', 'numpy', 'PIL', 'sklearn', 'torchvision') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)

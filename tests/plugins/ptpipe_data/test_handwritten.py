@@ -16,7 +16,7 @@ def everything(data: Data, split: str) -> tuple[list[str], np.ndarray, np.ndarra
 def test_digits_are_scikit_learns(ctx: Context) -> None:
     data = front.digits(front.DigitsConfig(), ctx)
     original = load_digits()
-    assert data.facts.name == "digits" and data.facts.shape_CHW == (1, 8, 8)
+    assert data.info.name == "digits" and data.info.shape_CHW == (1, 8, 8)
     numbers = set()
     for split in ("train", "val", "test"):
         ids, labels_N, pixels_NHWC = everything(data, split)
@@ -38,7 +38,7 @@ def test_test_images_are_the_same_whatever_the_seed(ctx: Context, tmp_path) -> N
 
 def test_stand_in_looks_like_mnist(ctx: Context) -> None:
     data = front.mnist(front.MnistConfig(offline="digits"), ctx)
-    assert data.facts.shape_CHW == (1, 28, 28) and len(data.facts.class_names) == 10
+    assert data.info.shape_CHW == (1, 28, 28) and len(data.info.class_names) == 10
     _, labels_N, pixels_NHWC = everything(data, "test")
     assert not pixels_NHWC[:, :4].any() and not pixels_NHWC[:, -4:].any()
     original = load_digits()
@@ -62,4 +62,4 @@ def test_stand_in_has_shifted_copies_for_training_alone(ctx: Context) -> None:
     shifted = ids.index(f"{ids[5]}-2+2")
     np.testing.assert_array_equal(pixels_NHWC[shifted][:-2, 2:], pixels_NHWC[5][2:, :-2])
     assert labels_N[shifted] == labels_N[5]
-    assert data.facts.mean[0] == np.round((pixels_NHWC / 255).mean(), 4)
+    assert data.info.mean[0] == np.round((pixels_NHWC / 255).mean(), 4)

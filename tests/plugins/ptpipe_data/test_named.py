@@ -54,7 +54,7 @@ def test_real_mnist(real_data: Path, ctx: Context, told, tmp_path: Path) -> None
     config = front.MnistConfig()
     assert list(front.mnist.preflight(config)) == []
     data = front.mnist(config, ctx)
-    assert data.facts.name == "mnist" and data.facts.shape_CHW == (1, 28, 28) and not told.notices
+    assert data.info.name == "mnist" and data.info.shape_CHW == (1, 28, 28) and not told.notices
     assert data.summary() == {
         "name": "mnist",
         "shape": [1, 28, 28],
@@ -73,8 +73,8 @@ def test_real_mnist(real_data: Path, ctx: Context, told, tmp_path: Path) -> None
         np.testing.assert_array_equal(pixels(data, split), expected)
     assert set(data.splits["calibration"].ids) <= set(data.splits["train"].ids)
     everything = np.frombuffer(raw, np.uint8, offset=16) / 255.0
-    assert data.facts.mean == pytest.approx((everything.mean(),), abs=5e-5)
-    assert data.facts.std == pytest.approx((everything.std(),), abs=5e-5)
+    assert data.info.mean == pytest.approx((everything.mean(),), abs=5e-5)
+    assert data.info.std == pytest.approx((everything.std(),), abs=5e-5)
 
     folder = tmp_path / "stored"
     folder.mkdir()
@@ -91,7 +91,7 @@ def test_real_mnist(real_data: Path, ctx: Context, told, tmp_path: Path) -> None
 @pytest.mark.mnist
 def test_real_mnist_key_and_speed(real_data: Path, ctx: Context) -> None:
     config = front.MnistConfig()
-    assert shortest_s(lambda: front.mnist.reads(config)) < 0.06
+    assert shortest_s(lambda: front.mnist.fingerprint(config)) < 0.06
     data = front.mnist(config, ctx)
     import torch
 
@@ -115,7 +115,7 @@ def shortest_s(work: Callable[[], object]) -> float:
 
 
 def test_tables_are_torchvisions() -> None:
-    from ptpipe_torch.vision import torchvision
+    from ptpipe_torch.torchvision_compat import torchvision
 
     datasets = torchvision().datasets
     for ours, theirs in ((published.MNIST, datasets.MNIST), (published.FASHION_MNIST, datasets.FashionMNIST)):
@@ -196,13 +196,13 @@ class TestKey:
 
     def test_stand_in(self, tiny_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config = front.MnistConfig(offline="digits")
-        assert front.mnist.reads(config) == front.mnist.reads(front.MnistConfig())
+        assert front.mnist.fingerprint(config) == front.mnist.fingerprint(front.MnistConfig())
         monkeypatch.delenv("PTPIPE_DATA")
-        assert list(front.mnist.reads(config)) == ["digits"]
+        assert list(front.mnist.fingerprint(config)) == ["digits"]
 
     def test_own_path_that_lacks_files_is_a_mistake(self, tmp_path: Path) -> None:
         with pytest.raises(StageError, match="MNIST is not there: looked in"):
-            front.mnist.reads(front.MnistConfig(path=str(tmp_path), offline="digits"))
+            front.mnist.fingerprint(front.MnistConfig(path=str(tmp_path), offline="digits"))
         (line,) = front.mnist.preflight(front.MnistConfig(path=str(tmp_path)))
         assert line.startswith("MNIST is not there")
 
@@ -246,13 +246,13 @@ class TestAltered:
 
         name = self.alter(tiny_mnist / "train-images-idx3-ubyte.gz", change)
         assert self.refused(ctx).startswith(f"{name} is altered: it is not the published MNIST")
-        assert front.mnist(OWN, ctx).facts.name == "own files in the format of mnist"
+        assert front.mnist(OWN, ctx).info.name == "own files in the format of mnist"
 
     def test_packed_anew_is_the_published_content(self, tiny_mnist: Path, ctx: Context) -> None:
         self.alter(
             tiny_mnist / "train-images-idx3-ubyte.gz", lambda content: gzip.compress(gzip.decompress(content), 1)
         )
-        assert front.mnist(front.MnistConfig(calibration_size=1), ctx).facts.name == "mnist"
+        assert front.mnist(front.MnistConfig(calibration_size=1), ctx).info.name == "mnist"
 
     def test_labels_that_do_not_fit(self, tiny_mnist: Path, ctx: Context, write_idx_set: Callable) -> None:
         write_idx_set(tiny_mnist.parent / "other", num_train=59)
@@ -277,9 +277,9 @@ def test_own_files(ctx: Context, tmp_path: Path, write_idx_set: Callable) -> Non
     config = front.MnistConfig(path=str(tmp_path / "mine"), verify=False, val_size=3, calibration_size=4)
     data = front.mnist(config, ctx)
     values = np.frombuffer(contents["train-images-idx3-ubyte"], np.uint8, offset=16) / 255
-    assert data.facts.class_names == ("0", "1", "2", "3") and data.facts.shape_CHW == (1, 5, 5)
-    assert data.facts.mean == pytest.approx((values.mean(),), abs=5e-5)
-    assert data.facts.std == pytest.approx((values.std(),), abs=5e-5)
+    assert data.info.class_names == ("0", "1", "2", "3") and data.info.shape_CHW == (1, 5, 5)
+    assert data.info.mean == pytest.approx((values.mean(),), abs=5e-5)
+    assert data.info.std == pytest.approx((values.std(),), abs=5e-5)
     with pytest.raises(StageError, match="is altered"):
         front.mnist(config.model_copy(update={"verify": True}), ctx)
 
@@ -296,7 +296,7 @@ class TestWithoutKnownDigests:
 
     def test_unpacked_is_taken_and_said(self, fashion: Path, ctx: Context, told) -> None:
         data = front.fashion_mnist(front.PublishedConfig(), ctx)
-        assert data.facts.class_names[9] == "Ankle boot"
+        assert data.info.class_names[9] == "Ankle boot"
         (notice,) = told.notices
         assert str(fashion / "train-images-idx3-ubyte") in notice and "no digest" in notice
 
@@ -319,6 +319,6 @@ class TestWithoutKnownDigests:
 
 def test_stand_in_is_said_loudly(ctx: Context, told) -> None:
     data = front.mnist(front.MnistConfig(offline="digits"), ctx)
-    assert data.facts.name == "digits (in place of mnist)" == data.summary()["name"]
+    assert data.info.name == "digits (in place of mnist)" == data.summary()["name"]
     (notice,) = told.notices
     assert "digits in its place" in notice and "--fresh data" in notice and "$PTPIPE_DATA/mnist" in notice

@@ -13,7 +13,7 @@ from ptpipe_torch import ArrayImages, Data, epoch_order
 def test_shape_and_balance(ctx: Context) -> None:
     config = front.SyntheticConfig(num_classes=7, num_train=140, num_test=35, image_size=12, channels=3, val_size=0)
     data = front.synthetic(config, ctx)
-    assert data.facts.shape_CHW == (3, 12, 12) and data.facts.num_classes == 7
+    assert data.info.shape_CHW == (3, 12, 12) and data.info.num_classes == 7
     assert np.bincount(data.splits["train"].labels_N).tolist() == [20] * 7
     assert np.bincount(data.splits["test"].labels_N).tolist() == [5] * 7
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from ptpipe import StageError
 from ptpipe_data import SplitConfig
 from ptpipe_data.splitting import draw_splits, num_samples
-from ptpipe_torch import ArrayImages, Data, DataFacts, Split
+from ptpipe_torch import ArrayImages, Data, DatasetInfo, Split
 
-FACTS = DataFacts("x", ("0", "1", "2"), (1, 1, 1), (0.5,), (0.5,))
+FACTS = DatasetInfo("x", ("0", "1", "2"), (1, 1, 1), (0.5,), (0.5,))
 
 
 def pool(name: str, num: int) -> Split:

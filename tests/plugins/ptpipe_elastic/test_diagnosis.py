@@ -54,7 +54,7 @@ def test_workers_that_do_not_come_in_time_are_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     timer = signal.getitimer(signal.ITIMER_REAL)[0]
     found = worked_together("gloo", 2, timeout_s=0.2)  # importing torch takes longer
-    assert found.state == "lack"
+    assert found.state == "fail"
     assert re.search(r"not done within 0\.6 s|hung|ended with exit code 1", found.detail)
     assert found.remedy
     assert list(tmp_path.iterdir()) == []

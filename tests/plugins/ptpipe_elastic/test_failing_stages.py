@@ -32,7 +32,7 @@ class Config(StageConfig):
     way: str = "well"
 
 
-@stage("team.ends", workers=lambda config: 2)
+@stage("workers.ends", workers=lambda config: 2)
 def ends(config: Config, ctx: Context) -> Ranges:
     """End."""
     if ctx.rank == 1:
@@ -61,7 +61,7 @@ name: ends
 seed: 7
 plugins: [./ends.py]
 stages:
-  t: {uses: team.ends}
+  t: {uses: workers.ends}
 """
 
 
@@ -96,7 +96,7 @@ def test_a_plugin_that_is_broken_in_workers_alone(tmp_path: Path) -> None:
     running = start(tmp_path, "well", BROKEN="1")
     said = running.communicate(timeout=60)[1]
     assert running.returncode == 1
-    assert "no plugin offers team.ends in worker" in said
+    assert "no plugin offers workers.ends in worker" in said
     assert "no libfoo in workers" in said
 
 

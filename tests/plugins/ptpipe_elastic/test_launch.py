@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from ptpipe import StageError
 from ptpipe.events import Event, LogLine
-from ptpipe.worker import Call, Nodes
+from ptpipe.execution.call import Call, Nodes
 from ptpipe_elastic import ptpipe_launch
 from ptpipe_elastic.launch import _log_output, _message, launch
 from ptpipe_elastic.started import log_file

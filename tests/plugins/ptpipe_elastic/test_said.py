@@ -62,41 +62,41 @@ def test_a_number_that_is_none_comes_through(tmp_path: Path) -> None:
     assert values[1] == math.inf
 
 
-def heard_within(heard: list[Event], num: int, news: threading.Semaphore) -> list[Event]:
+def heard_within(heard: list[Event], num: int, arrived: threading.Semaphore) -> list[Event]:
     for _ in range(num):
-        assert news.acquire(timeout=30), heard
+        assert arrived.acquire(timeout=30), heard
     return list(heard)
 
 
 def test_they_are_told_while_the_work_goes_on(tmp_path: Path) -> None:
-    heard, news = list[Event](), threading.Semaphore(0)
+    heard, arrived = list[Event](), threading.Semaphore(0)
 
     def tell(event: Event) -> None:
         heard.append(event)
-        news.release()
+        arrived.release()
 
     with followed(tmp_path, tell):
         write_event(tmp_path, 0, LogLine("t", "one"))
-        assert heard_within(heard, 1, news) == [LogLine("t", "one")]
+        assert heard_within(heard, 1, arrived) == [LogLine("t", "one")]
         write_event(tmp_path, 0, LogLine("t", "two"))
-        assert heard_within(heard, 1, news)[1:] == [LogLine("t", "two")]
+        assert heard_within(heard, 1, arrived)[1:] == [LogLine("t", "two")]
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
-    file, heard, news = tmp_path / "said-0.jsonl", list[Event](), threading.Semaphore(0)
+    file, heard, arrived = tmp_path / "said-0.jsonl", list[Event](), threading.Semaphore(0)
 
     def tell(event: Event) -> None:
         heard.append(event)
-        news.release()
+        arrived.release()
 
     line = json.dumps(["LogLine", {"stage_id": "t", "text": "whole"}]).encode() + b"\n"
     with followed(tmp_path, tell), file.open("ab", buffering=0) as stream:
         write_event(tmp_path, 0, LogLine("t", "before"))
         stream.write(line[:20])
-        assert heard_within(heard, 1, news) == [LogLine("t", "before")]
-        assert not news.acquire(timeout=0.3), "three looks, and nothing but half a line"
+        assert heard_within(heard, 1, arrived) == [LogLine("t", "before")]
+        assert not arrived.acquire(timeout=0.3), "three looks, and nothing but half a line"
         stream.write(line[20:])
-        assert heard_within(heard, 1, news)[1:] == [LogLine("t", "whole")]
+        assert heard_within(heard, 1, arrived)[1:] == [LogLine("t", "whole")]
 
 
 def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:

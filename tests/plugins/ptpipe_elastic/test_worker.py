@@ -12,7 +12,7 @@ from ptpipe import StageError
 from ptpipe.events import Event, LogLine, Metric, Notice, Progress
 from ptpipe_elastic.said import followed
 from ptpipe_elastic.worker import _teller, _write_error
-from ptpipe_torch.team import TeamError
+from ptpipe_torch.distributed.worker_group import WorkerGroupError
 
 SAID: tuple[Event, ...] = (
     Progress("t", 1, 2, "images", {"loss": 0.5}),
@@ -52,7 +52,7 @@ def test_together_they_say_everything_once(tmp_path: Path) -> None:
     ("error", "message", "is_stage_error", "is_consequence"),
     [
         (StageError("the loss became nan"), "the loss became nan", True, False),
-        (TeamError("worker 0 did not answer"), "worker 0 did not answer", True, True),
+        (WorkerGroupError("worker 0 did not answer"), "worker 0 did not answer", True, True),
         (KeyError("x"), "KeyError: 'x'", False, False),
         (SystemExit(0), "SystemExit: 0", False, False),
     ],

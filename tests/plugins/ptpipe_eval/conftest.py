@@ -21,8 +21,19 @@ from torch import nn
 
 from ptpipe import Context
 from ptpipe.events import Event
-from ptpipe_torch import ArrayImages, Data, DataFacts, Deployable, LoaderOptions, Model, OnnxFile, Part, Recipe, Split
-from ptpipe_torch.registry import builder
+from ptpipe_torch import (
+    ArrayImages,
+    Data,
+    DatasetInfo,
+    Deployable,
+    FunctionRef,
+    LoaderOptions,
+    Model,
+    OnnxFile,
+    Recipe,
+    Split,
+)
+from ptpipe_torch.model.registry import builder
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -86,8 +97,8 @@ def digits() -> Data:
         )
         for name, part in parts.items()
     }
-    facts = DataFacts("digits", NAMES, (1, 8, 8), (0.3,), (0.4,))
-    return Data(facts, splits, LoaderOptions(batch_size=64))
+    info = DatasetInfo("digits", NAMES, (1, 8, 8), (0.3,), (0.4,))
+    return Data(info, splits, LoaderOptions(batch_size=64))
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +123,7 @@ def numpy_model(weights: tuple[np.ndarray, np.ndarray]) -> LinearModel:
 
 @pytest.fixture(scope="session")
 def torch_model(weights: tuple[np.ndarray, np.ndarray]) -> Model:
-    recipe = Recipe(Part.of(linear_net, inputs=64, classes=10), (1, 8, 8), 10)
+    recipe = Recipe(FunctionRef.to(linear_net, inputs=64, classes=10), (1, 8, 8), 10)
     return Model(recipe, {"1.weight": torch.from_numpy(weights[0]), "1.bias": torch.from_numpy(weights[1])})
 
 

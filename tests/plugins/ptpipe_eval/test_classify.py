@@ -40,9 +40,9 @@ def test_metrics_say_what_they_are_of(digits, numpy_model, context) -> None:
 
 def test_news_of_progress_and_metrics(digits, numpy_model, context, told) -> None:
     answer = classify(ClassifyConfig(batch_size=100), context(model=("m",)), numpy_model, digits)
-    steps = [news for news in told if isinstance(news, Progress)]
+    steps = [event for event in told if isinstance(event, Progress)]
     assert (steps[-1].done, steps[-1].total, steps[-1].unit) == (400, 400, "images")
-    said = {news.name: news.value for news in told if isinstance(news, Metric)}
+    said = {event.name: event.value for event in told if isinstance(event, Metric)}
     assert said == {word: answer.metrics[word] for word in ("top1", "top5", "loss")}
 
 
@@ -97,7 +97,7 @@ def test_an_empty_split_is_refused(digits, numpy_model, context, absent) -> None
     empty = Split(np.array([], dtype=np.str_), np.zeros(0, np.int64), ArrayImages(np.zeros((0, 8, 8, 1), np.uint8)))
     splits = {"train": digits.splits["train"]} | ({} if absent else {"test": empty})
     with pytest.raises(StageError, match="split test of digits is empty; there are samples in: train"):
-        classify(ClassifyConfig(), context(), numpy_model, Data(digits.facts, splits))
+        classify(ClassifyConfig(), context(), numpy_model, Data(digits.info, splits))
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])

@@ -122,10 +122,10 @@ def test_a_model_that_says_nan_is_named(digits, linear_model, weights, context) 
 
 def test_news(digits, pair, context, told) -> None:
     made = compare(CompareConfig(**QUICK), context(models=("a", "b")), pair, digits)
-    steps = [news for news in told if isinstance(news, Progress)]
+    steps = [event for event in told if isinstance(event, Progress)]
     assert [(step.done, step.total, step.facts["model"]) for step in steps][-1] == (800, 800, "b")
     assert [step.done for step in steps] == sorted(step.done for step in steps)
-    said = {news.name: news.value for news in told if isinstance(news, Metric)}
+    said = {event.name: event.value for event in told if isinstance(event, Metric)}
     assert said == {f"{row.name}.accuracy": made.accuracy(row) for row in made.rows}
 
 
@@ -135,7 +135,7 @@ def test_a_crowded_machine_is_told(digits, pair, context, told, monkeypatch) -> 
         monkeypatch.setattr(timing, "measure", lambda *_: timing.Runs([1_000_000] * 5, next(waits)))
         told.clear()
         compare(CompareConfig(batch_sizes=(1,), threads=("one",)), context(models=("a", "b")), pair, digits)
-        return [news.text for news in told if isinstance(news, Notice)]
+        return [event.text for event in told if isinstance(event, Notice)]
 
     assert measured([None, None]) == []
     assert measured([0, 400_000]) == []
@@ -223,5 +223,5 @@ def test_another_file_is_no_comparison(tmp_path, content) -> None:
 
 
 def test_it_holds_for_the_machine_that_measured() -> None:
-    assert compare.measured and not classify.measured
+    assert compare.per_machine and not classify.per_machine
     assert isinstance(Context, type)

@@ -22,8 +22,8 @@ from torch.ao.quantization import quantize_fx
 from ptpipe import Context
 from ptpipe.events import Event, Metric
 from ptpipe_onnx import ExportConfig, export
-from ptpipe_torch import ArrayImages, Data, DataFacts, Model, OnnxFile, Part, Recipe, Split
-from ptpipe_torch.registry import builder, transform
+from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, Model, OnnxFile, Recipe, Split
+from ptpipe_torch.model.registry import builder, transform
 from ptpipe_torch.runtime import quantized_engine, seeded, torch_threads
 
 SHAPE_CHW = (1, 16, 16)
@@ -157,7 +157,7 @@ def digits() -> Data:
         )
         for name, part in parts.items()
     }
-    return Data(DataFacts("digits", tuple("0123456789"), SHAPE_CHW, (0.31,), (0.38,)), splits)
+    return Data(DatasetInfo("digits", tuple("0123456789"), SHAPE_CHW, (0.31,), (0.38,)), splits)
 
 
 def coarse(values: torch.Tensor) -> torch.Tensor:
@@ -194,7 +194,7 @@ def float_model(digits: Data) -> Callable[[str], Model]:
                     nn.functional.cross_entropy(module(batch.images_NCHW.double()), batch.labels_N).backward()
                     optimizer.step()
             module.load_state_dict({key: coarse(values) for key, values in module.float().state_dict().items()})
-            known[name] = Model.capture(Recipe(Part.of(network, name=name), SHAPE_CHW, 10), module)
+            known[name] = Model.from_module(Recipe(FunctionRef.to(network, name=name), SHAPE_CHW, 10), module)
         return known[name]
 
     return make
@@ -202,11 +202,11 @@ def float_model(digits: Data) -> Callable[[str], Model]:
 
 @pytest.fixture(scope="session")
 def int8_model(float_model: Callable[[str], Model], digits: Data) -> Callable[..., Model]:
-    """Give a static (or QAT) int8 model whose observers saw the calibration samples; the same to the bit, as above."""
+    """Give a static (or QAT) int8 model whose reporters saw the calibration samples; the same to the bit, as above."""
 
     def make(name: str, backend: str = "onednn", *, qat: bool = False, high: int = 255, skip: str = "none") -> Model:
         module = float_model(name).build()
-        part = Part.of(with_observers, backend=backend, qat=qat, high=high, skip=skip)
+        part = FunctionRef.to(with_observers, backend=backend, qat=qat, high=high, skip=skip)
         with quantized_engine(backend), reproducibly():
             prepared = part.resolve("transform")(module, **part.arguments).double()
             for observer in prepared.modules():
@@ -218,8 +218,8 @@ def int8_model(float_model: Callable[[str], Model], digits: Data) -> Callable[..
                     prepared(batch.images_NCHW.double())
         tensors = {key: coarse(values) for key, values in prepared.float().state_dict().items()}
         prepared.load_state_dict(tensors)
-        recipe = Recipe(Part.of(network, name=name), SHAPE_CHW, 10, (part,), (Part.of(to_int8),), backend)
-        return Model.capture(recipe, prepared)
+        recipe = Recipe(FunctionRef.to(network, name=name), SHAPE_CHW, 10, (part,), (FunctionRef.to(to_int8),), backend)
+        return Model.from_module(recipe, prepared)
 
     return make
 
@@ -227,7 +227,7 @@ def int8_model(float_model: Callable[[str], Model], digits: Data) -> Callable[..
 @pytest.fixture(scope="session")
 def dynamic_model(float_model: Callable[[str], Model]) -> Callable[..., Model]:
     def make(name: str, backend: str, *, per_channel: bool) -> Model:
-        parts = (Part.of(to_dynamic, per_channel=per_channel),)
+        parts = (FunctionRef.to(to_dynamic, per_channel=per_channel),)
         return float_model(name).with_recipe(convert=parts, backend=backend)
 
     return make

@@ -29,13 +29,13 @@ def test_what_is_here():
 def test_no_session_beside_a_version_that_does_not_fit(monkeypatch):
     monkeypatch.setattr(diagnosis, "ONNX", ("100", "101"))
     found = list(findings())
-    assert [finding.state for finding in found] == ["lack", "ok", "ok"]
+    assert [finding.state for finding in found] == ["fail", "ok", "ok"]
     assert found[0].remedy == "pip install 'onnx>=100,<101'"
 
 
 def test_a_session_that_fails_is_one_line(monkeypatch):
     monkeypatch.setattr(diagnosis, "_OPSET", 9999)  # which no release runs
     session = list(findings())[-1]
-    assert (session.subject, session.state) == ("onnx session", "lack")
+    assert (session.subject, session.state) == ("onnx session", "fail")
     assert session.detail
     assert "\n" not in session.detail

@@ -19,8 +19,8 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_onnx import torch_ao
 from ptpipe_onnx.kernels import Kernels
-from ptpipe_torch import Model, OnnxFile, Part, Recipe
-from ptpipe_torch.registry import builder, transform
+from ptpipe_torch import FunctionRef, Model, OnnxFile, Recipe
+from ptpipe_torch.model.registry import builder, transform
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -81,8 +81,8 @@ def test_the_arithmetic_is_that_of_the_onnx_specification(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         module = one_layer()
-    recipe = Recipe(Part.of(one_layer), (1, 16, 16), 10, (), (Part.of(quantized_everywhere),), "qnnpack")
-    file = run_export(Model.capture(recipe, module))
+    recipe = Recipe(FunctionRef.to(one_layer), (1, 16, 16), 10, (), (FunctionRef.to(quantized_everywhere),), "qnnpack")
+    file = run_export(Model.from_module(recipe, module))
     images_NCHW = np.random.default_rng(6).normal(size=(9, 1, 16, 16)).astype(np.float32)
 
     x_ND = images_NCHW.reshape(9, 256)
@@ -100,13 +100,13 @@ def test_the_arithmetic_is_that_of_the_onnx_specification(
 
 
 def test_layers_that_have_no_such_form_are_named(run_export: Export) -> None:
-    recipe = Recipe(Part.of(recurrent), (1, 16, 16), 10, (), (Part.of(quantized_everywhere),), "qnnpack")
+    recipe = Recipe(FunctionRef.to(recurrent), (1, 16, 16), 10, (), (FunctionRef.to(quantized_everywhere),), "qnnpack")
     with pytest.raises(StageError, match=r"^1 \(LSTM\) can't be exported as dynamic int8: leave it float"):
-        run_export(Model.capture(recipe, recurrent()))
+        run_export(Model.from_module(recipe, recurrent()))
 
 
 def test_a_model_without_a_quantized_layer(run_export: Export, float_model: Make) -> None:
-    model = float_model("cnn").with_recipe(convert=(Part.of(as_it_is),), backend="fbgemm")
+    model = float_model("cnn").with_recipe(convert=(FunctionRef.to(as_it_is),), backend="fbgemm")
     with pytest.raises(StageError, match="no layer of this fbgemm model is quantized"):
         run_export(model)
 

@@ -15,8 +15,8 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_onnx import export_file
 from ptpipe_onnx.checks import missing
-from ptpipe_torch import Data, Model, OnnxFile, Part, Recipe
-from ptpipe_torch.registry import builder, transform
+from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe
+from ptpipe_torch.model.registry import builder, transform
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -31,7 +31,7 @@ def made(source: str) -> nn.Module:
 
 
 def model_of(source: str, num_classes: int = 10) -> Model:
-    return Model(Recipe(Part.of(made, source=source), (1, 16, 16), num_classes), {})
+    return Model(Recipe(FunctionRef.to(made, source=source), (1, 16, 16), num_classes), {})
 
 
 @pytest.mark.parametrize("name", ["cnn", "residual", "mobile", "rows"])
@@ -169,7 +169,7 @@ def test_few_samples_and_another_split(run_export: Export, float_model: Make) ->
 
 
 def test_a_float_transform_is_part_of_the_model(run_export: Export, float_model: Make) -> None:
-    doubled = float_model("cnn").with_recipe(convert=(Part.of(doubling),))
+    doubled = float_model("cnn").with_recipe(convert=(FunctionRef.to(doubling),))
     file = run_export(doubled)
     assert file.precision == "float32"
     assert any(node.op_type in ("Mul", "Add") for node in onnx.load(file.path).graph.node)

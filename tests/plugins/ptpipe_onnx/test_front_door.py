@@ -24,7 +24,7 @@ def test_kind_and_ports() -> None:
     assert [stage.kind for stage in ptpipe_onnx.ptpipe_stages()] == ["export.onnx"]
     assert [(port.name, port.type.__name__) for port in export.inputs] == [("model", "Model"), ("data", "Data")]
     assert [port.type.__name__ for port in export.outputs] == ["OnnxFile"]
-    assert export.depends == ("torch", "onnx", "onnxscript", "onnxruntime")
+    assert export.packages == ("torch", "onnx", "onnxscript", "onnxruntime")
 
 
 def test_options_are_explained_and_have_defaults() -> None:

@@ -21,13 +21,13 @@ from ptpipe_quant.backends import offered_backends
 from ptpipe_torch import (
     ArrayImages,
     Data,
-    DataFacts,
+    DatasetInfo,
+    FunctionRef,
     LoaderOptions,
     Model,
-    Part,
     Recipe,
     Split,
-    TrainingListener,
+    TrainingCallback,
     builder,
     epoch_order,
 )
@@ -105,7 +105,7 @@ def nothing_to_quantize() -> nn.Module:
 def make_model(build: Callable[..., nn.Module], seed: int = 0, **arguments: JSON) -> Model:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Model.capture(Recipe(Part.of(build, **arguments), (1, 8, 8), NUM_CLASSES), build(**arguments))
+        return Model.from_module(Recipe(FunctionRef.to(build, **arguments), (1, 8, 8), NUM_CLASSES), build(**arguments))
 
 
 def make_digits() -> Data:
@@ -122,8 +122,8 @@ def make_digits() -> Data:
         "calibration": split("digits", order_N[:256]),
         "test": split("digits", order_N[1200:]),
     }
-    facts = DataFacts("digits", tuple(map(str, range(10))), (1, 8, 8), (0.3,), (0.35,))
-    return Data(facts, splits, LoaderOptions(batch_size=64))
+    info = DatasetInfo("digits", tuple(map(str, range(10))), (1, 8, 8), (0.3,), (0.35,))
+    return Data(info, splits, LoaderOptions(batch_size=64))
 
 
 def train(model: Model, data: Data, *, lr: float, epochs: int = 1, bf16: bool = False) -> Model:
@@ -138,20 +138,20 @@ def train(model: Model, data: Data, *, lr: float, epochs: int = 1, bf16: bool = 
 def _train(model: Model, data: Data, *, lr: float, epochs: int, bf16: bool) -> Model:
     module = model.build_prepared().to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(module.parameters(), lr, momentum=0.9)
-    listeners = [layer for layer in module.modules() if isinstance(layer, TrainingListener)]
+    listeners = [layer for layer in module.modules() if isinstance(layer, TrainingCallback)]
     num_samples, size = len(data.splits["train"]), data.loader.batch_size
     num_steps, step = epochs * -(-num_samples // size), 0
     for epoch in range(epochs):
         for batch in data.batches("train", order_N=epoch_order(num_samples, 7, epoch), channels_last=True):
             for listener in listeners:
-                listener.training_progress(step / num_steps)
+                listener.on_progress(step / num_steps)
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 logits_NK = module(batch.images_NCHW)
             F.cross_entropy(logits_NK.float(), batch.labels_N).backward()
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-    return model.with_state_of(module)
+    return model.with_state_dict_of(module)
 
 
 def logits_of(model: Model, data: Data, num_samples: int | None = None) -> np.ndarray:

@@ -145,7 +145,7 @@ def test_workers_name_it_too(tmp_path: Path) -> None:
 BROKEN = '''
 """A network whose weights are no numbers."""
 from ptpipe import Context, StageConfig, hookimpl, stage
-from ptpipe_torch import Data, Model, Part, Recipe, builder
+from ptpipe_torch import Data, Model, FunctionRef, Recipe, builder
 
 
 @builder
@@ -164,7 +164,7 @@ class Config(StageConfig):
 @stage("model.broken")
 def broken(config: Config, ctx: Context, data: Data) -> Model:
     """Broken."""
-    return Model.capture(Recipe(Part.of(linear), (3, 32, 32), 10), linear())
+    return Model.from_module(Recipe(FunctionRef.to(linear), (3, 32, 32), 10), linear())
 
 
 @hookimpl

@@ -106,11 +106,11 @@ def test_an_order_that_works(tmp_path, stages) -> None:
         ),
         (
             [STATIC[0], "int8: {uses: quant.convert, needs: {model: static}}"],
-            "int8: needs a model whose observers have seen data: put quant.calibrate between static and this",
+            "int8: needs a model whose reporters have seen data: put quant.calibrate between static and this",
         ),
         (
             [QAT[0], "int8: {uses: quant.convert, needs: {model: fake}}"],
-            "int8: needs a model whose observers have seen data: put train.supervised between fake and this",
+            "int8: needs a model whose reporters have seen data: put train.supervised between fake and this",
         ),
         (
             [*STATIC, "again: {uses: quant.convert, needs: {model: int8}}"],

@@ -18,9 +18,9 @@ def test_each_engine_is_said_once():
     for backend in BACKENDS:
         state = found[f"int8 {backend}"].state
         if backend not in offered_backends():
-            assert state == "note"
+            assert state == "warn"
         else:
-            assert state == ("note" if wants_reduced_range(backend)[0] else "ok")
+            assert state == ("warn" if wants_reduced_range(backend)[0] else "ok")
     assert torch.backends.quantized.engine == before
 
 
@@ -35,12 +35,12 @@ def test_an_engine_that_computes_nonsense_is_found(monkeypatch):
     monkeypatch.setattr(diagnosis, "_STEP", 0.5)  # sums beyond 64 saturate: wrong by more than half a step
     assert _largest_error(backend) > 1
     lack = _probed(backend)
-    assert (lack.state, lack.remedy != "") == ("lack", True)
+    assert (lack.state, lack.remedy != "") == ("fail", True)
     assert "wrong by" in lack.detail
 
 
 def test_an_engine_that_fails_is_found():
     lack = _probed("nonesuch")
-    assert lack.state == "lack"
+    assert lack.state == "fail"
     assert "nonesuch" in lack.detail
     assert "\n" not in lack.detail

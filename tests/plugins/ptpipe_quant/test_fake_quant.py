@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ptpipe_quant.fake_quant import ActivationFakeQuant, StraightThrough, WeightFakeQuant, qat_qconfig
 from ptpipe_quant.torch_ao import FusedMovingAvgObsFakeQuantize, MovingAverageMinMaxObserver
-from ptpipe_torch import TrainingListener
+from ptpipe_torch import TrainingCallback
 
 
 def activation(**options: bool | float) -> ActivationFakeQuant:
@@ -170,9 +170,9 @@ class TestWatching:
 
     def test_from_freeze_at_on_the_range_stays(self) -> None:
         fake_quant = activation(freeze_at=0.5).train()
-        assert isinstance(fake_quant, TrainingListener)
+        assert isinstance(fake_quant, TrainingCallback)
         for share, greatest, expected in ((0.0, 1.0, 1.0), (0.49, 2.0, 1.01), (0.5, 50.0, 1.01), (0.9, 50.0, 1.01)):
-            fake_quant.training_progress(share)
+            fake_quant.on_progress(share)
             fake_quant(torch.tensor([0.0, greatest]))
             assert fake_quant.activation_post_process.max_val.item() == pytest.approx(expected)
         again = activation(freeze_at=0.5).train()

@@ -19,7 +19,7 @@ def test_the_front_door_imports_neither_torch_nor_numpy() -> None:
     code = (
         "import ptpipe_quant, ptpipe_quant.checks, ptpipe_quant.cpu, sys, json\n"
         "for stage in ptpipe_quant.ptpipe_stages():\n"
-        "    stage.reads and stage.reads(stage.config_type())\n"
+        "    stage.fingerprint and stage.fingerprint(stage.config_type())\n"
         "print(json.dumps([name for name in ('torch', 'numpy', 'safetensors') if name in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -33,7 +33,7 @@ def test_kinds_and_ports() -> None:
         inputs, outputs = ([port.name for port in ports] for ports in (stage.inputs, stage.outputs))
         assert inputs == (["model", "data"] if stage.kind == "quant.calibrate" else ["model"])
         assert outputs == (["model", "ranges"] if stage.kind == "quant.calibrate" else ["output"])
-        assert stage.depends == ("torch",)
+        assert stage.packages == ("torch",)
         assert all(field.description for field in stage.config_type.model_fields.values())
         assert len(stage.help.splitlines()[0]) < 100
 
@@ -64,10 +64,12 @@ def test_options_as_a_manifest_gives_them() -> None:
 def test_the_key_holds_what_auto_decides_here() -> None:
     for stage in ptpipe_stages():
         if stage.kind in ("quant.calibrate", "quant.convert"):
-            assert stage.reads is None
+            assert stage.fingerprint is None
             continue
-        assert stage.reads(stage.config_type(backend="fbgemm")) == {"reduce_range": wants_reduced_range("fbgemm")[0]}
-        assert stage.reads(stage.config_type(reduce_range=True)) is None
+        assert stage.fingerprint(stage.config_type(backend="fbgemm")) == {
+            "reduce_range": wants_reduced_range("fbgemm")[0]
+        }
+        assert stage.fingerprint(stage.config_type(reduce_range=True)) is None
 
 
 def test_preflight_names_what_this_machine_lacks(monkeypatch) -> None:

@@ -54,7 +54,7 @@ def images(context) -> Data:
     splits = dict(whole.splits)
     splits["train"] = splits["train"].subset(np.arange(10_000))
     splits["calibration"] = splits["train"].subset(np.arange(2_000))
-    return Data(whole.facts, splits, whole.loader)
+    return Data(whole.info, splits, whole.loader)
 
 
 @pytest.fixture(scope="module")

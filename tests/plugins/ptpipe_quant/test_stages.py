@@ -83,8 +83,8 @@ def test_every_variant_keeps_the_accuracy_at_a_quarter_of_the_size(variants, tra
     assert float_accuracy > 0.93
     for name, model in variants.items():
         assert accuracy(logits_of(model, digits), digits) > float_accuracy - 0.015, name
-        assert model.packed is not None
-        num_integers = sum(tensor.numel() for tensor in model.packed.values() if tensor.dtype == torch.int8)
+        assert model.int8_tensors is not None
+        num_integers = sum(tensor.numel() for tensor in model.int8_tensors.values() if tensor.dtype == torch.int8)
         assert num_integers == 8 * 9 + 16 * 8 * 9 + 64 * 32 + 32 * 10
 
 
@@ -170,7 +170,7 @@ def test_observers_and_ranges(trained, digits, ctx, metrics, observer, reduce_ra
     assert len(ranges.limits) == 5
     model = convert(ConvertConfig(), ctx, calibrated)
     assert accuracy(logits_of(model, digits), digits) > accuracy(logits_of(trained, digits), digits) - 0.015
-    scale = next(value for name, value in model.packed.items() if name.endswith("input_scale_0"))
+    scale = next(value for name, value in model.int8_tensors.items() if name.endswith("input_scale_0"))
     if observer == "min_max":
         assert scale.item() == pytest.approx((high - low) / (127 if reduce_range else 255), rel=1e-5)
 
@@ -180,7 +180,7 @@ class TestSkip:
     def test_layers_stay_float(self, trained, digits, ctx, metrics, way) -> None:
         model = int8(way, trained, digits, ctx, backend=FIRST, skip=("11", "4"))
         assert accuracy(logits_of(model, digits), digits) > 0.9
-        packed = model.packed
+        packed = model.int8_tensors
         assert packed is not None
         floats = {name for name, tensor in packed.items() if tensor.dim() >= 2 and tensor.is_floating_point()}
         assert {name.rpartition(".")[0].partition(".")[0] for name in floats} == {"4", "11"}
@@ -222,7 +222,7 @@ class TestRefusals:
                 convert(ConvertConfig(), ctx, model)
 
     def test_calibrate_needs_observers(self, trained, digits, ctx) -> None:
-        with pytest.raises(StageError, match="needs a model with observers"):
+        with pytest.raises(StageError, match="needs a model with reporters"):
             calibrate(CalibrateConfig(), ctx, trained, digits)
 
     def test_calibrate_needs_samples(self, trained, digits, ctx) -> None:
@@ -272,7 +272,7 @@ def make_digits_of_two() -> Data:
     from .conftest import make_digits
 
     data = make_digits()
-    return Data(data.facts, {"calibration": data.splits["calibration"].subset(np.arange(2))}, data.loader)
+    return Data(data.info, {"calibration": data.splits["calibration"].subset(np.arange(2))}, data.loader)
 
 
 def test_a_network_of_convolutions_is_stored_as_int8_by_dynamic(ctx, digits, metrics) -> None:
@@ -326,14 +326,16 @@ def test_the_converted_model_gives_the_graph_that_exporters_know(variants) -> No
         x = torch.randn(4, 1, 8, 8)
         with torch.no_grad(), model.predictor() as predict:
             difference = np.abs(predict(x.numpy()) - reference(x).numpy())
-        step = [value.item() for key, value in model.packed.items() if key.endswith("scale") and "input" not in key][-1]
+        step = [
+            value.item() for key, value in model.int8_tensors.items() if key.endswith("scale") and "input" not in key
+        ][-1]
         assert difference.max() <= 1.5 * step, name
 
 
 def test_the_same_once_more_is_the_same(trained, digits, ctx) -> None:
     one, other = (int8("static", trained, digits, ctx, backend=FIRST) for _ in range(2))
     assert one.recipe == other.recipe
-    assert all(torch.equal(tensor, other.packed[name]) for name, tensor in one.packed.items())
+    assert all(torch.equal(tensor, other.int8_tensors[name]) for name, tensor in one.int8_tensors.items())
 
 
 @pytest.fixture(autouse=True)
@@ -345,4 +347,4 @@ def engine_and_threads_stay() -> Iterator[None]:
 
 def test_progress_is_told(trained, digits, ctx, told) -> None:
     calibrate(CalibrateConfig(num_samples=100), ctx, prepare(PrepareConfig(backend=FIRST), ctx, trained), digits)
-    assert [(news.done, news.total) for news in told if isinstance(news, Progress)] == [(64, 100), (100, 100)]
+    assert [(event.done, event.total) for event in told if isinstance(event, Progress)] == [(64, 100), (100, 100)]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_quant.parts import prepare_qat, prepare_static
 from ptpipe_quant.torch_ao import is_watching
-from ptpipe_torch import TrainingListener
+from ptpipe_torch import TrainingCallback
 
 from .conftest import Mixed, mixed_net, small_net
 
@@ -162,8 +162,8 @@ def test_the_range_in_front_of_relu6_ends_where_relu6_does(static) -> None:
     else:
         graph = prepare_qat(net, **QAT, batch_norm="fold", freeze_at=1.0)
         see(graph, images())
-        observers = [part.activation_post_process for part in graph.children() if is_watching(part)]
-        ends = [(observer.min_val.item(), observer.max_val.item()) for observer in observers]
+        reporters = [part.activation_post_process for part in graph.children() if is_watching(part)]
+        ends = [(observer.min_val.item(), observer.max_val.item()) for observer in reporters]
     assert (0.0, 6.0) in ends
     assert (min(ends)[0], max(ends)[1]) > (-1000, 6)
 
@@ -206,8 +206,8 @@ def test_a_training_that_was_interrupted_ends_with_the_same_bits(batch_norm) -> 
     def steps(graph: Any, optimizer: Any, numbers: range) -> None:
         graph.train()
         for number in numbers:
-            for listener in [part for part in graph.modules() if isinstance(part, TrainingListener)]:
-                listener.training_progress(number / 8)
+            for listener in [part for part in graph.modules() if isinstance(part, TrainingCallback)]:
+                listener.on_progress(number / 8)
             F.cross_entropy(graph(images(number)), torch.arange(16) % 10).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -11,7 +11,7 @@ from torch.ao.nn.intrinsic import qat as fused_qat_layers
 
 from ptpipe_quant.fake_quant import qat_qconfig
 from ptpipe_quant.training_layers import freezing_batch_norm, training_layer
-from ptpipe_torch import TrainingListener
+from ptpipe_torch import TrainingCallback
 
 QCONFIG = qat_qconfig(per_channel=True, reduce_range=False, freeze_at=0.5)
 SHAPES = {"1d": (6, 3, 9), "2d": (6, 3, 9, 7), "3d": (6, 3, 5, 4, 6)}
@@ -54,7 +54,7 @@ def test_same_as_torchs_own(name, dimensions, bias, frozen) -> None:
     twin = training_layer(copy.deepcopy(stock), 0.5).train()
     if frozen:
         stock.freeze_bn_stats()
-        twin.training_progress(0.5)
+        twin.on_progress(0.5)
     x = torch.randn(SHAPES[dimensions], generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(outcome(twin, x), outcome(stock, x), rtol=1e-4, atol=1e-4)
     twin.load_state_dict(stock.state_dict())
@@ -67,7 +67,7 @@ def test_linear_layers_as_well(frozen) -> None:
     twin = training_layer(copy.deepcopy(stock), 0.5).train()
     if frozen:
         stock.freeze_bn_stats()
-        twin.training_progress(0.5)
+        twin.on_progress(0.5)
     x = torch.randn(11, 7)
     torch.testing.assert_close(outcome(twin, x), outcome(stock, x), rtol=1e-4, atol=1e-4)
 
@@ -83,11 +83,11 @@ def test_a_dead_channel_gives_its_bias_and_no_nan() -> None:
 
 def test_the_batch_norm_freezes_and_thaws_with_the_schedule() -> None:
     layer = training_layer(stock_layer("ConvBn", "2d", bias=False), 0.5)
-    assert isinstance(layer, TrainingListener)
+    assert isinstance(layer, TrainingCallback)
     x = torch.randn(SHAPES["2d"]) + 5
     for share, moves in ((0.0, True), (0.49, True), (0.5, False), (0.99, False), (0.1, True)):
         layer.train()  # as a trainer does after each evaluation
-        layer.training_progress(share)
+        layer.on_progress(share)
         before = layer.bn.running_mean.clone()
         layer(x)
         assert (not torch.equal(layer.bn.running_mean, before)) is moves
@@ -98,11 +98,11 @@ def test_a_lone_batch_norm_freezes_as_well() -> None:
     frozen = freezing_batch_norm(lone, 0.5)
     assert frozen.state_dict().keys() == lone.state_dict().keys()
     frozen.train()
-    frozen.training_progress(0.7)
+    frozen.on_progress(0.7)
     x = torch.randn(4, 3, 5, 5) + 3
     torch.testing.assert_close(frozen(x), x / (1 + lone.eps) ** 0.5)
     frozen.train()
-    frozen.training_progress(0.2)
+    frozen.on_progress(0.2)
     assert frozen(x).mean().abs() < 1e-5
     assert freezing_batch_norm(nn.Conv2d(1, 1, 1), 0.5) is None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ptpipe import Observer, Outcome
+from ptpipe import Outcome, Reporter
 from ptpipe.events import Event, Notice, Progress, RunFinished, RunStarted, StageFinished, StageStarted
 
 
@@ -51,7 +51,7 @@ COMPARISON: dict[str, Any] = {
 
 @dataclass
 class Story:
-    """Tells a scripted run to observers."""
+    """Tells a scripted run to reporters."""
 
     folder: Path
     verbosity: int = 0
@@ -74,22 +74,22 @@ class Story:
 
     def play(
         self,
-        observers: Sequence[Observer],
+        reporters: Sequence[Reporter],
         stages: Sequence[StageFinished],
         events: Mapping[str, Sequence[Event]] | None = None,
         exit_code: int = 0,
         interrupted: bool = False,
     ) -> None:
-        for observer in observers:
+        for observer in reporters:
             observer.run_started(self.started(stages))
         for position, stage in enumerate(stages, 1):
-            for observer in observers:
+            for observer in reporters:
                 if stage.outcome is not Outcome.SKIPPED:
                     observer.stage_started(StageStarted(stage.stage_id, stage.kind, position, len(stages)))
                 for event in (events or {}).get(stage.stage_id, ()):
                     observer.event(event)
                 observer.stage_finished(stage)
-        for observer in observers:
+        for observer in reporters:
             observer.run_finished(self.ended(stages, exit_code, interrupted))
 
     def mnist(self) -> list[StageFinished]:

@@ -4,13 +4,13 @@ import subprocess
 import sys
 
 import ptpipe_report
-from ptpipe import Observer
+from ptpipe import Reporter
 from ptpipe.events import Notice
 
 
 def test_importing_it_brings_neither_rich_nor_torch() -> None:
     code = (
-        "import sys, ptpipe_report; ptpipe_report.ptpipe_observers(); "
+        "import sys, ptpipe_report; ptpipe_report.ptpipe_reporters(); "
         "print([name for name in ('rich', 'torch', 'numpy', 'ptpipe_report.screen') if name in sys.modules])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -18,14 +18,14 @@ def test_importing_it_brings_neither_rich_nor_torch() -> None:
 
 
 def test_every_run_gets_observers_of_its_own() -> None:
-    first, second = list(ptpipe_report.ptpipe_observers()), list(ptpipe_report.ptpipe_observers())
+    first, second = list(ptpipe_report.ptpipe_reporters()), list(ptpipe_report.ptpipe_reporters())
     assert [type(observer).__name__ for observer in first] == ["ConsoleObserver", "MarkdownReport", "JsonLines"]
     assert not {id(observer) for observer in first} & {id(observer) for observer in second}
-    assert all(isinstance(observer, Observer) for observer in first)
+    assert all(isinstance(observer, Reporter) for observer in first)
 
 
 def test_news_before_the_start_of_a_run_are_passed_over(story, tmp_path) -> None:
-    for observer in ptpipe_report.ptpipe_observers():
+    for observer in ptpipe_report.ptpipe_reporters():
         observer.event(Notice("", "too early"))
         observer.stage_finished(story.mnist()[0])
         observer.run_finished(story.ended(story.mnist()))
@@ -33,6 +33,6 @@ def test_news_before_the_start_of_a_run_are_passed_over(story, tmp_path) -> None
 
 
 def test_a_run_leaves_exactly_its_two_files(story, tmp_path, capsys) -> None:
-    story.play(list(ptpipe_report.ptpipe_observers()), story.mnist())
+    story.play(list(ptpipe_report.ptpipe_reporters()), story.mnist())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "report.md"]
     assert capsys.readouterr().out == "", "results go to stdout through the command line alone"

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from ptpipe import Outcome, machine
+from ptpipe import Outcome, host
 from ptpipe.events import Notice, RunFinished, RunStarted, StageFinished
 from ptpipe_report import MarkdownReport
 from ptpipe_report.markdown import escape, report, write_report
@@ -147,10 +147,10 @@ def test_the_command_is_fenced_even_around_backticks(story) -> None:
 
 
 def test_this_machine_is_described_and_not_just_numbered(story) -> None:
-    stages = [story.stage("compare", "eval.compare", machine=machine.fingerprint())]
+    stages = [story.stage("compare", "eval.compare", machine=host.fingerprint())]
     rows = cells_of(written(story, stages))
     about = next(row[1] for row in rows if row[0] == "measured on")
-    assert str(machine.describe()["processor"]) in about and machine.fingerprint() in about
+    assert str(host.describe()["processor"]) in about and host.fingerprint() in about
 
 
 def test_every_notice_is_in_the_file_once(story, tmp_path) -> None:

@@ -18,7 +18,7 @@ def told(marks: list[tuple[float, int]], total: int | None = 1000, unit: str = "
 def test_remaining_time_is_at_the_present_speed() -> None:
     pace = told([(0, 0), (10, 100)])
     assert pace.remaining_s(10) == pytest.approx(90)
-    assert pace.remaining_s(15) == pytest.approx(85), "it counts down between two news"
+    assert pace.remaining_s(15) == pytest.approx(85), "it counts down between two event"
     assert pace.remaining_s(500) == 0
 
 

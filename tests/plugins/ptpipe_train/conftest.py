@@ -18,8 +18,8 @@ from torch import nn
 
 from ptpipe import JSON, Context
 from ptpipe.events import Event, LogLine, Metric, Notice, Progress
-from ptpipe_torch import ArrayImages, Data, DataFacts, LoaderOptions, Model, Part, Recipe, Split, builder
-from ptpipe_torch.images import Images
+from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, LoaderOptions, Model, Recipe, Split, builder
+from ptpipe_torch.data.images import Images
 from ptpipe_torch.runtime import torch_threads
 from ptpipe_train import TrainConfig, train
 
@@ -42,12 +42,12 @@ def small_net(*, norm: bool, dropout: float, num_classes: int = NUM_CLASSES) -> 
     )
 
 
-def make_model(part: Part | None = None, **arguments: JSON) -> Model:
-    part = part or Part.of(small_net, **({"norm": False, "dropout": 0.0} | arguments))
+def make_model(part: FunctionRef | None = None, **arguments: JSON) -> Model:
+    part = part or FunctionRef.to(small_net, **({"norm": False, "dropout": 0.0} | arguments))
     with torch.random.fork_rng():
         torch.manual_seed(3)
         module = part.resolve("builder")(**part.arguments)
-    return Model.capture(Recipe(part, (1, SIDE, SIDE), NUM_CLASSES), module)
+    return Model.from_module(Recipe(part, (1, SIDE, SIDE), NUM_CLASSES), module)
 
 
 def make_split(name: str, num_images: int, seed: int, images: type[Images] = ArrayImages) -> Split:
@@ -65,9 +65,9 @@ def make_split(name: str, num_images: int, seed: int, images: type[Images] = Arr
 def make_data(
     num_train: int = 100, num_val: int = 0, batch_size: int = 16, augment: Sequence[str] = (), **splits: Split
 ) -> Data:
-    facts = DataFacts("quadrants", tuple("abcd"), (1, SIDE, SIDE), (0.3,), (0.2,))
+    info = DatasetInfo("quadrants", tuple("abcd"), (1, SIDE, SIDE), (0.3,), (0.2,))
     made = {"train": make_split("train", num_train, 1), "val": make_split("val", num_val, 2)}
-    return Data(facts, made | splits, LoaderOptions(batch_size=batch_size, augment=tuple(augment)))
+    return Data(info, made | splits, LoaderOptions(batch_size=batch_size, augment=tuple(augment)))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ptpipe import Context
-from ptpipe_torch import ArrayImages, Data, DataFacts, LoaderOptions, Model, Part, Recipe, Split, builder
+from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, LoaderOptions, Model, Recipe, Split, builder
 from ptpipe_train import EarlyStopping, Schedule, TrainConfig, train
 
 NUM_KILLS, STEPS_BETWEEN = 8, 10
@@ -55,14 +55,14 @@ def make_data() -> Data:
     ids = np.array([str(number) for number in range(840)])
     train_split = Split(ids[:640], labels_N[:640], ArrayImages(pixels_NHWC[:640]))
     val_split = Split(ids[640:], labels_N[640:], ArrayImages(pixels_NHWC[640:]))
-    facts = DataFacts("digits", tuple("0123456789"), (1, 8, 8), (0.5,), (0.3,))
-    return Data(facts, {"train": train_split, "val": val_split}, LoaderOptions(batch_size=32))
+    info = DatasetInfo("digits", tuple("0123456789"), (1, 8, 8), (0.5,), (0.3,))
+    return Data(info, {"train": train_split, "val": val_split}, LoaderOptions(batch_size=32))
 
 
 def train_once(scratch: Path, output: Path) -> None:
     """In a child: it must not return."""
     torch.manual_seed(0)
-    model = Model.capture(Recipe(Part.of(network), (1, 8, 8), 10), network())
+    model = Model.from_module(Recipe(FunctionRef.to(network), (1, 8, 8), 10), network())
     trained = train(CONFIG, Context("t", "train.supervised", 7, scratch), model, make_data())
     save_file({name: tensor.contiguous() for name, tensor in trained.tensors.items()}, output)
 

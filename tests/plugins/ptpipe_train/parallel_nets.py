@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ptpipe import Context, Stage, StageConfig, hookimpl, stage
-from ptpipe_torch import Data, Model, Part, Recipe, builder
+from ptpipe_torch import Data, FunctionRef, Model, Recipe, builder
 
 
 @builder
@@ -94,12 +94,16 @@ class PlainConfig(StageConfig):
 @stage("model.plain")
 def plain(config: PlainConfig, ctx: Context, data: Data) -> Model:
     """Make the network."""
-    arguments: dict[str, Any] = {"num_classes": data.facts.num_classes, "shape_CHW": data.facts.shape_CHW}
+    arguments: dict[str, Any] = {"num_classes": data.info.num_classes, "shape_CHW": data.info.shape_CHW}
     options = {"norm": config.norm, "unused": config.unused, "differs": config.differs}
-    part = Part.of(branching_net, **arguments) if config.branching else Part.of(plain_net, **options, **arguments)
+    part = (
+        FunctionRef.to(branching_net, **arguments)
+        if config.branching
+        else FunctionRef.to(plain_net, **options, **arguments)
+    )
     torch.manual_seed(ctx.seed)
     module = part.resolve("builder")(**part.arguments)
-    return Model.capture(Recipe(part, data.facts.shape_CHW, data.facts.num_classes), module)
+    return Model.from_module(Recipe(part, data.info.shape_CHW, data.info.num_classes), module)
 
 
 @hookimpl

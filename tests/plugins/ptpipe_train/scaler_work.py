@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from ptpipe import Context
-from ptpipe_torch.team import joined_team
-from ptpipe_train.parallel.scaler import TeamScaler
+from ptpipe_torch.distributed.worker_group import init_worker_group
+from ptpipe_train.parallel.scaler import GroupScaler
 
 
 def main(folder: Path) -> None:
@@ -19,8 +19,8 @@ def main(folder: Path) -> None:
     weight = torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], 0.5)
     said = []
-    with joined_team(Context("one", "toy.work", 1, folder, rank=rank, num_workers=2), "gloo", timeout_s=60):
-        scaler = TeamScaler("cpu", init_scale=8.0, growth_interval=2)
+    with init_worker_group(Context("one", "toy.work", 1, folder, rank=rank, num_workers=2), "gloo", timeout_s=60):
+        scaler = GroupScaler("cpu", init_scale=8.0, growth_interval=2)
         for step in range(4):
             # Each rank has gradients of its own, as with shards and chunks; in step 1 those of rank 1 overflow.
             scaler.scale(weight.sum() * (rank + 1)).backward()

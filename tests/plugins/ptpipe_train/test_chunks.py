@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ptpipe import StageError
 from ptpipe_quant.parts import prepare_qat
-from ptpipe_torch import RangeHolder, TrainingListener
+from ptpipe_torch import RangeObserver, TrainingCallback
 from ptpipe_train.parallel.chunks import Cuttable, balanced, find_cuts, measured_costs_s, named_cuts
 
 from .parallel_nets import Branching
@@ -189,12 +189,12 @@ def test_a_single_layer_cannot_be_cut() -> None:
 def test_a_prepared_network_keeps_its_observers() -> None:
     module = prepared()
     network = find_cuts(module)
-    watchers = [layer for layer in module.modules() if isinstance(layer, RangeHolder)]
-    listeners = [layer for layer in module.modules() if isinstance(layer, TrainingListener)]
+    watchers = [layer for layer in module.modules() if isinstance(layer, RangeObserver)]
+    listeners = [layer for layer in module.modules() if isinstance(layer, TrainingCallback)]
     assert len(watchers) >= 3
     pieces = [network.piece(number, number + 1) for number in range(network.num_pieces)]
     assert len(pieces) >= 3
-    for kind, whole in ((RangeHolder, watchers), (TrainingListener, listeners)):
+    for kind, whole in ((RangeObserver, watchers), (TrainingCallback, listeners)):
         inside = [id(layer) for piece in pieces for layer in piece.modules() if isinstance(layer, kind)]
         assert sorted(inside) == sorted(id(layer) for layer in whole)
 

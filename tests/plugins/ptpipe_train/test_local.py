@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ptpipe import Context
 from ptpipe.events import Event, LogLine, Notice
-from ptpipe_torch.team import ALONE, Team
+from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
 from ptpipe_train import EarlyStopping, TrainConfig
 from ptpipe_train.checkpoint import Checkpoint, read_checkpoint
 from ptpipe_train.local import load_local_state, local, local_state
@@ -212,14 +212,14 @@ def test_when_it_is_time_for_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state_is_shared", [True, False])
 def test_each_rank_of_a_team_has_its_folder_and_writes_its_own(tmp_path: Path, *, state_is_shared: bool) -> None:
     for rank in range(2):
-        saving = make_saving(tmp_path, [], team=Team(rank, 2), state_is_shared=state_is_shared)
+        saving = make_saving(tmp_path, [], workers=WorkerGroup(rank, 2), state_is_shared=state_is_shared)
         saving.write(make_state(rank), 4)
         assert saving.folder == tmp_path / "checkpoints" / f"rank-{rank}"
     first, second = (read_checkpoint(tmp_path / "checkpoints" / f"rank-{rank}", 4) for rank in range(2))
     assert {name.partition("/")[0] for name in first.tensors} == {"model", "optimizer", "best", "rng"}
     assert ("optimizer/0/exp_avg" in second.tensors) is not state_is_shared
     assert "best/0.weight" not in second.tensors
-    assert make_saving(tmp_path, [], team=ALONE).folder == tmp_path / "checkpoints"
+    assert make_saving(tmp_path, [], workers=SINGLE_WORKER).folder == tmp_path / "checkpoints"
 
 
 # Shards

@@ -40,12 +40,12 @@ def plain_training(
         for begin in range(0, len(order_N), window):
             taken = order_N[begin : begin + window]
             images = torch.from_numpy(train.images.take(taken)).permute(0, 3, 1, 2).float()
-            images = (images / 255 - data.facts.mean[0]) / data.facts.std[0]
+            images = (images / 255 - data.info.mean[0]) / data.info.std[0]
             optimizer.zero_grad()
             loss(module(images), torch.from_numpy(train.labels_N[taken])).backward()
             before_step(parameters)
             optimizer.step()
-    return model.with_state_of(module)
+    return model.with_state_dict_of(module)
 
 
 def test_is_a_plain_loop(lab: Lab) -> None:
@@ -145,7 +145,7 @@ def test_narrower_precision_comes_near(lab: Lab, precision: str, bound: float) -
 def test_fp16_leaves_out_a_step_whose_gradients_overflow(lab: Lab) -> None:
     # Its gradients are those of a pixel of 3e3 in the first layer: times 65536 beyond 65504, fp16's greatest number.
     data = lab.make_data(num_train=16)
-    data.facts = data.facts.__class__("loud", data.facts.class_names, data.facts.shape_CHW, (0.0,), (1 / 3e3,))
+    data.info = data.info.__class__("loud", data.info.class_names, data.info.shape_CHW, (0.0,), (1 / 3e3,))
     model = lab.make_model()
     trained = lab.train(model, data, epochs=1, precision="fp16", clip_grad_norm=1.0)
     assert trained.metrics["loss_scale"] == 32768.0

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from ptpipe.store import Store
+from ptpipe.store.store import Store
 from ptpipe_torch import Model
 
 pytestmark = [

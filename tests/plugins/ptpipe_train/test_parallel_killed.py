@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 
-from ptpipe.store import Store
+from ptpipe.store.store import Store
 from ptpipe_torch import Model
 
 pytestmark = pytest.mark.slow
@@ -175,7 +175,7 @@ report = supervised.Training.report
 
 def die_once(training):
     mark = Path(__file__).with_name("died")
-    if training.loop.way.team.rank == 0 and not mark.exists():
+    if training.loop.way.workers.rank == 0 and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     report(training)

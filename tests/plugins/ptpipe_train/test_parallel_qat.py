@@ -69,8 +69,8 @@ def run(
 def int8_of(result: RunResult) -> dict[str, torch.Tensor]:
     model = result.artifact("int8")
     assert isinstance(model, Model)
-    assert model.packed is not None
-    return dict(model.packed)
+    assert model.int8_tensors is not None
+    return dict(model.int8_tensors)
 
 
 # A process alone that does as the workers do: chunks see micro-batches, and ranges move once for each.
@@ -146,7 +146,7 @@ gather = Replicas.gather
 
 def keep_and_gather(way):
     state = {name: tensor.clone() for name, tensor in way.module.state_dict().items()}
-    save_file(state, Path(__file__).with_name(f"rank-{way.team.rank}.safetensors"))
+    save_file(state, Path(__file__).with_name(f"rank-{way.workers.rank}.safetensors"))
     gather(way)
 
 

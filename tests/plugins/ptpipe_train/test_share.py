@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler
 
 from ptpipe_torch import ArrayImages, Batch
-from ptpipe_torch.data import epoch_order
+from ptpipe_torch.data.data import epoch_order
 from ptpipe_train import Schedule
 from ptpipe_train.loop import Loop
 from ptpipe_train.parallel import Objective, Way

@@ -11,7 +11,7 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe.events import Notice
-from ptpipe_torch import Part, builder, transform
+from ptpipe_torch import FunctionRef, builder, transform
 from ptpipe_train import settings, supervised
 from ptpipe_train.evaluation import Score
 from ptpipe_train.parallel.replicas import Alone, data_parallel
@@ -34,8 +34,8 @@ class Listening(nn.Module):
         self.register_buffer("shares", torch.zeros(0))
         self.register_buffer("num_seen", torch.zeros((), dtype=torch.int64))
 
-    def training_progress(self, share_done: float) -> None:
-        self.shares = torch.cat([self.shares, torch.tensor([share_done])])
+    def on_progress(self, fraction: float) -> None:
+        self.shares = torch.cat([self.shares, torch.tensor([fraction])])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.num_seen += len(x)
@@ -89,7 +89,7 @@ def test_progress_comes_a_few_times_a_second(lab: Lab) -> None:
 
 
 def test_val_is_measured_without_leaving_a_trace(lab: Lab) -> None:
-    model = lab.make_model(Part.of(listening_net))
+    model = lab.make_model(FunctionRef.to(listening_net))
     with_val = lab.train_afresh(model, lab.make_data(100, 30), epochs=2)
     without = lab.train_afresh(model, lab.make_data(100, 0), epochs=2)
     assert_same_bits(with_val.model, without.model)
@@ -109,7 +109,7 @@ def test_val_figures_are_those_of_the_delivered_model(lab: Lab) -> None:
 
 
 def test_listeners_are_told_the_share_before_each_step(lab: Lab) -> None:
-    model = lab.make_model(Part.of(listening_net))
+    model = lab.make_model(FunctionRef.to(listening_net))
     trained = lab.train(model, lab.make_data(64), epochs=2, accumulate=2)
     assert trained.model.tensors["1.shares"].tolist() == [0.0, 0.25, 0.5, 0.75]
 
@@ -208,7 +208,7 @@ def test_the_step_of_a_bad_loss_is_named_though_losses_are_read_now_and_then(
 
 def test_refuses_what_can_not_be_trained(lab: Lab) -> None:
     model, data = lab.make_model(), lab.make_data()
-    int8 = model.with_recipe(convert=(Part.of(eight_bits),))
+    int8 = model.with_recipe(convert=(FunctionRef.to(eight_bits),))
     with pytest.raises(StageError, match=r"int8 model can't be trained .*:eight_bits"):
         lab.train(int8, data)
     with pytest.raises(StageError, match="the model has 7 classes and quadrants 4"):
@@ -220,7 +220,7 @@ def test_refuses_what_can_not_be_trained(lab: Lab) -> None:
     with pytest.raises(StageError, match="early_stopping needs a val split"):
         lab.train(model, data, early_stopping={})
     with pytest.raises(StageError, match=r"choose another batch_size"):
-        lab.train(lab.make_model(Part.of(one_value_norm)), lab.make_data(33))
+        lab.train(lab.make_model(FunctionRef.to(one_value_norm)), lab.make_data(33))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -284,7 +284,7 @@ def test_batch_norm_of_few_images_is_noticed(
 class Watching(nn.Identity):
     """As fake quantization does."""
 
-    unite_ranges = None
+    all_reduce_range = None
 
 
 def test_dp_over_devices_refuses_fake_quantization(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ import torch
 from torch import fx, nn
 
 from ptpipe import IntegrityError, StageError
-from ptpipe_torch import Part
-from ptpipe_torch.vision import torchvision
+from ptpipe_torch import FunctionRef
+from ptpipe_torch.torchvision_compat import torchvision
 from ptpipe_zoo import TorchvisionConfig, classifiers, nets
 from ptpipe_zoo import torchvision as torchvision_stage
 
@@ -149,7 +149,9 @@ def test_a_recipe_can_name_classification_networks_only(name):
 
 @pytest.mark.parametrize("arguments", [{"weights": "DEFAULT"}, {"progress": True}])
 def test_a_recipe_cannot_ask_for_a_download(arguments):
-    part = Part("ptpipe_zoo.classifiers:classifier", {"name": "resnet18", "shape_CHW": [3, 32, 32], "num_classes": 5})
+    part = FunctionRef(
+        "ptpipe_zoo.classifiers:classifier", {"name": "resnet18", "shape_CHW": [3, 32, 32], "num_classes": 5}
+    )
     with pytest.raises(TypeError, match="unexpected keyword"):
         part.resolve("builder")(**part.arguments, **arguments)
 
@@ -159,15 +161,15 @@ def test_a_recipe_cannot_ask_for_a_download(arguments):
 )
 def test_a_recipe_cannot_name_what_is_no_builder(address):
     with pytest.raises(IntegrityError):
-        Part(address).resolve("builder")
+        FunctionRef(address).resolve("builder")
 
 
 def test_published_inception_weights_get_the_input_they_were_trained_with():
     assert classifiers.published_input("resnet18") == {}
     arguments = classifiers.published_input("googlenet")
-    part = Part.of(classifiers.classifier, name="googlenet", shape_CHW=(3, 32, 32), num_classes=5, **arguments)
+    part = FunctionRef.to(classifiers.classifier, name="googlenet", shape_CHW=(3, 32, 32), num_classes=5, **arguments)
     network = nets.initialised(part, 7).eval()
-    plain = nets.initialised(Part(part.address, {**part.arguments, "transform_input": False}), 7).eval()
+    plain = nets.initialised(FunctionRef(part.address, {**part.arguments, "transform_input": False}), 7).eval()
     images_NCHW = torch.rand(2, 3, 32, 32)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     torch.testing.assert_close(network(images_NCHW), plain((images_NCHW * std + mean - 0.5) / 0.5))

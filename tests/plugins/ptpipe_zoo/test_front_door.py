@@ -9,7 +9,7 @@ import pytest
 
 import ptpipe_zoo
 from ptpipe import Stage
-from ptpipe.plan import config_problems
+from ptpipe.plan.bind import config_problems
 from ptpipe_zoo import names
 
 
@@ -84,7 +84,7 @@ def test_without_torchvision_any_name_may_be_planned(monkeypatch):
 
 
 def test_the_content_of_a_weights_file_enters_the_key(tmp_path):
-    reads = ptpipe_zoo.torchvision.reads
+    reads = ptpipe_zoo.torchvision.fingerprint
     file = tmp_path / "w.pth"
     config = ptpipe_zoo.TorchvisionConfig(name="resnet18", weights_file=str(file))
     assert reads(config) is None

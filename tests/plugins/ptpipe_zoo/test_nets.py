@@ -8,7 +8,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ptpipe import StageError
-from ptpipe_torch import Model, Part
+from ptpipe_torch import FunctionRef, Model
 from ptpipe_zoo import MlpConfig, SmallCnnConfig, mlp, nets, small_cnn
 
 
@@ -132,6 +132,6 @@ def test_says_how_many_parameters_it_has(make_data, ctx, told):
 
 
 def test_initialised_takes_any_builder():
-    part = Part.of(nets.mlp, shape_CHW=(1, 2, 2), num_classes=2, hidden=[3], dropout=0)
+    part = FunctionRef.to(nets.mlp, shape_CHW=(1, 2, 2), num_classes=2, hidden=[3], dropout=0)
     one, other = nets.initialised(part, -1), nets.initialised(part, -1)
     assert torch.equal(one[1].weight, other[1].weight)

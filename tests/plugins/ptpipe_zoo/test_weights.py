@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from ptpipe import StageError
 from ptpipe.events import Notice, Progress
-from ptpipe_torch.vision import torchvision
+from ptpipe_torch.torchvision_compat import torchvision
 from ptpipe_zoo import TorchvisionConfig, classifiers, weights
 from ptpipe_zoo import torchvision as torchvision_stage
 

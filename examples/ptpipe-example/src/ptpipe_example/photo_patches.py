@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from ptpipe import JSON, Context, Stage, StageConfig, StageError, hookimpl, stage
-from ptpipe_torch import ArrayImages, Data, DataFacts, LoaderOptions, Split
+from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Split
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +52,7 @@ def find_lacks(config: PhotoPatchesConfig) -> Iterable[str]:
     return [f"there is no photograph {photo}" for photo in config.photos if not Path(photo).is_file()]
 
 
-@stage("data.photo_patches", depends=("scikit-learn", "pillow"), reads=digest_photos, preflight=find_lacks)
+@stage("data.photo_patches", packages=("scikit-learn", "pillow"), fingerprint=digest_photos, preflight=find_lacks)
 def photo_patches(config: PhotoPatchesConfig, ctx: Context) -> Data:
     """Cut photographs into square patches; the class of a patch is the photograph that it is from.
 
@@ -69,14 +69,14 @@ def photo_patches(config: PhotoPatchesConfig, ctx: Context) -> Data:
     drawn = np.random.default_rng(ctx.seed).permutation(len(splits["train"]))[:256]
     splits["calibration"] = splits["train"].subset(np.sort(drawn))
     pixels_N3 = splits["train"].images.take(np.arange(len(splits["train"]))).reshape(-1, 3) / 255
-    facts = DataFacts(
+    info = DatasetInfo(
         name="photo patches",
         class_names=tuple(photos),
         shape_CHW=(3, config.size, config.size),
         mean=tuple(pixels_N3.mean(axis=0).tolist()),
         std=tuple(pixels_N3.std(axis=0).tolist()),
     )
-    return Data(facts, splits, LoaderOptions(batch_size=config.batch_size))
+    return Data(info, splits, LoaderOptions(batch_size=config.batch_size))
 
 
 def read_photos(config: PhotoPatchesConfig) -> dict[str, npt.NDArray[np.uint8]]:

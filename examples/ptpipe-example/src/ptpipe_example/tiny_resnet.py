@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from ptpipe import Context, Stage, StageConfig, hookimpl, stage
-from ptpipe_torch import Data, Model, Part, Recipe, builder
+from ptpipe_torch import Data, FunctionRef, Model, Recipe, builder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,16 +44,16 @@ def tiny_resnet(in_channels: int, num_classes: int, width: int, num_blocks: int)
     return nn.Sequential(*convolution(in_channels, width), nn.ReLU(), *blocks, *head)
 
 
-@stage("model.tiny_resnet", depends=("torch",))
+@stage("model.tiny_resnet", packages=("torch",))
 def make_tiny_resnet(config: TinyResnetConfig, ctx: Context, data: Data) -> Model:
     """Make a small residual network for the data set's channels and classes."""
     import torch
 
-    facts = data.facts
-    part = Part.of(
+    info = data.info
+    part = FunctionRef.to(
         tiny_resnet,
-        in_channels=facts.shape_CHW[0],
-        num_classes=facts.num_classes,
+        in_channels=info.shape_CHW[0],
+        num_classes=info.num_classes,
         width=config.width,
         num_blocks=config.num_blocks,
     )
@@ -61,7 +61,7 @@ def make_tiny_resnet(config: TinyResnetConfig, ctx: Context, data: Data) -> Mode
         torch.manual_seed(ctx.seed)
         network = part.resolve("builder")(**part.arguments)
     ctx.metric(num_parameters=sum(parameter.numel() for parameter in network.parameters()))
-    return Model.capture(Recipe(part, facts.shape_CHW, facts.num_classes), network)
+    return Model.from_module(Recipe(part, info.shape_CHW, info.num_classes), network)
 
 
 @hookimpl

@@ -1,0 +1,95 @@
+"""Options and output that several verbs share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ptpipe.errors import ManifestError, Problem
+from ptpipe.store.files import strict_json
+
+if TYPE_CHECKING:
+    from ptpipe.artifact import JSON
+    from ptpipe.plan.bind import Plan
+    from ptpipe.store.store import Store
+
+manifest_argument = click.argument("manifest", type=click.Path(path_type=Path))
+
+set_option = click.option(
+    "-s",
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="STAGE.OPTION=VALUE",
+    help="Replace an option of the manifest (or `seed=N`); may be given several times.",
+)
+
+artifacts_option = click.option(
+    "--artifacts",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("artifacts"),
+    envvar="PTPIPE_ARTIFACTS",
+    show_default=True,
+    show_envvar=True,
+    help="The folder that keeps results and runs.",
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def read_plan(manifest: Path, settings: Sequence[str]) -> Plan:
+    """The bound plan, or ManifestError with every problem."""
+    from ptpipe.api import load_plan
+
+    return load_plan(manifest, read_settings(settings))
+
+
+def read_settings(settings: Sequence[str]) -> dict[str, JSON]:
+    """`-s` options by name. Raises ManifestError with every problem."""
+    from ptpipe.manifest.manifest import parse_override
+
+    values: dict[str, JSON] = {}
+    problems: list[Problem] = []
+    for text in settings:
+        try:
+            name, value = parse_override(text)
+            values[name] = value
+        except ManifestError as error:
+            problems += error.problems
+    if problems:
+        raise ManifestError(problems)
+    return values
+
+
+def open_store(artifacts: Path) -> Store:
+    """The store in that folder, not yet written to."""
+    from ptpipe.store.store import Store
+
+    return Store(artifacts)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout."""
+    click.echo(strict_json(value))
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on stdout: folded to a terminal's width, whole lines where the output is no terminal."""
+    rows = list(rows)
+    if not sys.stdout.isatty():
+        widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(len(headings))]
+        for row in (headings, *rows):
+            click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*headings, box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False).print(table)

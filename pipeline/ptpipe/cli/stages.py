@@ -1,0 +1,127 @@
+"""`ptpipe stages`, `ptpipe plugins` and `ptpipe schema`: the vocabulary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ptpipe.cli.common import json_option, print_json, print_table
+from ptpipe.errors import Problem, UsageError, nearest
+
+if TYPE_CHECKING:
+    from ptpipe.plan.vocabulary import Vocabulary
+    from ptpipe.stage import Port, Stage
+
+plugin_option = click.option(
+    "--plugin", "named", multiple=True, metavar="FILE|MODULE", help="Load this plugin as well, as a manifest would."
+)
+
+
+@click.command()
+@click.argument("kind", required=False)
+@plugin_option
+@json_option
+def stages(kind: str | None, named: tuple[str, ...], as_json: bool) -> None:
+    """List the stage kinds; with KIND, its help, inputs, outputs and every option."""
+    vocabulary = _vocabulary(named)
+    if kind is None:
+        _list_stages(vocabulary, as_json)
+        return
+    if kind not in vocabulary.stages:
+        problem = Problem(f"there is no stage kind {kind!r}", suggestion=nearest(kind, vocabulary.stages))
+        raise UsageError(str(problem))
+    _describe(vocabulary, vocabulary.stages[kind], as_json)
+
+
+@click.command()
+@plugin_option
+@json_option
+def plugins(named: tuple[str, ...], as_json: bool) -> None:
+    """List the loaded plugins with their kinds, and the broken ones with the reason."""
+    vocabulary = _vocabulary(named)
+    rows = []
+    for plugin in vocabulary.plugins:
+        kinds = sorted(kind for kind, owner in vocabulary.owners.items() if owner is plugin)
+        rows.append({"name": plugin.name, "source": plugin.source, "kinds": kinds, "problem": ""})
+    for name, reason in vocabulary.broken.items():
+        rows.append({"name": name, "source": "", "kinds": [], "problem": reason})
+    if as_json:
+        print_json(rows)
+        return
+    table = [(str(r["name"]), str(r["source"]), " ".join(r["kinds"]) or str(r["problem"])) for r in rows]
+    print_table(("plugin", "source", "kinds"), table)
+
+
+@click.command()
+@plugin_option
+def schema(named: tuple[str, ...]) -> None:
+    """Print the JSON Schema of manifests, every kind's options included.
+
+    Name it in a manifest's first line and editors complete and check while you type:
+    `# yaml-language-server: $schema=schema.json`.
+    """
+    from ptpipe.plan.schema import manifest_schema
+
+    print_json(manifest_schema(_vocabulary(named)))
+
+
+def _vocabulary(named: tuple[str, ...]) -> Vocabulary:
+    from ptpipe.errors import ManifestError
+    from ptpipe.plan.vocabulary import load_vocabulary
+
+    vocabulary = load_vocabulary(named, Path())
+    if vocabulary.problems:
+        raise ManifestError(vocabulary.problems)
+    return vocabulary
+
+
+def _list_stages(vocabulary: Vocabulary, as_json: bool) -> None:
+    kinds = [vocabulary.stages[kind] for kind in sorted(vocabulary.stages)]
+    if as_json:
+        print_json([_facts(vocabulary, stage) for stage in kinds])
+        return
+    rows = [(stage.kind, stage.help.partition("\n")[0], vocabulary.owners[stage.kind].name) for stage in kinds]
+    print_table(("kind", "what it does", "plugin"), rows)
+
+
+def _describe(vocabulary: Vocabulary, stage: Stage[..., object], as_json: bool) -> None:
+    from ptpipe.plan.schema import option_rows
+
+    facts = _facts(vocabulary, stage)
+    if as_json:
+        print_json(facts)
+        return
+    click.echo(f"{stage.kind}  (plugin {facts['plugin']}, version {stage.version})\n\n{stage.help}\n")
+    click.echo(f"inputs:   {', '.join(map(_port_words, stage.inputs)) or 'none'}")
+    click.echo(f"outputs:  {', '.join(map(_port_words, stage.outputs))}\n")
+    rows = [(row["name"], row["type"], row["default"], row["help"]) for row in option_rows(stage)]
+    if rows:
+        print_table(("option", "type", "default", "help"), rows)
+    else:
+        click.echo("options:  none")
+
+
+def _facts(vocabulary: Vocabulary, stage: Stage[..., object]) -> dict[str, object]:
+    from ptpipe.plan.schema import option_rows
+
+    return {
+        "kind": stage.kind,
+        "version": stage.version,
+        "plugin": vocabulary.owners[stage.kind].name,
+        "help": stage.help,
+        "inputs": [_port_facts(port) for port in stage.inputs],
+        "outputs": [_port_facts(port) for port in stage.outputs],
+        "options": option_rows(stage),
+        "per_machine": stage.per_machine,
+    }
+
+
+def _port_facts(port: Port) -> dict[str, object]:
+    return {"name": port.name, "type": port.type.__name__, "optional": port.optional, "several": port.several}
+
+
+def _port_words(port: Port) -> str:
+    kind = f"several {port.type.__name__}" if port.several else port.type.__name__
+    return f"{port.name}: {kind}{' (optional)' if port.optional else ''}"

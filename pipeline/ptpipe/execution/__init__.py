@@ -1,0 +1,1 @@
+"""Running a plan: the engine, its calls, reporters, records and past runs."""

@@ -1,0 +1,106 @@
+"""A call: one stage of a run, written so that any process can do it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ptpipe.artifact import JSON, Artifact
+from ptpipe.context import Context
+from ptpipe.events import Event
+from ptpipe.plan.vocabulary import Vocabulary
+from ptpipe.stage import Stage
+from ptpipe.store.store import Store
+
+
+@dataclass(frozen=True)
+class StoredInput:
+    """An object in the store, and who made it: the maker's output type reads it back."""
+
+    kind: str
+    output: str
+    digest: str
+    reference: str
+    """What the manifest calls it."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines that do stages together, seen from one of them."""
+
+    num: int = 1
+    rank: int = 0
+    """0 leads."""
+    endpoint: str = ""
+    """`host:port` of node 0, where the nodes meet."""
+    max_restarts: int = 0
+    """How often workers may be started again, from their last checkpoint, after one has failed."""
+    started: bool = False
+    """The workers are there already, one a node: torchrun or SLURM has started them."""
+
+
+ONE_NODE = Nodes()
+
+
+@dataclass(frozen=True)
+class Call:
+    """Everything that a process needs to do one stage. All of it is JSON."""
+
+    stage_id: str
+    kind: str
+    options: Mapping[str, JSON]
+    seed: int
+    key: str
+    inputs: Mapping[str, tuple[StoredInput, ...]]
+    artifacts: str
+    """The store's root folder."""
+    plugins: tuple[str, ...]
+    """As the manifest names them."""
+    folder: str
+    """What the plugins' file names are relative to."""
+    workers: int = 1
+    """How many processes do it together, on all nodes."""
+    nodes: Nodes = ONE_NODE
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Call:
+        """Inverse of `to_json`."""
+        content: dict[str, Any] = json.loads(text)
+        inputs = {port: tuple(StoredInput(**stored) for stored in items) for port, items in content["inputs"].items()}
+        nodes = Nodes(**content["nodes"])
+        return cls(**{**content, "inputs": inputs, "plugins": tuple(content["plugins"]), "nodes": nodes})
+
+
+def execute(
+    call: Call, vocabulary: Vocabulary, store: Store, tell: Callable[[Event], None], rank: int = 0
+) -> dict[str, Artifact]:
+    """Read the inputs, call the stage's function, check what it returned. `rank`: which of the workers this is."""
+    stage = vocabulary.stages[call.kind]
+    config = stage.config_type.model_validate_json(json.dumps(call.options), strict=True)
+    sources = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}
+    ctx = Context(call.stage_id, call.kind, call.seed, store.scratch(call.key), sources, tell, rank, call.workers)
+    return stage.named(stage.function(config, ctx, **_read_inputs(call, stage, vocabulary, store)))
+
+
+def _read_inputs(
+    call: Call, stage: Stage[..., object], vocabulary: Vocabulary, store: Store
+) -> dict[str, Artifact | list[Artifact]]:
+    values: dict[str, Artifact | list[Artifact]] = {}
+    for port in stage.inputs:
+        items = [store.get(stored.digest, _type_of(stored, vocabulary)) for stored in call.inputs.get(port.name, ())]
+        if port.several:
+            values[port.name] = items
+        elif items:
+            values[port.name] = items[0]
+    return values
+
+
+def _type_of(stored: StoredInput, vocabulary: Vocabulary) -> type[Artifact]:
+    outputs = vocabulary.stages[stored.kind].outputs
+    return next(port.type for port in outputs if port.name == stored.output)

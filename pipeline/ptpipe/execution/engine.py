@@ -1,0 +1,391 @@
+"""One walk over a plan: each stage is taken from the store or done, in the manifest's order."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ptpipe import host
+from ptpipe.artifact import JSON, Artifact, Decision, Verdict
+from ptpipe.errors import ExitCode, IntegrityError, ManifestError, Problem, PtpipeError, StageError, Terminated
+from ptpipe.events import Attachment, Event, LogLine, Metric, Notice, Outcome, RunFinished, StageFinished, StageStarted
+from ptpipe.execution.call import ONE_NODE, Call, Nodes, StoredInput
+from ptpipe.execution.local_launcher import LocalLauncher
+from ptpipe.execution.record import RunRecord, StageOutput
+from ptpipe.execution.reporters import ReporterGroup
+from ptpipe.execution.signals import signals_deferred
+from ptpipe.nodes import Leader
+from ptpipe.plan.bind import Plan, PlannedStage
+from ptpipe.plan.cache_status import CacheStatus, cache_statuses, is_current
+from ptpipe.plan.keys import Key, compute_keys
+from ptpipe.plan.source_digest import SourceDigests
+from ptpipe.plan.vocabulary import call_each, gc_paused, own_frames
+from ptpipe.reporter import Reporter
+from ptpipe.store.store import Entry, Store, StoredObject
+
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the user said beside the manifest."""
+
+    fresh: tuple[str, ...] = ()
+    """Stages to do again although their results are stored."""
+    keep_going: bool = False
+    """After a failure, still do the stages that don't depend on it."""
+    verbosity: int = 0
+    """-1 quiet, 0 normal, 1 verbose: for reporters."""
+    nodes: Nodes = ONE_NODE
+    """The machines that run the manifest together."""
+
+
+def source_digests(plan: Plan, store: Store) -> SourceDigests:
+    """Digests of the code of the plan's plugins, with the store's memory of files already read."""
+    modules = {plugin.module.__name__.partition(".")[0]: plugin.module for plugin in plan.vocabulary.plugins}
+    cache = store.source_cache() if store.source_cache().parent.is_dir() else None
+    return SourceDigests(cache, modules)
+
+
+def execute(plan: Plan, store: Store, options: RunOptions, reporters: Sequence[Reporter] = ()) -> RunFinished:
+    """Run a plan. Returns when it ended, however it ended; raises ManifestError before any work, PtpipeError where
+    the artifacts folder can't be used.
+    """
+    with gc_paused():
+        sources = source_digests(plan, store)
+        keys = compute_keys(plan, sources)
+        if _preflight(plan, cache_statuses(plan, keys, store, options.fresh)):
+            keys = compute_keys(plan, sources)  # a preflight may have fetched what a stage reads
+    store.open_for_writing()
+    leader = Leader(plan, store) if options.nodes.num > 1 else None
+    with store.in_use(), leader.leading() if leader else contextlib.nullcontext():
+        sources.save()
+        finished = _Execution(plan, store, options, keys, reporters, leader).execute()
+        if leader:
+            leader.end(ExitCode(finished.exit_code))
+        return finished
+
+
+def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
+    """Ask every stage that would work whether it can. Returns whether any was asked."""
+    problems: list[Problem] = []
+    asked = False
+    for prediction in statuses:
+        stage = plan[prediction.stage_id]
+        if prediction.entry is None and stage.stage.preflight:
+            asked = True
+            try:
+                with contextlib.redirect_stdout(sys.stderr):
+                    problems += [plan.problem(stage.id, line) for line in stage.stage.preflight(stage.config)]
+            except (StageError, OSError) as error:
+                problems.append(plan.problem(stage.id, str(error)))
+            except Exception as error:  # noqa: BLE001  # a plugin may raise anything
+                problems.append(plan.plugin_problem(stage.id, "preflight()", error))
+    if problems:
+        raise ManifestError(problems)
+    return asked
+
+
+class _Execution:
+    """The state of one run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        options: RunOptions,
+        keys: Mapping[str, Key],
+        reporters: Sequence[Reporter],
+        leader: Leader | None,
+    ) -> None:
+        self.leader = leader
+        self.plan, self.store, self.options, self.keys = plan, store, options, keys
+        self.record = RunRecord(plan, store, keys)
+        self.entries: dict[str, Entry | None] = {}
+        self.finished: list[StageFinished] = []
+        self.stage_output = StageOutput()
+        self.exit_code = ExitCode.DONE
+        manager = plan.vocabulary.manager
+        offers = list(call_each(manager, "ptpipe_reporters"))
+        self.mute = [f"plugin {o.plugin} offers no reporter in this run: {o.error}" for o in offers if o.error]
+        offered = [item for o in offers for item in o.items]
+        self.reporters = ReporterGroup([*offered, *reporters], self.record.log)
+        self.launcher = LocalLauncher(plan.vocabulary, store)
+
+    def execute(self) -> RunFinished:
+        self.record.open()
+        self.plan.vocabulary.manager.register(self.launcher)
+        ending: BaseException | None = None
+        try:
+            self._execute_stages()
+        except BaseException as error:  # noqa: BLE001  # raised again below, when everybody has been told
+            ending = error
+        with signals_deferred():
+            finished = self._end(ending)
+        if ending is not None and not isinstance(ending, KeyboardInterrupt | Terminated):
+            raise ending
+        return finished
+
+    def _end(self, ending: BaseException | None) -> RunFinished:
+        """Tell the end, whatever it was."""
+        self.plan.vocabulary.manager.unregister(self.launcher)
+        interrupted = isinstance(ending, KeyboardInterrupt | Terminated)
+        if interrupted:
+            self.exit_code = ExitCode.TERMINATED if isinstance(ending, Terminated) else ExitCode.INTERRUPTED
+            self._skip_rest("the run was interrupted")
+        elif ending is not None:
+            self.exit_code = ExitCode.BUG
+            self._skip_rest("ptpipe failed: this is a bug of ours")
+        self.record.write(self.finished, self.exit_code)
+        finished = self.record.finished(self.finished, self.exit_code, interrupted)
+        self.reporters.run_finished(finished)
+        return finished
+
+    def _execute_stages(self) -> None:
+        self.reporters.run_started(self.record.started(self.options.verbosity))
+        for line in self.mute:
+            self.record.log(LogLine("", line))
+            self.reporters.event(Notice("", line))
+        for position, stage in enumerate(self.plan.stages, start=1):
+            missing = [name for name in stage.upstream if self.entries.get(name) is None]
+            if missing:
+                self._finish(stage, Outcome.SKIPPED, message=f"needs {', '.join(missing)}")
+            elif self.exit_code in (ExitCode.FAILED, ExitCode.INTEGRITY) and not self.options.keep_going:
+                self._finish(stage, Outcome.SKIPPED, message="a stage above failed; --keep-going would do this one")
+            else:
+                self.reporters.stage_started(StageStarted(stage.id, stage.kind, position, len(self.plan.stages)))
+                self._do(stage)
+
+    def _do(self, stage: PlannedStage) -> None:
+        """Take a stage's result from the store or make it, and tell the end."""
+        start = time.perf_counter()
+        self.stage_output = StageOutput()
+        try:
+            entry, cached = self._result(stage)
+        except (KeyboardInterrupt, Terminated):
+            self._finish(stage, Outcome.FAILED, time.perf_counter() - start, message="interrupted")
+            raise
+        except BaseException as error:  # noqa: BLE001  # a plugin may raise anything, SystemExit too
+            self.exit_code = max(self.exit_code, _exit_code(error), key=_severity)
+            self.record.log(LogLine(stage.id, traceback.format_exc()))
+            frames = () if isinstance(error, PtpipeError) else own_frames(self.plan.vocabulary.plugins, error)
+            self._finish(stage, Outcome.FAILED, time.perf_counter() - start, message=_cause(error), frames=frames)
+            return
+        self.entries[stage.id] = entry
+        outcome, message = self._judge(stage, entry, Outcome.CACHED if cached else Outcome.DONE)
+        self._finish(stage, outcome, time.perf_counter() - start, entry, message)
+
+    def _result(self, stage: PlannedStage) -> tuple[Entry, bool]:
+        """The stage's stored result and whether it was there before."""
+        key = self.keys[stage.id]
+        fresh = stage.id in self.options.fresh
+        entry = None if fresh else self._current(stage)
+        if entry is not None:
+            return entry, True
+        with self.store.lock(key.digest, lambda: self._say_waiting(stage)):
+            entry = None if fresh else self._current(stage)  # another run may just have made it
+            if entry is not None:
+                return entry, True
+            entry = self._make(stage)
+        return entry, False
+
+    def _current(self, stage: PlannedStage) -> Entry | None:
+        entry = self.store.entry(self.keys[stage.id].digest)
+        return entry if entry is not None and is_current(entry, self.plan, stage.id, self.entries) else None
+
+    def _make(self, stage: PlannedStage) -> Entry:
+        self._rebuild_inputs(stage)
+        start = time.perf_counter()
+        key = self.keys[stage.id]
+        call = self._call(stage)
+        with self.leader.announced(call) if self.leader and call.workers > 1 else contextlib.nullcontext():
+            outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._tell)
+        stored = self._put(stage, outputs)
+        entry = Entry(
+            key=key.digest,
+            kind=stage.kind,
+            parts=key.parts,
+            inputs={port: tuple(item.digest for item in items) for port, items in call.inputs.items()},
+            outputs=stored,
+            metrics=self.stage_output.metrics,
+            notices=tuple(self.stage_output.notices),
+            seconds=time.perf_counter() - start,
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=host.fingerprint() if stage.stage.per_machine else "",
+        )
+        self.store.put_entry(entry)
+        self.store.drop_scratch(key.digest)
+        return entry
+
+    def _put(self, stage: PlannedStage, made: Mapping[str, Artifact | Path]) -> dict[str, StoredObject]:
+        """Store the outputs, which a launcher may have made."""
+        wanted = {port.name: port.type for port in stage.stage.outputs}
+        if not isinstance(made, Mapping) or made.keys() != wanted.keys():
+            raise TypeError(f"{stage.kind} has the outputs {', '.join(wanted)}; ptpipe_launch gave {made!r}")
+        outputs = {name: _read_back(made[name], type_) for name, type_ in wanted.items()}
+        stored = {name: self.store.put(outputs[name]) for name in wanted}
+        for name, artifact in outputs.items():
+            said = stored[name].summary
+            if isinstance(artifact, Verdict) and any(said.get(k) != v for k, v in artifact.judgement().items()):
+                raise TypeError(f"{type(artifact).__name__}.summary() leaves out the verdict's own")
+        return stored
+
+    def _rebuild_inputs(self, stage: PlannedStage) -> None:
+        """Make again what a stage above gave and somebody altered since."""
+        for reference in (reference for references in stage.wiring.values() for reference in references):
+            name = reference.stage
+            entry = self.entries[name]
+            assert entry is not None, f"{stage.id} started without {name}"
+            digest = entry.outputs[reference.output].digest
+            try:
+                self.store.verify(digest)
+            except IntegrityError as error:
+                place = self.store.quarantine(digest)
+                self._say_aside(stage.id, f"{error}; moved to {place}, and {name} is done again")
+                said, self.stage_output = self.stage_output, StageOutput()
+                try:
+                    self.entries[name] = self._result(self.plan[name])[0]
+                finally:
+                    said.asides += self.stage_output.asides
+                    self.stage_output = said
+
+    def _call(self, stage: PlannedStage) -> Call:
+        inputs = {
+            port: tuple(
+                self._stored_input(reference.stage, reference.output, str(reference)) for reference in references
+            )
+            for port, references in stage.wiring.items()
+        }
+        manifest = self.plan.manifest
+        return Call(
+            stage_id=stage.id,
+            kind=stage.kind,
+            options=stage.options,
+            seed=manifest.seed,
+            key=self.keys[stage.id].digest,
+            inputs=inputs,
+            artifacts=str(self.store.root),
+            plugins=manifest.plugins,
+            folder=str(manifest.path.parent.absolute()),
+            workers=stage.stage.workers(stage.config) if stage.stage.workers else 1,
+            nodes=self.options.nodes,
+        )
+
+    def _stored_input(self, stage_id: str, output: str, reference: str) -> StoredInput:
+        entry = self.entries[stage_id]
+        assert entry is not None, stage_id
+        return StoredInput(self.plan[stage_id].kind, output, entry.outputs[output].digest, reference)
+
+    def _judge(self, stage: PlannedStage, entry: Entry, outcome: Outcome) -> tuple[Outcome, str]:
+        """Look for a gate's verdict among the outputs."""
+        for port in stage.stage.outputs:
+            if not issubclass(port.type, Verdict):
+                continue
+            summary = entry.outputs[port.name].summary
+            decision, reason = summary["decision"], str(summary["reason"])
+            if decision == Decision.REFUSED:
+                self.exit_code = max(self.exit_code, ExitCode.REFUSED, key=_severity)
+                return Outcome.REFUSED, reason
+            if decision == Decision.UNDECIDED and summary["fail_undecided"]:
+                self.exit_code = max(self.exit_code, ExitCode.UNDECIDED, key=_severity)
+                return Outcome.REFUSED, f"undecided: {reason}"
+        return outcome, ""
+
+    def _skip_rest(self, message: str) -> None:
+        told = {event.stage_id for event in self.finished}
+        for stage in self.plan.stages:
+            if stage.id not in told:
+                self._finish(stage, Outcome.SKIPPED, message=message)
+
+    def _finish(
+        self,
+        stage: PlannedStage,
+        outcome: Outcome,
+        seconds: float = 0.0,
+        entry: Entry | None = None,
+        message: str = "",
+        frames: tuple[str, ...] = (),
+    ) -> None:
+        event = StageFinished(
+            stage_id=stage.id,
+            kind=stage.kind,
+            outcome=outcome,
+            seconds=seconds,
+            key=self.keys[stage.id].digest,
+            metrics=entry.metrics if entry else dict(self.stage_output.metrics),
+            notices=(*(entry.notices if entry else self.stage_output.notices), *self.stage_output.asides),
+            outputs={name: asdict(stored) for name, stored in entry.outputs.items()} if entry else {},
+            message=message,
+            frames=frames,
+            made_at=entry.made_at if entry else "",
+            machine=entry.machine if entry else "",
+        )
+        self.stage_output = StageOutput()
+        with signals_deferred():  # so that everybody is told, and told once
+            self.finished.append(event)
+            if outcome is not Outcome.CACHED:
+                self.record.write(self.finished, self.exit_code)
+            self.reporters.stage_finished(event)
+
+    def _tell(self, event: Event) -> None:
+        """Pass on what a stage says, and keep what belongs to its result."""
+        match event:
+            case Metric():
+                self.stage_output.metrics[event.name] = _as_json(event)
+            case Notice():
+                self.stage_output.notices.append(event.text)
+            case LogLine():
+                self.record.log(event)
+            case Attachment():
+                self.record.attach(event)
+        self.reporters.event(event)
+
+    def _say_aside(self, stage_id: str, text: str) -> None:
+        self.stage_output.asides.append(text)
+        self.record.log(LogLine(stage_id, text))
+        self.reporters.event(Notice(stage_id, text))
+
+    def _say_waiting(self, stage: PlannedStage) -> None:
+        self._say_aside(stage.id, "another run is doing this stage; waiting for it")
+
+
+def _read_back(made: Artifact | Path, type_: type[Artifact]) -> Artifact:
+    """What a launcher gave: the artifact, or where another process saved it."""
+    return type_.load(made) if isinstance(made, Path) else made
+
+
+def _as_json(metric: Metric) -> JSON:
+    """A metric's value as it will be read back from the store."""
+    try:
+        value: JSON = json.loads(json.dumps(metric.value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metric {metric.name}: {error}; say float(...), int(...) or str(...)") from None
+    return value
+
+
+def _severity(code: ExitCode) -> int:
+    """Of several endings, the graver one is the process's."""
+    order = (ExitCode.DONE, ExitCode.UNDECIDED, ExitCode.REFUSED, ExitCode.FAILED, ExitCode.INTEGRITY)
+    return order.index(code)
+
+
+def _exit_code(error: BaseException) -> ExitCode:
+    return ExitCode.INTEGRITY if isinstance(error, IntegrityError) else ExitCode.FAILED
+
+
+def _cause(error: BaseException) -> str:
+    """The error in one line."""
+    text = str(error).strip().partition("\n")[0]
+    if isinstance(error, OSError) and error.errno in _FULL_DISK:
+        return f"the disk is full: {text}"
+    if isinstance(error, PtpipeError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,130 @@
+"""A run's folder: its record, rewritten as the run goes on, and its log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ptpipe import host
+from ptpipe.artifact import JSON
+from ptpipe.errors import ExitCode, PtpipeError
+from ptpipe.events import Attachment, LogLine, RunFinished, RunStarted, StageFinished
+from ptpipe.plan.bind import Plan
+from ptpipe.plan.keys import Key
+from ptpipe.store.files import strict_json, write_atomically
+from ptpipe.store.store import Store
+
+
+@dataclass
+class StageOutput:
+    """What a stage said while it worked."""
+
+    metrics: dict[str, JSON] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+    asides: list[str] = field(default_factory=list)
+    """What the run said of it: not part of the result, so not said again when it is cached."""
+
+
+class RunRecord:
+    """What is kept of a run. `record.json` names the keys of all stages from the start, so that what a killed run
+    left half done is known to belong to it.
+    """
+
+    def __init__(self, plan: Plan, store: Store, keys: Mapping[str, Key]) -> None:
+        self.plan, self.keys = plan, keys
+        now = datetime.now(UTC)
+        self.folder = store.root / "runs" / f"{now:%Y%m%d-%H%M%S}-{plan.manifest.name}-{secrets.token_hex(2)}"
+        self.started_at = now.isoformat(timespec="milliseconds")
+        self._start = time.perf_counter()
+
+    @property
+    def run_id(self) -> str:
+        """Names the run: the time, the manifest's name, and four digits that tell it from others of that second."""
+        return self.folder.name
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.perf_counter() - self._start
+
+    def open(self) -> None:
+        """Make the folder. Raises PtpipeError where it can't be written."""
+        try:
+            while True:
+                try:
+                    self.folder.mkdir(parents=True)
+                    break
+                except FileExistsError:
+                    if not self.folder.is_dir():
+                        raise
+                    self.folder = self.folder.with_name(f"{self.folder.name[:-4]}{secrets.token_hex(2)}")
+            self._write((), ExitCode.DONE)
+        except OSError as error:
+            raise PtpipeError(f"cannot write to {self.folder}: {error.strerror or error}") from error
+
+    def write(self, finished: Sequence[StageFinished], exit_code: ExitCode) -> None:
+        """Bring the record up to date. Where it can't be written (a full disk) the run goes on without it."""
+        try:
+            self._write(finished, exit_code)
+        except OSError as error:
+            self.log(LogLine("", f"the record could not be written: {error}"))
+
+    def log(self, line: LogLine) -> None:
+        """Add a line to the log, if that can be done."""
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        file = self.folder / "log.txt"
+        with contextlib.suppress(OSError), file.open("a", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(f"{stamp} {line.stage_id or '-'} {line.text}\n")
+
+    def attach(self, attachment: Attachment) -> None:
+        """Copy a stage's file into the folder `files/<stage>`, if that can be done."""
+        place = self.folder / "files" / attachment.stage_id
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(attachment.path, place / Path(attachment.path).name)
+        except OSError as error:
+            self.log(LogLine(attachment.stage_id, f"{attachment.path} could not be kept: {error}"))
+
+    def started(self, verbosity: int) -> RunStarted:
+        """The event of the run's beginning."""
+        manifest = self.plan.manifest
+        return RunStarted(
+            run_id=self.run_id,
+            name=manifest.name,
+            manifest_path=str(manifest.path),
+            folder=self.folder,
+            stage_ids=tuple(stage.id for stage in self.plan.stages),
+            seed=manifest.seed,
+            overrides=tuple(f"{name}={json.dumps(value)}" for name, value in manifest.overrides.items()),
+            verbosity=verbosity,
+        )
+
+    def finished(self, stages: Sequence[StageFinished], exit_code: ExitCode, interrupted: bool) -> RunFinished:
+        """The event of its end."""
+        name = self.plan.manifest.name
+        return RunFinished(self.run_id, name, self.folder, int(exit_code), self.seconds, tuple(stages), interrupted)
+
+    def _write(self, finished: Sequence[StageFinished], exit_code: ExitCode) -> None:
+        manifest = self.plan.manifest
+        record = {
+            "run_id": self.run_id,
+            "name": manifest.name,
+            "manifest": str(manifest.path.absolute()),
+            "seed": manifest.seed,
+            "overrides": dict(manifest.overrides),
+            "started_at": self.started_at,
+            "seconds": self.seconds,
+            "exit_code": int(exit_code),
+            "finished": len(finished) == len(self.plan.stages),
+            "machine": {**host.describe(), "fingerprint": host.fingerprint()},
+            "keys": {stage_id: key.digest for stage_id, key in self.keys.items()},
+            "stages": [{**asdict(event), "parts": self.keys[event.stage_id].parts} for event in finished],
+        }
+        write_atomically(self.folder / "record.json", strict_json(record).encode())

@@ -1,0 +1,45 @@
+"""Telling reporters what happens in a run, so that none of them can break it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+
+from ptpipe.events import Event, LogLine, Notice, RunFinished, RunStarted, StageFinished, StageStarted
+from ptpipe.reporter import Reporter
+
+
+class ReporterGroup(Reporter):
+    """Passes every event on to all reporters; one that raises is named in the log once and switched off."""
+
+    def __init__(self, reporters: Sequence[Reporter], log: Callable[[LogLine], None]) -> None:
+        self._reporters = list(reporters)
+        self._log = log
+
+    def run_started(self, event: RunStarted) -> None:
+        self._each(lambda reporter: reporter.run_started(event))
+
+    def stage_started(self, event: StageStarted) -> None:
+        self._each(lambda reporter: reporter.stage_started(event))
+
+    def event(self, event: Event) -> None:
+        self._each(lambda reporter: reporter.event(event))
+
+    def stage_finished(self, event: StageFinished) -> None:
+        self._each(lambda reporter: reporter.stage_finished(event))
+
+    def run_finished(self, event: RunFinished) -> None:
+        self._each(lambda reporter: reporter.run_finished(event))
+
+    def _each(self, tell: Callable[[Reporter], None]) -> None:
+        for reporter in list(self._reporters):
+            if not any(reporter is other for other in self._reporters):
+                continue  # switched off while the others were told that one of them is
+            try:
+                tell(reporter)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # reporting never breaks a run
+                self._reporters = [other for other in self._reporters if other is not reporter]
+                name = f"{type(reporter).__module__}.{type(reporter).__qualname__}"
+                line = f"reporter {name} raised {error!r} and is switched off for this run"
+                self._log(LogLine("", "".join(traceback.format_exception(error)) + line))
+                self.event(Notice("", line))

@@ -1,0 +1,238 @@
+"""The manifest: what a user wrote, checked for shape, with the place of every word."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ptpipe.artifact import JSON
+from ptpipe.errors import Location, ManifestError, Problem, nearest
+from ptpipe.manifest.yaml import MAX_BYTES, Document, read
+
+VERSION = 1
+MAX_SEED = 2**32 - 1
+ID_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+_TOP_KEYS = ("version", "name", "seed", "plugins", "stages")
+_STAGE_KEYS = ("uses", "needs", "with")
+
+
+@dataclass(frozen=True)
+class StageEntry:
+    """One stage as written: nothing of it is known to exist yet."""
+
+    id: str
+    uses: str
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    options: Mapping[str, JSON] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest whose shape is right."""
+
+    path: Path
+    name: str
+    seed: int
+    plugins: tuple[str, ...]
+    stages: tuple[StageEntry, ...]
+    document: Document
+    overrides: Mapping[str, JSON] = field(default_factory=dict)
+
+    def locate(self, *path: str | int, key: bool = False) -> Location | None:
+        """Where the value (or key) at this path stands: `locate("stages", "net", "with", "width")`."""
+        return self.document.locate(path, key)
+
+    def overridden_by(self, overrides: Mapping[str, JSON]) -> Manifest:
+        """The manifest with options replaced: `{"finetune.lr": 0.001, "seed": 3}`.
+
+        Raises ManifestError for a name that is neither `seed` nor `STAGE.OPTION`.
+        """
+        problems: list[Problem] = []
+        options = {entry.id: dict(entry.options) for entry in self.stages}
+        seed = self.seed
+        for name, value in overrides.items():
+            stage_id, _, rest = name.partition(".")
+            if name == "seed" and _is_seed(value):
+                seed = int(value)  # type: ignore[arg-type]  # _is_seed says that it is one
+            elif name == "seed":
+                problems.append(Problem(f"-s seed={value}: a seed is a whole number from 0 to {MAX_SEED}"))
+            elif stage_id not in options:
+                suggestion = nearest(stage_id, options)
+                problems.append(Problem(f"-s {name}: there is no stage {stage_id!r}", suggestion=suggestion))
+            elif not rest:
+                problems.append(Problem(f"-s {name}: name one of its options: {stage_id}.OPTION=VALUE"))
+            else:
+                _assign(options[stage_id], rest.split("."), value)
+        if problems:
+            raise ManifestError(problems)
+        stages = tuple(replace(entry, options=options[entry.id]) for entry in self.stages)
+        return replace(self, seed=seed, stages=stages, overrides={**self.overrides, **overrides})
+
+
+def load(path: Path) -> Manifest:
+    """Read a manifest file. Raises ManifestError with every problem of its text and shape."""
+    name = str(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ManifestError([Problem(f"cannot read {name}: {reason or error}")]) from error
+    if len(content) > MAX_BYTES:
+        raise ManifestError([Problem(f"larger than {MAX_BYTES // 1000} kB: this is no manifest", Location(name, 1, 1))])
+    return parse(_decode(content, name), path)
+
+
+def parse(text: str, path: Path) -> Manifest:
+    """Make a manifest of YAML text; `path` gives locations their name and plugins their folder."""
+    document = read(text, str(path))
+    shape = _Shape(document)
+    manifest = shape.manifest(path)
+    if shape.problems or manifest is None:
+        raise ManifestError(sorted(shape.problems, key=lambda problem: problem.location or Location("", 0, 0)))
+    return manifest
+
+
+def parse_override(text: str) -> tuple[str, JSON]:
+    """`finetune.lr=1e-3` to a name and a value, which is read as YAML. Raises ManifestError."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ManifestError([Problem(f"-s {text}: not of the form STAGE.OPTION=VALUE")])
+    try:
+        document = read(value, f"-s {name}")
+    except ManifestError as error:
+        raise ManifestError([Problem(f"-s {text}: {error.problems[0].message}")]) from error
+    if document.problems:
+        raise ManifestError(Problem(f"-s {text}: {problem.message}") for problem in document.problems)
+    return name.strip(), document.value
+
+
+def _decode(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode("utf-8-sig")
+        place = Location(name, before.count("\n") + 1, len(before) - before.rfind("\n"))
+        raise ManifestError([Problem(f"not UTF-8 text: byte 0x{content[error.start]:02x}", place)]) from error
+
+
+def _assign(options: dict[str, Any], names: Sequence[str], value: JSON) -> None:
+    *parents, last = names
+    for parent in parents:
+        inner = options.get(parent)
+        options[parent] = dict(inner) if isinstance(inner, Mapping) else {}
+        options = options[parent]
+    options[last] = value
+
+
+def _is_seed(value: JSON) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SEED
+
+
+class _Shape:
+    """Checks the shape of a document, collecting every problem."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.problems: list[Problem] = list(document.problems)
+
+    def manifest(self, path: Path) -> Manifest | None:
+        top = self.document.value
+        if top is None:
+            message = "the manifest is empty; `ptpipe init` writes one to start from"
+            self.problems.append(Problem(message, Location(str(path), 1, 1)))
+            return None
+        if not isinstance(top, dict):
+            self._complain(f"a manifest is a mapping with `stages`, not {word_for(top)}", ())
+            return None
+        misspelt = self._known_keys(top, (), _TOP_KEYS)
+        if "version" not in misspelt:
+            self._version(top)
+        name = top.get("name", path.stem if NAME_PATTERN.fullmatch(path.stem) else "unnamed")
+        if not (isinstance(name, str) and NAME_PATTERN.fullmatch(name)):
+            self._complain("name: letters, digits, '_', '-' and '.', at most 64, are allowed", ("name",))
+        seed = top.get("seed", 0)
+        if not _is_seed(seed):
+            self._complain(f"seed: a whole number from 0 to {MAX_SEED} is needed", ("seed",))
+        plugins = top.get("plugins", [])
+        if not (isinstance(plugins, list) and all(isinstance(plugin, str) and plugin for plugin in plugins)):
+            self._complain("plugins: a list of files (./prune.py) or module names is needed", ("plugins",))
+        stages = self._stages(top.get("stages")) if "stages" not in misspelt else ()
+        if self.problems:
+            return None
+        return Manifest(path, str(name), int(seed), tuple(map(str, plugins)), stages, self.document)  # type: ignore[arg-type]  # shapes were checked above
+
+    def _version(self, top: Mapping[str, JSON]) -> None:
+        if "version" not in top:
+            self._complain(f"`version: {VERSION}` is missing", ())
+        elif top["version"] != VERSION or isinstance(top["version"], bool | float):
+            given = json.dumps(top["version"])
+            self._complain(f"version: this ptpipe reads version {VERSION}, not {given}", ("version",))
+
+    def _stages(self, stages: JSON) -> tuple[StageEntry, ...]:
+        if not isinstance(stages, dict) or not stages:
+            self._complain("stages: a mapping from stage ids to stages is needed", ("stages",))
+            return ()
+        return tuple(entry for stage_id, stage in stages.items() if (entry := self._stage(stage_id, stage)))
+
+    def _stage(self, stage_id: str, stage: JSON) -> StageEntry | None:
+        path = ("stages", stage_id)
+        if not ID_PATTERN.fullmatch(stage_id):
+            self._complain(
+                f"stage id {stage_id!r}: lower-case letters, digits, '_' and '-' are allowed", path, key=True
+            )
+        if not isinstance(stage, dict):
+            self._complain(f"{stage_id}: a mapping with `uses` is needed, not {word_for(stage)}", path)
+            return None
+        misspelt = self._known_keys(stage, path, _STAGE_KEYS)
+        uses, options = stage.get("uses"), stage.get("with")
+        if not isinstance(uses, str) and "uses" not in misspelt:
+            self._complain(f"{stage_id}: `uses: family.thing` is missing", (*path, "uses") if "uses" in stage else path)
+        if not isinstance(options, dict | None):
+            self._complain(f"{stage_id}: `with` holds options by name, not {word_for(options)}", (*path, "with"))
+            options = None
+        needs = self._needs(stage_id, stage.get("needs"))
+        return StageEntry(stage_id, str(uses), needs, options or {})
+
+    def _needs(self, stage_id: str, needs: JSON) -> dict[str, tuple[str, ...]]:
+        path = ("stages", stage_id, "needs")
+        if needs is None:
+            return {}
+        if not isinstance(needs, dict):
+            self._complain(f"{stage_id}: `needs` holds stages by input name, not {word_for(needs)}", path)
+            return {}
+        result: dict[str, tuple[str, ...]] = {}
+        for port, references in needs.items():
+            several = references if isinstance(references, list) else [references]
+            if several and all(isinstance(reference, str) and reference for reference in several):
+                result[port] = tuple(str(reference) for reference in several)
+            else:
+                self._complain(f"{stage_id}: {port} needs a stage id or a list of them", (*path, port))
+        return result
+
+    def _known_keys(self, mapping: Mapping[str, JSON], path: tuple[str, ...], known: Sequence[str]) -> set[str | None]:
+        """Complain of unknown keys. Returns the absent ones that they seem to be: no need to complain of those too."""
+        misspelt = set()
+        for key in mapping:
+            if key not in known:
+                place = self.document.locate((*path, key), key=True)
+                where = f" in stage {path[-1]}" if path else ""
+                meant = nearest(key, [word for word in known if word not in mapping])
+                misspelt.add(meant)
+                self.problems.append(Problem(f"unknown key {key!r}{where}", place, meant))
+        return misspelt
+
+    def _complain(self, message: str, path: tuple[str, ...], key: bool = False) -> None:
+        self.problems.append(Problem(message, self.document.locate(path, key)))
+
+
+def word_for(value: JSON) -> str:
+    """What sort of value this is, in a user's words."""
+    words = {list: "a list", dict: "a mapping", str: "a text", bool: "a yes/no value", type(None): "nothing"}
+    return words.get(type(value), "a number")

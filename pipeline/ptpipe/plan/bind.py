@@ -1,0 +1,276 @@
+"""A plan: a manifest bound to a vocabulary, checked before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ptpipe.artifact import JSON
+from ptpipe.config import StageConfig
+from ptpipe.errors import ExitCode, ManifestError, Problem, nearest
+from ptpipe.manifest.manifest import Manifest, StageEntry
+from ptpipe.plan.options import config_problems
+from ptpipe.plan.vocabulary import Vocabulary, call_each, describe_error
+from ptpipe.stage import Port, Stage
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An output of a stage above."""
+
+    stage: str
+    output: str
+    text: str
+    """As a manifest would say it: `calibrate.model`, or `pretrain` where that is enough."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One stage with everything decided."""
+
+    id: str
+    stage: Stage[..., object]
+    config: StageConfig
+    wiring: Mapping[str, tuple[Reference, ...]]
+    """Port name to what feeds it; ports left empty are absent."""
+
+    @property
+    def kind(self) -> str:
+        """The kind's word."""
+        return self.stage.kind
+
+    @property
+    def options(self) -> dict[str, JSON]:
+        """The options with defaults filled in, as JSON."""
+        # So that validating them again gives the same config: computed fields left out, aliases as written.
+        options: dict[str, JSON] = self.config.model_dump(mode="json", round_trip=True, by_alias=True)
+        return options
+
+    @cached_property
+    def upstream(self) -> tuple[str, ...]:
+        """Ids of the stages that feed this one, each once."""
+        return tuple(dict.fromkeys(reference.stage for references in self.wiring.values() for reference in references))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages in run order; needs point upwards only."""
+
+    manifest: Manifest
+    vocabulary: Vocabulary
+    stages: tuple[PlannedStage, ...]
+
+    def __getitem__(self, stage_id: str) -> PlannedStage:
+        return self._by_id[stage_id]
+
+    @cached_property
+    def _by_id(self) -> dict[str, PlannedStage]:
+        return {stage.id: stage for stage in self.stages}
+
+    def subplan(self, stage_id: str) -> Plan:
+        """The plan of a stage and of those that it needs, and of no others."""
+        wanted = {stage_id}
+        for stage in reversed(self.stages):
+            if stage.id in wanted:
+                wanted.update(stage.upstream)
+        return replace(self, stages=tuple(stage for stage in self.stages if stage.id in wanted))
+
+    def problem(self, stage_id: str, message: str, *option: str, suggestion: str | None = None) -> Problem:
+        """A problem of this stage (of this option of it), at its place in the manifest. For `ptpipe_check` hooks."""
+        path = ("stages", stage_id, *(("with", *option) if option else ()))
+        return Problem(f"{stage_id}: {message}", self.manifest.locate(*path), suggestion)
+
+    def plugin_problem(self, stage_id: str, what: str, error: Exception) -> Problem:
+        """A problem of the plugin behind this stage: `what` of it raised something."""
+        stage = self[stage_id]
+        owner = self.vocabulary.owners[stage.kind].name
+        message = f"{stage_id}: {what} of {stage.kind} (plugin {owner}) failed: {describe_error(error)}"
+        return Problem(message, self.manifest.locate("stages", stage_id), code=ExitCode.PLUGIN)
+
+
+def bind(manifest: Manifest, vocabulary: Vocabulary) -> Plan:
+    """Give every stage its kind, options and inputs. Raises ManifestError with every problem found."""
+    problems = [_placed(problem, manifest) for problem in vocabulary.problems]
+    binder = _Binder(manifest, vocabulary)
+    stages = tuple(stage for entry in manifest.stages if (stage := binder.bind(entry)))
+    problems += binder.problems
+    plan = Plan(manifest, vocabulary, stages)
+    if not problems:
+        problems += _checked(plan)
+    if problems:
+        raise ManifestError(problems)
+    return plan
+
+
+def _checked(plan: Plan) -> Iterator[Problem]:
+    """What the plugins' own rules find."""
+    for answer in call_each(plan.vocabulary.manager, "ptpipe_check", plan=plan):
+        strange = [item for item in answer.items if not isinstance(item, Problem)]
+        reason = answer.error or (f"it gave {strange[0]!r}, which is no Problem" if strange else "")
+        if reason:
+            yield Problem(f"plugin {answer.plugin} failed in ptpipe_check: {reason}", code=ExitCode.PLUGIN)
+        else:
+            yield from answer.items
+
+
+def _placed(problem: Problem, manifest: Manifest) -> Problem:
+    for position, name in enumerate(manifest.plugins):
+        if problem.message.startswith(f"plugin {name} ") and problem.location is None:
+            return Problem(problem.message, manifest.locate("plugins", position), problem.suggestion, problem.code)
+    return problem
+
+
+class _Binder:
+    """Binds stage after stage, collecting every problem."""
+
+    def __init__(self, manifest: Manifest, vocabulary: Vocabulary) -> None:
+        self.manifest = manifest
+        self.vocabulary = vocabulary
+        self.problems: list[Problem] = []
+        self.above: dict[str, Stage[..., object] | None] = {}
+        """Stages bound so far; None where the kind is unknown, so that one mistake gives one message."""
+        self.order = [entry.id for entry in manifest.stages]
+
+    def bind(self, entry: StageEntry) -> PlannedStage | None:
+        stage = self._kind(entry)
+        bound = None
+        if stage is not None:
+            config = self._config(entry, stage)
+            wiring = self._wiring(entry, stage)
+            bound = PlannedStage(entry.id, stage, config, wiring) if config is not None else None
+        self.above[entry.id] = stage
+        return bound
+
+    def _complain(
+        self,
+        entry: StageEntry,
+        message: str,
+        *path: str | int,
+        suggestion: str | None = None,
+        key: bool = False,
+        code: ExitCode = ExitCode.USAGE,
+    ) -> None:
+        place = self.manifest.locate("stages", entry.id, *path, key=key)
+        self.problems.append(Problem(f"{entry.id}: {message}", place, suggestion, code))
+
+    def _kind(self, entry: StageEntry) -> Stage[..., object] | None:
+        stage = self.vocabulary.stages.get(entry.uses)
+        if stage is None:
+            suggestion = nearest(entry.uses, self.vocabulary.stages)
+            if suggestion is None and any(problem.code is ExitCode.PLUGIN for problem in self.vocabulary.problems):
+                return None  # one mistake, one message: the plugin that may offer it has failed
+            self._complain(entry, f"unknown stage kind {entry.uses!r}", "uses", suggestion=suggestion)
+            if suggestion is None:
+                self._complain_of_broken_plugins()
+        return stage
+
+    def _complain_of_broken_plugins(self) -> None:
+        for name, reason in self.vocabulary.broken.items():
+            problem = Problem(f"plugin {name} failed to load: {reason}", code=ExitCode.PLUGIN)
+            if problem not in self.problems:
+                self.problems.append(problem)
+
+    def _config(self, entry: StageEntry, stage: Stage[..., object]) -> StageConfig | None:
+        try:
+            config, problems = config_problems(stage, entry.options)
+        except Exception as error:  # noqa: BLE001  # a validator of the plugin's may raise anything
+            message = f"checking the options of {stage.kind} failed: {describe_error(error)}"
+            self._complain(entry, message, "with", code=ExitCode.PLUGIN)
+            return None
+        for path, message, suggestion, at_key in problems:
+            name = ".".join((entry.id, *map(str, path)))
+            if any(name == given or name.startswith(f"{given}.") for given in self.manifest.overrides):
+                self.problems.append(Problem(f"-s {name}: {message}", suggestion=suggestion))
+            else:
+                self._complain(entry, message, "with", *path, suggestion=suggestion, key=at_key)
+        return config
+
+    def _wiring(self, entry: StageEntry, stage: Stage[..., object]) -> dict[str, tuple[Reference, ...]]:
+        ports = {port.name: port for port in stage.inputs}
+        for name in entry.needs:
+            if name not in ports:
+                has = f"it has {', '.join(ports)}" if ports else "it has none"
+                message = f"{entry.uses} has no input {name!r}; {has}"
+                self._complain(entry, message, "needs", name, suggestion=nearest(name, ports), key=True)
+        wiring = {}
+        for port in stage.inputs:
+            named = entry.needs.get(port.name)
+            found = self._named(entry, port, named) if named else self._found(entry, port)
+            if found:
+                wiring[port.name] = found
+        return wiring
+
+    def _named(self, entry: StageEntry, port: Port, texts: tuple[str, ...]) -> tuple[Reference, ...]:
+        if len(texts) > 1 and not port.several:
+            self._complain(entry, f"{port.name} takes one input, not {len(texts)}", "needs", port.name)
+            return ()
+        for text in sorted({text for text in texts if texts.count(text) > 1}):
+            self._complain(entry, f"{port.name} names {text!r} twice", "needs", port.name)
+        references = (self._resolve(entry, port, text, position) for position, text in enumerate(texts))
+        return tuple(reference for reference in references if reference)
+
+    def _resolve(self, entry: StageEntry, port: Port, text: str, position: int) -> Reference | None:
+        path = ("needs", port.name, position)
+        stage_id, _, output = text.partition(".")
+        if stage_id not in self.above:
+            self._complain_absent(entry, stage_id, path)
+            return None
+        stage = self.above[stage_id]
+        if stage is None:
+            return None
+        names = [candidate.name for candidate in stage.outputs]
+        if output and output not in names:
+            message = f"{stage_id} ({stage.kind}) has no output {output!r}; it has {', '.join(names)}"
+            self._complain(entry, message, *path, suggestion=nearest(output, names))
+            return None
+        fitting = [o for o in stage.outputs if issubclass(o.type, port.type) and output in ("", o.name)]
+        if len(fitting) == 1:
+            return _reference(stage_id, stage, fitting[0], port)
+        given = ", ".join(f"{o.name}: {o.type.__name__}" for o in stage.outputs if output in ("", o.name))
+        if fitting:
+            message = f"{text!r} is ambiguous for {port.name}: {given}; say {stage_id}.{fitting[0].name} or the like"
+        else:
+            message = f"{port.name} takes a {port.type.__name__}; {stage_id} ({stage.kind}) gives {given}"
+        self._complain(entry, message, *path)
+        return None
+
+    def _complain_absent(self, entry: StageEntry, stage_id: str, path: tuple[str | int, ...]) -> None:
+        if stage_id == entry.id:
+            self._complain(entry, "a stage cannot need itself", *path)
+        elif stage_id in self.order:
+            self._complain(entry, f"{stage_id!r} stands below; needs point upwards only", *path)
+        else:
+            self._complain(entry, f"there is no stage {stage_id!r}", *path, suggestion=nearest(stage_id, self.above))
+
+    def _found(self, entry: StageEntry, port: Port) -> tuple[Reference, ...]:
+        if port.optional:
+            return ()
+        if None in self.above.values():
+            return ()  # what an unknown kind would have given nobody knows
+        fitting = [
+            _reference(stage_id, stage, output, port)
+            for stage_id, stage in self.above.items()
+            if stage is not None
+            for output in stage.outputs
+            if issubclass(output.type, port.type)
+        ]
+        if len(fitting) == 1:
+            return (fitting[0],)
+        if fitting:
+            choices = ", ".join(map(str, fitting))
+            message = (
+                f"input {port.name} ({port.type.__name__}) fits several stages above: {choices}; name one under needs"
+            )
+        else:
+            message = f"input {port.name}: no stage above gives a {port.type.__name__}"
+        self._complain(entry, message)
+        return ()
+
+
+def _reference(stage_id: str, stage: Stage[..., object], output: Port, port: Port) -> Reference:
+    alone = sum(issubclass(other.type, port.type) for other in stage.outputs) == 1
+    return Reference(stage_id, output.name, stage_id if alone else f"{stage_id}.{output.name}")

@@ -1,0 +1,123 @@
+"""Keys: the hash of all that decides a stage's output, known before any work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from ptpipe import host
+from ptpipe.artifact import JSON
+from ptpipe.errors import ManifestError, Problem, StageError
+from ptpipe.plan.bind import Plan, PlannedStage
+from ptpipe.plan.source_digest import SourceDigests
+
+FORMAT = 2
+
+_DIGESTS = {"source": "the plugin's code", "machine": "measured on another machine"}
+"""Parts that are digests, which say nothing to a person."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """The digest, and the named parts it was made of."""
+
+    digest: str
+    parts: Mapping[str, JSON]
+
+    @classmethod
+    def of(cls, parts: Mapping[str, JSON]) -> Key:
+        """The key of these parts."""
+        return cls(hashlib.sha256(_canonical(parts).encode()).hexdigest(), parts)
+
+    @property
+    def short(self) -> str:
+        """Twelve digits, for people."""
+        return self.digest[:12]
+
+
+def compute_keys(plan: Plan, sources: SourceDigests) -> dict[str, Key]:
+    """The key of every stage. Raises ManifestError where what a stage `fingerprint` is not there."""
+    keys: dict[str, Key] = {}
+    problems: list[Problem] = []
+    for stage in plan.stages:
+        fingerprint: JSON = None
+        try:
+            # As it will be read back from the store, so that the two can be compared.
+            fingerprint = (
+                json.loads(json.dumps(stage.stage.fingerprint(stage.config))) if stage.stage.fingerprint else None
+            )
+        except (StageError, OSError) as error:
+            problems.append(plan.problem(stage.id, str(error)))
+        except Exception as error:  # noqa: BLE001  # a plugin may raise anything
+            problems.append(plan.plugin_problem(stage.id, "fingerprint()", error))
+        keys[stage.id] = Key.of(_parts(stage, plan.manifest.seed, keys, fingerprint, sources))
+    if problems:
+        raise ManifestError(problems)
+    return keys
+
+
+def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
+    """What changed between the parts of two keys, a line each: `config.lr: 0.05 -> 0.01`."""
+    flat_old, flat_new = dict(_flat(dict(old))), dict(_flat(dict(new)))
+    lines = []
+    for name in sorted(flat_old.keys() | flat_new.keys()):
+        before, after = flat_old.get(name, "absent"), flat_new.get(name, "absent")
+        if _canonical(before) != _canonical(after):  # to Python 1 is true, and 0.0 is -0.0
+            lines.append(_DIGESTS.get(name) or f"{name}: {_shown(before)} -> {_shown(after)}")
+    return lines
+
+
+def _parts(
+    stage: PlannedStage, seed: int, keys: Mapping[str, Key], fingerprint: JSON, sources: SourceDigests
+) -> dict[str, JSON]:
+    inputs: dict[str, JSON] = {}
+    several = {port.name for port in stage.stage.inputs if port.several}
+    for port, references in stage.wiring.items():
+        # Where a port takes several, the stage is told their names, so they decide its output.
+        inputs[port] = [
+            f"{reference}={keys[reference.stage].digest}/{reference.output}"
+            if port in several
+            else f"{keys[reference.stage].digest}/{reference.output}"
+            for reference in references
+        ]
+    parts: dict[str, JSON] = {
+        "format": FORMAT,
+        "kind": stage.kind,
+        "version": stage.stage.version,
+        "source": sources.of(stage.stage.function.__module__),
+        "config": stage.options,
+        "seed": seed,
+        "inputs": inputs,
+        "fingerprint": fingerprint,
+        "packages": {name: _version(name) for name in stage.stage.packages},
+    }
+    if stage.stage.per_machine:
+        parts["machine"] = host.fingerprint()
+    return parts
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+@cache
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _flat(parts: JSON, name: str = "") -> list[tuple[str, JSON]]:
+    if isinstance(parts, Mapping) and parts:
+        return [item for key, value in parts.items() for item in _flat(value, f"{name}.{key}" if name else str(key))]
+    return [(name, parts)]
+
+
+def _shown(value: JSON) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

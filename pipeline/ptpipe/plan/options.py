@@ -1,0 +1,157 @@
+"""Checking a stage's options against its config type, in words that a manifest's author can use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from ptpipe.artifact import JSON
+from ptpipe.config import StageConfig
+from ptpipe.errors import nearest
+from ptpipe.manifest.manifest import word_for
+from ptpipe.manifest.yaml import scalar
+from ptpipe.stage import Stage
+
+Place = tuple[str | int, ...]
+
+_LONGEST_SHOWN = 60
+_TO_YAML = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid boolean": "true or false",
+    "a valid array": "a list",
+    "a valid tuple": "a list",
+    "a valid list": "a list",
+    "a valid dictionary": "a mapping",
+    "an object": "a mapping",
+    ", got a number with a fractional part": "",
+}
+_YAML_1_1 = {"no": "false", "off": "false", "n": "false", "yes": "true", "on": "true", "y": "true"}
+
+
+class OptionProblem(NamedTuple):
+    """One mistake in the options."""
+
+    path: Place
+    """Where it is, seen from `with`."""
+    message: str
+    suggestion: str | None = None
+    at_key: bool = False
+    """Whether the option's name is wrong, and not its value."""
+
+
+def config_problems(
+    stage: Stage[..., object], options: Mapping[str, JSON]
+) -> tuple[StageConfig | None, list[OptionProblem]]:
+    """Validate options as a manifest's: the config, or else every problem.
+
+    JSON's types are taken at their word: "3" is not a number, 1 is a fine 1.0, a list may fill a tuple.
+    """
+    try:
+        return stage.config_type.model_validate_json(json.dumps(options), strict=True), []
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    by_place: dict[Place, list[Any]] = {}
+    for detail in details:
+        by_place.setdefault(_written_part(detail["loc"], options, detail["type"]), []).append(detail)
+    places = [place for place in by_place if not any(_is_above(place, other) for other in by_place)]
+    return None, [_problem(stage, place, by_place[place]) for place in places]
+
+
+def _written_part(loc: Sequence[str | int], options: Any, type_: str) -> Place:
+    """The part of pydantic's location that the manifest has: of `a | b` it also names the branches."""
+    place: list[str | int] = []
+    for step in loc:
+        if isinstance(options, dict) and step in options:
+            options = options[str(step)]
+        elif isinstance(options, list) and isinstance(step, int) and step < len(options):
+            options = options[step]
+        else:
+            continue
+        place.append(step)
+    if type_ == "missing":
+        place.append(loc[-1])
+    return tuple(place)
+
+
+def _is_above(place: Place, other: Place) -> bool:
+    """Whether a wrong group is explained by what is wrong inside it."""
+    return len(place) < len(other) and other[: len(place)] == place
+
+
+def _problem(stage: Stage[..., object], place: Place, details: Sequence[Any]) -> OptionProblem:
+    name = ".".join(map(str, place))
+    first = details[0]
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(stage.config_type, place[:-1])
+        message = f"unknown option {name!r} of {stage.kind}"
+        return OptionProblem(place, message, nearest(str(place[-1]), known), at_key=True)
+    if first["type"] == "missing" and isinstance(place[-1], int):
+        return OptionProblem(place[:-1], f"{'.'.join(map(str, place[:-1]))}: more values are needed")
+    if first["type"] == "missing":
+        return OptionProblem(place[:-1], f"option {name!r} of {stage.kind} must be given")
+    wishes = list(dict.fromkeys(_in_yaml_words(detail["msg"]) for detail in details))
+    wishes = [wishes[0], *(wish.removeprefix("should be ") for wish in wishes[1:])]
+    message = f"{name + ': ' if name else ''}{' or '.join(wishes)}{_given(first)}{_hint(details)}"
+    return OptionProblem(place, message, nearest(str(first["input"]), _choices(details)))
+
+
+def _in_yaml_words(message: str) -> str:
+    """Pydantic's message without the words of JSON and Python."""
+    message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ").removeprefix("Input ")
+    if not message.startswith("should be "):
+        return message
+    for words, ours in _TO_YAML.items():
+        message = message.replace(words, ours)
+    return message
+
+
+def _given(detail: Any) -> str:
+    """`, not 3`: what stands there instead, unless the message has said it."""
+    value = detail["input"]
+    if detail["type"] in ("value_error", "assertion_error", "missing"):
+        return ""
+    text = word_for(value) if isinstance(value, list | dict) else json.dumps(value, ensure_ascii=False)
+    return f", not {text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + '...'}"
+
+
+def _hint(details: Sequence[Any]) -> str:
+    """What often lies behind a text where none belongs."""
+    value = details[0]["input"]
+    types = {detail["type"] for detail in details}
+    if not isinstance(value, str):
+        return ""
+    if "bool_type" in types and value.lower() in _YAML_1_1:
+        return f" (in YAML 1.2 say {_YAML_1_1[value.lower()]})"
+    if types & {"float_type", "int_type"} and not isinstance(scalar(value), str | None):
+        return " (without quotes it is a number)"
+    return ""
+
+
+def _choices(details: Sequence[Any]) -> list[str]:
+    expected = [detail.get("ctx", {}).get("expected", "") for detail in details]
+    return [choice.strip("'") for text in expected for choice in text.replace(" or ", ", ").split(", ") if choice]
+
+
+def _fields_at(config_type: type[BaseModel], path: Place) -> list[str]:
+    for step in path:
+        field = config_type.model_fields.get(str(step))
+        if field is None:
+            return []
+        nested = [t for t in _types_in(field.annotation) if isinstance(t, type) and issubclass(t, BaseModel)]
+        if len(nested) != 1:
+            return []
+        config_type = nested[0]
+    return list(config_type.model_fields)
+
+
+def _types_in(annotation: object) -> Iterator[object]:
+    arguments = getattr(annotation, "__args__", ())
+    if not arguments:
+        yield annotation
+    for argument in arguments:
+        yield from _types_in(argument)

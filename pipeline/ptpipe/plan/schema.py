@@ -1,0 +1,149 @@
+"""The manifest's JSON Schema, for editors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ptpipe.artifact import JSON
+from ptpipe.manifest.manifest import ID_PATTERN, MAX_SEED, NAME_PATTERN, VERSION
+from ptpipe.manifest.yaml import scalar
+from ptpipe.plan.vocabulary import Vocabulary
+from ptpipe.stage import Stage
+
+_REFERENCE = {"type": "string", "description": "a stage above, or one of its outputs: `calibrate.model`"}
+
+
+def manifest_schema(vocabulary: Vocabulary) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a manifest: every kind's options and inputs. Unknown kinds are let pass."""
+    kinds = sorted(vocabulary.stages)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ptpipe manifest",
+        "type": "object",
+        "required": ["version", "stages"],
+        "additionalProperties": False,
+        "properties": {
+            "version": {"const": VERSION, "description": "the format of manifests"},
+            "name": {"type": "string", "pattern": f"^{NAME_PATTERN.pattern}$", "description": "names the runs"},
+            "seed": {"type": "integer", "minimum": 0, "maximum": MAX_SEED, "description": "of all that is random"},
+            "plugins": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "your own plugins: files (./prune.py, relative to this manifest) or module names",
+            },
+            "stages": {
+                "type": "object",
+                "description": "run in this order; needs point upwards only",
+                "minProperties": 1,
+                "propertyNames": {"pattern": f"^{ID_PATTERN.pattern}$"},
+                "additionalProperties": {"$ref": "#/$defs/stage"},
+            },
+        },
+        "$defs": {
+            "stage": {
+                "type": "object",
+                "required": ["uses"],
+                "additionalProperties": False,
+                "properties": {
+                    "uses": {"anyOf": [{"enum": kinds}, {"type": "string"}], "description": "the stage's kind"},
+                    "needs": {
+                        "type": "object",
+                        "description": "inputs by name; one that only fits once may be left out",
+                    },
+                    "with": {"type": "object", "description": "options"},
+                },
+                "allOf": [_rule(vocabulary.stages[kind]) for kind in kinds],
+            },
+            **{kind: _options(vocabulary.stages[kind]) for kind in kinds},
+        },
+    }
+
+
+def option_rows(stage: Stage[..., object]) -> list[dict[str, str]]:
+    """A kind's options for a table: name, type, default, help. Nested options have dotted names."""
+    schema = stage.config_type.model_json_schema()
+    return _rows(schema, schema.get("$defs", {}), "")
+
+
+def _rule(stage: Stage[..., object]) -> dict[str, Any]:
+    ports = {
+        port.name: {"anyOf": [_REFERENCE, {"type": "array", "items": _REFERENCE}]} if port.several else _REFERENCE
+        for port in stage.inputs
+    }
+    needed = ["with"] if any(field.is_required() for field in stage.config_type.model_fields.values()) else []
+    return {
+        "if": {"properties": {"uses": {"const": stage.kind}}, "required": ["uses"]},
+        "then": {
+            "required": needed,
+            "description": stage.help,
+            "properties": {
+                "needs": {"type": "object", "properties": ports, "additionalProperties": False},
+                "with": {"$ref": f"#/$defs/{stage.kind}"},
+            },
+        },
+    }
+
+
+def _options(stage: Stage[..., object]) -> dict[str, Any]:
+    """The options' schema; its own definitions move along under the kind's name."""
+    text = json.dumps(stage.config_type.model_json_schema())
+    schema: dict[str, Any] = json.loads(text.replace('"#/$defs/', f'"#/$defs/{stage.kind}/$defs/'))
+    schema["description"] = stage.help
+    return schema
+
+
+def _rows(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str) -> list[dict[str, str]]:
+    rows = []
+    required = schema.get("required", [])
+    for name, option in schema.get("properties", {}).items():
+        default = "(must be given)" if name in required else _yaml(option["default"]) if "default" in option else ""
+        nested = [_resolved(choice, definitions) for choice in option.get("anyOf", [option])]
+        groups = [choice for choice in nested if "properties" in choice]
+        rows.append(
+            {
+                "name": prefix + name,
+                "type": _type_words(option, definitions),
+                "default": "" if groups and name not in required and option.get("default") is not None else default,
+                "help": option.get("description", ""),
+            }
+        )
+        for group in groups:
+            rows += _rows(group, definitions, f"{prefix}{name}.")
+    return rows
+
+
+def _yaml(value: JSON) -> str:
+    """A value as a manifest would say it."""
+    return value if isinstance(value, str) and value and scalar(value) == value else json.dumps(value)
+
+
+def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = schema.get("$ref")
+    resolved: Mapping[str, Any] = definitions[reference.rpartition("/")[2]] if reference else schema
+    return resolved
+
+
+def _type_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """A JSON schema's type in words: `integer, at least 1`, `one of none, linear`, `a list of text`."""
+    schema = _resolved(schema, definitions)
+    if "anyOf" in schema:
+        return " or ".join(_type_words(choice, definitions) for choice in schema["anyOf"])
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
+    kind = schema.get("type", "anything")
+    if kind == "array":
+        inner: Mapping[str, Any] = schema.get("items") or next(iter(schema.get("prefixItems", [])), {})
+        return f"list of {_type_words(inner, definitions)}"
+    if kind == "null":
+        return "null"
+    if kind == "object" and "properties" not in schema and isinstance(schema.get("additionalProperties"), Mapping):
+        return f"mapping to {_type_words(schema['additionalProperties'], definitions)}"
+    if kind == "object":
+        return "group"
+    limits = (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))
+    bounds = " and ".join(f"{sign} {schema[name]}" for name, sign in limits if name in schema)
+    return f"{'text' if kind == 'string' else kind}{f' {bounds}' if bounds else ''}"

@@ -1,0 +1,283 @@
+"""Check plugins and collecting what they offer."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pluggy
+
+from ptpipe import hookspecs
+from ptpipe.errors import ExitCode, Problem, Terminated, nearest
+from ptpipe.stage import Stage
+
+BUILT_IN = (
+    "ptpipe_torch",
+    "ptpipe_data",
+    "ptpipe_zoo",
+    "ptpipe_train",
+    "ptpipe_quant",
+    "ptpipe_onnx",
+    "ptpipe_eval",
+    "ptpipe_report",
+    "ptpipe_elastic",
+)
+ENTRY_POINT_GROUP = "ptpipe"
+FILE_PREFIX = "ptpipe_file_"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A loaded plugin: its name for people, its module, where it was named."""
+
+    name: str
+    module: ModuleType
+    source: str
+    """`built in`, `entry point` or `manifest`."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """All that the loaded plugins offer."""
+
+    manager: pluggy.PluginManager
+    plugins: tuple[Plugin, ...]
+    stages: Mapping[str, Stage[..., object]]
+    owners: Mapping[str, Plugin]
+    """Kind to the plugin that offers it."""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """Plugins nobody asked for by name that failed to load, and why; fatal only to a manifest that needs them."""
+    problems: tuple[Problem, ...] = ()
+    """Plugins asked for by name that failed, and duplicate kinds."""
+
+
+class HookResult(NamedTuple):
+    """What one plugin said to a hook."""
+
+    plugin: str
+    items: list[Any]
+    error: str = ""
+    """Why it could not say anything."""
+
+
+def load_vocabulary(named: Sequence[str] = (), folder: Path | None = None) -> Vocabulary:
+    """Load the built-in plugins, the installed ones, and those a manifest names (files relative to `folder`).
+
+    Loading runs the plugins' module code and nothing else. Files are loaded anew at each call.
+    """
+    with gc_paused():
+        return _Loader().load(named, folder or Path())
+
+
+@contextlib.contextmanager
+def gc_paused() -> Iterator[None]:
+    """Look for no garbage inside the `with`, and never again among what was imported there.
+
+    Importing makes hundreds of thousands of objects that stay: going over them again and again takes a seventh of
+    the time that torch needs to be imported.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.freeze()
+            gc.enable()
+
+
+class _Loader:
+    """One walk over all plugins."""
+
+    def __init__(self) -> None:
+        self.manager = pluggy.PluginManager("ptpipe")
+        self.manager.add_hookspecs(hookspecs)
+        self.plugins: list[Plugin] = []
+        self.stages: dict[str, Stage[..., object]] = {}
+        self.owners: dict[str, Plugin] = {}
+        self.broken: dict[str, str] = {}
+        self.problems: list[Problem] = []
+        self.files: dict[str, Path] = {}
+
+    def load(self, named: Sequence[str], folder: Path) -> Vocabulary:
+        for name in BUILT_IN:
+            self._add_unasked(name, name, "built in")
+        for entry_point in _entry_points():
+            self._add_unasked(entry_point.name, entry_point.value.partition(":")[0], "entry point")
+        for name in named:
+            reason = self._attempt(lambda: self._add_named(name, folder))  # noqa: B023  # called at once
+            if reason:
+                suggestion = _similar_file(name, folder)
+                self.problems.append(
+                    Problem(f"plugin {name} failed to load: {reason}", suggestion=suggestion, code=ExitCode.PLUGIN)
+                )
+        return Vocabulary(
+            self.manager, tuple(self.plugins), self.stages, self.owners, self.broken, tuple(self.problems)
+        )
+
+    def _add_unasked(self, name: str, module: str, source: str) -> None:
+        reason = self._attempt(lambda: self._add(Plugin(name, importlib.import_module(module), source)))
+        if reason:
+            self.broken[name] = reason
+
+    def _add_named(self, name: str, folder: Path) -> None:
+        module = self._import_file(folder / name) if _is_file_name(name) else importlib.import_module(name)
+        self._add(Plugin(name, module, "manifest"))
+        if not self.manager.get_hookcallers(module):
+            raise TypeError("it implements no hook; is `@hookimpl` missing above `def ptpipe_stages():`?")
+
+    def _attempt(self, add: Callable[[], None]) -> str | None:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # results own stdout: a banner would spoil --json
+                add()
+        except (KeyboardInterrupt, Terminated, MemoryError):
+            raise
+        except BaseException as error:  # noqa: BLE001  # a stranger's module may raise anything, SystemExit too
+            return describe_error(error)
+        return None
+
+    def _import_file(self, path: Path) -> ModuleType:
+        path = path.resolve()
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {path}")
+        name = FILE_PREFIX + re.sub(r"\W", "_", path.stem)
+        known = self.files.setdefault(name, path)
+        if known != path:  # keys and recipes name a plugin's code by its module
+            raise ImportError(f"{known} has the same module name; rename one of them")
+        if name in sys.modules and any(plugin.module is sys.modules[name] for plugin in self.plugins):
+            raise ImportError("it is named twice")
+        return _executed(name, path)
+
+    def _add(self, plugin: Plugin) -> None:
+        if any(known.module is plugin.module for known in self.plugins):
+            return  # installed and named as well
+        self.manager.register(plugin.module, plugin.name)
+        try:
+            self.manager.check_pending()
+            stages = list(self._stages_of(plugin))
+        except BaseException:
+            self.manager.unregister(plugin.module)
+            raise
+        self.plugins.append(plugin)
+        for stage in stages:
+            self._claim(stage, plugin)
+
+    def _stages_of(self, plugin: Plugin) -> Iterator[Stage[..., object]]:
+        for implementation in self.manager.hook.ptpipe_stages.get_hookimpls():
+            if implementation.plugin is plugin.module:
+                offered: Iterable[object] = implementation.function()  # type: ignore[assignment]  # pluggy: object
+                for stage in offered:
+                    if not isinstance(stage, Stage):
+                        raise TypeError(f"ptpipe_stages() offered {stage!r}, which is not made by @stage")
+                    yield stage
+
+    def _claim(self, stage: Stage[..., object], plugin: Plugin) -> None:
+        if self.stages.setdefault(stage.kind, stage) is stage:
+            self.owners[stage.kind] = plugin
+            return
+        owner = self.owners[stage.kind]
+        offers = "offers it twice" if owner is plugin else f"and plugin {owner.name} both offer it"
+        message = f"plugin {plugin.name} {offers}: stage kind {stage.kind}"
+        self.problems.append(Problem(message, code=ExitCode.PLUGIN))
+
+
+def _entry_points() -> list[importlib.metadata.EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry_point: entry_point.name)
+
+
+def _is_file_name(name: str) -> bool:
+    return name.endswith(".py") or "/" in name
+
+
+def _executed(name: str, path: Path) -> ModuleType:
+    """The module of a file, loaded anew."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("it is no Python file: a plugin's name ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # so that it can import the files beside it, now and inside its stages
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _similar_file(name: str, folder: Path) -> str | None:
+    """The file that a name that leads nowhere may have meant."""
+    if (folder / name).is_file():
+        return None
+    parent = (folder / name).parent
+    names = [file.name for file in parent.glob("*.py")] if parent.is_dir() else []
+    if not _is_file_name(name):
+        return f"./{name}.py" if f"{name}.py" in names else None
+    found = nearest(Path(name).name, names)
+    return f"./{Path(name).with_name(found)}" if found else None
+
+
+def call_each(manager: pluggy.PluginManager, hook: str, **arguments: object) -> Iterator[HookResult]:
+    """Ask plugin after plugin a hook whose answers are collected, so that one that fails spoils no other's."""
+    for name, plugin in manager.list_name_plugin():
+        others = [other for other in manager.get_plugins() if other is not plugin]
+        if hook not in (caller.name for caller in manager.get_hookcallers(plugin) or []):
+            continue
+        try:
+            answers = manager.subset_hook_caller(hook, others)(**arguments)
+            yield HookResult(name, [item for answer in answers for item in answer])
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # a plugin may raise anything
+            yield HookResult(name, [], describe_error(error))
+
+
+def describe_error(error: BaseException) -> str:
+    """A plugin's error in one line, with the line of the plugin's code that it came from."""
+    text = str(error).strip().partition("\n")[0]
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg or text} ({Path(error.filename).name}:{error.lineno})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    inside = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(frames[0].filename).parent)]
+    place = f" ({Path(inside[-1].filename).name}:{inside[-1].lineno})" if inside else ""
+    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+
+
+def own_frames(plugins: Sequence[Plugin], error: BaseException) -> tuple[str, ...]:
+    """The lines of a traceback that lie in the plugins' code, outermost first: `prune.py:12 in prune: 1 / 0`."""
+    packages = {_package_folder(plugin.module) for plugin in plugins}
+    beside = {Path(plugin.module.__file__).parent for plugin in plugins if plugin.module.__file__}
+
+    def is_inside(path: Path) -> bool:
+        return path.parent in beside or any(package in path.parents for package in packages)
+
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if is_inside(Path(frame.filename))]
+    return tuple(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}" for frame in inside)
+
+
+def _package_folder(module: ModuleType) -> Path | None:
+    """The folder of a plugin that is a package (or a module of one); None for a plugin of one file."""
+    top = sys.modules.get(module.__name__.partition(".")[0])
+    return Path(top.__file__).parent if top is not None and hasattr(top, "__path__") and top.__file__ else None
+
+
+def _is_ours(filename: str) -> bool:
+    """Whether code is ptpipe's, Python's own, or between the two."""
+    path = Path(filename)
+    if "site-packages" in path.parts:
+        return bool({"pluggy", "pydantic"} & set(path.parts))
+    core, stdlib = Path(hookspecs.__file__).parent, sysconfig.get_path("stdlib")
+    return filename.startswith("<") or path.is_relative_to(core) or path.is_relative_to(stdlib)

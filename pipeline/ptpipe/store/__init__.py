@@ -1,0 +1,1 @@
+"""Artifacts by content, written whole or not at all."""

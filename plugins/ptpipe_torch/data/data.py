@@ -1,0 +1,199 @@
+"""Images, labels and ids in disjoint splits, handed out as whole normalized batches.
+
+Shape legend: N images of a split, B of a batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from ptpipe import JSON, Artifact, StageError
+from ptpipe_torch.data.images import ArrayImages, Images, SubsetImages
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+    from ptpipe_torch.data.dataloader import Loading
+
+__all__ = ["SPLITS", "ArrayImages", "Batch", "Data", "DatasetInfo", "Images", "LoaderOptions", "Split", "epoch_order"]
+
+SPLITS = ("train", "val", "test", "calibration")
+_DISJOINT = (("test", "train"), ("test", "val"), ("test", "calibration"), ("val", "train"))
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What is known of a data set as a whole."""
+
+    name: str
+    """`mnist`; or, where a stand-in was used, what it really is: `digits (in place of mnist)`."""
+    class_names: tuple[str, ...]
+    shape_CHW: tuple[int, int, int]
+    mean: tuple[float, ...]
+    """Per channel, of pixels scaled to [0, 1]."""
+    std: tuple[float, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.class_names)
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are made; the words of torch's DataLoader."""
+
+    batch_size: int = 128
+    num_workers: int = 0
+    """Processes that decode and augment; 0: the caller's own. Batches are the same for any number."""
+    pin_memory: bool = False
+    """Page-locked batches, for faster copies to a CUDA device; without one it changes nothing."""
+    prefetch_factor: int = 2
+    """Batches that each worker has ready or in the making."""
+    persistent_workers: bool = False
+    """Workers stay from one epoch to the next, until the Data is gone."""
+    augment: tuple[str, ...] = ()
+    """Names of whole-batch augmentations (ptpipe_torch.data.augment), applied to training batches in this order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One part of a data set."""
+
+    ids: npt.NDArray[np.str_]
+    """(N,) names that stay the same whatever is drawn from the source: `train/00042`."""
+    labels_N: npt.NDArray[np.int64]
+    images: Images
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def subset(self, positions: npt.NDArray[np.int64]) -> Split:
+        """The samples at those positions, in that order, sharing this split's pixels."""
+        return Split(self.ids[positions], self.labels_N[positions], SubsetImages(self.images, positions))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What a training or evaluation step gets."""
+
+    images_NCHW: torch.Tensor
+    """float32, normalized."""
+    labels_N: torch.Tensor
+    """int64."""
+    indices_N: torch.Tensor
+    """int64, on the CPU: positions in the split (`split.ids[indices]` are the ids)."""
+
+
+class Data(Artifact):
+    """A data set in splits `train`, `val`, `test` and `calibration` (some may be empty), with its loader options.
+
+    Construction raises StageError where a sample id stands in two splits that must be disjoint (test with any
+    other, val with train) or twice in one, where a label has no class, and for an unknown augmentation.
+    """
+
+    def __init__(self, info: DatasetInfo, splits: Mapping[str, Split], loader: LoaderOptions = LoaderOptions()) -> None:
+        from ptpipe_torch.data.augment import check_names
+
+        self.info = info
+        self.splits: Mapping[str, Split] = {name: splits[name] if name in splits else _empty(info) for name in SPLITS}
+        self.loader = loader
+        self._loading: Loading | None = None
+        assert set(splits) <= set(SPLITS), f"splits are {SPLITS}, not {tuple(splits)}"
+        check_names(loader.augment)
+        for name, split in self.splits.items():
+            _check_split(name, split, info)
+        _refuse_overlap(self.splits)
+
+    def batches(
+        self,
+        split: str,
+        *,
+        order_N: npt.NDArray[np.int64] | None = None,
+        batch_size: int | None = None,
+        augment_seed: Sequence[int] | None = None,
+        channels_last: bool = False,
+        device: torch.device | str | None = None,
+    ) -> Iterator[Batch]:
+        """Yield the split's batches, the last one smaller where it doesn't divide.
+
+        `order_N`: positions to hand out, in this order (default: all, in order); use `epoch_order` for training
+        and a slice of it to resume in mid-epoch or to share it among ranks. `batch_size`: default the loader's.
+        `augment_seed`: a few integers, e.g. (seed, epoch); augment with randomness that is a function of these
+        and of the sample's position alone; None: don't augment. `channels_last`: memory format of the images.
+        `device`: where images and labels are put; images go there as bytes and are normalized there.
+
+        The same arguments give the same bits, whatever the number of workers. Raises StageError for an image file
+        that is gone or can't be decoded, and where a worker process died.
+        """
+        import numpy as np
+
+        from ptpipe_torch.data.dataloader import Loading, Request
+
+        if self._loading is None:
+            self._loading = Loading(self)
+        order_N = np.array(np.arange(len(self.splits[split])) if order_N is None else order_N, dtype=np.int64)
+        size = batch_size or self.loader.batch_size
+        seed = None if augment_seed is None or not self.loader.augment else tuple(augment_seed)
+        requests = [Request(order_N[start : start + size], seed) for start in range(0, len(order_N), size)]
+        return self._loading.batches(split, requests, channels_last, device)
+
+    def save(self, folder: Path) -> None:
+        from ptpipe_torch.data.data_folder import write_data
+
+        write_data(self, folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Inverse of `save`; pixels are mapped, not read. Raises StageError where an image folder is gone."""
+        from ptpipe_torch.data.data_folder import read_data
+
+        return cls(*read_data(folder))
+
+    def summary(self) -> dict[str, JSON]:
+        sizes: dict[str, JSON] = {f"num_{name}": len(split) for name, split in self.splits.items()}
+        return {
+            "name": self.info.name,
+            "shape": list(self.info.shape_CHW),
+            "num_classes": self.info.num_classes,
+            **sizes,
+        }
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """The order of samples in one epoch: a permutation that (seed, epoch) alone decides."""
+    import numpy as np
+
+    return np.random.default_rng((seed, epoch)).permutation(num_samples)
+
+
+def _empty(info: DatasetInfo) -> Split:
+    import numpy as np
+
+    channels, height, width = info.shape_CHW
+    images = ArrayImages(np.empty((0, height, width, channels), dtype=np.uint8))
+    return Split(np.empty(0, dtype=np.str_), np.empty(0, dtype=np.int64), images)
+
+
+def _check_split(name: str, split: Split, info: DatasetInfo) -> None:
+    sizes = {len(split.ids), len(split.labels_N), len(split.images)}
+    assert len(sizes) == 1, f"split {name} has ids, labels and images of different numbers: {sizes}"
+    for label in (split.labels_N.min(initial=0), split.labels_N.max(initial=0)):
+        if not 0 <= label < info.num_classes:
+            raise StageError(f"split {name} has the label {label}, but there are {info.num_classes} classes, from 0 on")
+
+
+def _refuse_overlap(splits: Mapping[str, Split]) -> None:
+    ids = {name: set(split.ids.tolist()) for name, split in splits.items()}
+    for name, split in splits.items():
+        if len(ids[name]) != len(split):
+            raise StageError(f"split {name} has {len(split)} samples but only {len(ids[name])} different ids")
+    for one, other in _DISJOINT:
+        shared = ids[one] & ids[other]
+        if shared:
+            raise StageError(f"{len(shared)} samples are in {one} and in {other} as well, among them {min(shared)}")

@@ -1,0 +1,1 @@
+"""The workers of a parallel stage: process groups and shared memory."""

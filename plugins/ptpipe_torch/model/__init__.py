@@ -1,0 +1,1 @@
+"""Models: recipes, tensors, predictors and ONNX files. Importing these imports no torch."""

@@ -1,0 +1,110 @@
+"""An ONNX file with what is needed to run it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
+
+from ptpipe import JSON, IntegrityError, StageError
+from ptpipe_torch.model.deployable import Deployable, Predictor
+from ptpipe_torch.runtime import num_cpus
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_MODEL, _FACTS = "model.onnx", "facts.json"
+
+
+class OnnxFile(Deployable):
+    """One self-contained `.onnx` file: input `images` (N, C, H, W) float32, output `logits` (N, K), N dynamic.
+
+    Immutable. `precision` is `float32`, `int8` or `int8 dynamic`; `parity` says how its outputs compared with the
+    torch model's when it was written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        input_shape_CHW: tuple[int, int, int],
+        num_classes: int,
+        precision: str = "float32",
+        parity: Mapping[str, JSON] = MappingProxyType({}),
+    ) -> None:
+        self.path = path
+        self._input_shape_CHW, self._num_classes = input_shape_CHW, num_classes
+        self.precision = precision
+        self.parity = parity
+
+    @property
+    def input_shape_CHW(self) -> tuple[int, int, int]:  # noqa: N802
+        return self._input_shape_CHW
+
+    @property
+    def num_classes(self) -> int:
+        return self._num_classes
+
+    @property
+    def format(self) -> str:
+        return f"onnx {self.precision}"
+
+    @property
+    def size_bytes(self) -> int:
+        return self.path.stat().st_size
+
+    @contextmanager
+    def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
+        session = _session(self.path, num_threads or num_cpus())
+        inputs, outputs = ([end.name for end in ends] for ends in (session.get_inputs(), session.get_outputs()))
+        if len(inputs) != 1 or len(outputs) != 1:
+            raise StageError(
+                f"{self.path.name} has {len(inputs)} inputs and {len(outputs)} outputs; one of each is run"
+            )
+
+        def predict(images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+            logits_NK: npt.NDArray[np.float32] = session.run(outputs, {inputs[0]: images_NCHW})[0]
+            return logits_NK
+
+        yield predict
+
+    def save(self, folder: Path) -> None:
+        shutil.copyfile(self.path, folder / _MODEL)
+        facts = {
+            "input_shape_CHW": self.input_shape_CHW,
+            "num_classes": self.num_classes,
+            "precision": self.precision,
+            "parity": dict(self.parity),
+        }
+        (folder / _FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read back what `save` wrote. Raises IntegrityError where the facts are damaged."""
+        try:
+            facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+            channels, height, width = facts.pop("input_shape_CHW")
+            return cls(folder / _MODEL, (channels, height, width), **facts)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise IntegrityError(f"{_FACTS} can't be read: {error!r}") from error
+
+    def summary(self) -> dict[str, JSON]:
+        return {"format": self.format, "size_bytes": self.size_bytes, "parity": dict(self.parity)}
+
+
+def _session(path: Path, num_threads: int) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors come as exceptions; what it warns of is how it optimizes
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common base of their own
+        reason = str(error).strip().partition("\n")[0]
+        raise StageError(f"ONNX Runtime can't run {path.name}: {reason}") from error

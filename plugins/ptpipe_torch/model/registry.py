@@ -1,0 +1,103 @@
+"""Functions that a stored recipe may name: builders make a network, transforms change one.
+
+A recipe is data and may come from anywhere, so a name in it runs nothing unless its function was marked with
+`@builder` or `@transform`. No module is even imported for it, except from a package that a loaded plugin lives in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ptpipe import JSON, IntegrityError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_MARK = "__ptpipe_part__"
+_HOOK_MARK = "ptpipe_impl"  # what pluggy's `hookimpl` leaves on a function
+F = TypeVar("F", bound=Callable[..., "nn.Module"])
+
+
+def builder(function: F) -> F:
+    """Mark a module-level function `(**arguments) -> nn.Module` as one that recipes may name.
+
+    Arguments must be JSON values. The same arguments must give the same architecture (weights may be random).
+    """
+    return _marked(function, "builder")
+
+
+def transform(function: F) -> F:
+    """Mark a module-level function `(module: nn.Module, **arguments) -> nn.Module` as one that recipes may name."""
+    return _marked(function, "transform")
+
+
+@dataclass(frozen=True)
+class FunctionRef:
+    """A marked function's address, `package.module:function`, and its JSON arguments."""
+
+    address: str
+    arguments: Mapping[str, JSON] = field(default_factory=dict)
+
+    @classmethod
+    def to(cls, function: Callable[..., Any], **arguments: Any) -> FunctionRef:
+        """The part that calls this marked function; tuples among the arguments become lists.
+
+        Raises TypeError for an unmarked function or an argument that is not JSON: a mistake of the plugin's.
+        """
+        if _role(function) is None:
+            raise TypeError(f"{function} is not marked with @builder or @transform")
+        return cls(f"{function.__module__}:{function.__qualname__}", json.loads(json.dumps(arguments, allow_nan=False)))
+
+    def resolve(self, role: str) -> Callable[..., nn.Module]:
+        """The function itself. `role` is 'builder' or 'transform'.
+
+        Raises IntegrityError where the address names anything but a function so marked, in a loaded plugin.
+        """
+        module_name, _, function_name = self.address.partition(":")
+        function: Callable[..., nn.Module] | None = getattr(self._module(module_name), function_name, None)
+        if _role(function) != role:
+            raise IntegrityError(f"{self.address} is not a {role}")
+        assert function is not None
+        return function
+
+    def _module(self, name: str) -> ModuleType:
+        # Importing runs a module's top level, so only packages that the user already trusts are imported from,
+        # and never a `__main__`, which is a program.
+        if name in sys.modules:
+            return sys.modules[name]
+        root = name.partition(".")[0]
+        if "__" in name or not (root == __name__.partition(".")[0] or _holds_plugin(root)):
+            raise IntegrityError(f"{self.address}: its plugin is not loaded (name it under `plugins:`)")
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            raise IntegrityError(f"{self.address}: {error}") from error
+
+
+def _marked(function: F, role: str) -> F:
+    if not inspect.isfunction(function) or "<" in function.__qualname__:
+        raise TypeError(f"{function} is not a function at the top of a module, so no recipe could name it")
+    setattr(function, _MARK, role)
+    return function
+
+
+def _role(function: object) -> str | None:
+    # Only what stands on a function itself counts: some objects answer for any attribute.
+    return vars(function).get(_MARK) if inspect.isfunction(function) else None
+
+
+def _holds_plugin(package: str) -> bool:
+    """Whether this top-level package, or a module in it, is a loaded plugin: it has a hook implementation."""
+    return any(
+        inspect.isfunction(value) and _HOOK_MARK in vars(value)
+        for name, module in list(sys.modules.items())
+        if name == package or name.startswith(f"{package}.")
+        for value in list(vars(module).values())
+    )

@@ -1,0 +1,240 @@
+"""Batches from worker processes: the same bits, no process left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ptpipe import StageError
+from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Split, epoch_order
+from ptpipe_torch.data.images import FileImages
+from ptpipe_torch.runtime import num_cpus
+
+NUM = 40
+AUGMENT = ("crop", "flip", "rotate", "erase")
+
+
+def array_data(**options: object) -> Data:
+    pixels = np.random.default_rng(0).integers(0, 256, (NUM, 8, 8, 3), dtype=np.uint8)
+    split = Split(np.array([f"x/{i:02d}" for i in range(NUM)]), np.arange(NUM) % 2, ArrayImages(pixels))
+    info = DatasetInfo("x", ("a", "b"), (3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    return Data(info, {"train": split}, LoaderOptions(**{"batch_size": 6, "augment": AUGMENT, **options}))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for number in range(NUM):
+        Image.fromarray(rng.integers(0, 256, (12, 10, 3), dtype=np.uint8)).save(folder / f"{number:02d}.png")
+    return folder
+
+
+def file_data(folder: Path, **options: object) -> Data:
+    data = array_data(**options)
+    names = np.array([f"{number:02d}.png".encode() for number in range(NUM)])
+    split = data.splits["train"]
+    return Data(data.info, {"train": Split(split.ids, split.labels_N, FileImages(folder, names, 8, 8, 3))}, data.loader)
+
+
+def epoch(data: Data, number: int = 0) -> list[tuple[torch.Tensor, ...]]:
+    batches = data.batches("train", order_N=epoch_order(NUM, 7, number), augment_seed=(7, number))
+    return [(batch.images_NCHW, batch.labels_N, batch.indices_N) for batch in batches]
+
+
+def same(one: list[tuple[torch.Tensor, ...]], other: list[tuple[torch.Tensor, ...]]) -> bool:
+    return len(one) == len(other) and all(
+        a.equal(b) for pair in zip(one, other, strict=True) for a, b in zip(*pair, strict=True)
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 5
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_change_no_bit(pictures: Path, persistent: bool) -> None:
+    options = {"num_workers": 2, "persistent_workers": persistent}
+    for make in (array_data, lambda **options: file_data(pictures, **options)):
+        alone, helped = make(), make(**options)
+        for number in range(3):
+            assert same(epoch(alone, number), epoch(helped, number))
+        del helped
+
+
+def test_number_of_workers_and_prefetching_change_no_bit() -> None:
+    assert same(
+        epoch(array_data(num_workers=1, prefetch_factor=1)), epoch(array_data(num_workers=3, prefetch_factor=4))
+    )
+
+
+def test_workers_use_no_global_randomness() -> None:
+    """Or dropout would differ with the number of workers."""
+    state = torch.get_rng_state()
+    epoch(array_data(num_workers=1))
+    assert torch.get_rng_state().equal(state)
+
+
+def test_workers_end_with_the_iteration() -> None:
+    data = array_data(num_workers=2)
+    epoch(data)
+    assert multiprocessing.active_children() == []
+    batches = data.batches("train")
+    next(batches)
+    assert len(multiprocessing.active_children()) == 2
+    batches.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_persistent_workers_stay_until_the_data_is_gone() -> None:
+    data = array_data(num_workers=2, persistent_workers=True)
+    first = epoch(data)
+    pids = {process.pid for process in multiprocessing.active_children()}
+    assert len(pids) == 2
+    abandoned = data.batches("train", order_N=epoch_order(NUM, 7, 5))
+    next(abandoned)
+    abandoned.close()
+    assert same(epoch(data), first)
+    assert {process.pid for process in multiprocessing.active_children()} == pids
+    del data, abandoned
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_two_iterations_at_once(persistent: bool) -> None:
+    data = array_data(num_workers=1, persistent_workers=persistent)
+    expected = epoch(array_data())
+    pairs = zip(
+        data.batches("train", order_N=epoch_order(NUM, 7, 0), augment_seed=(7, 0)),
+        data.batches("train", order_N=epoch_order(NUM, 7, 0), augment_seed=(7, 0)),
+        strict=True,
+    )
+    for (one, other), (images_NCHW, _, _) in zip(pairs, expected, strict=True):
+        assert one.images_NCHW.equal(other.images_NCHW) and one.images_NCHW.equal(images_NCHW)
+
+
+def test_no_warnings(pictures: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        epoch(file_data(pictures, num_workers=2, pin_memory=True))
+        epoch(array_data(num_workers=num_cpus() + 1))
+
+
+def test_streaming_keeps_memory_bounded(pictures: Path) -> None:
+    """A worker decodes what was asked for and no more."""
+    data = file_data(pictures, num_workers=1, prefetch_factor=1)
+    batches = data.batches("train")
+    next(batches)
+    for path in sorted(pictures.iterdir())[24:]:
+        path.rename(path.with_suffix(".gone"))
+    try:
+        with pytest.raises(StageError, match=re.escape(f"{pictures / '24.png'} is gone")):
+            list(batches)
+    finally:
+        for path in pictures.glob("*.gone"):
+            path.rename(path.with_suffix(".png"))
+
+
+def test_killed_worker_is_a_clear_end() -> None:
+    class Slow:
+        def __len__(self) -> int:
+            return NUM
+
+        def take(self, indices_B: np.ndarray) -> np.ndarray:
+            if indices_B[0] >= 12:
+                time.sleep(30)
+            return np.zeros((len(indices_B), 8, 8, 3), dtype=np.uint8)
+
+    base = array_data(num_workers=1, augment=())
+    split = base.splits["train"]
+    data = Data(base.info, {"train": Split(split.ids, split.labels_N, Slow())}, base.loader)
+    batches = data.batches("train")
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    assert worker.pid
+    with pytest.raises((StageError, RuntimeError), match=r"worker.*(killed|died|exited)"):
+        os.kill(worker.pid, signal.SIGKILL)  # torch's signal handler may speak at any moment from here on
+        list(batches)
+
+
+def test_what_a_plugins_images_raise_comes_through() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            return NUM
+
+        def take(self, indices_B: np.ndarray) -> np.ndarray:
+            raise RuntimeError("the plugin's own mistake")
+
+    base = array_data(num_workers=1, augment=())
+    split = base.splits["train"]
+    data = Data(base.info, {"train": Split(split.ids, split.labels_N, Broken())}, base.loader)
+    with pytest.raises(RuntimeError, match="the plugin's own mistake"):
+        list(data.batches("train"))
+
+
+def test_killed_run_takes_its_workers_along(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import multiprocessing, time, numpy as np\n"
+        "from ptpipe_torch import *\n"
+        "pixels = ArrayImages(np.zeros((2, 4, 4, 1), np.uint8))\n"
+        "split = Split(np.array(['a', 'b']), np.zeros(2, dtype=np.int64), pixels)\n"
+        "loader = LoaderOptions(batch_size=1, num_workers=2, persistent_workers=True)\n"
+        "data = Data(DatasetInfo('x', ('a',), (1, 4, 4), (0.5,), (0.5,)), {'train': split}, loader)\n"
+        "list(data.batches('train'))\n"
+        "print(*[process.pid for process in multiprocessing.active_children()], flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    run = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert run.stdout
+    pids = [int(pid) for pid in run.stdout.readline().split()]
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    assert len(pids) == 2
+    deadline = time.monotonic() + 4
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_on_a_gpu(channels_last: bool, num_workers: int) -> None:
+    data, here = array_data(num_workers=num_workers, pin_memory=True), array_data()
+    arguments = {"augment_seed": (1, 1), "channels_last": channels_last}
+    for one, other in zip(
+        data.batches("train", device="cuda", **arguments), here.batches("train", **arguments), strict=True
+    ):
+        assert one.images_NCHW.device.type == one.labels_N.device.type == "cuda"
+        assert one.images_NCHW.stride() == other.images_NCHW.stride()
+        torch.testing.assert_close(one.images_NCHW.cpu(), other.images_NCHW, rtol=1e-6, atol=1e-6)
+        assert one.labels_N.cpu().equal(other.labels_N)

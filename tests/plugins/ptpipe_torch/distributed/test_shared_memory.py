@@ -1,0 +1,95 @@
+"""Memory that the workers of a machine share, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from ptpipe_elastic.torch_elastic import run_workers
+from ptpipe_torch.distributed import shared_memory
+from ptpipe_torch.distributed.shared_memory import share_memory
+from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64" or not dist.is_gloo_available(),
+    reason="shared memory is for Linux on x86",
+)
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(task: str, num_workers: int = 2) -> list[Any]:
+        folder = tmp_path / "said"
+        folder.mkdir()
+        run_workers("shared_memory_work", [str(folder), task], num_workers, tmp_path / "logs")
+        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.iterdir())]
+
+    return run
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_results_are_those_of_the_process_group(said: Any, num_workers: int) -> None:
+    assert said("reduces", num_workers) == [0] * num_workers
+
+
+def test_every_worker_has_the_same_bits(said: Any) -> None:
+    assert said("fractions", 3) == [True] * 3
+
+
+def test_what_does_not_fit_is_refused(said: Any) -> None:
+    assert said("fits_exactly") == ["refused", "refused"]
+
+
+def test_who_has_ended_is_not_waited_for(said: Any) -> None:
+    ((message, waited_s),) = said("dies")
+    assert message == "the connection to worker 1 was lost"
+    assert waited_s < 2
+
+
+def test_who_ended_the_stage_is_not_waited_for_although_its_process_goes_on(said: Any) -> None:
+    (kind, message), other = said("fails")
+    assert (kind, message) == ("WorkerGroupError", "worker 1 has gone")
+    assert other == ["ValueError", "broken"]
+
+
+def test_who_hangs_is_named(said: Any) -> None:
+    (kind, message), _ = said("hangs")
+    assert kind == "WorkerGroupError"
+    assert "did not answer for 1.5 s" in message
+
+
+def test_alone_and_in_crowds_there_is_none() -> None:
+    assert share_memory(SINGLE_WORKER, 10) is None
+    assert share_memory(WorkerGroup(0, 9), 10) is None
+
+
+def test_another_file_is_not_taken_for_ours() -> None:
+    token = bytes(range(16))
+    descriptor = shared_memory._make_file(4096, token)
+    assert descriptor is not None
+    with tempfile.TemporaryFile() as other:
+        other.write(bytes(4096))
+        other.flush()
+        pid = os.getpid()
+        try:
+            ours = shared_memory._open_file(pid, descriptor, 4096, token)
+            assert ours is not None
+            os.close(ours)
+            assert shared_memory._open_file(pid, descriptor, 8192, token) is None
+            assert shared_memory._open_file(pid, descriptor, 4096, token[::-1]) is None
+            assert shared_memory._open_file(pid, other.fileno(), 4096, token) is None
+            assert shared_memory._open_file(pid, 99_999, 4096, token) is None
+        finally:
+            os.close(descriptor)

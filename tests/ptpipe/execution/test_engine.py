@@ -1,0 +1,668 @@
+"""One walk over a plan: what is done, what is taken, what is told, and every ending in this process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import datetime
+
+import pytest
+
+from ptpipe import ExitCode, IntegrityError, ManifestError, PtpipeError, Reporter
+from ptpipe.events import Metric, Notice, Progress
+from ptpipe.execution.engine import RunOptions
+from ptpipe.store.store import Store
+
+SUM = """
+one: {uses: toy.make, with: {value: 3, note: look here}}
+two: {uses: toy.make, with: {value: 2}}
+sum: {uses: toy.add, needs: {a: one, b: two}}
+"""
+
+
+class Ear(Reporter):
+    """Remembers what it hears."""
+
+    def __init__(self):
+        self.started, self.events, self.finished, self.ends, self.order = [], [], [], [], []
+
+    def run_started(self, event):
+        self.begin = event
+        self.order.append("run_started")
+
+    def stage_started(self, event):
+        self.started.append(event)
+        self.order.append(f"started {event.stage_id}")
+
+    def event(self, event):
+        self.events.append(event)
+
+    def stage_finished(self, event):
+        self.finished.append(event)
+        self.order.append(f"finished {event.stage_id}")
+
+    def run_finished(self, event):
+        self.ends.append(event)
+        self.order.append("run_finished")
+
+    @property
+    def notices(self):
+        return [event.text for event in self.events if isinstance(event, Notice)]
+
+
+def record_of(result):
+    return json.loads((result.folder / "record.json").read_text(), parse_constant=pytest.fail)
+
+
+def log_of(result):
+    return (result.folder / "log.txt").read_text()
+
+
+# Taking from the store
+
+
+def test_the_second_run_is_all_cached(project):
+    project.write(SUM)
+    first, ear = project.run(), Ear()
+    assert project.outcomes(first) == {"one": "done", "two": "done", "sum": "done"}
+    assert first.exit_code == ExitCode.DONE
+    assert first.artifact("sum").value == 5
+    second = project.run(reporters=[ear])
+    assert project.outcomes(second) == {"one": "cached", "two": "cached", "sum": "cached"}
+    assert second.exit_code == ExitCode.DONE
+    assert second.artifact("sum").value == 5
+    assert {event.key for event in second.stages.values()} == {event.key for event in first.stages.values()}
+    assert not ear.events, "nothing works"
+
+
+def test_metrics_and_notices_are_said_again_from_the_store(project):
+    project.write(SUM)
+    done, cached = project.run().stages["one"], project.run().stages["one"]
+    assert done.metrics == cached.metrics == {"value": 3.0, "seed": 0}
+    assert done.notices == cached.notices == ("look here",)
+    assert done.made_at == cached.made_at != ""
+    assert done.outputs == cached.outputs
+    assert cached.outputs["output"]["summary"] == {"value": 3.0}
+
+
+def test_only_what_changed_is_done(project):
+    project.write(SUM)
+    project.run()
+    assert project.outcomes(project.run({"two.value": 7})) == {"one": "cached", "two": "done", "sum": "done"}
+    assert project.outcomes(project.run()) == dict.fromkeys(["one", "two", "sum"], "cached"), "the old ones are kept"
+
+
+def test_results_belong_to_no_manifest(project):
+    project.write(SUM)
+    project.run()
+    project.write("deux: {uses: toy.make, with: {value: 2}}", head="name: another\nplugins: [./toy.py]")
+    assert project.outcomes(project.run()) == {"deux": "cached"}
+
+
+def test_fresh_work_is_noticed_below(project):
+    project.write(
+        "dice: {uses: toy.dice}\nsum: {uses: toy.add}\ngate: {uses: toy.gate, needs: {a: sum}, with: {least: 0}}"
+    )
+    first = project.run()
+    again = project.run(options=RunOptions(fresh=("dice",)))
+    assert project.outcomes(again) == {"dice": "done", "sum": "done", "gate": "done"}, "by objects, not by keys"
+    assert again.artifact("sum").value == 2 * again.artifact("dice").value != first.artifact("sum").value
+    assert again.stages["sum"].key == first.stages["sum"].key
+    assert project.outcomes(project.run()) == dict.fromkeys(["dice", "sum", "gate"], "cached")
+
+
+def test_fresh_work_that_gives_the_same_disturbs_nobody(project):
+    project.write(SUM)
+    project.run()
+    assert project.outcomes(project.run(options=RunOptions(fresh=("one",)))) == {
+        "one": "done",
+        "two": "cached",
+        "sum": "cached",
+    }
+
+
+def test_measured_values_name_their_machine(project):
+    project.write("one: {uses: toy.make}\ntime: {uses: toy.clock}")
+    first, second = project.run(), project.run()
+    assert first.stages["time"].machine == second.stages["time"].machine != ""
+    assert first.stages["one"].machine == ""
+    assert project.outcomes(second)["time"] == "cached"
+
+
+# Failures
+
+
+FAILING = """
+one: {uses: toy.make}
+bad: {uses: toy.fail, needs: {a: one}, with: {how: error}}
+below: {uses: toy.split, needs: {a: bad}}
+aside: {uses: toy.split, needs: {a: one}}
+"""
+
+
+def test_after_a_failure_the_rest_is_skipped(project):
+    project.write(FAILING)
+    ear = Ear()
+    result = project.run(reporters=[ear])
+    assert result.exit_code == ExitCode.FAILED
+    assert project.outcomes(result) == {"one": "done", "bad": "failed", "below": "skipped", "aside": "skipped"}
+    assert result.stages["bad"].message == "told to fail"
+    assert result.stages["bad"].frames == (), "the user's mistake needs no traceback"
+    assert result.stages["bad"].metrics == {"before": 1}
+    assert result.stages["below"].message == "needs bad"
+    assert result.stages["aside"].message == "a stage above failed; --keep-going would do this one"
+    assert [event.stage_id for event in ear.started] == ["one", "bad"]
+
+
+def test_keep_going_does_what_can_be_done(project):
+    project.write(FAILING)
+    result = project.run(options=RunOptions(keep_going=True))
+    assert result.exit_code == ExitCode.FAILED
+    assert project.outcomes(result) == {"one": "done", "bad": "failed", "below": "skipped", "aside": "done"}
+
+
+def test_failures_are_never_cached(project):
+    project.write(FAILING)
+    project.run()
+    assert project.outcomes(project.run())["bad"] == "failed"
+    assert project.outcomes(project.run({"bad.how": "not at all"})) == {
+        "one": "cached", "bad": "done", "below": "done", "aside": "done",
+    }  # fmt: skip
+
+
+def test_a_bug_shows_the_plugins_frames_and_hides_the_rest_in_the_log(project):
+    project.write("bad: {uses: toy.fail, with: {how: bug}}")
+    result = project.run()
+    event = result.stages["bad"]
+    assert result.exit_code == ExitCode.FAILED
+    assert event.message == "ZeroDivisionError: division by zero"
+    assert len(event.frames) == 2
+    assert event.frames[0].endswith("in fail: _bug(0)")
+    assert event.frames[1].endswith("in _bug: return 1 / amount")
+    assert all(frame.startswith("toy.py:") for frame in event.frames)
+    assert "Traceback (most recent call last)" in log_of(result)
+    assert "engine.py" in log_of(result)
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("toy.fail, with: {how: exit}", "SystemExit: 0"),
+        ("toy.odd, with: {how: link}", "ValueError: an artifact is plain files and folders, and link is neither"),
+        ("toy.odd, with: {how: full disk}", "the disk is full: [Errno 28] No space left on device"),
+        ("toy.odd, with: {how: wrong type}", "TypeError: toy.odd promised output: Number, returned Text"),
+        (
+            "toy.odd, with: {how: metric}",
+            "TypeError: metric path: Object of type PosixPath is not JSON serializable; "
+            "say float(...), int(...) or str(...)",
+        ),
+    ],
+)
+def test_every_way_to_fail_ends_in_good_order(project, stage, message):
+    project.write(f"one: {{uses: toy.make}}\nbad: {{uses: {stage}}}")
+    ear = Ear()
+    result = project.run(reporters=[ear])
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stages["bad"].message == message
+    assert project.outcomes(project.run())["bad"] == "failed"
+    assert ear.order[-2:] == ["finished bad", "run_finished"]
+    assert not list(project.artifacts.glob("objects/.*"))
+
+
+def test_what_a_stage_prints_goes_to_stderr(project, capsys):
+    project.write("odd: {uses: toy.odd, with: {how: print}}")
+    project.run()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "on stdout" in printed.err
+
+
+def test_results_that_json_has_not(project):
+    project.edit("ctx.metric(before=1)", "ctx.metric(before=float('nan'))")
+    project.write("odd: {uses: toy.odd, with: {how: nan}}\nbad: {uses: toy.fail, with: {how: no}}")
+    assert project.run().exit_code == ExitCode.DONE
+    cached = project.run()
+    assert project.outcomes(cached) == {"odd": "cached", "bad": "cached"}
+    assert repr(cached.stages["bad"].metrics) == "{'before': nan}"
+    assert record_of(cached)["stages"][1]["metrics"] == {"before": "NaN"}
+
+
+# Gates
+
+
+GATE = "one: {uses: toy.make, with: {value: 3}}\ngate: {uses: toy.gate, with: {least: 5}}\nlast: {uses: toy.split}"
+
+
+def test_a_gate_that_refuses_ends_the_run_after_the_others(project):
+    project.write(GATE)
+    for outcome in ("done", "cached"):
+        result = project.run()
+        assert result.exit_code == ExitCode.REFUSED
+        assert project.outcomes(result) == {"one": outcome, "gate": "refused", "last": outcome}
+        assert result.stages["gate"].message == "3.0 against 5.0"
+    assert project.run({"gate.least": 3}).exit_code == ExitCode.DONE
+
+
+@pytest.mark.parametrize(("told", "code", "outcome"), [(True, 4, "refused"), (False, 0, "done")])
+def test_a_gate_that_cannot_decide(project, told, code, outcome):
+    project.write(GATE)
+    overrides = {"gate.unsure_at": 3, "gate.fail_undecided": told}
+    result = project.run(overrides)
+    assert (result.exit_code, project.outcomes(result)["gate"]) == (code, outcome)
+    assert result.stages["gate"].message == ("undecided: 3.0 against 5.0" if told else "")
+    assert project.run(overrides).exit_code == code, "from the store"
+
+
+def test_of_several_endings_the_gravest_counts(project):
+    gates = "one: {uses: toy.make}\nunsure: {uses: toy.gate, with: {least: 9, unsure_at: 1, fail_undecided: true}}\n"
+    refused = "no: {uses: toy.gate, with: {least: 9}}\n"
+    project.write(gates + refused)
+    assert project.run().exit_code == ExitCode.REFUSED
+    project.write(refused.replace("no:", "one: {uses: toy.make}\nno:") + gates.partition("\n")[2])
+    assert project.run().exit_code == ExitCode.REFUSED
+    project.write(gates + refused + "bad: {uses: toy.fail, with: {how: error}}")
+    assert project.run().exit_code == ExitCode.FAILED
+
+
+def test_a_verdict_that_hides_its_decision_is_the_plugins_fault(project):
+    project.edit('name is a verdict too."""', 'name."""\n\n    def summary(self):\n        return {}')
+    project.write(GATE)
+    result = project.run()
+    assert project.outcomes(result)["gate"] == "failed"
+    assert result.stages["gate"].message == "TypeError: Strict.summary() leaves out the verdict's own"
+
+
+# ReporterGroup
+
+
+def test_everything_is_told_in_order(project):
+    project.write(SUM)
+    ear = Ear()
+    result = project.run({"two.value": 4}, reporters=[ear], options=RunOptions(verbosity=1))
+    assert ear.order == [
+        "run_started", "started one", "finished one", "started two", "finished two", "started sum", "finished sum",
+        "run_finished",
+    ]  # fmt: skip
+    begin = ear.begin
+    assert (begin.run_id, begin.name, begin.seed, begin.verbosity) == (result.run_id, "toy", 0, 1)
+    assert begin.stage_ids == ("one", "two", "sum")
+    assert begin.overrides == ("two.value=4",)
+    assert begin.manifest_path == str(project.manifest)
+    assert [(event.position, event.num_stages) for event in ear.started] == [(1, 3), (2, 3), (3, 3)]
+    assert Progress("one", 1, 2, "digits") in ear.events
+    assert Metric("one", "value", 3.0) in ear.events
+    (end,) = ear.ends
+    assert end.stages == tuple(ear.finished)
+    assert (end.exit_code, end.interrupted) == (0, False)
+    assert "one made it" in log_of(result)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        SUM,
+        FAILING,
+        GATE,
+        "bad: {uses: toy.fail, with: {how: bug}}\none: {uses: toy.make}",
+        "bad: {uses: toy.fail, with: {how: exit}}\none: {uses: toy.make}",
+        "one: {uses: toy.make}\nbad: {uses: toy.fail, with: {how: interrupt}}\nlast: {uses: toy.make}",
+    ],
+)
+def test_each_stage_ends_once_and_so_does_the_run(project, stages):
+    project.write(stages)
+    for _ in range(2):
+        ear = Ear()
+        result = project.run(reporters=[ear])
+        ids = [stage.id for stage in result.plan.stages]
+        assert [event.stage_id for event in ear.finished] == ids
+        assert len(ear.ends) == 1
+        assert [stage["stage_id"] for stage in record_of(result)["stages"]] == ids
+        assert record_of(result)["finished"] is True
+        assert record_of(result)["exit_code"] == result.exit_code
+
+
+def test_an_interrupt_ends_the_run_in_good_order(project):
+    project.write(
+        "one: {uses: toy.make}\nbad: {uses: toy.fail, with: {how: interrupt}}\nlast: {uses: toy.split, needs: {a: one}}"
+    )
+    ear = Ear()
+    result = project.run(reporters=[ear])
+    assert result.exit_code == ExitCode.INTERRUPTED
+    assert project.outcomes(result) == {"one": "done", "bad": "failed", "last": "skipped"}
+    assert result.stages["bad"].message == "interrupted"
+    assert result.stages["last"].message == "the run was interrupted"
+    assert ear.ends[0].interrupted
+
+
+def test_two_runs_of_one_second_have_two_names(project, monkeypatch):
+    project.write(SUM)
+    digits = iter(["aaaa", "aaaa", "aaaa", "bbbb"])
+    monkeypatch.setattr(
+        "ptpipe.execution.record.secrets.token_hex", lambda size: next(digits) if size == 2 else f"{id({}):x}"
+    )
+    now = type("Now", (), {"now": staticmethod(lambda zone: datetime(2026, 1, 2, 3, 4, 5, tzinfo=zone))})
+    monkeypatch.setattr("ptpipe.execution.record.datetime", now)
+    assert [project.run().run_id for _ in range(2)] == ["20260102-030405-toy-aaaa", "20260102-030405-toy-bbbb"]
+
+
+class Raises(Ear):
+    """Raises at one kind of event, or at every one."""
+
+    def __init__(self, what, error):
+        super().__init__()
+        self.what, self.error = what, error
+
+    def __getattribute__(self, name):
+        if name == object.__getattribute__(self, "what"):
+            raise object.__getattribute__(self, "error")
+        return object.__getattribute__(self, name)
+
+
+@pytest.mark.parametrize("what", ["run_started", "stage_started", "event", "stage_finished", "run_finished"])
+def test_an_observer_that_raises_is_named_once_and_changes_nothing(project, what):
+    project.write(SUM)
+    ear = Ear()
+    result = project.run(reporters=[Raises(what, ValueError("no")), ear])
+    assert result.exit_code == ExitCode.DONE
+    assert sum("is switched off for this run" in text for text in ear.notices) == 1
+    assert len(ear.finished) == 3
+    assert result.stages["one"].notices == ("look here",), "the run's troubles are not the stage's"
+    assert "ValueError: no" in log_of(result)
+
+
+@pytest.mark.parametrize("body", ["return 1 / 0", "return 3", "raise SystemExit(0)", "return [1 / 0 for _ in '1']"])
+def test_observers_that_cannot_be_made_are_named_and_change_nothing(project, body):
+    (project.folder / "mute.py").write_text(
+        f"from ptpipe import hookimpl\n@hookimpl\ndef ptpipe_reporters():\n    {body}\n"
+    )
+    project.write(SUM, head="plugins: [./toy.py, ./mute.py]")
+    ear = Ear()
+    result = project.run(reporters=[ear])
+    assert result.exit_code == ExitCode.DONE
+    assert ear.notices[0].startswith("plugin ./mute.py offers no reporter in this run: ")
+    assert "offers no reporter" in log_of(result)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])
+def test_an_observer_that_is_interrupted(project, error):
+    project.write(SUM)
+    ear = Ear()
+    result = project.run(reporters=[Raises("stage_started", error), ear])
+    assert result.exit_code == (ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.DONE)
+    assert len(ear.finished) == 3
+    assert len(ear.ends) == 1
+
+
+LAUNCHER = """
+from ptpipe import hookimpl
+CALLS = []
+
+@hookimpl
+def ptpipe_launch(call, tell):
+    CALLS.append(call)
+    {body}
+"""
+
+
+def with_launcher(project, body):
+    (project.folder / "launcher.py").write_text(LAUNCHER.format(body=body))
+    return {"head": "plugins: [./toy.py, ./launcher.py]"}
+
+
+def test_a_plugins_launcher_goes_first(project):
+    body = "import ptpipe_file_toy as toy; return {'output': toy.Number(42)} if call.stage_id == 'two' else None"
+    project.write(SUM, **with_launcher(project, body))
+    result = project.run()
+    assert project.outcomes(result) == dict.fromkeys(["one", "two", "sum"], "done")
+    assert result.artifact("sum").value == 45
+    (plugin,) = [plugin for plugin in result.plan.vocabulary.plugins if plugin.name == "./launcher.py"]
+    one, _, total = plugin.module.CALLS
+    assert (one.stage_id, one.kind, one.options["value"], one.workers) == ("one", "toy.make", 3.0, 1)
+    assert total.inputs["b"][0].digest == result.stages["two"].outputs["output"]["digest"]
+    assert type(total).from_json(total.to_json()) == total
+
+
+def test_what_a_plugins_launcher_tells_belongs_to_the_stage(project):
+    body = "from ptpipe.events import Metric; tell(Metric(call.stage_id, 'by', 'launcher'))"
+    project.write(SUM, **with_launcher(project, body))
+    assert project.run().stages["one"].metrics["by"] == "launcher"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return {}", "TypeError: toy.make has the outputs output; ptpipe_launch gave {}"),
+        ("return 3", "TypeError: toy.make has the outputs output; ptpipe_launch gave 3"),
+        ("return 1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_launcher_that_breaks_fails_the_stage(project, body, message):
+    project.write(SUM, **with_launcher(project, body))
+    result = project.run()
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stages["one"].message == message
+
+
+def test_the_engine_fails_loudly_and_tells_the_end(project, monkeypatch):
+    def broken(self, *_):
+        raise AssertionError("a bug of ours")
+
+    monkeypatch.setattr("ptpipe.execution.engine._Execution._judge", broken)
+    project.write(SUM)
+    ear = Ear()
+    with pytest.raises(AssertionError, match="a bug of ours"):
+        project.run(reporters=[ear])
+    assert len(ear.finished) == 3
+    assert (len(ear.ends), ear.ends[0].exit_code) == (1, ExitCode.BUG)
+
+
+# Altered and damaged results
+
+
+def damage(project, digest, content=b"[]"):
+    path = project.artifacts / "objects" / digest[:2] / digest / "files" / "number.json"
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
+def digest_of(result, stage_id, output="output"):
+    return result.stages[stage_id].outputs[output]["digest"]
+
+
+def test_an_altered_object_is_quarantined_said_aloud_and_made_again(project):
+    project.write(SUM)
+    first = project.run()
+    damage(project, digest_of(first, "one"))
+    ear = Ear()
+    second = project.run({"two.value": 4}, reporters=[ear])
+    assert second.exit_code == ExitCode.DONE
+    assert second.artifact("sum").value == 7
+    (text,) = [text for text in ear.notices if "altered" in text]
+    assert text.startswith(f"object {digest_of(first, 'one')[:12]} was altered: number.json; moved to ")
+    assert text.endswith(", and one is done again")
+    assert second.stages["sum"].notices == (text,), "in the record too"
+    assert text in log_of(second)
+    (quarantined,) = project.artifacts.glob("quarantine/*")
+    assert (quarantined / "files" / "number.json").read_bytes() == b"[]"
+    third = project.run({"two.value": 4})
+    assert project.outcomes(third) == dict.fromkeys(["one", "two", "sum"], "cached")
+    assert third.stages["sum"].notices == (), "what befell a run is no part of the result"
+
+
+def test_altered_objects_far_above_are_made_again(project):
+    project.write(
+        "one: {uses: toy.make, with: {value: 3}}\n"
+        "mid: {uses: toy.add, needs: {a: one, b: one}}\n"
+        "end: {uses: toy.add, needs: {a: mid, b: mid}}"
+    )
+    first = project.run()
+    damage(project, digest_of(first, "one"))
+    damage(project, digest_of(first, "mid"))
+    (project.artifacts / "index" / f"{first.stages['end'].key}.json").unlink()
+    second = project.run()
+    assert second.artifact("end").value == 12
+    assert len(list(project.artifacts.glob("quarantine/*"))) == 2
+
+
+def test_an_altered_object_that_cannot_be_made_again(project):
+    check = "if (Path(__file__).parent / 'gone').exists():\n        raise StageError('the data are gone')\n    "
+    project.edit("return Number(config.value)", check + "return Number(config.value)")
+    project.write(SUM)
+    first = project.run()
+    damage(project, digest_of(first, "one"))
+    (project.folder / "gone").touch()
+    second = project.run({"two.value": 2.5})
+    assert second.exit_code == ExitCode.FAILED
+    (project.folder / "gone").unlink()
+    third = project.run({"two.value": 2.5})
+    assert third.artifact("sum").value == 5.5
+
+
+def test_an_altered_object_is_no_artifact_for_python(project):
+    project.write(SUM)
+    result = project.run()
+    damage(project, digest_of(result, "one"))
+    again = project.run()
+    with pytest.raises(IntegrityError, match=f"object {digest_of(result, 'one')[:12]} was altered: number.json"):
+        again.artifact("one")
+
+
+def test_a_damaged_index_entry_is_made_again(project):
+    project.write(SUM)
+    first = project.run()
+    entry = project.artifacts / "index" / f"{first.stages['one'].key}.json"
+    entry.write_text(entry.read_text()[:100])
+    assert project.outcomes(project.run()) == {"one": "done", "two": "cached", "sum": "cached"}
+
+
+def test_a_lost_object_that_comes_back_otherwise_is_noticed(project):
+    project.write("dice: {uses: toy.dice}\nsum: {uses: toy.add}")
+    first = project.run()
+    shutil.rmtree(project.artifacts / "objects" / digest_of(first, "dice")[:2])
+    second = project.run()
+    assert project.outcomes(second) == {"dice": "done", "sum": "done"}
+    assert second.artifact("sum").value == 2 * second.artifact("dice").value
+
+
+# Before any work
+
+
+def test_a_mistake_is_found_before_anything_is_written(project):
+    project.write(SUM.replace("value: 2", "value: -2"))
+    with pytest.raises(ManifestError):
+        project.run()
+    project.write(SUM)
+    with pytest.raises(ManifestError, match="--fresh onee"):
+        project.run(options=RunOptions(fresh=("onee",)))
+    assert not project.artifacts.exists()
+
+
+PREFLIGHT = """
+ASKED = []
+
+def _preflight(config):
+    ASKED.append(config)
+    {body}
+
+@stage("toy.add", preflight=_preflight)"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "code"),
+    [
+        ("return ['no such engine here', 'and no disk']", "sum: no such engine here\n{m}:7:8: sum: and no disk", 2),
+        ("raise StageError('give me a GPU')", "sum: give me a GPU", 2),
+        ("raise FileNotFoundError(2, 'No such file', 'x')", "sum: [Errno 2] No such file: 'x'", 2),
+        ("return {}['a']", "sum: preflight() of toy.add (plugin ./toy.py) failed: KeyError: 'a' (toy.py:{line})", 6),
+        (
+            "pass",
+            "sum: preflight() of toy.add (plugin ./toy.py) failed: TypeError: 'NoneType' object is not iterable",
+            6,
+        ),
+    ],
+)
+def test_a_preflight_can_stop_the_run_before_any_work(project, body, message, code):
+    project.edit('@stage("toy.add")', PREFLIGHT.format(body=body))
+    project.write(SUM)
+    line = 1 + project.plugin.read_text().partition(f"    {body}\n\n@stage")[0].count("\n")
+    with pytest.raises(ManifestError) as raised:
+        project.run()
+    assert str(raised.value) == f"{project.manifest}:7:8: " + message.format(m=project.manifest, line=line)
+    assert raised.value.exit_code == code
+    assert not project.artifacts.exists()
+
+
+def test_a_preflight_is_asked_only_where_there_is_work(project):
+    project.edit('@stage("toy.add")', PREFLIGHT.format(body="return []"))
+    project.write(SUM)
+
+    def asked(result):
+        return len(result.plan.vocabulary.plugins[0].module.ASKED)
+
+    assert asked(project.run()) == 1
+    assert asked(project.run()) == 0
+
+
+def test_what_a_preflight_fetches_enters_the_key(project):
+    data = project.folder / "data"
+    source = f"""
+def _fetch(config):
+    Path({str(data)!r}).write_text("fetched")
+    return []
+
+def _reads(config):
+    path = Path({str(data)!r})
+    return path.read_text() if path.exists() else None
+
+@stage("toy.add", preflight=_fetch, fingerprint=_reads)"""
+    project.edit('@stage("toy.add")', source)
+    project.write(SUM)
+    first = project.run()
+    assert record_of(first)["stages"][2]["parts"]["fingerprint"] == "fetched"
+    assert project.outcomes(project.run())["sum"] == "cached"
+
+
+@pytest.mark.parametrize("blocked", ["", "objects", "runs"])
+def test_an_artifacts_folder_that_cannot_be_used(project, blocked):
+    project.write(SUM)
+    path = project.artifacts / blocked
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("a file in its place")
+    with pytest.raises(PtpipeError, match="cannot write to"):
+        project.run()
+
+
+def test_a_record_that_cannot_be_written_ends_no_run(project, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    project.write(SUM)
+    ear = Ear()
+    ear.stage_started = lambda event: monkeypatch.setattr("ptpipe.execution.record.write_atomically", full)
+    result = project.run(reporters=[ear])
+    assert result.exit_code == ExitCode.DONE
+    assert len(ear.ends) == 1
+    assert "the record could not be written" in log_of(result)
+
+
+# Scratch
+
+
+def test_scratch_is_handed_to_the_next_try_and_dropped_after_success(project):
+    project.write("slow: {uses: toy.slow, with: {steps: 4, pause_s: 0}}")
+    said = 'ctx.progress(step + 1, config.steps, "steps")'
+    stop = 'if (Path(__file__).parent / "stop").exists() and step == 1:\n            raise StageError("stopped")'
+    project.edit(said, f"{said}\n        {stop}")
+    (project.folder / "stop").touch()
+    assert project.run().exit_code == ExitCode.FAILED
+    (project.folder / "stop").unlink()
+    result = project.run()
+    assert result.exit_code == ExitCode.DONE
+    assert result.stages["slow"].metrics == {"started_at": 2}
+    assert not list((project.artifacts / "scratch").iterdir())
+
+
+def test_the_store_is_left_tidy(project):
+    project.write(SUM)
+    project.run()
+    assert not list(Store(project.artifacts).root.glob("*/.*"))

@@ -1,0 +1,232 @@
+"""Binding: kinds, options, wiring, the plugins' own rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptpipe import ExitCode, ManifestError
+
+TWO = """
+one: {uses: toy.make}
+two: {uses: toy.make, with: {value: 2}}
+"""
+
+
+def problems_of(project, stages, **keywords):
+    path = project.write(stages, **keywords)
+    with pytest.raises(ManifestError) as raised:
+        project.plan()
+    return [str(problem).replace(f"{path}:", "") for problem in raised.value.problems]
+
+
+def wiring(plan, stage_id):
+    return {port: [str(r) for r in references] for port, references in plan[stage_id].wiring.items()}
+
+
+def test_inputs_are_bound_by_name_and_by_type(project):
+    project.write(
+        TWO + "sum: {uses: toy.add, needs: {a: one, b: two}}\ntext: {uses: toy.total, needs: {numbers: [two, sum]}}"
+    )
+    plan = project.plan()
+    assert wiring(plan, "sum") == {"a": ["one"], "b": ["two"]}
+    assert wiring(plan, "text") == {"numbers": ["two", "sum"]}
+    assert plan["text"].upstream == ("two", "sum")
+    project.write("one: {uses: toy.make}\nsum: {uses: toy.add}\n")
+    assert wiring(project.plan(), "sum") == {"a": ["one"], "b": ["one"]}
+    assert project.plan()["sum"].upstream == ("one",)
+
+
+def test_one_of_several_outputs(project):
+    project.write(
+        "one: {uses: toy.make}\npair: {uses: toy.split}\nsum: {uses: toy.add, needs: {a: pair.low, b: pair.high}}"
+    )
+    assert wiring(project.plan(), "sum") == {"a": ["pair.low"], "b": ["pair.high"]}
+
+
+def test_an_optional_input_is_bound_by_name_only(project):
+    project.write("one: {uses: toy.make}\npair: {uses: toy.split}")
+    assert wiring(project.plan(), "pair") == {"a": ["one"]}
+    project.write("one: {uses: toy.make}\npair: {uses: toy.split, needs: {a: one, bias: one}}")
+    assert wiring(project.plan(), "pair") == {"a": ["one"], "bias": ["one"]}
+
+
+def test_defaults_are_filled_in(project):
+    project.write("one: {uses: toy.make}")
+    assert project.plan()["one"].options == {"value": 1.0, "note": "", "mode": "plain"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "problems"),
+    [
+        ("one: {uses: toy.mak}", ["5:15: one: unknown stage kind 'toy.mak' (did you mean 'toy.make'?)"]),
+        (
+            "one: {uses: toy.make, with: {valu: 3}}",
+            ["5:32: one: unknown option 'valu' of toy.make (did you mean 'value'?)"],
+        ),
+        (
+            "one: {uses: toy.make, with: {value: -3}}",
+            ["5:39: one: value: should be greater than or equal to 0, not -3"],
+        ),
+        (
+            "one: {uses: toy.make, with: {mode: lound}}",
+            ["5:38: one: mode: should be 'plain' or 'loud', not \"lound\" (did you mean 'loud'?)"],
+        ),
+        (
+            "gate: {uses: toy.gate}",
+            [
+                "5:9: gate: option 'least' of toy.gate must be given",
+                "5:9: gate: input a: no stage above gives a Number",
+            ],
+        ),
+        (
+            "sum: {uses: toy.add, needs: {a: two, b: sum}}\n" + TWO,
+            [
+                "5:35: sum: 'two' stands below; needs point upwards only",
+                "5:43: sum: a stage cannot need itself",
+            ],
+        ),
+        (
+            TWO + "sum: {uses: toy.add, needs: {a: ona, b: tow}}",
+            [
+                "7:35: sum: there is no stage 'ona' (did you mean 'one'?)",
+                "7:43: sum: there is no stage 'tow' (did you mean 'two'?)",
+            ],
+        ),
+        (
+            TWO + "sum: {uses: toy.add}",
+            [
+                "7:8: sum: input a (Number) fits several stages above: one, two; name one under needs",
+                "7:8: sum: input b (Number) fits several stages above: one, two; name one under needs",
+            ],
+        ),
+        (
+            TWO + "pair: {uses: toy.split, needs: {c: one}}",
+            [
+                "7:35: pair: toy.split has no input 'c'; it has a, bias",
+                "7:9: pair: input a (Number) fits several stages above: one, two; name one under needs",
+            ],
+        ),
+        ("one: {uses: toy.make, needs: {x: y}}", ["5:33: one: toy.make has no input 'x'; it has none"]),
+        (
+            "one: {uses: toy.make}\ngate: {uses: toy.gate, with: {least: 1}}\n"
+            "sum: {uses: toy.add, needs: {a: one, b: gate}}",
+            [
+                "7:43: sum: b takes a Number; gate (toy.gate) gives output: Strict",
+            ],
+        ),
+        (
+            "one: {uses: toy.make}\npair: {uses: toy.split}\nsum: {uses: toy.add, needs: {a: pair, b: pair.lo}}",
+            [
+                "7:35: sum: 'pair' is ambiguous for a: low: Number, high: Number; say pair.low or the like",
+                "7:44: sum: pair (toy.split) has no output 'lo'; it has low, high (did you mean 'low'?)",
+            ],
+        ),
+        (TWO + "sum: {uses: toy.add, needs: {a: [one, two], b: one}}", ["7:35: sum: a takes one input, not 2"]),
+        (TWO + "text: {uses: toy.total, needs: {numbers: [one, one]}}", ["7:44: text: numbers names 'one' twice"]),
+        # What an unknown kind would have given nobody knows: no word about the stages that may need it.
+        (
+            "one: {uses: toy.nothing_like_it}\nsum: {uses: toy.add}\n"
+            "gate: {uses: toy.gate, needs: {a: one}, with: {least: 0}}",
+            [
+                "5:15: one: unknown stage kind 'toy.nothing_like_it'",
+            ],
+        ),
+    ],
+)
+def test_every_mistake_is_told_with_its_place(project, stages, problems):
+    assert problems_of(project, stages) == problems
+
+
+def test_all_at_once(project):
+    problems = problems_of(
+        project,
+        "one: {uses: toy.mak}\ntwo: {uses: toy.make, with: {valu: 3, value: x}}\n"
+        "sum: {uses: toy.add, needs: {b: thre}}",
+    )
+    assert len(problems) == 4
+
+
+def test_an_overridden_option_is_told_as_such(project):
+    project.write("one: {uses: toy.make}")
+    with pytest.raises(ManifestError) as raised:
+        project.plan({"one.value": "x", "one.valu": 3, "one.note": "fine"})
+    assert sorted(str(problem) for problem in raised.value.problems) == [
+        "-s one.valu: unknown option 'valu' of toy.make (did you mean 'value'?)",
+        '-s one.value: value: should be a number, not "x"',
+    ]
+
+
+RULES = """
+from ptpipe import Problem, hookimpl, stage, StageConfig, Context, Verdict
+from pydantic import field_validator
+
+@hookimpl
+def ptpipe_check(plan):
+    {body}
+"""
+
+
+def with_rules(project, body):
+    (project.folder / "rules.py").write_text(RULES.format(body=body))
+    return {"head": "plugins: [./toy.py, ./rules.py]"}
+
+
+def test_a_plugin_may_have_rules_of_its_own(project):
+    head = with_rules(project, "yield plan.problem('one', 'too small', 'value', suggestion='2')")
+    project.write("one: {uses: toy.make, with: {value: 1}}", **head)
+    with pytest.raises(ManifestError) as raised:
+        project.plan()
+    assert str(raised.value) == f"{project.manifest}:4:39: one: too small (did you mean '2'?)"
+    assert raised.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return [1 / 0]", "ZeroDivisionError: division by zero (rules.py:7)"),
+        ("return ['words']", "it gave 'words', which is no Problem"),
+        ("return 3", "TypeError: 'int' object is not iterable"),
+        ("raise SystemExit(0)", "SystemExit: 0 (rules.py:7)"),
+    ],
+)
+def test_rules_that_break_are_the_plugins_fault(project, body, reason):
+    project.write("one: {uses: toy.make}", **with_rules(project, body))
+    with pytest.raises(ManifestError) as raised:
+        project.plan()
+    assert str(raised.value) == f"plugin ./rules.py failed in ptpipe_check: {reason}"
+    assert raised.value.exit_code == ExitCode.PLUGIN
+
+
+VALIDATOR = """
+from pydantic import field_validator
+class GateConfig(StageConfig):
+    @field_validator("least")
+    @classmethod
+    def _check(cls, value):
+        return {}["a"]
+"""
+
+
+def test_a_validator_that_breaks_is_the_plugins_fault(project):
+    project.edit("class GateConfig(StageConfig):", VALIDATOR)
+    project.write("one: {uses: toy.make}\ngate: {uses: toy.gate, with: {least: 1}}")
+    message = r"checking the options of toy\.gate failed: KeyError: 'a' \(toy\.py:\d+\)"
+    with pytest.raises(ManifestError, match=message) as raised:
+        project.plan()
+    assert raised.value.exit_code == ExitCode.PLUGIN
+
+
+def test_the_plan_of_a_stage_has_what_it_needs_and_no_more(project):
+    project.write("""
+        one: {uses: toy.make}
+        other: {uses: toy.make}
+        two: {uses: toy.split, needs: {a: one}}
+        three: {uses: toy.add, needs: {a: two.low, b: one}}
+        four: {uses: toy.total, needs: {numbers: [other, three]}}
+    """)
+    whole = project.plan()
+    part = whole.subplan("three")
+    assert [stage.id for stage in part.stages] == ["one", "two", "three"]
+    assert part["three"] is whole["three"]
+    assert [stage.id for stage in whole.subplan("four").stages] == ["one", "other", "two", "three", "four"]
+    assert [stage.id for stage in whole.subplan("other").stages] == ["other"]

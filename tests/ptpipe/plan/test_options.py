@@ -1,0 +1,148 @@
+"""Options as a manifest gives them, against a config type."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from pydantic import Field, computed_field, field_validator, model_validator
+
+from ptpipe import Context, StageConfig, Verdict, stage
+from ptpipe.plan.options import config_problems
+
+
+class InnerConfig(StageConfig):
+    width: int = 3
+    deep: float
+
+
+class OptionsConfig(StageConfig):
+    either: int | Literal["auto"] = "auto"
+    flag_or_word: Literal["auto"] | bool = "auto"
+    maybe: float | None = None
+    many: tuple[int, ...] = ()
+    group_or_word: InnerConfig | Literal["none"] = "none"
+    group: InnerConfig | None = None
+    by_name: dict[str, float] = Field({}, description="weights")
+    flag: bool = False
+    word: Literal["fbgemm", "qnnpack"] = "fbgemm"
+    two: tuple[int, int] = (1, 2)
+    rate: float = Field(1.0, gt=0, lt=10)
+    text: str = ""
+    odd: int = 1
+
+    @field_validator("odd")
+    @classmethod
+    def _is_odd(cls, value: int) -> int:
+        if value % 2 == 0:
+            raise ValueError("an odd number is needed")
+        return value
+
+    @model_validator(mode="after")
+    def _rate_fits(self) -> OptionsConfig:
+        if self.rate > 5 and self.flag:
+            raise ValueError("rate above 5 and flag do not go together")
+        return self
+
+
+@stage("a.b")
+def some(config: OptionsConfig, ctx: Context) -> Verdict:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("options", "place", "message", "suggestion"),
+    [
+        ({"either": "foo"}, ("either",), "either: should be a whole number or 'auto', not \"foo\"", None),
+        ({"either": 1.5}, ("either",), "either: should be a whole number or 'auto', not 1.5", None),
+        ({"either": "aut"}, ("either",), "either: should be a whole number or 'auto', not \"aut\"", "auto"),
+        (
+            {"flag_or_word": "no"},
+            ("flag_or_word",),
+            "flag_or_word: should be 'auto' or true or false, not \"no\" (in YAML 1.2 say false)",
+            None,
+        ),
+        ({"maybe": "x"}, ("maybe",), 'maybe: should be a number, not "x"', None),
+        ({"many": [1, "a"]}, ("many", 1), 'many.1: should be a whole number, not "a"', None),
+        ({"many": 3}, ("many",), "many: should be a list, not 3", None),
+        ({"two": [1]}, ("two",), "two: more values are needed", None),
+        ({"group_or_word": 3}, ("group_or_word",), "group_or_word: should be a mapping or 'none', not 3", None),
+        (
+            {"group_or_word": {"width": "x", "deep": 1}},
+            ("group_or_word", "width"),
+            'group_or_word.width: should be a whole number, not "x"',
+            None,
+        ),
+        ({"group": {"wdth": 2, "deep": 1}}, ("group", "wdth"), "unknown option 'group.wdth' of a.b", "width"),
+        ({"group": {}}, ("group",), "option 'group.deep' of a.b must be given", None),
+        ({"by_name": {"x": "z"}}, ("by_name", "x"), 'by_name.x: should be a number, not "z"', None),
+        ({"flag": "yes"}, ("flag",), 'flag: should be true or false, not "yes" (in YAML 1.2 say true)', None),
+        ({"flag": 1}, ("flag",), "flag: should be true or false, not 1", None),
+        ({"word": "fbgem"}, ("word",), "word: should be 'fbgemm' or 'qnnpack', not \"fbgem\"", "fbgemm"),
+        ({"rate": "0.5"}, ("rate",), 'rate: should be a number, not "0.5" (without quotes it is a number)', None),
+        ({"rate": 0}, ("rate",), "rate: should be greater than 0, not 0", None),
+        ({"rate": 10}, ("rate",), "rate: should be less than 10, not 10", None),
+        ({"rate": float("nan")}, ("rate",), "rate: should be a finite number, not NaN", None),
+        ({"rate": float("inf")}, ("rate",), "rate: should be a finite number, not Infinity", None),
+        ({"rate": [1]}, ("rate",), "rate: should be a number, not a list", None),
+        ({"rate": {}}, ("rate",), "rate: should be a number, not a mapping", None),
+        ({"text": 3}, ("text",), "text: should be text, not 3", None),
+        ({"text": None}, ("text",), "text: should be text, not null", None),
+        ({"odd": 2}, ("odd",), "odd: an odd number is needed", None),
+        ({"rate": 6, "flag": True}, (), "rate above 5 and flag do not go together", None),
+        ({"rat": 1}, ("rat",), "unknown option 'rat' of a.b", "rate"),
+        ({"zebra": 1}, ("zebra",), "unknown option 'zebra' of a.b", None),
+    ],
+)
+def test_one_mistake_gives_one_message(options, place, message, suggestion):
+    config, problems = config_problems(some, options)
+    assert config is None
+    assert [problem[:3] for problem in problems] == [(place, message, suggestion)]
+
+
+def test_several_mistakes_give_several_messages():
+    _, problems = config_problems(some, {"rat": 1, "text": 3, "many": ["a", "b"], "group": {"width": 1.5}})
+    assert sorted(problem.path for problem in problems) == [
+        ("group",),
+        ("group", "width"),
+        ("many", 0),
+        ("many", 1),
+        ("rat",),
+        ("text",),
+    ]
+    assert [problem.path for problem in problems if problem.at_key] == [("rat",)]
+
+
+def test_long_values_are_cut_short():
+    _, (problem,) = config_problems(some, {"rate": "a" * 500})
+    assert len(problem.message) < 120
+
+
+def test_json_is_taken_at_its_word():
+    options = {"rate": 1, "many": [1, 2], "either": 3, "group": {"deep": 2}, "by_name": {"a": 1}}
+    config, problems = config_problems(some, options)
+    assert not problems
+    assert (config.rate, config.many, config.either, config.group.deep) == (1.0, (1, 2), 3, 2.0)
+    assert isinstance(config.rate, float)
+
+
+class AliasConfig(StageConfig):
+    start: int = Field(1, alias="from")
+
+    @computed_field
+    @property
+    def twice(self) -> int:
+        return 2 * self.start
+
+
+def test_options_of_a_plan_can_be_validated_again():
+    @stage("a.alias")
+    def aliased(config: AliasConfig, ctx: Context) -> Verdict:
+        raise NotImplementedError
+
+    from ptpipe.plan.bind import PlannedStage
+
+    config, _ = config_problems(aliased, {"from": 5})
+    planned = PlannedStage("x", aliased, config, {})
+    assert planned.options == {"from": 5}
+    assert config_problems(aliased, planned.options) == (config, [])

@@ -1,0 +1,165 @@
+"""Digests of plugins' code: what counts as a change, and what is remembered."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+
+import pytest
+
+from ptpipe.plan.source_digest import SourceDigests
+from ptpipe.plan.vocabulary import load_vocabulary
+
+CODE = "import helper\n\ndef f(x):\n    return x + 1\n"
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+class Stub:
+    def __init__(self, name, file):
+        self.__name__, self.__file__ = name, str(file)
+
+
+@pytest.fixture
+def digest(tmp_path):
+    """The digest of a one-file plugin `net.py` with a `helper.py` beside it, worked out anew each time."""
+    (tmp_path / "net.py").write_text(CODE)
+    (tmp_path / "helper.py").write_text("A = 1\n")
+
+    def compute(cache=None):
+        sources = SourceDigests(cache, {"ptpipe_file_net": Stub("ptpipe_file_net", tmp_path / "net.py")})
+        value = sources.of("ptpipe_file_net")
+        sources.save()
+        return value
+
+    return compute
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CODE,
+        CODE.replace("x + 1", "x + 1  # more"),
+        CODE.replace("\n\n", "\n\n\n# a comment\n\n"),
+        CODE.replace("x + 1", "(x\n  + 1)"),
+        CODE.replace("    return", "\treturn"),
+        CODE.replace("\n", "\r\n"),
+    ],
+)
+def test_comments_and_layout_do_not_count(tmp_path, digest, text):
+    before = digest()
+    (tmp_path / "net.py").write_text(text, newline="")
+    assert digest() == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [CODE.replace("1", "2"), CODE.replace("x", "y"), CODE + "B = 1\n", CODE.replace("def f", "async def f"), ""],
+)
+def test_code_counts(tmp_path, digest, text):
+    before = digest()
+    (tmp_path / "net.py").write_text(text)
+    assert digest() != before
+
+
+def test_files_beside_a_plugin_count_where_it_imports_them(tmp_path, digest):
+    before = digest()
+    (tmp_path / "other.py").write_text("B = 1\n")
+    assert digest() == before, "nobody imports it"
+    (tmp_path / "helper.py").write_text("A = 2\n")
+    changed = digest()
+    assert changed != before
+    (tmp_path / "helper.py").write_text("def f():\n    import other\n")
+    deep = digest()
+    (tmp_path / "other.py").write_text("B = 2\n")
+    assert digest() != deep, "through a helper, inside a function"
+
+
+def test_a_package_counts_whole(tmp_path):
+    folder = tmp_path / "acme_room"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "deep" / "thing.py").write_text("A = 1\n")
+    sys.path.append(str(tmp_path))
+    modules = {"acme_room": importlib.import_module("acme_room")}
+    before = SourceDigests(None, modules).of("acme_room")
+    assert SourceDigests(None, modules).of("acme_room.deep.thing") == before
+    (folder / "deep" / "thing.py").write_text("A = 2\n")
+    assert SourceDigests(None, modules).of("acme_room") != before
+
+
+@pytest.mark.parametrize("is_package", [True, False], ids=["package", "namespace"])
+def test_a_plugin_inside_a_package_counts_with_what_is_around_it(tmp_path, is_package):
+    folder = tmp_path / f"acme_{is_package}"
+    folder.mkdir()
+    (folder / "stages.py").write_text("from . import net\n")
+    (folder / "net.py").write_text("A = 1\n")
+    if is_package:
+        (folder / "__init__.py").write_text("")
+    sys.path.append(str(tmp_path))
+    name = f"acme_{is_package}"
+    modules = {name: importlib.import_module(f"{name}.stages")}
+    before = SourceDigests(None, modules).of(f"{name}.stages")
+    (folder / "net.py").write_text("A = 2\n")
+    assert SourceDigests(None, modules).of(f"{name}.stages") != before
+
+
+def test_other_plugins_count_where_they_are_imported(tmp_path):
+    for name in ("acme_words", "acme_user", "acme_stranger"):
+        (tmp_path / f"{name}.py").write_text("import acme_words\n" if name == "acme_user" else "A = 1\n")
+    sys.path.append(str(tmp_path))
+    modules = {name: importlib.import_module(name) for name in ("acme_words", "acme_user", "acme_stranger")}
+    before = {name: SourceDigests(None, modules).of(name) for name in modules}
+    (tmp_path / "acme_words.py").write_text("A = 2\n")
+    after = {name: SourceDigests(None, modules).of(name) for name in modules}
+    assert [name for name in modules if before[name] != after[name]] == ["acme_words", "acme_user"]
+
+
+def test_what_is_no_python_counts_by_its_bytes(tmp_path, digest):
+    (tmp_path / "helper.py").write_bytes(b"print 'of another age'\n")
+    before = digest()
+    (tmp_path / "helper.py").write_bytes(b"print 'of another time'\n")
+    assert digest() != before
+
+
+def test_digests_are_remembered(tmp_path, digest, monkeypatch):
+    cache = tmp_path / "sources.cache"
+    before = digest(cache)
+    monkeypatch.setattr("ast.parse", lambda *_: pytest.fail("read again"))
+    assert digest(cache) == before
+
+
+def test_a_change_that_hides_its_time_is_seen(tmp_path, digest):
+    cache = tmp_path / "sources.cache"
+    before = digest(cache)
+    status = (tmp_path / "net.py").stat()
+    (tmp_path / "net.py").write_text(CODE.replace("1", "2"))
+    os.utime(tmp_path / "net.py", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert digest(cache) != before
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"made_by": [1, 2, 7], "files": {"x": 1}}', "{", "\ud800"])
+def test_a_damaged_memory_is_forgotten(tmp_path, digest, damage):
+    cache = tmp_path / "sources.cache"
+    before = digest(cache)
+    cache.write_text(damage, errors="surrogatepass")
+    assert digest(cache) == before
+    assert json.loads(cache.read_text())["files"], "and written anew"
+
+
+def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, digest):
+    assert digest(tmp_path / "not" / "there") == digest()
+
+
+def test_a_plugin_file_as_it_is_loaded(project):
+    vocabulary = load_vocabulary(["./toy.py"], project.folder)
+    modules = {plugin.module.__name__: plugin.module for plugin in vocabulary.plugins}
+    before = SourceDigests(None, modules).of("ptpipe_file_toy")
+    project.edit("return Number(a.value + b.value)", "return Number(b.value + a.value)")
+    assert SourceDigests(None, modules).of("ptpipe_file_toy") != before
