@@ -87,7 +87,11 @@ def _problem(stage: Stage[..., object], place: Place, details: Sequence[Any]) ->
     name = ".".join(map(str, place))
     first = details[0]
     if first["type"] == "extra_forbidden":
-        known = _fields_at(stage.config_type, place[:-1])
+        config_type = _type_at(stage.config_type, place[:-1])
+        renamed = getattr(config_type, "renamed_options", {})
+        if place[-1] in renamed:
+            return OptionProblem(place, f"{name}: renamed to {renamed[place[-1]]}", at_key=True)
+        known = config_type.model_fields if config_type else ()
         message = f"unknown option {name!r} of {stage.kind}"
         return OptionProblem(place, message, nearest(str(place[-1]), known), at_key=True)
     if first["type"] == "missing" and isinstance(place[-1], int):
@@ -137,16 +141,16 @@ def _choices(details: Sequence[Any]) -> list[str]:
     return [choice.strip("'") for text in expected for choice in text.replace(" or ", ", ").split(", ") if choice]
 
 
-def _fields_at(config_type: type[BaseModel], path: Place) -> list[str]:
+def _type_at(config_type: type[BaseModel], path: Place) -> type[BaseModel] | None:
+    """The type of the options at that path, None where it is not one type alone."""
     for step in path:
         field = config_type.model_fields.get(str(step))
-        if field is None:
-            return []
-        nested = [t for t in _types_in(field.annotation) if isinstance(t, type) and issubclass(t, BaseModel)]
+        types = _types_in(field.annotation) if field else ()
+        nested = [t for t in types if isinstance(t, type) and issubclass(t, BaseModel)]
         if len(nested) != 1:
-            return []
+            return None
         config_type = nested[0]
-    return list(config_type.model_fields)
+    return config_type
 
 
 def _types_in(annotation: object) -> Iterator[object]:

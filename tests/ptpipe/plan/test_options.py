@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import pytest
 from pydantic import Field, computed_field, field_validator, model_validator
@@ -12,6 +13,8 @@ from ptpipe.plan.options import config_problems
 
 
 class InnerConfig(StageConfig):
+    renamed_options: ClassVar[Mapping[str, str]] = {"breadth": "width"}
+
     width: int = 3
     deep: float
 
@@ -53,6 +56,7 @@ def some(config: OptionsConfig, ctx: Context) -> Verdict:
 @pytest.mark.parametrize(
     ("options", "place", "message", "suggestion"),
     [
+        ({"group": {"deep": 1, "breadth": 2}}, ("group", "breadth"), "group.breadth: renamed to width", None),
         ({"either": "foo"}, ("either",), "either: should be a whole number or 'auto', not \"foo\"", None),
         ({"either": 1.5}, ("either",), "either: should be a whole number or 'auto', not 1.5", None),
         ({"either": "aut"}, ("either",), "either: should be a whole number or 'auto', not \"aut\"", "auto"),
