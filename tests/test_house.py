@@ -92,7 +92,7 @@ def test_exit_codes_are_in_the_readme():
 
 
 def test_every_file_of_the_core_is_in_the_readme():
-    table = README.read_text(encoding="utf-8").partition("## What lies where")[2].partition("## Exit codes")[0]
+    table = README.read_text(encoding="utf-8").partition("## Where things are")[2].partition("## Exit codes")[0]
     named = set(re.findall(r"`(\w+)/?`", table))
     files = {path.stem for path in CORE if path.parent.name == "ptpipe"} - {"__init__", "__main__"}
     assert files - named == set()
