@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def blocks() -> list[tuple[str, str]]:
     """Language and text of each block below the first heading of the tour."""
-    tour = README.read_text(encoding="utf-8").partition("## Five minutes")[2].partition("## What is there")[0]
+    tour = README.read_text(encoding="utf-8").partition("## Five minutes")[2].partition("## What is included")[0]
     return [(match[1], match[2]) for match in BLOCK.finditer(tour)]
 
 
@@ -42,7 +42,7 @@ def test_the_tour(tmp_path):
         elif language == "console":
             for line, expected in transcript(text):
                 assert run(["bash", "-c", line], tmp_path, environment).stdout == expected, line
-    assert languages == ["yaml", "console", "sh", "sh", "python"]
+    assert languages == ["yaml", "console", "sh", "sh", "sh", "python"]
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
