@@ -28,9 +28,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
 
 import ptpipe
-from ptpipe import Context
-from ptpipe.events import Metric
-from ptpipe.execution.engine import RunOptions
+from ptpipe import Context, Metric, RunOptions
 from ptpipe_data import MnistConfig, mnist
 from ptpipe_elastic.torch_elastic import WorkersFailed, run_workers
 from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Model, Split
@@ -101,7 +99,7 @@ class Bench:
                 figures.append(float(str(event.value)))
 
         config = TrainConfig(epochs=1, batch_size=batch_size, num_threads=1, parallel=parallel)
-        train(config, Context(**{**vars(context), "tell": tell}), self.model, self.data)
+        train(config, Context(**{**vars(context), "_tell": tell}), self.model, self.data)
         return figures[0]
 
     def by_itself(self, *, both: bool) -> float:

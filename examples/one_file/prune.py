@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
-from ptpipe import Context, Stage, StageConfig, StageError, hookimpl, stage
+from ptpipe import Context, StageConfig, StageError, stage
 from ptpipe_torch import Model
 
 
@@ -34,9 +32,3 @@ def prune(config: PruneConfig, ctx: Context, model: Model) -> Model:
         num_zeros=sum(int((weight == 0).sum()) for weight in weights),
     )
     return model.with_state_dict_of(network)
-
-
-@hookimpl
-def ptpipe_stages() -> list[Stage[..., Any]]:
-    """Offer the kinds of this file."""
-    return [prune]

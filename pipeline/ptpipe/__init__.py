@@ -5,55 +5,112 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ptpipe.artifact import JSON, Artifact, Decision, Verdict
-from ptpipe.check import Check
+from ptpipe.check import Check, CheckState, installed
 from ptpipe.context import Context
-from ptpipe.errors import ExitCode, IntegrityError, Location, ManifestError, Problem, PtpipeError, StageError
-from ptpipe.events import Outcome
+from ptpipe.errors import (
+    ExitCode,
+    IntegrityError,
+    Location,
+    ManifestError,
+    Problem,
+    PtpipeError,
+    StageError,
+    Terminated,
+    UsageError,
+    nearest,
+)
+from ptpipe.events import (
+    Attachment,
+    Event,
+    LogLine,
+    Metric,
+    Notice,
+    Outcome,
+    Progress,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StageStarted,
+)
 from ptpipe.reporter import Reporter
-from ptpipe.stage import Stage, stage
+from ptpipe.stage import Port, Stage, stage
 
 if TYPE_CHECKING:
     from ptpipe.api import RunResult, load_plan, run
     from ptpipe.config import StageConfig
+    from ptpipe.execution.call import Call, Nodes
+    from ptpipe.execution.engine import RunOptions
     from ptpipe.hookspecs import hookimpl
-    from ptpipe.plan.bind import Plan
+    from ptpipe.plan.bind import Plan, PlannedStage, Reference
+    from ptpipe.store.files import write_atomically
+    from ptpipe.store.store import Store
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Artifact",
+    "Attachment",
+    "Call",
     "Check",
+    "CheckState",
     "Context",
     "Decision",
+    "Event",
     "ExitCode",
     "IntegrityError",
     "JSON",
     "Location",
+    "LogLine",
     "ManifestError",
+    "Metric",
+    "Nodes",
+    "Notice",
     "Outcome",
     "Plan",
+    "PlannedStage",
+    "Port",
     "Problem",
+    "Progress",
     "PtpipeError",
+    "Reference",
     "Reporter",
+    "RunFinished",
+    "RunOptions",
     "RunResult",
+    "RunStarted",
     "Stage",
     "StageConfig",
     "StageError",
+    "StageFinished",
+    "StageStarted",
+    "Store",
+    "Terminated",
+    "UsageError",
     "Verdict",
     "hookimpl",
+    "installed",
     "load_plan",
+    "nearest",
     "run",
     "stage",
+    "write_atomically",
 ]
 
-# What `ptpipe --help` can do without is imported on first use: pydantic and pluggy take longer than all the rest.
+# Imported on first use, because `ptpipe --help` needs none of them: pydantic and pluggy take longer than all the rest.
 _LATER = {
+    "Call": "execution.call",
+    "Nodes": "execution.call",
     "Plan": "plan.bind",
+    "PlannedStage": "plan.bind",
+    "Reference": "plan.bind",
+    "RunOptions": "execution.engine",
     "RunResult": "api",
     "StageConfig": "config",
+    "Store": "store.store",
     "hookimpl": "hookspecs",
     "load_plan": "api",
     "run": "api",
+    "write_atomically": "store.files",
 }
 
 

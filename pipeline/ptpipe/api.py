@@ -1,9 +1,10 @@
-"""What the command line does, for Python."""
+"""The command line's `run` and `plan` for Python: `ptpipe.run("m.yaml", {"finetune.lr": 0.001})`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ptpipe.artifact import JSON, Artifact
@@ -11,32 +12,36 @@ from ptpipe.errors import ExitCode, UsageError
 from ptpipe.events import Event, StageFinished
 from ptpipe.execution.engine import RunOptions, execute
 from ptpipe.manifest.manifest import load
-from ptpipe.nodes import Follower
 from ptpipe.plan.bind import Plan, bind
 from ptpipe.plan.vocabulary import load_vocabulary
 from ptpipe.reporter import Reporter
 from ptpipe.store.store import Store
 
 DEFAULT_ARTIFACTS = Path("artifacts")
+_NO_PLUGIN = "no loaded plugin runs a manifest on several nodes"
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended, and a way to its artifacts."""
+    """How a run ended, and access to its artifacts."""
 
     run_id: str
     exit_code: ExitCode
     seconds: float
+    """Wall time."""
     folder: Path
     """The run's record, log and reports."""
     stages: Mapping[str, StageFinished]
+    """By stage id, in run order."""
     plan: Plan
     store: Store
 
     def artifact(self, stage_id: str, output: str | None = None) -> Artifact:
-        """Read a stage's output; `output` may be left out where there is one only.
+        """Load a stage's output from the store.
 
-        Raises KeyError for a stage or output that isn't there (or wasn't made), IntegrityError for altered bytes.
+        `stage_id`: as in the manifest. `output`: its name; may be left out if the stage has only one.
+        Raises KeyError if the stage does not exist or produced no such output, IntegrityError if the stored bytes
+        were altered.
         """
         outputs = self.stages[stage_id].outputs
         name = output or next(iter(outputs), "")
@@ -46,48 +51,66 @@ class RunResult:
         return self.store.get(str(outputs[name]["digest"]), types[name])
 
 
-def load_plan(manifest: Path | str, overrides: Mapping[str, JSON] | None = None) -> Plan:
-    """Read, override and bind a manifest. Raises ManifestError with every problem at once; writes nothing."""
+def load_plan(manifest: Path | str | Plan, overrides: Mapping[str, JSON] | None = None) -> Plan:
+    """Read a manifest, apply overrides and bind it to the loaded plugins. Runs no stage, writes nothing.
+
+    `manifest`: the YAML file, or a plan to bind again with further overrides. `overrides`: values by
+    `"stage.option"` (nested options: `"stage.option.name"`) or `"seed"`.
+    Raises ManifestError with every problem at once.
+    """
+    if isinstance(manifest, Plan):
+        return bind(manifest.manifest.overridden_by(overrides), manifest.vocabulary) if overrides else manifest
     path = Path(manifest)
     loaded = load(path).overridden_by(overrides or {})
     return bind(loaded, load_vocabulary(loaded.plugins, path.parent))
 
 
 def run(
-    manifest: Path | str,
+    manifest: Path | str | Plan,
     overrides: Mapping[str, JSON] | None = None,
     *,
     artifacts: Path | str = DEFAULT_ARTIFACTS,
     options: RunOptions = RunOptions(),  # noqa: B008  # frozen
     reporters: Sequence[Reporter] = (),
 ) -> RunResult:
-    """Run a manifest, as `ptpipe run` does: `run("m.yaml", {"finetune.lr": 0.001}).exit_code`.
+    """Run a manifest or a plan, as `ptpipe run` does.
 
-    Raises ManifestError before any work where the manifest is wrong, PtpipeError where the artifacts folder can't be
-    used. A failing stage or a refusing gate raises nothing: look at `exit_code` and `stages`.
+    `manifest`, `overrides`: as for `load_plan`. `artifacts`: the folder that keeps results and runs; created if
+    missing. `options`: the command line's. `reporters`: notified besides those of the plugins.
+    Raises ManifestError before any stage runs if the manifest is wrong, PtpipeError if the artifacts folder can't be
+    used. A failing stage or a refusing gate raises nothing: check `exit_code` and `stages` of the result.
     """
     if options.nodes.rank:
-        raise UsageError(f"node {options.nodes.rank} follows node 0: call follow")
+        raise UsageError(f"node {options.nodes.rank} joins the run of node 0: call ptpipe.api.join_run")
     plan = load_plan(manifest, overrides)
     store = Store(Path(artifacts))
-    ended = execute(plan, store, options, reporters)
+    run_here = partial(execute, plan, store, options, reporters)
+    hook = plan.vocabulary.manager.hook
+    is_single = options.nodes.num == 1
+    ended = run_here() if is_single else hook.ptpipe_run_on_nodes(plan=plan, store=store, run=run_here)
+    if ended is None:
+        raise UsageError(_NO_PLUGIN)
     stages = {event.stage_id: event for event in ended.stages}
     return RunResult(ended.run_id, ExitCode(ended.exit_code), ended.seconds, ended.folder, stages, plan, store)
 
 
-def follow(
-    manifest: Path | str,
+def join_run(
+    manifest: Path | str | Plan,
     overrides: Mapping[str, JSON] | None = None,
     *,
     artifacts: Path | str = DEFAULT_ARTIFACTS,
     options: RunOptions,
     tell: Callable[[Event], None] = lambda event: None,
 ) -> ExitCode:
-    """Take part in the run of the same manifest that node 0 leads, as one of the other nodes; how it ended.
+    """Take part in the run of the same manifest on node 0, as another node; return the exit code of that run.
 
-    Raises ManifestError where the manifest is wrong, StageError where node 0 doesn't come or goes without a word.
+    `manifest`, `overrides`, `artifacts`: the same as on node 0. `options.nodes`: all nodes and the rank of this one.
+    `tell`: receives events for this node's user.
+    Raises ManifestError if the manifest is wrong, StageError if node 0 does not start or disappears.
     """
-    plan, store = load_plan(manifest, overrides), Store(Path(artifacts))
-    store.open_for_writing()
-    with store.in_use():
-        return Follower(plan, store, options.nodes, tell).follow()
+    plan = load_plan(manifest, overrides)
+    store, hook = Store(Path(artifacts)), plan.vocabulary.manager.hook
+    ended: ExitCode | None = hook.ptpipe_join_run(plan=plan, store=store, nodes=options.nodes, tell=tell)
+    if ended is None:
+        raise UsageError(_NO_PLUGIN)
+    return ended

@@ -1,4 +1,4 @@
-"""Typed values that write themselves to a folder and read themselves back."""
+"""Artifacts: typed values that stages exchange through the store, saved to folders."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | Non
 
 
 class Artifact(ABC):
-    """A value that stages hand on to each other through the store.
+    """A value that a stage returns and others take as input. It goes through the store, as files.
 
-    A subclass must be importable without heavy libraries (import torch inside its methods): binding
-    a manifest looks only at the class. The class named by a stage's return annotation reads back what
-    that stage wrote.
+    A subclass must be importable without heavy libraries (import torch inside its methods), because binding a manifest
+    needs only the class. The class in a stage's return annotation loads what that stage saved: `load(save(x))` must
+    equal `x`, and saving it again must write the same bytes.
     """
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write everything into an empty folder. Plain files and folders only; no links, no pickles."""
+        """Write the value to `folder`, which is empty. Regular files and folders only; no links, no pickles."""
 
     @classmethod
     @abstractmethod
     def load(cls, folder: Path) -> Self:
-        """Read back what `save` wrote. The folder is read-only and outlives the returned value."""
+        """Read what `save` wrote. `folder` is read-only and outlives the returned value, which may map its files."""
 
     def summary(self) -> dict[str, JSON]:
-        """A few facts for listings and reports; small, JSON-able."""
+        """Return a few facts for listings and reports, as JSON."""
         return {}
 
 
 class Decision(StrEnum):
-    """What a gate said."""
+    """The decision of a gate."""
 
     PASSED = "passed"
     REFUSED = "refused"
@@ -45,16 +45,18 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict(Artifact):
-    """A gate's answer. A stage whose output is a Verdict is a gate.
+    """The result of a gate: a stage with a Verdict among its outputs is one.
 
-    `REFUSED` ends the run with exit code 3 after the other stages are done. `UNDECIDED` ends it with exit
-    code 4 where `fail_undecided` is set, and passes otherwise.
+    `REFUSED` ends the run with exit code 3 after the other stages are done.
     """
 
     decision: Decision
     reason: str
+    """One line for the user."""
     facts: Mapping[str, JSON] = field(default_factory=dict)
+    """What the decision is based on, for reports."""
     fail_undecided: bool = False
+    """Whether `UNDECIDED` ends the run with exit code 4; otherwise it passes."""
 
     def save(self, folder: Path) -> None:
         (folder / "verdict.json").write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
@@ -65,8 +67,8 @@ class Verdict(Artifact):
         return cls(**content | {"decision": Decision(content["decision"])})
 
     def summary(self) -> dict[str, JSON]:
-        return {**self.facts, **self.judgement()}  # a fact that is called `decision` doesn't decide
+        return {**self.facts, **self.judgement()}  # in this order: a fact called `decision` must not decide
 
     def judgement(self) -> dict[str, JSON]:
-        """What decides how the run ends; a subclass's summary must have it too."""
+        """Return the fields that decide how the run ends; the summary of a subclass must contain them."""
         return {"decision": str(self.decision), "reason": self.reason, "fail_undecided": self.fail_undecided}

@@ -1,4 +1,4 @@
-"""What `ptpipe doctor` finds: one line about this machine or installation."""
+"""Results of `ptpipe doctor`: one line each about the installation or the machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class CheckState(StrEnum):
-    """How grave a finding is."""
+    """The severity of a result."""
 
     OK = "ok"
     WARN = "warn"
@@ -19,27 +19,27 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: made by `Check.ok`, `Check.warn` or `Check.fail`."""
+    """One result: create it with `Check.ok`, `Check.warn` or `Check.fail`."""
 
     subject: str
     state: CheckState
     detail: str
     remedy: str = ""
-    """What the user can do about it."""
+    """What the user can do."""
 
     @classmethod
     def ok(cls, subject: str, detail: str) -> Check:
-        """Say that something is as it should be."""
+        """Report that `subject` works; `detail` is its version or figure."""
         return cls(subject, CheckState.OK, detail)
 
     @classmethod
     def warn(cls, subject: str, detail: str, remedy: str = "") -> Check:
-        """Say that something works, but not as well as it could."""
+        """Report that `subject` works, but not as well as it could; `remedy`: what would help."""
         return cls(subject, CheckState.WARN, detail, remedy)
 
     @classmethod
     def fail(cls, subject: str, detail: str, remedy: str) -> Check:
-        """Say that something does not work, and what to do about it."""
+        """Report that `subject` does not work; `remedy`: what the user can do."""
         return cls(subject, CheckState.FAIL, detail, remedy)
 
 

@@ -12,48 +12,52 @@ from ptpipe.events import Attachment, Event, LogLine, Metric, Notice, Progress
 
 @dataclass(frozen=True)
 class Context:
-    """The second parameter of every stage function.
+    """The second parameter of every stage function: its surroundings, and the way to report.
 
-    `scratch` is a folder that survives a kill and is handed to the next try of the same work (the same key);
-    it is deleted once the stage is done. `seed` is the manifest's. Everything said here reaches the reporters,
-    and metrics and notices are kept with the stage's result, so that a cached stage says them again.
+    What a stage reports reaches all reporters. Metrics and notices are kept with the stage's result, so that a cached
+    stage reports them again. A test can construct one: `Context("net", "model.mlp", seed=7, scratch=tmp_path)`.
     """
 
     stage_id: str
+    """The stage's name in the manifest."""
     kind: str
     seed: int
+    """The manifest's; seed every random generator from it."""
     scratch: Path
+    """A folder for checkpoints: survives a kill, is handed to the next attempt at the same work (the same key), and is
+    deleted once the stage is done."""
     input_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each port, the references it is bound to, as in the manifest: `{"models": ("pretrain", "onnx")}`."""
-    tell: Callable[[Event], None] = lambda event: None
+    """For each port, the references that it is bound to, as in the manifest: `{"models": ("pretrain", "onnx")}`."""
+    _tell: Callable[[Event], None] = lambda event: None
     rank: int = 0
-    """Which of the stage's workers this is; the outputs of rank 0 are the stage's."""
+    """This worker's rank; the outputs of rank 0 are the stage's."""
     num_workers: int = 1
-    """How many processes do the stage together."""
+    """How many processes execute the stage together."""
 
     def progress(self, done: int, total: int | None, unit: str, **facts: float | int | str) -> None:
-        """Say how far the work is; `facts` (loss, images_per_s ...) are shown beside the bar.
+        """Report how far the work is. Call it a few times per second, not thousands of times.
 
-        Cheap, but not free: call it a few times a second, not a few thousand. The console works out the ETA.
+        `done`, `total`: in units of `unit` ("images"); `total` is None if unknown. `facts`: shown beside the progress
+        bar (`loss=0.31`). Reporters compute rate and remaining time.
         """
-        self.tell(Progress(self.stage_id, done, total, unit, dict(facts)))
+        self._tell(Progress(self.stage_id, done, total, unit, dict(facts)))
 
     def metric(self, **values: JSON) -> None:
-        """Record facts of the result (`accuracy=0.991`). The last value of a name wins."""
+        """Record facts about the result (`accuracy=0.991`). A later value replaces an earlier one of the same name."""
         for name, value in values.items():
-            self.tell(Metric(self.stage_id, name, value))
+            self._tell(Metric(self.stage_id, name, value))
 
     def notice(self, text: str) -> None:
-        """Say something that nobody may overlook: shown in the console, the record and the report."""
-        self.tell(Notice(self.stage_id, text))
+        """Report something that the user must not miss: one line in the console, the record and the report."""
+        self._tell(Notice(self.stage_id, text))
 
     def attach(self, file: Path) -> None:
-        """Give a file of the scratch folder (a trace, a picture) to the run: it is copied into the run's folder.
+        """Copy a file of the scratch folder (a trace, a picture) to the run's folder.
 
-        It belongs to this run, and not to the stage's result: a run that finds the stage cached doesn't have it.
+        The file belongs to this run and not to the stage's result: a run that finds the stage cached does not have it.
         """
-        self.tell(Attachment(self.stage_id, str(file)))
+        self._tell(Attachment(self.stage_id, str(file)))
 
     def log(self, text: str) -> None:
-        """Write a line to the run's log (and to the screen with --verbose)."""
-        self.tell(LogLine(self.stage_id, text))
+        """Write one line to the run's log, and to the screen with --verbose."""
+        self._tell(LogLine(self.stage_id, text))

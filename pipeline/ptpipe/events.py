@@ -1,4 +1,4 @@
-"""ReporterGroup of a run: small frozen values that reporters are told."""
+"""The events of a run: immutable values that reporters receive."""
 
 from __future__ import annotations
 
@@ -16,25 +16,32 @@ class Outcome(StrEnum):
 
     DONE = "done"
     CACHED = "cached"
+    """Its result was in the store."""
     REFUSED = "refused"
+    """It is a gate and refused."""
     FAILED = "failed"
     SKIPPED = "skipped"
+    """A stage that it needs did not finish, or the run ended before."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stage is. `total` is None where nobody knows."""
+    """How far a stage is."""
 
     stage_id: str
     done: int
+    """In units of `unit`."""
     total: int | None
+    """None if unknown."""
     unit: str
+    """Plural: "images"."""
     facts: Mapping[str, float | int | str] = field(default_factory=dict)
+    """Current values, such as the loss, by name."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One named fact of a stage's result."""
+    """One named fact about a stage's result; a later value of the same name replaces it."""
 
     stage_id: str
     name: str
@@ -43,7 +50,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that nobody may overlook. `stage_id` is empty for the run itself."""
+    """A line that the user must not miss. `stage_id` is empty for the run itself."""
 
     stage_id: str
     text: str
@@ -51,7 +58,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line for the run's log."""
+    """A line for the run's log. `stage_id` is empty for the run itself."""
 
     stage_id: str
     text: str
@@ -59,10 +66,11 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file that a stage gives to the run that made it; it is copied into the run's folder."""
+    """A file that is copied to the run's folder."""
 
     stage_id: str
     path: str
+    """In the stage's scratch folder."""
 
 
 Event: TypeAlias = Progress | Metric | Notice | LogLine | Attachment
@@ -70,7 +78,7 @@ Event: TypeAlias = Progress | Metric | Notice | LogLine | Attachment
 
 @dataclass(frozen=True)
 class StageStarted:
-    """A stage is about to be done or taken from the store."""
+    """A stage is about to be executed or taken from the store."""
 
     stage_id: str
     kind: str
@@ -81,31 +89,32 @@ class StageStarted:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage's end; told exactly once for every stage of the plan."""
+    """The end of a stage; reported exactly once for every stage of the plan."""
 
     stage_id: str
     kind: str
     outcome: Outcome
     seconds: float
+    """Wall time; that of reading the store for a cached stage."""
     key: str
-    """Full digest; empty where no key could be worked out (a skipped stage)."""
+    """Full digest of everything that decides the result."""
     metrics: Mapping[str, JSON] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     outputs: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
     """Output name to `{"type", "digest", "size_bytes", "summary"}`."""
     message: str = ""
-    """Why it failed, was refused or skipped; one line."""
+    """Why it failed, refused or was skipped; one line."""
     frames: tuple[str, ...] = ()
-    """Where in the plugin's own code it failed, outermost first: `prune.py:12 in prune: amount = 1 / 0`."""
+    """The plugin's frames of the traceback, outermost first: `prune.py:12 in prune: amount = 1 / 0`."""
     made_at: str = ""
-    """ISO 8601, UTC: when the result was made; for a cached stage, the time of the run that made it."""
+    """ISO 8601, UTC: when the result was produced; for a cached stage, by an earlier run."""
     machine: str = ""
-    """The fingerprint of the machine that a measured result was made on; empty otherwise."""
+    """The fingerprint of the machine that a `per_machine` result was measured on; empty otherwise."""
 
 
 @dataclass(frozen=True)
 class RunStarted:
-    """A walk over a plan begins."""
+    """A run begins."""
 
     run_id: str
     name: str
@@ -113,15 +122,17 @@ class RunStarted:
     folder: Path
     """Where the run's record, log and reports go."""
     stage_ids: tuple[str, ...]
+    """In run order."""
     seed: int
     overrides: tuple[str, ...] = ()
+    """As on the command line: `finetune.lr=0.001`."""
     verbosity: int = 0
-    """How much the console says: below 0 only problems and the end, below -1 nothing, above 0 the log's lines too."""
+    """What the console shows: below 0 only problems and the end, below -1 nothing, above 0 log lines too."""
 
 
 @dataclass(frozen=True)
 class RunFinished:
-    """A run's end; always told, also after Ctrl-C."""
+    """The end of a run; always reported, also after Ctrl-C."""
 
     run_id: str
     name: str
@@ -129,4 +140,6 @@ class RunFinished:
     exit_code: int
     seconds: float
     stages: tuple[StageFinished, ...]
+    """In run order."""
     interrupted: bool = False
+    """By SIGINT or SIGTERM."""

@@ -1,8 +1,12 @@
-"""Every hook that a plugin can implement. This file is the manual; `pipeline/README.md` has its table."""
+"""Every hook that a plugin can implement. This file is the reference; `pipeline/README.md` has its table.
+
+A plugin implements a hook by defining a function of the same name, marked with `ptpipe.hookimpl`, at the top of its
+module. It may leave out parameters that it does not need.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -12,12 +16,13 @@ if TYPE_CHECKING:
 
     from ptpipe.artifact import Artifact
     from ptpipe.check import Check
-    from ptpipe.errors import Problem
-    from ptpipe.events import Event
-    from ptpipe.execution.call import Call
+    from ptpipe.errors import ExitCode, Problem
+    from ptpipe.events import Event, RunFinished
+    from ptpipe.execution.call import Call, Nodes
     from ptpipe.plan.bind import Plan
     from ptpipe.reporter import Reporter
     from ptpipe.stage import Stage
+    from ptpipe.store.store import Store
 
 hookspec = pluggy.HookspecMarker("ptpipe")
 hookimpl = pluggy.HookimplMarker("ptpipe")
@@ -25,41 +30,71 @@ hookimpl = pluggy.HookimplMarker("ptpipe")
 
 @hookspec
 def ptpipe_stages() -> Iterable[Stage[..., object]]:  # type: ignore[empty-body]  # a specification has none
-    """Offer stage kinds. All answers are collected, in the parent and in each worker."""
+    """Return the stage kinds that this plugin offers.
+
+    Optional: without it, a plugin offers every `@stage` function defined in its module. Called when plugins are
+    loaded, in the main process and in each worker; all results are collected.
+    """
 
 
 @hookspec
 def ptpipe_reporters() -> Iterable[Reporter]:  # type: ignore[empty-body]
-    """Offer reporters, new instances at each call: one call per run. All answers are collected, in the parent only."""
+    """Return new reporters for one run.
+
+    Called once per run, in the main process only; all results are collected.
+    """
 
 
 @hookspec
 def ptpipe_check(plan: Plan) -> Iterable[Problem]:  # type: ignore[empty-body]
-    """Look at a bound plan before any work: cross-stage rules and house policies. All answers are collected."""
+    """Check a bound plan before any stage runs, and return its problems: rules across stages, house policies.
+
+    `plan`: stages in run order with validated options; `plan.problem(...)` makes a located problem. All results are
+    collected.
+    """
 
 
 @hookspec
 def ptpipe_doctor(workers: int) -> Iterable[Check]:  # type: ignore[empty-body]
-    """Look at what this plugin needs of the installation and the machine, for `ptpipe doctor`.
+    """Check what this plugin needs from the installation and the machine, for `ptpipe doctor`.
 
-    All answers are collected; parent only; may import torch. `workers`: how many processes to try to work together,
-    0: none. Say what you tried, not what should work; leave nothing behind.
+    `workers`: how many processes to start as a trial of parallel training, 0 for none. Report what was tried rather
+    than what should work, and leave nothing behind. May import torch; main process only; all results are collected.
     """
 
 
 @hookspec(firstresult=True)
 def ptpipe_launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Artifact | Path] | None:
-    """Do one stage and return its outputs by name, or None to leave it to the next. The first answer counts.
+    """Execute one stage and return its outputs by name, or None to leave it to the next launcher.
 
-    An output may be the folder that the artifact was saved to, by another process. `tell` takes what the stage says
-    while it works. Raise StageError for a failure that the user can act on.
+    `call`: the stage, its options and inputs, as JSON that any process can read. `tell`: receives the stage's events
+    while it runs. An output may be a folder that another process saved the artifact to. The first result counts; the
+    default launcher, which is asked last, runs the stage in this process. Raise StageError for a failure that the user
+    can act on.
     """
 
 
 @hookspec(firstresult=True)
-def ptpipe_time_all_reduce(workers: int, sizes_bytes: Sequence[int]) -> Sequence[float] | None:
-    """Time an all-reduce of each size among so many processes of this machine, for `ptpipe scaling`: seconds, medians.
+def ptpipe_nodes() -> Nodes | None:
+    """Return the nodes that this process's environment describes, or None.
 
-    None leaves it to the next; the first answer counts. Parent only; may import torch; leave nothing behind. Raise
-    StageError where they can't work together.
+    Called by `ptpipe run` without --nnodes; the first result counts.
+    """
+
+
+@hookspec(firstresult=True)
+def ptpipe_run_on_nodes(plan: Plan, store: Store, run: Callable[[], RunFinished]) -> RunFinished | None:
+    """Run a plan as node 0 of several nodes: call `run()` and return its result, or None to leave it to the next.
+
+    `store`: the artifacts folder, shared by all nodes. `run`: runs the plan in this process. Make the other nodes
+    take part in each call with several workers, and tell them when the run has ended. The first result counts.
+    """
+
+
+@hookspec(firstresult=True)
+def ptpipe_join_run(plan: Plan, store: Store, nodes: Nodes, tell: Callable[[Event], None]) -> ExitCode | None:
+    """Take part in a run of the same plan on node 0 until it ends; return its exit code, or None to leave it.
+
+    `store`: the artifacts folder, shared by all nodes. `nodes`: all nodes and the rank of this one. `tell`: receives
+    events for this node's user. The first result counts. Raise StageError if node 0 does not start or disappears.
     """

@@ -1,4 +1,4 @@
-"""The face of everything that is told about a run and can't change it."""
+"""The interface of reporters: consoles, report writers, trackers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from ptpipe.events import Event, RunFinished, RunStarted, StageFinished, StageSt
 
 
 class Reporter:
-    """Override what you want to hear. One that raises is named once and not told again in that run."""
+    """Receives the events of a run, in the main process only; it can change nothing. Override what you need.
+
+    A reporter that raises is reported once and switched off for the rest of the run.
+    """
 
     def run_started(self, event: RunStarted) -> None:
-        """A run begins."""
+        """A run begins: `event.folder` is where reports go."""
 
     def stage_started(self, event: StageStarted) -> None:
-        """A stage begins."""
+        """A stage is about to be executed or taken from the store."""
 
     def event(self, event: Event) -> None:
-        """A stage says something while it works."""
+        """A stage reports progress, a metric, a notice, a log line or an attachment."""
 
     def stage_finished(self, event: StageFinished) -> None:
-        """A stage ended; exactly once for each."""
+        """A stage ended, whatever its outcome; called exactly once per stage."""
 
     def run_finished(self, event: RunFinished) -> None:
-        """The run ended; always told."""
+        """The run ended; always called, also after Ctrl-C."""

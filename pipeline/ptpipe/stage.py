@@ -1,4 +1,4 @@
-"""A stage is a function; its signature is its contract."""
+"""The `@stage` decorator: a stage is a function, and its signature declares its options, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Port:
-    """A named, typed input or output of a kind."""
+    """A named, typed input or output of a stage kind."""
 
     name: str
+    """The parameter's name; of an output, the field of the NamedTuple, or "output" if there is only one."""
     type: type[Artifact]
     optional: bool = False
-    """Bound only where the manifest names it."""
+    """An input that is bound only if the manifest names it."""
     several: bool = False
-    """Takes a list of references."""
+    """An input that takes a list."""
 
 
 @dataclass(frozen=True)
 class Stage(Generic[P, R]):
-    """A kind: what `@stage` makes of a function. Still callable, so a unit test calls it like one."""
+    """A stage kind: what `@stage` makes of a function. It can be called like the function, in a unit test."""
 
     kind: str
     function: Callable[P, R]
@@ -45,33 +46,35 @@ class Stage(Generic[P, R]):
     outputs: tuple[Port, ...]
     version: int = 1
     per_machine: bool = False
-    """The result holds for this machine only (a latency): its fingerprint enters the key."""
+    """Whether the result holds for this machine only (a latency): the machine's fingerprint enters the key."""
     packages: tuple[str, ...] = ()
     """Distributions whose versions enter the key."""
     fingerprint: Callable[[Any], JSON] | None = None
-    """`fingerprint(config)`: digests of the files outside the store that the stage reads. Fast, without torch."""
+    """`fingerprint(config)` returns digests of the files outside the store that the stage reads."""
     preflight: Callable[[Any], Iterable[str]] | None = None
-    """`preflight(config)`: what this machine lacks, a line each, before the first stage works. May import torch,
-    may download what `fingerprint` looks at; runs only where the stage isn't cached."""
+    """`preflight(config)` returns what is missing on this machine, a line each."""
     workers: Callable[[Any], int] | None = None
-    """`workers(config)`: how many processes do the stage together (1 where absent)."""
+    """`workers(config)` returns how many processes execute the stage together."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself: a unit test's way in."""
+        """Call the function itself, without a store."""
         return self.function(*args, **kwargs)
 
     @property
     def help(self) -> str:
-        """The docstring."""
+        """The function's docstring, as `ptpipe stages` shows it."""
         return inspect.cleandoc(self.function.__doc__ or "")
 
     @property
     def is_gate(self) -> bool:
-        """Whether the stage may refuse."""
+        """Whether a Verdict is among the outputs."""
         return any(issubclass(port.type, Verdict) for port in self.outputs)
 
     def named(self, returned: object) -> dict[str, Artifact]:
-        """What the function returned, by output name. A wrong type is the plugin's mistake: TypeError."""
+        """Return the function's result by output name.
+
+        `returned`: what the function returned. Raises TypeError if it does not match the return annotation.
+        """
         values = returned if isinstance(returned, tuple) else (returned,)
         if len(values) != len(self.outputs):
             raise TypeError(f"{self.kind} promised {len(self.outputs)} outputs and returned {type(returned).__name__}")
@@ -93,12 +96,24 @@ def stage(
     preflight: Callable[[Any], Iterable[str]] | None = None,
     workers: Callable[[Any], int] | None = None,
 ) -> Callable[[Callable[P, R]], Stage[P, R]]:
-    """Make a stage kind of a function `(config, ctx, *inputs) -> output`.
+    """Declare a function `(config, ctx, *inputs) -> output` as a stage kind.
 
     The first two parameters are `config: <StageConfig subclass>` and `ctx: Context`. Each further one is an input
-    port: `x: X`, `x: X | None = None` (optional) or `x: Sequence[X]` (several), X an Artifact. The return annotation
-    is an Artifact or a NamedTuple of them. Raise `version` when the meaning of the result changes and the source
-    alone would not show it. A signature that breaks these rules raises TypeError at import.
+    port: `x: X`, `x: X | None = None` (optional) or `x: Sequence[X]` (several), where X is an Artifact. The return
+    annotation is an Artifact or a NamedTuple of Artifacts. The docstring is the help that `ptpipe stages` shows.
+
+    `kind`: the word after `uses:` in a manifest, `family.thing` in lower case.
+    `version`: increase it when the meaning of the result changes although neither source nor options do.
+    `per_machine`: the result holds only for the machine that measured it, such as a latency.
+    `packages`: distributions whose versions the result depends on.
+    `fingerprint`: `fingerprint(config)` returns, as JSON, digests of the files outside the store that the stage reads.
+    Called for every plan: must be fast and not import torch.
+    `preflight`: `preflight(config)` returns what is missing on this machine, a line each. Called before the first stage
+    runs, unless the stage is cached; may import torch, and may download files that `fingerprint` reads.
+    `workers`: `workers(config)` returns how many processes execute the stage together; 1 without it.
+
+    `version`, `packages`, `fingerprint` and the source of the function's plugin enter the key of the result.
+    Raises TypeError, when the plugin is imported, if the signature breaks these rules.
     """
     if not KIND_PATTERN.fullmatch(kind):
         raise TypeError(f"stage kind {kind!r} is not of the form family.thing (lower case)")

@@ -1,4 +1,4 @@
-"""Test a stage as a run would use it: say `pytest_plugins = ["ptpipe.testing"]` and take the `bench` fixture.
+"""Test stages as a run would use them: the pytest fixture `bench`, after `pytest_plugins = ["ptpipe.testing"]`.
 
 PYTEST_DONT_REWRITE: a test module that imports from here does so before pytest loads its plugins.
 """
@@ -30,17 +30,18 @@ R = TypeVar("R")
 
 
 class BrokenContractError(AssertionError):
-    """A stage, or an artifact that it takes or gives, does what no run could work with."""
+    """A stage, or an artifact that it takes or returns, breaks a rule that every run depends on."""
 
 
 class Bench:
-    """Runs one stage at a time, its inputs and outputs going through a store as in a run.
+    """Runs one stage at a time; its inputs and outputs go through a store, as in a run.
 
-    `metrics`, `notices` and `events` hold what the last stage said. What a stage keeps in `ctx.scratch` is there
-    again for the next try after a failure, and gone after a success.
+    `metrics`, `notices` and `events` have what the last stage reported. The content of `ctx.scratch` is kept for the
+    next attempt after a failure, and deleted after a success.
     """
 
     def __init__(self, folder: Path, seed: int = 7) -> None:
+        """Create a store in `folder`; `seed` is passed to stages as `ctx.seed`."""
         self.seed = seed
         self.metrics: dict[str, JSON] = {}
         self.notices: list[str] = []
@@ -49,11 +50,12 @@ class Bench:
         self._store.open_for_writing()
 
     def run(self, stage: Stage[P, R], config: Mapping[str, Any] | None = None, /, **inputs: Any) -> R:
-        """Do the stage with these options, as under `with:` in a manifest, and these inputs, by port.
+        """Execute a stage and return its result, loaded from the store.
 
-        Returns what the function returns, read back from the store. Raises ManifestError where a run would refuse
-        the options or the preflight finds a lack, TypeError where the inputs don't fit the ports,
-        BrokenContractError where the stage breaks its side; what the stage itself raises passes through.
+        `config`: options, as under `with:` in a manifest. `inputs`: artifacts by port name.
+        Raises ManifestError if the options are invalid or the preflight reports something missing, TypeError if the
+        inputs do not fit the ports, BrokenContractError if the stage breaks a rule. Errors of the stage itself
+        propagate.
         """
         options = _validated(stage, config or {})
         _check_inputs(stage, inputs)
@@ -67,10 +69,10 @@ class Bench:
         return _shaped(stage, outputs)
 
     def _context(self, stage: Stage[..., Any], inputs: Mapping[str, Any]) -> Context:
-        sources = {name: _references(name, value) for name, value in inputs.items()}
-        return Context("bench", stage.kind, self.seed, self._store.scratch(stage.kind), sources, self._hear)
+        input_names = {name: _references(name, value) for name, value in inputs.items()}
+        return Context("bench", stage.kind, self.seed, self._store.scratch(stage.kind), input_names, self._record)
 
-    def _hear(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         self.events.append(event)
         match event:
             case Metric(name=name, value=value):
@@ -100,29 +102,27 @@ class Bench:
         ]
 
     def _through_store(self, what: str, value: Artifact, type_: type[Artifact]) -> Artifact:
-        """Write the value, read it as the type that was promised, and see that nothing was lost on the way."""
+        """Save the value, load it as the promised type, and compare what it saves again."""
         if type(value) is not type_:
             given = type(value).__name__
-            raise BrokenContractError(
-                f"{what}: a run reads it back as the {type_.__name__} promised, but it is a {given}"
-            )
+            raise BrokenContractError(f"{what}: a run loads it as the promised {type_.__name__}, but it is a {given}")
         with _blamed(f"{what}: {type_.__name__}.save"):
             stored = self._store.put(value)
         _refuse_pickles(what, self._store.root / "objects" / stored.digest[:2] / stored.digest / "files")
         with _blamed(f"{what}: {type_.__name__}.load"):
             loaded = self._store.get(stored.digest, type_)
-        with _blamed(f"{what}: {type_.__name__}.save, of what load gave,"):
+        with _blamed(f"{what}: {type_.__name__}.save of a loaded value"):
             again = self._store.put(loaded)
         if again.digest != stored.digest:
             raise BrokenContractError(
-                f"{what}: what {type_.__name__}.load gives is not what save wrote: saved again it differs"
+                f"{what}: {type_.__name__}.load does not restore what save wrote: saved again it differs"
             )
         return loaded
 
 
 @pytest.fixture
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """A bench on a store of its own."""
+    """A bench with an empty store."""
     return Bench(tmp_path_factory.mktemp("bench"))
 
 
@@ -152,21 +152,21 @@ def _fits(value: object, port: Port) -> bool:
 
 
 def _prepare(stage: Stage[..., Any], config: StageConfig) -> None:
-    """Ask what a run asks before any work."""
-    if stage.preflight and (lacks := list(stage.preflight(config))):
-        raise ManifestError(Problem(f"{stage.kind}: {lack}") for lack in lacks)
+    """Do what a run does before its first stage."""
+    if stage.preflight and (missing := list(stage.preflight(config))):
+        raise ManifestError(Problem(f"{stage.kind}: {line}") for line in missing)
     try:
         json.dumps(stage.fingerprint(config) if stage.fingerprint else None, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise BrokenContractError(f"{stage.kind}: fingerprint(config) gave no JSON: {error}") from error
+        raise BrokenContractError(f"{stage.kind}: fingerprint(config) returned no JSON: {error}") from error
     num_workers = stage.workers(config) if stage.workers else 1
     if num_workers != 1:
-        raise ValueError(f"{stage.kind} wants {num_workers} processes; the bench has one: choose options for one")
+        raise ValueError(f"{stage.kind} wants {num_workers} workers, and the bench has one: choose options for one")
 
 
 @contextlib.contextmanager
 def _silence(stage: Stage[..., Any]) -> Iterator[None]:
-    """Results own stdout: a stage that prints would spoil `--json`."""
+    """Refuse output on stdout, which is for results: it would corrupt `--json`."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         yield
     if printed.getvalue():
@@ -187,7 +187,7 @@ def _refuse_pickles(what: str, folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file() and _is_pickle(path):
             raise BrokenContractError(
-                f"{what}: {path.name} is a pickle, which runs code when it is read; use safetensors or JSON"
+                f"{what}: {path.name} is a pickle, which runs code when it is loaded; use safetensors or JSON"
             )
 
 
@@ -207,12 +207,12 @@ def _is_pickle(path: Path) -> bool:
 
 
 def _references(name: str, value: object) -> tuple[str, ...]:
-    """What a manifest might call the inputs of a port."""
+    """References as a manifest might have them."""
     return tuple(f"{name}{n}" for n in range(1, len(value) + 1)) if isinstance(value, Sequence) else (name,)
 
 
 def _shaped(stage: Stage[P, R], outputs: Sequence[Artifact]) -> R:
-    """The outputs as the function returns them: an artifact, or a NamedTuple."""
+    """The outputs as the function returns them: an Artifact or a NamedTuple."""
     promised = get_type_hints(stage.function)["return"]
     shaped: Any = outputs[0] if issubclass(promised, Artifact) else promised(*outputs)
     return cast(R, shaped)

@@ -1,18 +1,24 @@
-"""Start the workers of a stage that wants several, on torch elastic. Importing this imports neither torch nor numpy."""
+"""Parallel stages on torch elastic: launch workers on one or several nodes; measure how training scales.
+
+Importing this imports neither torch nor numpy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from ptpipe import Check, hookimpl
-from ptpipe.events import Event
-from ptpipe.execution.call import Call
+from ptpipe import hookimpl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ptpipe import Call, Check, Event, ExitCode, Nodes, Plan, RunFinished, Store
 
 
 @hookimpl
 def ptpipe_launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path] | None:
-    """Do a stage of several workers, unless a cluster has started them already."""
+    """Launch the workers of a parallel stage, unless the cluster has started them already."""
     if call.workers == 1 or call.nodes.started:
         return None
     from ptpipe_elastic.launch import launch
@@ -21,19 +27,32 @@ def ptpipe_launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Pat
 
 
 @hookimpl
-def ptpipe_doctor(workers: int) -> Iterable[Check]:
-    """Look at torch.distributed; with workers, let so many processes work together."""
-    from ptpipe_elastic.diagnosis import findings
+def ptpipe_nodes() -> Nodes | None:
+    """Read the ranks that torchrun or SLURM set."""
+    from ptpipe_elastic.nodes import nodes_of_environment
 
-    return findings(workers)
+    return nodes_of_environment()
 
 
 @hookimpl
-def ptpipe_time_all_reduce(workers: int, sizes_bytes: Sequence[int]) -> Sequence[float]:
-    """Time it by messages: nccl where each worker has a CUDA device of its own, else gloo.
+def ptpipe_run_on_nodes(plan: Plan, store: Store, run: Callable[[], RunFinished]) -> RunFinished:
+    """Lead: announce each parallel call to the other nodes."""
+    from ptpipe_elastic.nodes import lead
 
-    The memory that ddp's workers share on the CPUs of one machine is quicker, and tells nothing of more machines.
-    """
-    from ptpipe_elastic.timing import time_all_reduce
+    return lead(plan, store, run)
 
-    return time_all_reduce(workers, sizes_bytes)
+
+@hookimpl
+def ptpipe_join_run(plan: Plan, store: Store, nodes: Nodes, tell: Callable[[Event], None]) -> ExitCode:
+    """Follow node 0."""
+    from ptpipe_elastic.nodes import follow
+
+    return follow(plan, store, nodes, tell)
+
+
+@hookimpl
+def ptpipe_doctor(workers: int) -> Iterable[Check]:
+    """Check torch.distributed; with `workers`, run collectives between that many processes."""
+    from ptpipe_elastic.doctor import checks
+
+    return checks(workers)

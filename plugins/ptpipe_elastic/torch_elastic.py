@@ -1,4 +1,4 @@
-"""The one file that knows torch elastic, `torch.distributed.launcher`."""
+"""Run worker processes on torch elastic. The only file that uses `torch.distributed.launcher`."""
 
 from __future__ import annotations
 
@@ -20,65 +20,69 @@ from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
-from torch.distributed.launcher import api as launcher
+from torch.distributed.launcher import api as launcher_api
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from ptpipe.errors import StageError, Terminated
-from ptpipe_elastic.started import log_file
+from ptpipe import StageError, Terminated
+from ptpipe_elastic.bootstrap import log_file
 
 _SHUTDOWN_S = 3
-"""Between SIGTERM and SIGKILL, for workers that were told to end."""
-_FAREWELL_S = 20
-"""How long a node that is done waits for others, so that they find it there to the end."""
-_MEETING_S = 600
-"""How long nodes wait for each other."""
+"""Between SIGTERM and SIGKILL, for workers that the agent ends."""
+_EXIT_BARRIER_S = 20
+"""How long a node that is done waits for the others, which must be able to reach its store until they are done."""
+_RENDEZVOUS_S = 600
 _LAST_LINES = 20
-_STARTED = "ptpipe_elastic.started"
-_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+_BOOTSTRAP = "ptpipe_elastic.bootstrap"
+_SEPARATE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """How a worker ended."""
+    """How a worker failed."""
 
     rank: int
     exit_code: int
-    """Negative: minus the signal's number."""
+    """Negative: minus the number of the signal that killed it."""
     message: str
-    """What it said of it; empty where it couldn't."""
+    """The worker's own error message; empty if it left none."""
     is_stage_error: bool
     is_consequence: bool
-    """Whether it failed because another one did."""
+    """Whether it failed because it lost its connection to another worker."""
     last_lines: tuple[str, ...]
-    """Of what it printed."""
+    """Of its output."""
 
     @property
-    def came_by_itself(self) -> bool:
-        """Whether it wasn't for another worker, on this node or elsewhere, that it failed or was ended."""
+    def is_root_cause(self) -> bool:
+        """Whether it neither failed because of another worker nor was ended by its agent."""
         return not self.is_consequence and self.exit_code != -signal.SIGTERM
 
     @property
     def signal_name(self) -> str:
-        """What killed it, where something did."""
+        """The signal that killed it (meaningful if `exit_code` is negative)."""
         number = -self.exit_code
         return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
+    @property
+    def last_words(self) -> str:
+        """Its error message, or else the last line of its output."""
+        return self.message or next((line.strip() for line in reversed(self.last_lines) if line.strip()), "")
+
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """How the nodes of a stage find each other."""
 
     num_nodes: int = 1
     node_rank: int = 0
     endpoint: str = ""
-    """`host:port` of node 0; empty for a single node, which takes a free port of its own."""
-    name: str = ""
-    """The same on all nodes, and no other's at the same endpoint."""
+    """`host:port` of node 0; empty for a single node, which takes any free port."""
+    run_id: str = ""
+    """The same on all nodes, and unique among runs at the same endpoint."""
     max_restarts: int = 0
 
 
 class WorkersFailed(Exception):  # noqa: N818  # says what happened
-    """Some workers failed; carries the failures, the first cause first."""
+    """Some workers failed; `failures` has the root cause first."""
 
     def __init__(self, failures: Sequence[WorkerFailure]) -> None:
         self.failures = tuple(failures)
@@ -86,62 +90,67 @@ class WorkersFailed(Exception):  # noqa: N818  # says what happened
 
 
 def run_workers(
-    module: str, arguments: Sequence[str], num_workers: int, log_folder: Path, meeting: Meeting = Meeting()
+    module: str, arguments: Sequence[str], num_workers: int, log_folder: Path, rendezvous: Rendezvous = Rendezvous()
 ) -> None:
-    """Run `python -m module arguments` in that many processes of this machine until all, on all nodes, are done.
+    """Run `python -m module arguments` in worker processes of this machine until all, on all nodes, are done.
 
-    Each has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; the port
-    is a free one. What they print is in `log_folder`, a file a rank. When one fails the others are ended.
+    `num_workers`: on this machine. `log_folder`: takes the workers' output, one file per rank. Each worker has RANK,
+    WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port) in its environment. When one
+    fails the others are ended.
 
-    Raises WorkersFailed; StageError where the nodes don't meet; KeyboardInterrupt and Terminated as the signals say,
-    with all workers ended.
+    Raises WorkersFailed; StageError if the rendezvous fails; KeyboardInterrupt or Terminated on a signal. In each case
+    no worker is left.
     """
     log_folder.mkdir(parents=True, exist_ok=True)
     config = LaunchConfig(
-        min_nodes=meeting.num_nodes,
-        max_nodes=meeting.num_nodes,
+        min_nodes=rendezvous.num_nodes,
+        max_nodes=rendezvous.num_nodes,
         nproc_per_node=num_workers,
-        run_id=meeting.name or uuid.uuid4().hex,
+        run_id=rendezvous.run_id or uuid.uuid4().hex,
         rdzv_backend="c10d",
-        rdzv_endpoint=meeting.endpoint or "localhost:0",
-        rdzv_configs={"is_host": meeting.node_rank == 0, "timeout": _MEETING_S},
-        local_addr=_own_address(meeting.endpoint),
-        max_restarts=meeting.max_restarts,
+        rdzv_endpoint=rendezvous.endpoint or "localhost:0",
+        rdzv_configs={"is_host": rendezvous.node_rank == 0, "timeout": _RENDEZVOUS_S},
+        local_addr=_local_address(rendezvous.endpoint),
+        max_restarts=rendezvous.max_restarts,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=str(log_folder)),
-        **_known({"shutdown_timeout": _SHUTDOWN_S}),
+        **_supported({"shutdown_timeout": _SHUTDOWN_S}),
     )
-    with _put_back(), _quiet(), _short_farewell():
+    with _restored_process_state(), _quiet(), _short_exit_barrier():
         try:
-            elastic_launch(config, sys.executable)("-m", _STARTED, str(log_folder.absolute()), module, *arguments)
+            elastic_launch(config, sys.executable)("-m", _BOOTSTRAP, str(log_folder.absolute()), module, *arguments)
         except SignalException as error:
             raise (Terminated if error.sigval == signal.SIGTERM else KeyboardInterrupt) from None
         except (RendezvousError, DistError) as error:
-            if any(log_folder.glob("rank-*.log")):
-                raise StageError(f"node 0 has left, or can't be reached any more at {meeting.endpoint}") from error
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            reason = reason.removesuffix(" See inner exception for details.")
-            raise StageError(f"the nodes don't meet at {meeting.endpoint or 'localhost'}: {reason}") from error
+            raise _rendezvous_error(error, rendezvous.endpoint, log_folder) from error
         except ChildFailedError as error:
             raise WorkersFailed(_failures(error, log_folder)) from None
 
 
-def _own_address(endpoint: str) -> str:
-    """What the other nodes call this machine: the address that it talks to node 0 from."""
+def _rendezvous_error(error: Exception, endpoint: str, log_folder: Path) -> StageError:
+    if any(log_folder.glob("rank-*.log")):  # workers had started
+        return StageError(f"node 0 has left, or can no longer be reached at {endpoint}")
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = reason.removesuffix(" See inner exception for details.")
+    return StageError(f"the rendezvous of the nodes at {endpoint or 'localhost'} failed: {reason}")
+
+
+def _local_address(endpoint: str) -> str:
+    """The address of this machine for the other nodes: the one that it reaches node 0 from."""
     host = endpoint.rpartition(":")[0].strip("[]")
     if not host:
         return "localhost"
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     except OSError as error:
         raise StageError(f"--rdzv-endpoint {endpoint}: {error.strerror or error}") from error
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # a datagram's connect sends nothing
-        probe.connect(place)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
+        probe.connect(address)
         return str(probe.getsockname()[0])
 
 
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    """Those that this release of torch has."""
+def _supported(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that this release of torch knows."""
     names = {field.name for field in fields(LaunchConfig)}
     return {name: value for name, value in options.items() if name in names}
 
@@ -153,20 +162,20 @@ def _failures(error: ChildFailedError, log_folder: Path) -> list[WorkerFailure]:
 
 def _distance_from_cause(failure: WorkerFailure) -> int:
     if failure.exit_code > 0:
-        # One that lost another gives way for a while: that it ended by itself means that none had died, but one hung.
+        # A worker that lost another waits before it exits. That it could exit means that none had died, but one hung.
         return 1 if failure.is_consequence else 0
-    return 3 if failure.exit_code == -signal.SIGTERM else 2  # the agent's own way to end the others
+    return 3 if failure.exit_code == -signal.SIGTERM else 2  # SIGTERM: the agent ended it after another had failed
 
 
 def _failure(rank: int, failure: Any, log_folder: Path) -> WorkerFailure:
-    # Without a file of the worker's, torch puts words of its own there.
-    said = failure.error_file_data if Path(failure.error_file).is_file() else {}
+    # Without the worker's error file, torch makes up a message.
+    content = failure.error_file_data if Path(failure.error_file).is_file() else {}
     return WorkerFailure(
         rank=rank,
         exit_code=failure.exitcode,
-        message=str(said.get("message", "")),
-        is_stage_error=bool(said.get("is_stage_error")),
-        is_consequence=bool(said.get("is_consequence")),
+        message=str(content.get("message", "")),
+        is_stage_error=bool(content.get("is_stage_error")),
+        is_consequence=bool(content.get("is_consequence")),
         last_lines=_last_lines(log_file(log_folder, rank)),
     )
 
@@ -177,13 +186,13 @@ def _last_lines(file: Path) -> tuple[str, ...]:
 
 
 @contextmanager
-def _put_back() -> Iterator[None]:
-    """Signal handlers, and variables of the environment: the agent puts its own in place, and leaves them there."""
+def _restored_process_state() -> Iterator[None]:
+    """Restore the signal handlers and environment variables that the agent replaces and leaves behind."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     handlers = {number: signal.getsignal(number) for number in numbers}
-    variables = {name: os.environ.get(name) for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", _OWN_STORE)}
-    # Workers that are started again must not find what those before them left in the agents' store.
-    os.environ[_OWN_STORE] = "1"
+    variables = {name: os.environ.get(name) for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", _SEPARATE_STORE)}
+    # Restarted workers must not find the keys of the previous attempt in the agents' store.
+    os.environ[_SEPARATE_STORE] = "1"
     try:
         yield
     finally:
@@ -196,11 +205,12 @@ def _put_back() -> Iterator[None]:
 
 
 @contextmanager
-def _short_farewell() -> Iterator[None]:
-    """An agent that is done waits for other nodes': 5 minutes, deaf to signals, where one has failed and left."""
+def _short_exit_barrier() -> Iterator[None]:
+    """Shorten the agent's wait for other nodes at the end: 5 minutes, deaf to signals, even if one failed and left."""
+    launcher: Any = launcher_api  # it does not export the class, and has no option for the timeout
     agent = launcher.LocalElasticAgent
     if "exit_barrier_timeout" in inspect.signature(agent.__init__).parameters:
-        launcher.LocalElasticAgent = partial(agent, exit_barrier_timeout=_FAREWELL_S)
+        launcher.LocalElasticAgent = partial(agent, exit_barrier_timeout=_EXIT_BARRIER_S)
     try:
         yield
     finally:
@@ -209,7 +219,7 @@ def _short_farewell() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The agent logs what is said better by the error, through loggers that each have a level of their own."""
+    """Silence the agent's log: its errors are reported by our exceptions. Its loggers have a level each."""
     names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
     levels = {name: logging.getLogger(name).level for name in names}
     for name in names:

@@ -1,44 +1,39 @@
-"""One worker of a stage: a process that torch elastic starts, with the call's folder and its node as arguments.
+"""One worker of a stage: a process that torch elastic starts with the call's folder and its node's rank as arguments.
 
-`call-NODE.json` in that folder says what to do, `said-RANK.jsonl` takes what is said, `outputs/` what rank 0 makes.
-Rank 0 may be on any node.
+In that folder `call-NODE.json` is the call, `events-RANK.jsonl` takes events, `outputs/` takes the artifacts of rank 0,
+which may be on any node.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NoReturn
 
-from ptpipe import StageError
-from ptpipe.events import Event, LogLine
-from ptpipe.execution.call import Call, execute
-from ptpipe.plan.vocabulary import load_vocabulary
-from ptpipe.store.store import Store
-from ptpipe_elastic.said import write_event
-from ptpipe_elastic.started import leave
+from ptpipe import Event, LogLine, StageError
+from ptpipe.launching import Call, Store, execute, load_vocabulary
+from ptpipe_elastic.bootstrap import exit_now, write_error_file
+from ptpipe_elastic.event_log import write_event
 from ptpipe_torch.distributed.worker_group import WorkerGroupError
 from ptpipe_torch.runtime import num_cpus
 
 OUTPUTS = "outputs"
-# A worker that lost another one waits this long before it ends, so that the one that failed first is seen first.
+# A worker that lost its connection to another waits this long, so that the one that failed first is seen first.
 _YIELD_S = 3.0
 
 
 def call_file(folder: Path, node: int) -> Path:
-    """What the workers of a node are to do: each has paths of its own."""
+    """The call for the workers of one node: each node has its own paths."""
     return folder / f"call-{node}.json"
 
 
 def main(folder: Path, node: int) -> NoReturn:
-    """Do this worker's part and leave with exit code 0, or 1 where it failed."""
+    """Execute this worker's part of the call, and exit with 0, or 1 if it failed."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cpus() // int(os.environ["LOCAL_WORLD_SIZE"]))))
     try:
         _work(folder, node, int(os.environ["RANK"]))
@@ -46,8 +41,8 @@ def main(folder: Path, node: int) -> NoReturn:
         _write_error(error)
         if isinstance(error, WorkerGroupError):
             time.sleep(_YIELD_S)
-        leave(1)
-    leave(0)
+        exit_now(1)
+    exit_now(0)
 
 
 def _work(folder: Path, node: int, rank: int) -> None:
@@ -59,17 +54,17 @@ def _work(folder: Path, node: int, rank: int) -> None:
             raise StageError(f"no plugin offers {call.kind} in worker {rank}: {'; '.join(reasons)}")
         outputs = execute(call, vocabulary, Store(Path(call.artifacts)), _teller(folder, rank), rank)
     if rank == 0:
-        made = folder / "outputs.part"
-        shutil.rmtree(made, ignore_errors=True)
+        staging = folder / "outputs.part"
+        shutil.rmtree(staging, ignore_errors=True)
         for name, artifact in outputs.items():
-            place = made / name
+            place = staging / name
             place.mkdir(parents=True)
             artifact.save(place)
-        made.rename(folder / OUTPUTS)  # whole, or not there
+        staging.rename(folder / OUTPUTS)  # atomic: the outputs are complete or absent
 
 
 def _teller(folder: Path, rank: int) -> Callable[[Event], None]:
-    """Rank 0 speaks for all; of the others only log lines are heard, with their rank."""
+    """A function that passes on all events of rank 0, and the log lines of the other ranks."""
 
     def tell(event: Event) -> None:
         if isinstance(event, LogLine):
@@ -82,15 +77,9 @@ def _teller(folder: Path, rank: int) -> Callable[[Event], None]:
 
 
 def _write_error(error: BaseException) -> None:
-    """Leave the error where torch elastic looks for it, and the traceback on stderr."""
-    traceback.print_exception(error)
-    content = {
-        "message": str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}".rstrip(": "),
-        "timestamp": int(time.time()),
-        "is_consequence": isinstance(error, WorkerGroupError),
-        "is_stage_error": isinstance(error, StageError),
-    }
-    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(content), encoding="utf-8")
+    is_stage_error, is_consequence = isinstance(error, StageError), isinstance(error, WorkerGroupError)
+    message = str(error) if is_stage_error else f"{type(error).__name__}: {error}".rstrip(": ")
+    write_error_file(error, message, is_stage_error=is_stage_error, is_consequence=is_consequence)
 
 
 if __name__ == "__main__":

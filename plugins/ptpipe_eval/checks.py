@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ptpipe.errors import nearest
+from ptpipe import nearest
 from ptpipe_eval import CompareConfig, GateConfig, LatencyConfig
 from ptpipe_eval.comparison import cell_label
 
 if TYPE_CHECKING:
-    from ptpipe import Plan, Problem
-    from ptpipe.plan.bind import PlannedStage
+    from ptpipe import Plan, PlannedStage, Problem
 
 
 def comparison_problems(plan: Plan) -> Iterator[Problem]:

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
-from ptpipe import JSON, Artifact, IntegrityError, StageError
-from ptpipe.errors import nearest
+from ptpipe import JSON, Artifact, IntegrityError, StageError, nearest
 
 Threads: TypeAlias = Literal["one", "all"]
 _FILE = "comparison.json"

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ptpipe import Context, StageError
-from ptpipe.errors import nearest
+from ptpipe import Context, StageError, nearest
 from ptpipe_eval import timing
 from ptpipe_eval.classification import Sitting, check_fit, news, open_sitting, predict_split
 from ptpipe_eval.comparison import Comparison, Latency, Row, Threads

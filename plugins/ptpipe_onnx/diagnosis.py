@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import distributions
 
-from ptpipe import Check
-from ptpipe.check import CheckState, installed
+from ptpipe import Check, CheckState, installed
 
 ONNX = ("1.17", "2")
 ONNXRUNTIME = ("1.20", "2")

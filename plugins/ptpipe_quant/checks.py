@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from ptpipe_torch import Model
 
 if TYPE_CHECKING:
-    from ptpipe import Plan, Problem
-    from ptpipe.plan.bind import PlannedStage, Reference
+    from ptpipe import Plan, PlannedStage, Problem, Reference
 
 
 @dataclass(frozen=True)

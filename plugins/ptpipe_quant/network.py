@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from ptpipe import StageError
-from ptpipe.errors import nearest
+from ptpipe import StageError, nearest
 from ptpipe_quant.torch_ao import trace
 
 F = nn.functional

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ptpipe import Reporter, hookimpl
-from ptpipe.events import Event, Notice, RunFinished, RunStarted, StageFinished, StageStarted
+from ptpipe import Event, Notice, Reporter, RunFinished, RunStarted, StageFinished, StageStarted, hookimpl
 
 if TYPE_CHECKING:
     from rich.console import Console

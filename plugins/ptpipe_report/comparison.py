@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ptpipe import JSON
-from ptpipe.events import StageFinished
+from ptpipe import JSON, StageFinished
 from ptpipe_report.figures import NOTHING, figure, fixed_decimals
 
 _HIDDEN = frozenset({"num_correct"})

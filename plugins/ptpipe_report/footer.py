@@ -11,7 +11,7 @@ from threading import Event, RLock, Thread
 from rich.live import Live
 from rich.text import Text
 
-from ptpipe.events import Progress, StageStarted
+from ptpipe import Progress, StageStarted
 from ptpipe_report.figures import clock_text, figure, joined
 from ptpipe_report.look import ACCENT, FAINT, Look
 from ptpipe_report.pace import Pace

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
-from ptpipe import JSON
-from ptpipe.events import (
+from ptpipe import (
+    JSON,
     Attachment,
     Event,
     LogLine,

@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from ptpipe import Outcome, host
-from ptpipe.events import Notice, RunFinished, RunStarted, StageFinished
-from ptpipe.store.files import write_atomically
+from ptpipe import Notice, Outcome, RunFinished, RunStarted, StageFinished, host, write_atomically
 from ptpipe_report import story
 from ptpipe_report.comparison import Column, Table, metric_tables, tables
 from ptpipe_report.figures import figure, joined, seconds_text

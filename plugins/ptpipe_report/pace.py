@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ptpipe.events import Progress
+from ptpipe import Progress
 
 _WINDOW_S = 30.0
 _STEP_S = 0.25

@@ -9,8 +9,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ptpipe import ExitCode, Outcome, Reporter
-from ptpipe.events import Event, LogLine, Notice, Progress, RunFinished, RunStarted, StageFinished, StageStarted
+from ptpipe import (
+    Event,
+    ExitCode,
+    LogLine,
+    Notice,
+    Outcome,
+    Progress,
+    Reporter,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StageStarted,
+)
 from ptpipe_report import story
 from ptpipe_report.comparison import tables
 from ptpipe_report.figures import clock_text, seconds_text

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from ptpipe import Outcome
-from ptpipe.events import StageFinished
+from ptpipe import Outcome, StageFinished
 from ptpipe_report import story
 from ptpipe_report.figures import seconds_text
 from ptpipe_report.look import FAINT, STYLES

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ptpipe import Decision, ExitCode, Outcome
-from ptpipe.events import Notice, RunFinished, RunStarted, StageFinished
+from ptpipe import Decision, ExitCode, Notice, Outcome, RunFinished, RunStarted, StageFinished
 from ptpipe_report.comparison import tables, type_name
 from ptpipe_report.figures import Figure, telling_figures
 

@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from ptpipe import Check
-from ptpipe.check import installed
+from ptpipe import Check, installed
 from ptpipe_torch.runtime import num_cpus
 
 TORCH = ("2.11", "2.14")

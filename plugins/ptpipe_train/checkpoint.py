@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from ptpipe.store.files import write_atomically
+from ptpipe import write_atomically
 
 _FORMAT = 1
 KEPT = 2

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from ptpipe import JSON, Context, Stage, StageConfig, hookimpl, stage
-from ptpipe.errors import nearest
+from ptpipe import JSON, Context, Stage, StageConfig, hookimpl, nearest, stage
 from ptpipe_torch import Data, FunctionRef, Model
 from ptpipe_zoo.names import classifier_names
 

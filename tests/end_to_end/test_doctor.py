@@ -36,7 +36,7 @@ def workers_of(temporary):
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             words = path.read_bytes().decode().split("\0")
-            if "ptpipe_elastic.check" in words and any(str(temporary) in word for word in words):
+            if "ptpipe_elastic.collectives" in words and any(str(temporary) in word for word in words):
                 found.append(int(path.parent.name))
     return sorted(found)
 

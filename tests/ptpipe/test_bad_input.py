@@ -208,7 +208,7 @@ ROWS = {
     "a plugin that prints": Row(
         GOOD.replace("make", "mkae"), ("4:15: one: unknown stage kind 'toy.mkae' (did you mean 'toy.make'?)",)
     ),
-    "a plugin that offers nothing": bad_plugin("x = 1", "TypeError: it implements no hook; ..."),
+    "a plugin that offers nothing": bad_plugin("x = 1", "TypeError: it has no stage and no hook; ..."),
     "a kind that two plugins offer": Row(
         "version: 1\nplugins:\n- ./toy.py\n- ./copy_of.py\nstages:\n" + ONE,
         ("4:3: plugin ./copy_of.py and plugin ./toy.py both offer it: stage kind toy.make",),

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from ptpipe import ExitCode, __version__
-from ptpipe.cli import _VERBS
+from ptpipe.cli import _COMMANDS
 
 STAGES = """
 one: {uses: toy.make, with: {value: 3, note: look here}}
@@ -39,33 +39,130 @@ def ran(project, run_cli):
 # Help
 
 
-def test_help_names_every_verb(run_cli):
+def test_help_names_every_command(run_cli):
     ended = run_cli("--help")
     assert ended.code == 0
     assert ended.err == ""
-    assert re.findall(r"^  ([a-z]+)  ", ended.out, re.MULTILINE) == list(_VERBS)
+    assert re.findall(r"^  ([a-z]+)  ", ended.out, re.MULTILINE) == [*_COMMANDS, "scaling"]
     assert run_cli("-h").out == ended.out
 
 
-@pytest.mark.parametrize("verb", _VERBS)
-def test_each_verb_and_option_has_help(run_cli, verb):
-    module, line = _VERBS[verb]
-    command = getattr(import_module(f"ptpipe.cli.{module}"), verb)
-    assert (command.name, line[-1]) == (verb, ".")
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_each_command_and_option_has_help(run_cli, name):
+    module, line = _COMMANDS[name]
+    command = getattr(import_module(f"ptpipe.cli.{module}"), name)
+    assert (command.name, line[-1]) == (name, ".")
     assert all(option.help for option in command.params if isinstance(option, click.Option))
-    ended = run_cli(verb, "--help", alone=True)
+    ended = run_cli(name, "--help", alone=True)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.startswith(f"Usage: ptpipe {verb} ")
+    assert ended.out.startswith(f"Usage: ptpipe {name} ")
     assert " ".join(command.help.split())[:60] in " ".join(ended.out.split())
 
 
-def test_no_verb_and_a_wrong_verb(run_cli):
+def test_no_command_and_a_wrong_command(run_cli):
     assert run_cli().code == ExitCode.USAGE
     wrong = run_cli("rnu")
     assert wrong.code == ExitCode.USAGE
-    assert "There is no verb 'rnu'. Did you mean 'run'?" in wrong.err
+    assert "No such command 'rnu'. Did you mean 'run'?" in wrong.err
     assert run_cli("run", "m.yaml", "--no-such-option").code == ExitCode.USAGE
     assert run_cli("run").code == ExitCode.USAGE
+
+
+# Commands of plugins
+
+COMMAND = """
+import click
+
+from ptpipe import UsageError
+from ptpipe.commands import json_option, print_json
+
+
+@click.command()
+@click.argument("word", default="word")
+@json_option
+def shout(word, as_json):
+    \"\"\"Repeat a word, louder.\"\"\"
+    if word == "wrong":
+        raise UsageError("wrong word")
+    print_json({"word": word.upper()}) if as_json else click.echo(word.upper())
+    return 3
+
+
+def function():
+    pass
+"""
+
+
+@pytest.fixture
+def add_distribution(run_cli):
+    """Make importable what an installation of a distribution would be: a module and its metadata."""
+
+    def add(name: str, **commands: str) -> dict[str, str]:
+        site = run_cli.folder / "site"
+        metadata = site / f"{name}-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (site / "shouting.py").write_text(COMMAND)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        lines = [f"{command} = {value}" for command, value in commands.items()]
+        (metadata / "entry_points.txt").write_text("\n".join(["[ptpipe.commands]", *lines]) + "\n")
+        return {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+
+    return add
+
+
+def test_a_plugins_command_is_one_like_the_others(run_cli, add_distribution):
+    installed = add_distribution("shouting", shout="shouting:shout")
+    help_ = run_cli("--help", **installed)
+    assert (help_.code, help_.err) == (0, "")
+    assert "  shout     Repeat a word, louder.\n" in help_.out
+    said = run_cli("shout", "hello", **installed)
+    assert (said.code, said.out, said.err) == (3, "HELLO\n", "")
+    assert run_cli("shout", "--json", **installed).json == {"word": "WORD"}
+    wrong = run_cli("shout", "wrong", **installed)
+    assert (wrong.code, wrong.err) == (ExitCode.USAGE, "ptpipe: wrong word\n")
+    assert run_cli("shuot", **installed).err.endswith("No such command 'shuot'. Did you mean 'shout'?\n")
+    assert "Usage: ptpipe shout [OPTIONS] [WORD]" in run_cli("shout", "--help", **installed).out
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("nosuch:shout", "ModuleNotFoundError: No module named 'nosuch'"),
+        ("shouting:whisper", "AttributeError: module 'shouting' has no attribute 'whisper'"),
+        ("shouting:function", "TypeError: shouting:function is no click.Command"),
+    ],
+)
+def test_a_plugins_broken_command_is_one_line_and_breaks_no_other(run_cli, add_distribution, value, reason):
+    installed = add_distribution("shouting", broken=value, shout="shouting:shout")
+    line = f"ptpipe: command 'broken' of shouting failed to load: {reason}\n"
+    help_ = run_cli("--help", **installed)
+    assert (help_.code, help_.err) == (0, line)
+    assert "  shout " in help_.out
+    assert "  broken " not in help_.out
+    called = run_cli("broken", **installed)
+    assert (called.code, called.out, called.err) == (ExitCode.PLUGIN, "", line)
+    assert run_cli("shout", **installed).out == "WORD\n"
+
+
+def test_a_plugins_command_takes_no_name_that_is_taken(run_cli, add_distribution):
+    add_distribution("first", shout="shouting:shout")
+    installed = add_distribution("second", shout="shouting:function", runs="shouting:shout")
+    help_ = run_cli("--help", **installed)
+    assert help_.code == 0
+    assert help_.err.splitlines() == [
+        "ptpipe: command 'runs' of second is ignored: ptpipe itself has one",
+        "ptpipe: command 'shout' of second is ignored: first has one",
+    ]
+    assert help_.out.count("  runs ") == help_.out.count("  shout ") == 1
+    assert run_cli("shout", **installed).out == "WORD\n"
+    runs = run_cli("runs", alone=True, **installed)
+    assert (runs.out, runs.err) == ("no runs under artifacts\n", "")
+
+
+def test_entry_points_are_read_only_for_help_and_unknown_commands(run_cli):
+    traced = run_cli("runs", python=["-X", "importtime"])
+    assert "ptpipe.cli" in traced.err
+    assert "importlib.metadata" not in traced.err
 
 
 def test_version(run_cli):
@@ -202,11 +299,11 @@ def test_the_artifacts_folder_may_come_from_the_environment(project, run_cli, tm
     assert not project.artifacts.exists()
 
 
-@pytest.mark.parametrize("verb", ["runs", "show", "plan", "validate", "stages", "plugins", "schema"])
-def test_looking_writes_nothing(project, run_cli, verb):
+@pytest.mark.parametrize("name", ["runs", "show", "plan", "validate", "stages", "plugins", "schema"])
+def test_looking_writes_nothing(project, run_cli, name):
     project.write(STAGES)
     before = sorted(project.folder.rglob("*"))
-    run_cli(verb, *{"show": ["last"], "plan": ["m.yaml"], "validate": ["m.yaml"]}.get(verb, []), alone=True)
+    run_cli(name, *{"show": ["last"], "plan": ["m.yaml"], "validate": ["m.yaml"]}.get(name, []), alone=True)
     assert sorted(project.folder.rglob("*")) == before
 
 
@@ -253,7 +350,7 @@ def test_a_bug_of_ours_says_so(project, run_cli):
     )  # fmt: skip
     assert ended.returncode == ExitCode.BUG
     assert "Traceback" in ended.stderr
-    assert "this is a bug of ours; please report the lines above" in ended.stderr
+    assert "this is a bug in ptpipe; please report the lines above" in ended.stderr
 
 
 @pytest.mark.parametrize(

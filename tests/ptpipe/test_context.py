@@ -8,7 +8,7 @@ from ptpipe.events import LogLine, Metric, Notice, Progress
 
 def test_everything_said_is_told(tmp_path):
     told = []
-    ctx = Context("net", "model.mlp", 7, tmp_path, tell=told.append)
+    ctx = Context("net", "model.mlp", 7, tmp_path, _tell=told.append)
     ctx.progress(3, 10, "batches", loss=0.5)
     ctx.metric(accuracy=0.9, rows=[1, 2])
     ctx.notice("look here")

@@ -172,7 +172,7 @@ def test_refuses_a_stage_that_wants_several_processes(bench: Bench):
     def many(config: StageConfig, ctx: Context) -> Number:
         return Number(1)
 
-    with pytest.raises(ValueError, match=r"number.many wants 2 processes"):
+    with pytest.raises(ValueError, match=r"number.many wants 2 workers"):
         bench.run(many)
 
 
@@ -222,11 +222,11 @@ class Unreadable(Number):
         (broken(3), "number.broken promised output: Number, returned int"),
         (broken(Number(1), said=os), "metric value=<module 'os'.* is not JSON"),
         (broken(Number(1), said=float("nan")), "metric value=nan is not JSON"),
-        (broken(Number(1), fingerprint=lambda config: Path("x")), r"fingerprint\(config\) gave no JSON"),
+        (broken(Number(1), fingerprint=lambda config: Path("x")), r"fingerprint\(config\) returned no JSON"),
         (broken(Linked(1), type_=Linked), "output output: Linked.save raised ValueError: .*link"),
         (broken(Pickled(1), type_=Pickled), "number.bin is a pickle"),
         (broken(Unwritable(1), type_=Unwritable), "Unwritable.save raised ZeroDivisionError: by nothing"),
-        (broken(Forgetful(1)), "output output: a run reads it back as the Number promised, but it is a Forgetful"),
+        (broken(Forgetful(1)), "output output: a run loads it as the promised Number, but it is a Forgetful"),
     ],
 )
 def test_names_the_broken_promise(bench: Bench, stage_, message):
@@ -237,7 +237,7 @@ def test_names_the_broken_promise(bench: Bench, stage_, message):
 @pytest.mark.parametrize(
     ("type_", "message"),
     [
-        (Forgetful, "input number: what Forgetful.load gives is not what save wrote"),
+        (Forgetful, "input number: Forgetful.load does not restore what save wrote"),
         (Unreadable, "input number: Unreadable.load raised KeyError: 'value'"),
     ],
 )

@@ -1,4 +1,8 @@
-"""The command line. Only the parser is imported at start-up; each verb brings what it needs."""
+"""The command line. Start-up imports only the parser; each command imports what it needs.
+
+Plugins add commands with entry points of the group `ptpipe.commands`, which are read for `ptpipe --help` and for a
+command that is not built in.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -18,9 +22,12 @@ from ptpipe import __version__
 from ptpipe.errors import ExitCode, ManifestError, PtpipeError, Terminated, nearest
 from ptpipe.execution.signals import terminate
 
-# Verb to the module that holds it, and its line of help: importing none of them, `ptpipe --help` stays fast.
-_VERBS = {
-    "run": ("run", "Run a manifest: do what is new, take the rest from the store."),
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+# Command to the module that holds it, and its line of help: importing none of them, `ptpipe --help` stays fast.
+_COMMANDS = {
+    "run": ("run", "Run a manifest: execute what is new, take the rest from the store."),
     "validate": ("plan", "Check a manifest and print every problem at once."),
     "plan": ("plan", "Print what a run would do, stage by stage, and why."),
     "runs": ("runs", "List the runs in the artifacts folder."),
@@ -29,14 +36,14 @@ _VERBS = {
     "plugins": ("stages", "List the loaded plugins, and the broken ones with the reason."),
     "schema": ("stages", "Print the manifest's JSON Schema, for editors."),
     "gc": ("runs", "Delete runs and results that are no longer needed."),
-    "scaling": ("scaling", "Measure how a training scales with its workers; predict it to 256."),
     "doctor": ("doctor", "Check the installation and this machine; suggest fixes."),
     "init": ("init", "Write a starter manifest, or a starter plugin with its test."),
 }
+ENTRY_POINT_GROUP = "ptpipe.commands"
 
 
-class _Verbs(click.Group):
-    """Imports a verb when it is called."""
+class _Commands(click.Group):
+    """Imports a command when it is called."""
 
     def make_context(self, *args: Any, **keywords: Any) -> click.Context:
         with _reader_may_leave():
@@ -47,32 +54,77 @@ class _Verbs(click.Group):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_VERBS)
+        return [*_COMMANDS, *_plugin_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _VERBS:
-            return None
-        module = import_module(f"ptpipe.cli.{_VERBS[cmd_name][0]}")
+        if cmd_name not in _COMMANDS:
+            entry_point = _plugin_commands().get(cmd_name)
+            return _load(entry_point) if entry_point else None
+        module = import_module(f"ptpipe.cli.{_COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _VERBS and not args[0].startswith("-"):
-            suggestion = nearest(args[0], _VERBS)
+        if not args or args[0].startswith("-") or args[0] in _COMMANDS:
+            return super().resolve_command(ctx, args)
+        name, found = args[0], _plugin_commands()
+        if name not in found:
+            suggestion = nearest(name, [*_COMMANDS, *found])
             hint = f" Did you mean {suggestion!r}?" if suggestion else ""
-            raise click.UsageError(f"There is no verb {args[0]!r}.{hint}", ctx)
-        return super().resolve_command(ctx, args)
+            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+        return name, _load(found[name]), args[1:]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl([(verb, help_) for verb, (_, help_) in _VERBS.items()])
+        rows = [(name, help_) for name, (_, help_) in _COMMANDS.items()]
+        for name, entry_point in _plugin_commands().items():
+            try:
+                rows.append((name, _load(entry_point).get_short_help_str(limit=formatter.width)))
+            except PtpipeError as error:
+                click.echo(f"ptpipe: {error}", err=True)
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _plugin_commands() -> dict[str, EntryPoint]:
+    """The commands of installed plugins by name; a name that is taken already is reported and ignored."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, EntryPoint] = {}
+    for entry_point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda each: (each.name, _owner(each))):
+        name = entry_point.name
+        if name not in _COMMANDS and name not in found:
+            found[name] = entry_point
+            continue
+        owner = "ptpipe itself" if name in _COMMANDS else _owner(found[name])
+        click.echo(f"ptpipe: command {name!r} of {_owner(entry_point)} is ignored: {owner} has one", err=True)
+    return found
+
+
+def _owner(entry_point: EntryPoint) -> str:
+    """The distribution that declares an entry point."""
+    return entry_point.dist.name if entry_point.dist else "an unknown distribution"
+
+
+def _load(entry_point: EntryPoint) -> click.Command:
+    """Import a plugin's command. Raises PtpipeError with one line if that fails."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+            command = entry_point.load()
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry_point.value} is no click.Command")
+    except (Exception, SystemExit) as error:  # a plugin's module may raise anything
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        broken = PtpipeError(f"command {entry_point.name!r} of {_owner(entry_point)} failed to load: {reason}")
+        broken.exit_code = ExitCode.PLUGIN
+        raise broken from error
+    return command
 
 
 @contextlib.contextmanager
 def _reader_may_leave() -> Iterator[None]:
-    """End well when whoever read our output has gone (`| head`)."""
+    """Exit with 0 when the reader of our output has gone (`| head`)."""
     try:
         yield
     except BrokenPipeError as error:
@@ -80,7 +132,7 @@ def _reader_may_leave() -> Iterator[None]:
         raise click.exceptions.Exit(ExitCode.DONE) from error
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ptpipe")
 def cli() -> None:
     """One manifest takes a PyTorch model from training to a small, fast artifact that can be trusted.
@@ -91,7 +143,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with its code. No traceback but for a bug of ours."""
+    """Run the command line and exit with its code; a traceback is shown only for a bug in ptpipe."""
     signal.signal(signal.SIGTERM, terminate)
     code = _exit_code()
     try:
@@ -102,7 +154,7 @@ def main() -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit at once, but in good order. Python would take every library apart first: with torch, over a second."""
+    """Exit without tearing down every library, which takes over a second with torch."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -119,7 +171,7 @@ def _exit_code() -> int:
         return ExitCode.USAGE
     except ManifestError as error:
         for problem in error.problems:
-            print(problem, file=sys.stderr)  # noqa: T201  # this is where the command line talks
+            print(problem, file=sys.stderr)  # noqa: T201  # the command line's own output
         return error.exit_code
     except PtpipeError as error:
         print(f"ptpipe: {error}", file=sys.stderr)  # noqa: T201
@@ -133,10 +185,10 @@ def _exit_code() -> int:
         import traceback
 
         traceback.print_exc()
-        print(f"ptpipe {__version__}: this is a bug of ours; please report the lines above", file=sys.stderr)  # noqa: T201
+        print(f"ptpipe {__version__}: this is a bug in ptpipe; please report the lines above", file=sys.stderr)  # noqa: T201
         return ExitCode.BUG
 
 
 def _let_go_of_stdout() -> None:
-    # Whoever read it has gone; Python must not complain about that while it exits.
+    # Its reader has gone: Python must not complain about that while it exits.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.common import artifacts_option, json_option, manifest_argument, print_json, read_settings, set_option
+from ptpipe.cli.common import artifacts_option, json_option, manifest_argument, print_json, read_plan, set_option
 from ptpipe.errors import UsageError
 from ptpipe.events import Event, LogLine, Notice
 
 if TYPE_CHECKING:
     from ptpipe.execution.call import Nodes
+    from ptpipe.plan.bind import Plan
 
 
 @click.command()
 @manifest_argument
 @set_option
 @artifacts_option
-@click.option("--fresh", multiple=True, metavar="STAGE", help="Do this stage again though its result is stored.")
-@click.option("--keep-going", is_flag=True, help="After a failure, still do the stages that don't depend on it.")
+@click.option("--fresh", multiple=True, metavar="STAGE", help="Run this stage again although its result is stored.")
+@click.option("--keep-going", is_flag=True, help="After a failure, still run the stages that do not depend on it.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the stages' log lines.")
-@click.option("-q", "--quiet", is_flag=True, help="Show problems and the end only.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only problems and the end.")
 @click.option("--nnodes", type=click.IntRange(1, 4096), default=1, help="Machines that run this manifest together.")
-@click.option("--node-rank", type=click.IntRange(0), default=0, help="Which of them this is; node 0 leads.")
+@click.option("--node-rank", type=click.IntRange(0), default=0, help="The rank of this machine; node 0 reports.")
 @click.option(
     "--rdzv-endpoint", metavar="HOST:PORT", default="", help="Where the machines meet: a free port of node 0."
 )
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     "--max-restarts",
     type=click.IntRange(0, 1000),
     default=0,
-    help="How often a stage's workers are started again after one has failed, from their last checkpoint.",
+    help="How often a stage's workers are restarted from their last checkpoint after one has failed.",
 )
 @json_option
 def run(  # noqa: PLR0913  # one parameter an option
@@ -50,49 +51,56 @@ def run(  # noqa: PLR0913  # one parameter an option
     max_restarts: int,
     as_json: bool,
 ) -> int:
-    """Run a manifest: do what is new, take the rest from the store.
+    """Run a manifest: execute what is new, take the rest from the store.
 
-    Running again is resuming: what is finished is cached, and a training that was interrupted goes on from its last
-    checkpoint. The exit code is 3 when a gate refused.
+    Running again is resuming: finished stages are cached, and an interrupted training continues from its last
+    checkpoint. The exit code is 3 if a gate refused.
 
-    Stages of several workers can be spread over machines that share the artifacts folder: start the same command on
-    each, with --nnodes, --node-rank and --rdzv-endpoint. Under torchrun or SLURM ranks are those of the environment.
+    Stages with several workers can use several machines that share the artifacts folder: start the same command on
+    each, with --nnodes, --node-rank and --rdzv-endpoint. Under a cluster's own launcher leave these out: the ranks are
+    taken from the environment.
     """
     from ptpipe import api
     from ptpipe.execution.engine import RunOptions
     from ptpipe.store.runs import find_run
 
     nodes = _nodes(nnodes, node_rank, rdzv_endpoint, max_restarts)
+    plan = read_plan(manifest, settings)
+    if nodes.num == 1:
+        nodes = _nodes_of_environment(plan) or nodes
     options = RunOptions(fresh, keep_going, verbosity=int(verbose) - int(quiet), nodes=nodes)
-    overrides = read_settings(settings)
     if nodes.rank:
-        return int(api.follow(manifest, overrides, artifacts=artifacts, options=options, tell=_echo))
-    result = api.run(manifest, overrides, artifacts=artifacts, options=options)
+        return int(api.join_run(plan, artifacts=artifacts, options=options, tell=_echo))
+    result = api.run(plan, artifacts=artifacts, options=options)
     if as_json:
-        with contextlib.suppress(BrokenPipeError):  # the run's end counts, whether or not somebody reads of it
+        with contextlib.suppress(BrokenPipeError):  # the exit code is the run's, even if its JSON has no reader
             print_json(find_run(result.store, result.run_id)[0])
     return int(result.exit_code)
 
 
 def _nodes(num: int, rank: int, endpoint: str, max_restarts: int) -> Nodes:
-    """The nodes that the options or the environment say there are. Raises UsageError for what doesn't fit together."""
+    """The nodes that the options describe. Raises UsageError if they contradict each other."""
     from ptpipe.execution.call import Nodes
-    from ptpipe.nodes import nodes_of_environment
 
     if num == 1 and (endpoint or rank):
         option = "--rdzv-endpoint" if endpoint else f"--node-rank {rank}"
-        raise UsageError(f"{option} needs --nnodes: how many machines there are")
+        raise UsageError(f"{option} needs --nnodes, the number of machines")
     if num == 1:
-        return nodes_of_environment() or Nodes(max_restarts=max_restarts)
+        return Nodes(max_restarts=max_restarts)
     if rank >= num:
-        raise UsageError(f"--node-rank {rank}: of --nnodes {num} machines the ranks are 0 to {num - 1}")
+        raise UsageError(f"--node-rank {rank}: the ranks of --nnodes {num} machines are 0 to {num - 1}")
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(f"--nnodes {num} needs --rdzv-endpoint host:port, a free port of node 0, not {endpoint!r}")
     return Nodes(num, rank, endpoint, max_restarts)
 
 
+def _nodes_of_environment(plan: Plan) -> Nodes | None:
+    nodes: Nodes | None = plan.vocabulary.manager.hook.ptpipe_nodes()
+    return nodes
+
+
 def _echo(event: Event) -> None:
-    """What a node that follows has to say, on stderr: results and reports are node 0's."""
+    """Show on stderr what a node other than node 0 reports; results and reports are node 0's."""
     if isinstance(event, LogLine | Notice) and not (isinstance(event, LogLine) and event.stage_id):
         click.echo(event.text, err=True)

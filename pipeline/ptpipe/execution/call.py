@@ -1,4 +1,4 @@
-"""A call: one stage of a run, written so that any process can do it."""
+"""A call: one stage of a run, serialized so that any process can execute it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from ptpipe.store.store import Store
 
 @dataclass(frozen=True)
 class StoredInput:
-    """An object in the store, and who made it: the maker's output type reads it back."""
+    """An object in the store, and the stage output that it is: the output's type loads it."""
 
     kind: str
     output: str
     digest: str
     reference: str
-    """What the manifest calls it."""
+    """Its name in the manifest."""
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The machines that do stages together, seen from one of them."""
+    """The machines that execute stages together, seen from one of them."""
 
     num: int = 1
     rank: int = 0
-    """0 leads."""
+    """Of this node; node 0 runs the plan, and the others take part in its calls with several workers."""
     endpoint: str = ""
-    """`host:port` of node 0, where the nodes meet."""
+    """`host:port` of node 0, for the rendezvous."""
     max_restarts: int = 0
-    """How often workers may be started again, from their last checkpoint, after one has failed."""
+    """How often a stage's workers may be restarted from their last checkpoint after one has failed."""
     started: bool = False
-    """The workers are there already, one a node: torchrun or SLURM has started them."""
+    """The workers are running already, one per node: each is a process that runs this same manifest."""
 
 
 ONE_NODE = Nodes()
@@ -46,7 +46,7 @@ ONE_NODE = Nodes()
 
 @dataclass(frozen=True)
 class Call:
-    """Everything that a process needs to do one stage. All of it is JSON."""
+    """Everything that a process needs to execute one stage. All of it is JSON."""
 
     stage_id: str
     kind: str
@@ -61,7 +61,7 @@ class Call:
     folder: str
     """What the plugins' file names are relative to."""
     workers: int = 1
-    """How many processes do it together, on all nodes."""
+    """How many processes execute it together, on all nodes."""
     nodes: Nodes = ONE_NODE
 
     def to_json(self) -> str:
@@ -80,7 +80,12 @@ class Call:
 def execute(
     call: Call, vocabulary: Vocabulary, store: Store, tell: Callable[[Event], None], rank: int = 0
 ) -> dict[str, Artifact]:
-    """Read the inputs, call the stage's function, check what it returned. `rank`: which of the workers this is."""
+    """Load the inputs, call the stage's function and return its outputs by name.
+
+    `vocabulary`: has the plugin of `call.kind`. `store`: holds the inputs. `tell`: receives the stage's events.
+    `rank`: of this process among `call.workers`.
+    Raises TypeError if the function returns something other than its signature promises.
+    """
     stage = vocabulary.stages[call.kind]
     config = stage.config_type.model_validate_json(json.dumps(call.options), strict=True)
     sources = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}

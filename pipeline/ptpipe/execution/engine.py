@@ -22,7 +22,6 @@ from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.record import RunRecord, StageOutput
 from ptpipe.execution.reporters import ReporterGroup
 from ptpipe.execution.signals import signals_deferred
-from ptpipe.nodes import Leader
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.cache_status import CacheStatus, cache_statuses, is_current
 from ptpipe.plan.keys import Key, compute_keys
@@ -36,16 +35,16 @@ _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user said beside the manifest."""
+    """How to run a manifest: the options of `ptpipe run`."""
 
     fresh: tuple[str, ...] = ()
-    """Stages to do again although their results are stored."""
+    """Ids of stages to run again although their results are stored."""
     keep_going: bool = False
-    """After a failure, still do the stages that don't depend on it."""
+    """After a failure, still run the stages that do not depend on it."""
     verbosity: int = 0
     """-1 quiet, 0 normal, 1 verbose: for reporters."""
     nodes: Nodes = ONE_NODE
-    """The machines that run the manifest together."""
+    """The machines that run the manifest together, and which of them this is."""
 
 
 def source_digests(plan: Plan, store: Store) -> SourceDigests:
@@ -65,13 +64,9 @@ def execute(plan: Plan, store: Store, options: RunOptions, reporters: Sequence[R
         if _preflight(plan, cache_statuses(plan, keys, store, options.fresh)):
             keys = compute_keys(plan, sources)  # a preflight may have fetched what a stage reads
     store.open_for_writing()
-    leader = Leader(plan, store) if options.nodes.num > 1 else None
-    with store.in_use(), leader.leading() if leader else contextlib.nullcontext():
+    with store.in_use():
         sources.save()
-        finished = _Execution(plan, store, options, keys, reporters, leader).execute()
-        if leader:
-            leader.end(ExitCode(finished.exit_code))
-        return finished
+        return _Execution(plan, store, options, keys, reporters).execute()
 
 
 def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
@@ -104,9 +99,7 @@ class _Execution:
         options: RunOptions,
         keys: Mapping[str, Key],
         reporters: Sequence[Reporter],
-        leader: Leader | None,
     ) -> None:
-        self.leader = leader
         self.plan, self.store, self.options, self.keys = plan, store, options, keys
         self.record = RunRecord(plan, store, keys)
         self.entries: dict[str, Entry | None] = {}
@@ -206,8 +199,7 @@ class _Execution:
         start = time.perf_counter()
         key = self.keys[stage.id]
         call = self._call(stage)
-        with self.leader.announced(call) if self.leader and call.workers > 1 else contextlib.nullcontext():
-            outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._tell)
+        outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._tell)
         stored = self._put(stage, outputs)
         entry = Entry(
             key=key.digest,

@@ -134,8 +134,8 @@ class _Loader:
     def _add_named(self, name: str, folder: Path) -> None:
         module = self._import_file(folder / name) if _is_file_name(name) else importlib.import_module(name)
         self._add(Plugin(name, module, "manifest"))
-        if not self.manager.get_hookcallers(module):
-            raise TypeError("it implements no hook; is `@hookimpl` missing above `def ptpipe_stages():`?")
+        if not self.manager.get_hookcallers(module) and not _stages_in(module):
+            raise TypeError("it has no stage and no hook; is `@stage` or `@hookimpl` missing above a function?")
 
     def _attempt(self, add: Callable[[], None]) -> str | None:
         try:
@@ -174,13 +174,15 @@ class _Loader:
             self._claim(stage, plugin)
 
     def _stages_of(self, plugin: Plugin) -> Iterator[Stage[..., object]]:
-        for implementation in self.manager.hook.ptpipe_stages.get_hookimpls():
-            if implementation.plugin is plugin.module:
-                offered: Iterable[object] = implementation.function()  # type: ignore[assignment]  # pluggy: object
-                for stage in offered:
-                    if not isinstance(stage, Stage):
-                        raise TypeError(f"ptpipe_stages() offered {stage!r}, which is not made by @stage")
-                    yield stage
+        hooks = [hook for hook in self.manager.hook.ptpipe_stages.get_hookimpls() if hook.plugin is plugin.module]
+        if not hooks:
+            yield from _stages_in(plugin.module)
+        for hook in hooks:
+            offered: Iterable[object] = hook.function()  # type: ignore[assignment]  # pluggy: object
+            for stage in offered:
+                if not isinstance(stage, Stage):
+                    raise TypeError(f"ptpipe_stages() offered {stage!r}, which is not made by @stage")
+                yield stage
 
     def _claim(self, stage: Stage[..., object], plugin: Plugin) -> None:
         if self.stages.setdefault(stage.kind, stage) is stage:
@@ -190,6 +192,12 @@ class _Loader:
         offers = "offers it twice" if owner is plugin else f"and plugin {owner.name} both offer it"
         message = f"plugin {plugin.name} {offers}: stage kind {stage.kind}"
         self.problems.append(Problem(message, code=ExitCode.PLUGIN))
+
+
+def _stages_in(module: ModuleType) -> list[Stage[..., object]]:
+    """The `@stage` functions that a module or its submodules define, in order; others that it imports are excluded."""
+    found = dict.fromkeys(value for value in vars(module).values() if isinstance(value, Stage))
+    return [stage for stage in found if f"{stage.function.__module__}.".startswith(f"{module.__name__}.")]
 
 
 def _entry_points() -> list[importlib.metadata.EntryPoint]:

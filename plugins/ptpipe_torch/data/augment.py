@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from ptpipe import StageError
-from ptpipe.errors import nearest
+from ptpipe import StageError, nearest
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,8 +19,7 @@ from safetensors.torch import load, save
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from ptpipe import JSON, StageError
-from ptpipe.store.files import write_atomically
+from ptpipe import JSON, StageError, write_atomically
 from ptpipe_torch import Batch
 from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_train.evaluation import buffers_kept, left_as_it_was

@@ -64,7 +64,7 @@ def told() -> Told:
 def ctx(tmp_path: Path, told: Told) -> Context:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    return Context("data", "data.test", seed=7, scratch=scratch, tell=told.append)
+    return Context("data", "data.test", seed=7, scratch=scratch, _tell=told.append)
 
 
 @pytest.fixture

@@ -78,9 +78,9 @@ def start(folder: Path, way: str, *options: str, **environment: str) -> subproce
     ("way", "words"),
     [
         ("exit", "worker 1 ended with exit code 7"),
-        ("terminated", "the workers were ended by SIGTERM, and none had failed here"),
+        ("terminated", "the workers were ended by SIGTERM; none had failed on this node"),
         ("undecodable", "bad "),
-        ("silent", "the workers ended without a word, and worker 0 without its results"),
+        ("silent", "the workers ended without an error, but worker 0 left no outputs"),
     ],
 )
 def test_an_end_is_told_in_a_line(tmp_path: Path, way: str, words: str) -> None:

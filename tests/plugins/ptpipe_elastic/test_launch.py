@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from ptpipe import StageError
-from ptpipe.events import Event, LogLine
-from ptpipe.execution.call import Call, Nodes
+from ptpipe import Event, LogLine, StageError
+from ptpipe.launching import Call, Nodes
 from ptpipe_elastic import ptpipe_launch
+from ptpipe_elastic.bootstrap import log_file
 from ptpipe_elastic.launch import _log_output, _message, launch
-from ptpipe_elastic.started import log_file
 from ptpipe_elastic.torch_elastic import WorkerFailure, _failures
 
 
@@ -129,7 +128,7 @@ def test_what_workers_print_comes_into_the_log_with_their_rank(tmp_path: Path) -
 @pytest.mark.parametrize(("workers", "num_nodes"), [(3, 2), (1, 2), (2, 3)])
 def test_nodes_have_as_many_workers_each(workers: int, num_nodes: int, tmp_path: Path) -> None:
     call = make_call(tmp_path, workers=workers, nodes=Nodes(num_nodes, 0, "localhost:1"))
-    with pytest.raises(StageError, match=f"{workers} workers can't be spread evenly over {num_nodes} nodes"):
+    with pytest.raises(StageError, match=f"{workers} workers can't be divided evenly among {num_nodes} nodes"):
         launch(call, lambda event: None)
     assert list(tmp_path.iterdir()) == []
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ptpipe import StageError
-from ptpipe.events import Event, LogLine, Metric, Notice, Progress
-from ptpipe_elastic.said import followed
+from ptpipe import Event, LogLine, Metric, Notice, Progress, StageError
+from ptpipe_elastic.event_log import tailed
 from ptpipe_elastic.worker import _teller, _write_error
 from ptpipe_torch.distributed.worker_group import WorkerGroupError
 
@@ -24,7 +23,7 @@ SAID: tuple[Event, ...] = (
 
 def heard(folder: Path, ranks: Iterable[int]) -> list[Event]:
     events: list[Event] = []
-    with followed(folder, events.append):
+    with tailed(folder, events.append):
         for rank in ranks:
             tell = _teller(folder, rank)
             for event in SAID:

@@ -251,7 +251,7 @@ def run_export(tmp_path: Path, digits: Data, told: Told) -> Callable[..., OnnxFi
     """Run the stage on the digits."""
 
     def run(model: Model, data: Data = digits, **options: object) -> OnnxFile:
-        ctx = Context("onnx", "export.onnx", 7, tmp_path, tell=told.append)
+        ctx = Context("onnx", "export.onnx", 7, tmp_path, _tell=told.append)
         return export(ExportConfig(**{"num_samples": 200, **options}), ctx, model, data)
 
     return run

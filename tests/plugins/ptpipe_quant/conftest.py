@@ -192,7 +192,7 @@ def told() -> list[Event]:
 
 @pytest.fixture
 def ctx(tmp_path: Path, told: list[Event]) -> Context:
-    return Context(stage_id="int8", kind="quant.test", seed=7, scratch=tmp_path, tell=told.append)
+    return Context(stage_id="int8", kind="quant.test", seed=7, scratch=tmp_path, _tell=told.append)
 
 
 @pytest.fixture

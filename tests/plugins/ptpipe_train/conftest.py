@@ -105,7 +105,7 @@ class Lab:
     make_split = staticmethod(make_split)
 
     def context(self) -> Context:
-        return Context("t", "train.supervised", self.seed, self.scratch, tell=self.events.append)
+        return Context("t", "train.supervised", self.seed, self.scratch, _tell=self.events.append)
 
     def train(self, model: Model, data: Data, **options: Any) -> Trained:
         """Train with options as a manifest gives them."""

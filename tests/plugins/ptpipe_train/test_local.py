@@ -46,7 +46,7 @@ def make_state(seed: int = 0, steps: int = 3, *, early_stopping: bool = True) ->
 
 
 def make_saving(folder: Path, events: list[Event], work: str = "w", **options: object) -> Saving:
-    ctx = Context("t", "train.supervised", 7, folder, tell=events.append)
+    ctx = Context("t", "train.supervised", 7, folder, _tell=events.append)
     return Saving(ctx, None, work, {"torch": "1"}, **options)  # type: ignore[arg-type]
 
 

@@ -86,7 +86,9 @@ class Running:
         try:
             children = self.parent.children(recursive=True)
             found = {
-                int(child.environ()["RANK"]): child for child in children if "ptpipe_elastic.started" in child.cmdline()
+                int(child.environ()["RANK"]): child
+                for child in children
+                if "ptpipe_elastic.bootstrap" in child.cmdline()
             }
         except (psutil.Error, KeyError):  # one is just beginning or ending
             return []
@@ -130,7 +132,7 @@ def workers_of(folder: Path) -> list[int]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or ()
-        if "ptpipe_elastic.started" in command and any(str(folder) in word for word in command):
+        if "ptpipe_elastic.bootstrap" in command and any(str(folder) in word for word in command):
             found.append(process.pid)
     return found
 
@@ -307,7 +309,7 @@ def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path, free_port:
     assert first.until(1)
     first.parent.kill()
     first.end()
-    assert "node 0 has gone without a word" in second.end()
+    assert "node 0 disappeared" in second.end()
     assert second.process.returncode == 1
 
 
@@ -333,8 +335,8 @@ def test_ranks_of_the_environment_are_taken_as_they_are(
     [
         (["--nnodes", "2"], "--nnodes 2 needs --rdzv-endpoint host:port, a free port of node 0, not ''"),
         (["--nnodes", "2", "--rdzv-endpoint", "localhost"], "needs --rdzv-endpoint host:port"),
-        (["--nnodes", "2", "--node-rank", "2"], "--node-rank 2: of --nnodes 2 machines the ranks are 0 to 1"),
-        (["--node-rank", "1"], "--node-rank 1 needs --nnodes: how many machines there are"),
+        (["--nnodes", "2", "--node-rank", "2"], "--node-rank 2: the ranks of --nnodes 2 machines are 0 to 1"),
+        (["--node-rank", "1"], "--node-rank 1 needs --nnodes, the number of machines"),
         (["--rdzv-endpoint", "localhost:29400"], "--rdzv-endpoint needs --nnodes"),
     ],
 )
@@ -347,5 +349,5 @@ def test_options_of_nodes_that_do_not_fit_are_named(tmp_path: Path, options: lis
 def test_workers_that_cannot_be_spread_evenly_are_refused(tmp_path: Path, free_port: int) -> None:
     options = ["--nnodes", "3", "--rdzv-endpoint", f"localhost:{free_port}"]
     running = Running(tmp_path, WAYS["ddp"], "artifacts", *options)
-    assert "2 workers can't be spread evenly over 3 nodes" in running.end()
+    assert "2 workers can't be divided evenly among 3 nodes" in running.end()
     assert running.process.returncode == 1

@@ -39,4 +39,4 @@ def told() -> list[Event]:
 
 @pytest.fixture
 def ctx(tmp_path: Path, told: list[Event]) -> Context:
-    return Context(stage_id="net", kind="model.test", seed=7, scratch=tmp_path, tell=told.append)
+    return Context(stage_id="net", kind="model.test", seed=7, scratch=tmp_path, _tell=told.append)

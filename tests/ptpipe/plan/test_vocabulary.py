@@ -56,6 +56,26 @@ def test_a_file_is_a_plugin(tmp_path):
     assert load_vocabulary([str(path)], tmp_path / "elsewhere").stages.keys() == {"a.b"}, "an absolute path"
 
 
+def test_without_the_hook_a_module_offers_the_stages_that_it_defines(tmp_path):
+    bare = GOOD.partition("@hookimpl")[0]
+    write(tmp_path, "one.py", bare, kind="a.one")
+    write(tmp_path, "two.py", bare + "again = some\nfrom one import some as other\n", kind="a.two")
+    vocabulary = load_vocabulary(["./two.py"], tmp_path)
+    assert not vocabulary.problems
+    assert list(vocabulary.stages) == ["a.two"], "not the one that it imports, and none twice"
+    package = bare + "\nfrom pack.inner import some as inner\n"
+    write(tmp_path, "pack/__init__.py", package, kind="a.outer")
+    write(tmp_path, "pack/inner.py", bare, kind="a.inner")
+    assert list(load_vocabulary(["pack"]).stages) == ["a.outer", "a.inner"]
+
+
+def test_with_the_hook_a_module_offers_what_it_returns(tmp_path):
+    more = GOOD.replace("[some]", "[]")
+    write(tmp_path, "none.py", more, kind="a.b")
+    vocabulary = load_vocabulary(["./none.py"], tmp_path)
+    assert (vocabulary.problems, vocabulary.stages) == ((), {})
+
+
 def test_a_file_is_loaded_anew_each_time(tmp_path):
     write(tmp_path, "net.py", GOOD, kind="a.b")
     assert list(load_vocabulary(["./net.py"], tmp_path).stages) == ["a.b"]
@@ -111,7 +131,10 @@ def test_a_broken_plugin_that_nobody_named_is_remembered_only(monkeypatch):
             "from ptpipe import stage\n@stage('no dot')\ndef f(): ...",
             "TypeError: stage kind 'no dot' is not of the form family.thing (lower case) (bad.py:2)",
         ),
-        ("x = 1", "TypeError: it implements no hook; is `@hookimpl` missing above `def ptpipe_stages():`?"),
+        (
+            "x = 1",
+            "TypeError: it has no stage and no hook; is `@stage` or `@hookimpl` missing above a function?",
+        ),
         (
             "from ptpipe import hookimpl\n@hookimpl\ndef ptpipe_stagse(): ...",
             "PluginValidationError: unknown hook 'ptpipe_stagse' in plugin",

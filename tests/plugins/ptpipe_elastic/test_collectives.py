@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from ptpipe import StageError
-from ptpipe_elastic.timing import time_all_reduce
+from ptpipe_elastic.collectives import time_all_reduce
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,9 +1,9 @@
-"""How a training scales: what measured figures fit, and what they predict. Numbers only; nothing is run here.
+"""Scaling laws fitted to measured throughputs and all-reduce times, and what they predict. Only arithmetic.
 
-Legend: p workers; n bytes of gradients; alpha seconds a message (latency); beta seconds a byte (1 / bandwidth).
+Legend: p workers; n bytes of gradients; alpha seconds per message (latency); beta seconds per byte (1 / bandwidth).
 
 A ring all-reduce of n bytes over p workers takes 2 (p - 1) alpha + 2 (p - 1) / p n beta: p - 1 messages of n / p bytes
-to sum, and as many to spread the sums. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication
+to reduce, and as many to distribute the sums. Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication
 Operations in MPICH", IJHPCA 19(1), 2005, section 4; Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for
 clusters of workstations", JPDC 69(2), 2009.
 """
@@ -15,18 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 PREDICTED = tuple(2**power for power in range(9))
-"""Numbers of workers that are predicted: 1 to 256."""
+"""Numbers of workers to predict for: 1 to 256."""
 ALL_REDUCE_PASSES = 2
-"""Round the ring: sum, spread. Sharded training (ZeRO, FSDP) goes round three times, as parameters are gathered before
-the forward and before the backward pass, and gradients summed once: Rajbhandari et al. 2020, section 7."""
-BACKWARD_SHARE = 2 / 3
-"""Of a step's computing, what an all-reduce can hide behind. The backward pass computes about twice what the forward
-pass does (Kaplan et al. 2020, section 2.1), and sends gradients as they get ready (Li et al. 2020, section 3.2)."""
+"""Around the ring: reduce-scatter, all-gather. Sharded training (ZeRO, FSDP) needs three: parameters are gathered
+before the forward and before the backward pass, and gradients reduced once: Rajbhandari et al. 2020, section 7."""
+BACKWARD_FRACTION = 2 / 3
+"""Of a step's computation, what an all-reduce can overlap with. The backward pass computes about twice as much as the
+forward pass (Kaplan et al. 2020, section 2.1); gradients are sent once they are ready (Li et al. 2020, section 3.2)."""
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """What one number of workers achieved in one mode."""
+    """The measured throughput of one number of workers in one parallelism mode."""
 
     mode: str
     workers: int
@@ -38,13 +38,13 @@ class Throughput:
 
     @property
     def step_s(self) -> float:
-        """Seconds an optimizer step."""
+        """Seconds per optimizer step."""
         return self.images_per_step / self.images_per_s
 
 
 @dataclass(frozen=True)
 class AllReduceTime:
-    """How long an all-reduce took."""
+    """The measured time of an all-reduce."""
 
     workers: int
     size_bytes: int
@@ -53,50 +53,50 @@ class AllReduceTime:
 
 @dataclass(frozen=True)
 class Amdahl:
-    """Amdahl's law: a share of the work that more workers make no shorter (Amdahl 1967)."""
+    """Amdahl's law: a fraction of the work is serial, so that more workers do not shorten it (Amdahl 1967)."""
 
-    serial_share: float
+    serial_fraction: float
 
     def speedup(self, workers: int) -> float:
         """Times the throughput of one worker."""
-        return 1 / (self.serial_share + (1 - self.serial_share) / workers)
+        return 1 / (self.serial_fraction + (1 - self.serial_fraction) / workers)
 
     def efficiency(self, workers: int) -> float:
-        """Share of the throughput that so many workers would have if none waited."""
+        """Speedup divided by the number of workers."""
         return self.speedup(workers) / workers
 
     @property
-    def greatest_speedup(self) -> float:
-        """With workers without end."""
-        return 1 / self.serial_share if self.serial_share else math.inf
+    def max_speedup(self) -> float:
+        """The limit for infinitely many workers."""
+        return 1 / self.serial_fraction if self.serial_fraction else math.inf
 
 
 @dataclass(frozen=True)
 class Link:
-    """What carries messages between two workers."""
+    """The connection between two workers."""
 
     alpha_s: float
     beta_s_per_byte: float
 
     @property
     def latency_us(self) -> float:
-        """Of a message."""
+        """Microseconds per message."""
         return 1e6 * self.alpha_s
 
     @property
     def bandwidth_gbit_s(self) -> float:
-        """Infinite where size made no difference."""
+        """Gigabits per second; infinite if the size made no difference."""
         return 8e-9 / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
     def ring_s(self, size_bytes: float, workers: int, passes: int = ALL_REDUCE_PASSES) -> float:
-        """Seconds that so many passes round the ring take; an all-reduce is two."""
+        """Seconds that `passes` around the ring take; an all-reduce is two."""
         steps = passes * (workers - 1)
         return steps * self.alpha_s + steps / workers * size_bytes * self.beta_s_per_byte
 
 
 @dataclass(frozen=True)
 class LinkFit:
-    """A link, as all-reduces of several sizes show it."""
+    """A link fitted to all-reduces of several sizes."""
 
     link: Link
     error: float
@@ -106,38 +106,38 @@ class LinkFit:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What so many workers would achieve, if all that is assumed holds."""
+    """The efficiency of one number of workers, under the assumptions that the report lists."""
 
     workers: int
     comm_s: float
-    """Of a step, were nothing hidden behind computing."""
+    """Communication per step, without any overlap."""
     efficiency_low: float
-    """All of it adds to the step."""
+    """Nothing overlaps: all of it adds to the step."""
     efficiency_high: float
-    """It hides behind the backward pass, as far as that is long enough."""
+    """It overlaps with the backward pass, as far as that is long enough."""
 
 
 def fit_amdahl(images_per_s: Mapping[int, float]) -> Amdahl | None:
-    """Fit the serial share s of X(1) / X(p) = s + (1 - s) / p by least squares; X: images a second by workers.
+    """Fit the serial fraction s of X(1) / X(p) = s + (1 - s) / p by least squares.
 
-    None where there is no figure but that of one worker, or where more workers were slower than one, which the law
-    has no words for. A share below 0 (better than ideal) becomes 0.
+    `images_per_s`: X, by number of workers p; 1 must be among them. Returns None if it is the only one, or if more
+    workers were slower than one, which the law can't describe. A fraction below 0 (better than ideal) becomes 0.
     """
-    alone = images_per_s[1]
-    above = divisor = 0.0
+    single = images_per_s[1]
+    numerator = denominator = 0.0
     for workers, rate in images_per_s.items():
         parallel = 1 - 1 / workers
-        above += (alone / rate - 1 / workers) * parallel
-        divisor += parallel**2
-    if not divisor or above > divisor:
+        numerator += (single / rate - 1 / workers) * parallel
+        denominator += parallel**2
+    if not denominator or numerator > denominator:
         return None
-    return Amdahl(max(0.0, above / divisor))
+    return Amdahl(max(0.0, numerator / denominator))
 
 
 def fit_link(times: Sequence[AllReduceTime]) -> LinkFit | None:
-    """Fit alpha and beta of a ring all-reduce by least squares of the relative errors, neither below 0.
+    """Fit alpha and beta of a ring all-reduce by least squares of the relative errors, both at least 0.
 
-    None where the times can't tell the two apart: fewer than two sizes.
+    Returns None if the times can't tell the two apart: fewer than two sizes.
     """
     rows = []
     for time in times:
@@ -158,17 +158,20 @@ def fit_link(times: Sequence[AllReduceTime]) -> LinkFit | None:
 
 
 def _products(rows: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, float]], ...]:
-    """Pairs of factors for the three entries of the normal equations."""
+    """The pairs of factors of the three sums in the normal equations."""
     return [(x, x) for x, _ in rows], list(rows), [(y, y) for _, y in rows]
 
 
 def predict(
     compute_s: float, size_bytes: float, link: Link, workers: Sequence[int] = PREDICTED, passes: int = ALL_REDUCE_PASSES
 ) -> list[Prediction]:
-    """Weak scaling: each worker computes `compute_s` a step, then all meet for `size_bytes` of gradients."""
+    """Predict weak scaling: each worker computes `compute_s` per step, then all reduce `size_bytes` of gradients.
+
+    `workers`: the numbers to predict for. `passes`: around the ring, per step.
+    """
     result = []
     for num in workers:
         comm_s = link.ring_s(size_bytes, num, passes)
-        exposed_s = max(0.0, comm_s - BACKWARD_SHARE * compute_s)
+        exposed_s = max(0.0, comm_s - BACKWARD_FRACTION * compute_s)
         result.append(Prediction(num, comm_s, compute_s / (compute_s + comm_s), compute_s / (compute_s + exposed_s)))
     return result

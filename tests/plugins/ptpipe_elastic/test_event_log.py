@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptpipe.events import Event, LogLine, Metric, Notice, Progress
-from ptpipe_elastic.said import followed, write_event
+from ptpipe import Event, LogLine, Metric, Notice, Progress
+from ptpipe_elastic.event_log import tailed, write_event
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBERS = st.integers() | st.floats(allow_nan=False)
@@ -40,7 +40,7 @@ EVENTS = (
 @given(st.lists(EVENTS, max_size=8))
 def test_every_event_comes_through_as_it_was(tmp_path_factory: pytest.TempPathFactory, events: list[Event]) -> None:
     folder, heard = tmp_path_factory.mktemp("said"), list[Event]()
-    with followed(folder, heard.append):
+    with tailed(folder, heard.append):
         for event in events:
             write_event(folder, 0, event)
     seen, want = set[str](), []
@@ -54,7 +54,7 @@ def test_every_event_comes_through_as_it_was(tmp_path_factory: pytest.TempPathFa
 
 def test_a_number_that_is_none_comes_through(tmp_path: Path) -> None:
     heard: list[Event] = []
-    with followed(tmp_path, heard.append):
+    with tailed(tmp_path, heard.append):
         write_event(tmp_path, 0, Metric("t", "loss", math.nan))
         write_event(tmp_path, 0, Metric("t", "loss", math.inf))
     values: list[Any] = [event.value for event in heard if isinstance(event, Metric)]
@@ -75,7 +75,7 @@ def test_they_are_told_while_the_work_goes_on(tmp_path: Path) -> None:
         heard.append(event)
         arrived.release()
 
-    with followed(tmp_path, tell):
+    with tailed(tmp_path, tell):
         write_event(tmp_path, 0, LogLine("t", "one"))
         assert heard_within(heard, 1, arrived) == [LogLine("t", "one")]
         write_event(tmp_path, 0, LogLine("t", "two"))
@@ -83,14 +83,14 @@ def test_they_are_told_while_the_work_goes_on(tmp_path: Path) -> None:
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
-    file, heard, arrived = tmp_path / "said-0.jsonl", list[Event](), threading.Semaphore(0)
+    file, heard, arrived = tmp_path / "events-0.jsonl", list[Event](), threading.Semaphore(0)
 
     def tell(event: Event) -> None:
         heard.append(event)
         arrived.release()
 
     line = json.dumps(["LogLine", {"stage_id": "t", "text": "whole"}]).encode() + b"\n"
-    with followed(tmp_path, tell), file.open("ab", buffering=0) as stream:
+    with tailed(tmp_path, tell), file.open("ab", buffering=0) as stream:
         write_event(tmp_path, 0, LogLine("t", "before"))
         stream.write(line[:20])
         assert heard_within(heard, 1, arrived) == [LogLine("t", "before")]
@@ -102,17 +102,17 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
 def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
     """A worker was killed while it wrote."""
     heard: list[Event] = []
-    with followed(tmp_path, heard.append):
+    with tailed(tmp_path, heard.append):
         write_event(tmp_path, 0, LogLine("t", "whole"))
-        with (tmp_path / "said-0.jsonl").open("ab") as stream:
+        with (tmp_path / "events-0.jsonl").open("ab") as stream:
             stream.write(b'["LogLine", {"stage_id"')
     assert heard == [LogLine("t", "whole")]
 
 
 def test_nor_does_it_spoil_what_is_said_after_a_restart(tmp_path: Path) -> None:
     heard: list[Event] = []
-    with followed(tmp_path, heard.append):
-        (tmp_path / "said-0.jsonl").write_bytes(b'["LogLine", {"stage_id"')
+    with tailed(tmp_path, heard.append):
+        (tmp_path / "events-0.jsonl").write_bytes(b'["LogLine", {"stage_id"')
         write_event(tmp_path, 0, LogLine("t", "whole"))
     assert heard == [LogLine("t", "whole")]
 
@@ -120,14 +120,14 @@ def test_nor_does_it_spoil_what_is_said_after_a_restart(tmp_path: Path) -> None:
 def test_what_was_said_before_is_forgotten(tmp_path: Path) -> None:
     heard: list[Event] = []
     write_event(tmp_path, 0, LogLine("t", "of an earlier run"))
-    with followed(tmp_path, heard.append):
+    with tailed(tmp_path, heard.append):
         write_event(tmp_path, 0, LogLine("t", "of this one"))
     assert heard == [LogLine("t", "of this one")]
 
 
 def test_a_notice_is_told_once_and_all_else_as_often_as_it_is_said(tmp_path: Path) -> None:
     heard: list[Event] = []
-    with followed(tmp_path, heard.append):
+    with tailed(tmp_path, heard.append):
         for event in (Notice("t", "slow"), LogLine("t", "slow"), Notice("t", "other")) * 2:
             write_event(tmp_path, 0, event)
     assert heard == [Notice("t", "slow"), LogLine("t", "slow"), Notice("t", "other"), LogLine("t", "slow")]
@@ -135,18 +135,18 @@ def test_a_notice_is_told_once_and_all_else_as_often_as_it_is_said(tmp_path: Pat
 
 def test_nobody_says_anything(tmp_path: Path) -> None:
     heard: list[Event] = []
-    with followed(tmp_path, heard.append):
+    with tailed(tmp_path, heard.append):
         pass
     assert heard == []
 
 
 def test_the_last_words_are_told_when_the_work_fails(tmp_path: Path) -> None:
     heard: list[Event] = []
-    with pytest.raises(ZeroDivisionError), followed(tmp_path, heard.append):
+    with pytest.raises(ZeroDivisionError), tailed(tmp_path, heard.append):
         write_event(tmp_path, 0, LogLine("t", "last"))
         raise ZeroDivisionError
     assert heard == [LogLine("t", "last")]
-    assert "what workers say" not in {thread.name for thread in threading.enumerate()}
+    assert "worker events" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
         for number in range(50):
             write_event(tmp_path, rank, LogLine(str(rank), f"{number} " + "x" * 5000))
 
-    with followed(tmp_path, heard.append):
+    with tailed(tmp_path, heard.append):
         writers = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
         for writer in writers:
             writer.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from ptpipe_elastic.diagnosis import _ending, _remedy, findings, worked_together
+from ptpipe_elastic.doctor import _ending, _remedy, check_collectives, checks
 from ptpipe_elastic.torch_elastic import WorkerFailure
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
@@ -32,14 +32,14 @@ def children():
 
 def test_without_workers_nothing_is_started(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
-    assert [finding.subject for finding in findings(0)] == ["comm"]
+    assert [check.subject for check in checks(0)] == ["comm"]
 
 
 @pytest.mark.slow
 def test_two_workers_work_together_and_times_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = signal.getsignal(signal.SIGALRM)
-    found = worked_together("gloo", 2)
+    found = check_collectives("gloo", 2)
     assert (found.state, found.subject) == ("ok", "2 workers, gloo"), found
     times_ms = dict(re.findall(r"([\w-]+) ([\d.]+) ms", found.detail))
     assert set(times_ms) == {"all-reduce", "broadcast", "barrier"}
@@ -53,7 +53,7 @@ def test_two_workers_work_together_and_times_are_told(tmp_path, monkeypatch):
 def test_workers_that_do_not_come_in_time_are_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     timer = signal.getitimer(signal.ITIMER_REAL)[0]
-    found = worked_together("gloo", 2, timeout_s=0.2)  # importing torch takes longer
+    found = check_collectives("gloo", 2, timeout_s=0.2)  # importing torch takes longer
     assert found.state == "fail"
     assert re.search(r"not done within 0\.6 s|hung|ended with exit code 1", found.detail)
     assert found.remedy
@@ -69,7 +69,7 @@ def test_a_process_that_waits_in_vain_ends_by_itself(tmp_path):
     environment = {**os.environ, **with_nobody, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
     start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "ptpipe_elastic.check", "gloo", "3", str(tmp_path / "times.json")],
+        [sys.executable, "-m", "ptpipe_elastic.collectives", "gloo", "3", str(tmp_path / "times.json"), "barrier:4:5"],
         env=environment, capture_output=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1

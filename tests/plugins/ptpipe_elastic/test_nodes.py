@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ptpipe import ExitCode, StageError
-from ptpipe.errors import UsageError
-from ptpipe.events import Event, LogLine, Notice
-from ptpipe.execution.call import Call, Nodes
-from ptpipe.nodes import Follower, Leader, _file, nodes_of_environment
+from ptpipe import Event, ExitCode, LogLine, Notice, StageError, UsageError
+from ptpipe.launching import Call, Nodes
 from ptpipe.plan.bind import Plan
 from ptpipe.store.store import Store
+from ptpipe_elastic.nodes import Follower, Leader, _file, nodes_of_environment
 
 STAGES = "one: {uses: toy.make}\ntwo: {uses: toy.add, needs: {a: one, b: one}}"
 LAUNCHER = """
@@ -107,7 +105,7 @@ class Cluster:
         nodes = Nodes(2, rank, "localhost:1")
         plan = self.project.plan()  # type: ignore[attr-defined]
         following = Following(Follower(plan, self.store, nodes, events.append), events)
-        following.waits_for(following.has_said("waits for node 0"))
+        following.waits_for(following.has_said("is waiting for node 0"))
         return following
 
     def calls(self, following: Following) -> list[Call]:
@@ -154,7 +152,7 @@ def test_followers_take_part_in_each_announced_call_once(cluster: Cluster) -> No
         assert (call.kind, call.key, call.workers) == ("toy.make", "k" * 64, 2)
     said = [event.text for event in following.events if isinstance(event, LogLine)]
     assert said == [
-        "node 1 waits for node 0",
+        "node 1 is waiting for node 0",
         "node 1 takes part in one",
         "node 1 takes part in two",
         "node 1 takes part in one",
@@ -246,21 +244,21 @@ def test_a_node_0_that_vanishes_is_missed(cluster: Cluster) -> None:
         following.waits_for(lambda: len(cluster.calls(following)) == 1)
     ending = following.end()
     assert isinstance(ending, StageError)
-    assert str(ending) == ("node 0 has gone without a word; start all nodes again to go on from the last checkpoint")
+    assert str(ending) == ("node 0 disappeared; start all nodes again to resume from the last checkpoint")
 
 
 def test_a_node_0_that_never_comes_is_not_waited_for_for_ever(cluster: Cluster, monkeypatch) -> None:
-    monkeypatch.setattr("ptpipe.nodes.WAIT_FOR_LEADER_S", 0.5)
+    monkeypatch.setattr("ptpipe_elastic.nodes.WAIT_FOR_LEADER_S", 0.5)
     begin_s = time.monotonic()
     ending = cluster.follow().end()
     assert isinstance(ending, StageError)
-    assert str(ending).startswith("node 0 did not begin within 0.5 s; do both have the same manifest, options and")
+    assert str(ending).startswith("node 0 did not start within 0.5 s; do both nodes have the same manifest, ")
     assert time.monotonic() - begin_s >= 0.5
 
 
 def test_a_node_0_that_works_long_is_waited_for(cluster: Cluster, monkeypatch) -> None:
     """The limit is for its coming only."""
-    monkeypatch.setattr("ptpipe.nodes.WAIT_FOR_LEADER_S", 0.3)
+    monkeypatch.setattr("ptpipe_elastic.nodes.WAIT_FOR_LEADER_S", 0.3)
     leader = cluster.leader()
     with leader.leading():
         following = cluster.follow()

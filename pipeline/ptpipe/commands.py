@@ -1,0 +1,34 @@
+"""What a plugin's own command uses: the arguments, options and output of the built-in ones.
+
+A distribution adds a command with an entry point of the group `ptpipe.commands`, whose value is a `click.Command`:
+
+    [project.entry-points."ptpipe.commands"]
+    prune-report = "my_plugin.command:prune_report"
+
+The command returns its exit code (None: 0). It prints results to stdout and everything else to stderr; it raises
+`ptpipe.UsageError` for a mistake on the command line. Keep its module light: `ptpipe --help` imports it.
+"""
+
+from ptpipe.cli.common import (
+    artifacts_option,
+    json_option,
+    manifest_argument,
+    open_store,
+    print_json,
+    print_table,
+    read_plan,
+    read_settings,
+    set_option,
+)
+
+__all__ = [
+    "artifacts_option",
+    "json_option",
+    "manifest_argument",
+    "open_store",
+    "print_json",
+    "print_table",
+    "read_plan",
+    "read_settings",
+    "set_option",
+]
