@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from ptpipe import Context
-from ptpipe_data import SyntheticConfig, synthetic
+from ptpipe_data import SyntheticConfig, make_synthetic
 from ptpipe_onnx import ExportConfig, export
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
@@ -47,7 +47,7 @@ def data_for(network: str, folder: Path) -> Data:
     config = SyntheticConfig(
         image_size=size, channels=channels, num_train=2 * NUM_CALIBRATION, num_test=8, calibration_size=NUM_CALIBRATION
     )
-    return synthetic(config, context(folder, "data"))
+    return make_synthetic(config, context(folder, "data"))
 
 
 def float_model(network: str, data: Data, folder: Path) -> Model:

@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 
 import ptpipe
 from ptpipe import Context, Metric, RunOptions
-from ptpipe_data import MnistConfig, mnist
+from ptpipe_data import MnistConfig, load_mnist
 from ptpipe_elastic.torch_elastic import WorkersFailed, run_workers
 from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Model, Split
 from ptpipe_torch.distributed.worker_group import init_worker_group
@@ -54,7 +54,7 @@ stages:
 
 def make_data(num_images: int, context: Context) -> Data:
     if os.environ.get("PTPIPE_DATA"):
-        published = mnist(MnistConfig(), context)
+        published = load_mnist(MnistConfig(), context)
         some = published.splits["train"].subset(np.arange(num_images))
         images = ArrayImages(some.images.take(np.arange(num_images)))
         return Data(published.info, {"train": Split(some.ids, some.labels_N, images)}, published.loader)

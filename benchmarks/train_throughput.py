@@ -27,7 +27,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ptpipe import Context
-from ptpipe_data import MnistConfig, mnist
+from ptpipe_data import MnistConfig, load_mnist
 from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Model, Split
 from ptpipe_torch.runtime import freed_memory_kept, torch_threads
 from ptpipe_train import TrainConfig, train
@@ -40,7 +40,7 @@ TARGET = 0.97
 
 def make_data(num_images: int, batch_size: int, context: Context) -> Data:
     if os.environ.get("PTPIPE_DATA"):
-        published = mnist(MnistConfig(batch_size=batch_size), context)
+        published = load_mnist(MnistConfig(batch_size=batch_size), context)
         train_split = published.splits["train"].subset(np.arange(num_images))
         images = ArrayImages(train_split.images.take(np.arange(num_images)))
         return Data(published.info, {"train": Split(train_split.ids, train_split.labels_N, images)}, published.loader)

@@ -1,131 +1,117 @@
-"""Fetch published files from their mirrors into the user's cache, and know when to give up.
+"""Download published data sets from their mirrors into the user's cache, within a time limit.
 
-The work is done in a thread, because looking up a host's name can't be given a time limit; whoever waits for it gives
-up when nothing useful has come for a while, over all files and mirrors together.
+The transfer runs in a thread, since name resolution takes no timeout; the caller gives up once no useful progress has
+been made for a while, over all files and mirrors together.
 """
 
 from __future__ import annotations
 
-import hashlib
-import http.client
-import os
-import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError, URLError
 
 from ptpipe import StageError
-from ptpipe_data.published import Part, Published, file_digest
+from ptpipe_data.catalog import CatalogEntry, RemoteFile
+from ptpipe_torch.download import download_file
 
 _BLOCK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to wait for a network. Without one, `silence_s + socket_s` is the longest a download lasts."""
+class TimeLimits:
+    """How long to wait for a network. Without one, a download fails after at most `stall_s + socket_s` seconds."""
 
-    silence_s: float = 6.0
-    """Give up when no further 64 KiB (or the rest of a file) have come for so long."""
+    stall_s: float = 6.0
+    """Give up when no further 64 KiB (or the rest of a file) arrived for this long."""
     socket_s: float = 3.0
-    """Try the next mirror when one does not answer for so long."""
+    """Try the next mirror when one does not respond for this long."""
 
 
-def download(published: Published, folder: Path, patience: Patience = Patience()) -> None:
-    """Put the published files into the folder, each whole and with the published MD5, or not at all.
+def download(entry: CatalogEntry, folder: Path, limits: TimeLimits = TimeLimits()) -> None:
+    """Download the files of a data set that `folder` doesn't have yet, each verified by size and MD5.
 
-    Raises StageError with the reason where they can't be had.
+    Raises StageError with the reason where that fails.
     """
-    transfer = _Transfer(published, folder, patience.socket_s)
-    thread = threading.Thread(target=transfer.run, name=f"download {published.name}", daemon=True)
+    transfer = _Transfer(entry, folder, limits.socket_s)
+    thread = threading.Thread(target=transfer.run, name=f"download {entry.name}", daemon=True)
     thread.start()
-    while thread.is_alive() and time.monotonic() < transfer.useful_at + patience.silence_s:
+    while thread.is_alive() and time.monotonic() < transfer.progress_at + limits.stall_s:
         thread.join(0.05)
     if thread.is_alive():
-        transfer.given_up.set()
-        thread.join(patience.socket_s)  # so that it can remove its half-written file
-        said = "".join(f"; {reason}" for reason in transfer.reasons)
-        raise StageError(f"{published.title} could not be downloaded: no answer for {patience.silence_s:g} s{said}")
+        transfer.cancelled.set()
+        thread.join(limits.socket_s)  # it removes its temporary file
+        reasons = "".join(f"; {reason}" for reason in transfer.reasons)
+        raise StageError(f"{entry.title} could not be downloaded: no response for {limits.stall_s:g} s{reasons}")
     if transfer.failure is not None:
         raise transfer.failure
 
 
+class _RejectedError(Exception):
+    """What a mirror sends is not the published file, or is no longer wanted."""
+
+
 @dataclass
 class _Transfer:
-    published: Published
+    entry: CatalogEntry
     folder: Path
     socket_s: float
-    useful_at: float = field(default_factory=time.monotonic)
-    given_up: threading.Event = field(default_factory=threading.Event)
+    progress_at: float = field(default_factory=time.monotonic)
+    cancelled: threading.Event = field(default_factory=threading.Event)
     reasons: list[str] = field(default_factory=list)
-    """Why each mirror tried so far gave nothing."""
+    """Why each mirror tried so far failed."""
     failure: Exception | None = None
-    mirrors: list[str] = field(default_factory=list)
-    """The one that gave something last comes first."""
 
     def run(self) -> None:
-        """Fetch what is not there yet; leave an exception in `failure`."""
+        """Download all files; store an exception in `failure`."""
         try:
-            self.mirrors = list(self.published.mirrors)
-            for part in self.published.parts:
-                self._fetch(part)
+            mirrors = list(self.entry.mirrors)
+            for file in self.entry.files:
+                working = self._download(file, mirrors)
+                mirrors = [working, *(mirror for mirror in mirrors if mirror != working)]
         except OSError as error:
             self.failure = StageError(
-                f"{self.published.title} could not be kept in {self.folder}: {error.strerror or error}"
+                f"{self.entry.title} could not be stored in {self.folder}: {error.strerror or error}"
             )
         except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             self.failure = error
 
-    def _fetch(self, part: Part) -> None:
-        target = self.folder / part.file
-        if target.exists() and file_digest(target, "md5") == part.md5:
-            return
-        for mirror in list(self.mirrors):
-            reason = self._try(mirror + part.file, part, target)
+    def _download(self, file: RemoteFile, mirrors: list[str]) -> str:
+        """Download one file from the first mirror that has it; return that mirror."""
+        for mirror in mirrors:
+            reason = self._try(mirror + file.name, file)
             if reason is None:
-                self.useful_at = time.monotonic()
-                self.mirrors.sort(key=lambda other: other != mirror)
-                return
-            self.reasons.append(f"{mirror}{part.file}: {reason}")
-        raise StageError(f"{self.published.title} could not be downloaded: {'; '.join(self.reasons)}")
+                self.progress_at = time.monotonic()
+                return mirror
+            self.reasons.append(f"{mirror}{file.name}: {reason}")
+        raise StageError(f"{self.entry.title} could not be downloaded: {'; '.join(self.reasons)}")
 
-    def _try(self, url: str, part: Part, target: Path) -> str | None:
-        """Fetch one file from one mirror. Answers why it could not, or None."""
-        request = urllib.request.Request(url, headers={"User-Agent": "ptpipe"})  # noqa: S310 - URLs of our own table
+    def _try(self, url: str, file: RemoteFile) -> str | None:
+        """Download one file from one mirror. Return why that failed, or None."""
+        received = 0
+
+        def on_block(done: int, _: int | None) -> None:
+            nonlocal received
+            if self.cancelled.is_set():
+                raise _RejectedError("cancelled")
+            if done > file.size_bytes:
+                raise _RejectedError(f"longer than the published {file.size_bytes} bytes")
+            if done // _BLOCK_BYTES > received // _BLOCK_BYTES:
+                self.progress_at = time.monotonic()  # a server that trickles single bytes counts as stalled
+            received = done
+
         try:
-            with urllib.request.urlopen(request, timeout=self.socket_s) as response:  # noqa: S310
-                return self._keep(response, part, target)
-        except urllib.error.HTTPError as error:
+            target = self.folder / file.name
+            download_file(url, target, on_block, timeout_s=self.socket_s, known_hash=f"md5:{file.md5}")
+        except HTTPError as error:
             with error:
                 return f"HTTP {error.code} {error.reason}"
-        except urllib.error.URLError as error:
+        except URLError as error:
             return str(error.reason)
-        except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        except ValueError:  # pooch: the hash differs
+            return f"not the published file ({received} of {file.size_bytes} bytes)"
+        except (_RejectedError, HTTPException, TimeoutError, ConnectionError) as error:
             return str(error) or type(error).__name__
-
-    def _keep(self, response: http.client.HTTPResponse, part: Part, target: Path) -> str | None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{part.file}-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                digest = hashlib.md5(usedforsecurity=False)
-                while block := response.read1(_BLOCK_BYTES):
-                    digest.update(block)
-                    file.write(block)
-                    if self.given_up.is_set():
-                        return "gave up"
-                    if file.tell() > part.size_bytes:
-                        return f"what came is longer than the published {part.size_bytes} bytes"
-                    if file.tell() // _BLOCK_BYTES > (file.tell() - len(block)) // _BLOCK_BYTES:
-                        self.useful_at = time.monotonic()
-                size_bytes = file.tell()
-                file.flush()
-                os.fsync(file.fileno())
-            if digest.hexdigest() != part.md5:
-                return f"what came is not the published file ({size_bytes} of {part.size_bytes} bytes)"
-            Path(temporary).replace(target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
         return None

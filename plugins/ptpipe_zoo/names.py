@@ -1,4 +1,4 @@
-"""The names of torchvision's classification networks, read from its source: importing it would import torch."""
+"""Names of torchvision's classification networks, parsed from its source: importing it would import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-# @register_model() or @register_model(name="..."), further decorators, then the function that lends its name.
+# @register_model() or @register_model(name="..."), further decorators, then the function whose name is the default.
 _REGISTERED = re.compile(
     r"""^@register_model\((?:(?:name=)?["'](?P<given>\w+)["'])?\)\s*\n(?:@.*\n)*def (?P<own>\w+)\(""", re.MULTILINE
 )
@@ -15,11 +15,11 @@ _REGISTERED = re.compile(
 
 @cache
 def classifier_names() -> tuple[str, ...]:
-    """Names of all classification networks, sorted; empty where torchvision is absent or laid out differently."""
+    """Return the sorted names of all classifiers; empty if torchvision is missing or laid out differently."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations:
         return ()
-    folder = Path(spec.submodule_search_locations[0]) / "models"  # those for other tasks lie in folders below
+    folder = Path(spec.submodule_search_locations[0]) / "models"  # networks for other tasks are in subfolders
     return tuple(sorted(_names_in(folder)))
 
 

@@ -1,6 +1,6 @@
-"""Small networks built here.
+"""Builders of the MLP and the small CNN, and seeded construction of any network.
 
-Every nonlinearity is a module, so that FX quantization can fuse it with the layer in front.
+Every nonlinearity is a module, so that FX quantization can fuse it with the preceding layer.
 Shape legend: C channels, H height, W width of an image; K classes.
 """
 
@@ -17,7 +17,7 @@ from ptpipe_torch import DatasetInfo, FunctionRef, Model, Recipe, builder
 
 @builder
 def mlp(*, shape_CHW: Sequence[int], num_classes: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
-    """Build fully connected layers with ReLU, and dropout where it is not 0, over the flattened image."""
+    """Build fully connected layers with ReLU, and dropout unless it is 0, on the flattened image."""
     layers: list[nn.Module] = [nn.Flatten()]
     channels, height, width = shape_CHW
     size = channels * height * width
@@ -31,7 +31,7 @@ def mlp(*, shape_CHW: Sequence[int], num_classes: int, hidden: Sequence[int], dr
 def small_cnn(*, shape_CHW: Sequence[int], num_classes: int, width: int) -> nn.Sequential:
     """Build two blocks (3x3 convolution, batch norm, ReLU, 2x2 max pooling) and two linear layers.
 
-    Raises StageError for images below 4x4, which two poolings reduce to nothing.
+    Raises StageError for images below 4x4: pooling twice would leave nothing.
     """
     channels, height, image_width = shape_CHW
     if min(height, image_width) < 4:
@@ -52,14 +52,14 @@ def small_cnn(*, shape_CHW: Sequence[int], num_classes: int, width: int) -> nn.S
     )
 
 
-def initialised(part: FunctionRef, seed: int) -> nn.Module:
-    """Build the network with weights that the seed alone decides; torch's own random stream stays as it was."""
+def build_seeded(builder_ref: FunctionRef, seed: int) -> nn.Module:
+    """Build the network with initial weights that depend on the seed alone, without touching torch's global RNG."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return part.resolve("builder")(**part.arguments)
+        return builder_ref.resolve("builder")(**builder_ref.arguments)
 
 
-def captured(part: FunctionRef, network: nn.Module, info: DatasetInfo, ctx: Context) -> Model:
-    """Make the model that this network, built by this part for this data set, is; record its size."""
+def make_model(builder_ref: FunctionRef, network: nn.Module, info: DatasetInfo, ctx: Context) -> Model:
+    """Return a Model with the weights of `network`, which `builder_ref` built; record its number of parameters."""
     ctx.metric(num_parameters=sum(parameter.numel() for parameter in network.parameters()))
-    return Model.from_module(Recipe(part, info.shape_CHW, info.num_classes), network)
+    return Model.from_module(Recipe(builder_ref, info.shape_CHW, info.num_classes), network)

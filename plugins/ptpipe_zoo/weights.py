@@ -1,4 +1,4 @@
-"""Trained weights from a file or a published address, fitted to a network.
+"""Pretrained weights: download from torchvision's URLs, read a state dict, adapt it to a network.
 
 Shape legend: O outputs, I inputs of a layer, h and w its kernel.
 """
@@ -7,66 +7,64 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 from ptpipe import Context, StageError
-from ptpipe_zoo.classifiers import head, stem
+from ptpipe_torch.download import download_file
+from ptpipe_zoo.torchvision_models import head, stem
 
 _TIMEOUT_S = 10.0
-_BLOCK_BYTES = 1 << 20
-# DenseNet's published files write `norm.1`, which a module name can't contain any more.
+_PROGRESS_BYTES = 1 << 20
+# DenseNet's published files have `norm.1`, but module names must no longer contain dots.
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 _COUNTER = ".num_batches_tracked"
 
 
 def download(url: str, ctx: Context) -> Path:
-    """Fetch a published file into torch's own cache, unless it is there. Raises StageError without a network."""
+    """Download a published file into torch.hub's cache, unless it is there, and return its path.
+
+    Progress goes to `ctx`. Raises StageError if the download fails or the file is not the published one.
+    """
     name = Path(urlsplit(url).path).name
-    file = Path(torch.hub.get_dir()) / "checkpoints" / name
-    if file.exists():
-        return file
-    partial = file.with_name(f"{name}.{os.getpid()}.part")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        digest = _copy(url, partial, ctx)
-        published = re.search(r"-([0-9a-f]{8,})\.", name)  # torch.hub's way: the name holds the digest's start
-        if published and not digest.startswith(published[1]):
-            raise StageError(f"{url} gave a file with SHA-256 {digest[:12]}..., not {published[1]}...: try again")
-        partial.replace(file)
-    except (OSError, HTTPException) as error:
-        raise StageError(f"can't fetch {url} ({error}): name a local file with weights_file") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return file
+    path = Path(torch.hub.get_dir()) / "checkpoints" / name
+    if path.exists():
+        return path
+    prefix = re.search(r"-([0-9a-f]{8,})\.", name)  # torch.hub's convention: the name has the digest's first digits
 
+    def verify(file: Path) -> None:
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if prefix and not digest.startswith(prefix[1]):
+            raise StageError(f"{url}: downloaded file has SHA-256 {digest[:12]}..., not {prefix[1]}...; try again")
 
-def _copy(url: str, path: Path, ctx: Context) -> str:
-    digest, done = hashlib.sha256(), 0
-    with urlopen(url, timeout=_TIMEOUT_S) as response, path.open("wb") as out:  # noqa: S310  # torchvision's own addresses
-        total = int(response.headers.get("Content-Length") or 0) or None
-        while block := response.read(_BLOCK_BYTES):
-            out.write(block)
-            digest.update(block)
-            done += len(block)
+    reported = 0
+
+    def report(done: int, total: int | None) -> None:
+        nonlocal reported
+        if done - reported >= _PROGRESS_BYTES or done == total:  # blocks can be as small as a network packet
             ctx.progress(done, total, "bytes")
-    return digest.hexdigest()
+            reported = done
+
+    try:
+        download_file(url, path, report, timeout_s=_TIMEOUT_S, verify=verify)
+    except (OSError, HTTPException) as error:
+        raise StageError(f"can't download {url} ({error}): specify a local file with weights_file") from error
+    return path
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Read a state dict from a safetensors file, or from one of torch.save, without running anything in it.
+    """Read a state dict from a safetensors file, or from one of torch.save without executing pickled code.
 
-    Raises StageError where the file can't be read or is not a state dict.
+    Raises StageError if the file can't be read or is not a state dict.
     """
     try:
         if path.suffix == ".safetensors":
@@ -75,16 +73,18 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     except OSError as error:
         raise StageError(f"can't read {path}: {error.strerror or error}") from error
     except Exception as error:  # a damaged file may raise anything in torch's unpickler
-        advice = "write one with torch.save(model.state_dict(), path) or safetensors"
-        raise StageError(f"{path} is not a file of tensors alone: {advice}") from error
-    if _is_state(content):
+        advice = "save one with torch.save(model.state_dict(), path) or safetensors"
+        raise StageError(f"{path} is not a file of plain tensors: {advice}") from error
+    if _is_state_dict(content):
         return dict(content)
-    inner = [str(key) for key, value in content.items() if _is_state(value)] if isinstance(content, Mapping) else []
-    found = f"its entry {inner[0]!r} is one: save that alone" if inner else f"it holds a {type(content).__name__}"
+    inner = (
+        [str(key) for key, value in content.items() if _is_state_dict(value)] if isinstance(content, Mapping) else []
+    )
+    found = f"its entry {inner[0]!r} is one: save only that" if inner else f"it contains a {type(content).__name__}"
     raise StageError(f"{path} is not a state dict; {found}")
 
 
-def _is_state(content: object) -> bool:
+def _is_state_dict(content: object) -> bool:
     return (
         isinstance(content, Mapping)
         and len(content) > 0
@@ -93,20 +93,28 @@ def _is_state(content: object) -> bool:
 
 
 def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], num_classes: int, source: str) -> list[str]:
-    """Copy trained weights into the network, in place; say what was changed to make them fit.
+    """Copy pretrained weights into the network, in place; return a line about each adaptation.
 
-    A first layer for RGB is made to take the network's channels. A last layer for other classes is left out: the
-    network's own stays. Raises StageError where anything else is missing, unknown or of another shape.
+    A first layer for RGB is adapted to the network's channels. A last layer for other classes is dropped: the network
+    keeps its own initialization.
+
+    Args:
+        network: changed in place.
+        weights: a state dict.
+        num_classes: of `network`.
+        source: of the weights, for errors.
+
+    Raises StageError if any other tensor is missing, unexpected or of another shape.
     """
     own = network.state_dict()
     state = _renamed(weights)
     notices = [*_fit_stem(state, own, f"{stem(network)[0]}.weight"), *_fit_head(state, own, head(network, num_classes))]
     for name in own:
-        if name.endswith(_COUNTER):  # older files lack it
+        if name.endswith(_COUNTER):  # missing in older files
             state.setdefault(name, own[name])
     problems = _problems(state, own)
     if problems:
-        raise StageError(f"{source} doesn't fit the network: {'; '.join(problems)}")
+        raise StageError(f"{source} doesn't match the network: {'; '.join(problems)}")
     network.load_state_dict(state)
     return notices
 
@@ -118,15 +126,15 @@ def _renamed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _fit_stem(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], name: str) -> list[str]:
-    given_OIhw, wanted_OIhw = state.get(name), own[name]
-    if given_OIhw is None or given_OIhw.shape[1:2] != (3,) or wanted_OIhw.shape[1] == 3:
+    given_OIhw, own_OIhw = state.get(name), own[name]
+    if given_OIhw is None or given_OIhw.shape[1:2] != (3,) or own_OIhw.shape[1] == 3:
         return []
-    channels = wanted_OIhw.shape[1]
-    if channels == 1:  # a grey image is one whose three channels are equal
+    channels = own_OIhw.shape[1]
+    if channels == 1:  # a gray image has three equal channels: the outputs stay the same
         state[name] = given_OIhw.sum(1, keepdim=True)
-    else:  # RGBRG..., so scaled that the sum over the inputs stays about the same
+    else:  # RGBRG..., scaled to preserve the sum over the inputs approximately
         state[name] = given_OIhw.repeat(1, math.ceil(channels / 3), 1, 1)[:, :channels] * (3 / channels)
-    return [f"the weights' first layer is for 3 channels: made to take {channels}"]
+    return [f"the weights' first layer has 3 input channels: adapted to {channels}"]
 
 
 def _fit_head(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], layer: str) -> list[str]:
@@ -134,9 +142,7 @@ def _fit_head(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], l
     if given is None or given.shape[1:] != wanted.shape[1:] or given.shape[0] == wanted.shape[0]:
         return []
     state |= {name: own[name] for name in (f"{layer}.weight", f"{layer}.bias") if name in own}
-    return [
-        f"the weights' last layer ({layer}) is for {given.shape[0]} classes: it starts afresh for {wanted.shape[0]}"
-    ]
+    return [f"the weights' last layer ({layer}) has {given.shape[0]} classes: reinitialized for {wanted.shape[0]}"]
 
 
 def _problems(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> list[str]:
@@ -147,12 +153,12 @@ def _problems(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]
     ]
     groups = (
         ("missing", [name for name in own if name not in state]),
-        ("unknown", [name for name in state if name not in own]),
+        ("unexpected", [name for name in state if name not in own]),
         ("of another shape", shapes),
     )
-    return [f"{len(names)} {what}: {_some(names)}" for what, names in groups if names]
+    return [f"{len(names)} {what}: {_first_few(names)}" for what, names in groups if names]
 
 
-def _some(names: Iterable[str], most: int = 3) -> str:
+def _first_few(names: Iterable[str], maximum: int = 3) -> str:
     names = list(names)
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+    return ", ".join(names[:maximum]) + (", ..." if len(names) > maximum else "")

@@ -47,8 +47,8 @@ def real_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 _PTPIPE_DATA = os.environ.get("PTPIPE_DATA")
 
 
-class Told(list[Event]):
-    """All that a stage said."""
+class RecordedEvents(list[Event]):
+    """All events of a stage."""
 
     @property
     def notices(self) -> list[str]:
@@ -56,15 +56,15 @@ class Told(list[Event]):
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def events() -> RecordedEvents:
+    return RecordedEvents()
 
 
 @pytest.fixture
-def ctx(tmp_path: Path, told: Told) -> Context:
+def ctx(tmp_path: Path, events: RecordedEvents) -> Context:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    return Context("data", "data.test", seed=7, scratch=scratch, _tell=told.append)
+    return Context("data", "data.test", seed=7, scratch=scratch, _tell=events.append)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 import ptpipe_data as front
 from ptpipe import Context, StageError
-from ptpipe_data import published
+from ptpipe_data import catalog
 
 NAMES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 RECORD = 3073
@@ -43,9 +43,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     packed = archive(CONTENTS)
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "cifar-10-binary.tar.gz").write_bytes(packed)
-    (part,) = published.CIFAR10.parts
-    described = replace(part, md5=hashlib.md5(packed).hexdigest(), size_bytes=len(packed))
-    monkeypatch.setattr(published, "CIFAR10", replace(published.CIFAR10, parts=(described,), num_per_class=(5, 1)))
+    (file,) = catalog.CIFAR10.files
+    described = replace(file, md5=hashlib.md5(packed).hexdigest(), size_bytes=len(packed))
+    monkeypatch.setattr(catalog, "CIFAR10", replace(catalog.CIFAR10, files=(described,), num_per_class=(5, 1)))
     return tmp_path / "cifar10"
 
 
@@ -71,26 +71,26 @@ def check(data: front.Data) -> None:
     assert len(data.splits["test"]) == 10
 
 
-def test_archive(root: Path, ctx: Context, told) -> None:
-    check(front.cifar10(front.PublishedConfig(val_size=0), ctx))
-    assert not told.notices
-    assert front.cifar10.fingerprint(front.PublishedConfig()) == {
-        "cifar-10-binary.tar.gz": published.CIFAR10.parts[0].md5
+def test_archive(root: Path, ctx: Context, events) -> None:
+    check(front.load_cifar10(front.CatalogConfig(val_size=0), ctx))
+    assert not events.notices
+    assert front.load_cifar10.fingerprint(front.CatalogConfig()) == {
+        "cifar-10-binary.tar.gz": catalog.CIFAR10.files[0].md5
     }
 
 
-def test_folder(root: Path, ctx: Context, told) -> None:
+def test_folder(root: Path, ctx: Context, events) -> None:
     folder = unpack(root)
-    check(front.cifar10(front.PublishedConfig(val_size=0), ctx))
-    assert "no digest" in told.notices[0]
-    before = front.cifar10.fingerprint(front.PublishedConfig())
+    check(front.load_cifar10(front.CatalogConfig(val_size=0), ctx))
+    assert "no digest" in events.notices[0]
+    before = front.load_cifar10.fingerprint(front.CatalogConfig())
     (folder / "data_batch_2.bin").write_bytes(batch(99))
-    assert front.cifar10.fingerprint(front.PublishedConfig()) != before
+    assert front.load_cifar10.fingerprint(front.CatalogConfig()) != before
 
 
 def test_torchvisions_place(root: Path, ctx: Context) -> None:
     unpack(root).rename(root.parent / "cifar-10-batches-bin")
-    check(front.cifar10(front.PublishedConfig(val_size=0), ctx))
+    check(front.load_cifar10(front.CatalogConfig(val_size=0), ctx))
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,15 @@ def test_altered_archive(root: Path, ctx: Context, change, message: str) -> None
     path = root / "cifar-10-binary.tar.gz"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(StageError, match=message):
-        front.cifar10(front.PublishedConfig(), ctx)
+        front.load_cifar10(front.CatalogConfig(), ctx)
     with pytest.raises(StageError, match=r"cifar-10-binary\.tar\.gz is damaged or truncated: "):
-        front.cifar10(front.PublishedConfig(verify=False), ctx)
+        front.load_cifar10(front.CatalogConfig(verify=False), ctx)
 
 
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ({name: CONTENTS[name] for name in NAMES[1:]}, "lacks data_batch_1.bin"),
+        ({name: CONTENTS[name] for name in NAMES[1:]}, "does not contain data_batch_1.bin"),
         (
             CONTENTS | {"data_batch_2.bin": CONTENTS["data_batch_2.bin"][:-1]},
             "data_batch_2.bin is truncated or altered",
@@ -123,22 +123,22 @@ def test_altered_archive(root: Path, ctx: Context, change, message: str) -> None
 def test_own_archive_that_does_not_fit(root: Path, ctx: Context, contents: dict[str, bytes], message: str) -> None:
     (root / "cifar-10-binary.tar.gz").write_bytes(archive(contents))
     with pytest.raises(StageError, match=message):
-        front.cifar10(front.PublishedConfig(verify=False), ctx)
+        front.load_cifar10(front.CatalogConfig(verify=False), ctx)
 
 
 def test_folder_with_wrong_counts_or_a_batch_missing(root: Path, ctx: Context) -> None:
     folder = unpack(root)
     (folder / "data_batch_1.bin").write_bytes(CONTENTS["data_batch_1.bin"][:RECORD] * 10)
     with pytest.raises(StageError, match="altered: CIFAR-10 has 5 images of each class"):
-        front.cifar10(front.PublishedConfig(), ctx)
+        front.load_cifar10(front.CatalogConfig(), ctx)
     (folder / "data_batch_1.bin").unlink()
-    with pytest.raises(StageError, match=r"cifar-10-batches-bin lacks data_batch_1\.bin"):
-        front.cifar10(front.PublishedConfig(), ctx)
+    with pytest.raises(StageError, match=r"cifar-10-batches-bin does not contain data_batch_1\.bin"):
+        front.load_cifar10(front.CatalogConfig(), ctx)
 
 
 def test_no_path_in_an_archive_is_written_to(root: Path, ctx: Context, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     evil = CONTENTS | {"../../../evil.bin": b"x"}
     (root / "cifar-10-binary.tar.gz").write_bytes(archive(evil))
-    front.cifar10(front.PublishedConfig(verify=False), ctx)
+    front.load_cifar10(front.CatalogConfig(verify=False), ctx)
     assert sorted(tmp_path.rglob("*")) == before

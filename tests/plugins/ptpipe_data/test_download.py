@@ -1,4 +1,4 @@
-"""Downloads, from servers on the loopback device that behave, misbehave or say nothing."""
+"""Downloads, from servers on the loopback device that respond correctly, wrongly or not at all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,21 +21,21 @@ import pytest
 
 import ptpipe_data as front
 from ptpipe import Context, StageError
+from ptpipe_data import catalog
 from ptpipe_data import download as download_module
-from ptpipe_data import published
-from ptpipe_data.download import Patience, download
-from ptpipe_data.published import Part, Published
+from ptpipe_data.catalog import CatalogEntry, RemoteFile
+from ptpipe_data.download import TimeLimits, download
 
-HASTY = Patience(silence_s=0.8, socket_s=0.3)
+SHORT = TimeLimits(stall_s=0.8, socket_s=0.3)
 CONTENT = {"one.gz": b"1" * 300_000, "two.gz": b"2" * 10}
 
 
-def describe(*mirrors: str, contents: dict[str, bytes] = CONTENT) -> Published:
-    parts = [
-        Part(name, len(content), hashlib.md5(content).hexdigest(), name.removesuffix(".gz"))
+def describe(*mirrors: str, contents: dict[str, bytes] = CONTENT) -> CatalogEntry:
+    files = [
+        RemoteFile(name, len(content), hashlib.md5(content).hexdigest(), name.removesuffix(".gz"))
         for name, content in contents.items()
     ]
-    return replace(published.MNIST, mirrors=mirrors, parts=tuple(parts))
+    return replace(catalog.MNIST, mirrors=mirrors, files=tuple(files))
 
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -76,46 +78,46 @@ def honest(handler: BaseHTTPRequestHandler) -> None:
 
 @contextmanager
 def silence() -> Iterator[str]:
-    """Takes connections and never says a word."""
+    """Accepts connections and never sends a byte."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/"
 
 
 @contextmanager
-def nobody() -> Iterator[str]:
+def refusing() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     yield f"http://127.0.0.1:{port}/"
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays(tmp_path: Path) -> Iterator[None]:
+def no_partial_file_or_thread_remains(tmp_path: Path) -> Iterator[None]:
     yield
     for thread in threading.enumerate():
         if thread.name.startswith("download"):
             thread.join(5)  # it may be at its last wait for a socket
-    assert list(tmp_path.rglob(".*")) == [], "half-written files"
+    assert [*tmp_path.rglob(".*"), *tmp_path.rglob("tmp*")] == [], "partial files"
     assert [thread for thread in threading.enumerate() if thread.name.startswith("download")] == []
 
 
 def test_files_arrive_whole(tmp_path: Path) -> None:
     with serving(honest) as url:
-        download(describe(url), tmp_path / "cache" / "x", HASTY)
+        download(describe(url), tmp_path / "cache" / "x", SHORT)
     assert {path.name: path.read_bytes() for path in (tmp_path / "cache" / "x").iterdir()} == CONTENT
 
 
-def test_what_is_there_already_is_not_asked_for(tmp_path: Path) -> None:
-    asked = []
+def test_existing_files_are_not_downloaded_again(tmp_path: Path) -> None:
+    requested = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        asked.append(handler.path)
+        requested.append(handler.path)
         honest(handler)
 
     (tmp_path / "one.gz").write_bytes(CONTENT["one.gz"])
     (tmp_path / "two.gz").write_bytes(b"broken")
     with serving(answer) as url:
-        download(describe(url), tmp_path, HASTY)
-    assert asked == ["/two.gz"] and (tmp_path / "two.gz").read_bytes() == CONTENT["two.gz"]
+        download(describe(url), tmp_path, SHORT)
+    assert requested == ["/two.gz"] and (tmp_path / "two.gz").read_bytes() == CONTENT["two.gz"]
 
 
 @pytest.mark.parametrize(
@@ -130,22 +132,22 @@ def test_what_is_there_already_is_not_asked_for(tmp_path: Path) -> None:
 )
 def test_bad_answers(tmp_path: Path, answer: Answer, reason: str) -> None:
     with serving(answer) as bad, pytest.raises(StageError, match=f"could not be downloaded: .*{reason}"):
-        download(describe(bad), tmp_path, HASTY)
+        download(describe(bad), tmp_path, SHORT)
     assert list(tmp_path.iterdir()) == []
     with serving(answer) as bad, serving(honest) as good:
-        download(describe(bad, good), tmp_path, HASTY)
+        download(describe(bad, good), tmp_path, SHORT)
     assert {path.name for path in tmp_path.iterdir()} == set(CONTENT)
 
 
-def test_silent_mirror_is_passed_over(tmp_path: Path) -> None:
+def test_silent_mirror_is_skipped(tmp_path: Path) -> None:
     with silence() as bad, serving(honest) as good:
         start = time.monotonic()
-        download(describe(bad, good), tmp_path, replace(HASTY, silence_s=5))
+        download(describe(bad, good), tmp_path, replace(SHORT, stall_s=5))
     assert {path.name for path in tmp_path.iterdir()} == set(CONTENT)
-    assert time.monotonic() - start < 2 * HASTY.socket_s  # and only once
+    assert time.monotonic() - start < 2 * SHORT.socket_s  # and only once
 
 
-@pytest.mark.parametrize("mirror", [silence, nobody])
+@pytest.mark.parametrize("mirror", [silence, refusing])
 def test_no_network(tmp_path: Path, mirror: Callable) -> None:
     start = time.monotonic()
     with (
@@ -154,8 +156,8 @@ def test_no_network(tmp_path: Path, mirror: Callable) -> None:
         mirror() as three,
         pytest.raises(StageError, match="could not be downloaded"),
     ):
-        download(describe(one, two, three, one, two, three), tmp_path, HASTY)
-    assert time.monotonic() - start < HASTY.silence_s + HASTY.socket_s + 1
+        download(describe(one, two, three, one, two, three), tmp_path, SHORT)
+    assert time.monotonic() - start < SHORT.stall_s + SHORT.socket_s + 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -170,9 +172,9 @@ def test_trickle_is_no_network(tmp_path: Path) -> None:
 
     start = time.monotonic()
     try:
-        with serving(trickle) as url, pytest.raises(StageError, match=r"no answer for 0\.8 s"):
+        with serving(trickle) as url, pytest.raises(StageError, match=r"no response for 0\.8 s"):
             try:
-                download(describe(url), tmp_path, HASTY)
+                download(describe(url), tmp_path, SHORT)
             finally:
                 stop.set()
     finally:
@@ -190,7 +192,7 @@ def test_slow_but_steady_arrives(tmp_path: Path) -> None:
             time.sleep(0.25)
 
     with serving(slowly) as url:
-        download(describe(url), tmp_path, HASTY)  # takes longer than the silence that ends it
+        download(describe(url), tmp_path, SHORT)  # takes longer than the stall that ends it
     assert (tmp_path / "one.gz").read_bytes() == CONTENT["one.gz"]
 
 
@@ -204,7 +206,7 @@ def test_hang_in_the_middle(tmp_path: Path) -> None:
     with serving(hang) as url:
         try:
             with pytest.raises(StageError, match="could not be downloaded"):
-                download(describe(url, url, url, url), tmp_path, HASTY)
+                download(describe(url, url, url, url), tmp_path, SHORT)
         finally:
             release.set()
     assert list(tmp_path.iterdir()) == []
@@ -219,8 +221,8 @@ def test_name_lookup_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     start = time.monotonic()
-    with pytest.raises(StageError, match=r"no answer for 0\.8 s"):
-        download(describe("http://nowhere.invalid/"), tmp_path, HASTY)
+    with pytest.raises(StageError, match=r"no response for 0\.8 s"):
+        download(describe("http://nowhere.invalid/"), tmp_path, SHORT)
     assert time.monotonic() - start < 2
     release.set()
     for thread in [thread for thread in threading.enumerate() if thread.name.startswith("download")]:
@@ -228,27 +230,61 @@ def test_name_lookup_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_default_patience_ends_within_ten_seconds() -> None:
-    patience = Patience()
-    assert patience.silence_s + patience.socket_s <= 9.5
+def test_default_limits_end_within_ten_seconds() -> None:
+    limits = TimeLimits()
+    assert limits.stall_s + limits.socket_s <= 9.5
 
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with serving(honest) as url, pytest.raises(StageError, match=r"could not be kept in .*/file/x: Not a directory"):
-        download(describe(url), tmp_path / "file" / "x", HASTY)
+    with serving(honest) as url, pytest.raises(StageError, match=r"could not be stored in .*/file/x: Not a directory"):
+        download(describe(url), tmp_path / "file" / "x", SHORT)
+
+
+def test_downloads_write_nothing_to_the_console(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.gz").write_bytes(b"of another version")
+    with serving(honest) as url:
+        download(describe(url), tmp_path, SHORT)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    both_started = threading.Barrier(2)
+
+    def slowly(handler: BaseHTTPRequestHandler) -> None:
+        if handler.path == "/one.gz":
+            both_started.wait(60)
+        honest(handler)
+
+    code = """
+import sys
+from pathlib import Path
+from dataclasses import replace
+from ptpipe_data import catalog, download
+files = tuple(catalog.RemoteFile(name, int(size), md5, name) for name, size, md5 in zip(*[iter(sys.argv[3:])] * 3))
+entry = replace(catalog.MNIST, mirrors=(sys.argv[1],), files=files)
+download.download(entry, Path(sys.argv[2]), download.TimeLimits(60, 60))
+"""
+    with serving(slowly) as url:
+        files = [text for f in describe(url).files for text in (f.name, str(f.size_bytes), f.md5)]
+        command = [sys.executable, "-c", code, url, str(tmp_path / "new"), *files]
+        processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        assert [(process.communicate(timeout=60)[1], process.returncode) for process in processes] == [("", 0)] * 2
+    assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == CONTENT
 
 
 @pytest.mark.slow
-def test_stage_without_network_gives_up_in_time_and_goes_on_with_digits(
-    ctx: Context, told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_stage_without_network_gives_up_in_time_and_falls_back_to_digits(
+    ctx: Context, events, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with silence() as one, silence() as two:
-        monkeypatch.setattr(published, "MNIST", replace(published.MNIST, mirrors=(one, two)))
+        monkeypatch.setattr(catalog, "MNIST", replace(catalog.MNIST, mirrors=(one, two)))
         start = time.monotonic()
-        assert list(front.mnist.preflight(front.MnistConfig(offline="digits"))) == []
+        assert list(front.load_mnist.preflight(front.MnistConfig(fallback="digits"))) == []
         assert time.monotonic() - start < 10
-    assert "digits in its place" in str(front.mnist(front.MnistConfig(offline="digits"), ctx) and told.notices)
+    assert "bundled digits instead" in str(
+        front.load_mnist(front.MnistConfig(fallback="digits"), ctx) and events.notices
+    )
 
 
 def test_preflight_fetches_and_the_stage_reads(
@@ -256,23 +292,23 @@ def test_preflight_fetches_and_the_stage_reads(
 ) -> None:
     write_idx_set(tmp_path / "server")
     files = {path.name: path.read_bytes() for path in (tmp_path / "server").iterdir()}
-    config = front.MnistConfig(offline="digits", val_size=10, calibration_size=5)
+    config = front.MnistConfig(fallback="digits", val_size=10, calibration_size=5)
     with serving(lambda handler: send(handler, files[handler.path[1:]])) as url:
-        described = describe(url, contents={part.file: files[part.file] for part in published.MNIST.parts})
-        monkeypatch.setattr(published, "MNIST", described)
-        assert list(front.mnist.fingerprint(config)) == ["digits"]
-        assert list(front.mnist.preflight(config)) == []
-    assert front.mnist.fingerprint(config) == {part.file: part.md5 for part in described.parts}
+        described = describe(url, contents={file.name: files[file.name] for file in catalog.MNIST.files})
+        monkeypatch.setattr(catalog, "MNIST", described)
+        assert list(front.load_mnist.fingerprint(config)) == ["digits"]
+        assert list(front.load_mnist.preflight(config)) == []
+    assert front.load_mnist.fingerprint(config) == {file.name: file.md5 for file in described.files}
     monkeypatch.setattr(download_module, "download", None)
     monkeypatch.setattr(socket, "socket", None)  # the stage itself uses no network
-    data = front.mnist(config, ctx)
+    data = front.load_mnist(config, ctx)
     expected = np.frombuffer(gzip.decompress(files["t10k-images-idx3-ubyte.gz"]), np.uint8, offset=16)
     np.testing.assert_array_equal(data.splits["test"].images.take(np.arange(20)).ravel(), expected)
     assert stat.S_IMODE((tmp_path / "cache" / "ptpipe" / "mnist" / "t10k-images-idx3-ubyte.gz").stat().st_mode) & 0o400
 
 
-def test_preflight_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with nobody() as url:
-        monkeypatch.setattr(published, "CIFAR10", replace(published.CIFAR10, mirrors=(url,)))
-        (line,) = front.cifar10.preflight(front.PublishedConfig())
-    assert line.startswith("CIFAR-10 is not there: looked in ") and "Connection refused" in line and "\n" not in line
+def test_preflight_gives_the_reason_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with refusing() as url:
+        monkeypatch.setattr(catalog, "CIFAR10", replace(catalog.CIFAR10, mirrors=(url,)))
+        (line,) = front.load_cifar10.preflight(front.CatalogConfig())
+    assert line.startswith("CIFAR-10 not found: searched ") and "Connection refused" in line and "\n" not in line

@@ -9,6 +9,8 @@ from pydantic import ValidationError
 
 import ptpipe_data as front
 from ptpipe import hookimpl
+from ptpipe.plan.options import config_problems
+from ptpipe_data.config import Augmentation, SplitConfig
 from ptpipe_torch import Data, LoaderOptions
 from ptpipe_torch.data.augment import AUGMENTATIONS
 
@@ -18,8 +20,8 @@ STAGES = list(front.ptpipe_stages())
 def test_importing_and_keys_need_neither_torch_nor_numpy() -> None:
     code = (
         "import sys, ptpipe_data as front; "
-        "front.mnist.fingerprint(front.MnistConfig()); front.cifar10.fingerprint(front.PublishedConfig()); "
-        "front.image_folder.fingerprint(front.ImageFolderConfig(path='.')); "
+        "front.load_mnist.fingerprint(front.MnistConfig()); front.load_cifar10.fingerprint(front.CatalogConfig()); "
+        "front.load_image_folder.fingerprint(front.ImageFolderConfig(path='.')); "
         "print([name for name in ('torch', 'numpy', 'PIL', 'sklearn', 'torchvision') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
@@ -42,13 +44,13 @@ def test_kinds() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.kind)
-def test_every_option_says_what_it_is(stage) -> None:
+def test_every_option_has_a_description(stage) -> None:
     for name, field in stage.config_type.model_fields.items():
         assert field.description, name
 
 
-def test_augmentations_are_those_there_are() -> None:
-    assert set(get_args(front.Augmentation)) == set(AUGMENTATIONS)
+def test_augmentations_match_the_implemented_ones() -> None:
+    assert set(get_args(Augmentation)) == set(AUGMENTATIONS)
 
 
 def test_loader_options_get_through() -> None:
@@ -64,7 +66,7 @@ def test_loader_options_get_through() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ('{"val_size": 1.5}', "neither a share below 1 nor a whole number"),
+        ('{"val_size": 1.5}', "must be a fraction below 1 or a whole number"),
         ('{"val_size": -1}', "greater than or equal to 0"),
         ('{"val_size": "many"}', "valid number"),
         ('{"augment": ["shfit"]}', "'crop', 'erase', 'flip'"),
@@ -75,7 +77,12 @@ def test_loader_options_get_through() -> None:
 )
 def test_wrong_options(options: str, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        front.SplitConfig.model_validate_json(options, strict=True)
+        SplitConfig.model_validate_json(options, strict=True)
+
+
+def test_the_former_name_of_fallback_is_reported() -> None:
+    (problem,) = config_problems(front.load_mnist, {"offline": "digits"})[1]
+    assert problem.message == "offline: renamed to fallback"
 
 
 def test_resize_smaller_than_the_square() -> None:
@@ -84,5 +91,5 @@ def test_resize_smaller_than_the_square() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 0.25, 5000])
-def test_sizes_are_shares_or_numbers(size: float) -> None:
-    assert front.SplitConfig.model_validate_json(f'{{"val_size": {size}}}', strict=True).val_size == size
+def test_sizes_are_fractions_or_numbers(size: float) -> None:
+    assert SplitConfig.model_validate_json(f'{{"val_size": {size}}}', strict=True).val_size == size

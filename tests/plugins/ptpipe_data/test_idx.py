@@ -58,16 +58,16 @@ def test_anything_else_is_a_stage_error_or_an_array(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "begins with nothing"),
-        (b"\x89PNG\r\n", "begins with 89 50 4e 47, not with 00 00"),
+        (b"", "starts with nothing"),
+        (b"\x89PNG\r\n", "starts with 89 50 4e 47, not with 00 00"),
         (bytes([0, 0, 0x0D, 1, 0, 0, 0, 0]), "IDX type 0x0d; only unsigned bytes"),
         (bytes([0, 0, 8, 3, 0, 0]), "is truncated: it ends inside the header"),
-        (bytes([0, 0, 8, 200]) + bytes(800), "is damaged: it announces an array of 200 dimensions"),
-        (bytes([0, 0, 8, 4, 0, 0, 0, 0]) + b"\xff" * 12, "is damaged: it announces an array of 4 dimensions"),
+        (bytes([0, 0, 8, 200]) + bytes(800), "is damaged: its header announces an array of 200 dimensions"),
+        (bytes([0, 0, 8, 4, 0, 0, 0, 0]) + b"\xff" * 12, "is damaged: its header announces an array of 4 dimensions"),
         (bytes([0, 0, 8, 3]) + b"\xff" * 12 + b"123", "4294967295 x 4294967295 x 4294967295 = "),
     ],
 )
-def test_what_is_wrong_is_said(content: bytes, message: str) -> None:
+def test_malformed_content(content: bytes, message: str) -> None:
     with pytest.raises(StageError, match=re.escape(message)):
         parse_idx(content, "x")
 

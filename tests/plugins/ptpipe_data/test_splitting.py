@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptpipe import StageError
-from ptpipe_data import SplitConfig
+from ptpipe_data.config import SplitConfig
 from ptpipe_data.splitting import draw_splits, num_samples
 from ptpipe_torch import ArrayImages, Data, DatasetInfo, Split
 
-FACTS = DatasetInfo("x", ("0", "1", "2"), (1, 1, 1), (0.5,), (0.5,))
+INFO = DatasetInfo("x", ("0", "1", "2"), (1, 1, 1), (0.5,), (0.5,))
 
 
 def pool(name: str, num: int) -> Split:
@@ -19,7 +19,7 @@ def pool(name: str, num: int) -> Split:
 
 
 def drawn(config: SplitConfig, seed: int = 7, num_train: int = 100, num_test: int = 30) -> Data:
-    return Data(FACTS, draw_splits(pool("train", num_train), pool("test", num_test), config, seed))
+    return Data(INFO, draw_splits(pool("train", num_train), pool("test", num_test), config, seed))
 
 
 def ids(data: Data, name: str) -> list[str]:

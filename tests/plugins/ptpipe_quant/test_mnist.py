@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ptpipe import Context
-from ptpipe_data import MnistConfig, mnist
+from ptpipe_data import MnistConfig, load_mnist
 from ptpipe_quant import (
     CalibrateConfig,
     ConvertConfig,
@@ -50,7 +50,7 @@ def context(tmp_path_factory) -> Context:
 
 @pytest.fixture(scope="module")
 def images(context) -> Data:
-    whole = mnist(MnistConfig(batch_size=128), context)
+    whole = load_mnist(MnistConfig(batch_size=128), context)
     splits = dict(whole.splits)
     splits["train"] = splits["train"].subset(np.arange(10_000))
     splits["calibration"] = splits["train"].subset(np.arange(2_000))

@@ -32,11 +32,11 @@ def make_data() -> MakeData:
 
 
 @pytest.fixture
-def told() -> list[Event]:
-    """What the stage said."""
+def events() -> list[Event]:
+    """The events of the stage."""
     return []
 
 
 @pytest.fixture
-def ctx(tmp_path: Path, told: list[Event]) -> Context:
-    return Context(stage_id="net", kind="model.test", seed=7, scratch=tmp_path, _tell=told.append)
+def ctx(tmp_path: Path, events: list[Event]) -> Context:
+    return Context(stage_id="net", kind="model.test", seed=7, scratch=tmp_path, _tell=events.append)

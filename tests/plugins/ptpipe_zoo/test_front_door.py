@@ -63,13 +63,13 @@ def test_an_unknown_network_gets_the_nearest_name(name, suggestion):
 
 
 def test_the_names_read_from_the_source_are_those_that_torchvision_registers():
-    from ptpipe_zoo import classifiers
+    from ptpipe_zoo import torchvision_models
 
-    assert list(names.classifier_names()) == classifiers.names()
+    assert list(names.classifier_names()) == torchvision_models.list_classifiers()
     assert "fcn_resnet50" not in names.classifier_names()
 
 
-def test_reads_the_names_of_every_way_to_register(tmp_path):
+def test_reads_the_names_of_every_form_of_registration(tmp_path):
     (tmp_path / "nets.py").write_text(
         '@register_model()\n@handle(weights=("a", None))\ndef one(*, weights=None):\n    ...\n'
         '@register_model(name="two")\ndef build_two():\n    ...\n@register_model("three")\ndef build_three(): ...\n'
@@ -79,30 +79,30 @@ def test_reads_the_names_of_every_way_to_register(tmp_path):
 
 
 def test_without_torchvision_any_name_may_be_planned(monkeypatch):
-    monkeypatch.setattr(ptpipe_zoo, "classifier_names", lambda: ())
+    monkeypatch.setattr(names, "classifier_names", lambda: ())
     assert problems(ptpipe_zoo.torchvision, name="resnet18000") == []
 
 
 def test_the_content_of_a_weights_file_enters_the_key(tmp_path):
-    reads = ptpipe_zoo.torchvision.fingerprint
+    fingerprint = ptpipe_zoo.torchvision.fingerprint
     file = tmp_path / "w.pth"
     config = ptpipe_zoo.TorchvisionConfig(name="resnet18", weights_file=str(file))
-    assert reads(config) is None
+    assert fingerprint(config) is None
     file.write_bytes(b"weights")
-    assert reads(config) == hashlib.sha256(b"weights").hexdigest()
-    assert reads(ptpipe_zoo.TorchvisionConfig(name="resnet18")) is None
+    assert fingerprint(config) == hashlib.sha256(b"weights").hexdigest()
+    assert fingerprint(ptpipe_zoo.TorchvisionConfig(name="resnet18")) is None
 
 
-def test_the_preflight_names_every_lack(tmp_path, monkeypatch):
-    def lacks(**options: str) -> list[str]:
+def test_the_preflight_reports_every_reason(tmp_path, monkeypatch):
+    def reasons(**options: str) -> list[str]:
         return list(ptpipe_zoo.torchvision.preflight(ptpipe_zoo.TorchvisionConfig(**options)))
 
-    assert lacks(name="resnet18", weights="DEFAULT") == []
-    assert lacks(name="resnet18", weights="IMAGENET") == [
-        "resnet18 has no published weights 'IMAGENET'; there are IMAGENET1K_V1, DEFAULT"
+    assert reasons(name="resnet18", weights="DEFAULT") == []
+    assert reasons(name="resnet18", weights="IMAGENET") == [
+        "resnet18 has no published weights 'IMAGENET'; available: IMAGENET1K_V1, DEFAULT"
     ]
     missing = tmp_path / "w.pth"
-    assert lacks(name="resnet18", weights_file=str(missing)) == [f"there is no weights file {missing}"]
-    monkeypatch.setattr(ptpipe_zoo, "classifier_names", lambda: ())
-    (line,) = lacks(name="resnet81")
-    assert line == "the torchvision installed here has no classifier 'resnet81' (did you mean 'resnet18'?)"
+    assert reasons(name="resnet18", weights_file=str(missing)) == [f"weights file {missing} does not exist"]
+    monkeypatch.setattr(names, "classifier_names", lambda: ())
+    (line,) = reasons(name="resnet81")
+    assert line == "the installed torchvision has no classifier 'resnet81' (did you mean 'resnet18'?)"

@@ -126,12 +126,12 @@ def test_every_operation_but_flattening_is_a_module_that_fx_can_fuse(make_model,
     assert {node.op for node in graph.nodes} == {"placeholder", "call_module", "output"}
 
 
-def test_says_how_many_parameters_it_has(make_data, ctx, told):
+def test_records_how_many_parameters_it_has(make_data, ctx, events):
     mlp(MlpConfig(hidden=(4,)), ctx, make_data((1, 2, 2)))
-    assert [(metric.name, metric.value) for metric in told] == [("num_parameters", (4 + 1) * 4 + (4 + 1) * 5)]
+    assert [(metric.name, metric.value) for metric in events] == [("num_parameters", (4 + 1) * 4 + (4 + 1) * 5)]
 
 
-def test_initialised_takes_any_builder():
-    part = FunctionRef.to(nets.mlp, shape_CHW=(1, 2, 2), num_classes=2, hidden=[3], dropout=0)
-    one, other = nets.initialised(part, -1), nets.initialised(part, -1)
+def test_build_seeded_accepts_any_builder():
+    builder_ref = FunctionRef.to(nets.mlp, shape_CHW=(1, 2, 2), num_classes=2, hidden=[3], dropout=0)
+    one, other = nets.build_seeded(builder_ref, -1), nets.build_seeded(builder_ref, -1)
     assert torch.equal(one[1].weight, other[1].weight)

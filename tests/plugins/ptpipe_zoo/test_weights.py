@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from ptpipe import StageError
 from ptpipe.events import Notice, Progress
 from ptpipe_torch.torchvision_compat import torchvision
-from ptpipe_zoo import TorchvisionConfig, classifiers, weights
+from ptpipe_zoo import TorchvisionConfig, torchvision_models, weights
 from ptpipe_zoo import torchvision as torchvision_stage
 
 NAME = "shufflenet_v2_x0_5"
@@ -43,32 +44,32 @@ def make(make_data, ctx):
     return make_
 
 
-def notices(told):
-    return [event.text for event in told if isinstance(event, Notice)]
+def notices(events):
+    return [event.text for event in events if isinstance(event, Notice)]
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_file_for_the_same_classes_and_channels_is_taken_as_it_is(make, published, tmp_path, told, suffix):
+def test_a_file_for_the_same_classes_and_channels_is_taken_as_it_is(make, published, tmp_path, events, suffix):
     model = make(published.state_dict(), tmp_path / f"w{suffix}", num_classes=1000)
     images_NCHW = torch.rand(2, 3, 32, 32)
     assert torch.equal(model.build()(images_NCHW), published(images_NCHW))
-    assert notices(told) == []
+    assert notices(events) == []
 
 
-def test_the_last_layer_starts_afresh_for_other_classes(make, published, tmp_path, told, make_data, ctx):
+def test_the_last_layer_is_reinitialized_for_other_classes(make, published, tmp_path, events, make_data, ctx):
     model = make(published.state_dict(), tmp_path / "w.pth")
     fresh = torchvision_stage(TorchvisionConfig(name=NAME), ctx, make_data((3, 32, 32), 5))
     for name, tensor in model.tensors.items():
         expected = fresh.tensors[name] if name.startswith("fc.") else published.state_dict()[name]
         assert torch.equal(tensor, expected), name
-    assert notices(told) == ["the weights' last layer (fc) is for 1000 classes: it starts afresh for 5"]
+    assert notices(events) == ["the weights' last layer (fc) has 1000 classes: reinitialized for 5"]
 
 
-def test_a_grey_image_gives_what_the_same_image_in_rgb_gave(make, published, tmp_path, told):
+def test_a_grey_image_gives_what_the_same_image_in_rgb_gave(make, published, tmp_path, events):
     model = make(published.state_dict(), tmp_path / "w.pth", channels=1, num_classes=1000)
     grey_NCHW = torch.rand(2, 1, 32, 32)
     torch.testing.assert_close(model.build()(grey_NCHW), published(grey_NCHW.expand(2, 3, 32, 32)))
-    assert notices(told) == ["the weights' first layer is for 3 channels: made to take 1"]
+    assert notices(events) == ["the weights' first layer has 3 input channels: adapted to 1"]
 
 
 @pytest.mark.parametrize("channels", [2, 6])
@@ -107,7 +108,7 @@ def test_densenets_published_names_are_understood():
 
 def test_auxiliary_branches_in_a_file_are_left_out():
     theirs = torchvision().models.googlenet(num_classes=5, init_weights=False)
-    ours = classifiers.classifier(name="googlenet", shape_CHW=(3, 32, 32), num_classes=5)
+    ours = torchvision_models.classifier(name="googlenet", shape_CHW=(3, 32, 32), num_classes=5)
     assert weights.load_weights(ours, theirs.state_dict(), 5, "w.pth") == []
     assert torch.equal(ours.fc.weight, theirs.fc.weight)
 
@@ -121,8 +122,8 @@ def test_a_file_that_does_not_fit_is_described_in_one_line(make, published, tmp_
     with pytest.raises(StageError) as caught:
         make(state, tmp_path / "w.pth")
     assert str(caught.value) == (
-        f"{tmp_path / 'w.pth'} doesn't fit the network: "
-        "4 missing: conv5.0.weight, conv5.1.weight, conv5.1.bias, ...; 1 unknown: extra; "
+        f"{tmp_path / 'w.pth'} doesn't match the network: "
+        "4 missing: conv5.0.weight, conv5.1.weight, conv5.1.bias, ...; 1 unexpected: extra; "
         "1 of another shape: conv1.1.weight is (3,), not (24,)"
     )
 
@@ -138,7 +139,7 @@ class Payload:
 
 
 def test_code_in_a_weights_file_is_not_run(make, tmp_path):
-    with pytest.raises(StageError, match="is not a file of tensors alone"):
+    with pytest.raises(StageError, match="is not a file of plain tensors"):
         make({"fc.weight": Payload(tmp_path / "attacked")}, tmp_path / "w.pth")
     assert not (tmp_path / "attacked").exists()
 
@@ -147,9 +148,9 @@ def test_code_in_a_weights_file_is_not_run(make, tmp_path):
     ("content", "message"),
     [
         ({"epoch": 3, "model": {"fc.weight": torch.zeros(1)}}, "is not a state dict; its entry 'model' is one"),
-        ({"epoch": 3}, "is not a state dict; it holds a dict"),
-        ({}, "is not a state dict; it holds a dict"),
-        (torch.zeros(3), "is not a state dict; it holds a Tensor"),
+        ({"epoch": 3}, "is not a state dict; it contains a dict"),
+        ({}, "is not a state dict; it contains a dict"),
+        (torch.zeros(3), "is not a state dict; it contains a Tensor"),
     ],
 )
 def test_a_file_of_something_else_is_refused(make, tmp_path, content, message):
@@ -161,7 +162,7 @@ def test_a_file_of_something_else_is_refused(make, tmp_path, content, message):
 @pytest.mark.parametrize("content", [b"", b"not tensors at all", b"\x80\x02", b"PK\x03\x04"])
 def test_a_damaged_file_is_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(StageError, match=f"{name} is not a file of tensors alone"):
+    with pytest.raises(StageError, match=f"{name} is not a file of plain tensors"):
         weights.read_weights(tmp_path / name)
 
 
@@ -182,7 +183,7 @@ def test_a_truncated_file_is_refused(published, tmp_path, suffix):
     else:
         save_file(published.state_dict(), file)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(StageError, match="is not a file of tensors alone"):
+    with pytest.raises(StageError, match="is not a file of plain tensors"):
         weights.read_weights(file)
 
 
@@ -222,16 +223,16 @@ def server(tmp_path):
         thread.join()
 
 
-def test_published_weights_are_taken_from_torchs_cache(published, cache, make_data, ctx, told):
-    url = classifiers.published(NAME)["DEFAULT"]
+def test_published_weights_are_taken_from_torchs_cache(published, cache, make_data, ctx, events):
+    url = torchvision_models.weight_urls(NAME)["DEFAULT"]
     cache.mkdir(parents=True)
     torch.save(published.state_dict(), cache / url.rpartition("/")[2])
     model = torchvision_stage(TorchvisionConfig(name=NAME, weights="DEFAULT"), ctx, make_data((3, 32, 32), 1000))
     assert torch.equal(model.tensors["fc.weight"], published.state_dict()["fc.weight"])
-    assert not any(isinstance(event, Progress) for event in told)
+    assert not any(isinstance(event, Progress) for event in events)
 
 
-def test_a_download_is_checked_and_kept(server, cache, ctx, told):
+def test_a_download_is_checked_and_kept(server, cache, ctx, events, capfd):
     address, folder = server
     content = os.urandom(3 << 20)
     name = f"net-{hashlib.sha256(content).hexdigest()[:8]}.pth"
@@ -239,23 +240,28 @@ def test_a_download_is_checked_and_kept(server, cache, ctx, told):
     file = weights.download(f"{address}/{name}", ctx)
     assert file == cache / name
     assert file.read_bytes() == content
-    assert (told[-1].done, told[-1].total, told[-1].unit) == (len(content), len(content), "bytes")
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask, "others share torch's cache"
+    assert len(events) <= 3, "a report per MiB"
+    assert capfd.readouterr() == ("", "")
+    assert (events[-1].done, events[-1].total, events[-1].unit) == (len(content), len(content), "bytes")
     (folder / name).unlink()
     assert weights.download(f"{address}/{name}", ctx) == file
 
 
-def test_a_download_of_other_bytes_is_thrown_away(server, cache, ctx):
+def test_a_download_of_other_bytes_is_discarded(server, cache, ctx):
     address, folder = server
     (folder / "net-0123abcd.pth").write_bytes(b"something else")
-    with pytest.raises(StageError, match=r"gave a file with SHA-256 .*, not 0123abcd"):
+    with pytest.raises(StageError, match=r"downloaded file has SHA-256 .*, not 0123abcd"):
         weights.download(f"{address}/net-0123abcd.pth", ctx)
     assert list(cache.iterdir()) == []
 
 
-def test_a_failed_download_says_what_to_do_instead(server, cache, ctx):
+def test_a_failed_download_suggests_a_local_file(server, cache, ctx):
     address, _ = server
-    with pytest.raises(StageError, match=r"can't fetch .*404.*: name a local file with weights_file"):
+    with pytest.raises(StageError, match=r"can't download .*404.*: specify a local file with weights_file"):
         weights.download(f"{address}/none-0123abcd.pth", ctx)
-    with pytest.raises(StageError, match="can't fetch"):
+    with pytest.raises(StageError, match="can't download"):
         weights.download("http://127.0.0.1:1/none.pth", ctx)
     assert list(cache.iterdir()) == []

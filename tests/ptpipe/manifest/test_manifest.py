@@ -18,7 +18,7 @@ name: whole
 seed: 7
 plugins: [./a.py, b]
 stages:
-  data: {uses: data.mnist, with: {offline: digits}}
+  data: {uses: data.mnist, with: {fallback: digits}}
   net:
     uses: model.mlp
     needs: {data: data, others: [data, data.x]}
@@ -30,7 +30,7 @@ def test_a_whole_manifest():
     manifest = parse(WHOLE, Path("m.yaml"))
     assert (manifest.name, manifest.seed, manifest.plugins) == ("whole", 7, ("./a.py", "b"))
     assert manifest.stages == (
-        StageEntry("data", "data.mnist", {}, {"offline": "digits"}),
+        StageEntry("data", "data.mnist", {}, {"fallback": "digits"}),
         StageEntry("net", "model.mlp", {"data": ("data",), "others": ("data", "data.x")}),
         StageEntry("bare", "a.b"),
     )
@@ -194,12 +194,12 @@ def test_a_bad_override_is_named(text):
 
 def test_overrides_replace_options():
     manifest = parse(WHOLE, Path("m"))
-    changed = manifest.overridden_by({"data.offline": None, "net.group.deep": 3, "net.group.more": 4, "seed": 9})
-    assert changed.stages[0].options == {"offline": None}
+    changed = manifest.overridden_by({"data.fallback": None, "net.group.deep": 3, "net.group.more": 4, "seed": 9})
+    assert changed.stages[0].options == {"fallback": None}
     assert changed.stages[1].options == {"group": {"deep": 3, "more": 4}}
     assert changed.seed == 9
-    assert changed.overrides == {"data.offline": None, "net.group.deep": 3, "net.group.more": 4, "seed": 9}
-    assert manifest.stages[0].options == {"offline": "digits"}, "the manifest itself is left alone"
+    assert changed.overrides == {"data.fallback": None, "net.group.deep": 3, "net.group.more": 4, "seed": 9}
+    assert manifest.stages[0].options == {"fallback": "digits"}, "the manifest itself is left alone"
 
 
 def test_an_override_keeps_the_rest_of_its_group():

@@ -1,4 +1,4 @@
-"""Image files in class folders: `ROOT/CLASS/*` to be split, or `ROOT/train/CLASS/*` with `test` and `val` or without.
+"""Image folders: `ROOT/CLASS/*`, split here, or `ROOT/train/CLASS/*` with optional `test` and `val`.
 
 Shape legend: N images, C channels, H height, W width.
 """
@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING
 from ptpipe import JSON, Context, StageError
 
 if TYPE_CHECKING:
-    from ptpipe_data import ImageFolderConfig
+    from ptpipe_data.config import ImageFolderConfig
     from ptpipe_torch.data.data import Data, Split
 
 _SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _IMAGENET = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
-"""Of torchvision's ImageNet models; grey as the mean over channels."""
+"""Mean and standard deviation of torchvision's ImageNet models; for grayscale, averaged over the channels."""
 _MEASURED_IMAGES = 512
-_TEST_SHARE = 0.1
+_TEST_FRACTION = 0.1
 _CHUNK_IMAGES = 64
 
 
 def find_root(path: str) -> Path:
-    """The folder that the user named, absolute. Raises StageError where there is none."""
+    """Return the folder as an absolute path. Raises StageError if it does not exist."""
     root = Path(path).expanduser().resolve()
     if not root.is_dir():
-        raise StageError(f"{root} is no folder" if root.exists() else f"{root} is not there")
+        raise StageError(f"{root} is not a folder" if root.exists() else f"{root} does not exist")
     return root
 
 
-def folder_fingerprint(path: str) -> JSON:
-    """Relative path, size and time of change of every image file, hashed, and where they are."""
+def fingerprint(path: str) -> JSON:
+    """Return the folder, the number of images, and a digest of their relative paths, sizes and modification times."""
     root = find_root(path)
     digest, num_files = hashlib.sha256(), 0
     for relative, entry in _walk(root, ""):
@@ -44,37 +44,36 @@ def folder_fingerprint(path: str) -> JSON:
     return {"root": str(root), "num_files": num_files, "digest": digest.hexdigest()}
 
 
-def image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
-    """The data set in a folder. Raises StageError for a folder that is not laid out as one."""
-    from ptpipe_data.splitting import draw_splits, set_aside
+def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
+    """Return the data set in `config.path`. Raises StageError if the folder isn't laid out as one."""
+    from ptpipe_data.splitting import draw_splits, hold_out
     from ptpipe_torch.data.data import Data, DatasetInfo
 
     root = find_root(config.path)
     names = [name for name in ("train", "val", "test") if (root / name).is_dir()] if (root / "train").is_dir() else [""]
-    listed = {name: _listed(root, name) for name in names}
+    listed = {name: _list_images(root, name) for name in names}
     classes = sorted({class_name for files in listed.values() for class_name, _ in files})
     for name in names:
-        lacking = sorted(set(classes) - {class_name for class_name, _ in listed[name]})
-        if lacking and name in ("", "train"):
-            raise StageError(f"{root / name} has no images of the class {lacking[0]}")
-    pools = {name: _pool(root, files, classes, config) for name, files in listed.items()}
+        missing = sorted(set(classes) - {class_name for class_name, _ in listed[name]})
+        if missing and name in ("", "train"):
+            raise StageError(f"{root / name} has no images of the class {missing[0]}")
+    found = {name: _lazy_split(root, files, classes, config) for name, files in listed.items()}
     if config.in_memory:
-        pools = {name: _decoded(pool, name, ctx) for name, pool in pools.items()}
-    train = pools.get("train", pools.get(""))
-    assert train is not None
-    if "test" in pools:
-        splits = draw_splits(train, pools["test"], config, ctx.seed, val=pools.get("val"))
+        found = {name: _decode(split, name, ctx) for name, split in found.items()}
+    train = found["train"] if "train" in found else found[""]
+    if "test" in found:
+        splits = draw_splits(train, found["test"], config, ctx.seed, val=found.get("val"))
     else:
-        test_size = _TEST_SHARE if config.test_size is None else config.test_size
-        train, test = set_aside(train, test_size, ctx.seed, "test")
-        splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), ctx.seed, val=pools.get("val"))
+        test_size = _TEST_FRACTION if config.test_size is None else config.test_size
+        train, test = hold_out(train, test_size, ctx.seed, "test")
+        splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), ctx.seed, val=found.get("val"))
     mean, std = _normalization(splits["train"], config)
     info = DatasetInfo(root.name, tuple(classes), (config.channels, config.image_size, config.image_size), mean, std)
     return Data(info, splits, config.loader_options())
 
 
 def _walk(folder: Path, relative: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Image files below a folder with their relative paths, in the order of their names; hidden ones left out."""
+    """Yield relative path and entry of each image file below a folder, sorted by name, without hidden ones."""
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             path = f"{relative}{entry.name}"
@@ -82,12 +81,12 @@ def _walk(folder: Path, relative: str) -> Iterator[tuple[str, os.DirEntry[str]]]
                 continue
             if entry.is_dir():
                 yield from _walk(folder / entry.name, f"{path}/")
-            elif os.path.splitext(entry.name)[1].lower() in _SUFFIXES:  # noqa: PTH122 - a Path a file is slow
+            elif os.path.splitext(entry.name)[1].lower() in _SUFFIXES:  # noqa: PTH122 - a Path per file is slow
                 yield path, entry
 
 
-def _listed(root: Path, name: str) -> list[tuple[str, str]]:
-    """(class name, path relative to root) of every image of a split's folder."""
+def _list_images(root: Path, name: str) -> list[tuple[str, str]]:
+    """Return class name and path relative to `root` of each image in the folder `root/name`."""
     prefix = f"{name}/" if name else ""
     files = [path for path, _ in _walk(root / name, prefix)]
     listed = []
@@ -95,10 +94,10 @@ def _listed(root: Path, name: str) -> list[tuple[str, str]]:
         class_name, slash, _ = path[len(prefix) :].partition("/")
         if not slash:
             raise StageError(
-                f"{root / path} lies in no class folder (there is to be one folder a class in {root / name})"
+                f"{root / path} is not in a class folder ({root / name} must contain one folder per class)"
             )
-        if not path.isprintable():  # a name that is no UTF-8 has surrogates, which are not printable
-            raise StageError(f"{str(root / path)!r}: rename it; names of images are to be printable UTF-8")
+        if not path.isprintable():  # a name that is not UTF-8 has surrogates, which are not printable
+            raise StageError(f"{str(root / path)!r}: rename it; image names must be printable UTF-8")
         listed.append((class_name, path))
     if not listed:
         raise StageError(f"{root / name} has no images in class folders ({', '.join(sorted(_SUFFIXES))})")
@@ -109,7 +108,8 @@ def _listed(root: Path, name: str) -> list[tuple[str, str]]:
     return listed
 
 
-def _pool(root: Path, files: list[tuple[str, str]], classes: list[str], config: ImageFolderConfig) -> Split:
+def _lazy_split(root: Path, files: list[tuple[str, str]], classes: list[str], config: ImageFolderConfig) -> Split:
+    """Return a split whose images are decoded when they are taken."""
     import numpy as np
 
     from ptpipe_torch.data.data import Split
@@ -122,30 +122,30 @@ def _pool(root: Path, files: list[tuple[str, str]], classes: list[str], config: 
     return Split(np.array([path for _, path in files], dtype=np.str_), labels_N, images)
 
 
-def _decoded(pool: Split, name: str, ctx: Context) -> Split:
-    """The same samples with their pixels in one array, which is a file in scratch until it is stored."""
+def _decode(split: Split, name: str, ctx: Context) -> Split:
+    """Return the same samples with their pixels in one array, memory-mapped from the scratch folder."""
     import numpy as np
 
     from ptpipe_torch.data.data import Split
     from ptpipe_torch.data.images import ArrayImages
 
-    shape_HWC = pool.images.take(np.arange(1)).shape[1:]
+    shape_HWC = split.images.take(np.arange(1)).shape[1:]
     path = ctx.scratch / f"{name or 'all'}.npy"
-    pixels_NHWC = np.lib.format.open_memmap(path, "w+", np.uint8, (len(pool), *shape_HWC))
-    for start in range(0, len(pool), _CHUNK_IMAGES):
-        stop = min(start + _CHUNK_IMAGES, len(pool))
-        pixels_NHWC[start:stop] = pool.images.take(np.arange(start, stop))
-        ctx.progress(stop, len(pool), "images")
-    return Split(pool.ids, pool.labels_N, ArrayImages(pixels_NHWC))
+    pixels_NHWC = np.lib.format.open_memmap(path, "w+", np.uint8, (len(split), *shape_HWC))
+    for start in range(0, len(split), _CHUNK_IMAGES):
+        stop = min(start + _CHUNK_IMAGES, len(split))
+        pixels_NHWC[start:stop] = split.images.take(np.arange(start, stop))
+        ctx.progress(stop, len(split), "images")
+    return Split(split.ids, split.labels_N, ArrayImages(pixels_NHWC))
 
 
 def _normalization(train: Split, config: ImageFolderConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
     import numpy as np
 
-    from ptpipe_data.statistics import channel_statistics
+    from ptpipe_data.channel_stats import channel_stats
     from ptpipe_torch.data.images import SubsetImages
 
     if config.normalize == "imagenet":
         return _IMAGENET[config.channels]
-    some = np.linspace(0, len(train) - 1, min(len(train), _MEASURED_IMAGES)).astype(np.int64)
-    return channel_statistics(SubsetImages(train.images, some))
+    sample = np.linspace(0, len(train) - 1, min(len(train), _MEASURED_IMAGES)).astype(np.int64)
+    return channel_stats(SubsetImages(train.images, sample))

@@ -1,4 +1,4 @@
-"""Published data sets: what is found where, what is refused, what the key sees."""
+"""Catalog data sets: search folders, verification, fingerprints."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import pytest
 
 import ptpipe_data as front
 from ptpipe import Context, StageError
-from ptpipe_data import published
-from ptpipe_data.published import Published, fingerprint
+from ptpipe_data import catalog
+from ptpipe_data.catalog import CatalogEntry, fingerprint
 from ptpipe_torch import Data, epoch_order
 
 OWN = front.MnistConfig(verify=False, calibration_size=10)
 
 
-def as_published(contents: dict[str, bytes], like: Published) -> Published:
+def as_published(contents: dict[str, bytes], like: CatalogEntry) -> CatalogEntry:
     """A published data set made of these files, as its authors would have described it."""
-    parts = []
-    for part in like.parts:
-        packed = gzip.compress(contents[part.unpacked], mtime=0)
-        unpacked_sha256 = part.unpacked_sha256 and hashlib.sha256(contents[part.unpacked]).hexdigest()
-        parts.append(
-            replace(part, size_bytes=len(packed), md5=hashlib.md5(packed).hexdigest(), unpacked_sha256=unpacked_sha256)
+    files = []
+    for file in like.files:
+        packed = gzip.compress(contents[file.unpacked_name], mtime=0)
+        unpacked_sha256 = file.unpacked_sha256 and hashlib.sha256(contents[file.unpacked_name]).hexdigest()
+        files.append(
+            replace(file, size_bytes=len(packed), md5=hashlib.md5(packed).hexdigest(), unpacked_sha256=unpacked_sha256)
         )
-    return replace(like, parts=tuple(parts), num_per_class=like.num_per_class and (6, 2))
+    return replace(like, files=tuple(files), num_per_class=like.num_per_class and (6, 2))
 
 
 @pytest.fixture
@@ -40,21 +40,21 @@ def tiny_mnist(write_idx_set: Callable, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PTPIPE_DATA", str(tmp_path / "data"))
     folder = tmp_path / "data" / "mnist"
     contents = write_idx_set(folder)
-    monkeypatch.setattr(published, "MNIST", as_published(contents, published.MNIST))
+    monkeypatch.setattr(catalog, "MNIST", as_published(contents, catalog.MNIST))
     return folder
 
 
 def pixels(data: Data, split: str) -> np.ndarray:
-    part = data.splits[split]
-    return part.images.take(np.arange(len(part)))
+    samples = data.splits[split]
+    return samples.images.take(np.arange(len(samples)))
 
 
 @pytest.mark.mnist
-def test_real_mnist(real_data: Path, ctx: Context, told, tmp_path: Path) -> None:
+def test_real_mnist(real_data: Path, ctx: Context, events, tmp_path: Path) -> None:
     config = front.MnistConfig()
-    assert list(front.mnist.preflight(config)) == []
-    data = front.mnist(config, ctx)
-    assert data.info.name == "mnist" and data.info.shape_CHW == (1, 28, 28) and not told.notices
+    assert list(front.load_mnist.preflight(config)) == []
+    data = front.load_mnist(config, ctx)
+    assert data.info.name == "mnist" and data.info.shape_CHW == (1, 28, 28) and not events.notices
     assert data.summary() == {
         "name": "mnist",
         "shape": [1, 28, 28],
@@ -91,8 +91,8 @@ def test_real_mnist(real_data: Path, ctx: Context, told, tmp_path: Path) -> None
 @pytest.mark.mnist
 def test_real_mnist_key_and_speed(real_data: Path, ctx: Context) -> None:
     config = front.MnistConfig()
-    assert shortest_s(lambda: front.mnist.fingerprint(config)) < 0.06
-    data = front.mnist(config, ctx)
+    assert shortest_s(lambda: front.load_mnist.fingerprint(config)) < 0.06
+    data = front.load_mnist(config, ctx)
     import torch
 
     threads = torch.get_num_threads()
@@ -118,12 +118,12 @@ def test_tables_are_torchvisions() -> None:
     from ptpipe_torch.torchvision_compat import torchvision
 
     datasets = torchvision().datasets
-    for ours, theirs in ((published.MNIST, datasets.MNIST), (published.FASHION_MNIST, datasets.FashionMNIST)):
+    for ours, theirs in ((catalog.MNIST, datasets.MNIST), (catalog.FASHION_MNIST, datasets.FashionMNIST)):
         assert list(ours.mirrors) == theirs.mirrors
-        assert [(part.file, part.md5) for part in ours.parts] == theirs.resources
-    assert published.MNIST.class_names == tuple(name[0] for name in datasets.MNIST.classes)
-    assert published.FASHION_MNIST.class_names == tuple(datasets.FashionMNIST.classes)
-    python_version = published.CIFAR10.mirrors[0] + "cifar-10-python.tar.gz"
+        assert [(file.name, file.md5) for file in ours.files] == theirs.resources
+    assert catalog.MNIST.class_names == tuple(name[0] for name in datasets.MNIST.classes)
+    assert catalog.FASHION_MNIST.class_names == tuple(datasets.FashionMNIST.classes)
+    python_version = catalog.CIFAR10.mirrors[0] + "cifar-10-python.tar.gz"
     assert python_version == datasets.CIFAR10.url
 
 
@@ -134,8 +134,8 @@ def test_places(
 ) -> None:
     monkeypatch.setenv("PTPIPE_DATA", str(tmp_path / "data"))
     contents = write_idx_set(tmp_path / "data" / place, packed=packed)
-    monkeypatch.setattr(published, "MNIST", as_published(contents, published.MNIST))
-    data = front.mnist(front.MnistConfig(calibration_size=5, val_size=10), ctx)
+    monkeypatch.setattr(catalog, "MNIST", as_published(contents, catalog.MNIST))
+    data = front.load_mnist(front.MnistConfig(calibration_size=5, val_size=10), ctx)
     assert data.summary() | {"num_train": 50, "num_val": 10, "num_test": 20, "num_calibration": 5} == data.summary()
     expected = np.frombuffer(contents["t10k-images-idx3-ubyte"], np.uint8, offset=16).reshape(20, 6, 6, 1)
     np.testing.assert_array_equal(pixels(data, "test"), expected)
@@ -147,64 +147,64 @@ def test_first_place_with_all_files_counts(
     (tiny_mnist / "t10k-labels-idx1-ubyte.gz").unlink()
     cached = tmp_path / "cache" / "ptpipe" / "mnist"
     write_idx_set(cached)
-    found = published.find(published.MNIST, None)
+    found = catalog.find_files(catalog.MNIST, None)
     assert found is not None and {path.parent for path in found.values()} == {cached}
 
 
-def test_missing_says_where_it_looked_and_what_was_there(tiny_mnist: Path, ctx: Context) -> None:
+def test_missing_files_report_folders_and_what_they_contain(tiny_mnist: Path, ctx: Context) -> None:
     (tiny_mnist / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(StageError) as caught:
-        front.mnist(front.MnistConfig(), ctx)
+        front.load_mnist(front.MnistConfig(), ctx)
     text = str(caught.value)
-    assert text.startswith("MNIST is not there: looked in ") and "\n" not in text
+    assert text.startswith("MNIST not found: searched ") and "\n" not in text
     assert str(tiny_mnist) in text and "cache" in text
     assert text.endswith(
         f"{tiny_mnist} has only t10k-images-idx3-ubyte.gz, train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz"
     )
 
 
-def test_unset_variable_is_said(ctx: Context) -> None:
+def test_unset_variable_is_reported(ctx: Context) -> None:
     with pytest.raises(StageError, match=r"\(\$PTPIPE_DATA is not set\)"):
-        front.fashion_mnist(front.PublishedConfig(), ctx)
+        front.load_fashion_mnist(front.CatalogConfig(), ctx)
 
 
 class TestKey:
     def test_published_local_and_not_yet_loaded_are_the_same(
         self, tiny_mnist: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        here = fingerprint(published.MNIST, None, None)
+        here = fingerprint(catalog.MNIST, None, None)
         monkeypatch.delenv("PTPIPE_DATA")
-        assert published.find(published.MNIST, None) is None
-        assert fingerprint(published.MNIST, None, None) == here
-        assert here == {part.file: part.md5 for part in published.MNIST.parts}
+        assert catalog.find_files(catalog.MNIST, None) is None
+        assert fingerprint(catalog.MNIST, None, None) == here
+        assert here == {file.name: file.md5 for file in catalog.MNIST.files}
 
     def test_unpacked_is_the_same_where_its_digest_is_known(self, tiny_mnist: Path) -> None:
-        before = fingerprint(published.MNIST, None, None)
+        before = fingerprint(catalog.MNIST, None, None)
         for packed in list(tiny_mnist.glob("*.gz")):
             packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
             packed.unlink()
-        assert fingerprint(published.MNIST, None, None) == before
+        assert fingerprint(catalog.MNIST, None, None) == before
 
     def test_any_change_is_seen(self, tiny_mnist: Path) -> None:
-        before = fingerprint(published.MNIST, None, None)
+        before = fingerprint(catalog.MNIST, None, None)
         path = tiny_mnist / "t10k-labels-idx1-ubyte.gz"
         content = bytearray(path.read_bytes())
         content[15] ^= 1
         path.write_bytes(content)
-        after = fingerprint(published.MNIST, None, None)
+        after = fingerprint(catalog.MNIST, None, None)
         assert [name for name in before if before[name] != after[name]] == ["t10k-labels-idx1-ubyte.gz"]
 
-    def test_stand_in(self, tiny_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        config = front.MnistConfig(offline="digits")
-        assert front.mnist.fingerprint(config) == front.mnist.fingerprint(front.MnistConfig())
+    def test_fallback(self, tiny_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = front.MnistConfig(fallback="digits")
+        assert front.load_mnist.fingerprint(config) == front.load_mnist.fingerprint(front.MnistConfig())
         monkeypatch.delenv("PTPIPE_DATA")
-        assert list(front.mnist.fingerprint(config)) == ["digits"]
+        assert list(front.load_mnist.fingerprint(config)) == ["digits"]
 
-    def test_own_path_that_lacks_files_is_a_mistake(self, tmp_path: Path) -> None:
-        with pytest.raises(StageError, match="MNIST is not there: looked in"):
-            front.mnist.fingerprint(front.MnistConfig(path=str(tmp_path), offline="digits"))
-        (line,) = front.mnist.preflight(front.MnistConfig(path=str(tmp_path)))
-        assert line.startswith("MNIST is not there")
+    def test_own_path_without_files_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(StageError, match="MNIST not found: searched"):
+            front.load_mnist.fingerprint(front.MnistConfig(path=str(tmp_path), fallback="digits"))
+        (line,) = front.load_mnist.preflight(front.MnistConfig(path=str(tmp_path)))
+        assert line.startswith("MNIST not found")
 
 
 class TestAltered:
@@ -214,7 +214,7 @@ class TestAltered:
 
     def refused(self, ctx: Context, config: front.MnistConfig = front.MnistConfig()) -> str:  # noqa: B008
         with pytest.raises(StageError) as caught:
-            front.mnist(config, ctx)
+            front.load_mnist(config, ctx)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -245,14 +245,14 @@ class TestAltered:
             return gzip.compress(bytes(unpacked))
 
         name = self.alter(tiny_mnist / "train-images-idx3-ubyte.gz", change)
-        assert self.refused(ctx).startswith(f"{name} is altered: it is not the published MNIST")
-        assert front.mnist(OWN, ctx).info.name == "own files in the format of mnist"
+        assert self.refused(ctx).startswith(f"{name} was altered: it is not the published MNIST")
+        assert front.load_mnist(OWN, ctx).info.name == "own files in the format of mnist"
 
-    def test_packed_anew_is_the_published_content(self, tiny_mnist: Path, ctx: Context) -> None:
+    def test_recompressed_is_the_published_content(self, tiny_mnist: Path, ctx: Context) -> None:
         self.alter(
             tiny_mnist / "train-images-idx3-ubyte.gz", lambda content: gzip.compress(gzip.decompress(content), 1)
         )
-        assert front.mnist(front.MnistConfig(calibration_size=1), ctx).info.name == "mnist"
+        assert front.load_mnist(front.MnistConfig(calibration_size=1), ctx).info.name == "mnist"
 
     def test_labels_that_do_not_fit(self, tiny_mnist: Path, ctx: Context, write_idx_set: Callable) -> None:
         write_idx_set(tiny_mnist.parent / "other", num_train=59)
@@ -275,13 +275,13 @@ class TestAltered:
 def test_own_files(ctx: Context, tmp_path: Path, write_idx_set: Callable) -> None:
     contents = write_idx_set(tmp_path / "mine", num_train=33, num_test=9, side=5, num_classes=4)
     config = front.MnistConfig(path=str(tmp_path / "mine"), verify=False, val_size=3, calibration_size=4)
-    data = front.mnist(config, ctx)
+    data = front.load_mnist(config, ctx)
     values = np.frombuffer(contents["train-images-idx3-ubyte"], np.uint8, offset=16) / 255
     assert data.info.class_names == ("0", "1", "2", "3") and data.info.shape_CHW == (1, 5, 5)
     assert data.info.mean == pytest.approx((values.mean(),), abs=5e-5)
     assert data.info.std == pytest.approx((values.std(),), abs=5e-5)
-    with pytest.raises(StageError, match="is altered"):
-        front.mnist(config.model_copy(update={"verify": True}), ctx)
+    with pytest.raises(StageError, match="was altered"):
+        front.load_mnist(config.model_copy(update={"verify": True}), ctx)
 
 
 class TestWithoutKnownDigests:
@@ -291,13 +291,13 @@ class TestWithoutKnownDigests:
     def fashion(self, write_idx_set: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv("PTPIPE_DATA", str(tmp_path))
         contents = write_idx_set(tmp_path / "fashion_mnist", packed=False)
-        monkeypatch.setattr(published, "FASHION_MNIST", as_published(contents, published.FASHION_MNIST))
+        monkeypatch.setattr(catalog, "FASHION_MNIST", as_published(contents, catalog.FASHION_MNIST))
         return tmp_path / "fashion_mnist"
 
-    def test_unpacked_is_taken_and_said(self, fashion: Path, ctx: Context, told) -> None:
-        data = front.fashion_mnist(front.PublishedConfig(), ctx)
+    def test_unpacked_is_accepted_with_a_notice(self, fashion: Path, ctx: Context, events) -> None:
+        data = front.load_fashion_mnist(front.CatalogConfig(), ctx)
         assert data.info.class_names[9] == "Ankle boot"
-        (notice,) = told.notices
+        (notice,) = events.notices
         assert str(fashion / "train-images-idx3-ubyte") in notice and "no digest" in notice
 
     def test_wrong_counts_are_refused(self, fashion: Path, ctx: Context) -> None:
@@ -308,17 +308,17 @@ class TestWithoutKnownDigests:
         with pytest.raises(
             StageError, match=r"altered: Fashion-MNIST has 2 images of each class, not \[1, 2, 2, 2, 2, 3,"
         ):
-            front.fashion_mnist(front.PublishedConfig(), ctx)
+            front.load_fashion_mnist(front.CatalogConfig(), ctx)
 
     def test_packed_with_another_digest_is_refused(self, fashion: Path, ctx: Context) -> None:
         path = fashion / "t10k-labels-idx1-ubyte"
         (fashion / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(path.read_bytes()))
-        with pytest.raises(StageError, match=r"t10k-labels-idx1-ubyte\.gz is altered"):
-            front.fashion_mnist(front.PublishedConfig(), ctx)
+        with pytest.raises(StageError, match=r"t10k-labels-idx1-ubyte\.gz was altered"):
+            front.load_fashion_mnist(front.CatalogConfig(), ctx)
 
 
-def test_stand_in_is_said_loudly(ctx: Context, told) -> None:
-    data = front.mnist(front.MnistConfig(offline="digits"), ctx)
+def test_fallback_raises_a_notice(ctx: Context, events) -> None:
+    data = front.load_mnist(front.MnistConfig(fallback="digits"), ctx)
     assert data.info.name == "digits (in place of mnist)" == data.summary()["name"]
-    (notice,) = told.notices
-    assert "digits in its place" in notice and "--fresh data" in notice and "$PTPIPE_DATA/mnist" in notice
+    (notice,) = events.notices
+    assert "bundled digits instead" in notice and "--fresh data" in notice and "$PTPIPE_DATA/mnist" in notice

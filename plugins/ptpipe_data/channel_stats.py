@@ -1,4 +1,4 @@
-"""Mean and spread of pixels, exactly.
+"""Per-channel mean and standard deviation of pixels, for normalization.
 
 Shape legend: N images, C channels, H height, W width.
 """
@@ -12,11 +12,11 @@ from ptpipe_torch.data.images import Images
 _CHUNK_BYTES = 4 << 20
 
 
-def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of pixels scaled to [0, 1], to four digits.
+def channel_stats(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel of pixels scaled to [0, 1], rounded to four digits.
 
-    Worked out from counts of byte values, so the result doesn't depend on the order of summation. A channel
-    that never changes is given the spread 1.
+    Computed from histograms of the byte values: integers, so the result doesn't depend on the order of summation. A
+    constant channel gets the standard deviation 1.
     """
     _, height, width, channels = images.take(np.arange(1)).shape
     counts_CV = np.zeros((channels, 256), dtype=np.int64)
@@ -26,9 +26,9 @@ def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, 
         for channel in range(channels):
             counts_CV[channel] += np.bincount(pixels_NHWC[..., channel].ravel(), minlength=256)
     values_V = np.arange(256) / 255
-    shares_CV = counts_CV / counts_CV.sum(axis=1, keepdims=True)
-    mean_C = shares_CV @ values_V
-    std_C = np.sqrt(np.maximum(shares_CV @ values_V**2 - mean_C**2, 0))
+    fractions_CV = counts_CV / counts_CV.sum(axis=1, keepdims=True)
+    mean_C = fractions_CV @ values_V
+    std_C = np.sqrt(np.maximum(fractions_CV @ values_V**2 - mean_C**2, 0))
     return (
         tuple(round(float(mean), 4) for mean in mean_C),
         tuple(round(float(std), 4) or 1.0 for std in std_C),

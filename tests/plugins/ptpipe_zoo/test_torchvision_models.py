@@ -7,7 +7,7 @@ from torch import fx, nn
 from ptpipe import IntegrityError, StageError
 from ptpipe_torch import FunctionRef
 from ptpipe_torch.torchvision_compat import torchvision
-from ptpipe_zoo import TorchvisionConfig, classifiers, nets
+from ptpipe_zoo import TorchvisionConfig, nets, torchvision_models
 from ptpipe_zoo import torchvision as torchvision_stage
 
 # One or two of each family, and the smallest images (in steps of 32) that it takes.
@@ -79,17 +79,17 @@ def test_the_other_families_too(name, make_data, ctx):
 
 @pytest.mark.slow
 def test_every_name_is_fitted_and_differs_from_the_published_network_in_first_and_last_layer_only():
-    names = [name for name in classifiers.names() if not name.startswith(HUGE)]
+    names = [name for name in torchvision_models.list_classifiers() if not name.startswith(HUGE)]
     assert len(names) >= 64
     for name in names:
         with torch.device("meta"):  # shapes alone: no memory, no time
             published = torchvision().models.get_model(name, num_classes=1000, **_quiet(name)).state_dict()
-            ours = classifiers.classifier(name=name, shape_CHW=(2, 224, 224), num_classes=5)
+            ours = torchvision_models.classifier(name=name, shape_CHW=(2, 224, 224), num_classes=5)
         own = ours.state_dict()
         assert own.keys() == {key for key in published if not key.startswith(("aux", "AuxLogits"))}, name
         changed = {key for key in own if own[key].shape != published[key].shape}
-        head = classifiers.head(ours, 5)
-        assert changed <= {f"{classifiers.stem(ours)[0]}.weight", f"{head}.weight", f"{head}.bias"}, name
+        head = torchvision_models.head(ours, 5)
+        assert changed <= {f"{torchvision_models.stem(ours)[0]}.weight", f"{head}.weight", f"{head}.bias"}, name
         assert len(changed) >= 2, name
         fx.symbolic_trace(ours)
 
@@ -127,11 +127,19 @@ def test_a_new_first_layer_keeps_the_spread_of_its_outputs(make_data, ctx, chann
 @pytest.mark.parametrize(
     ("name", "shape_CHW", "message"),
     [
-        ("alexnet", (1, 28, 28), "alexnet can't take images of 28x28 pixels: Given input size.* too small"),
-        ("vit_b_16", (3, 28, 28), "vit_b_16 can't take images of 28x28 pixels: Input shape indivisible by patch size"),
-        ("vit_b_16", (3, 32, 64), "vit_b_16 can't take images of 32x64 pixels: it takes square images only"),
-        ("maxvit_t", (3, 64, 64), "maxvit_t can't take images of 64x64 pixels: Input size .* not divisible"),
-        ("inception_v3", (3, 64, 64), "inception_v3 can't take images of 64x64 pixels: .* greater than actual input"),
+        ("alexnet", (1, 28, 28), "alexnet doesn't support images of 28x28 pixels: Given input size.* too small"),
+        (
+            "vit_b_16",
+            (3, 28, 28),
+            "vit_b_16 doesn't support images of 28x28 pixels: Input shape indivisible by patch size",
+        ),
+        ("vit_b_16", (3, 32, 64), "vit_b_16 doesn't support images of 32x64 pixels: it accepts square images only"),
+        ("maxvit_t", (3, 64, 64), "maxvit_t doesn't support images of 64x64 pixels: Input size .* not divisible"),
+        (
+            "inception_v3",
+            (3, 64, 64),
+            "inception_v3 doesn't support images of 64x64 pixels: .* greater than actual input",
+        ),
     ],
 )
 def test_images_of_a_wrong_size_are_refused_in_one_line(make_data, ctx, name, shape_CHW, message):
@@ -144,20 +152,20 @@ def test_images_of_a_wrong_size_are_refused_in_one_line(make_data, ctx, name, sh
 def test_a_recipe_can_name_classification_networks_only(name):
     # The constructors of the others download a backbone's weights by default.
     with pytest.raises(StageError, match="has no classification network"):
-        classifiers.classifier(name=name, shape_CHW=(3, 32, 32), num_classes=5)
+        torchvision_models.classifier(name=name, shape_CHW=(3, 32, 32), num_classes=5)
 
 
 @pytest.mark.parametrize("arguments", [{"weights": "DEFAULT"}, {"progress": True}])
 def test_a_recipe_cannot_ask_for_a_download(arguments):
-    part = FunctionRef(
-        "ptpipe_zoo.classifiers:classifier", {"name": "resnet18", "shape_CHW": [3, 32, 32], "num_classes": 5}
+    builder_ref = FunctionRef(
+        "ptpipe_zoo.torchvision_models:classifier", {"name": "resnet18", "shape_CHW": [3, 32, 32], "num_classes": 5}
     )
     with pytest.raises(TypeError, match="unexpected keyword"):
-        part.resolve("builder")(**part.arguments, **arguments)
+        builder_ref.resolve("builder")(**builder_ref.arguments, **arguments)
 
 
 @pytest.mark.parametrize(
-    "address", ["os:system", "torch.hub:load", "ptpipe_zoo.weights:download", "ptpipe_zoo.nets:initialised"]
+    "address", ["os:system", "torch.hub:load", "ptpipe_zoo.weights:download", "ptpipe_zoo.nets:build_seeded"]
 )
 def test_a_recipe_cannot_name_what_is_no_builder(address):
     with pytest.raises(IntegrityError):
@@ -165,16 +173,20 @@ def test_a_recipe_cannot_name_what_is_no_builder(address):
 
 
 def test_published_inception_weights_get_the_input_they_were_trained_with():
-    assert classifiers.published_input("resnet18") == {}
-    arguments = classifiers.published_input("googlenet")
-    part = FunctionRef.to(classifiers.classifier, name="googlenet", shape_CHW=(3, 32, 32), num_classes=5, **arguments)
-    network = nets.initialised(part, 7).eval()
-    plain = nets.initialised(FunctionRef(part.address, {**part.arguments, "transform_input": False}), 7).eval()
+    assert torchvision_models.pretrained_arguments("resnet18") == {}
+    arguments = torchvision_models.pretrained_arguments("googlenet")
+    builder_ref = FunctionRef.to(
+        torchvision_models.classifier, name="googlenet", shape_CHW=(3, 32, 32), num_classes=5, **arguments
+    )
+    network = nets.build_seeded(builder_ref, 7).eval()
+    plain = nets.build_seeded(
+        FunctionRef(builder_ref.address, {**builder_ref.arguments, "transform_input": False}), 7
+    ).eval()
     images_NCHW = torch.rand(2, 3, 32, 32)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     torch.testing.assert_close(network(images_NCHW), plain((images_NCHW * std + mean - 0.5) / 0.5))
 
 
 def test_the_head_of_squeezenet_is_a_convolution():
-    network = classifiers.classifier(name="squeezenet1_1", shape_CHW=(3, 32, 32), num_classes=5)
-    assert isinstance(network.get_submodule(classifiers.head(network, 5)), nn.Conv2d)
+    network = torchvision_models.classifier(name="squeezenet1_1", shape_CHW=(3, 32, 32), num_classes=5)
+    assert isinstance(network.get_submodule(torchvision_models.head(network, 5)), nn.Conv2d)

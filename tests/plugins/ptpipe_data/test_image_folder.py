@@ -40,10 +40,10 @@ def one_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def split_folders(tmp_path: Path) -> Path:
     root = tmp_path / "pictures"
-    for part, num in (("train", 8), ("val", 2), ("test", 3)):
+    for split, num in (("train", 8), ("val", 2), ("test", 3)):
         for name, colour in COLOURS.items():
             for number in range(num):
-                paint(root / part / name / f"{number}.png", colour)
+                paint(root / split / name / f"{number}.png", colour)
     return root
 
 
@@ -52,7 +52,7 @@ def sizes(data: Data) -> list[int]:
 
 
 def test_one_folder_is_split(one_folder: Path, ctx: Context) -> None:
-    data = front.image_folder(config(one_folder, test_size=0.2, val_size=8), ctx)
+    data = front.load_image_folder(config(one_folder, test_size=0.2, val_size=8), ctx)
     assert data.info.name == "pictures" and data.info.class_names == ("blue", "green", "red")
     assert sizes(data) == [40, 8, 12, 4]
     for split in data.splits.values():
@@ -61,80 +61,80 @@ def test_one_folder_is_split(one_folder: Path, ctx: Context) -> None:
             name = id_.partition("/")[0]
             assert data.info.class_names[label] == name
             assert (pixels_HWC == COLOURS[name]).all()
-    assert sizes(front.image_folder(config(one_folder), ctx)) == [51, 3, 6, 4]
+    assert sizes(front.load_image_folder(config(one_folder), ctx)) == [51, 3, 6, 4]
 
 
 def test_split_folders(split_folders: Path, ctx: Context) -> None:
-    data = front.image_folder(config(split_folders), ctx)
+    data = front.load_image_folder(config(split_folders), ctx)
     assert sizes(data) == [24, 6, 9, 4]
     assert all(id_.startswith("val/") for id_ in data.splits["val"].ids)
     shutil.rmtree(split_folders / "val")
-    data = front.image_folder(config(split_folders, val_size=6, test_size=2), ctx)
+    data = front.load_image_folder(config(split_folders, val_size=6, test_size=2), ctx)
     assert sizes(data) == [18, 6, 2, 4]
     shutil.rmtree(split_folders / "test")
-    data = front.image_folder(config(split_folders, val_size=0, test_size=4), ctx)
+    data = front.load_image_folder(config(split_folders, val_size=0, test_size=4), ctx)
     assert sizes(data) == [20, 0, 4, 4]
 
 
 def test_folder_key(one_folder: Path) -> None:
-    before = front.image_folder.fingerprint(config(one_folder))
-    assert before == front.image_folder.fingerprint(config(one_folder))
+    before = front.load_image_folder.fingerprint(config(one_folder))
+    assert before == front.load_image_folder.fingerprint(config(one_folder))
     assert before["num_files"] == 60 and before["root"] == str(one_folder)
     path = one_folder / "red" / "00.png"
     status = path.stat()
     paint(path, (1, 2, 3))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    assert front.image_folder.fingerprint(config(one_folder)) != before
+    assert front.load_image_folder.fingerprint(config(one_folder)) != before
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    after_same_size = front.image_folder.fingerprint(config(one_folder))
+    after_same_size = front.load_image_folder.fingerprint(config(one_folder))
     assert (after_same_size == before) == (path.stat().st_size == status.st_size)
     (one_folder / "red" / "notes.txt").write_text("no image")
     (one_folder / "red" / ".hidden.png").write_text("hidden")
-    assert front.image_folder.fingerprint(config(one_folder)) == after_same_size
+    assert front.load_image_folder.fingerprint(config(one_folder)) == after_same_size
     path.rename(one_folder / "red" / "zz.png")
-    assert front.image_folder.fingerprint(config(one_folder)) != after_same_size
+    assert front.load_image_folder.fingerprint(config(one_folder)) != after_same_size
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda root: shutil.rmtree(root), r"pictures is not there"),
-        (lambda root: (shutil.rmtree(root), root.write_text("x")), r"pictures is no folder"),
+        (lambda root: shutil.rmtree(root), r"pictures does not exist"),
+        (lambda root: (shutil.rmtree(root), root.write_text("x")), r"pictures is not a folder"),
         (lambda root: [shutil.rmtree(path) for path in root.iterdir()], r"pictures has no images in class folders"),
         (lambda root: (root / "grey").mkdir(), r"pictures/grey has no images"),
-        (lambda root: paint(root / "stray.png", (0, 0, 0)), r"stray\.png lies in no class folder"),
+        (lambda root: paint(root / "stray.png", (0, 0, 0)), r"stray\.png is not in a class folder"),
     ],
 )
-def test_folders_that_are_no_data_set(one_folder: Path, ctx: Context, damage: Callable, message: str) -> None:
+def test_invalid_folders(one_folder: Path, ctx: Context, damage: Callable, message: str) -> None:
     damage(one_folder)
     with pytest.raises(StageError, match=message):
-        front.image_folder(config(one_folder), ctx)
+        front.load_image_folder(config(one_folder), ctx)
 
 
-def test_reads_of_a_missing_folder_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="nowhere is not there"):
-        front.image_folder.fingerprint(config(tmp_path / "nowhere"))
+def test_fingerprint_of_a_missing_folder_is_a_stage_error(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="nowhere does not exist"):
+        front.load_image_folder.fingerprint(config(tmp_path / "nowhere"))
 
 
-def test_class_that_training_lacks(split_folders: Path, ctx: Context) -> None:
+def test_class_missing_from_training(split_folders: Path, ctx: Context) -> None:
     paint(split_folders / "test" / "violet" / "1.png", (9, 9, 9))
     with pytest.raises(StageError, match="train has no images of the class violet"):
-        front.image_folder(config(split_folders), ctx)
+        front.load_image_folder(config(split_folders), ctx)
 
 
-def test_name_that_is_no_utf8(one_folder: Path, ctx: Context) -> None:
+def test_name_that_is_not_utf8(one_folder: Path, ctx: Context) -> None:
     try:
         os.rename(one_folder / "red" / "00.png", os.fsencode(one_folder / "red") + b"/\xff.png")  # noqa: PTH104
     except OSError:
         pytest.skip("this file system takes UTF-8 names alone")
-    front.image_folder.fingerprint(config(one_folder))
+    front.load_image_folder.fingerprint(config(one_folder))
     with pytest.raises(StageError, match="rename it"):
-        front.image_folder(config(one_folder), ctx)
+        front.load_image_folder(config(one_folder), ctx)
 
 
 def test_unicode_names_round_trip(one_folder: Path, ctx: Context, tmp_path: Path) -> None:
     (one_folder / "red").rename(one_folder / "rött")
-    data = front.image_folder(config(one_folder), ctx)
+    data = front.load_image_folder(config(one_folder), ctx)
     (tmp_path / "stored").mkdir()
     data.save(tmp_path / "stored")
     again = Data.load(tmp_path / "stored")
@@ -144,7 +144,7 @@ def test_unicode_names_round_trip(one_folder: Path, ctx: Context, tmp_path: Path
 
 
 def test_stored_by_reference(one_folder: Path, ctx: Context, tmp_path: Path) -> None:
-    data = front.image_folder(config(one_folder), ctx)
+    data = front.load_image_folder(config(one_folder), ctx)
     stored = tmp_path / "stored"
     stored.mkdir()
     data.save(stored)
@@ -165,7 +165,7 @@ def test_stored_by_reference(one_folder: Path, ctx: Context, tmp_path: Path) -> 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("content", [b"", b"not an image", None], ids=["empty", "text", "truncated"])
 def test_corrupt_image_is_named(one_folder: Path, ctx: Context, num_workers: int, content: bytes | None) -> None:
-    data = front.image_folder(config(one_folder, num_workers=num_workers, batch_size=4), ctx)
+    data = front.load_image_folder(config(one_folder, num_workers=num_workers, batch_size=4), ctx)
     path = one_folder / data.splits["test"].ids[5]
     if content is None:
         noise = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
@@ -187,7 +187,7 @@ def test_resize_and_centre_crop(tmp_path: Path, ctx: Context) -> None:
         folder = tmp_path / "p" / "a"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(folder / f"{number}.png")
-    data = front.image_folder(config(tmp_path / "p", resize=20, val_size=0, test_size=0), ctx)
+    data = front.load_image_folder(config(tmp_path / "p", resize=20, val_size=0, test_size=0), ctx)
     pixels_NHWC = data.splits["train"].images.take(np.arange(5))
     for id_, pixels_HWC in zip(data.splits["train"].ids, pixels_NHWC, strict=True):
         with Image.open(tmp_path / "p" / id_) as image:
@@ -209,7 +209,7 @@ def test_modes(tmp_path: Path, ctx: Context, mode: str) -> None:
     for number in range(2):
         made.save(folder / f"{number}.{'tif' if mode == 'CMYK' else 'png'}", **options)
     for channels in (1, 3):
-        data = front.image_folder(config(tmp_path / "p", channels=channels, val_size=0, test_size=1), ctx)
+        data = front.load_image_folder(config(tmp_path / "p", channels=channels, val_size=0, test_size=1), ctx)
         pixels_NHWC = data.splits["train"].images.take(np.arange(1))
         assert pixels_NHWC.shape == (1, 16, 16, channels)
         assert 190 < pixels_NHWC.mean() < 210, "light grey stays light"  # P and 1 are dithered
@@ -224,24 +224,24 @@ def test_large_jpeg_is_decoded_small_but_alike(tmp_path: Path, ctx: Context) -> 
     folder.mkdir(parents=True)
     for number in range(2):
         Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=95)
-    data = front.image_folder(config(tmp_path / "p", image_size=64, val_size=0, test_size=1), ctx)
+    data = front.load_image_folder(config(tmp_path / "p", image_size=64, val_size=0, test_size=1), ctx)
     got = data.splits["train"].images.take(np.arange(1))[0].astype(int)
     expected = np.asarray(Image.fromarray(pixels).resize((85, 64), Image.Resampling.BILINEAR))[:, 10:74].astype(int)
     assert np.abs(got - expected).mean() < 3
 
 
 def test_normalization(one_folder: Path, ctx: Context) -> None:
-    assert front.image_folder(config(one_folder), ctx).info.mean == (0.485, 0.456, 0.406)
-    assert front.image_folder(config(one_folder, channels=1), ctx).info.shape_CHW == (1, 16, 16)
-    data = front.image_folder(config(one_folder, normalize="measured"), ctx)
+    assert front.load_image_folder(config(one_folder), ctx).info.mean == (0.485, 0.456, 0.406)
+    assert front.load_image_folder(config(one_folder, channels=1), ctx).info.shape_CHW == (1, 16, 16)
+    data = front.load_image_folder(config(one_folder, normalize="measured"), ctx)
     train = data.splits["train"]
     pixels_NHWC = train.images.take(np.arange(len(train)))
     np.testing.assert_allclose(data.info.mean, (pixels_NHWC / 255).mean(axis=(0, 1, 2)), atol=6e-5)
 
 
 def test_in_memory(one_folder: Path, ctx: Context, tmp_path: Path) -> None:
-    lazy = front.image_folder(config(one_folder), ctx)
-    held = front.image_folder(config(one_folder, in_memory=True), ctx)
+    lazy = front.load_image_folder(config(one_folder), ctx)
+    held = front.load_image_folder(config(one_folder, in_memory=True), ctx)
     (tmp_path / "stored").mkdir()
     held.save(tmp_path / "stored")
     expected = [batch.images_NCHW for batch in lazy.batches("train")]

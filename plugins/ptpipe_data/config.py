@@ -1,0 +1,139 @@
+"""Options of the data.* stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from ptpipe import StageConfig
+from ptpipe_torch import LoaderOptions
+
+Augmentation = Literal["crop", "erase", "flip", "rotate", "shift", "zoom"]
+
+
+def _fraction_or_number(size: float) -> float:
+    if size >= 1 and size != int(size):
+        raise ValueError("must be a fraction below 1 or a whole number of samples")
+    return size
+
+
+Size = Annotated[float, Field(ge=0), AfterValidator(_fraction_or_number)]
+
+
+class LoaderConfig(StageConfig):
+    """Options of batching, named as in torch.utils.data.DataLoader."""
+
+    batch_size: int = Field(128, ge=1, le=1_000_000, description="samples per batch")
+    num_workers: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="worker processes that decode and augment; 0: load in the main process. "
+        "The batches do not depend on it",
+    )
+    pin_memory: bool = Field(False, description="page-locked batches, for faster copies to a CUDA device")
+    prefetch_factor: int = Field(2, ge=1, le=1000, description="batches that each worker loads in advance")
+    persistent_workers: bool = Field(False, description="keep the workers alive between epochs")
+    augment: tuple[Augmentation, ...] = Field(
+        (),
+        description="augmentations of training batches, in this order: crop (after padding by 1/8), erase (a square), "
+        "flip (horizontally), rotate (up to 10 degrees), shift (by up to 1/14), zoom (by up to 1/0.7)",
+    )
+
+    @model_validator(mode="after")
+    def _has_workers_to_persist(self) -> Self:
+        if self.persistent_workers and not self.num_workers:
+            raise ValueError("persistent_workers needs num_workers of at least 1")
+        return self
+
+    def loader_options(self) -> LoaderOptions:
+        """Return these options as `Data` takes them."""
+        return LoaderOptions(**{name: getattr(self, name) for name in LoaderConfig.model_fields})
+
+
+class SplitConfig(LoaderConfig):
+    """Options of the splits: what is drawn from the training images, and how much of a data set is used."""
+
+    val_size: Size = Field(0.05, description="training images held out for val: a fraction below 1, or a number")
+    calibration_size: Size = Field(
+        2000,
+        description="maximum number of calibration images: a fraction below 1 of the split they are drawn from, "
+        "or a number",
+    )
+    calibration_from: Literal["train", "val"] = Field("train", description="split that calibration is drawn from")
+    train_size: Size | None = Field(
+        None, description="maximum number of training images: a fraction below 1, or a number; none: all"
+    )
+    test_size: Size | None = Field(
+        None, description="maximum number of test images: a fraction below 1, or a number; none: all"
+    )
+
+
+class CatalogConfig(SplitConfig):
+    """Options of data sets that are published as files."""
+
+    path: str | None = Field(None, description="folder of the files, instead of $PTPIPE_DATA and the cache")
+    verify: bool = Field(True, description="reject files that differ from the published ones; false: your own data")
+
+
+class MnistConfig(CatalogConfig):
+    """Options of `data.mnist`."""
+
+    renamed_options: ClassVar[Mapping[str, str]] = {"offline": "fallback"}
+
+    fallback: Literal["digits"] | None = Field(
+        None, description="digits: use the bundled digits, with a notice, where MNIST can't be downloaded"
+    )
+
+
+class DigitsConfig(SplitConfig):
+    """Options of `data.digits`."""
+
+
+class ImageFolderConfig(SplitConfig):
+    """Options of `data.image_folder`."""
+
+    path: str = Field(
+        description="folder that contains a folder per class, or train, test and optionally val, each with a folder "
+        "per class"
+    )
+    image_size: int = Field(224, ge=8, le=4096, description="side of the center crop in pixels")
+    resize: int | None = Field(
+        None, ge=8, le=8192, description="length of the shorter side before cropping, in pixels; none: image_size"
+    )
+    channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grayscale")
+    normalize: Literal["imagenet", "measured"] = Field(
+        "imagenet",
+        description="imagenet: by ImageNet's mean and standard deviation, as pretrained weights expect; "
+        "measured: by those of 512 training images",
+    )
+    in_memory: bool = Field(
+        False, description="decode once and keep the pixels; false: decode in every epoch, in bounded memory"
+    )
+    num_workers: int = Field(2, ge=0, le=256, description="worker processes that decode and augment; 0: none")
+    test_size: Size | None = Field(
+        None,
+        description="maximum number of test images; without a test folder: fraction or number of all images held out "
+        "for test (none: 0.1)",
+    )
+
+    @model_validator(mode="after")
+    def _crop_fits(self) -> Self:
+        if self.resize is not None and self.resize < self.image_size:
+            raise ValueError(f"resize: {self.resize} is smaller than image_size: {self.image_size}")
+        return self
+
+
+class SyntheticConfig(SplitConfig):
+    """Options of `data.synthetic`."""
+
+    num_classes: int = Field(10, ge=2, le=1000, description="number of classes")
+    num_train: int = Field(2048, ge=2, le=10_000_000, description="number of training images, including val")
+    num_test: int = Field(512, ge=1, le=10_000_000, description="number of test images")
+    image_size: int = Field(16, ge=4, le=1024, description="height and width in pixels")
+    channels: Literal[1, 3] = Field(1, description="3: RGB; 1: grayscale")
+    calibration_size: Size = Field(
+        256, description="maximum number of calibration images: a fraction below 1, or a number"
+    )

@@ -1,0 +1,56 @@
+"""Options of the model.* stages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from ptpipe import StageConfig
+from ptpipe_zoo import names
+
+
+class MlpConfig(StageConfig):
+    """Options of `model.mlp`."""
+
+    hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
+        (256, 128), max_length=32, description="size of each hidden layer; an empty list: a linear classifier"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability of hidden activations")
+
+
+class SmallCnnConfig(StageConfig):
+    """Options of `model.small_cnn`."""
+
+    width: int = Field(32, ge=1, le=1024, description="channels of the first convolution; the second has twice as many")
+
+
+class TorchvisionConfig(StageConfig):
+    """Options of `model.torchvision`."""
+
+    name: str = Field(description="the network: resnet18, mobilenet_v3_small, or any other torchvision classifier")
+    weights: str | None = Field(
+        None, min_length=1, description="published weights to download: DEFAULT, or a name such as IMAGENET1K_V1"
+    )
+    weights_file: str | None = Field(
+        None, min_length=1, description="local state dict to load: safetensors, or a file of torch.save"
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        known = names.classifier_names()
+        if known and name not in known:
+            raise PydanticCustomError(
+                "unknown_network",
+                "must name one of torchvision's classification networks",
+                {"expected": ", ".join(known)},
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if self.weights and self.weights_file:
+            raise ValueError("give weights or weights_file, not both")
+        return self
