@@ -17,13 +17,19 @@ def output(type_name: str, **summary: Any) -> dict[str, Any]:
     return {"output": {"type": type_name, "digest": "d" * 64, "size_bytes": 1, "summary": summary}}
 
 
+def delivering(stage: StageFinished, *paths: Path) -> StageFinished:
+    """The stage with these deliverables."""
+    object.__setattr__(stage, "deliverables", paths)  # frozen
+    return stage
+
+
 def row(name: str, format_: str, size_bytes: int, num_correct: int, latencies_ms: Sequence[float]) -> dict[str, Any]:
     cells = [(1, "one"), (1, "all"), (32, "one")]
     return {
         "name": name,
         "format": format_,
         "size_bytes": size_bytes,
-        "size_share": size_bytes / 1_692_915,
+        "size_ratio": size_bytes / 1_692_915,
         "num_correct": num_correct,
         "accuracy": num_correct / 10_000,
         "drop": (9_913 - num_correct) / 10_000,
@@ -80,17 +86,17 @@ class Story:
         exit_code: int = 0,
         interrupted: bool = False,
     ) -> None:
-        for observer in reporters:
-            observer.run_started(self.started(stages))
+        for reporter in reporters:
+            reporter.run_started(self.started(stages))
         for position, stage in enumerate(stages, 1):
-            for observer in reporters:
+            for reporter in reporters:
                 if stage.outcome is not Outcome.SKIPPED:
-                    observer.stage_started(StageStarted(stage.stage_id, stage.kind, position, len(stages)))
+                    reporter.stage_started(StageStarted(stage.stage_id, stage.kind, position, len(stages)))
                 for event in (events or {}).get(stage.stage_id, ()):
-                    observer.event(event)
-                observer.stage_finished(stage)
-        for observer in reporters:
-            observer.run_finished(self.ended(stages, exit_code, interrupted))
+                    reporter.event(event)
+                reporter.stage_finished(stage)
+        for reporter in reporters:
+            reporter.run_finished(self.ended(stages, exit_code, interrupted))
 
     def mnist(self) -> list[StageFinished]:
         """A run with everything in it."""
@@ -123,6 +129,14 @@ class Story:
 @pytest.fixture
 def story(tmp_path: Path) -> Story:
     return Story(tmp_path)
+
+
+@pytest.fixture
+def delivered(story: Story) -> list[StageFinished]:
+    """A run whose second stage left two files to ship."""
+    stages = story.mnist()
+    delivering(stages[1], story.folder.absolute() / "pretrain" / "model.onnx", Path("pretrain/odd*name.data"))
+    return stages
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from ptpipe import Outcome
 from ptpipe.events import LogLine, Notice, Progress, StageStarted
-from ptpipe_report import ConsoleObserver
-from ptpipe_report.paper import Paper
+from ptpipe_report import ConsoleReporter
+from ptpipe_report.comparison_table import fitting_columns
+from ptpipe_report.console import TerminalWriter
 from ptpipe_report.screen import Screen
-from ptpipe_report.screen_table import fitting
 
 
 class Latin1(io.StringIO):
@@ -33,7 +33,7 @@ def on(width: int | None, file: io.StringIO | None = None, **more: Any) -> Conso
 
 
 def told(console: Console, story, stages, events=None, **ending: Any) -> list[str]:
-    story.play([ConsoleObserver(console)], stages, events, **ending)
+    story.play([ConsoleReporter(console)], stages, events, **ending)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
@@ -53,7 +53,7 @@ def test_a_run_in_a_log_file(story) -> None:
         "  compare  mnist · test · 10,000 samples",
         "                                                                      batch 1      batch 1  batch 32",
         "                                           size                drop  1 thread  all threads  1 thread",
-        "  model     format                size    share  accuracy    points        ms           ms        ms",
+        "  model     format                size    ratio  accuracy    points        ms           ms        ms",
         "  pretrain  torch float32      1.69 MB  100.0 %   99.13 %  baseline     0.312        0.187      9.98",
         "  int8      torch int8 fbgemm   434 kB   25.6 %   99.28 %     -0.15     0.139        0.083      4.45",
         "  onnx      onnx int8           439 kB   25.9 %   98.83 %      0.30     0.041        0.025      1.32",
@@ -64,7 +64,7 @@ def test_a_run_in_a_log_file(story) -> None:
         "▲ pretrain: fell back to float32",
         "",
         "✓ mnist-qat done in 3 min 07 s  3 done, 1 cached",
-        f"  run folder  {story.folder}",
+        f"  run folder:    {story.folder}",
     ]
 
 
@@ -81,14 +81,14 @@ def test_sixty_columns_get_less_and_no_line_runs_over(story) -> None:
     assert "✓ 2/4 pretrain  done        41.3 s   val top1 99.02 %" in shown
     start = shown.index("  compare  mnist · test · 10,000 samples")
     assert shown[start + 3 : start + 9] == [
-        "  model        size    share  accuracy    points        ms",
+        "  model        size    ratio  accuracy    points        ms",
         "  pretrain  1.69 MB  100.0 %   99.13 %  baseline     0.312",
         "  int8       434 kB   25.6 %   99.28 %     -0.15     0.139",
         "  onnx       439 kB   25.9 %   98.83 %      0.30     0.041",
-        "  no room here for: format; batch 1, all threads; batch 32,",
-        "  1 thread",
+        "  no room for: format; batch 1, all threads; batch 32, 1",
+        "  thread",
     ]
-    assert shown[-1] == f"  run folder  {story.folder}"
+    assert shown[-1] == f"  run folder:    {story.folder}"
 
 
 @pytest.mark.parametrize("width", [20, 33, 47, 60, 80, 97, 120, 250])
@@ -102,6 +102,18 @@ def test_an_encoding_without_the_signs_gets_plain_ones(story) -> None:
     assert "\n".join(shown).isascii()
     assert shown[2] == "= 1/4 data      data.mnist         cached"
     assert shown[-2].startswith("+ mnist-qat done")
+
+
+def test_the_end_names_the_deliverables_in_the_run_folder(story, delivered) -> None:
+    shown = told(on(None), story, delivered)
+    assert shown[-2:] == [
+        f"  run folder:    {story.folder}",
+        "  deliverables:  pretrain/model.onnx · pretrain/odd*name.data",
+    ]
+    assert told(on(46), story, delivered)[-2:] == [
+        "  deliverables:  pretrain/model.onnx ·",
+        "                 pretrain/odd*name.data",
+    ]
 
 
 def test_a_failure_names_its_cause_and_the_command_that_goes_on(story) -> None:
@@ -125,8 +137,8 @@ def test_a_failure_names_its_cause_and_the_command_that_goes_on(story) -> None:
         "",
         "✗ mnist-qat failed after 3 min 07 s  1 failed, 1 skipped",
         "  pretrain: the loss is NaN at step 31",
-        "  go on with  ptpipe run manifests/mnist_qat.yaml -s pretrain.lr=0.5",
-        f"  run folder  {story.folder}",
+        "  resume with:   ptpipe run manifests/mnist_qat.yaml -s pretrain.lr=0.5",
+        f"  run folder:    {story.folder}",
     ]
 
 
@@ -142,7 +154,7 @@ def test_a_refusal_is_no_failure_and_needs_no_second_run(story, verdict) -> None
     assert "✗ gate   refused    29.3 % (at most 27 %)" in shown
     assert "▲ other  undecided  no such figure" in shown
     assert "✗ mnist-qat refused by a gate after 3 min 07 s  1 done, 1 refused" in shown
-    assert not [line for line in shown if "go on with" in line]
+    assert not [line for line in shown if "resume with" in line]
     narrow = told(on(60), story, stages, exit_code=3)
     assert narrow[2].startswith("✗ 1/2 gate   refused      1.0 s   29.3 % (")  # cut, the whole below
     assert narrow[3] == "✓ 2/2 other  done         1.0 s   no such figure"
@@ -150,12 +162,12 @@ def test_a_refusal_is_no_failure_and_needs_no_second_run(story, verdict) -> None
 
 @pytest.mark.parametrize(
     ("exit_code", "interrupted", "word"),
-    [(130, True, "interrupted"), (143, True, "terminated"), (5, False, "damaged"), (70, False, "bug"), (9, False, "9")],
+    [(130, True, "interrupted"), (143, True, "terminated"), (5, False, "corrupt"), (70, False, "bug"), (9, False, "9")],
 )
 def test_every_ending_has_its_word_and_the_command(story, exit_code, interrupted, word) -> None:
     shown = told(on(None), story, story.mnist()[:1], exit_code=exit_code, interrupted=interrupted)
     assert word in shown[-3] and shown[-3].startswith("✗ mnist-qat")
-    assert shown[-2] == "  go on with  ptpipe run manifests/mnist_qat.yaml"
+    assert shown[-2] == "  resume with:   ptpipe run manifests/mnist_qat.yaml"
 
 
 def test_quiet_says_problems_and_the_end(story, verdict) -> None:
@@ -173,7 +185,7 @@ def test_quiet_says_problems_and_the_end(story, verdict) -> None:
         "▲ pretrain: fell back to float32",
         "",
         "✗ mnist-qat refused by a gate after 3 min 07 s  3 done, 1 cached, 1 refused",
-        f"  run folder  {story.folder}",
+        f"  run folder:    {story.folder}",
     ]
 
 
@@ -218,7 +230,7 @@ def test_no_color_means_none(story, monkeypatch) -> None:
 
 def test_a_recorded_run_is_a_picture(story, tmp_path) -> None:
     console = Console(file=io.StringIO(), record=True, force_terminal=True, color_system="truecolor", width=100)
-    story.play([ConsoleObserver(console)], story.mnist())
+    story.play([ConsoleReporter(console)], story.mnist())
     console.save_svg(str(tmp_path / "run.svg"), title="ptpipe run")
     picture = (tmp_path / "run.svg").read_text(encoding="utf-8").replace("&#160;", " ")
     assert "mnist-qat done in 3 min 07 s" in picture and "99.28 %" in picture
@@ -257,17 +269,17 @@ def test_columns_leave_from_the_right_the_wordy_ones_first(story) -> None:
 
     (table,) = tables(story.mnist())
     widths = range(200, 0, -1)
-    kept = [tuple(column.label for column in fitting(table.columns, width)) for width in widths]
+    kept = [tuple(column.label for column in fitting_columns(table, TerminalWriter(on(width)))) for width in widths]
     assert kept[0] == tuple(column.label for column in table.columns)
     assert kept[-1] == ("name",)
     without_format = tuple(column.label for column in table.columns if column.label != "format")
     assert next(labels for labels in kept if len(labels) < len(kept[0])) == without_format
-    assert fitting(table.columns, None) == table.columns
+    assert fitting_columns(table, TerminalWriter(on(None))) == table.columns
 
 
 def test_paper_in_a_file_never_wraps() -> None:
     console = on(None)
-    Paper(console).entry(Text("lead: "), "word " * 200)
+    TerminalWriter(console).entry(Text("lead: "), "word " * 200)
     assert isinstance(console.file, io.StringIO)
     assert len(console.file.getvalue().splitlines()) == 1
 
@@ -275,4 +287,4 @@ def test_paper_in_a_file_never_wraps() -> None:
 def test_the_run_folder_is_written_as_one_would_type_it(story, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     story.folder = tmp_path / "artifacts" / "runs" / "r"
-    assert told(on(None), story, [])[-1] == "  run folder  artifacts/runs/r"
+    assert told(on(None), story, [])[-1] == "  run folder:    artifacts/runs/r"

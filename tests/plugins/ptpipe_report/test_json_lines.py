@@ -95,10 +95,10 @@ import os, signal
 from pathlib import Path
 from ptpipe.events import *
 from ptpipe_report import JsonLines
-observer = JsonLines()
-observer.run_started(RunStarted("r", "n", "m", Path({str(tmp_path)!r}), (), 7))
-observer.stage_started(StageStarted("train", "train.supervised", 1, 1))
-observer.event(Notice("train", "last words"))
+reporter = JsonLines()
+reporter.run_started(RunStarted("r", "n", "m", Path({str(tmp_path)!r}), (), 7))
+reporter.stage_started(StageStarted("train", "train.supervised", 1, 1))
+reporter.event(Notice("train", "last words"))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     process = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)

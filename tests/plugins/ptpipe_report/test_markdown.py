@@ -13,7 +13,7 @@ from ptpipe import Outcome, host
 from ptpipe.events import Notice, RunFinished, RunStarted, StageFinished
 from ptpipe_report import MarkdownReport
 from ptpipe_report.markdown import escape, report, write_report
-from ptpipe_report.wording import one_line
+from ptpipe_report.sanitize import one_line
 
 AT = datetime(2026, 7, 1, 12, 0, 3, tzinfo=UTC)
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -80,7 +80,7 @@ def test_a_row_always_has_the_same_number_of_cells_and_shows_what_it_was_given(w
 
 def test_a_metric_that_is_rows_is_a_table_of_its_own(story) -> None:
     workers = [
-        {"worker": 0, "images_per_s": 4147.2, "device_utilization": 0.988, "forward_ms": 4.99},
+        {"worker": 0, "images_per_s": 4147.2, "device_utilization": 0.988, "num_steps": 469, "forward_ms": 4.99},
         {"worker": 1, "images_per_s": 4146.0, "device_utilization": None, "forward_ms": 5.3712, "odd|name": "a|b"},
     ]
     long = [{"epoch": number} for number in range(101)]
@@ -89,9 +89,9 @@ def test_a_metric_that_is_rows_is_a_table_of_its_own(story) -> None:
     assert "### train: workers" in text
     assert "train: history" not in text
     assert cells_of(text)[-3:] == [
-        ["worker", "images per s", "device utilization", "forward (ms)", "odd|name"],
-        ["0", "4,147 images/s", "98.8 %", "4.99", "-"],
-        ["1", "4,146 images/s", "-", "5.37", "a|b"],
+        ["worker", "images/s", "device utilization", "steps", "forward (ms)", "odd|name"],
+        ["0", "4,147", "98.8 %", "469", "4.99", "-"],
+        ["1", "4,146", "-", "-", "5.37", "a|b"],
     ]
 
 
@@ -141,6 +141,12 @@ def test_a_failure_is_told_before_the_figures(story) -> None:
     assert written(story, stages, exit_code=130, interrupted=True).startswith("# mnist-qat: interrupted\n")
 
 
+def test_deliverables_are_listed_relative_to_the_run_folder(story, delivered) -> None:
+    assert "Deliverables" not in written(story, story.mnist())
+    expected = "## Deliverables\n\n- pretrain/model.onnx\n- pretrain/odd\\*name.data\n\n## Reproduce"
+    assert expected in written(story, delivered)
+
+
 def test_the_command_is_fenced_even_around_backticks(story) -> None:
     story.manifest_path = "odd```name.yaml"
     assert "````sh\nptpipe run 'odd```name.yaml'\n````" in written(story, story.mnist())
@@ -154,13 +160,13 @@ def test_this_machine_is_described_and_not_just_numbered(story) -> None:
 
 
 def test_every_notice_is_in_the_file_once(story, tmp_path) -> None:
-    observer = MarkdownReport()
+    reporter = MarkdownReport()
     stages = story.mnist()
-    said = [Notice("data", "digits in place of mnist"), Notice("", "an observer was switched off")]
-    story.play([observer], stages, {"data": said})
+    said = [Notice("data", "digits in place of mnist"), Notice("", "an reporter was switched off")]
+    story.play([reporter], stages, {"data": said})
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert text.count("digits in place of mnist") == 1
-    assert text.count("an observer was switched off") == 1
+    assert text.count("an reporter was switched off") == 1
 
 
 def test_an_unwritable_folder_leaves_the_old_report(story, tmp_path) -> None:

@@ -19,16 +19,16 @@ def test_importing_it_brings_neither_rich_nor_torch() -> None:
 
 def test_every_run_gets_observers_of_its_own() -> None:
     first, second = list(ptpipe_report.ptpipe_reporters()), list(ptpipe_report.ptpipe_reporters())
-    assert [type(observer).__name__ for observer in first] == ["ConsoleObserver", "MarkdownReport", "JsonLines"]
-    assert not {id(observer) for observer in first} & {id(observer) for observer in second}
-    assert all(isinstance(observer, Reporter) for observer in first)
+    assert [type(reporter).__name__ for reporter in first] == ["ConsoleReporter", "MarkdownReport", "JsonLines"]
+    assert not {id(reporter) for reporter in first} & {id(reporter) for reporter in second}
+    assert all(isinstance(reporter, Reporter) for reporter in first)
 
 
 def test_news_before_the_start_of_a_run_are_passed_over(story, tmp_path) -> None:
-    for observer in ptpipe_report.ptpipe_reporters():
-        observer.event(Notice("", "too early"))
-        observer.stage_finished(story.mnist()[0])
-        observer.run_finished(story.ended(story.mnist()))
+    for reporter in ptpipe_report.ptpipe_reporters():
+        reporter.event(Notice("", "too early"))
+        reporter.stage_finished(story.mnist()[0])
+        reporter.run_finished(story.ended(story.mnist()))
     assert not list(tmp_path.iterdir())
 
 

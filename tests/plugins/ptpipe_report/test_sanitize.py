@@ -5,7 +5,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptpipe_report.wording import one_line
+from ptpipe_report.sanitize import one_line
 
 ANY_TEXT = st.text(st.characters(categories=None))  # lone surrogates and control characters too
 
