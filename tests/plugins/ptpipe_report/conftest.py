@@ -1,4 +1,4 @@
-"""A run that never was, told piece by piece."""
+"""A scripted run for reporters to report."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ COMPARISON: dict[str, Any] = {
 
 
 @dataclass
-class Story:
-    """Tells a scripted run to reporters."""
+class ScriptedRun:
+    """Reports a scripted run."""
 
     folder: Path
     verbosity: int = 0
@@ -127,15 +127,15 @@ class Story:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Story:
-    return Story(tmp_path)
+def script(tmp_path: Path) -> ScriptedRun:
+    return ScriptedRun(tmp_path)
 
 
 @pytest.fixture
-def delivered(story: Story) -> list[StageFinished]:
+def delivered(script: ScriptedRun) -> list[StageFinished]:
     """A run whose second stage left two files to ship."""
-    stages = story.mnist()
-    delivering(stages[1], story.folder.absolute() / "pretrain" / "model.onnx", Path("pretrain/odd*name.data"))
+    stages = script.mnist()
+    delivering(stages[1], script.folder.absolute() / "pretrain" / "model.onnx", Path("pretrain/odd*name.data"))
     return stages
 
 
@@ -146,5 +146,5 @@ def comparison() -> dict[str, Any]:
 
 @pytest.fixture
 def verdict() -> Callable[[str, str], dict[str, Any]]:
-    """The outputs of a gate that said so."""
+    """The outputs of a gate with that decision and reason."""
     return lambda decision, reason: output("Verdict", decision=decision, reason=reason)

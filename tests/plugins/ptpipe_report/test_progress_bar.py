@@ -124,7 +124,7 @@ def test_the_bar_and_the_facts() -> None:
     run.record(60, 1000)
     run.clock.now_s = 70
     assert run.drawn()[0].startswith("⠋ 1/2 train  train.supervised      1:10"), (
-        "it may still be saving: the clock goes on"
+        "it may still be saving: the clock continues"
     )
     assert run.drawn()[0].endswith("━ 100 %  0:00 left")
     run.progress.end()

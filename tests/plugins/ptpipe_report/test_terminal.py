@@ -127,7 +127,7 @@ class Session:
     def _read(self) -> bool:
         try:
             content = os.read(self._leader, 65536)
-        except OSError:  # Linux says so when the other side is closed
+        except OSError:  # raised on Linux when the other side is closed
             return False
         self.text += self._decoder.decode(content)
         return bool(content)
@@ -197,7 +197,7 @@ def test_the_cursor_is_hidden_while_it_runs_and_given_back(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("signal_", "exit_code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )
-def test_a_signal_leaves_the_terminal_sane(tmp_path, signal_, exit_code, word) -> None:
+def test_a_signal_leaves_the_terminal_clean(tmp_path, signal_, exit_code, word) -> None:
     with running(tmp_path, num_steps=100) as session:
         session.read_until("%")
         os.killpg(session.process.pid, getattr(signal, signal_))
