@@ -1,4 +1,4 @@
-"""What can be known of comparisons and gates before any work. Imports neither torch nor numpy."""
+"""Check comparisons and gates of a plan before any work. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ptpipe import nearest
-from ptpipe_eval import CompareConfig, GateConfig, LatencyConfig
 from ptpipe_eval.comparison import cell_label
+from ptpipe_eval.config import CompareConfig, GateConfig, LatencyConfig
 
 if TYPE_CHECKING:
     from ptpipe import Plan, PlannedStage, Problem
 
 
 def comparison_problems(plan: Plan) -> Iterator[Problem]:
-    """Look at every comparison's baseline and every gate's candidate and figures."""
+    """Check every comparison's baseline and every gate's candidate and latency."""
     for stage in plan.stages:
         if isinstance(stage.config, CompareConfig):
             yield from _baseline_problems(plan, stage, stage.config)
         elif isinstance(stage.config, GateConfig):
             source = plan[stage.wiring["comparison"][0].stage]
-            if isinstance(source.config, CompareConfig):  # another plugin's comparison keeps its own counsel
+            if isinstance(source.config, CompareConfig):  # not a comparison of another plugin
                 yield from _gate_problems(plan, stage, stage.config, source)
 
 
@@ -40,7 +40,7 @@ def _gate_problems(plan: Plan, gate: PlannedStage, config: GateConfig, source: P
     if isinstance(config, LatencyConfig):
         measured = [(size, threads) for size in source.config.batch_sizes for threads in source.config.threads]
         if (config.batch_size, config.threads) not in measured:
-            there = "; ".join(cell_label(*cell) for cell in measured) or "no latency at all"
+            available = "; ".join(cell_label(*cell) for cell in measured) or "no latency"
             wrong = "threads" if config.batch_size in source.config.batch_sizes else "batch_size"
-            message = f"{source.id} does not time {cell_label(config.batch_size, config.threads)}; it has: {there}"
-            yield plan.problem(gate.id, message, wrong)
+            wanted = cell_label(config.batch_size, config.threads)
+            yield plan.problem(gate.id, f"{source.id} does not measure {wanted}; it measures: {available}", wrong)

@@ -1,4 +1,4 @@
-"""The table of artifacts that the gates read and the reports draw. Imports neither torch nor numpy."""
+"""The `Comparison` artifact: the table of models that gates judge and reports show. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _FILE = "comparison.json"
 
 
 def cell_label(batch_size: int, threads: Threads) -> str:
-    """What a latency cell is called: `batch 32, all threads`."""
+    """Return the name of a latency cell: `batch 32, all threads`."""
     return f"batch {batch_size}, {threads} thread{'' if threads == 'one' else 's'}"
 
 
 @dataclass(frozen=True)
 class Latency:
-    """How long one prediction took, over a number of runs on one machine."""
+    """Wall time of one prediction over a number of runs on one machine."""
 
     batch_size: int
     threads: Threads
     num_threads: int
-    """What `threads` came to on the machine that measured."""
+    """The number of threads that `threads` meant on the measuring machine."""
     p10_ms: float
     median_ms: float
     p90_ms: float
     num_runs: int
-    waited_share: float | None = None
-    """Share of the time that its threads waited for a processor on which something else ran; None: nobody knows."""
+    waited_fraction: float | None = None
+    """Fraction of the time that its threads waited for a busy processor; None if the system does not report it."""
 
     @property
     def label(self) -> str:
@@ -42,7 +42,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Row:
-    """One artifact's size, correct answers and latencies."""
+    """Size, correct predictions and latencies of one model."""
 
     name: str
     """Its reference in the manifest."""
@@ -52,40 +52,40 @@ class Row:
     latencies: tuple[Latency, ...] = ()
 
     def latency(self, batch_size: int, threads: Threads) -> Latency | None:
-        """The measurement of that cell, None where there is none."""
+        """Return the measurement of a cell, or None."""
         return next((cell for cell in self.latencies if (cell.batch_size, cell.threads) == (batch_size, threads)), None)
 
 
 @dataclass(frozen=True)
 class Comparison(Artifact):
-    """Artifacts side by side: size, accuracy and latency, each on the same samples and the same machine.
+    """Size, accuracy and latency of several models, measured on the same samples and the same machine.
 
-    `summary()` is the whole table, and the file that `save` writes:
+    `summary()` is the whole table, and the content of the file that `save` writes:
 
         {"data": str, "split": str, "num_samples": int, "baseline": str, "method": str, "measured_at": str,
-         "rows": [{"name": str, "format": str, "size_bytes": int, "size_share": float,
+         "rows": [{"name": str, "format": str, "size_bytes": int, "size_ratio": float,
                    "num_correct": int, "accuracy": float, "drop": float,
                    "latency": [{"batch_size": int, "threads": "one" | "all", "num_threads": int,
                                 "p10_ms": float, "median_ms": float, "p90_ms": float, "num_runs": int,
-                                "waited_share": float | None}, ...]}, ...]}
+                                "waited_fraction": float | None}, ...]}, ...]}
 
-    Rows stand in the order of the manifest. `accuracy` is a share of 1; `drop` is the baseline's accuracy less the
-    row's (negative: the row is better); `size_share` is the row's size over the baseline's. `measured_at` is ISO 8601
-    in UTC; the machine is in the record of the stage.
+    Rows are in the order of the manifest. `accuracy` is a fraction of 1; `drop` is the baseline's accuracy minus the
+    row's (negative if the row is better); `size_ratio` is the row's size over the baseline's. `measured_at` is ISO
+    8601 in UTC; the machine is in the record of the stage.
     """
 
     data: str
-    """The data set's name, which says so where a stand-in was used."""
+    """The data set's name, which tells a fallback from the real data."""
     split: str
     num_samples: int
     baseline: str
     rows: tuple[Row, ...]
     method: str
-    """How latency was measured, in words."""
+    """How latency was measured."""
     measured_at: str
 
     def row(self, name: str) -> Row:
-        """The row of that name. Raises StageError, with the nearest name, where there is none."""
+        """Return the row of that name. Raises StageError, suggesting the nearest name, if there is none."""
         names = [row.name for row in self.rows]
         if name in names:
             return self.rows[names.index(name)]
@@ -94,7 +94,7 @@ class Comparison(Artifact):
         raise StageError(f"{name!r} is not in the comparison, which has {', '.join(names)}{hint}")
 
     def accuracy(self, row: Row) -> float:
-        """Share of the samples that it got right."""
+        """Return the fraction of the samples that the row's model predicts correctly."""
         return row.num_correct / self.num_samples
 
     def save(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ class Comparison(Artifact):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read the table; what follows from other figures in it is worked out anew."""
+        """Read the table; derived values (accuracy, drop, ratio) are recomputed. Raises IntegrityError if malformed."""
         try:
             content: dict[str, Any] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
             rows = tuple(_row_from_json(row) for row in content.pop("rows"))
@@ -112,7 +112,7 @@ class Comparison(Artifact):
             raise IntegrityError(f"{folder / _FILE} is not a comparison: {error!r}") from error
 
     def summary(self) -> dict[str, JSON]:
-        """The whole table; the class says what is in it."""
+        """Return the whole table; see the class for its fields."""
         return {
             "data": self.data,
             "split": self.split,
@@ -129,7 +129,7 @@ class Comparison(Artifact):
             "name": row.name,
             "format": row.format,
             "size_bytes": row.size_bytes,
-            "size_share": row.size_bytes / baseline.size_bytes,
+            "size_ratio": row.size_bytes / baseline.size_bytes,
             "num_correct": row.num_correct,
             "accuracy": self.accuracy(row),
             "drop": (baseline.num_correct - row.num_correct) / self.num_samples,

@@ -1,4 +1,4 @@
-"""What logits are worth, in numpy.
+"""Classification metrics of logits: accuracy, cross-entropy, confusion matrix. numpy only.
 
 Shape legend: N samples, K classes, R rows of a block of samples.
 """
@@ -13,13 +13,13 @@ import numpy.typing as npt
 from ptpipe import JSON
 
 _BLOCK_ROWS = 4096
-"""Samples worked on at a time, so that 50,000 x 1,000 logits need no float64 copy."""
+"""Samples per block, so that 50,000 x 1,000 logits need no float64 copy."""
 
 
 def label_ranks(logits_NK: npt.NDArray[np.float32], labels_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Count the classes that come before each sample's own; (N,) int64, 0 where the model is right.
+    """Return the rank of each sample's label among its logits; (N,) int64, 0 where the prediction is correct.
 
-    Equal logits, common in int8 models, are ordered by class index, as argmax does.
+    Equal logits, common in int8 models, are ranked by class index, as argmax does.
     """
     ranks_N = np.empty(len(labels_N), dtype=np.int64)
     for rows in _blocks(len(labels_N)):
@@ -31,16 +31,16 @@ def label_ranks(logits_NK: npt.NDArray[np.float32], labels_N: npt.NDArray[np.int
 
 
 def count_correct(logits_NK: npt.NDArray[np.float32], labels_N: npt.NDArray[np.int64]) -> int:
-    """Count the samples whose greatest logit is their label's."""
+    """Count the samples whose argmax is their label."""
     return int((logits_NK.argmax(axis=1) == labels_N).sum())
 
 
 def cross_entropy(logits_NK: npt.NDArray[np.float32], labels_N: npt.NDArray[np.int64]) -> float:
-    """Mean of -log softmax(logits)[label], in nats, summed in float64; N must not be 0."""
+    """Return the mean of -log softmax(logits)[label], in nats, summed in float64; N must not be 0."""
     total = 0.0
     for rows in _blocks(len(labels_N)):
         logits_RK = logits_NK[rows].astype(np.float64)
-        shifted_RK = logits_RK - logits_RK.max(axis=1, keepdims=True)  # exp of nothing above 0: no overflow
+        shifted_RK = logits_RK - logits_RK.max(axis=1, keepdims=True)  # log-sum-exp: exp of at most 0 cannot overflow
         own_R = np.take_along_axis(shifted_RK, labels_N[rows, np.newaxis], axis=1)[:, 0]
         total += float((np.log(np.exp(shifted_RK).sum(axis=1)) - own_R).sum())
     return total / len(labels_N)
@@ -55,7 +55,7 @@ def confusion_matrix(
 
 
 def per_class(confusion_KK: npt.NDArray[np.int64], class_names: Sequence[str]) -> list[JSON]:
-    """Work out name, precision, recall and support of each class; null where the divisor is 0."""
+    """Return name, precision, recall and support of each class; null where the divisor is 0."""
     predicted_K, support_K = confusion_KK.sum(axis=0), confusion_KK.sum(axis=1)
     return [
         {
@@ -71,9 +71,9 @@ def per_class(confusion_KK: npt.NDArray[np.int64], class_names: Sequence[str]) -
 def classification_metrics(
     logits_NK: npt.NDArray[np.float32], labels_N: npt.NDArray[np.int64], class_names: Sequence[str]
 ) -> dict[str, JSON]:
-    """Work out every figure of a split: num_samples, top1, top5, loss, class_names, per_class, confusion.
+    """Return all metrics of a split: num_samples, top1, top5, loss, class_names, per_class, confusion.
 
-    `top5` is left out where there are five classes or fewer: it would be 1 whatever the model says.
+    `top5` is omitted for five classes or fewer, where it is always 1.
     """
     confusion_KK = confusion_matrix(logits_NK.argmax(axis=1), labels_N, len(class_names))
     metrics: dict[str, JSON] = {"num_samples": len(labels_N), "top1": int(confusion_KK.trace()) / len(labels_N)}

@@ -1,4 +1,4 @@
-"""Time single predictions. Measuring alone is done here; what is measured, and in which order, is decided elsewhere.
+"""Measure the latency of single predictions; `compare` decides what is measured, and in which order.
 
 Shape legend: B of a batch, C channels, H height, W width.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ptpipe_eval.classification import Sitting
+from ptpipe_eval.classify import EvalSplit
 from ptpipe_eval.comparison import Latency, Threads
 
 if TYPE_CHECKING:
@@ -28,52 +28,53 @@ if TYPE_CHECKING:
 Images = npt.NDArray[np.float32]
 
 METHOD = (
-    "time.perf_counter_ns around one prediction on real samples made ready beforehand, garbage collection off, after a "
-    "warm-up, one artifact after another; median and 10th and 90th percentile of the runs"
+    "time.perf_counter_ns around one prediction on real samples prepared beforehand, garbage collection off, after a "
+    "warm-up, one model after another; median, 10th and 90th percentile of the runs"
 )
 
 _MAX_INPUTS = 8
-"""Different inputs a cell goes round, so that no single image decides."""
+"""Distinct inputs that a cell cycles through, so that no single image decides."""
 _MAX_INPUT_BYTES = 64 * 2**20
 _MIN_RUNS = 5
-_STEADY_RUNS = 50
-_STEADY_SHARE = 0.01
-"""Half the width of the median's 95 % interval, over the median, below which more runs tell nothing new."""
+_MIN_STEADY_RUNS = 50
+_STEADY_FRACTION = 0.01
+"""Half the width of the median's 95 % confidence interval over the median; measuring stops below it."""
 _WARM_UP_WINDOW = 3
 _WARM_UP_GAIN = 0.95
 _MIN_WARM_UP_NS = 20_000_000
 
 
-def spread_inputs(sitting: Sitting, batch_size: int) -> list[Images]:
-    """Make batches of samples spread evenly over the split; float32 (B, C, H, W) each, samples repeated where few."""
-    num_samples = len(sitting.samples)
-    batch_bytes = batch_size * prod(sitting.data.info.shape_CHW) * np.dtype(np.float32).itemsize
+def spread_inputs(split: EvalSplit, batch_size: int) -> list[Images]:
+    """Return batches of samples spread evenly over the split, float32 (B, C, H, W); samples repeat if there are few."""
+    num_samples = len(split.samples)
+    batch_bytes = batch_size * prod(split.data.info.shape_CHW) * np.dtype(np.float32).itemsize
     num_inputs = max(1, min(_MAX_INPUTS, num_samples // batch_size, _MAX_INPUT_BYTES // batch_bytes))
     num_wanted = batch_size * num_inputs
     order_N = np.arange(num_wanted, dtype=np.int64) * num_samples // num_wanted
-    batches = sitting.data.batches(sitting.split, order_N=order_N, batch_size=batch_size)
+    batches = split.data.batches(split.name, order_N=order_N, batch_size=batch_size)
     return [np.ascontiguousarray(batch.images_NCHW.numpy()) for batch in batches]
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What was seen of one cell."""
+    """The measurements of one cell."""
 
     durations_ns: list[int]
-    """Of each prediction, in order."""
+    """Duration of each prediction, in order."""
     waited_ns: int | None
-    """How long all threads together were ready to run and had no processor; None where the system doesn't say."""
+    """Time that all threads together were runnable without a processor; None if the system does not report it."""
 
 
 def measure(predict: Predictor, inputs: Sequence[Images], budget_s: float) -> Runs:
     """Time predictions one by one until their median is steady or the budget is spent.
 
-    At least five runs are made, however long they take; the warm-up may take as long as the budget again.
+    `inputs` are cycled through. At least five predictions are timed, however long they take; the warm-up may take up
+    to another `budget_s`.
     """
     budget_ns = int(budget_s * 1e9)
     warm_up(predict, inputs, budget_ns)
     durations_ns: list[int] = []
-    spent_ns, next_look = 0, _STEADY_RUNS
+    spent_ns, next_check = 0, _MIN_STEADY_RUNS
     waited_before_ns = waiting_ns()
     with garbage_collection_off():
         for images_BCHW in cycle(inputs):
@@ -82,18 +83,18 @@ def measure(predict: Predictor, inputs: Sequence[Images], budget_s: float) -> Ru
             spent_ns += duration_ns
             if spent_ns >= budget_ns and len(durations_ns) >= _MIN_RUNS:
                 break
-            if len(durations_ns) >= next_look and spent_ns >= budget_ns // 4:
+            if len(durations_ns) >= next_check and spent_ns >= budget_ns // 4:
                 if _median_is_steady(durations_ns):
                     break
-                next_look = 2 * len(durations_ns)  # looking costs time and cache: seldom
+                next_check = 2 * len(durations_ns)  # sorting costs time and cache: check rarely
     waited_after_ns = waiting_ns()
     if waited_before_ns is None or waited_after_ns is None:
         return Runs(durations_ns, None)
-    return Runs(durations_ns, max(0, waited_after_ns - waited_before_ns))  # a thread that ended takes its sum with it
+    return Runs(durations_ns, max(0, waited_after_ns - waited_before_ns))  # a thread that ended takes its count with it
 
 
 def warm_up(predict: Predictor, inputs: Sequence[Images], limit_ns: int) -> None:
-    """Predict until a few runs are no faster than the few before: memory mapped, kernels chosen, clock raised."""
+    """Predict until runs stop getting faster: memory mapped, kernels selected, processor clock raised."""
     runs = cycle(inputs)
     spent_ns, before_ns = 0, float("inf")
     while spent_ns < limit_ns:
@@ -106,16 +107,16 @@ def warm_up(predict: Predictor, inputs: Sequence[Images], limit_ns: int) -> None
 
 
 def summarize(runs: Runs, batch_size: int, threads: Threads, num_threads: int) -> Latency:
-    """Median and 10th and 90th percentile of the runs, in milliseconds."""
+    """Return median, 10th and 90th percentile of the runs, in milliseconds."""
     p10_ms, median_ms, p90_ms = (np.quantile(runs.durations_ns, (0.1, 0.5, 0.9)) / 1e6).round(6).tolist()
-    waited_share = None
+    waited_fraction = None
     if runs.waited_ns is not None:
-        waited_share = round(min(1.0, runs.waited_ns / (num_threads * sum(runs.durations_ns))), 3)
-    return Latency(batch_size, threads, num_threads, p10_ms, median_ms, p90_ms, len(runs.durations_ns), waited_share)
+        waited_fraction = round(min(1.0, runs.waited_ns / (num_threads * sum(runs.durations_ns))), 3)
+    return Latency(batch_size, threads, num_threads, p10_ms, median_ms, p90_ms, len(runs.durations_ns), waited_fraction)
 
 
 def waiting_ns() -> int | None:
-    """How long this process's threads, together, have waited for a processor so far; None outside Linux."""
+    """Return how long this process's threads, together, have waited for a processor so far; None outside Linux."""
     tasks = Path("/proc/self/task")
     waited_ns = None
     for file in tasks.glob("*/schedstat"):
@@ -130,7 +131,7 @@ def waiting_ns() -> int | None:
 
 @contextmanager
 def garbage_collection_off() -> Iterator[None]:
-    """Keep the collector from stopping a run inside the `with`."""
+    """Disable the garbage collector, whose pauses would count as latency."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -152,4 +153,4 @@ def _median_is_steady(durations_ns: Sequence[int]) -> bool:
     ordered_ns, count = sorted(durations_ns), len(durations_ns)
     reach = 0.98 * sqrt(count)
     low, high = int(count / 2 - reach), min(ceil(count / 2 + reach), count - 1)
-    return ordered_ns[high] - ordered_ns[low] <= 2 * _STEADY_SHARE * ordered_ns[count // 2]
+    return ordered_ns[high] - ordered_ns[low] <= 2 * _STEADY_FRACTION * ordered_ns[count // 2]

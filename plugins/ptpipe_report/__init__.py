@@ -1,13 +1,13 @@
-"""What a run shows and leaves behind: the console, `report.md` and `events.jsonl`.
+"""Reporters of a run: the console, `report.md` and `events.jsonl`.
 
-- **Console** (stderr): on a terminal a live bar for the running stage, replaced by one line a stage; in a pipe or a log
-  file the line a stage and one on progress every ten seconds. Notices are said at once and again at the end, then the
-  comparison, what the gates said, how it all ended, where the run's folder is, and after a failure the command that
-  goes on. `NO_COLOR` is honoured; narrow terminals and encodings without Unicode get less.
+- **Console** (stderr): on a terminal a live progress bar for the running stage, replaced by one line per stage; in a
+  pipe or a log file the line per stage and a progress line every ten seconds. Notices are shown at once and at the
+  end, followed by the comparison, the gates' verdicts, the outcome, the deliverables and the run's folder, and after a
+  failure the command that resumes the run. `NO_COLOR`, narrow terminals and encodings without Unicode are supported.
 - **Markdown**: `report.md` in the run's folder, for a pull request or a mail.
-- **JSON lines**: `events.jsonl` in the run's folder, one object a piece of event, for other programs.
+- **JSON lines**: `events.jsonl` in the run's folder, one object per event, for other programs.
 
-Other reports and trackers are reporters of their own: see `ptpipe.Reporter` and the hook `ptpipe_reporters`.
+Other reports and trackers are separate reporters: see `ptpipe.Reporter` and the hook `ptpipe_reporters`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ptpipe_report.json_lines import JsonLinesFile
     from ptpipe_report.screen import Screen
 
-__all__ = ["ConsoleObserver", "JsonLines", "MarkdownReport"]
+__all__ = ["ConsoleReporter", "JsonLines", "MarkdownReport"]
 
 
-class ConsoleObserver(Reporter):
-    """Show a run on stderr, as talkative as `RunStarted.verbosity` says.
+class ConsoleReporter(Reporter):
+    """Show a run on stderr, in as much detail as `RunStarted.verbosity` asks for.
 
-    `console`: another rich console to write to. `Console(record=True, force_terminal=True, file=io.StringIO())`
-    keeps what it is told, and its `save_svg` draws it.
+    `console`: a rich console to write to instead. `Console(record=True, force_terminal=True, file=io.StringIO())`
+    records the run, and its `save_svg` exports it.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -38,10 +38,10 @@ class ConsoleObserver(Reporter):
         self._screen: Screen | None = None
 
     def run_started(self, event: RunStarted) -> None:
-        """Say what runs."""
-        if event.verbosity < -1:  # whoever started the run tells of it
+        """Write what runs."""
+        if event.verbosity < -1:  # the caller reports the run itself
             return
-        from ptpipe_report.screen import Screen  # brings rich: only a run needs it
+        from ptpipe_report.screen import Screen  # imports rich, which only a run needs
 
         self._screen = Screen(event, self._console)
         self._screen.run_started(event)
@@ -52,7 +52,7 @@ class ConsoleObserver(Reporter):
             self._screen.stage_started(event)
 
     def event(self, event: Event) -> None:
-        """Take in progress; say notices at once."""
+        """Record progress; write notices at once."""
         if self._screen:
             self._screen.event(event)
 
@@ -62,29 +62,29 @@ class ConsoleObserver(Reporter):
             self._screen.stage_finished(event)
 
     def run_finished(self, event: RunFinished) -> None:
-        """Write what it all came to."""
+        """Write the summary."""
         if self._screen:
             self._screen.run_finished(event)
 
 
 class MarkdownReport(Reporter):
-    """Write `report.md` into the run's folder once the run has ended, however it ended."""
+    """Write `report.md` into the run's folder when the run has ended, whatever its outcome."""
 
     def __init__(self) -> None:
         self._started: RunStarted | None = None
         self._notices: list[Notice] = []
 
     def run_started(self, event: RunStarted) -> None:
-        """Keep what the end of the run doesn't say again."""
+        """Keep the manifest's path, overrides and seed, which RunFinished does not have."""
         self._started = event
 
     def event(self, event: Event) -> None:
-        """Keep the run's own notices; the stages' come again with their ends."""
+        """Keep the run's own notices; a stage's notices are in its StageFinished."""
         if isinstance(event, Notice) and not event.stage_id:
             self._notices.append(event)
 
     def run_finished(self, event: RunFinished) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         if self._started is None:
             return
         from ptpipe_report.markdown import write_report
@@ -93,39 +93,40 @@ class MarkdownReport(Reporter):
 
 
 class JsonLines(Reporter):
-    """Write every piece of event into `events.jsonl` in the run's folder, as it is told.
+    """Write every event to `events.jsonl` in the run's folder as it arrives.
 
-    One strict JSON object a line: `type`, `time` (UTC) and the fields of the value in `ptpipe.events`. NaN and the
-    infinities become the strings `NaN`, `Infinity`, `-Infinity`. Progress is thinned to about one line a second.
+    One strict JSON object per line: `type`, `time` (UTC) and the fields of the event's class in `ptpipe.events`. NaN
+    and the infinities become the strings `NaN`, `Infinity`, `-Infinity`. Progress is thinned to about one line per
+    second.
     """
 
     def __init__(self) -> None:
         self._file: JsonLinesFile | None = None
 
     def run_started(self, event: RunStarted) -> None:
-        """Begin the file."""
+        """Create the file."""
         from ptpipe_report.json_lines import JsonLinesFile
 
         self._file = JsonLinesFile(event.folder / "events.jsonl")
         self._file.write(event)
 
     def stage_started(self, event: StageStarted) -> None:
-        """Write it."""
+        """Write the event."""
         if self._file:
             self._file.write(event)
 
     def event(self, event: Event) -> None:
-        """Write it; hold progress back where some was written within the last second."""
+        """Write the event; withhold progress if some was written within the last second."""
         if self._file:
             self._file.write_event(event)
 
     def stage_finished(self, event: StageFinished) -> None:
-        """Write how far the stage came, then how it ended."""
+        """Write the stage's last progress, then the event."""
         if self._file:
             self._file.write(event)
 
     def run_finished(self, event: RunFinished) -> None:
-        """Write it and end the file. The stages are in it already, each by itself."""
+        """Write the event without its stages, each of which has its own line, and close the file."""
         if self._file:
             self._file.write(event)
             self._file.close()
@@ -133,5 +134,5 @@ class JsonLines(Reporter):
 
 @hookimpl
 def ptpipe_reporters() -> Iterable[Reporter]:
-    """Offer this run's console, its Markdown report and its JSON lines."""
-    return [ConsoleObserver(), MarkdownReport(), JsonLines()]
+    """Return new reporters for one run: console, Markdown and JSON lines."""
+    return [ConsoleReporter(), MarkdownReport(), JsonLines()]

@@ -1,8 +1,8 @@
-"""The tables that a run made: artifacts side by side, read from the summaries in the event, and metrics that are rows.
+"""The tables of a run: comparisons of models, read from the summaries of artifacts, and metrics that are lists of rows.
 
 A comparison is any output of a type called `Comparison` whose summary has `rows`: a list of objects. A row's scalars
-are columns, whatever they are called; a list of objects inside a row (latencies) becomes a column for each of its
-members. So columns that a later version of the table adds are shown without a change here.
+are columns, whatever their names; a list of objects inside a row (latencies) becomes a column per object. Columns that
+a later version of the table adds are therefore shown without a change here.
 """
 
 from __future__ import annotations
@@ -11,63 +11,63 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ptpipe import JSON, StageFinished
-from ptpipe_report.figures import NOTHING, figure, fixed_decimals
+from ptpipe_report.formatting import NOTHING, figure, fixed_decimals
 
 _HIDDEN = frozenset({"num_correct"})
-"""Said by another column already."""
+"""Redundant: another column shows it."""
 _MEDIAN = "median_ms"
-_MOST_ROWS = 100
-"""Of a metric; a longer one is for programs to read."""
+_MAX_ROWS = 100
+"""Of a metric; a longer list is for programs."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One property of every artifact; None where a row lacks it."""
+    """One property of every row; None where it is missing."""
 
     name: str
-    """What says the unit, as in `figures.figure`."""
+    """Implies the unit, as in `formatting.figure`."""
     label: str
     values: tuple[JSON, ...]
 
     @property
     def is_text(self) -> bool:
-        """Whether it is read as words and not as numbers."""
+        """Whether its values are words, not numbers."""
         return any(isinstance(value, str) for value in self.values)
 
     @property
     def unit(self) -> str:
-        """What all of its numbers are in and the heading says; empty where each says it by itself."""
+        """The unit to put below or after the label; empty if the label or each value contains it."""
         return "ms" if self.name.endswith("_ms") else "points" if self.name == "drop" else ""
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The values as they are read, without the column's unit; latencies with their points in line."""
+        """The formatted values, without a unit that the heading shows; latencies with aligned points."""
         if self.unit == "ms":
             return fixed_decimals(self.values)
         texts = (NOTHING if value is None else figure(self.name, value).text for value in self.values)
-        return tuple(text.removesuffix(f" {self.unit}") for text in texts)
+        return tuple(text.removesuffix(f" {self.unit}").removesuffix(f" {self.label}") for text in texts)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Artifacts side by side."""
+    """Models side by side, or the rows of a metric."""
 
     stage_id: str
     columns: tuple[Column, ...]
-    """The first one names the artifact."""
+    """The first one names the row."""
     baseline: str
-    """Name of the row that the others are held against; may be empty."""
+    """Name of the row that the others are compared with; may be empty."""
     facts: Mapping[str, JSON]
-    """What holds for the whole table: data, split, number of samples, method ..."""
+    """Properties of the whole table: data, split, number of samples, method ..."""
 
     @property
     def is_baseline(self) -> tuple[bool, ...]:
-        """For each row, whether it is the baseline."""
+        """Whether each row is the baseline."""
         return tuple(value == self.baseline for value in self.columns[0].values)
 
 
 def tables(stages: Sequence[StageFinished]) -> Iterator[Table]:
-    """The comparison of every stage that made one."""
+    """Yield the comparison of every stage that has one."""
     for stage in stages:
         for output in stage.outputs.values():
             summary = output.get("summary")
@@ -78,24 +78,24 @@ def tables(stages: Sequence[StageFinished]) -> Iterator[Table]:
 
 
 def metric_tables(stages: Sequence[StageFinished]) -> Iterator[tuple[str, Table]]:
-    """Every metric that is a list of objects (epochs, workers): its name, and a table with a row for each."""
+    """Yield name and table of every metric that is a list of objects (epochs, workers), a row per object."""
     for stage in stages:
         for name, value in stage.metrics.items():
-            if isinstance(value, list) and len(value) <= _MOST_ROWS and all(isinstance(row, Mapping) for row in value):
+            if isinstance(value, list) and len(value) <= _MAX_ROWS and all(isinstance(row, Mapping) for row in value):
                 table = _table(stage.stage_id, {"rows": value})
                 if table is not None:
                     yield name, table
 
 
 def type_name(output: Mapping[str, JSON]) -> str:
-    """The class of an output, without the module that it may be written with."""
+    """Return the class name of an output, without its module."""
     return str(output.get("type", "")).replace(":", ".").rpartition(".")[2]
 
 
 def _table(stage_id: str, summary: Mapping[str, JSON]) -> Table | None:
     listed = summary.get("rows")
     rows = [_cells(row) for row in listed if isinstance(row, Mapping)] if isinstance(listed, list) else []
-    headings = {heading: None for row in rows for heading in row}  # a dict: in the order of appearance
+    headings = {heading: None for row in rows for heading in row}  # a dict keeps the order of appearance
     if not headings:
         return None
     order = sorted(headings, key=lambda heading: heading[0] != "name")
@@ -105,14 +105,21 @@ def _table(stage_id: str, summary: Mapping[str, JSON]) -> Table | None:
 
 
 def _cells(row: Mapping[str, JSON]) -> dict[tuple[str, str], JSON]:
-    """A row's values by (name, label) of their columns."""
+    """Map (name, label) of each column to the row's value."""
     cells: dict[tuple[str, str], JSON] = {}
     for name, value in row.items():
         if isinstance(value, list):
             cells |= {("latency_ms", label): median for label, median in _latencies(value)}
         elif name not in _HIDDEN and not isinstance(value, dict):
-            cells[name, name.removesuffix("_bytes").removesuffix("_ms").replace("_", " ")] = value
+            cells[name, _label(name)] = value
     return cells
+
+
+def _label(name: str) -> str:
+    """Return `images/s` for `images_per_s`, `size` for `size_bytes`, `samples` for `num_samples`."""
+    if name.endswith("_per_s"):
+        return name.removesuffix("_per_s").replace("_", " ") + "/s"
+    return name.removeprefix("num_").removesuffix("_bytes").removesuffix("_ms").replace("_", " ")
 
 
 def _latencies(cells: Sequence[JSON]) -> Iterator[tuple[str, JSON]]:

@@ -1,4 +1,4 @@
-"""The report of a run in GitHub-flavoured Markdown."""
+"""Write `report.md`, a run's report in GitHub-flavored Markdown."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from ptpipe import Notice, Outcome, RunFinished, RunStarted, StageFinished, host, write_atomically
-from ptpipe_report import story
+from ptpipe_report import run_summary
 from ptpipe_report.comparison import Column, Table, metric_tables, tables
-from ptpipe_report.figures import figure, joined, seconds_text
-from ptpipe_report.wording import one_line
+from ptpipe_report.formatting import figure, joined, seconds_text
+from ptpipe_report.sanitize import one_line
 
 _INLINE_MARKUP = re.compile(r"([\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])|:(?=[a-z+-][\w+-]*:))")
-"""What could begin markup within a line; underscores only at the edge of a word."""
+"""What could start inline markup; underscores only at the edge of a word."""
 _BLOCK_MARKUP = re.compile(r"^(\d+(?=[.)])|(?=[-+=#]))(.)(?=[-=#\s]*(?:\s|$))")
-"""What makes a list, a heading or a rule at the start of a line; not the sign of a number."""
+"""What starts a list, a heading or a rule at the start of a line; not the sign of a number."""
 _TIMED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.REFUSED})
 _LEFT, _RIGHT = ":---", "---:"
 
 
-def write_report(started: RunStarted, finished: RunFinished, of_the_run: Sequence[Notice]) -> None:
-    """Write `report.md` into the run's folder; `of_the_run`: the notices that belong to no stage."""
-    notices = story.Notices()
-    for notice in of_the_run:
+def write_report(started: RunStarted, finished: RunFinished, run_notices: Sequence[Notice]) -> None:
+    """Write `report.md` into the run's folder; `run_notices` are the notices that belong to no stage."""
+    notices = run_summary.Notices()
+    for notice in run_notices:
         notices.add(notice)
     for stage in finished.stages:
         notices.add_all(stage)
@@ -32,27 +32,30 @@ def write_report(started: RunStarted, finished: RunFinished, of_the_run: Sequenc
 
 
 def report(started: RunStarted, finished: RunFinished, notices: Iterable[Notice], at: datetime) -> str:
-    """The whole file. What shouts comes first, then what was found, then how to do it again."""
-    blocks = [f"# {escape(finished.name)}: {escape(story.ending(finished))}"]
+    """Return the whole file: warnings and failures, then results, then the command that reproduces them."""
+    blocks = [f"# {escape(finished.name)}: {escape(run_summary.ending(finished))}"]
     blocks += [f"> [!WARNING]\n> **{escape(_placed(notice))}**" for notice in notices]
     blocks += [_failure(stage) for stage in finished.stages if stage.outcome is Outcome.FAILED]
     blocks.append(_facts(started, finished, at))
     for table in tables(finished.stages):
         blocks += [f"## Comparison: {escape(table.stage_id)}", _comparison(table)]
-        blocks += [escape(_told(table))] if table.facts else []
-    gates = story.gates(finished.stages)
+        blocks += [escape(_table_facts(table))] if table.facts else []
+    gates = run_summary.gates(finished.stages)
     if gates:
         rows = [[escape(gate.stage_id), f"**{escape(gate.decision)}**", escape(gate.reason)] for gate in gates]
         blocks += ["## Gates", _table(["gate", "verdict", "reason"], [_LEFT] * 3, rows)]
     blocks += ["## Stages", _stages(finished.stages)]
     for name, table in metric_tables(finished.stages):
         blocks += [f"### {escape(table.stage_id)}: {escape(name.replace('_', ' '))}", _columns(table)]
-    blocks += ["## Reproduce", _fenced(story.command(started), "sh")]
+    files = run_summary.deliverables(finished)
+    if files:
+        blocks += ["## Deliverables", "\n".join(f"- {escape(path.as_posix())}" for path in files)]
+    blocks += ["## Reproduce", _fenced(run_summary.command(started), "sh")]
     return "\n\n".join(blocks) + "\n"
 
 
 def escape(text: str) -> str:
-    """The text as Markdown that shows exactly it, in one line; fit for a paragraph and for a cell of a table."""
+    """Escape text to Markdown that renders as exactly this text on one line, in a paragraph or a table cell."""
     return _BLOCK_MARKUP.sub(r"\1\\\2", _INLINE_MARKUP.sub(r"\\\1", one_line(text)))
 
 
@@ -66,8 +69,8 @@ def _failure(stage: StageFinished) -> str:
 
 def _facts(started: RunStarted, finished: RunFinished, at: datetime) -> str:
     rows = [
-        ["outcome", f"{escape(story.ending(finished))} (exit code {finished.exit_code})"],
-        ["stages", story.tally(finished.stages)],
+        ["outcome", f"{escape(run_summary.ending(finished))} (exit code {finished.exit_code})"],
+        ["stages", run_summary.tally(finished.stages)],
         ["finished", f"{at:%Y-%m-%d %H:%M:%S} UTC"],
         ["wall time", seconds_text(finished.seconds)],
         ["manifest", escape(started.manifest_path)],
@@ -92,7 +95,7 @@ def _comparison(table: Table) -> str:
 
 
 def _columns(table: Table, marks: Sequence[str] | None = None) -> str:
-    """A table; `marks` follow the first cell of each row."""
+    """Format a table; `marks` follow the first cell of each row."""
     headings = [_heading(column) for column in table.columns]
     sides = [_LEFT if column.is_text else _RIGHT for column in table.columns]
     texts = [_exact_texts(column) for column in table.columns]
@@ -113,8 +116,8 @@ def _exact_texts(column: Column) -> Iterator[str]:
         yield f"{text} ({value:,} bytes)" if is_size else text
 
 
-def _told(table: Table) -> str:
-    """What holds for the whole table: `mnist · test · 10,000 samples`."""
+def _table_facts(table: Table) -> str:
+    """Return `mnist · test · 10,000 samples`."""
     return joined(figure(name, value) for name, value in table.facts.items())
 
 
@@ -122,20 +125,20 @@ def _stages(stages: Sequence[StageFinished]) -> str:
     rows = []
     for place, stage in enumerate(stages, 1):
         seconds = f"{stage.seconds:.2f}" if stage.outcome in _TIMED else ""
-        said = joined(story.stage_figures(stage)) or stage.message
-        cells = [str(place), stage.stage_id, stage.kind, stage.outcome, seconds, said, stage.key[:12]]
+        result = joined(run_summary.stage_figures(stage)) or stage.message
+        cells = [str(place), stage.stage_id, stage.kind, stage.outcome, seconds, result, stage.key[:12]]
         rows.append([escape(cell) for cell in cells])
     headings = ["", "stage", "kind", "outcome", "seconds", "key figures", "key"]
     return _table(headings, [_RIGHT, _LEFT, _LEFT, _LEFT, _RIGHT, _LEFT, _LEFT], rows)
 
 
 def _table(headings: Sequence[str], sides: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are escaped already."""
+    """Format a table of escaped cells."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [headings, sides, *rows])
 
 
 def _fenced(text: str, language: str) -> str:
-    """The text as it is, in a fence longer than any run of backticks within."""
+    """Return the text verbatim, in a fence longer than any run of backticks in it."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"

@@ -146,17 +146,17 @@ def onnx_model(weights: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.
 
 
 @pytest.fixture
-def told() -> list[Event]:
-    """What the stage under test said."""
+def events() -> list[Event]:
+    """The events of the stage under test."""
     return []
 
 
 @pytest.fixture
-def context(tmp_path: Path, told: list[Event]) -> Callable[..., Context]:
+def context(tmp_path: Path, events: list[Event]) -> Callable[..., Context]:
     """A context for a stage whose ports are bound to these references."""
 
     def make(kind: str = "eval.compare", **sources: Any) -> Context:
         named: Mapping[str, tuple[str, ...]] = sources
-        return Context("stage", kind, 7, tmp_path, named, told.append)
+        return Context("stage", kind, 7, tmp_path, named, events.append)
 
     return make

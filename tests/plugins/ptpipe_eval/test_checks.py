@@ -70,11 +70,11 @@ def problems(bound, *lines: str) -> list[str]:
     return [str(problem).rpartition("toy.yaml:")[2] for problem in caught.value.problems]
 
 
-def test_what_is_compared_may_be_judged(bound) -> None:
+def test_compared_models_may_be_judged(bound) -> None:
     plan = bound(
         "compare: {uses: eval.compare, needs: {models: [float, int8, both.twin]}, with: {baseline: int8}}",
         "accuracy: {uses: gate.accuracy, with: {candidate: int8, max_drop: 0.003}}",
-        "size: {uses: gate.size, with: {candidate: both.twin, max_share: 0.27}}",
+        "size: {uses: gate.size, with: {candidate: both.twin, max_ratio: 0.27}}",
         "latency: {uses: gate.latency, with: {candidate: float, max_ms: 1, batch_size: 32, threads: all}}",
     )
     assert [stage.kind for stage in plan.stages][-1] == "gate.latency"
@@ -93,7 +93,7 @@ def test_a_baseline_that_is_not_compared(bound) -> None:
     "gate",
     [
         "gate: {uses: gate.accuracy, with: {max_drop: 0.003, candidate: intt8}}",
-        "gate: {uses: gate.size, with: {max_share: 0.27, candidate: intt8}}",
+        "gate: {uses: gate.size, with: {max_ratio: 0.27, candidate: intt8}}",
         "gate: {uses: gate.latency, with: {max_ms: 1, candidate: intt8}}",
     ],
 )
@@ -108,22 +108,22 @@ def test_a_candidate_that_is_not_compared(bound, gate) -> None:
 @pytest.mark.parametrize(
     ("option", "cell"), [("batch_size: 8", "batch 8, one thread"), ("threads: all", "batch 1, all threads")]
 )
-def test_a_latency_that_nobody_times(bound, option, cell) -> None:
+def test_a_latency_that_is_not_measured(bound, option, cell) -> None:
     compare = "compare: {uses: eval.compare, needs: {models: [float, int8]}, with: {threads: [one]}}"
     gate = f"gate: {{uses: gate.latency, with: {{candidate: int8, max_ms: 1, {option}}}}}"
     (problem,) = problems(bound, compare, gate)
     value = option.rpartition(" ")[2]
     assert problem == (
-        f"10:{gate.rindex(value) + 3}: gate: compare does not time {cell}; "
-        "it has: batch 1, one thread; batch 32, one thread"
+        f"10:{gate.rindex(value) + 3}: gate: compare does not measure {cell}; "
+        "it measures: batch 1, one thread; batch 32, one thread"
     )
 
 
-def test_a_default_that_nobody_times_is_told_too(bound) -> None:
+def test_a_default_that_is_not_measured(bound) -> None:
     compare = "compare: {uses: eval.compare, needs: {models: [float, int8]}, with: {batch_sizes: []}}"
     (problem,) = problems(bound, compare, "gate: {uses: gate.latency, with: {candidate: int8, max_ms: 1}}")
     assert problem.startswith("10:") and problem.endswith(
-        "gate: compare does not time batch 1, one thread; it has: no latency at all"
+        "gate: compare does not measure batch 1, one thread; it measures: no latency"
     )
 
 
@@ -140,3 +140,9 @@ def test_all_mistakes_at_once(bound) -> None:
 def test_a_gate_without_a_limit(bound) -> None:
     (problem,) = problems(bound, COMPARE, "gate: {uses: gate.accuracy, with: {candidate: int8}}")
     assert problem.endswith("gate: give max_drop or min_accuracy (or both)")
+
+
+@pytest.mark.parametrize("kind", ["gate.size", "gate.latency"])
+def test_the_former_name_of_max_ratio_is_explained(bound, kind) -> None:
+    (problem,) = problems(bound, COMPARE, f"gate: {{uses: {kind}, with: {{candidate: int8, max_share: 0.27}}}}")
+    assert problem.startswith("10:") and problem.endswith("max_share: renamed to max_ratio")

@@ -6,7 +6,8 @@ import torch
 
 from ptpipe import StageError
 from ptpipe.events import Metric, Progress
-from ptpipe_eval import ClassifyConfig, classify
+from ptpipe_eval import eval_classify
+from ptpipe_eval.config import ClassifyConfig
 from ptpipe_torch import ArrayImages, Data, Predictions, Split
 
 
@@ -16,7 +17,7 @@ def test_float_torch_onnx_and_a_strangers_format_agree(
     (batch,) = digits.batches("test", batch_size=1000)
     expected_NK = batch.images_NCHW.flatten(1).double().numpy() @ weights[0].T.astype(np.float64) + weights[1]
     answers = [
-        classify(ClassifyConfig(), context("eval.classify", model=("m",)), model, digits)
+        eval_classify(ClassifyConfig(), context("eval.classify", model=("m",)), model, digits)
         for model in (numpy_model, torch_model, onnx_model)
     ]
     for answer in answers:
@@ -30,24 +31,24 @@ def test_float_torch_onnx_and_a_strangers_format_agree(
 
 
 def test_metrics_say_what_they_are_of(digits, numpy_model, context) -> None:
-    metrics = classify(ClassifyConfig(split="val"), context(model=("m",)), numpy_model, digits).metrics
+    metrics = eval_classify(ClassifyConfig(split="val"), context(model=("m",)), numpy_model, digits).metrics
     assert (metrics["data"], metrics["split"], metrics["num_samples"]) == ("digits", "val", 200)
     assert metrics["class_names"][:2] == ["zero", "one"]
-    logits_NK = torch.from_numpy(classify(ClassifyConfig(split="val"), context(), numpy_model, digits).logits_NK)
+    logits_NK = torch.from_numpy(eval_classify(ClassifyConfig(split="val"), context(), numpy_model, digits).logits_NK)
     labels_N = torch.from_numpy(digits.splits["val"].labels_N)
     assert metrics["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits_NK, labels_N).item(), rel=1e-5)
 
 
-def test_news_of_progress_and_metrics(digits, numpy_model, context, told) -> None:
-    answer = classify(ClassifyConfig(batch_size=100), context(model=("m",)), numpy_model, digits)
-    steps = [event for event in told if isinstance(event, Progress)]
+def test_progress_and_metrics_are_reported(digits, numpy_model, context, events) -> None:
+    answer = eval_classify(ClassifyConfig(batch_size=100), context(model=("m",)), numpy_model, digits)
+    steps = [event for event in events if isinstance(event, Progress)]
     assert (steps[-1].done, steps[-1].total, steps[-1].unit) == (400, 400, "images")
-    said = {event.name: event.value for event in told if isinstance(event, Metric)}
-    assert said == {word: answer.metrics[word] for word in ("top1", "top5", "loss")}
+    metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
+    assert metrics == {word: answer.metrics[word] for word in ("top1", "top5", "loss")}
 
 
-def test_answers_are_kept(digits, numpy_model, context, tmp_path) -> None:
-    answer = classify(ClassifyConfig(), context(model=("m",)), numpy_model, digits)
+def test_predictions_are_saved(digits, numpy_model, context, tmp_path) -> None:
+    answer = eval_classify(ClassifyConfig(), context(model=("m",)), numpy_model, digits)
     (tmp_path / "kept").mkdir()
     answer.save(tmp_path / "kept")
     again = Predictions.load(tmp_path / "kept")
@@ -67,37 +68,38 @@ def test_batch_size_decides_how_many_at_once_and_nothing_else(
             seen.append(len(images_NCHW))
             return super().predict(images_NCHW)
 
-    answer = classify(ClassifyConfig(batch_size=batch_size), context(), Watched(*weights), digits)
+    answer = eval_classify(ClassifyConfig(batch_size=batch_size), context(), Watched(*weights), digits)
     assert max(seen) == min(batch_size, 400) and sum(seen) == 400
     assert (
-        answer.metrics["top1"] == classify(ClassifyConfig(), context(), linear_model(*weights), digits).metrics["top1"]
+        answer.metrics["top1"]
+        == eval_classify(ClassifyConfig(), context(), linear_model(*weights), digits).metrics["top1"]
     )
 
 
 def test_threads_are_handed_on(digits, numpy_model, context) -> None:
-    classify(ClassifyConfig(), context(), numpy_model, digits)
-    classify(ClassifyConfig(num_threads=3), context(), numpy_model, digits)
+    eval_classify(ClassifyConfig(), context(), numpy_model, digits)
+    eval_classify(ClassifyConfig(num_threads=3), context(), numpy_model, digits)
     assert numpy_model.opened_with == [None, 3]
 
 
 @pytest.mark.parametrize("num_classes", [9, 11])
 def test_classes_must_be_as_many(digits, linear_model, weights, context, num_classes) -> None:
     other = linear_model(np.resize(weights[0], (num_classes, 64)), np.resize(weights[1], num_classes))
-    with pytest.raises(StageError, match=f"net tells {num_classes} classes apart, digits has 10"):
-        classify(ClassifyConfig(), context(model=("net",)), other, digits)
+    with pytest.raises(StageError, match=f"net has {num_classes} classes, digits has 10"):
+        eval_classify(ClassifyConfig(), context(model=("net",)), other, digits)
 
 
 def test_image_shapes_must_fit(digits, linear_model, weights, context) -> None:
     with pytest.raises(StageError, match=r"net takes images of shape 1 x 4 x 16 .*, digits has 1 x 8 x 8"):
-        classify(ClassifyConfig(), context(model=("net",)), linear_model(*weights, shape_CHW=(1, 4, 16)), digits)
+        eval_classify(ClassifyConfig(), context(model=("net",)), linear_model(*weights, shape_CHW=(1, 4, 16)), digits)
 
 
 @pytest.mark.parametrize("absent", [True, False])
 def test_an_empty_split_is_refused(digits, numpy_model, context, absent) -> None:
     empty = Split(np.array([], dtype=np.str_), np.zeros(0, np.int64), ArrayImages(np.zeros((0, 8, 8, 1), np.uint8)))
     splits = {"train": digits.splits["train"]} | ({} if absent else {"test": empty})
-    with pytest.raises(StageError, match="split test of digits is empty; there are samples in: train"):
-        classify(ClassifyConfig(), context(), numpy_model, Data(digits.info, splits))
+    with pytest.raises(StageError, match="split test of digits is empty; splits with samples: train"):
+        eval_classify(ClassifyConfig(), context(), numpy_model, Data(digits.info, splits))
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -113,7 +115,7 @@ def test_a_logit_that_is_not_finite_is_named(digits, linear_model, weights, cont
             return logits_NK
 
     with pytest.raises(StageError, match=r"^net: the logits of sample test/00133 are not finite$"):
-        classify(ClassifyConfig(batch_size=64), context(model=("net",)), Poisoned(*weights), digits)
+        eval_classify(ClassifyConfig(batch_size=64), context(model=("net",)), Poisoned(*weights), digits)
 
 
 @pytest.mark.parametrize("answer", [lambda x: x[:, :9], lambda x: x[:1], lambda x: x[0], lambda x: x[..., None]])
@@ -122,5 +124,5 @@ def test_logits_of_another_shape_are_refused(digits, linear_model, weights, cont
         def predict(self, images_NCHW):
             return answer(super().predict(images_NCHW))
 
-    with pytest.raises(StageError, match=r"net answered 64 images with logits of shape .*, where 64 x 10 were due"):
-        classify(ClassifyConfig(), context(model=("net",)), Odd(*weights), digits)
+    with pytest.raises(StageError, match=r"net returned logits of shape .* for 64 images, expected 64 x 10"):
+        eval_classify(ClassifyConfig(), context(model=("net",)), Odd(*weights), digits)

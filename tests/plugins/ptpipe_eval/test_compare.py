@@ -8,7 +8,8 @@ import pytest
 
 from ptpipe import Context, IntegrityError, StageError
 from ptpipe.events import Metric, Notice, Progress
-from ptpipe_eval import ClassifyConfig, CompareConfig, Comparison, Latency, Row, classify, compare, timing
+from ptpipe_eval import Comparison, Latency, Row, eval_classify, eval_compare, timing
+from ptpipe_eval.config import ClassifyConfig, CompareConfig
 from ptpipe_torch.runtime import num_cpus
 
 QUICK = {"budget_s": 0.002}
@@ -21,23 +22,23 @@ def table() -> Comparison:
     return Comparison("digits", "test", 200, "net", rows, "by stopwatch", "2026-01-02T03:04:05+00:00")
 
 
-def test_rows_hold_what_each_model_is_worth(digits, pair, torch_model, onnx_model, context) -> None:
+def test_rows_hold_what_was_measured(digits, pair, torch_model, onnx_model, context) -> None:
     models = [*pair, torch_model, onnx_model]
     ctx = context(models=("net", "worse", "torch", "onnx"))
-    made = compare(CompareConfig(**QUICK), ctx, models, digits)
+    made = eval_compare(CompareConfig(**QUICK), ctx, models, digits)
 
     assert [row.name for row in made.rows] == ["net", "worse", "torch", "onnx"]
     assert [row.format for row in made.rows] == ["numpy float32"] * 2 + ["torch float32", "onnx float32"]
     assert [row.size_bytes for row in made.rows] == [model.size_bytes for model in models]
     for row, model in zip(made.rows, models, strict=True):
-        alone = classify(ClassifyConfig(), context(), model, digits)
+        alone = eval_classify(ClassifyConfig(), context(), model, digits)
         assert made.accuracy(row) == alone.metrics["top1"]
     assert (made.data, made.split, made.num_samples, made.baseline) == ("digits", "test", 400, "net")
     assert abs(datetime.now(UTC) - datetime.fromisoformat(made.measured_at)).total_seconds() < 60
 
 
 def test_every_cell_is_timed(digits, pair, context) -> None:
-    made = compare(CompareConfig(batch_sizes=(1, 5), **QUICK), context(models=("a", "b")), pair, digits)
+    made = eval_compare(CompareConfig(batch_sizes=(1, 5), **QUICK), context(models=("a", "b")), pair, digits)
     for row in made.rows:
         assert [(cell.batch_size, cell.threads, cell.num_threads) for cell in row.latencies] == [
             (1, "one", 1),
@@ -60,13 +61,13 @@ def test_every_cell_is_timed(digits, pair, context) -> None:
     ],
 )
 def test_each_model_is_made_ready_once_for_each_number_of_threads(digits, pair, context, options, opened) -> None:
-    made = compare(CompareConfig(**QUICK | options), context(models=("a", "b")), pair, digits)
+    made = eval_compare(CompareConfig(**QUICK | options), context(models=("a", "b")), pair, digits)
     assert [model.opened_with for model in pair] == [opened] * 2
     expected = len(options.get("batch_sizes", (1, 32))) * len(options.get("threads", ("one", "all")))
     assert [len(row.latencies) for row in made.rows] == [expected] * 2
 
 
-def test_what_is_timed_is_the_prediction_of_that_many_real_samples(digits, linear_model, weights, context) -> None:
+def test_predictions_of_whole_batches_of_real_samples_are_timed(digits, linear_model, weights, context) -> None:
     seen = []
 
     class Watched(linear_model):
@@ -75,7 +76,7 @@ def test_what_is_timed_is_the_prediction_of_that_many_real_samples(digits, linea
             return super().predict(images_NCHW)
 
     options = {"threads": ("one",), "batch_sizes": (3,), "batch_size": 400} | QUICK
-    compare(CompareConfig(**options), context(models=("a",)), [Watched(*weights)], digits)
+    eval_compare(CompareConfig(**options), context(models=("a",)), [Watched(*weights)], digits)
     assert {len(images) for images in seen[1:]} == {3}
     samples = {image.tobytes() for image in seen[0]}
     assert {image.tobytes() for images in seen[1:] for image in images} <= samples
@@ -83,8 +84,8 @@ def test_what_is_timed_is_the_prediction_of_that_many_real_samples(digits, linea
 
 def test_baseline_is_the_first_or_the_one_named(digits, pair, context) -> None:
     ctx = context(models=("a", "b"))
-    first = compare(CompareConfig(batch_sizes=(), **QUICK), ctx, pair, digits)
-    named = compare(CompareConfig(baseline="b", batch_sizes=(), **QUICK), ctx, pair, digits)
+    first = eval_compare(CompareConfig(batch_sizes=(), **QUICK), ctx, pair, digits)
+    named = eval_compare(CompareConfig(baseline="b", batch_sizes=(), **QUICK), ctx, pair, digits)
     assert (first.baseline, named.baseline) == ("a", "b")
     a, b = (first.accuracy(row) for row in first.rows)
     assert 0.05 < a - b < 0.15
@@ -99,61 +100,61 @@ def test_baseline_is_the_first_or_the_one_named(digits, pair, context) -> None:
         (("net", "net"), {}, "models lists net more than once"),
     ],
 )
-def test_names_that_decide_nothing_are_refused(digits, pair, context, names, options, message) -> None:
+def test_bad_model_names_are_errors(digits, pair, context, names, options, message) -> None:
     with pytest.raises(StageError, match=message):
-        compare(CompareConfig(**options), context(models=names), pair, digits)
+        eval_compare(CompareConfig(**options), context(models=names), pair, digits)
 
 
 def test_misfits_are_found_before_anything_is_measured(digits, linear_model, weights, context) -> None:
     good, wide = linear_model(*weights), linear_model(*weights, shape_CHW=(1, 4, 16))
     with pytest.raises(StageError, match="wide takes images of shape"):
-        compare(CompareConfig(), context(models=("good", "wide")), [good, wide], digits)
+        eval_compare(CompareConfig(), context(models=("good", "wide")), [good, wide], digits)
     few = linear_model(weights[0][:4], weights[1][:4])
-    with pytest.raises(StageError, match="few tells 4 classes apart, digits has 10"):
-        compare(CompareConfig(), context(models=("good", "few")), [good, few], digits)
+    with pytest.raises(StageError, match="few has 4 classes, digits has 10"):
+        eval_compare(CompareConfig(), context(models=("good", "few")), [good, few], digits)
     assert good.opened_with == []
 
 
-def test_a_model_that_says_nan_is_named(digits, linear_model, weights, context) -> None:
+def test_a_model_with_nan_logits_is_named(digits, linear_model, weights, context) -> None:
     broken = linear_model(weights[0], np.full(10, np.nan, np.float32))
     with pytest.raises(StageError, match="broken: the logits of sample test/00000 are not finite"):
-        compare(CompareConfig(), context(models=("broken",)), [broken], digits)
+        eval_compare(CompareConfig(), context(models=("broken",)), [broken], digits)
 
 
-def test_news(digits, pair, context, told) -> None:
-    made = compare(CompareConfig(**QUICK), context(models=("a", "b")), pair, digits)
-    steps = [event for event in told if isinstance(event, Progress)]
+def test_progress_and_metrics_are_reported(digits, pair, context, events) -> None:
+    made = eval_compare(CompareConfig(**QUICK), context(models=("a", "b")), pair, digits)
+    steps = [event for event in events if isinstance(event, Progress)]
     assert [(step.done, step.total, step.facts["model"]) for step in steps][-1] == (800, 800, "b")
     assert [step.done for step in steps] == sorted(step.done for step in steps)
-    said = {event.name: event.value for event in told if isinstance(event, Metric)}
-    assert said == {f"{row.name}.accuracy": made.accuracy(row) for row in made.rows}
+    metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
+    assert metrics == {f"{row.name}.accuracy": made.accuracy(row) for row in made.rows}
 
 
-def test_a_crowded_machine_is_told(digits, pair, context, told, monkeypatch) -> None:
-    def measured(shares):
-        waits = iter(shares)
+def test_cpu_contention_is_reported(digits, pair, context, events, monkeypatch) -> None:
+    def measured(waits_ns):
+        waits = iter(waits_ns)
         monkeypatch.setattr(timing, "measure", lambda *_: timing.Runs([1_000_000] * 5, next(waits)))
-        told.clear()
-        compare(CompareConfig(batch_sizes=(1,), threads=("one",)), context(models=("a", "b")), pair, digits)
-        return [event.text for event in told if isinstance(event, Notice)]
+        events.clear()
+        eval_compare(CompareConfig(batch_sizes=(1,), threads=("one",)), context(models=("a", "b")), pair, digits)
+        return [event.text for event in events if isinstance(event, Notice)]
 
     assert measured([None, None]) == []
     assert measured([0, 400_000]) == []
     assert measured([0, 2_000_000]) == [
-        "1 of 2 latencies were measured while other programs held the processor, up to 40 % of the time "
+        "1 of 2 latencies were measured while other programs used the processor, up to 40 % of the time "
         "(b, batch 1, one thread), and may be too high; --fresh stage measures again"
     ]
 
 
-def test_the_table_comes_back(digits, pair, context, tmp_path) -> None:
-    made = compare(CompareConfig(baseline="b", **QUICK), context(models=("a", "b")), pair, digits)
+def test_a_comparison_is_saved_and_loaded(digits, pair, context, tmp_path) -> None:
+    made = eval_compare(CompareConfig(baseline="b", **QUICK), context(models=("a", "b")), pair, digits)
     (tmp_path / "kept").mkdir()
     made.save(tmp_path / "kept")
     assert Comparison.load(tmp_path / "kept") == made
     assert json.loads((tmp_path / "kept" / "comparison.json").read_text()) == made.summary()
 
 
-def test_the_summary_is_as_the_class_says(table) -> None:
+def test_the_summary_is_as_documented(table) -> None:
     assert table.summary() == {
         "data": "digits",
         "split": "test",
@@ -166,7 +167,7 @@ def test_the_summary_is_as_the_class_says(table) -> None:
                 "name": "net",
                 "format": "torch float32",
                 "size_bytes": 1000,
-                "size_share": 1.0,
+                "size_ratio": 1.0,
                 "num_correct": 198,
                 "accuracy": 0.99,
                 "drop": 0.0,
@@ -179,7 +180,7 @@ def test_the_summary_is_as_the_class_says(table) -> None:
                         "median_ms": 0.11,
                         "p90_ms": 0.15,
                         "num_runs": 500,
-                        "waited_share": 0.02,
+                        "waited_fraction": 0.02,
                     },
                     {
                         "batch_size": 32,
@@ -189,7 +190,7 @@ def test_the_summary_is_as_the_class_says(table) -> None:
                         "median_ms": 1.25,
                         "p90_ms": 1.5,
                         "num_runs": 60,
-                        "waited_share": None,
+                        "waited_fraction": None,
                     },
                 ],
             },
@@ -197,7 +198,7 @@ def test_the_summary_is_as_the_class_says(table) -> None:
                 "name": "tiny",
                 "format": "onnx int8",
                 "size_bytes": 250,
-                "size_share": 0.25,
+                "size_ratio": 0.25,
                 "num_correct": 199,
                 "accuracy": 0.995,
                 "drop": -0.005,
@@ -223,5 +224,5 @@ def test_another_file_is_no_comparison(tmp_path, content) -> None:
 
 
 def test_it_holds_for_the_machine_that_measured() -> None:
-    assert compare.per_machine and not classify.per_machine
+    assert eval_compare.per_machine and not eval_classify.per_machine
     assert isinstance(Context, type)

@@ -12,7 +12,7 @@ from ptpipe_eval import metrics
 NAMES = tuple("abcdefgh")
 
 
-def spoken(seed: int, num_samples: int = 500, num_classes: int = 8) -> tuple[np.ndarray, np.ndarray]:
+def sample_logits(seed: int, num_samples: int = 500, num_classes: int = 8) -> tuple[np.ndarray, np.ndarray]:
     """Logits that are right about half the time, and labels of which class 7 is rare."""
     random = np.random.default_rng(seed)
     labels_N = np.minimum(random.integers(0, 20, num_samples) % 8, num_classes - 1)
@@ -31,8 +31,8 @@ def any_logits(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return logits_NK, labels_N
 
 
-def test_figures_equal_scikit_learns() -> None:
-    logits_NK, labels_N = spoken(1)
+def test_metrics_equal_scikit_learns() -> None:
+    logits_NK, labels_N = sample_logits(1)
     ours = metrics.classification_metrics(logits_NK, labels_N, NAMES)
     predicted_N = logits_NK.argmax(axis=1)
     precision, recall, _, support = sk.precision_recall_fscore_support(labels_N, predicted_N, labels=range(8))
@@ -50,13 +50,13 @@ def test_figures_equal_scikit_learns() -> None:
     assert [row["support"] for row in ours["per_class"]] == support.tolist()
 
 
-def test_loss_survives_great_logits() -> None:
+def test_loss_does_not_overflow() -> None:
     logits_NK = np.array([[3e38, 0], [0, 1e5]], dtype=np.float32)
     assert metrics.cross_entropy(logits_NK, np.array([0, 1])) == 0
     assert metrics.cross_entropy(logits_NK[1:], np.array([0])) == pytest.approx(1e5)
 
 
-def test_a_class_that_is_never_predicted_or_never_there_has_no_share() -> None:
+def test_a_class_that_is_never_predicted_or_absent_has_no_precision_or_recall() -> None:
     logits_NK = np.array([[1, 0, 0], [1, 0, 0], [0, 0, 1]], dtype=np.float32)
     rows = metrics.classification_metrics(logits_NK, np.array([0, 1, 0]), "abc")["per_class"]
     assert rows == [
@@ -66,14 +66,14 @@ def test_a_class_that_is_never_predicted_or_never_there_has_no_share() -> None:
     ]
 
 
-@pytest.mark.parametrize(("num_classes", "told"), [(5, False), (6, True)])
-def test_top5_is_told_where_it_says_something(num_classes: int, told: bool) -> None:
-    logits_NK, labels_N = spoken(2, num_classes=num_classes)
-    assert ("top5" in metrics.classification_metrics(logits_NK, labels_N, NAMES[:num_classes])) is told
+@pytest.mark.parametrize(("num_classes", "reported"), [(5, False), (6, True)])
+def test_top5_is_reported_for_more_than_five_classes(num_classes: int, reported: bool) -> None:
+    logits_NK, labels_N = sample_logits(2, num_classes=num_classes)
+    assert ("top5" in metrics.classification_metrics(logits_NK, labels_N, NAMES[:num_classes])) is reported
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits_NK, labels_N = spoken(3)
+    logits_NK, labels_N = sample_logits(3)
     whole = metrics.classification_metrics(logits_NK, labels_N, NAMES)
     monkeypatch.setattr(metrics, "_BLOCK_ROWS", 7)
     parts = metrics.classification_metrics(logits_NK, labels_N, NAMES)
@@ -83,8 +83,8 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(any_logits())
 @settings(deadline=None)
-def test_confusion_agrees_with_support_and_top1(spoken: tuple[np.ndarray, np.ndarray]) -> None:
-    logits_NK, labels_N = spoken
+def test_confusion_agrees_with_support_and_top1(sample: tuple[np.ndarray, np.ndarray]) -> None:
+    logits_NK, labels_N = sample
     num_classes = logits_NK.shape[1]
     ours = metrics.classification_metrics(logits_NK, labels_N, [str(k) for k in range(num_classes)])
     confusion_KK = np.array(ours["confusion"])
@@ -97,8 +97,8 @@ def test_confusion_agrees_with_support_and_top1(spoken: tuple[np.ndarray, np.nda
 
 @given(any_logits())
 @settings(deadline=None)
-def test_ranks_order_ties_as_argmax_does(spoken: tuple[np.ndarray, np.ndarray]) -> None:
-    logits_NK, labels_N = spoken
+def test_ranks_order_ties_as_argmax_does(sample: tuple[np.ndarray, np.ndarray]) -> None:
+    logits_NK, labels_N = sample
     order_NK = np.argsort(-logits_NK, axis=1, kind="stable")
     expected_N = np.argmax(order_NK == labels_N[:, None], axis=1)
     assert metrics.label_ranks(logits_NK, labels_N).tolist() == expected_N.tolist()
@@ -106,8 +106,8 @@ def test_ranks_order_ties_as_argmax_does(spoken: tuple[np.ndarray, np.ndarray]) 
 
 @given(any_logits(), st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_the_order_of_samples_changes_nothing(spoken: tuple[np.ndarray, np.ndarray], random: object) -> None:
-    logits_NK, labels_N = spoken
+def test_the_order_of_samples_changes_nothing(sample: tuple[np.ndarray, np.ndarray], random: object) -> None:
+    logits_NK, labels_N = sample
     order_N = np.arange(len(labels_N))
     random.shuffle(order_N)
     names = [str(k) for k in range(logits_NK.shape[1])]
@@ -119,8 +119,8 @@ def test_the_order_of_samples_changes_nothing(spoken: tuple[np.ndarray, np.ndarr
 
 @given(any_logits(), st.floats(-100, 100, width=16))
 @settings(deadline=None)
-def test_loss_is_at_least_zero_and_blind_to_a_shift(spoken: tuple[np.ndarray, np.ndarray], shift: float) -> None:
-    logits_NK, labels_N = spoken
+def test_loss_is_at_least_zero_and_blind_to_a_shift(sample: tuple[np.ndarray, np.ndarray], shift: float) -> None:
+    logits_NK, labels_N = sample
     loss = metrics.cross_entropy(logits_NK, labels_N)
     assert loss >= 0
     assert metrics.cross_entropy(logits_NK + np.float32(shift), labels_N) == pytest.approx(loss, abs=1e-4)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from ptpipe_eval import timing
-from ptpipe_eval.classification import open_sitting
+from ptpipe_eval.classify import select_split
 
 INPUT = np.zeros((1, 1, 8, 8), np.float32)
 
 
 class Clock:
-    """Stands in for the clock, so that every run takes as long as it is told to."""
+    """Stands in for the clock, so that every run takes a given time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, durations_ms) -> None:
         self.now_ns, self.durations_ms, self.runs = 0, iter(durations_ms), 0
@@ -103,12 +103,14 @@ def test_summary_gives_the_quantiles_in_milliseconds() -> None:
     ordered = sorted(durations_ns)
     assert (cell.p10_ms, cell.median_ms, cell.p90_ms) == pytest.approx(tuple(ordered[i] / 1e6 for i in (10, 50, 90)))
     assert (cell.batch_size, cell.threads, cell.num_threads, cell.num_runs) == (32, "all", 4, 101)
-    assert cell.waited_share == 0.25  # four threads, together as long as the clock ran
-    assert timing.summarize(timing.Runs(durations_ns, None), 32, "all", 4).waited_share is None
+    assert cell.waited_fraction == 0.25  # four threads, together as long as the clock ran
+    assert timing.summarize(timing.Runs(durations_ns, None), 32, "all", 4).waited_fraction is None
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not say how long threads wait")
-def test_time_lost_to_other_programs_is_known() -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="this system does not report how long threads wait"
+)
+def test_time_lost_to_other_programs_is_measured() -> None:
     """Two busy processes on one processor: each waits about half of the time."""
 
     def compute(images):
@@ -121,17 +123,17 @@ def test_time_lost_to_other_programs_is_known() -> None:
     os.sched_setaffinity(0, only)
     rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        crowded = timing.summarize(timing.measure(compute, [INPUT], budget_s=0.4), 1, "one", 1)
+        contended = timing.summarize(timing.measure(compute, [INPUT], budget_s=0.4), 1, "one", 1)
     finally:
         rival.kill()
         rival.wait()
         os.sched_setaffinity(0, allowed)
-    assert crowded.waited_share > 0.25
+    assert contended.waited_fraction > 0.25
 
 
 @pytest.mark.parametrize("batch_size", [1, 32, 150, 1000])
 def test_inputs_are_whole_batches_of_real_samples_from_all_over_the_split(digits, batch_size) -> None:
-    inputs = timing.spread_inputs(open_sitting(digits, "test"), batch_size)
+    inputs = timing.spread_inputs(select_split(digits, "test"), batch_size)
     (all_NCHW,) = (batch.images_NCHW.numpy() for batch in digits.batches("test", batch_size=1000))
     assert {images.shape for images in inputs} == {(batch_size, 1, 8, 8)}
     assert len(inputs) == {1: 8, 32: 8, 150: 2, 1000: 1}[batch_size]
@@ -142,7 +144,7 @@ def test_inputs_are_whole_batches_of_real_samples_from_all_over_the_split(digits
     assert taken[0] == 0 and taken[-1] >= 400 - 400 // len(inputs) - 1
 
 
-def test_inputs_of_great_images_are_few(digits, monkeypatch) -> None:
+def test_large_images_give_few_inputs(digits, monkeypatch) -> None:
     monkeypatch.setattr(timing, "_MAX_INPUT_BYTES", 3 * 32 * 64 * 4)
-    assert len(timing.spread_inputs(open_sitting(digits, "test"), 32)) == 3
-    assert len(timing.spread_inputs(open_sitting(digits, "test"), 128)) == 1
+    assert len(timing.spread_inputs(select_split(digits, "test"), 32)) == 3
+    assert len(timing.spread_inputs(select_split(digits, "test"), 128)) == 1

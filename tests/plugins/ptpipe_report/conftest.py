@@ -1,4 +1,4 @@
-"""A run that never was, told piece by piece."""
+"""A scripted run for reporters to report."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ def output(type_name: str, **summary: Any) -> dict[str, Any]:
     return {"output": {"type": type_name, "digest": "d" * 64, "size_bytes": 1, "summary": summary}}
 
 
+def delivering(stage: StageFinished, *paths: Path) -> StageFinished:
+    """The stage with these deliverables."""
+    object.__setattr__(stage, "deliverables", paths)  # frozen
+    return stage
+
+
 def row(name: str, format_: str, size_bytes: int, num_correct: int, latencies_ms: Sequence[float]) -> dict[str, Any]:
     cells = [(1, "one"), (1, "all"), (32, "one")]
     return {
         "name": name,
         "format": format_,
         "size_bytes": size_bytes,
-        "size_share": size_bytes / 1_692_915,
+        "size_ratio": size_bytes / 1_692_915,
         "num_correct": num_correct,
         "accuracy": num_correct / 10_000,
         "drop": (9_913 - num_correct) / 10_000,
@@ -50,8 +56,8 @@ COMPARISON: dict[str, Any] = {
 
 
 @dataclass
-class Story:
-    """Tells a scripted run to reporters."""
+class ScriptedRun:
+    """Reports a scripted run."""
 
     folder: Path
     verbosity: int = 0
@@ -80,17 +86,17 @@ class Story:
         exit_code: int = 0,
         interrupted: bool = False,
     ) -> None:
-        for observer in reporters:
-            observer.run_started(self.started(stages))
+        for reporter in reporters:
+            reporter.run_started(self.started(stages))
         for position, stage in enumerate(stages, 1):
-            for observer in reporters:
+            for reporter in reporters:
                 if stage.outcome is not Outcome.SKIPPED:
-                    observer.stage_started(StageStarted(stage.stage_id, stage.kind, position, len(stages)))
+                    reporter.stage_started(StageStarted(stage.stage_id, stage.kind, position, len(stages)))
                 for event in (events or {}).get(stage.stage_id, ()):
-                    observer.event(event)
-                observer.stage_finished(stage)
-        for observer in reporters:
-            observer.run_finished(self.ended(stages, exit_code, interrupted))
+                    reporter.event(event)
+                reporter.stage_finished(stage)
+        for reporter in reporters:
+            reporter.run_finished(self.ended(stages, exit_code, interrupted))
 
     def mnist(self) -> list[StageFinished]:
         """A run with everything in it."""
@@ -121,8 +127,16 @@ class Story:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Story:
-    return Story(tmp_path)
+def script(tmp_path: Path) -> ScriptedRun:
+    return ScriptedRun(tmp_path)
+
+
+@pytest.fixture
+def delivered(script: ScriptedRun) -> list[StageFinished]:
+    """A run whose second stage left two files to ship."""
+    stages = script.mnist()
+    delivering(stages[1], script.folder.absolute() / "pretrain" / "model.onnx", Path("pretrain/odd*name.data"))
+    return stages
 
 
 @pytest.fixture
@@ -132,5 +146,5 @@ def comparison() -> dict[str, Any]:
 
 @pytest.fixture
 def verdict() -> Callable[[str, str], dict[str, Any]]:
-    """The outputs of a gate that said so."""
+    """The outputs of a gate with that decision and reason."""
     return lambda decision, reason: output("Verdict", decision=decision, reason=reason)

@@ -15,13 +15,13 @@ def compared(summary: object, type_name: str = "Comparison") -> StageFinished:
 
 
 @pytest.mark.parametrize("type_name", ["Comparison", "ptpipe_eval.Comparison", "ptpipe_eval.comparison:Comparison"])
-def test_the_table_is_found_however_its_type_is_written(comparison, type_name) -> None:
+def test_the_table_is_found_by_its_class_name(comparison, type_name) -> None:
     (table,) = tables([compared(comparison, type_name)])
     assert [column.label for column in table.columns] == [
         "name",
         "format",
         "size",
-        "size share",
+        "size ratio",
         "accuracy",
         "drop",
         "batch 1, 1 thread",
@@ -42,7 +42,7 @@ def test_cells_are_medians_and_shares_and_points(comparison) -> None:
     assert texts["batch 32, 1 thread"] == ("9.98", "4.45", "1.32")
 
 
-def test_what_eval_compare_writes_is_what_is_read_here() -> None:
+def test_the_artifact_of_eval_compare_is_read() -> None:
     from ptpipe_eval import Comparison, Latency, Row
 
     cell = Latency(batch_size=8, threads="one", num_threads=1, p10_ms=1.0, median_ms=2.5, p90_ms=4.0, num_runs=9)
@@ -54,14 +54,14 @@ def test_what_eval_compare_writes_is_what_is_read_here() -> None:
         "name": ("net", "onnx"),
         "format": ("torch float32", "onnx int8"),
         "size": ("2.00 kB", "500 B"),
-        "size share": ("100.0 %", "25.0 %"),
+        "size ratio": ("100.0 %", "25.0 %"),
         "accuracy": ("90.00 %", "89.00 %"),
         "drop": ("0.00", "1.00"),
         "batch 8, 1 thread": ("2.50", "-"),
     }
 
 
-def test_columns_that_nobody_here_knows_are_shown(comparison) -> None:
+def test_unknown_columns_are_shown(comparison) -> None:
     later = deepcopy(comparison)
     later["rows"][1] |= {"energy_ms": 3.0, "p_value": 0.04, "notes": {"nested": 1}}
     (table,) = tables([compared(later)])
@@ -84,6 +84,6 @@ def test_latencies_in_another_shape_are_left_out(comparison) -> None:
     assert [(column.label, column.values) for column in table.columns] == [("name", ("net",)), ("latency", (3.0,))]
 
 
-def test_no_comparison_no_table(story) -> None:
-    assert not list(tables([story.stage("net", "model.mlp")]))
+def test_no_comparison_no_table(script) -> None:
+    assert not list(tables([script.stage("net", "model.mlp")]))
     assert not list(tables([compared({"rows": [{"name": "x"}]}, "Verdict")]))

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from ptpipe import Outcome
 from ptpipe.events import LogLine, Notice, Progress, StageStarted
-from ptpipe_report import ConsoleObserver
-from ptpipe_report.paper import Paper
+from ptpipe_report import ConsoleReporter
+from ptpipe_report.comparison_table import fitting_columns
+from ptpipe_report.console import TerminalWriter
 from ptpipe_report.screen import Screen
-from ptpipe_report.screen_table import fitting
 
 
 class Latin1(io.StringIO):
@@ -32,14 +32,14 @@ def on(width: int | None, file: io.StringIO | None = None, **more: Any) -> Conso
     )
 
 
-def told(console: Console, story, stages, events=None, **ending: Any) -> list[str]:
-    story.play([ConsoleObserver(console)], stages, events, **ending)
+def shown_lines(console: Console, script, stages, events=None, **ending: Any) -> list[str]:
+    script.play([ConsoleReporter(console)], stages, events, **ending)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_a_run_in_a_log_file(story) -> None:
-    shown = told(on(None), story, story.mnist(), {"pretrain": story.training()})
+def test_a_run_in_a_log_file(script) -> None:
+    shown = shown_lines(on(None), script, script.mnist(), {"pretrain": script.training()})
     assert shown == [
         "mnist-qat  manifests/mnist_qat.yaml · 4 stages · seed 7",
         "",
@@ -53,7 +53,7 @@ def test_a_run_in_a_log_file(story) -> None:
         "  compare  mnist · test · 10,000 samples",
         "                                                                      batch 1      batch 1  batch 32",
         "                                           size                drop  1 thread  all threads  1 thread",
-        "  model     format                size    share  accuracy    points        ms           ms        ms",
+        "  model     format                size    ratio  accuracy    points        ms           ms        ms",
         "  pretrain  torch float32      1.69 MB  100.0 %   99.13 %  baseline     0.312        0.187      9.98",
         "  int8      torch int8 fbgemm   434 kB   25.6 %   99.28 %     -0.15     0.139        0.083      4.45",
         "  onnx      onnx int8           439 kB   25.9 %   98.83 %      0.30     0.041        0.025      1.32",
@@ -64,14 +64,14 @@ def test_a_run_in_a_log_file(story) -> None:
         "▲ pretrain: fell back to float32",
         "",
         "✓ mnist-qat done in 3 min 07 s  3 done, 1 cached",
-        f"  run folder  {story.folder}",
+        f"  run folder:    {script.folder}",
     ]
 
 
-def test_sixty_columns_get_less_and_no_line_runs_over(story) -> None:
+def test_sixty_columns_get_less_and_no_line_runs_over(script) -> None:
     console = on(60)
     long = Notice("data", "MNIST could not be had: this run uses scikit-learn's 1,797 handwritten digits in its place")
-    shown = told(console, story, story.mnist(), {"data": [long]})
+    shown = shown_lines(console, script, script.mnist(), {"data": [long]})
     assert max(map(len, shown[:-1])) <= 60, "all but the folder, which is to be copied"
     assert shown[2:5] == [
         "▲ data: MNIST could not be had: this run uses scikit-learn's",
@@ -81,33 +81,45 @@ def test_sixty_columns_get_less_and_no_line_runs_over(story) -> None:
     assert "✓ 2/4 pretrain  done        41.3 s   val top1 99.02 %" in shown
     start = shown.index("  compare  mnist · test · 10,000 samples")
     assert shown[start + 3 : start + 9] == [
-        "  model        size    share  accuracy    points        ms",
+        "  model        size    ratio  accuracy    points        ms",
         "  pretrain  1.69 MB  100.0 %   99.13 %  baseline     0.312",
         "  int8       434 kB   25.6 %   99.28 %     -0.15     0.139",
         "  onnx       439 kB   25.9 %   98.83 %      0.30     0.041",
-        "  no room here for: format; batch 1, all threads; batch 32,",
-        "  1 thread",
+        "  no room for: format; batch 1, all threads; batch 32, 1",
+        "  thread",
     ]
-    assert shown[-1] == f"  run folder  {story.folder}"
+    assert shown[-1] == f"  run folder:    {script.folder}"
 
 
 @pytest.mark.parametrize("width", [20, 33, 47, 60, 80, 97, 120, 250])
-def test_no_width_breaks_the_look(story, width) -> None:
-    shown = told(on(width), story, story.mnist(), {"pretrain": story.training()})
-    assert max(len(line) for line in shown if "run folder" not in line and str(story.folder) not in line) <= width
+def test_no_line_exceeds_the_width(script, width) -> None:
+    shown = shown_lines(on(width), script, script.mnist(), {"pretrain": script.training()})
+    assert max(len(line) for line in shown if "run folder" not in line and str(script.folder) not in line) <= width
 
 
-def test_an_encoding_without_the_signs_gets_plain_ones(story) -> None:
-    shown = told(on(None, Latin1()), story, story.mnist())
+def test_an_encoding_without_unicode_gets_ascii_symbols(script) -> None:
+    shown = shown_lines(on(None, Latin1()), script, script.mnist())
     assert "\n".join(shown).isascii()
     assert shown[2] == "= 1/4 data      data.mnist         cached"
     assert shown[-2].startswith("+ mnist-qat done")
 
 
-def test_a_failure_names_its_cause_and_the_command_that_goes_on(story) -> None:
-    story.overrides = ("pretrain.lr=0.5",)
+def test_the_end_names_the_deliverables_in_the_run_folder(script, delivered) -> None:
+    shown = shown_lines(on(None), script, delivered)
+    assert shown[-2:] == [
+        f"  run folder:    {script.folder}",
+        "  deliverables:  pretrain/model.onnx · pretrain/odd*name.data",
+    ]
+    assert shown_lines(on(46), script, delivered)[-2:] == [
+        "  deliverables:  pretrain/model.onnx ·",
+        "                 pretrain/odd*name.data",
+    ]
+
+
+def test_a_failure_names_its_cause_and_the_command_that_resumes(script) -> None:
+    script.overrides = ("pretrain.lr=0.5",)
     stages = [
-        story.stage(
+        script.stage(
             "pretrain",
             "train.supervised",
             Outcome.FAILED,
@@ -115,9 +127,9 @@ def test_a_failure_names_its_cause_and_the_command_that_goes_on(story) -> None:
             message="the loss is NaN at step 31",
             frames=("loop.py:31 in step: check(loss)",),
         ),
-        story.stage("int8", "quant.convert", Outcome.SKIPPED, key="", message="needs pretrain"),
+        script.stage("int8", "quant.convert", Outcome.SKIPPED, key="", message="needs pretrain"),
     ]
-    assert told(on(None), story, stages, exit_code=1)[2:] == [
+    assert shown_lines(on(None), script, stages, exit_code=1)[2:] == [
         "✗ 1/2 pretrain  train.supervised   failed       3.1 s",
         "  the loss is NaN at step 31",
         "    loop.py:31 in step: check(loss)",
@@ -125,44 +137,44 @@ def test_a_failure_names_its_cause_and_the_command_that_goes_on(story) -> None:
         "",
         "✗ mnist-qat failed after 3 min 07 s  1 failed, 1 skipped",
         "  pretrain: the loss is NaN at step 31",
-        "  go on with  ptpipe run manifests/mnist_qat.yaml -s pretrain.lr=0.5",
-        f"  run folder  {story.folder}",
+        "  resume with:   ptpipe run manifests/mnist_qat.yaml -s pretrain.lr=0.5",
+        f"  run folder:    {script.folder}",
     ]
 
 
-def test_a_refusal_is_no_failure_and_needs_no_second_run(story, verdict) -> None:
+def test_a_refusal_is_not_a_failure_and_needs_no_resuming(script, verdict) -> None:
     stages = [
-        story.stage(
+        script.stage(
             "gate", "gate.size", Outcome.REFUSED, message="too big", outputs=verdict("refused", "29.3 % (at most 27 %)")
         ),
-        story.stage("other", "gate.latency", outputs=verdict("undecided", "no such figure")),
+        script.stage("other", "gate.latency", outputs=verdict("undecided", "no such latency")),
     ]
-    shown = told(on(None), story, stages, exit_code=3)
+    shown = shown_lines(on(None), script, stages, exit_code=3)
     assert shown[2] == "✗ 1/2 gate   gate.size          refused      1.0 s   29.3 % (at most 27 %)"
     assert "✗ gate   refused    29.3 % (at most 27 %)" in shown
-    assert "▲ other  undecided  no such figure" in shown
+    assert "▲ other  undecided  no such latency" in shown
     assert "✗ mnist-qat refused by a gate after 3 min 07 s  1 done, 1 refused" in shown
-    assert not [line for line in shown if "go on with" in line]
-    narrow = told(on(60), story, stages, exit_code=3)
+    assert not [line for line in shown if "resume with" in line]
+    narrow = shown_lines(on(60), script, stages, exit_code=3)
     assert narrow[2].startswith("✗ 1/2 gate   refused      1.0 s   29.3 % (")  # cut, the whole below
-    assert narrow[3] == "✓ 2/2 other  done         1.0 s   no such figure"
+    assert narrow[3] == "✓ 2/2 other  done         1.0 s   no such latency"
 
 
 @pytest.mark.parametrize(
     ("exit_code", "interrupted", "word"),
-    [(130, True, "interrupted"), (143, True, "terminated"), (5, False, "damaged"), (70, False, "bug"), (9, False, "9")],
+    [(130, True, "interrupted"), (143, True, "terminated"), (5, False, "corrupt"), (70, False, "bug"), (9, False, "9")],
 )
-def test_every_ending_has_its_word_and_the_command(story, exit_code, interrupted, word) -> None:
-    shown = told(on(None), story, story.mnist()[:1], exit_code=exit_code, interrupted=interrupted)
+def test_every_ending_is_named_with_the_command_that_resumes(script, exit_code, interrupted, word) -> None:
+    shown = shown_lines(on(None), script, script.mnist()[:1], exit_code=exit_code, interrupted=interrupted)
     assert word in shown[-3] and shown[-3].startswith("✗ mnist-qat")
-    assert shown[-2] == "  go on with  ptpipe run manifests/mnist_qat.yaml"
+    assert shown[-2] == "  resume with:   ptpipe run manifests/mnist_qat.yaml"
 
 
-def test_quiet_says_problems_and_the_end(story, verdict) -> None:
-    story.verbosity = -1
-    stages = [*story.mnist(), story.stage("big", "gate.size", Outcome.REFUSED, outputs=verdict("refused", "too big"))]
-    events = {"pretrain": [*story.training(), LogLine("pretrain", "chatter")]}
-    assert told(on(None), story, stages, events, exit_code=3) == [
+def test_quiet_shows_problems_and_the_end(script, verdict) -> None:
+    script.verbosity = -1
+    stages = [*script.mnist(), script.stage("big", "gate.size", Outcome.REFUSED, outputs=verdict("refused", "too big"))]
+    events = {"pretrain": [*script.training(), LogLine("pretrain", "chatter")]}
+    assert shown_lines(on(None), script, stages, events, exit_code=3) == [
         "▲ data: digits in place of mnist",
         "▲ pretrain: fell back to float32",
         "✗ 5/5 big       gate.size          refused      1.0 s   too big",
@@ -173,42 +185,42 @@ def test_quiet_says_problems_and_the_end(story, verdict) -> None:
         "▲ pretrain: fell back to float32",
         "",
         "✗ mnist-qat refused by a gate after 3 min 07 s  3 done, 1 cached, 1 refused",
-        f"  run folder  {story.folder}",
+        f"  run folder:    {script.folder}",
     ]
 
 
-def test_silence_is_for_who_started_the_run_to_fill(story) -> None:
-    story.verbosity = -2
-    assert told(on(None), story, story.mnist(), {"pretrain": story.training()}) == []
+def test_silent_writes_nothing(script) -> None:
+    script.verbosity = -2
+    assert shown_lines(on(None), script, script.mnist(), {"pretrain": script.training()}) == []
 
 
-def test_verbose_says_log_lines_and_keys(story) -> None:
+def test_verbose_shows_log_lines_and_keys(script) -> None:
     events = {"pretrain": [LogLine("pretrain", "compiled in 3 s")]}
-    quiet_about_it = told(on(None), story, story.mnist(), events)
-    assert "  pretrain: compiled in 3 s" not in quiet_about_it
-    story.verbosity = 1
-    shown = told(on(None), story, story.mnist(), events)
+    default = shown_lines(on(None), script, script.mnist(), events)
+    assert "  pretrain: compiled in 3 s" not in default
+    script.verbosity = 1
+    shown = shown_lines(on(None), script, script.mnist(), events)
     assert "  pretrain: compiled in 3 s" in shown
     assert "  key abababababab" in shown
 
 
-def test_a_notice_is_said_once_as_it_comes_and_once_at_the_end(story) -> None:
-    stage = story.stage("data", "data.mnist", notices=("stand-in",))
-    shown = told(on(None), story, [stage], {"data": [Notice("data", "stand-in"), Notice("", "of the run")]})
+def test_a_notice_is_shown_on_arrival_and_at_the_end(script) -> None:
+    stage = script.stage("data", "data.mnist", notices=("stand-in",))
+    shown = shown_lines(on(None), script, [stage], {"data": [Notice("data", "stand-in"), Notice("", "of the run")]})
     assert [line for line in shown if line.startswith("▲")] == ["▲ data: stand-in", "▲ of the run"] * 2
 
 
-def test_what_users_wrote_is_neither_markup_nor_terminal_code(story) -> None:
-    stages = [story.stage("a[red]b", "x.y", Outcome.FAILED, message="[bold]50 %[/] \x1b]0;title\x07 :smile:\nnext")]
-    shown = told(on(100), story, stages, exit_code=1)
+def test_untrusted_text_is_neither_markup_nor_terminal_code(script) -> None:
+    stages = [script.stage("a[red]b", "x.y", Outcome.FAILED, message="[bold]50 %[/] \x1b]0;title\x07 :smile:\nnext")]
+    shown = shown_lines(on(100), script, stages, exit_code=1)
     assert "  [bold]50 %[/] \ufffd]0;title\ufffd :smile: next" in shown
     assert shown[2].startswith("✗ 1/1 a[red]b")
 
 
-def test_no_color_means_none(story, monkeypatch) -> None:
+def test_no_color_is_supported(script, monkeypatch) -> None:
     def colours(environ: dict[str, str]) -> list[Any]:
         console = Console(file=io.StringIO(), force_terminal=True, width=90, record=True, _environ=environ)
-        told(console, story, story.mnist())
+        shown_lines(console, script, script.mnist())
         assert isinstance(console.file, io.StringIO)
         return [line for line in console.file.getvalue().splitlines() if "\x1b[3" in line or ";3" in line]
 
@@ -216,19 +228,19 @@ def test_no_color_means_none(story, monkeypatch) -> None:
     assert not colours({"TERM": "xterm-256color", "NO_COLOR": "1"})
 
 
-def test_a_recorded_run_is_a_picture(story, tmp_path) -> None:
+def test_a_recorded_run_exports_svg(script, tmp_path) -> None:
     console = Console(file=io.StringIO(), record=True, force_terminal=True, color_system="truecolor", width=100)
-    story.play([ConsoleObserver(console)], story.mnist())
+    script.play([ConsoleReporter(console)], script.mnist())
     console.save_svg(str(tmp_path / "run.svg"), title="ptpipe run")
     picture = (tmp_path / "run.svg").read_text(encoding="utf-8").replace("&#160;", " ")
     assert "mnist-qat done in 3 min 07 s" in picture and "99.28 %" in picture
 
 
-def test_a_log_gets_a_line_on_progress_every_ten_seconds(story) -> None:
+def test_a_log_gets_a_line_on_progress_every_ten_seconds(script) -> None:
     now_s = 0.0
     console = on(None)
-    screen = Screen(story.started(story.mnist()), console, clock=lambda: now_s)
-    screen.run_started(story.started(story.mnist()))
+    screen = Screen(script.started(script.mnist()), console, clock=lambda: now_s)
+    screen.run_started(script.started(script.mnist()))
     screen.stage_started(StageStarted("pretrain", "train.supervised", 2, 4))
     for step in range(351):
         now_s = step / 10
@@ -241,10 +253,10 @@ def test_a_log_gets_a_line_on_progress_every_ten_seconds(story) -> None:
     ]
 
 
-def test_progress_without_a_total_still_says_where_it_is(story) -> None:
+def test_progress_without_a_total_shows_the_count(script) -> None:
     now_s = 0.0
     console = on(None)
-    screen = Screen(story.started(story.mnist()), console, clock=lambda: now_s)
+    screen = Screen(script.started(script.mnist()), console, clock=lambda: now_s)
     screen.stage_started(StageStarted("data", "data.image_folder", 1, 4))
     now_s = 11.0
     screen.event(Progress("data", 12_345, None, "images", {"images_per_s": 1122.3}))
@@ -252,27 +264,27 @@ def test_progress_without_a_total_still_says_where_it_is(story) -> None:
     assert console.file.getvalue() == "  1/4 data      12,345 images · 1,122 images/s\n"
 
 
-def test_columns_leave_from_the_right_the_wordy_ones_first(story) -> None:
+def test_columns_of_words_are_dropped_first_then_from_the_right(script) -> None:
     from ptpipe_report.comparison import tables
 
-    (table,) = tables(story.mnist())
+    (table,) = tables(script.mnist())
     widths = range(200, 0, -1)
-    kept = [tuple(column.label for column in fitting(table.columns, width)) for width in widths]
+    kept = [tuple(column.label for column in fitting_columns(table, TerminalWriter(on(width)))) for width in widths]
     assert kept[0] == tuple(column.label for column in table.columns)
     assert kept[-1] == ("name",)
     without_format = tuple(column.label for column in table.columns if column.label != "format")
     assert next(labels for labels in kept if len(labels) < len(kept[0])) == without_format
-    assert fitting(table.columns, None) == table.columns
+    assert fitting_columns(table, TerminalWriter(on(None))) == table.columns
 
 
-def test_paper_in_a_file_never_wraps() -> None:
+def test_a_log_line_never_wraps() -> None:
     console = on(None)
-    Paper(console).entry(Text("lead: "), "word " * 200)
+    TerminalWriter(console).entry(Text("lead: "), "word " * 200)
     assert isinstance(console.file, io.StringIO)
     assert len(console.file.getvalue().splitlines()) == 1
 
 
-def test_the_run_folder_is_written_as_one_would_type_it(story, tmp_path, monkeypatch) -> None:
+def test_the_run_folder_is_written_as_one_would_type_it(script, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    story.folder = tmp_path / "artifacts" / "runs" / "r"
-    assert told(on(None), story, [])[-1] == "  run folder  artifacts/runs/r"
+    script.folder = tmp_path / "artifacts" / "runs" / "r"
+    assert shown_lines(on(None), script, [])[-1] == "  run folder:    artifacts/runs/r"

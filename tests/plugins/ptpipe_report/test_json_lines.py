@@ -33,21 +33,21 @@ def lines(path: Path) -> list[dict]:
     return [strict(line) for line in content.splitlines()]
 
 
-def test_every_piece_of_news_is_a_line_with_its_type_and_time(story, tmp_path) -> None:
+def test_every_event_is_a_line_with_its_type_and_time(script, tmp_path) -> None:
     before = datetime.now(UTC)
     events = {"pretrain": [Metric("pretrain", "top1", 0.5), Notice("pretrain", "n"), LogLine("pretrain", "l")]}
-    story.play([JsonLines()], story.mnist(), events)
-    told = lines(tmp_path / "events.jsonl")
+    script.play([JsonLines()], script.mnist(), events)
+    written = lines(tmp_path / "events.jsonl")
     expected = ["run_started"] + ["stage_started", "stage_finished"] * 4 + ["run_finished"]
     expected[4:4] = ["metric", "notice", "log"]
-    assert [line["type"] for line in told] == expected
-    times = [datetime.fromisoformat(line["time"]) for line in told]
+    assert [line["type"] for line in written] == expected
+    times = [datetime.fromisoformat(line["time"]) for line in written]
     assert times == sorted(times)
-    assert (times[0] - before).total_seconds() > -0.002 and all(line["time"].endswith("Z") for line in told)
-    finished = told[7]
+    assert (times[0] - before).total_seconds() > -0.002 and all(line["time"].endswith("Z") for line in written)
+    finished = written[7]
     assert finished["stage_id"] == "pretrain" and finished["metrics"]["val_top1"] == 0.9902
-    assert told[0]["folder"] == tmp_path.as_posix()
-    assert told[-1]["exit_code"] == 0 and "stages" not in told[-1]
+    assert written[0]["folder"] == tmp_path.as_posix()
+    assert written[-1]["exit_code"] == 0 and "stages" not in written[-1]
 
 
 class Word(enum.StrEnum):
@@ -68,25 +68,25 @@ def test_any_metric_makes_one_line_of_strict_json(value) -> None:
     assert strict(line)["value"] == to_json(value)
 
 
-def test_numbers_that_json_lacks_keep_their_names() -> None:
+def test_non_finite_numbers_keep_their_names() -> None:
     assert to_json([math.nan, math.inf, -math.inf, 1.5]) == ["NaN", "Infinity", "-Infinity", 1.5]
     assert to_json((Word.A, Path("a/b"), {1: None})) == ["a", "a/b", {"1": None}]
 
 
-def test_progress_is_thinned_and_its_last_word_kept(story, tmp_path) -> None:
+def test_progress_is_thinned_and_its_last_event_kept(script, tmp_path) -> None:
     now_s = 0.0
     file = JsonLinesFile(tmp_path / "events.jsonl", clock=lambda: now_s)
     for step in range(1000):
         now_s = step * 0.01  # ten seconds
         file.write_event(Progress("train", step, 1000, "step"))
         file.write_event(Progress("other", 1, None, "images"))
-    file.write(story.stage("train", "train.supervised"))
-    file.write(story.ended([]))
+    file.write(script.stage("train", "train.supervised"))
+    file.write(script.ended([]))
     file.close()
-    told = lines(tmp_path / "events.jsonl")
-    steps = [line["done"] for line in told if line["type"] == "progress" and line["stage_id"] == "train"]
+    written = lines(tmp_path / "events.jsonl")
+    steps = [line["done"] for line in written if line["type"] == "progress" and line["stage_id"] == "train"]
     assert steps == [*range(0, 1000, 100), 999]
-    assert [line["type"] for line in told[-4:]] == ["progress", "stage_finished", "progress", "run_finished"]
+    assert [line["type"] for line in written[-4:]] == ["progress", "stage_finished", "progress", "run_finished"]
 
 
 def test_a_killed_process_leaves_whole_lines(tmp_path) -> None:
@@ -95,10 +95,10 @@ import os, signal
 from pathlib import Path
 from ptpipe.events import *
 from ptpipe_report import JsonLines
-observer = JsonLines()
-observer.run_started(RunStarted("r", "n", "m", Path({str(tmp_path)!r}), (), 7))
-observer.stage_started(StageStarted("train", "train.supervised", 1, 1))
-observer.event(Notice("train", "last words"))
+reporter = JsonLines()
+reporter.run_started(RunStarted("r", "n", "m", Path({str(tmp_path)!r}), (), 7))
+reporter.stage_started(StageStarted("train", "train.supervised", 1, 1))
+reporter.event(Notice("train", "last words"))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     process = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
@@ -107,16 +107,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_a_full_disk_is_said_and_the_file_let_go() -> None:
+def test_a_full_disk_raises_and_closes_the_file() -> None:
     file = JsonLinesFile(Path("/dev/full"))
     with pytest.raises(OSError) as caught:
         file.write(StageStarted("train", "train.supervised", 1, 1))
     assert caught.value.errno == errno.ENOSPC
-    file.write(StageStarted("train", "train.supervised", 1, 1))  # told again after all: nothing happens
+    file.write(StageStarted("train", "train.supervised", 1, 1))  # called again after all: nothing happens
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc on this system")
-def test_the_file_is_closed_at_the_end(story) -> None:
+def test_the_file_is_closed_at_the_end(script) -> None:
     before = set(Path("/proc/self/fd").iterdir())
-    story.play([JsonLines()], [story.stage("a", "data.digits", Outcome.DONE)])
+    script.play([JsonLines()], [script.stage("a", "data.digits", Outcome.DONE)])
     assert set(Path("/proc/self/fd").iterdir()) == before

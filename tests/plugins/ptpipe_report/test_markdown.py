@@ -13,7 +13,7 @@ from ptpipe import Outcome, host
 from ptpipe.events import Notice, RunFinished, RunStarted, StageFinished
 from ptpipe_report import MarkdownReport
 from ptpipe_report.markdown import escape, report, write_report
-from ptpipe_report.wording import one_line
+from ptpipe_report.sanitize import one_line
 
 AT = datetime(2026, 7, 1, 12, 0, 3, tzinfo=UTC)
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -33,9 +33,9 @@ def cells_of(markdown: str) -> list[list[str]]:
     return rows
 
 
-def written(story, stages, **ending) -> str:
-    started = story.started(stages)
-    return report(started, story.ended(stages, **ending), [], AT)
+def written(script, stages, **ending) -> str:
+    started = script.started(stages)
+    return report(started, script.ended(stages, **ending), [], AT)
 
 
 @given(NASTY)
@@ -78,28 +78,31 @@ def test_a_row_always_has_the_same_number_of_cells_and_shows_what_it_was_given(w
     assert len({len(row) for row in shown[-4:]}) == 1
 
 
-def test_a_metric_that_is_rows_is_a_table_of_its_own(story) -> None:
+def test_a_metric_that_is_rows_is_a_table_of_its_own(script) -> None:
     workers = [
-        {"worker": 0, "images_per_s": 4147.2, "device_utilization": 0.988, "forward_ms": 4.99},
+        {"worker": 0, "images_per_s": 4147.2, "device_utilization": 0.988, "num_steps": 469, "forward_ms": 4.99},
         {"worker": 1, "images_per_s": 4146.0, "device_utilization": None, "forward_ms": 5.3712, "odd|name": "a|b"},
     ]
     long = [{"epoch": number} for number in range(101)]
     metrics = {"workers": workers, "history": long, "words": ["a", "b"], "none": []}
-    text = written(story, [StageFinished("train", "k", Outcome.DONE, 1.0, "k" * 64, metrics=metrics)])
+    text = written(script, [StageFinished("train", "k", Outcome.DONE, 1.0, "k" * 64, metrics=metrics)])
     assert "### train: workers" in text
     assert "train: history" not in text
     assert cells_of(text)[-3:] == [
-        ["worker", "images per s", "device utilization", "forward (ms)", "odd|name"],
-        ["0", "4,147 images/s", "98.8 %", "4.99", "-"],
-        ["1", "4,146 images/s", "-", "5.37", "a|b"],
+        ["worker", "images/s", "device utilization", "steps", "forward (ms)", "odd|name"],
+        ["0", "4,147", "98.8 %", "469", "4.99", "-"],
+        ["1", "4,146", "-", "-", "5.37", "a|b"],
     ]
 
 
-def test_the_whole_report(story) -> None:
-    story.overrides = ("pretrain.epochs=3", 'data.root="a b"')
-    stages = story.mnist()
+def test_the_whole_report(script) -> None:
+    script.overrides = ("pretrain.epochs=3", 'data.root="a b"')
+    stages = script.mnist()
     text = report(
-        story.started(stages), story.ended(stages), [Notice("data", "digits in place of mnist"), Notice("", "odd")], AT
+        script.started(stages),
+        script.ended(stages),
+        [Notice("data", "digits in place of mnist"), Notice("", "odd")],
+        AT,
     )
     lines = text.splitlines()
     assert lines[:6] == [
@@ -134,38 +137,44 @@ def test_the_whole_report(story) -> None:
     assert lines[-3:] == ["```sh", command, "```"]
 
 
-def test_a_failure_is_told_before_the_figures(story) -> None:
-    stages = [story.stage("pretrain", "train.supervised", Outcome.FAILED, message="loss is NaN at step 31")]
-    text = written(story, stages, exit_code=1)
+def test_a_failure_comes_before_the_figures(script) -> None:
+    stages = [script.stage("pretrain", "train.supervised", Outcome.FAILED, message="loss is NaN at step 31")]
+    text = written(script, stages, exit_code=1)
     assert text.startswith("# mnist-qat: failed\n\n> [!CAUTION]\n> **pretrain** failed: loss is NaN at step 31\n")
-    assert written(story, stages, exit_code=130, interrupted=True).startswith("# mnist-qat: interrupted\n")
+    assert written(script, stages, exit_code=130, interrupted=True).startswith("# mnist-qat: interrupted\n")
 
 
-def test_the_command_is_fenced_even_around_backticks(story) -> None:
-    story.manifest_path = "odd```name.yaml"
-    assert "````sh\nptpipe run 'odd```name.yaml'\n````" in written(story, story.mnist())
+def test_deliverables_are_listed_relative_to_the_run_folder(script, delivered) -> None:
+    assert "Deliverables" not in written(script, script.mnist())
+    expected = "## Deliverables\n\n- pretrain/model.onnx\n- pretrain/odd\\*name.data\n\n## Reproduce"
+    assert expected in written(script, delivered)
 
 
-def test_this_machine_is_described_and_not_just_numbered(story) -> None:
-    stages = [story.stage("compare", "eval.compare", machine=host.fingerprint())]
-    rows = cells_of(written(story, stages))
+def test_the_command_is_fenced_even_around_backticks(script) -> None:
+    script.manifest_path = "odd```name.yaml"
+    assert "````sh\nptpipe run 'odd```name.yaml'\n````" in written(script, script.mnist())
+
+
+def test_this_machine_is_described(script) -> None:
+    stages = [script.stage("compare", "eval.compare", machine=host.fingerprint())]
+    rows = cells_of(written(script, stages))
     about = next(row[1] for row in rows if row[0] == "measured on")
     assert str(host.describe()["processor"]) in about and host.fingerprint() in about
 
 
-def test_every_notice_is_in_the_file_once(story, tmp_path) -> None:
-    observer = MarkdownReport()
-    stages = story.mnist()
-    said = [Notice("data", "digits in place of mnist"), Notice("", "an observer was switched off")]
-    story.play([observer], stages, {"data": said})
+def test_every_notice_is_in_the_file_once(script, tmp_path) -> None:
+    reporter = MarkdownReport()
+    stages = script.mnist()
+    notices = [Notice("data", "digits in place of mnist"), Notice("", "a reporter was switched off")]
+    script.play([reporter], stages, {"data": notices})
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert text.count("digits in place of mnist") == 1
-    assert text.count("an observer was switched off") == 1
+    assert text.count("a reporter was switched off") == 1
 
 
-def test_an_unwritable_folder_leaves_the_old_report(story, tmp_path) -> None:
+def test_an_unwritable_folder_leaves_the_old_report(script, tmp_path) -> None:
     (tmp_path / "report.md").write_text("old")
-    story.folder = tmp_path / "gone"
+    script.folder = tmp_path / "gone"
     with pytest.raises(OSError):
-        write_report(story.started([]), story.ended([]), [])
+        write_report(script.started([]), script.ended([]), [])
     assert (tmp_path / "report.md").read_text() == "old"

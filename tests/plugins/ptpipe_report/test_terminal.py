@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from ptpipe_report.footer import _pen
+from ptpipe_report.progress_bar import _fork_lock
 
 pty = pytest.importorskip("pty", reason="needs a Unix terminal")
 fcntl = pytest.importorskip("fcntl")
@@ -127,7 +127,7 @@ class Session:
     def _read(self) -> bool:
         try:
             content = os.read(self._leader, 65536)
-        except OSError:  # Linux says so when the other side is closed
+        except OSError:  # raised on Linux when the other side is closed
             return False
         self.text += self._decoder.decode(content)
         return bool(content)
@@ -176,7 +176,7 @@ def test_the_running_stage_is_replaced_by_a_line(tmp_path) -> None:
         session.read_until(" %")  # which share is seen first depends on how busy the machine is
         running_screen = session.screen
         assert session.read_all() == 0
-    assert re.match(r"[⠋-⠿] 1/2 first   test.slow +0:\d\d  ━+─* +(25|50|75|100) %", running_screen[-2])
+    assert re.match(r"[⠋-⠿] 1/2 first   test.slow +0:\d\d  ━+[╸╺]?━* +(25|50|75|100) %", running_screen[-2])
     assert re.fullmatch(r"  step [1-4]/4 · loss 0.500", running_screen[-1])
     screen = session.screen
     assert screen[0] == "slow-run  run.yaml · 2 stages · seed 0"
@@ -184,7 +184,7 @@ def test_the_running_stage_is_replaced_by_a_line(tmp_path) -> None:
     assert screen[3] == "▲ first: it took its time"
     assert re.fullmatch(r"✓ 1/2 first   test.slow          done +\d+\.\d s   slow enough", screen[4])
     assert not [line for line in screen if "━" in line or "step" in line], "nothing is left of the bar"
-    assert screen[-2].startswith("  run folder  ") and screen[-1] == ""
+    assert screen[-2].startswith("  run folder:    ") and screen[-1] == ""
 
 
 def test_the_cursor_is_hidden_while_it_runs_and_given_back(tmp_path) -> None:
@@ -197,7 +197,7 @@ def test_the_cursor_is_hidden_while_it_runs_and_given_back(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("signal_", "exit_code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )
-def test_a_signal_leaves_the_terminal_sane(tmp_path, signal_, exit_code, word) -> None:
+def test_a_signal_leaves_the_terminal_clean(tmp_path, signal_, exit_code, word) -> None:
     with running(tmp_path, num_steps=100) as session:
         session.read_until("%")
         os.killpg(session.process.pid, getattr(signal, signal_))
@@ -206,7 +206,7 @@ def test_a_signal_leaves_the_terminal_sane(tmp_path, signal_, exit_code, word) -
     screen = session.screen
     assert not [line for line in screen if "━" in line]
     assert [line for line in screen if line.startswith(f"✗ slow-run {word} after")]
-    assert "  go on with  ptpipe run run.yaml" in screen
+    assert "  resume with:   ptpipe run run.yaml" in screen
     assert "Traceback" not in session.text
 
 
@@ -221,7 +221,7 @@ def test_no_color_and_a_dumb_terminal_are_honoured(tmp_path) -> None:
 
 def test_no_process_is_forked_while_the_terminal_is_written_to() -> None:
     """A child born in that moment would have the terminal's locks taken for ever."""
-    pen = _pen()
+    pen = _fork_lock()
     is_held, elapsed_s = threading.Event(), time.monotonic()
 
     def draw() -> None:

@@ -1,4 +1,4 @@
-"""What a run's event add up to: what each report tells in its own way."""
+"""What the events of a run add up to, for every report to format in its own way."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from ptpipe import Decision, ExitCode, Notice, Outcome, RunFinished, RunStarted, StageFinished
 from ptpipe_report.comparison import tables, type_name
-from ptpipe_report.figures import Figure, telling_figures
+from ptpipe_report.formatting import Figure, key_figures
 
 _ENDINGS: dict[int, str] = {
     ExitCode.DONE: "done",
     ExitCode.FAILED: "failed",
     ExitCode.REFUSED: "refused by a gate",
-    ExitCode.UNDECIDED: "undecided: a gate could not tell",
-    ExitCode.INTEGRITY: "stopped: stored bytes are damaged",
+    ExitCode.UNDECIDED: "undecided: a gate had no measurement",
+    ExitCode.INTEGRITY: "stopped: a stored artifact is corrupt",
     ExitCode.PLUGIN: "stopped: a plugin is missing or broken",
     ExitCode.BUG: "stopped by a bug in ptpipe",
     ExitCode.TERMINATED: "terminated",
@@ -26,27 +26,32 @@ _ENDINGS: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Gate:
-    """What one gate said."""
+    """The verdict of one gate."""
 
     stage_id: str
     decision: str
     reason: str
 
+    @property
+    def is_passed(self) -> bool:
+        """Whether the gate lets the run pass."""
+        return self.decision == Decision.PASSED
+
 
 @dataclass
 class Notices:
-    """Every notice of a run, once, in the order of arrival."""
+    """Every notice of a run, once, in order of arrival."""
 
     _seen: dict[Notice, None] = field(default_factory=dict)
 
     def add(self, notice: Notice) -> bool:
-        """Keep it; False where it was there already (a finished stage says all of its own again)."""
+        """Add it; return False if it was there already (a finished stage repeats all of its notices)."""
         is_new = notice not in self._seen
         self._seen[notice] = None
         return is_new
 
     def add_all(self, stage: StageFinished) -> list[Notice]:
-        """Keep what a finished stage says; return what is new."""
+        """Add the notices of a finished stage; return the new ones."""
         return [notice for text in stage.notices if self.add(notice := Notice(stage.stage_id, text))]
 
     def __iter__(self) -> Iterator[Notice]:
@@ -54,20 +59,20 @@ class Notices:
 
 
 def ending(finished: RunFinished) -> str:
-    """How the run ended, in a word or a few."""
+    """Return how the run ended, in a few words."""
     if finished.interrupted and finished.exit_code != ExitCode.TERMINATED:
         return "interrupted"
     return _ENDINGS.get(finished.exit_code, f"ended with exit code {finished.exit_code}")
 
 
 def tally(stages: Iterable[StageFinished]) -> str:
-    """How many stages ended how: `9 done, 3 cached`."""
+    """Return the number of stages by outcome: `9 done, 3 cached`."""
     counts = Counter(stage.outcome for stage in stages)
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
 
 
 def command(started: RunStarted) -> str:
-    """The command line that does this run again, or goes on with it: what is done is cached."""
+    """Return the command line that repeats or resumes the run: finished stages are cached."""
     words = ["ptpipe", "run", started.manifest_path]
     for override in started.overrides:
         words += ["-s", override]
@@ -77,22 +82,29 @@ def command(started: RunStarted) -> str:
     return shlex.join(words)
 
 
+def deliverables(finished: RunFinished) -> list[Path]:
+    """Return the files to ship that the run's folder holds, relative to that folder."""
+    folder = finished.folder.absolute()
+    paths = [folder / path for stage in finished.stages for path in getattr(stage, "deliverables", ())]
+    return [path.relative_to(folder) if path.is_relative_to(folder) else path for path in paths]
+
+
 def stage_figures(stage: StageFinished) -> tuple[Figure, ...]:
-    """What a stage's metrics and outputs say, the most telling first."""
+    """Return the figures of a stage's metrics and outputs, best known names first."""
     verdicts = [Figure("", gate.decision) for gate in gates([stage])]
     compared = tuple(Figure("", f"{len(table.is_baseline)} models") for table in tables([stage]))
     if compared:
-        return compared  # the table itself stands elsewhere, its figures among the metrics too
+        return compared  # the table is shown elsewhere; its figures are among the metrics too
     values = dict(stage.metrics)
     for output in stage.outputs.values():
         summary = output.get("summary")
         if isinstance(summary, Mapping) and type_name(output) not in {"Verdict", "Comparison"}:
             values |= {name: value for name, value in summary.items() if name not in values}
-    return (*verdicts, *telling_figures(values))
+    return (*verdicts, *key_figures(values))
 
 
 def gates(stages: Iterable[StageFinished]) -> list[Gate]:
-    """The verdict of every gate that gave one."""
+    """Return the verdicts among the stages' outputs."""
     found = []
     for stage in stages:
         for output in stage.outputs.values():
@@ -101,8 +113,3 @@ def gates(stages: Iterable[StageFinished]) -> list[Gate]:
                 decision, reason = str(summary.get("decision", "")), str(summary.get("reason", ""))
                 found.append(Gate(stage.stage_id, decision, reason))
     return found
-
-
-def is_good(gate: Gate) -> bool:
-    """Whether the gate lets the run pass."""
-    return gate.decision == Decision.PASSED

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptpipe_report.figures import (
+from ptpipe_report.formatting import (
     bytes_text,
     clock_text,
     figure,
     fixed_decimals,
+    key_figures,
     number,
     seconds_text,
-    telling_figures,
 )
 
 
@@ -24,7 +24,7 @@ from ptpipe_report.figures import (
         ("top1", 0.99134, "top1 99.13 %"),
         ("val_top1", 1, "val top1 100.00 %"),
         ("top1", 99.1, "top1 99.1"),  # a plugin that gives percent: no guess
-        ("size_share", 0.2561, "size share 25.6 %"),
+        ("size_ratio", 0.2561, "size ratio 25.6 %"),
         ("drop", 0.0030, "drop 0.30 points"),
         ("drop", -0.00001, "drop 0.00 points"),
         ("drop", -0.0015, "drop -0.15 points"),
@@ -46,7 +46,7 @@ from ptpipe_report.figures import (
         ("_s", 3, " s 3"),
     ],
 )
-def test_the_name_says_the_unit(name, value, text) -> None:
+def test_the_name_implies_the_unit(name, value, text) -> None:
     assert str(figure(name, value)) == text
 
 
@@ -69,7 +69,7 @@ def test_bytes_have_decimal_prefixes(size_bytes, text) -> None:
 
 
 @given(st.integers(0, 10**15))
-def test_bytes_never_show_a_thousand_of_a_prefix_that_has_a_greater_one(size_bytes) -> None:
+def test_bytes_use_the_largest_prefix(size_bytes) -> None:
     amount, prefix = bytes_text(size_bytes).split()
     value = float(amount.replace(",", ""))
     assert value < 1000 or prefix == "GB"
@@ -112,9 +112,9 @@ def test_columns_of_numbers_share_their_decimals() -> None:
 
 def test_the_best_known_figures_come_first_and_lists_and_prose_not_at_all() -> None:
     values = {"epochs": 3, "prose": "x" * 41, "loss": 0.1, "per_class": [1], "top1": 0.99, "nothing": None, "note": ""}
-    assert [str(figure) for figure in telling_figures(values)] == ["top1 99.00 %", "loss 0.100", "epochs 3"]
+    assert [str(figure) for figure in key_figures(values)] == ["top1 99.00 %", "loss 0.100", "epochs 3"]
 
 
-def test_each_thing_is_said_once_and_yes_and_no_last() -> None:
+def test_each_value_is_shown_once_and_booleans_last() -> None:
     values = {"fused": True, "backend": "fbgemm", "format": "torch int8 fbgemm", "int8_layers": 4, "of": "torch"}
-    assert [str(figure) for figure in telling_figures(values)] == ["torch int8 fbgemm", "int8 layers 4", "fused yes"]
+    assert [str(figure) for figure in key_figures(values)] == ["torch int8 fbgemm", "int8 layers 4", "fused yes"]

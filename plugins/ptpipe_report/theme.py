@@ -1,4 +1,4 @@
-"""Signs and colours of the console."""
+"""Symbols and styles of the console."""
 
 from __future__ import annotations
 
@@ -20,37 +20,32 @@ STYLES: Mapping[str, str] = {
 NOTICE = "bold yellow"
 FAINT = "dim"
 ACCENT = "cyan"
+BAR_REMAINDER = "bright_black"
 
 
 @dataclass(frozen=True)
-class Look:
-    """The signs that an encoding can write."""
+class Theme:
+    """The symbols that an encoding can write."""
 
     outcomes: Mapping[str, str]
     notice: str
     separator: str
-    bar_done: str
-    bar_left: str
     spinner: str
 
-    def sign(self, outcome: str) -> str:
-        """One character for an outcome or a decision."""
+    def symbol(self, outcome: str) -> str:
+        """Return one character for an outcome or a decision."""
         return self.outcomes.get(outcome, self.notice)
 
 
-UNICODE = Look(
+UNICODE = Theme(
     outcomes={"done": "✓", "cached": "✓", "passed": "✓", "refused": "✗", "failed": "✗", "skipped": "-"},
     notice="▲",
     separator=" · ",
-    bar_done="━",
-    bar_left="─",
     spinner="⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏",
 )
-ASCII = Look(
+ASCII = Theme(
     outcomes={"done": "+", "cached": "=", "passed": "+", "refused": "x", "failed": "x", "skipped": "-"},
     notice="!",
     separator=", ",
-    bar_done="#",
-    bar_left="-",
     spinner="|/-\\",
 )

@@ -1,0 +1,115 @@
+"""Options of eval.* and gate.*. Imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Field, field_validator, model_validator
+
+from ptpipe import StageConfig
+from ptpipe_eval.comparison import Threads
+
+BatchSize: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
+SplitName: TypeAlias = Literal["test", "val"]
+
+
+class ClassifyConfig(StageConfig):
+    """Options of eval.classify."""
+
+    split: SplitName = Field("test", description="the split to predict")
+    batch_size: BatchSize | None = Field(None, description="images per prediction; null: the data set's batch size")
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="threads per prediction; null: as many as the machine has processors"
+    )
+
+
+class CompareConfig(StageConfig):
+    """Options of eval.compare."""
+
+    baseline: str | None = Field(None, description="the model that the others are compared with; null: the first")
+    split: SplitName = Field("test", description="the split to measure accuracy on")
+    batch_size: BatchSize | None = Field(
+        None, description="images per prediction when measuring accuracy; null: the data set's batch size"
+    )
+    batch_sizes: tuple[BatchSize, ...] = Field(
+        (1, 32), description="batch sizes to measure latency at; an empty list: no latency"
+    )
+    threads: tuple[Threads, ...] = Field(
+        ("one", "all"), min_length=1, description="measure latency with one thread, with all processors, or both"
+    )
+    budget_s: float = Field(
+        0.2,
+        gt=0,
+        le=600,
+        description="maximum seconds to time one model at one batch size and thread count; a stable median ends sooner",
+    )
+
+    @field_validator("batch_sizes", "threads")
+    @classmethod
+    def _unique(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(values)) < len(values):
+            raise ValueError("lists a value more than once")
+        return values
+
+
+class GateConfig(StageConfig):
+    """Options of every gate."""
+
+    candidate: str = Field(description="the model to judge, named as in the needs of eval.compare")
+
+
+class AccuracyConfig(GateConfig):
+    """Options of gate.accuracy."""
+
+    max_drop: float | None = Field(
+        None, ge=0, le=1, description="maximum loss of accuracy against the baseline; 0.003 is 0.3 percentage points"
+    )
+    min_accuracy: float | None = Field(None, ge=0, le=1, description="minimum accuracy; 0.99 is 99 %")
+
+    @model_validator(mode="after")
+    def _has_limit(self) -> Self:
+        _require_any(self, "max_drop", "min_accuracy")
+        return self
+
+
+class SizeConfig(GateConfig):
+    """Options of gate.size."""
+
+    renamed_options: ClassVar[Mapping[str, str]] = {"max_share": "max_ratio"}
+
+    max_ratio: float | None = Field(
+        None, gt=0, description="maximum size as a fraction of the baseline's; 0.27 is 27 %"
+    )
+    max_bytes: int | None = Field(None, ge=1, description="maximum size in bytes")
+
+    @model_validator(mode="after")
+    def _has_limit(self) -> Self:
+        _require_any(self, "max_ratio", "max_bytes")
+        return self
+
+
+class LatencyConfig(GateConfig):
+    """Options of gate.latency."""
+
+    renamed_options: ClassVar[Mapping[str, str]] = {"max_share": "max_ratio"}
+
+    batch_size: BatchSize = Field(1, description="images per prediction; a batch size that eval.compare measured")
+    threads: Threads = Field("one", description="the latency with one thread or with all processors")
+    max_ms: float | None = Field(None, gt=0, description="maximum median in milliseconds")
+    max_ratio: float | None = Field(
+        None, gt=0, description="maximum median as a fraction of the baseline's; 0.5 is half its time"
+    )
+    fail_undecided: bool = Field(
+        False, description="end with exit code 4 if the comparison does not contain that latency"
+    )
+
+    @model_validator(mode="after")
+    def _has_limit(self) -> Self:
+        _require_any(self, "max_ms", "max_ratio")
+        return self
+
+
+def _require_any(config: StageConfig, *names: str) -> None:
+    if all(getattr(config, name) is None for name in names):
+        raise ValueError(f"give {' or '.join(names)} (or both)")
