@@ -115,7 +115,11 @@ def describe_ends(graph: Graph, batch_axis: str, input_shape_CHW: tuple[int, int
 
 
 def serialized(model: Model) -> bytes:
-    """The file's content, without what the exporter notes on the side: stack traces, paths, shapes on the way."""
+    """The file's content, without the exporter's annotations (stack traces, paths, intermediate shapes).
+
+    The graph's arrays are released: onnxscript's rewrite rules keep the last graph that they matched for as long as the
+    process lives.
+    """
     model.graph.name = "network"
     described = [*model.graph.inputs, *model.graph.initializers.values(), *model.graph]
     described += [value for node in model.graph for value in node.outputs]
@@ -124,6 +128,8 @@ def serialized(model: Model) -> bytes:
         item.doc_string = None
     model.graph.metadata_props.clear()
     content = ir.serde.serialize_model(model)
+    for value in model.graph.initializers.values():
+        value.const_value = None
     content.graph.ClearField("value_info")
     as_bytes: bytes = content.SerializeToString(deterministic=True)
     return as_bytes
