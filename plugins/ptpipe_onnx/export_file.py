@@ -97,7 +97,7 @@ def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> tuple[
     content.producer_name, content.producer_version = "ptpipe", __version__
     content.metadata_props.update(_metadata(draft, model, data))
     step = integer_graph.output_step(content.graph)
-    path.write_bytes(graph.serialized(content))
+    graph.write(content, path)
     return draft.precision, step
 
 
