@@ -19,7 +19,7 @@ from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.parity import Logits, Parity
 from ptpipe_onnx.weights import store_convolutions, store_weights
 from ptpipe_torch import Data, Model, OnnxFile, Predictor, epoch_order
-from ptpipe_torch.runtime import quantized_engine, torch_threads
+from ptpipe_torch.runtime import quantized_engine, released_memory, torch_threads
 
 MAX_BYTES = 2**31 - 2**20
 """protobuf's limit, less some room for what is not weights."""
@@ -40,12 +40,13 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     _check_inputs(config, model, data)
     path = ctx.scratch / "model.onnx"
     with torch.random.fork_rng(devices=[]):  # converted layers are born with random weights, drawn from nobody's stream
-        draft = _drafted(model, config.opset)
-        step = _write(draft, path, model, data)
-        file = OnnxFile(path, model.input_shape_CHW, model.num_classes, draft.precision)
+        with released_memory():
+            precision, step = _write(config, path, model, data)
+        onnx.checker.check_model(str(path), full_check=True)
+        file = OnnxFile(path, model.input_shape_CHW, model.num_classes, precision)
         parity = _compared(config, ctx, file, model, data, step)
     ctx.metric(opset=config.opset, size_bytes=file.size_bytes, **parity.figures)
-    if draft.precision != "float32":
+    if precision != "float32":
         _count_kernels(ctx, path)
     parity.check()
     return OnnxFile(path, file.input_shape_CHW, file.num_classes, file.precision, parity.figures)
@@ -85,8 +86,9 @@ def _drafted(model: Model, opset: int) -> Draft:
     return Draft(exported, "int8 dynamic")
 
 
-def _write(draft: Draft, path: Path, model: Model, data: Data) -> float | None:
-    """Write and check the file; give the quantization step of its output, where that is quantized."""
+def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> tuple[str, float | None]:
+    """Write the file; return its precision and the quantization step of its output, None where that is float."""
+    draft = _drafted(model, config.opset)
     content = draft.model
     size_bytes = graph.weight_bytes(content.graph)
     if size_bytes > MAX_BYTES:
@@ -94,9 +96,9 @@ def _write(draft: Draft, path: Path, model: Model, data: Data) -> float | None:
     graph.describe_ends(content.graph, torch_exporter.BATCH_AXIS, model.input_shape_CHW, model.num_classes)
     content.producer_name, content.producer_version = "ptpipe", __version__
     content.metadata_props.update(_metadata(draft, model, data))
-    path.write_bytes(graph.serialized(content))
-    onnx.checker.check_model(str(path), full_check=True)
-    return integer_graph.output_step(content.graph)
+    step = integer_graph.output_step(content.graph)
+    graph.write(content, path)
+    return draft.precision, step
 
 
 def _metadata(draft: Draft, model: Model, data: Data) -> dict[str, str]:

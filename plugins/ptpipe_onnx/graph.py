@@ -6,10 +6,12 @@ A graph is `ir.Graph`: nodes in topological order, values with their producer an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 from onnxscript import ir
 
 Graph: TypeAlias = ir.Graph
@@ -17,6 +19,10 @@ Model: TypeAlias = ir.Model
 Node: TypeAlias = ir.Node
 Value: TypeAlias = ir.Value
 Array: TypeAlias = npt.NDArray[Any]
+
+# Field numbers of onnx.proto: in ModelProto, GraphProto and TensorProto; all less than 16, so that a tag is one byte.
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_LAST = 2**29 - 1
 
 
 def nodes(graph: Graph, *op_types: str) -> list[Node]:
@@ -114,8 +120,61 @@ def describe_ends(graph: Graph, batch_axis: str, input_shape_CHW: tuple[int, int
     graph.outputs[0].shape = ir.Shape([batch_axis, num_classes])
 
 
-def serialized(model: Model) -> bytes:
-    """The file's content, without what the exporter notes on the side: stack traces, paths, shapes on the way."""
+def write(model: Model, path: Path) -> None:
+    """Write the file, without the exporter's annotations (stack traces, paths, intermediate shapes).
+
+    Byte for byte what protobuf would serialize, which takes three more copies of the weights to do so. The model's
+    arrays are released: onnxscript's rewrite rules keep the last graph that they matched.
+    """
+    _clear_annotations(model)
+    stored = [(value.name, value.const_value) for value in model.graph.initializers.values()]
+    for value in model.graph.initializers.values():
+        value.const_value = None
+    model.graph.initializers.clear()
+    rest = ir.serde.serialize_model(model)
+    graph = rest.graph
+    graph.ClearField("value_info")
+    arrays = [(_described(name, tensor), tensor) for name, tensor in stored if tensor is not None]
+    before, after = _fields(graph, 0, _INITIALIZER - 1), _fields(graph, _INITIALIZER + 1, _LAST)
+    num_bytes = sum(len(described) + tensor.nbytes for described, tensor in arrays) + len(before) + len(after)
+    with path.open("wb") as file:
+        file.write(_fields(rest, 0, _GRAPH - 1) + _head(_GRAPH, num_bytes) + before)
+        for described, tensor in arrays:
+            file.write(described)
+            file.flush()  # arrays write to the file's descriptor
+            tensor.tofile(file)
+        file.write(after + _fields(rest, _GRAPH + 1, _LAST))
+
+
+def _described(name: str, tensor: Any) -> bytes:
+    """An initializer's field of a GraphProto, up to the bytes of its array."""
+    proto = onnx.TensorProto(dims=tensor.shape.numpy(), data_type=tensor.dtype.value, name=name)
+    content = proto.SerializeToString(deterministic=True) + _head(_RAW_DATA, tensor.nbytes)
+    return _head(_INITIALIZER, len(content) + tensor.nbytes) + content
+
+
+def _head(field: int, num_bytes: int) -> bytes:
+    """Tag and length of a field, as varints (protobuf.dev, "Encoding")."""
+    head = bytearray([field << 3 | 2])
+    while num_bytes > 0x7F:
+        head.append(num_bytes & 0x7F | 0x80)
+        num_bytes >>= 7
+    head.append(num_bytes)
+    return bytes(head)
+
+
+def _fields(message: Any, first: int, last: int) -> bytes:
+    """The fields of a message whose numbers are in that range, serialized."""
+    part = type(message)()
+    part.CopyFrom(message)
+    for field in message.DESCRIPTOR.fields:
+        if not first <= field.number <= last:
+            part.ClearField(field.name)
+    content: bytes = part.SerializeToString(deterministic=True)
+    return content
+
+
+def _clear_annotations(model: Model) -> None:
     model.graph.name = "network"
     described = [*model.graph.inputs, *model.graph.initializers.values(), *model.graph]
     described += [value for node in model.graph for value in node.outputs]
@@ -123,7 +182,3 @@ def serialized(model: Model) -> bytes:
         item.metadata_props.clear()
         item.doc_string = None
     model.graph.metadata_props.clear()
-    content = ir.serde.serialize_model(model)
-    content.graph.ClearField("value_info")
-    as_bytes: bytes = content.SerializeToString(deterministic=True)
-    return as_bytes

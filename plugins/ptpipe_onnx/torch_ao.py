@@ -15,6 +15,7 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe_onnx.weights import QuantizedWeight
+from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.int8_state import quantized_tensors, stored_as_int8
 
 _INTEGER_TYPES = {torch.quint8: (torch.uint8, 0, 255), torch.qint8: (torch.int8, -128, 127)}
@@ -49,6 +50,7 @@ def reference_network(prepared: nn.Module) -> tuple[nn.Module, dict[str, Quantiz
         from torch.ao.quantization.quantize_fx import convert_to_reference_fx
 
         network = convert_to_reference_fx(prepared)
+        release_networks()
         weights = {}
         for name, layer in network.named_modules():
             if isinstance(layer, ReferenceQuantizedModule):

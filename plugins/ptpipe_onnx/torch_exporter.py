@@ -54,8 +54,13 @@ def tidied(model: Model) -> Model:
     """Fold constants and batch norms and drop what is unused, in place."""
     from onnxscript import optimizer
 
+    stored = list(model.graph.initializers.values())
     with _silent():
         optimizer.optimize_ir(model, num_iterations=1)
+    kept = set(model.graph.initializers.values())
+    for value in stored:
+        if value not in kept:
+            value.const_value = None  # the graph counts the uses of values that it no longer has, and so holds them
     return model
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.int8_state import quantized_tensors
 
 
@@ -172,7 +173,9 @@ def add_observers(graph: torch.fx.GraphModule, scopes: Scopes, mapping: Any, *, 
         graph = _fused(graph.train(is_qat), is_qat=is_qat)
         unused_inputs = (torch.zeros(1),)  # looked at for nested standalone modules only
         backend = get_native_backend_config()
-        return graph_mode.prepare(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
+        prepared = graph_mode.prepare(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
+    release_networks()
+    return prepared
 
 
 def _fused(graph: torch.fx.GraphModule, *, is_qat: bool) -> torch.fx.GraphModule:
@@ -184,7 +187,9 @@ def convert(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
     with quietly():
         # Also run on a network whose reporters saw nothing, to be filled with stored integers.
         warnings.filterwarnings("ignore", ".*must run observer before calling calculate_qparams", UserWarning)
-        return graph_mode.convert(prepared.eval(), backend_config=get_native_backend_config())
+        converted = graph_mode.convert(prepared.eval(), backend_config=get_native_backend_config())
+    release_networks()
+    return converted
 
 
 class FullRangeLinear(dynamic_layers.Linear):  # type: ignore[misc]  # torch comes without types

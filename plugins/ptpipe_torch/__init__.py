@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from typing import Any
 
 from ptpipe import Check, hookimpl
 from ptpipe_torch.data.data import ArrayImages, Batch, Data, DatasetInfo, Images, LoaderOptions, Split, epoch_order
@@ -44,3 +45,12 @@ def ptpipe_doctor() -> Iterable[Check]:
     from ptpipe_torch.doctor import findings
 
     return findings()
+
+
+@hookimpl(wrapper=True)
+def ptpipe_launch() -> Generator[None, Any, Any]:
+    """Free the memory of a stage that ran in this process before its results are stored."""
+    from ptpipe_torch.runtime import released_memory
+
+    with released_memory():
+        return (yield)

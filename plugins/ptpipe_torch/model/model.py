@@ -7,15 +7,15 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ptpipe import JSON, IntegrityError, PtpipeError, StageError
 from ptpipe_torch.int8.int8_state import quantized_tensors, unpack_state
 from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.registry import FunctionRef
-from ptpipe_torch.runtime import quantized_engine, torch_threads
+from ptpipe_torch.runtime import quantized_engine, released_memory, torch_threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,13 +81,17 @@ class Model(Deployable):
         self.recipe = recipe
         self._tensors = tensors
         self._int8_tensors = int8_tensors
+        self._saved_bytes: int | None = None
 
-    @cached_property
+    @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """State dict between `prepare` and `convert`; on the CPU; not to be written to."""
+        """State dict between `prepare` and `convert`; on the CPU; not to be written to.
+
+        Those of a stored model are mapped from its file at each access, so that a model holds no memory itself.
+        """
         return _read(self._tensors)
 
-    @cached_property
+    @property
     def int8_tensors(self) -> Mapping[str, torch.Tensor] | None:
         """Flat int8 state of a converted model, None for others."""
         return None if self._int8_tensors is None else _read(self._int8_tensors)
@@ -98,13 +102,17 @@ class Model(Deployable):
 
         Raises StageError where the state dict holds anything but tensors.
         """
+        import torch
+
         state = module.state_dict()
         for name, value in state.items():
             if not hasattr(value, "detach"):
                 raise StageError(
                     f"the network keeps {name} ({type(value).__name__}) in its state; only tensors can be stored"
                 )
-        return cls(recipe, {name: tensor.detach().cpu().clone() for name, tensor in state.items()})
+        # In the layout of the file: `save` would have to copy a channels-last weight once more.
+        layout = torch.contiguous_format
+        return cls(recipe, {name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in state.items()})
 
     def with_state_dict_of(self, module: nn.Module) -> Model:
         """The same recipe with the module's present state: what training returns."""
@@ -122,18 +130,20 @@ class Model(Deployable):
         """
         if not self.recipe.convert:
             return self.build_prepared()
-        with quantized_engine(self.recipe.backend), quantized_tensors():
-            module = self.build_prepared() if self.int8_tensors is None else self._skeleton().eval()
+        with released_memory(), quantized_engine(self.recipe.backend), quantized_tensors():
+            int8_tensors = self.int8_tensors
+            module = self.build_prepared() if int8_tensors is None else self._skeleton().eval()
             for part in self.recipe.convert:
                 module = _apply(part, "transform", module)
-            if self.int8_tensors is not None:
-                _load(module, unpack_state(self.int8_tensors, module.state_dict()))
+            if int8_tensors is not None:
+                _load(module, unpack_state(int8_tensors, module.state_dict()))
         return module.eval()
 
     def build_prepared(self) -> nn.Module:
         """The network before `convert`, in eval mode: what is trained, calibrated and exported."""
-        module = self._skeleton()
-        _load(module, self.tensors)
+        with released_memory():
+            module = self._skeleton()
+            _load(module, self.tensors)
         return module.eval()
 
     def _skeleton(self) -> nn.Module:
@@ -164,14 +174,20 @@ class Model(Deployable):
     @property
     def size_bytes(self) -> int:
         shipped = self._tensors if self._int8_tensors is None else self._int8_tensors
-        return shipped.stat().st_size if isinstance(shipped, Path) else len(_serialized(shipped))
+        if isinstance(shipped, Path):
+            return shipped.stat().st_size
+        if self._saved_bytes is None:
+            with TemporaryDirectory() as folder:
+                self.save(Path(folder))
+        assert self._saved_bytes is not None
+        return self._saved_bytes
 
     @contextmanager
     def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
         import torch
 
         backend = self.recipe.backend if self.recipe.convert else None
-        with torch_threads(num_threads), quantized_engine(backend), torch.inference_mode():
+        with released_memory(), torch_threads(num_threads), quantized_engine(backend), torch.inference_mode():
             module = self.build()
             if backend is None:
                 module = module.to(memory_format=torch.channels_last)
@@ -181,13 +197,16 @@ class Model(Deployable):
                 logits_NK: npt.NDArray[np.float32] = module(torch.from_numpy(writable)).numpy()
                 return logits_NK
 
-            yield predict
+            try:
+                yield predict
+            finally:
+                del module  # `predict` may outlive the `with`
 
     def save(self, folder: Path) -> None:
         (folder / _RECIPE).write_text(self.recipe.to_json(), encoding="utf-8")
-        (folder / _TENSORS).write_bytes(_serialized(self.tensors))
+        self._saved_bytes = _write(self.tensors, folder / _TENSORS)
         if self.int8_tensors is not None:
-            (folder / _INT8_TENSORS).write_bytes(_serialized(self.int8_tensors))
+            self._saved_bytes = _write(self.int8_tensors, folder / _INT8_TENSORS)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -213,8 +232,12 @@ def _apply(part: FunctionRef, role: str, *module: nn.Module) -> nn.Module:
 
 
 def _load(module: nn.Module, state: Mapping[str, Any]) -> None:
-    # Copies: reporters take a loaded tensor for their own, and would write into the stored one.
-    present = OrderedDict((name, value.clone() if hasattr(value, "clone") else value) for name, value in state.items())
+    # torch copies into parameters, but an observer keeps the tensor that it loads, and would write into the stored one.
+    parameters = {name for name, _ in module.named_parameters()}
+    present = OrderedDict(
+        (name, value.clone() if hasattr(value, "clone") and name not in parameters else value)
+        for name, value in state.items()
+    )
     # Some layers refuse a state dict that does not tell the version of their format: it is that of this code.
     present._metadata = module.state_dict()._metadata  # type: ignore[attr-defined]  # where torch looks for it
     try:
@@ -248,8 +271,9 @@ def _read(tensors: Mapping[str, torch.Tensor] | Path) -> Mapping[str, torch.Tens
     return content
 
 
-def _serialized(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    from safetensors.torch import save
+def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> int:
+    """Write a safetensors file, from the tensors' own memory; return its size in bytes."""
+    from safetensors.torch import save_file
 
-    content: bytes = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    return content
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return path.stat().st_size

@@ -70,7 +70,10 @@ class OnnxFile(Deployable):
             logits_NK: npt.NDArray[np.float32] = session.run(outputs, {inputs[0]: images_NCHW})[0]
             return logits_NK
 
-        yield predict
+        try:
+            yield predict
+        finally:
+            del session  # `predict` may outlive the `with`
 
     def save(self, folder: Path) -> None:
         shutil.copyfile(self.path, folder / _MODEL)
