@@ -38,7 +38,7 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.installed
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.installed
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
