@@ -1,20 +1,31 @@
-# Two commands for a new machine: `make demo` and `make test`. Both make .venv first.
+# Two commands for a new machine: `make demo` and `make test`. Both create .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := .venv-core
+PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-thorough lint format bench schema clean
+# Two workers of one thread each: with more, they would compete for the same processors.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo test test-core test-thorough coverage lint format docs bench schema hooks release clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ptpipe run manifests/mnist_qat.yaml
 
-# Two files at once, of one thread each: with more they would wait for each other's processors.
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
 
-# Also each combination of long tests, and 20 kills of each training: an hour.
+# The core and the reporters, where torch is not installed.
+test-core: $(CORE)/.installed
+	OMP_NUM_THREADS=1 $(CORE)/bin/python -m pytest -n 2 tests/ptpipe tests/plugins/ptpipe_report
+
+# Also every combination of the long tests, and 20 kills of each training: an hour.
 test-thorough: $(VENV)/.installed
-	PTPIPE_THOROUGH=1 PTPIPE_KILLS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	PTPIPE_THOROUGH=1 PTPIPE_KILLS=20 $(PYTEST)
+
+coverage: $(VENV)/.installed
+	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -26,16 +37,33 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/.installed
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 schema: $(VENV)/.installed
 	$(BIN)/ptpipe schema > manifests/schema.json
 
-$(VENV)/.installed: pyproject.toml
+# Git runs the checks of .pre-commit-config.yaml at every commit from then on.
+hooks: $(VENV)/.installed
+	$(BIN)/pre-commit install
+
+release: $(VENV)/.installed
+	.ci/release $(BIN)/python
+
+$(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev]'
+	$(BIN)/python $(PIP) --editable '.[dev,docs]'
+	touch $@
+
+$(CORE)/.installed: pyproject.toml constraints.txt .ci/requirements.py
+	$(PYTHON) -m venv --clear $(CORE)
+	$(PYTHON) .ci/requirements.py core > $(CORE)/requirements.txt
+	$(CORE)/bin/python $(PIP) --requirement $(CORE)/requirements.txt
+	$(CORE)/bin/python $(PIP) --no-deps --editable .
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(CORE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* dist build

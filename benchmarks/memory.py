@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 import ptpipe
-from ptpipe.api import RunOptions
+from ptpipe import RunOptions
 
 NETWORKS = ("small_cnn", "mobilenet_v2", "resnet18", "resnet50", "vgg11_bn")
 TARGET = 6.0

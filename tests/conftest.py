@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -32,11 +33,16 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out further combinations of long tests, unless they are asked for."""
+    """Skip further combinations of long tests, unless they are asked for, and what needs torch where it is missing."""
+    reasons = {}
     if os.environ.get("PTPIPE_THOROUGH", "0") == "0":
-        for item in items:
-            if item.get_closest_marker("thorough"):
-                item.add_marker(pytest.mark.skip(reason="one more combination: PTPIPE_THOROUGH=1 runs it"))
+        reasons["thorough"] = "one more combination: PTPIPE_THOROUGH=1 runs it"
+    if importlib.util.find_spec("torch") is None:
+        reasons["plugins"] = "torch is not installed"
+    for item in items:
+        for marker, reason in reasons.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 TOY = Path(__file__).parent / "ptpipe" / "toy.py"

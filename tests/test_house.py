@@ -47,6 +47,65 @@ def test_files_are_short():
     assert {name: length for name, length in lengths.items() if length >= 400} == {}
 
 
+def functions_of(path):
+    """Every function with its qualified name, methods and inner functions included."""
+
+    def inner(node, prefix):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}{child.name}"
+                if not isinstance(child, ast.ClassDef):
+                    yield name, child
+                yield from inner(child, f"{name}.")
+            else:
+                yield from inner(child, prefix)
+
+    return inner(ast.parse(path.read_bytes()), f"{relative(path)}:")
+
+
+def num_lines(function):
+    """From `def` to the last line; decorators and the docstring are not counted."""
+    lines = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        lines -= function.body[0].end_lineno - function.body[0].lineno + 1
+    return lines
+
+
+def num_parameters(function):
+    """What a caller passes; `self` and `cls` are not counted."""
+    named = function.args
+    names = [arg.arg for arg in (*named.posonlyargs, *named.args, *named.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def test_functions_are_short():
+    lengths = {name: num_lines(function) for path in SOURCES for name, function in functions_of(path)}
+    assert len(lengths) > 500
+    assert {name: length for name, length in lengths.items() if length > 40} == {}
+
+
+def may_take_many(path, function):
+    """Whether the line of `def` exempts it, with a reason: a command has a parameter for each option."""
+    line = path.read_text(encoding="utf-8").splitlines()[function.lineno - 1]
+    return re.search(r"# noqa: PLR0913  # \w", line)
+
+
+def test_functions_take_few_parameters():
+    numbers = {
+        name: num_parameters(function)
+        for path in SOURCES
+        for name, function in functions_of(path)
+        if not may_take_many(path, function)
+    }
+    assert {name: number for name, number in numbers.items() if number > 6} == {}
+
+
+def test_lines_and_parameters_are_counted():
+    code = '@decorated\ndef f(self, a, /, b, *c, d=1, **e):\n    """One.\n\n    Two.\n    """\n    return a\n'
+    (function,) = ast.parse(code).body
+    assert (num_lines(function), num_parameters(function)) == (2, 3)
+
+
 def test_the_core_does_not_know_torch():
     heavy = {"torch", "torchvision", "numpy", "onnx", "onnxruntime", "sklearn", "safetensors"}
     imported = {relative(path): {name.partition(".")[0] for name in imports_of(path)} for path in CORE}

@@ -86,7 +86,7 @@ class Stage(Generic[P, R]):
         return {port.name: value for port, value in zip(self.outputs, values, strict=True)}
 
 
-def stage(
+def stage(  # noqa: PLR0913  # one parameter for each thing a stage may declare
     kind: str,
     *,
     version: int = 1,

@@ -447,6 +447,7 @@ def watched(folder, *arguments):
     return ended.returncode, heavy, pydantic
 
 
+@pytest.mark.plugins
 def test_looking_imports_no_torch(tmp_path):
     assert watched(tmp_path, "--help") == (0, "heavy: []", "False")
     assert watched(tmp_path, "run", "--help") == (0, "heavy: []", "False")

@@ -280,12 +280,14 @@ class Safetensors(Number):
         return cls(values[0].item())
 
 
+@pytest.mark.plugins
 def test_a_file_of_torch_save_is_a_pickle_and_safetensors_are_not(bench: Bench):
     with pytest.raises(BrokenContractError, match=r"tensors\.pt is a pickle"):
         bench.run(broken(TorchZip(1), type_=TorchZip))
     assert bench.run(broken(Safetensors(3.0), type_=Safetensors)).value == 3.0
 
 
+@pytest.mark.plugins
 def test_the_starter_plugin_of_init_passes_its_own_test(tmp_path: Path):
     def run(*command: str) -> str:
         done = subprocess.run(

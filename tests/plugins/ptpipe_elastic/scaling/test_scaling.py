@@ -259,6 +259,7 @@ def test_no_training_stage(run_cli, project):
     assert (ended.code, ended.err.strip()) == (2, "ptpipe: m.yaml: no training stage to measure")
 
 
+@pytest.mark.plugins
 @pytest.mark.slow
 def test_a_run_that_fails_is_one_line(run_cli):
     (run_cli.folder / "m.yaml").write_text(MANIFEST, encoding="utf-8")
@@ -270,6 +271,7 @@ def test_a_run_that_fails_is_one_line(run_cli):
     assert not list(run_cli.folder.glob("ptpipe-*"))
 
 
+@pytest.mark.plugins
 @pytest.mark.slow
 def test_workers_that_cannot_work_together_are_found_before_minutes_are_spent(run_cli):
     (run_cli.folder / "m.yaml").write_text(MANIFEST, encoding="utf-8")
@@ -280,6 +282,7 @@ def test_workers_that_cannot_work_together_are_found_before_minutes_are_spent(ru
     assert re.fullmatch("ptpipe: timing an all-reduce failed .*`ptpipe doctor --workers 2` suggests fixes", last)
 
 
+@pytest.mark.plugins
 @pytest.mark.slow
 def test_a_split_too_small_for_a_step(run_cli):
     (run_cli.folder / "m.yaml").write_text(MANIFEST, encoding="utf-8")
@@ -288,6 +291,7 @@ def test_a_split_too_small_for_a_step(run_cli):
     assert "ptpipe: ddp, 2 workers: the train split has fewer images than one step of 2 x 200" in ended.err
 
 
+@pytest.mark.plugins
 @pytest.mark.slow
 def test_from_the_manifest_to_the_plot(run_cli):
     manifest = MANIFEST + "  int8: {uses: quant.dynamic, needs: {model: fit}, with: {backend: fbgemm}}\n"
@@ -317,6 +321,7 @@ def test_from_the_manifest_to_the_plot(run_cli):
     assert left - {"matplotlib"} == {"m.yaml", "plots"}
 
 
+@pytest.mark.plugins
 @pytest.mark.slow
 def test_one_worker_alone_in_words(run_cli):
     (run_cli.folder / "m.yaml").write_text(MANIFEST, encoding="utf-8")

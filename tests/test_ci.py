@@ -1,0 +1,121 @@
+"""Scripts and configuration of CI: requirements derived from pyproject.toml, commit subjects, workflow, hooks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+REQUIREMENT = re.compile(r"^([\w.-]+)(?:\[\w+\])?([<>=!~].*)?$")
+
+
+def script(name, *arguments, stdin=""):
+    command = [sys.executable, ROOT / ".ci" / name, *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+
+
+def requirements(which):
+    ended = script("requirements.py", which)
+    assert ended.returncode == 0, ended.stderr
+    return {match[1]: match[2] for line in ended.stdout.splitlines() if (match := REQUIREMENT.match(line))}
+
+
+def test_the_oldest_dependencies_are_the_lower_bounds():
+    pins = requirements("lowest")
+    assert len(pins) == len(PROJECT["dependencies"])
+    assert all(f"{name}{version.replace('==', '>=')}" in PROJECT["dependencies"] for name, version in pins.items())
+
+
+def test_dependencies_have_a_lower_bound_and_no_upper_bound():
+    """Where a later version is known to break, the bound has its reason beside it, and this test an exception."""
+    bounds = {line: REQUIREMENT.match(line)[2] for line in PROJECT["dependencies"]}
+    assert [line for line, bound in bounds.items() if not re.fullmatch(r">=[\d.]+", bound or "")] == []
+
+
+def test_the_core_is_tested_with_its_own_dependencies_only():
+    names = requirements("core").keys()
+    assert {"click", "pluggy", "pydantic", "ruamel.yaml", "pytest", "hypothesis"} <= names
+    assert (
+        names & {"torch", "torchvision", "numpy", "onnx", "onnxruntime", "onnxscript", "safetensors", "scikit-learn"}
+        == set()
+    )
+
+
+def test_constraints_lie_within_what_the_package_allows():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    constraints = [line for line in lines if line and not line.startswith("#")]
+    assert constraints
+    assert [line for line in constraints if line.partition(",<")[0] not in PROJECT["dependencies"]] == []
+
+
+@pytest.mark.parametrize(
+    "subject", ["Add a table", "Seed every worker", "Speed up the plan", 'Revert "x"', "fixup! y", "A" * 72]
+)
+def test_subjects_that_pass(subject):
+    assert script("commit_subject.py", "-", stdin=subject + "\n").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("subject", "problem"),
+    [
+        ("A" * 73, "73 characters, 72 are allowed"),
+        ("add a table", "begin with a capital letter"),
+        ("Add a table.", "no full stop at the end"),
+        ("Added a table", "begin with an imperative"),
+        ("Adding a table", "begin with an imperative"),
+        ("Fixes a table", "begin with an imperative"),
+        ("", "begin with a capital letter"),
+    ],
+)
+def test_subjects_that_do_not(subject, problem):
+    ended = script("commit_subject.py", "-", stdin=f"Add a test\n{subject}\n")
+    assert ended.returncode == 1
+    assert problem in ended.stderr
+    assert "Add a test" not in ended.stderr
+
+
+def test_the_subject_of_a_message_is_its_first_line(tmp_path):
+    message = tmp_path / "COMMIT_EDITMSG"
+    message.write_text("Add a table\n\nadded because it was missing.\n# a comment\n", encoding="utf-8")
+    assert script("commit_subject.py", message).returncode == 0
+
+
+def yaml(name):
+    return YAML(typ="safe", pure=True).load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def steps():
+    jobs = yaml(".github/workflows/ci.yml")["jobs"]
+    return [step for job in jobs.values() for step in job["steps"]]
+
+
+def test_the_workflow_tests_every_supported_python_and_the_oldest_and_newest_dependencies():
+    matrix = yaml(".github/workflows/ci.yml")["jobs"]["test"]["strategy"]["matrix"]["include"]
+    names = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if line.startswith("Programming Language")]
+    assert {each["python"] for each in matrix} == set(names)
+    assert {each["dependencies"] for each in matrix} == {"constrained", "oldest", "newest"}
+
+
+def test_commands_of_the_workflow_exist():
+    text = "\n".join(step.get("run", "") for step in steps())
+    targets = set(re.findall(r"\bmake (\S+)", text))
+    assert {"lint", "docs", "test-core", "coverage", "release"} <= targets
+    assert [target for target in targets if not re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)] == []
+    scripts = set(re.findall(r"\.ci/\w+\.py", text))
+    assert [name for name in scripts if not (ROOT / name).is_file()] == []
+
+
+def test_local_hooks_call_tools_that_are_installed():
+    local = next(repo for repo in yaml(".pre-commit-config.yaml")["repos"] if repo["repo"] == "local")
+    entries = [hook["entry"].split()[0] for hook in local["hooks"]]
+    tools = [Path(entry).name for entry in entries if entry.startswith(".venv/bin/")]
+    assert [tool for tool in tools if not Path(sys.executable).with_name(tool).exists()] == []
+    assert {"ruff", "mypy", "lint-imports"} <= set(tools)

@@ -1,0 +1,177 @@
+"""Every page of the documentation site: its code blocks, its links, its generated reference."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+from ruamel.yaml import YAML
+
+from ptpipe import load_plan
+from ptpipe.cli import cli
+from ptpipe.plan.vocabulary import load_vocabulary
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def load_hooks():
+    spec = importlib.util.spec_from_file_location("mkdocs_hooks", ROOT / "docs" / "mkdocs_hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HOOKS = load_hooks()
+BLOCKS = [
+    pytest.param(match[1], match[2], id=f"{page}:{text.count(chr(10), 0, match.start()) + 1}")
+    for page in HOOKS.pages()
+    for text in [(ROOT / page).read_text(encoding="utf-8")]
+    for match in BLOCK.finditer(text)
+]
+
+
+def shell_lines(language, block):
+    """The command lines of a block; in a transcript, those after `$`."""
+    lines = block.replace("\\\n", " ").splitlines()
+    return [line[2:] for line in lines if line.startswith("$ ")] if language == "console" else lines
+
+
+def check_shell(language, block):
+    checked = [check_command(line) for line in shell_lines(language, block)]
+    assert any(checked), "no command that can be checked"
+
+
+def check_command(line):
+    """Parse a call of ptpipe or make as these would; the rest of a line may be a comment or another command."""
+    line = re.split(r"\s+(?:\|\||&&|\|)\s+|\s+#", line)[0]
+    if called := re.search(r"(?:^|-m |exec |srun )ptpipe (.*)", line):
+        name, *arguments = shlex.split(os.path.expandvars(called[1]))
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None, f"there is no command {name}"
+        command.make_context(name, arguments)
+    elif called := re.match(r"make (\S+)", line):
+        assert re.search(rf"^{called[1]}:", MAKEFILE, re.MULTILINE), f"there is no target {called[1]}"
+    else:  # another program's: the files of the repository that it names exist
+        paths = [word for word in line.split() if word.startswith(("docs/", "examples/", "manifests/", "./examples/"))]
+        assert [path for path in paths if not (ROOT / path).exists()] == []
+        return bool(paths)
+    return True
+
+
+def check_yaml(language, block):
+    """A whole manifest binds; of a piece, the stages name kinds that exist, or a kind of a plugin that it names."""
+    (document,) = YAML(typ="safe", pure=True).load_all(block)
+    if "version" in document:
+        Path("m.yaml").write_text(block, encoding="utf-8")
+        assert load_plan("m.yaml").stages
+    else:
+        stages = document.get("stages", document)
+        kinds = {stage["uses"] for stage in stages.values()}
+        assert document.get("plugins") or kinds <= load_vocabulary().stages.keys()
+
+
+def check_python(language, block):
+    compile(block, "<block>", "exec")
+
+
+def check_toml(language, block):
+    assert tomllib.loads(block)
+
+
+def check_text(language, block):
+    """A drawing or an output: nothing to copy."""
+    assert not re.search(r"^(\$ )?(ptpipe|make|pip) ", block, re.MULTILINE), "commands belong in a block of `sh`"
+
+
+CHECKS = {
+    "sh": check_shell,
+    "console": check_shell,
+    "yaml": check_yaml,
+    "python": check_python,
+    "toml": check_toml,
+    "text": check_text,
+    "": check_text,
+}
+
+
+@pytest.mark.parametrize(("language", "block"), BLOCKS)
+def test_a_block_holds(language, block, tmp_path, monkeypatch):
+    """README's tour is executed too (test_readme.py), and the first stage's blocks are those of tested files."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("manifests", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    Path("first.yaml").touch()
+    assert language in CHECKS, f"nothing checks blocks of {language}"
+    CHECKS[language](language, block)
+
+
+@pytest.mark.parametrize(
+    ("language", "block", "problem"),
+    [
+        ("sh", "ptpipe fly\n", "no command fly"),
+        ("sh", "make nothing\n", "no target nothing"),
+        ("sh", "echo\n", "no command that can be checked"),
+        ("text", "ptpipe run m.yaml\n", "commands belong"),
+    ],
+)
+def test_a_wrong_block_is_found(language, block, problem):
+    with pytest.raises(AssertionError, match=problem):
+        CHECKS[language](language, block)
+
+
+def test_every_page_of_the_repository_is_on_the_site():
+    known = {ROOT / page for page in HOOKS.pages()}
+    found = {*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "pipeline").rglob("*.md")}
+    assert found - known == set()
+
+
+def test_the_reference_has_every_stage_and_every_command():
+    stages, commands = HOOKS.stages_page(), HOOKS.commands_page()
+    assert [kind for kind in load_vocabulary().stages if f"### `{kind}`" not in stages] == []
+    assert [name for name in cli.list_commands(click.Context(cli)) if f"## `ptpipe {name}`" not in commands] == []
+    assert "| `batch_size` |" in stages
+    assert "--artifacts" in commands
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra `docs`)")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_the_site_loads_nothing_from_elsewhere(site):
+    loads = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?https?:|<link[^>]+href=\"?https?:|@import|url\(https?:")
+    pages = [*site.rglob("*.html"), site / "docs" / "site.css"]
+    assert len(pages) > 10
+    assert [page.name for page in pages if loads.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_the_site_has_every_public_name(site):
+    import ptpipe
+    import ptpipe_torch
+
+    for module in (ptpipe, ptpipe_torch):
+        text = (site / "reference" / f"{module.__name__}.html").read_text(encoding="utf-8")
+        anchors = set(re.findall(r'id="([\w.]+)"', text))
+        shown = {anchor.rpartition(".")[2] for anchor in anchors}
+        assert [name for name in module.__all__ if name not in shown] == []

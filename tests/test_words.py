@@ -1,0 +1,167 @@
+"""Words that the project replaced by the field's own do not come back: `retired_words.toml` lists them."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ptpipe.plan.vocabulary import load_vocabulary
+
+ROOT = Path(__file__).parent.parent
+RETIRED = tomllib.loads(Path(__file__).with_name("retired_words.toml").read_text(encoding="utf-8"))
+SOURCE_ROOTS = ("pipeline", "plugins")
+CODE_ROOTS = (*SOURCE_ROOTS, "tests", "examples", "benchmarks")
+NAMED = ast.Name | ast.Attribute | ast.arg | ast.keyword | ast.alias
+DEFINED = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def python_files(*roots: str) -> list[Path]:
+    return sorted(path for root in roots for path in (ROOT / root).rglob("*.py"))
+
+
+def text_files() -> list[Path]:
+    """Pages and manifests, but for the changelog, which may name what was."""
+    found = [*ROOT.glob("*.md"), *(ROOT / "manifests").glob("*.*"), *(ROOT / "docs").rglob("*.*")]
+    beside_code = (path for root in CODE_ROOTS for path in (ROOT / root).rglob("*.*"))
+    found += [path for path in beside_code if path.suffix in {".md", ".yaml", ".txt"}]
+    return sorted(path for path in found if path.name != "CHANGELOG.md" and path.suffix not in {".png", ".svg"})
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield each identifier with its line, defined or used."""
+    for node in ast.walk(tree):
+        if isinstance(node, NAMED):
+            names = [getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname")]
+            yield from ((node.lineno, name.rpartition(".")[2]) for name in names if name)
+        elif isinstance(node, DEFINED):
+            yield node.lineno, node.name
+
+
+def members(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
+    """Yield `Owner.name` for what modules and classes define and what functions take."""
+    classes = [(node.name, node.body) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    for owner, nodes in [(module, tree.body), *classes]:
+        for node in nodes:
+            if isinstance(node, DEFINED):
+                yield node.lineno, f"{owner}.{node.name}"
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield node.lineno, f"{owner}.{node.target.id}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield from ((node.lineno, f"{node.name}.{arg.arg}") for arg in [*node.args.args, *node.args.kwonlyargs])
+
+
+def words_in_text(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each retired phrase of a text with its line."""
+    for phrase in RETIRED["prose"]:
+        pattern = r"\s+".join(map(re.escape, phrase.split()))
+        for match in re.finditer(rf"(?<![\w-]){pattern}(?![\w-])", text, re.IGNORECASE):
+            yield text.count("\n", 0, match.start()) + 1, phrase
+
+
+def words_in_code(content: str) -> Iterator[tuple[int, str]]:
+    """Yield each retired phrase of a file's strings, docstrings and comments."""
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from ((node.lineno + line - 1, phrase) for line, phrase in words_in_text(node.value))
+    for token in tokenize.generate_tokens(io.StringIO(content).readline):
+        if token.type == tokenize.COMMENT:
+            yield from ((token.start[0], phrase) for _, phrase in words_in_text(token.string))
+
+
+def offences(path: Path, found: Iterable[tuple[int, str]], table: str) -> list[str]:
+    name = path.relative_to(ROOT).as_posix()
+    return [
+        f"{name}:{line}: {word} (now: {RETIRED[table][word]})" for line, word in sorted(found) if word in RETIRED[table]
+    ]
+
+
+def listed(found: Iterable[str]) -> str:
+    return "\n".join(["retired words:", *found])
+
+
+def test_identifiers():
+    found = [
+        offence
+        for path in python_files(*CODE_ROOTS)
+        for tree in [ast.parse(path.read_bytes())]
+        for offence in offences(path, {*identifiers(tree), *members(tree, path.stem)}, "names")
+    ]
+    assert not found, listed(found)
+
+
+def test_files():
+    found = [
+        f"{path.relative_to(ROOT).as_posix()} (now: {new})"
+        for old, new in RETIRED["files"].items()
+        for path in ROOT.glob(old)
+    ]
+    assert not found, listed(found)
+
+
+def test_options():
+    stages = load_vocabulary().stages
+    options = {
+        (kind, name) for kind, each in stages.items() for name in option_names(each.config_type.model_json_schema())
+    }
+    found = [
+        f"{kind}: {name} (now: {RETIRED['options'][name]})" for kind, name in options if name in RETIRED["options"]
+    ]
+    assert options
+    assert not found, listed(sorted(found))
+
+
+def option_names(schema: object) -> Iterator[str]:
+    """Yield the names of all properties, nested ones too."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", ())
+        for value in schema.values():
+            yield from option_names(value)
+
+
+def test_comments_and_messages():
+    found = [
+        offence
+        for path in python_files(*SOURCE_ROOTS, "examples", "benchmarks")
+        for offence in offences(path, set(words_in_code(path.read_text(encoding="utf-8"))), "prose")
+    ]
+    assert not found, listed(found)
+
+
+def test_pages():
+    found = [
+        offence
+        for path in text_files()
+        for offence in offences(path, set(words_in_text(path.read_text(encoding="utf-8"))), "prose")
+    ]
+    assert not found, listed(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Nobody said so", ["nobody", "said"]),
+        ("the newsletter, newspapers", []),
+        ("what was made\n    again", ["made again"]),
+        ("Dear, by itself.", ["by itself", "dear"]),
+    ],
+)
+def test_phrases_are_whole_words_in_any_case(text, found):
+    assert sorted(phrase for _, phrase in words_in_text(text)) == found
+
+
+def test_every_kind_of_identifier_is_searched():
+    code = "class Team: pass\ndef f(share_done): ...\nx.unite_ranges(max_share=1)\nfrom a import Cut as News\nUnite()"
+    found = {name for _, name in identifiers(ast.parse(code))} & RETIRED["names"].keys()
+    assert found == {"Team", "share_done", "unite_ranges", "max_share", "Cut", "News", "Unite"}
+    owned = "class Store:\n    def alone(self): ...\nclass Data:\n    facts: int\n"
+    owned += "def stage(kind, *, reads): ...\ndef walk(): ..."
+    found = {name for _, name in members(ast.parse(owned), "engine")} & RETIRED["names"].keys()
+    assert found == {"Store.alone", "Data.facts", "stage.reads", "engine.walk"}
