@@ -63,7 +63,7 @@ def supported_python() -> str:
     from importlib.metadata import PackageNotFoundError, metadata
 
     try:
-        return metadata("ptpipe").get("Requires-Python", "")
+        return metadata("ptpipe")["Requires-Python"]
     except PackageNotFoundError:  # on the path, but not installed
         return ""
 

@@ -42,7 +42,9 @@ def _plugins(vocabulary: Vocabulary) -> Iterator[Check]:
         kinds = f"{num_kinds} stage kind{'s' * (num_kinds != 1)}" if num_kinds else "no stage kinds"
         yield Check.ok(f"plugin {plugin.name}", f"{plugin.source}, {kinds}")
     for name, reason in vocabulary.broken.items():
-        remedy = f"install the missing package, or `pip install --upgrade` (or uninstall) the package that provides {name}"
+        remedy = (
+            f"install the missing package, or `pip install --upgrade` (or uninstall) the package that provides {name}"
+        )
         yield Check.fail(f"plugin {name}", f"failed to load: {reason}", remedy)
     for problem in vocabulary.problems:
         yield Check.fail("plugins", str(problem), "fix that plugin, or leave it out")

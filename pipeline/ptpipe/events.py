@@ -101,6 +101,8 @@ class StageFinished:
     """ISO 8601, UTC: when the result was made; for a cached stage, the time of the run that made it."""
     machine: str = ""
     """The fingerprint of the machine that a measured result was made on; empty otherwise."""
+    deliverables: tuple[Path, ...] = ()
+    """Files to ship, by absolute path in the run's folder: `runs/<id>/<stage>/model.onnx`. Kept as long as the run."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Processor facts: name, instruction sets, usable CPUs, threads, and the fingerprint that measured results depend on."""
+"""Host facts: processor, instruction sets, usable CPUs, threads; the fingerprint that measured results depend on."""
 
 from __future__ import annotations
 
