@@ -10,6 +10,7 @@ from ptpipe.artifact import JSON, Artifact
 from ptpipe.errors import ExitCode, UsageError
 from ptpipe.events import Event, StageFinished
 from ptpipe.execution.engine import RunOptions, execute
+from ptpipe.execution.process_state import process_state_restored
 from ptpipe.manifest.manifest import load
 from ptpipe.nodes import Follower
 from ptpipe.plan.bind import Plan, bind
@@ -43,7 +44,8 @@ class RunResult:
         if output is None and len(outputs) != 1:
             raise KeyError(f"{stage_id} has outputs {', '.join(outputs) or 'none'}: name one")
         types = {port.name: port.type for port in self.plan[stage_id].stage.outputs}
-        return self.store.get(str(outputs[name]["digest"]), types[name])
+        with self.plan.vocabulary.importable():
+            return self.store.get(str(outputs[name]["digest"]), types[name])
 
 
 def load_plan(manifest: Path | str, overrides: Mapping[str, JSON] | None = None) -> Plan:
@@ -64,13 +66,15 @@ def run(
     """Run a manifest, as `ptpipe run` does: `run("m.yaml", {"finetune.lr": 0.001}).exit_code`.
 
     Raises ManifestError before any work where the manifest is wrong, PtpipeError where the artifacts folder can't be
-    used. A failing stage or a refusing gate raises nothing: look at `exit_code` and `stages`.
+    used. A failing stage or a refusing gate raises nothing: look at `exit_code` and `stages`. The calling process is
+    left as it was: `sys.path`, environment, working directory, signal handlers, garbage collector.
     """
     if options.nodes.rank:
         raise UsageError(f"node {options.nodes.rank} follows node 0: call follow")
-    plan = load_plan(manifest, overrides)
-    store = Store(Path(artifacts))
-    ended = execute(plan, store, options, reporters)
+    with process_state_restored():
+        plan = load_plan(manifest, overrides)
+        store = Store(Path(artifacts))
+        ended = execute(plan, store, options, reporters)
     stages = {event.stage_id: event for event in ended.stages}
     return RunResult(ended.run_id, ExitCode(ended.exit_code), ended.seconds, ended.folder, stages, plan, store)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,18 @@ import click
 
 from ptpipe.cli.common import artifacts_option, json_option, manifest_argument, print_json, read_settings, set_option
 from ptpipe.errors import UsageError
-from ptpipe.events import Event, LogLine, Notice
+from ptpipe.events import Event, LogLine, Notice, RunStarted
+from ptpipe.reporter import Reporter
 
 if TYPE_CHECKING:
     from ptpipe.execution.call import Nodes
+
+
+class _FreezeImports(Reporter):
+    """Exempts imported objects from garbage collection: right for a process of our own, not for a caller of `run()`."""
+
+    def run_started(self, event: RunStarted) -> None:
+        gc.freeze()
 
 
 @click.command()
@@ -67,7 +76,7 @@ def run(  # noqa: PLR0913  # one parameter an option
     overrides = read_settings(settings)
     if nodes.rank:
         return int(api.follow(manifest, overrides, artifacts=artifacts, options=options, tell=_echo))
-    result = api.run(manifest, overrides, artifacts=artifacts, options=options)
+    result = api.run(manifest, overrides, artifacts=artifacts, options=options, reporters=[_FreezeImports()])
     if as_json:
         with contextlib.suppress(BrokenPipeError):  # the run's end counts, whether or not somebody reads of it
             print_json(find_run(result.store, result.run_id)[0])
