@@ -11,6 +11,7 @@ from ptpipe.artifact import JSON, Artifact
 from ptpipe.errors import ExitCode, UsageError
 from ptpipe.events import Event, StageFinished
 from ptpipe.execution.engine import RunOptions, execute
+from ptpipe.execution.process_state import process_state_restored
 from ptpipe.manifest.manifest import load
 from ptpipe.plan.bind import Plan, bind
 from ptpipe.plan.vocabulary import load_vocabulary
@@ -48,7 +49,8 @@ class RunResult:
         if output is None and len(outputs) != 1:
             raise KeyError(f"{stage_id} has outputs {', '.join(outputs) or 'none'}: name one")
         types = {port.name: port.type for port in self.plan[stage_id].stage.outputs}
-        return self.store.get(str(outputs[name]["digest"]), types[name])
+        with self.plan.vocabulary.importable():
+            return self.store.get(str(outputs[name]["digest"]), types[name])
 
 
 def load_plan(manifest: Path | str | Plan, overrides: Mapping[str, JSON] | None = None) -> Plan:
@@ -78,16 +80,18 @@ def run(
     `manifest`, `overrides`: as for `load_plan`. `artifacts`: the folder that keeps results and runs; created if
     missing. `options`: the command line's. `reporters`: notified besides those of the plugins.
     Raises ManifestError before any stage runs if the manifest is wrong, PtpipeError if the artifacts folder can't be
-    used. A failing stage or a refusing gate raises nothing: check `exit_code` and `stages` of the result.
+    used. A failing stage or a refusing gate raises nothing: check `exit_code` and `stages` of the result. The calling
+    process is left as it was: `sys.path`, environment, working directory, signal handlers, garbage collector.
     """
     if options.nodes.rank:
         raise UsageError(f"node {options.nodes.rank} joins the run of node 0: call ptpipe.api.join_run")
-    plan = load_plan(manifest, overrides)
-    store = Store(Path(artifacts))
-    run_here = partial(execute, plan, store, options, reporters)
-    hook = plan.vocabulary.manager.hook
-    is_single = options.nodes.num == 1
-    ended = run_here() if is_single else hook.ptpipe_run_on_nodes(plan=plan, store=store, run=run_here)
+    with process_state_restored():
+        plan = load_plan(manifest, overrides)
+        store = Store(Path(artifacts))
+        run_here = partial(execute, plan, store, options, reporters)
+        hook = plan.vocabulary.manager.hook
+        is_single = options.nodes.num == 1
+        ended = run_here() if is_single else hook.ptpipe_run_on_nodes(plan=plan, store=store, run=run_here)
     if ended is None:
         raise UsageError(_NO_PLUGIN)
     stages = {event.stage_id: event for event in ended.stages}

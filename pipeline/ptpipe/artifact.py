@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +33,15 @@ class Artifact(ABC):
     def summary(self) -> dict[str, JSON]:
         """Return a few facts for listings and reports, as JSON."""
         return {}
+
+    @classmethod
+    def deliverables(cls, folder: Path) -> Iterable[str]:
+        """Name the files to ship, relative to `folder`, which holds what `save` wrote; by default none.
+
+        A run places them in its own folder under the stage's name: `runs/<id>/onnx/model.onnx`. Called for each stage
+        of every run, cached ones too: look at names, not into large files.
+        """
+        return ()
 
 
 class Decision(StrEnum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -43,32 +42,66 @@ class Check:
         return cls(subject, CheckState.FAIL, detail, remedy)
 
 
-def installed(distribution: str, least: str, below: str = "") -> Check:
-    """Find whether a distribution is installed in a version from `least` on, before `below`."""
+def installed(distribution: str, bounds_of: str = "") -> Check:
+    """Check that a distribution is installed, in a version that ptpipe's own requirements allow.
+
+    `bounds_of`: the requirement to take the bounds from where it has another name (`onnxruntime-gpu` is an
+    `onnxruntime`). A distribution that ptpipe does not require passes in any version.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
-    wanted = f"{distribution}>={least}" + (f",<{below}" if below else "")
-    remedy = f"pip install '{wanted}'"
+    bounds = _requirements().get(_normalized(bounds_of or distribution), "")
+    remedy = f"pip install '{distribution}{bounds}'"
     try:
-        return in_range(distribution, version(distribution), least, below, remedy)
+        return in_range(distribution, version(distribution), bounds, remedy)
     except PackageNotFoundError:
         return Check.fail(distribution, "is not installed", remedy)
 
 
-def in_range(subject: str, version: str, least: str, below: str, remedy: str) -> Check:
-    """Find whether a version is one from `least` on, before `below` (empty: no end)."""
-    number = _numbers(version)
-    if number < _numbers(least):
-        return Check.fail(subject, f"{version} is too old: {least} is the first that works", remedy)
-    if below and number >= _numbers(below):
-        return Check.fail(subject, f"{version} is too new: ptpipe knows those before {below}", remedy)
+def supported_python() -> str:
+    """Return the versions of Python that ptpipe supports, as its metadata has them: `>=3.11,<3.14`."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        return metadata("ptpipe")["Requires-Python"]
+    except PackageNotFoundError:  # on the path, but not installed
+        return ""
+
+
+def in_range(subject: str, version: str, bounds: str, remedy: str) -> Check:
+    """Check a version against bounds such as `>=2.11,<2.14`; a pre-release or local build counts as its release."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        release = Version(version).base_version
+    except InvalidVersion:
+        return Check.fail(subject, f"{version} is not a version number", remedy)
+    for bound in sorted(SpecifierSet(bounds), key=str):
+        if not bound.contains(release):
+            fault = "old" if bound.operator in (">", ">=", "~=") else "new"
+            return Check.fail(subject, f"{version} is too {fault}: ptpipe requires {bound}", remedy)
     return Check.ok(subject, version)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: `2.13.0+cpu` is (2, 13)."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    numbers = [int(part) for part in match[0].split(".")] if match else []
-    while numbers and numbers[-1] == 0:  # 2.13 and 2.13.0 are one version
-        numbers.pop()
-    return tuple(numbers)
+def _requirements() -> dict[str, str]:
+    """Return the version bounds of ptpipe's dependencies by normalized name: `{"torch": "<2.14,>=2.11"}`."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    from packaging.requirements import Requirement
+
+    try:
+        parsed = map(Requirement, requires("ptpipe") or ())
+        return {
+            _normalized(requirement.name): str(requirement.specifier)
+            for requirement in parsed
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        }
+    except PackageNotFoundError:  # on the path, but not installed
+        return {}
+
+
+def _normalized(name: str) -> str:
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(name)

@@ -110,6 +110,8 @@ class StageFinished:
     """ISO 8601, UTC: when the result was produced; for a cached stage, by an earlier run."""
     machine: str = ""
     """The fingerprint of the machine that a `per_machine` result was measured on; empty otherwise."""
+    deliverables: tuple[Path, ...] = ()
+    """Files to ship, by absolute path in the run's folder: `runs/<id>/<stage>/model.onnx`. Kept as long as the run."""
 
 
 @dataclass(frozen=True)

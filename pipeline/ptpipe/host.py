@@ -1,4 +1,4 @@
-"""Which machine this is: what a measured value holds for."""
+"""Host facts: processor, instruction sets, usable CPUs, threads; the fingerprint that measured results depend on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ import platform
 from functools import cache
 from pathlib import Path
 
+CPUINFO = Path("/proc/cpuinfo")
+CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
-@cache
+
 def describe() -> dict[str, str | int]:
-    """Processor, number of usable processors, architecture, operating system: what a latency depends on."""
+    """Return what a latency depends on: processor, usable CPUs, threads, architecture, operating system, host name.
+
+    Affinity, container limit and OMP_NUM_THREADS are read at each call: they may change while a process runs.
+    """
     return {
-        "processor": _processor(),
-        "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "processor": processor_name(),
+        "num_cpus": usable_cpus(),
+        "num_threads": num_threads(),
         "architecture": platform.machine(),
         "system": platform.system(),
         "host": platform.node(),
@@ -23,14 +29,53 @@ def describe() -> dict[str, str | int]:
 
 
 def fingerprint() -> str:
-    """Twelve hex digits that stand for `describe()`."""
+    """Return twelve hex digits of the hash of `describe()`: part of the key of every stage with `per_machine`."""
     return hashlib.sha256(json.dumps(describe(), sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _processor() -> str:
+def num_threads() -> int:
+    """Return how many threads a computation with all of the machine takes: `usable_cpus()`, at most OMP_NUM_THREADS."""
+    return min(usable_cpus(), omp_threads() or usable_cpus())
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process and its children may use: its affinity, at most its container's limit."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(affinity, _cgroup_cpus() or affinity))
+
+
+def omp_threads() -> int | None:
+    """Return OMP_NUM_THREADS as a number; None where it is unset or not a positive number."""
+    # The variable may be a list, one number for each level of nesting (OpenMP 5.2, section 21.2.2).
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
+
+
+@cache
+def processor_name() -> str:
+    """Return the processor's name as /proc/cpuinfo or Python's `platform` has it; `unknown` where neither does."""
+    return next(iter(_cpuinfo_values(CPUINFO, "model name", "Hardware")), "") or platform.processor() or "unknown"
+
+
+def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str] | None:
+    """Return the instruction sets of an x86 processor (`avx2`, `avx512_vnni`); None where they can't be read."""
+    lines = _cpuinfo_values(cpuinfo, "flags")
+    return frozenset(lines[0].split()) if lines else None
+
+
+def _cgroup_cpus() -> int | None:
+    """Return the whole CPUs that a cgroup (version 2) grants; None where no limit can be read."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        quota_us, period_us = CGROUP_CPU_MAX.read_text(encoding="ascii").split()
+        return max(1, int(quota_us) // int(period_us))
+    except (OSError, ValueError):  # no such file, or "max 100000": no limit
+        return None
+
+
+def _cpuinfo_values(cpuinfo: Path, *names: str) -> list[str]:
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return platform.processor() or "unknown"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware"))]
-    return names[0] if names else platform.processor() or "unknown"
+        return []
+    pairs = (line.partition(":") for line in lines)
+    return [value.strip() for name, _, value in pairs if name.strip() in names]

@@ -6,6 +6,7 @@ which may be on any node.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -49,6 +50,7 @@ def _work(folder: Path, node: int, rank: int) -> None:
     call = Call.from_json(call_file(folder, node).read_text(encoding="utf-8"))
     with redirect_stdout(sys.stderr):
         vocabulary = load_vocabulary(call.plugins, Path(call.folder))
+        gc.freeze()  # what was imported stays: no use in traversing it
         if call.kind not in vocabulary.stages:
             reasons = [*vocabulary.broken.values(), *(problem.message for problem in vocabulary.problems)]
             raise StageError(f"no plugin offers {call.kind} in worker {rank}: {'; '.join(reasons)}")

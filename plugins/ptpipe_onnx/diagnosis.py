@@ -7,15 +7,12 @@ from importlib.metadata import distributions
 
 from ptpipe import Check, CheckState, installed
 
-ONNX = ("1.17", "2")
-ONNXRUNTIME = ("1.20", "2")
-ONNXSCRIPT = ("0.7", "0.8")
 _OPSET, _IR_VERSION = 18, 10
 
 
 def findings() -> Iterator[Check]:
     """Look at onnx, onnxscript and ONNX Runtime, and run a small file."""
-    versions = [installed("onnx", *ONNX), installed("onnxscript", *ONNXSCRIPT), installed(_runtime(), *ONNXRUNTIME)]
+    versions = [installed("onnx"), installed("onnxscript"), installed(_runtime(), bounds_of="onnxruntime")]
     yield from versions
     if all(version.state is CheckState.OK for version in versions):
         yield _ran()

@@ -12,6 +12,8 @@ import platform
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from ptpipe import host
+
 Backend: TypeAlias = Literal["fbgemm", "qnnpack", "x86", "onednn"]
 
 _X86 = ("x86_64", "amd64", "i386", "i686", "x86")
@@ -21,7 +23,7 @@ _ENOUGH_FOR = {"fbgemm": ("avx512_vnni",), "x86": ("avx512_vnni",), "onednn": ("
 
 
 def wants_reduced_range(
-    backend: Backend, *, architecture: str | None = None, cpuinfo: Path = Path("/proc/cpuinfo")
+    backend: Backend, *, architecture: str | None = None, cpuinfo: Path = host.CPUINFO
 ) -> tuple[bool, str]:
     """Whether activations should keep to 7 bits on this processor, and why.
 
@@ -32,22 +34,10 @@ def wants_reduced_range(
     architecture = architecture or platform.machine()
     if architecture.lower() not in _X86:
         return False, f"{architecture} kernels do not overflow"
-    flags = _flags(cpuinfo)
+    flags = host.cpu_flags(cpuinfo)
     if flags is None:
         return True, f"{cpuinfo} can't be read, so this processor may lack VNNI"
     found = [flag for flag in _ENOUGH_FOR[backend] if flag in flags]
     if found:
         return False, f"this processor has {found[0]}"
     return True, f"this processor lacks {' and '.join(_ENOUGH_FOR[backend])}"
-
-
-def _flags(cpuinfo: Path) -> set[str] | None:
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == "flags":
-            return set(value.split())
-    return None

@@ -9,8 +9,6 @@ from pathlib import Path
 from ptpipe import Check, installed
 from ptpipe_torch.runtime import num_cpus
 
-TORCH = ("2.11", "2.14")
-TORCHVISION = ("0.26",)
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _CPU_FEATURES = ("avx2", "avx512_f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 """As `torch.cpu.get_capabilities` spells them: those that decide how fast float and int8 kernels are."""
@@ -18,7 +16,7 @@ _CPU_FEATURES = ("avx2", "avx512_f", "avx512_vnni", "avx_vnni", "avx512_bf16", "
 
 def findings() -> Iterator[Check]:
     """Look at torch and torchvision, and at what they can use here."""
-    yield installed("torch", *TORCH)
+    yield installed("torch")
     fault = _import_fault("torch")
     if fault:
         yield Check.fail("import torch", fault, "install torch anew: pip install --force-reinstall torch")
@@ -41,7 +39,7 @@ def _import_fault(module: str) -> str:
 
 
 def _torchvision() -> Iterator[Check]:
-    version = installed("torchvision", *TORCHVISION)
+    version = installed("torchvision")
     yield version
     if version.detail == "is not installed":
         return

@@ -11,15 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ptpipe import StageError
+from ptpipe import StageError, host
 
 if TYPE_CHECKING:
     import torch
 
 _STATM = Path("/proc/self/statm")
 _WORTH_COLLECTING_BYTES = 64 << 20
-_CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-
 # malloc.h: parameter numbers of mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = -1
@@ -28,30 +26,8 @@ _ADAPTED_MMAP_BYTES, _ADAPTED_TRIM_BYTES = 32 << 20, 64 << 20
 
 
 def num_cpus() -> int:
-    """How many processors this process may use: its affinity, its container's limit and OMP_NUM_THREADS."""
-    available = available_cpus()
-    return min(available, _omp_threads() or available)
-
-
-def available_cpus() -> int:
-    """How many processors there are for this process and those beside it: its affinity, its container's limit."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(affinity, _cgroup_cpus(_CGROUP_CPU_MAX) or affinity))
-
-
-def _cgroup_cpus(cpu_max: Path) -> int | None:
-    """Whole processors that a cgroup (version 2) grants, None where there is no limit to be read."""
-    try:
-        quota_us, period_us = cpu_max.read_text(encoding="ascii").split()
-        return max(1, int(quota_us) // int(period_us))
-    except (OSError, ValueError):  # no such file, or "max 100000": no limit
-        return None
-
-
-def _omp_threads() -> int | None:
-    # The variable may be a list, one number for each level of nesting.
-    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) > 0 else None
+    """Return how many threads a computation with all of the machine takes: `ptpipe.host.num_threads()`."""
+    return host.num_threads()
 
 
 @contextmanager

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ptpipe import load_plan
+from ptpipe_torch import Model, OnnxFile
+
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 SMOKE = MANIFESTS / "smoke.yaml"
 
@@ -47,6 +50,20 @@ def test_compares_what_was_made(smoke):
     for name in ("static", "qat", "onnx"):
         assert rows[name]["accuracy"] > rows["pretrain"]["accuracy"] - 0.05
         assert rows[name]["size_bytes"] < rows["pretrain"]["size_bytes"] * 0.4
+
+
+def test_the_models_to_ship_lie_in_the_runs_folder(smoke, tmp_path):
+    stages, artifacts, _ = smoke
+    assert stages["onnx"]["deliverables"] == ["onnx/model.onnx"]
+    assert stages["pretrain"]["deliverables"] == ["pretrain/recipe.json", "pretrain/tensors.safetensors"]
+    assert stages["qat"]["deliverables"] == ["qat/recipe.json", "qat/int8.safetensors"]
+    assert stages["data"]["deliverables"] == stages["compare"]["deliverables"] == []
+    for stage in ("onnx", "qat"):
+        assert ptpipe("get", "last", stage, tmp_path / stage, "--artifacts", artifacts).returncode == 0
+    shipped = OnnxFile(tmp_path / "onnx" / "model.onnx", (1, 16, 16), 10)
+    assert shipped.size_bytes == stages["onnx"]["outputs"]["output"]["summary"]["size_bytes"]
+    load_plan(SMOKE)  # loads the plugin of the network
+    assert Model.load(tmp_path / "qat").build() is not None, "recipe and int8 tensors are all that it takes"
 
 
 def test_second_run_is_cached_and_imports_no_torch(smoke):

@@ -221,15 +221,15 @@ def test_a_stage_that_prints_does_not_spoil_json(project, run_cli):
 
 def test_plan_says_why(ran):
     ended = ran("plan", "m.yaml", alone=True)
-    assert heading(ended.out) == ["stage", "kind", "inputs", "key", "would"]
-    assert ended.out.count("be cached") == 3
+    assert heading(ended.out) == ["stage", "kind", "inputs", "key", "action"]
+    assert ended.out.count("  cached\n") == 3
     assert ended.out.endswith("3 of 3 stages are cached\n")
     changed = ran("plan", "m.yaml", "-s", "one.value=4", "-s", "one.mode=loud", alone=True).out
-    assert "work: config.mode: plain -> loud (and 1 more: --why)" in changed
-    assert "work: changed above: one" in changed
+    assert "run: config.mode: plain -> loud (and 1 more: --why)" in changed
+    assert "run: upstream changed: one" in changed
     why = ran("plan", "m.yaml", "-s", "one.value=4", "-s", "one.mode=loud", "--why", alone=True).out
-    assert "work: config.mode: plain -> loud; config.value: 3.0 -> 4.0" in why
-    assert "work: asked for with --fresh" in ran("plan", "m.yaml", "--fresh", "sum", alone=True).out
+    assert "run: config.mode: plain -> loud; config.value: 3.0 -> 4.0" in why
+    assert "run: requested with --fresh" in ran("plan", "m.yaml", "--fresh", "sum", alone=True).out
     assert ran("plan", "m.yaml", "--fresh", "summ", alone=True).code == ExitCode.USAGE
 
 
@@ -248,6 +248,81 @@ def test_runs_and_show(ran):
     lost = ran("show", "zebra", alone=True)
     assert lost.code == ExitCode.USAGE
     assert lost.err.startswith("ptpipe: there is no run 'zebra' under ")
+
+
+DELIVERS = """
+    @classmethod
+    def deliverables(cls, folder):
+        return ("number.json",)
+
+    def summary(self) -> dict[str, object]:"""
+
+
+@pytest.fixture
+def delivered(project, run_cli):
+    """The command line in a project whose numbers are deliverables, run once."""
+    source = project.plugin.read_text()
+    project.plugin.write_text(source.replace("\n    def summary(self) -> dict[str, object]:", DELIVERS))
+    project.write(STAGES + "two: {uses: toy.split, needs: {a: one}}\ntext: {uses: toy.total, needs: {numbers: one}}")
+    assert run_cli("run", "m.yaml", alone=True).code == 0
+    return run_cli
+
+
+def test_get_copies_deliverables(delivered, tmp_path):
+    (folder,) = tmp_path.glob("artifacts/runs/*")
+    shown = delivered("show", "last", alone=True).out
+    assert shown.endswith(
+        f"\n{folder}\n  {folder}/one/number.json\n  {folder}/sum/number.json\n"
+        f"  {folder}/two/low/number.json\n  {folder}/two/high/number.json\n"
+    )
+    got = delivered("get", "last", "sum", alone=True)
+    assert (got.code, got.out) == (0, "wrote number.json\n")
+    assert (tmp_path / "number.json").read_text() == "6.0"
+    assert os.access(tmp_path / "number.json", os.W_OK)
+    assert (tmp_path / "number.json").stat().st_nlink == 1
+    again = delivered("get", "last", "one", alone=True)
+    assert (again.code, again.err) == (2, "ptpipe: number.json exists (--force replaces it)\n")
+    assert delivered("get", folder.name, "one", "--force", alone=True).code == 0
+    assert (tmp_path / "number.json").read_text() == "3.0"
+    assert delivered("get", "last", "two", "new/place", "--json", alone=True).json == [
+        "new/place/low/number.json", "new/place/high/number.json",
+    ]  # fmt: skip
+    assert (tmp_path / "new/place/high/number.json").read_text() == "1.5"
+
+
+def test_get_names_what_is_not_there(delivered, tmp_path):
+    wrong = delivered("get", "last", "smu", alone=True)
+    assert wrong.code == ExitCode.USAGE
+    assert wrong.err.endswith(" has no stage 'smu' (did you mean 'sum'?)\n")
+    none = delivered("get", "last", "text", alone=True)
+    assert none.code == ExitCode.USAGE
+    assert none.err.endswith(" has no deliverables; stages with deliverables: one, sum, two\n")
+    assert delivered("get", "zebra", "sum", alone=True).code == ExitCode.USAGE
+    (tmp_path / "file").write_text("")
+    blocked = delivered("get", "last", "sum", "file/x", alone=True)
+    assert (blocked.code, blocked.err.startswith("ptpipe: cannot write file/x/number.json: ")) == (2, True)
+
+
+def test_get_refuses_altered_bytes(delivered, tmp_path):
+    (file,) = tmp_path.glob("artifacts/runs/*/sum/number.json")
+    file.chmod(0o644)
+    file.write_text("7.0")
+    altered = delivered("get", "last", "sum", alone=True)
+    assert (altered.code, altered.err) == (5, f"ptpipe: {file} was altered; `ptpipe run --fresh sum` rebuilds it\n")
+    assert delivered("run", "m.yaml", "--fresh", "sum", alone=True).code == 0
+    assert delivered("get", "last", "sum", "new", alone=True).code == 0
+    assert (tmp_path / "new" / "number.json").read_text() == "6.0"
+    file.unlink()
+    assert delivered("get", file.parents[1].name, "sum", alone=True).code == ExitCode.INTEGRITY
+    assert not (tmp_path / "number.json").exists()
+
+
+@pytest.mark.parametrize("name", ["sum/../../../../m.yaml", "/etc/hostname", "one/number.json"])
+def test_get_stays_inside_the_stages_folder(delivered, tmp_path, name):
+    (record,) = tmp_path.glob("artifacts/runs/*/record.json")
+    record.write_text(record.read_text().replace("sum/number.json", name))
+    got = delivered("get", "last", "sum", "new", alone=True)
+    assert (got.code, list(tmp_path.glob("new/*"))) == (5, [])
 
 
 def test_stages_and_plugins(project, run_cli):
@@ -299,11 +374,12 @@ def test_the_artifacts_folder_may_come_from_the_environment(project, run_cli, tm
     assert not project.artifacts.exists()
 
 
-@pytest.mark.parametrize("name", ["runs", "show", "plan", "validate", "stages", "plugins", "schema"])
+@pytest.mark.parametrize("name", ["runs", "show", "get", "plan", "validate", "stages", "plugins", "schema"])
 def test_looking_writes_nothing(project, run_cli, name):
     project.write(STAGES)
     before = sorted(project.folder.rglob("*"))
-    run_cli(name, *{"show": ["last"], "plan": ["m.yaml"], "validate": ["m.yaml"]}.get(name, []), alone=True)
+    arguments = {"show": ["last"], "get": ["last", "one"], "plan": ["m.yaml"], "validate": ["m.yaml"]}
+    run_cli(name, *arguments.get(name, []), alone=True)
     assert sorted(project.folder.rglob("*")) == before
 
 
@@ -380,7 +456,7 @@ def test_init_writes_a_manifest_that_is_valid(run_cli, tmp_path):
     assert (ended.code, ended.out) == (0, "wrote ptpipe.yaml; next: ptpipe run ptpipe.yaml\n")
     assert run_cli("validate", "ptpipe.yaml").out == "ptpipe.yaml: 9 stages, no problems\n"
     again = run_cli("init")
-    assert (again.code, again.err) == (2, "ptpipe: ptpipe.yaml is there already (--force replaces it)\n")
+    assert (again.code, again.err) == (2, "ptpipe: ptpipe.yaml exists (--force replaces it)\n")
     assert run_cli("init", "--force").code == 0
 
 

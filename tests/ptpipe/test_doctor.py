@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.specifiers import SpecifierSet
 
 from ptpipe import Check
-from ptpipe.check import in_range, installed
-from ptpipe.doctor import PYTHON, check_free_space, diagnose
+from ptpipe.check import _requirements, in_range, installed, supported_python
+from ptpipe.doctor import check_free_space, diagnose
 from ptpipe.plan.vocabulary import load_vocabulary
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -85,10 +87,10 @@ def test_warnings_do_not_fail(run_cli, write):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("return [1 / 0]", "could not look: ZeroDivisionError: division by zero (bad.py:7)"),
-        ('raise SystemExit("gone")', "could not look: SystemExit: gone (bad.py:7)"),
-        ('return ["fine"]', "could not look: it gave 'fine', which is no Check"),
-        ('yield Check.ok("a", "b"); raise OSError("lib")', "could not look: OSError: lib (bad.py:7)"),
+        ("return [1 / 0]", "its checks failed: ZeroDivisionError: division by zero (bad.py:7)"),
+        ('raise SystemExit("gone")', "its checks failed: SystemExit: gone (bad.py:7)"),
+        ('return ["fine"]', "its checks failed: it returned 'fine', which is not a Check"),
+        ('yield Check.ok("a", "b"); raise OSError("lib")', "its checks failed: OSError: lib (bad.py:7)"),
     ],
 )
 def test_a_plugin_that_fails_is_named_and_spoils_no_other(run_cli, write, body, words):
@@ -161,9 +163,13 @@ def test_free_space(free_bytes, state):
 # Versions
 
 
-def test_the_supported_python_is_that_of_the_distribution():
+def test_bounds_are_those_of_the_installed_distribution():
     with PROJECT.open("rb") as file:
-        assert tomllib.load(file)["project"]["requires-python"] == ">={},<{}".format(*PYTHON)
+        project = tomllib.load(file)["project"]
+    assert SpecifierSet(supported_python()) == SpecifierSet(project["requires-python"])
+    (bounds,) = (text.removeprefix("click") for text in project["dependencies"] if text.startswith("click"))
+    assert SpecifierSet(_requirements()["click"]) == SpecifierSet(bounds)
+    assert "hypothesis" not in _requirements(), "an extra is no requirement"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +186,7 @@ def test_the_supported_python_is_that_of_the_distribution():
     ],
 )
 def test_versions_are_compared_by_number(version, state):
-    found = in_range("torch", version, "2.11", "2.14", "other")
+    found = in_range("torch", version, ">=2.11,<2.14", "other")
     assert (found.state, version in found.detail) == (state, True)
     assert found.remedy == ("" if state == "ok" else "other")
 
@@ -191,13 +197,31 @@ numbers = st.tuples(*[st.integers(0, 40)] * 3)
 @given(numbers, numbers, numbers, st.sampled_from(["", "+cpu", "rc1", ".post2"]))
 def test_the_range_is_half_open(version, least, below, suffix):
     text = [".".join(map(str, part)) for part in (version, least, below)]
-    found = in_range("x", text[0] + suffix, text[1], text[2], "r")
+    found = in_range("x", text[0] + suffix, f">={text[1]},<{text[2]}", "r")
     assert (found.state == "ok") == (least <= version < below)
 
 
-def test_what_is_installed():
-    assert installed("pluggy", "1.5", "2").state == "ok"
-    old = installed("pluggy", "100")
+def test_what_is_installed(monkeypatch):
+    bounds = {"pluggy": ">=1.5,<2", "no-such-distribution": ">=1,<2"}
+    monkeypatch.setattr("ptpipe.check._requirements", lambda: bounds)
+    assert installed("pluggy").state == "ok"
+    assert installed("Pluggy", bounds_of="PLUGGY").state == "ok"
+    assert installed("pytest").state == "ok", "what ptpipe does not require may have any version"
+    bounds["pluggy"] = ">=100"
+    old = installed("pluggy")
     assert (old.state, old.remedy) == ("fail", "pip install 'pluggy>=100'")
-    none = installed("no-such-distribution", "1", "2")
+    assert old.detail.endswith(" is too old: ptpipe requires >=100")
+    bounds["pluggy"] = "<1"
+    assert installed("pluggy").detail.endswith(" is too new: ptpipe requires <1")
+    none = installed("no-such-distribution")
     assert none == Check.fail("no-such-distribution", "is not installed", "pip install 'no-such-distribution>=1,<2'")
+
+
+def test_ptpipe_on_the_path_but_not_installed(monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.requires", absent)
+    monkeypatch.setattr("importlib.metadata.metadata", absent)
+    assert (supported_python(), _requirements()) == ("", {})
+    assert installed("pluggy").state == "ok"

@@ -1,31 +1,69 @@
-"""Which machine this is."""
+"""Processor facts, and the fingerprint that measured results depend on."""
 
 from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
+
+import pytest
 
 from ptpipe import host
 
 
 def test_a_machine_is_described_and_fingerprinted():
     facts = host.describe()
-    assert facts.keys() == {"processor", "num_cpus", "architecture", "system", "host"}
-    assert 1 <= facts["num_cpus"] <= os.cpu_count()
+    assert facts.keys() == {"processor", "num_cpus", "num_threads", "architecture", "system", "host"}
+    assert 1 <= facts["num_threads"] <= facts["num_cpus"] <= os.cpu_count()
     json.dumps(facts)
     assert len(host.fingerprint()) == 12
     assert host.fingerprint() == host.fingerprint()
 
 
-def test_another_number_of_processors_is_another_machine(monkeypatch):
-    before = host.fingerprint()
-    monkeypatch.setattr(host, "describe", lambda facts=host.describe(): {**facts, "num_cpus": 999})  # noqa: B008
-    assert host.fingerprint() != before
+@pytest.fixture
+def eight_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine of eight processors; the path of the file that limits it."""
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(host, "CGROUP_CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return tmp_path / "cpu.max"
 
 
-def test_a_system_without_proc_has_a_processor_too(monkeypatch):
-    def absent(self, **_):
-        raise FileNotFoundError
+@pytest.mark.parametrize(
+    ("limit", "want"),
+    [(None, 8), ("max 100000\n", 8), ("400000 100000\n", 4), ("150000 100000", 1), ("50000 100000", 1), ("?", 8)],
+)
+def test_a_containers_limit_counts(eight_cpus: Path, limit: str | None, want: int) -> None:
+    if limit is not None:
+        eight_cpus.write_text(limit, encoding="ascii")
+    assert host.num_threads() == want
 
-    monkeypatch.setattr("ptpipe.host.Path.read_text", absent)
-    assert host._processor()
+
+@pytest.mark.parametrize(("value", "want"), [("3", 3), ("3,2", 3), ("64", 8), ("0", 8), ("", 8), ("many", 8)])
+def test_the_users_own_limit_counts(eight_cpus: Path, monkeypatch: pytest.MonkeyPatch, value: str, want: int) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert host.num_threads() == want
+
+
+def test_limits_are_part_of_the_fingerprint(eight_cpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = host.fingerprint()
+    eight_cpus.write_text("200000 100000", encoding="ascii")
+    limited = host.fingerprint()
+    assert (host.usable_cpus(), host.num_threads()) == (2, 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert (host.usable_cpus(), host.num_threads()) == (2, 1)
+    assert len({whole, limited, host.fingerprint()}) == 3
+
+
+def test_a_system_without_proc_has_a_processor_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "CPUINFO", tmp_path / "none")
+    assert host.processor_name.__wrapped__()
+    assert host.cpu_flags(tmp_path / "none") is None
+
+
+def test_cpuinfo_is_read(monkeypatch, tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Any CPU\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nflags\t: other\n")
+    monkeypatch.setattr(host, "CPUINFO", cpuinfo)
+    assert host.processor_name.__wrapped__() == "Any CPU"
+    assert host.cpu_flags(cpuinfo) == {"fpu", "avx2"}

@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 # Command to the module that holds it, and its line of help: importing none of them, `ptpipe --help` stays fast.
 _COMMANDS = {
     "run": ("run", "Run a manifest: execute what is new, take the rest from the store."),
-    "validate": ("plan", "Check a manifest and print every problem at once."),
+    "validate": ("validate", "Check a manifest and print every problem at once."),
     "plan": ("plan", "Print what a run would do, stage by stage, and why."),
     "runs": ("runs", "List the runs in the artifacts folder."),
-    "show": ("runs", "Show one run: outcomes, figures, notices."),
+    "show": ("show", "Show one run: outcomes, metrics, notices, deliverables."),
+    "get": ("get", "Copy a stage's deliverables (a model file) out of a run."),
     "stages": ("stages", "List the stage kinds, or every option of one."),
-    "plugins": ("stages", "List the loaded plugins, and the broken ones with the reason."),
-    "schema": ("stages", "Print the manifest's JSON Schema, for editors."),
-    "gc": ("runs", "Delete runs and results that are no longer needed."),
+    "plugins": ("plugins", "List the loaded plugins, and the broken ones with the reason."),
+    "schema": ("schema", "Print the manifest's JSON Schema, for editors."),
+    "gc": ("gc", "Delete runs and results that are no longer needed."),
     "doctor": ("doctor", "Check the installation and this machine; suggest fixes."),
     "init": ("init", "Write a starter manifest, or a starter plugin with its test."),
 }

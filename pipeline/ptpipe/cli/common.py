@@ -1,11 +1,11 @@
-"""Options and output that several verbs share."""
+"""Options, loading and output that several commands share."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,7 @@ from ptpipe.store.files import strict_json
 if TYPE_CHECKING:
     from ptpipe.artifact import JSON
     from ptpipe.plan.bind import Plan
+    from ptpipe.plan.vocabulary import Vocabulary
     from ptpipe.store.store import Store
 
 manifest_argument = click.argument("manifest", type=click.Path(path_type=Path))
@@ -25,7 +26,7 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="STAGE.OPTION=VALUE",
-    help="Replace an option of the manifest (or `seed=N`); may be given several times.",
+    help="Override an option of the manifest (or `seed=N`); may be repeated.",
 )
 
 artifacts_option = click.option(
@@ -35,21 +36,39 @@ artifacts_option = click.option(
     envvar="PTPIPE_ARTIFACTS",
     show_default=True,
     show_envvar=True,
-    help="The folder that keeps results and runs.",
+    help="The folder of results and runs.",
+)
+
+plugin_option = click.option(
+    "--plugin",
+    "named",
+    multiple=True,
+    metavar="FILE|MODULE",
+    help="Load this plugin too, as under `plugins:` in a manifest.",
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
+def read_vocabulary(named: Sequence[str]) -> Vocabulary:
+    """Load the plugins, also those `named` on the command line. Raises ManifestError where one of these is broken."""
+    from ptpipe.plan.vocabulary import load_vocabulary
+
+    vocabulary = load_vocabulary(named, Path())
+    if vocabulary.problems:
+        raise ManifestError(vocabulary.problems)
+    return vocabulary
+
+
 def read_plan(manifest: Path, settings: Sequence[str]) -> Plan:
-    """The bound plan, or ManifestError with every problem."""
+    """Return the bound plan. Raises ManifestError with every problem."""
     from ptpipe.api import load_plan
 
     return load_plan(manifest, read_settings(settings))
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, JSON]:
-    """`-s` options by name. Raises ManifestError with every problem."""
+    """Return `-s` options by name. Raises ManifestError with every problem."""
     from ptpipe.manifest.manifest import parse_override
 
     values: dict[str, JSON] = {}
@@ -66,19 +85,27 @@ def read_settings(settings: Sequence[str]) -> dict[str, JSON]:
 
 
 def open_store(artifacts: Path) -> Store:
-    """The store in that folder, not yet written to."""
+    """Return the store in that folder; nothing is written."""
     from ptpipe.store.store import Store
 
     return Store(artifacts)
 
 
+def describe_end(record: Mapping[str, Any]) -> str:
+    """Return how a recorded run ended, in one word or two."""
+    if not record["finished"]:
+        return "unfinished"
+    words = {0: "done", 1: "failed", 3: "refused", 4: "undecided", 5: "corrupt", 130: "interrupted", 143: "terminated"}
+    return words.get(record["exit_code"], f"exit {record['exit_code']}")
+
+
 def print_json(value: object) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document to stdout."""
     click.echo(strict_json(value))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout: folded to a terminal's width, whole lines where the output is no terminal."""
+    """Print a table to stdout: folded to a terminal's width, whole lines in a pipe."""
     rows = list(rows)
     if not sys.stdout.isatty():
         widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(len(headings))]

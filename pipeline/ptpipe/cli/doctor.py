@@ -1,4 +1,4 @@
-"""`ptpipe doctor`: is this installation sound, and what to do where it isn't."""
+"""`ptpipe doctor`: check the installation and this machine, and suggest fixes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.common import artifacts_option, json_option, print_json, print_table
-from ptpipe.cli.stages import plugin_option
+from ptpipe.cli.common import artifacts_option, json_option, plugin_option, print_json, print_table
 from ptpipe.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     "--workers",
     type=click.IntRange(min=2, max=64),
     metavar="N",
-    help="Start N processes too, and let them work together as those of a parallel training do.",
+    help="Also start N processes, and test that they can communicate as those of a parallel training do.",
 )
 @plugin_option
 @artifacts_option

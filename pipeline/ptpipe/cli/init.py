@@ -1,4 +1,4 @@
-"""`ptpipe init`: something to start from."""
+"""`ptpipe init`: write a starter manifest, or a starter plugin with its test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ptpipe.manifest.yaml import scalar
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option("--plugin", metavar="NAME", help="Write NAME.py, a plugin with a network of your own, and its test.")
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 def init(path: Path | None, plugin: str | None, force: bool) -> None:
     """Write a commented starter manifest to PATH (ptpipe.yaml), or with --plugin a starter plugin into folder PATH."""
     if plugin is None:
@@ -38,7 +38,7 @@ def init(path: Path | None, plugin: str | None, force: bool) -> None:
 
 
 def _name(path: Path) -> str:
-    """A manifest's name after its file, as YAML: in quotes where it would be read as a number."""
+    """Return a manifest's name after its file, as YAML: in quotes where it would be read as a number."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip("_.-")[:64] or "starter"
     return name if isinstance(scalar(name), str) else f'"{name}"'
 
@@ -51,10 +51,10 @@ def _filled(template: str, **words: str) -> str:
 
 
 def _write(contents: dict[Path, str], force: bool) -> None:
-    """Write all of the files, or none where one is there."""
-    there = [str(path) for path in contents if path.exists()]
-    if there and not force:
-        raise UsageError(f"{' and '.join(there)} is there already (--force replaces it)")
+    """Write all of the files, or none where one exists."""
+    existing = [str(path) for path in contents if path.exists()]
+    if existing and not force:
+        raise UsageError(f"{' and '.join(existing)} exists (--force replaces it)")
     for path, content in contents.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

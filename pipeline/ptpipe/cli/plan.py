@@ -1,8 +1,7 @@
-"""`ptpipe validate` and `ptpipe plan`: looking at a manifest without running it."""
+"""`ptpipe plan`: what a run would do, stage by stage."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from ptpipe.cli.common import (
     read_plan,
     set_option,
 )
-from ptpipe.errors import ManifestError
 
 if TYPE_CHECKING:
     from ptpipe.plan.bind import Plan, PlannedStage
@@ -28,28 +26,8 @@ if TYPE_CHECKING:
 @click.command()
 @manifest_argument
 @set_option
-@json_option
-def validate(manifest: Path, settings: tuple[str, ...], as_json: bool) -> int:
-    """Check a manifest: kinds, options, wiring, and the plugins' own rules. Runs nothing, writes nothing."""
-    try:
-        plan = read_plan(manifest, settings)
-    except ManifestError as error:
-        if not as_json:
-            raise
-        print_json({"problems": [asdict(problem) for problem in error.problems]})
-        return int(error.exit_code)
-    if as_json:
-        print_json({"problems": []})
-    else:
-        click.echo(f"{manifest}: {len(plan.stages)} stages, no problems")
-    return 0
-
-
-@click.command()
-@manifest_argument
-@set_option
 @artifacts_option
-@click.option("--why", is_flag=True, help="Say all that differs from the last run, not only the first thing.")
+@click.option("--why", is_flag=True, help="Print everything that differs from the last run, not only the first thing.")
 @click.option("--fresh", multiple=True, metavar="STAGE", help="As in `ptpipe run`.")
 @json_option
 def plan(
@@ -60,7 +38,7 @@ def plan(
     fresh: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Print the wiring, and for each stage whether a run would take it from the store or do it, and why."""
+    """Print the wiring, and for each stage whether a run would run it or find it cached, and why."""
     from ptpipe.execution.engine import source_digests
     from ptpipe.plan.cache_status import cache_statuses
     from ptpipe.plan.keys import compute_keys
@@ -73,7 +51,7 @@ def plan(
     if as_json:
         print_json({"stages": [_facts(bound[item.stage_id], item) for item in statuses]})
         return
-    print_table(("stage", "kind", "inputs", "key", "would"), [_row(bound, item, why) for item in statuses])
+    print_table(("stage", "kind", "inputs", "key", "action"), [_row(bound, item, why) for item in statuses])
     num_cached = sum(item.entry is not None for item in statuses)
     click.echo(f"{num_cached} of {len(statuses)} stages are cached")
 
@@ -81,12 +59,12 @@ def plan(
 def _row(bound: Plan, item: CacheStatus, why: bool) -> tuple[str, ...]:
     stage = bound[item.stage_id]
     if item.entry is not None:
-        would = "be cached"
+        action = "cached"
     elif why or len(item.reasons) <= 1:
-        would = f"work: {'; '.join(item.reasons)}"
+        action = f"run: {'; '.join(item.reasons)}"
     else:
-        would = f"work: {item.reasons[0]} (and {len(item.reasons) - 1} more: --why)"
-    return (stage.id, stage.kind, _inputs(stage), item.key.short, would)
+        action = f"run: {item.reasons[0]} (and {len(item.reasons) - 1} more: --why)"
+    return (stage.id, stage.kind, _inputs(stage), item.key.short, action)
 
 
 def _inputs(stage: PlannedStage) -> str:

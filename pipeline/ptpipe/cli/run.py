@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,19 @@ import click
 
 from ptpipe.cli.common import artifacts_option, json_option, manifest_argument, print_json, read_plan, set_option
 from ptpipe.errors import UsageError
-from ptpipe.events import Event, LogLine, Notice
+from ptpipe.events import Event, LogLine, Notice, RunStarted
+from ptpipe.reporter import Reporter
 
 if TYPE_CHECKING:
     from ptpipe.execution.call import Nodes
     from ptpipe.plan.bind import Plan
+
+
+class _FreezeImports(Reporter):
+    """Exempts imported objects from garbage collection: right for a process of our own, not for a caller of `run()`."""
+
+    def run_started(self, event: RunStarted) -> None:
+        gc.freeze()
 
 
 @click.command()
@@ -71,7 +80,7 @@ def run(  # noqa: PLR0913  # one parameter an option
     options = RunOptions(fresh, keep_going, verbosity=int(verbose) - int(quiet), nodes=nodes)
     if nodes.rank:
         return int(api.join_run(plan, artifacts=artifacts, options=options, tell=_echo))
-    result = api.run(plan, artifacts=artifacts, options=options)
+    result = api.run(plan, artifacts=artifacts, options=options, reporters=[_FreezeImports()])
     if as_json:
         with contextlib.suppress(BrokenPipeError):  # the exit code is the run's, even if its JSON has no reader
             print_json(find_run(result.store, result.run_id)[0])

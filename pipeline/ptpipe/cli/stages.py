@@ -1,22 +1,17 @@
-"""`ptpipe stages`, `ptpipe plugins` and `ptpipe schema`: the vocabulary."""
+"""`ptpipe stages`: list the stage kinds, or describe one."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.common import json_option, print_json, print_table
+from ptpipe.cli.common import json_option, plugin_option, print_json, print_table, read_vocabulary
 from ptpipe.errors import Problem, UsageError, nearest
 
 if TYPE_CHECKING:
     from ptpipe.plan.vocabulary import Vocabulary
     from ptpipe.stage import Port, Stage
-
-plugin_option = click.option(
-    "--plugin", "named", multiple=True, metavar="FILE|MODULE", help="Load this plugin as well, as a manifest would."
-)
 
 
 @click.command()
@@ -25,7 +20,7 @@ plugin_option = click.option(
 @json_option
 def stages(kind: str | None, named: tuple[str, ...], as_json: bool) -> None:
     """List the stage kinds; with KIND, its help, inputs, outputs and every option."""
-    vocabulary = _vocabulary(named)
+    vocabulary = read_vocabulary(named)
     if kind is None:
         _list_stages(vocabulary, as_json)
         return
@@ -33,48 +28,6 @@ def stages(kind: str | None, named: tuple[str, ...], as_json: bool) -> None:
         problem = Problem(f"there is no stage kind {kind!r}", suggestion=nearest(kind, vocabulary.stages))
         raise UsageError(str(problem))
     _describe(vocabulary, vocabulary.stages[kind], as_json)
-
-
-@click.command()
-@plugin_option
-@json_option
-def plugins(named: tuple[str, ...], as_json: bool) -> None:
-    """List the loaded plugins with their kinds, and the broken ones with the reason."""
-    vocabulary = _vocabulary(named)
-    rows = []
-    for plugin in vocabulary.plugins:
-        kinds = sorted(kind for kind, owner in vocabulary.owners.items() if owner is plugin)
-        rows.append({"name": plugin.name, "source": plugin.source, "kinds": kinds, "problem": ""})
-    for name, reason in vocabulary.broken.items():
-        rows.append({"name": name, "source": "", "kinds": [], "problem": reason})
-    if as_json:
-        print_json(rows)
-        return
-    table = [(str(r["name"]), str(r["source"]), " ".join(r["kinds"]) or str(r["problem"])) for r in rows]
-    print_table(("plugin", "source", "kinds"), table)
-
-
-@click.command()
-@plugin_option
-def schema(named: tuple[str, ...]) -> None:
-    """Print the JSON Schema of manifests, every kind's options included.
-
-    Name it in a manifest's first line and editors complete and check while you type:
-    `# yaml-language-server: $schema=schema.json`.
-    """
-    from ptpipe.plan.schema import manifest_schema
-
-    print_json(manifest_schema(_vocabulary(named)))
-
-
-def _vocabulary(named: tuple[str, ...]) -> Vocabulary:
-    from ptpipe.errors import ManifestError
-    from ptpipe.plan.vocabulary import load_vocabulary
-
-    vocabulary = load_vocabulary(named, Path())
-    if vocabulary.problems:
-        raise ManifestError(vocabulary.problems)
-    return vocabulary
 
 
 def _list_stages(vocabulary: Vocabulary, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""One walk over a plan: each stage is taken from the store or done, in the manifest's order."""
+"""The execution engine: runs a plan's stages in order, each taken from the store or launched."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from ptpipe import host
 from ptpipe.artifact import JSON, Artifact, Decision, Verdict
 from ptpipe.errors import ExitCode, IntegrityError, ManifestError, Problem, PtpipeError, StageError, Terminated
 from ptpipe.events import Attachment, Event, LogLine, Metric, Notice, Outcome, RunFinished, StageFinished, StageStarted
 from ptpipe.execution.call import ONE_NODE, Call, Nodes, StoredInput
+from ptpipe.execution.deliverables import place_deliverables
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.record import RunRecord, StageOutput
 from ptpipe.execution.reporters import ReporterGroup
 from ptpipe.execution.signals import signals_deferred
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.cache_status import CacheStatus, cache_statuses, is_current
-from ptpipe.plan.keys import Key, compute_keys
+from ptpipe.plan.keys import compute_keys
 from ptpipe.plan.source_digest import SourceDigests
-from ptpipe.plan.vocabulary import call_each, gc_paused, own_frames
+from ptpipe.plan.vocabulary import gc_paused, own_frames
 from ptpipe.reporter import Reporter
 from ptpipe.store.store import Entry, Store, StoredObject
 
@@ -48,15 +50,16 @@ class RunOptions:
 
 
 def source_digests(plan: Plan, store: Store) -> SourceDigests:
-    """Digests of the code of the plan's plugins, with the store's memory of files already read."""
+    """Return the digests of the plan's plugins' source code, with the store's cache of files already read."""
     modules = {plugin.module.__name__.partition(".")[0]: plugin.module for plugin in plan.vocabulary.plugins}
     cache = store.source_cache() if store.source_cache().parent.is_dir() else None
     return SourceDigests(cache, modules)
 
 
 def execute(plan: Plan, store: Store, options: RunOptions, reporters: Sequence[Reporter] = ()) -> RunFinished:
-    """Run a plan. Returns when it ended, however it ended; raises ManifestError before any work, PtpipeError where
-    the artifacts folder can't be used.
+    """Run a plan and return its end, however it ended.
+
+    Raises ManifestError before any work, PtpipeError where the artifacts folder can't be used.
     """
     with gc_paused():
         sources = source_digests(plan, store)
@@ -66,11 +69,11 @@ def execute(plan: Plan, store: Store, options: RunOptions, reporters: Sequence[R
     store.open_for_writing()
     with store.in_use():
         sources.save()
-        return _Execution(plan, store, options, keys, reporters).execute()
+        return _Execution(RunRecord(plan, store, keys), options, reporters).execute()
 
 
 def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
-    """Ask every stage that would work whether it can. Returns whether any was asked."""
+    """Call the preflight of every stage that would run. Returns whether any was called."""
     problems: list[Problem] = []
     asked = False
     for prediction in statuses:
@@ -92,26 +95,15 @@ def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
 class _Execution:
     """The state of one run."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        store: Store,
-        options: RunOptions,
-        keys: Mapping[str, Key],
-        reporters: Sequence[Reporter],
-    ) -> None:
-        self.plan, self.store, self.options, self.keys = plan, store, options, keys
-        self.record = RunRecord(plan, store, keys)
+    def __init__(self, record: RunRecord, options: RunOptions, reporters: Sequence[Reporter]) -> None:
+        self.record, self.options = record, options
+        self.plan, self.store, self.keys = record.plan, record.store, record.keys
         self.entries: dict[str, Entry | None] = {}
         self.finished: list[StageFinished] = []
         self.stage_output = StageOutput()
         self.exit_code = ExitCode.DONE
-        manager = plan.vocabulary.manager
-        offers = list(call_each(manager, "ptpipe_reporters"))
-        self.mute = [f"plugin {o.plugin} offers no reporter in this run: {o.error}" for o in offers if o.error]
-        offered = [item for o in offers for item in o.items]
-        self.reporters = ReporterGroup([*offered, *reporters], self.record.log)
-        self.launcher = LocalLauncher(plan.vocabulary, store)
+        self.reporters = ReporterGroup.of_plugins(self.plan.vocabulary.manager, reporters, record.log)
+        self.launcher = LocalLauncher(self.plan.vocabulary, self.store)
 
     def execute(self) -> RunFinished:
         self.record.open()
@@ -119,7 +111,7 @@ class _Execution:
         ending: BaseException | None = None
         try:
             self._execute_stages()
-        except BaseException as error:  # noqa: BLE001  # raised again below, when everybody has been told
+        except BaseException as error:  # noqa: BLE001  # raised again below, after the reporters have heard of it
             ending = error
         with signals_deferred():
             finished = self._end(ending)
@@ -128,7 +120,7 @@ class _Execution:
         return finished
 
     def _end(self, ending: BaseException | None) -> RunFinished:
-        """Tell the end, whatever it was."""
+        """Record and report the end, whatever it was."""
         self.plan.vocabulary.manager.unregister(self.launcher)
         interrupted = isinstance(ending, KeyboardInterrupt | Terminated)
         if interrupted:
@@ -144,63 +136,64 @@ class _Execution:
 
     def _execute_stages(self) -> None:
         self.reporters.run_started(self.record.started(self.options.verbosity))
-        for line in self.mute:
-            self.record.log(LogLine("", line))
-            self.reporters.event(Notice("", line))
+        self.reporters.report_missing()
         for position, stage in enumerate(self.plan.stages, start=1):
             missing = [name for name in stage.upstream if self.entries.get(name) is None]
             if missing:
                 self._finish(stage, Outcome.SKIPPED, message=f"needs {', '.join(missing)}")
             elif self.exit_code in (ExitCode.FAILED, ExitCode.INTEGRITY) and not self.options.keep_going:
-                self._finish(stage, Outcome.SKIPPED, message="a stage above failed; --keep-going would do this one")
+                self._finish(stage, Outcome.SKIPPED, message="a stage above failed; --keep-going would run this one")
             else:
                 self.reporters.stage_started(StageStarted(stage.id, stage.kind, position, len(self.plan.stages)))
-                self._do(stage)
+                self._run_stage(stage)
 
-    def _do(self, stage: PlannedStage) -> None:
-        """Take a stage's result from the store or make it, and tell the end."""
+    def _run_stage(self, stage: PlannedStage) -> None:
+        """Take a stage's result from the store or launch the stage, and report its end."""
         start = time.perf_counter()
         self.stage_output = StageOutput()
         try:
             entry, cached = self._result(stage)
         except (KeyboardInterrupt, Terminated):
-            self._finish(stage, Outcome.FAILED, time.perf_counter() - start, message="interrupted")
+            self._finish(stage, Outcome.FAILED, seconds=time.perf_counter() - start, message="interrupted")
             raise
         except BaseException as error:  # noqa: BLE001  # a plugin may raise anything, SystemExit too
             self.exit_code = max(self.exit_code, _exit_code(error), key=_severity)
             self.record.log(LogLine(stage.id, traceback.format_exc()))
             frames = () if isinstance(error, PtpipeError) else own_frames(self.plan.vocabulary.plugins, error)
-            self._finish(stage, Outcome.FAILED, time.perf_counter() - start, message=_cause(error), frames=frames)
+            seconds = time.perf_counter() - start
+            self._finish(stage, Outcome.FAILED, seconds=seconds, message=_cause(error), frames=frames)
             return
         self.entries[stage.id] = entry
         outcome, message = self._judge(stage, entry, Outcome.CACHED if cached else Outcome.DONE)
-        self._finish(stage, outcome, time.perf_counter() - start, entry, message)
+        self._finish(stage, outcome, entry, seconds=time.perf_counter() - start, message=message)
 
     def _result(self, stage: PlannedStage) -> tuple[Entry, bool]:
-        """The stage's stored result and whether it was there before."""
+        """Return the stage's stored result, and whether it was cached."""
         key = self.keys[stage.id]
         fresh = stage.id in self.options.fresh
         entry = None if fresh else self._current(stage)
         if entry is not None:
             return entry, True
-        with self.store.lock(key.digest, lambda: self._say_waiting(stage)):
-            entry = None if fresh else self._current(stage)  # another run may just have made it
+        with self.store.lock(
+            key.digest, lambda: self._notify(stage.id, "another run is running this stage; waiting for it")
+        ):
+            entry = None if fresh else self._current(stage)  # another run may just have stored it
             if entry is not None:
                 return entry, True
-            entry = self._make(stage)
+            entry = self._launch(stage)
         return entry, False
 
     def _current(self, stage: PlannedStage) -> Entry | None:
         entry = self.store.entry(self.keys[stage.id].digest)
         return entry if entry is not None and is_current(entry, self.plan, stage.id, self.entries) else None
 
-    def _make(self, stage: PlannedStage) -> Entry:
+    def _launch(self, stage: PlannedStage) -> Entry:
         self._rebuild_inputs(stage)
         start = time.perf_counter()
         key = self.keys[stage.id]
         call = self._call(stage)
-        outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._tell)
-        stored = self._put(stage, outputs)
+        outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._on_event)
+        stored = self._store_outputs(stage, outputs)
         entry = Entry(
             key=key.digest,
             kind=stage.kind,
@@ -217,21 +210,23 @@ class _Execution:
         self.store.drop_scratch(key.digest)
         return entry
 
-    def _put(self, stage: PlannedStage, made: Mapping[str, Artifact | Path]) -> dict[str, StoredObject]:
-        """Store the outputs, which a launcher may have made."""
-        wanted = {port.name: port.type for port in stage.stage.outputs}
-        if not isinstance(made, Mapping) or made.keys() != wanted.keys():
-            raise TypeError(f"{stage.kind} has the outputs {', '.join(wanted)}; ptpipe_launch gave {made!r}")
-        outputs = {name: _read_back(made[name], type_) for name, type_ in wanted.items()}
-        stored = {name: self.store.put(outputs[name]) for name in wanted}
-        for name, artifact in outputs.items():
-            said = stored[name].summary
-            if isinstance(artifact, Verdict) and any(said.get(k) != v for k, v in artifact.judgement().items()):
-                raise TypeError(f"{type(artifact).__name__}.summary() leaves out the verdict's own")
+    def _store_outputs(self, stage: PlannedStage, outputs: Mapping[str, Artifact | Path]) -> dict[str, StoredObject]:
+        """Store what a launcher returned: artifacts, or folders that another process saved them to."""
+        types = {port.name: port.type for port in stage.stage.outputs}
+        if not isinstance(outputs, Mapping) or outputs.keys() != types.keys():
+            raise TypeError(f"{stage.kind} has the outputs {', '.join(types)}; ptpipe_launch returned {outputs!r}")
+        stored = {}
+        for name, type_ in types.items():
+            output = outputs[name]
+            stored[name] = self.store.adopt(output, type_) if isinstance(output, Path) else self.store.put(output)
+            if issubclass(type_, Verdict):  # what decides how the run ends is read from the summary
+                decisive = self.store.get(stored[name].digest, type_).judgement()
+                if not decisive.items() <= dict(stored[name].summary).items():
+                    raise TypeError(f"{stored[name].type}.summary() omits the verdict's own")
         return stored
 
     def _rebuild_inputs(self, stage: PlannedStage) -> None:
-        """Make again what a stage above gave and somebody altered since."""
+        """Rerun stages above whose stored outputs were altered since."""
         for reference in (reference for references in stage.wiring.values() for reference in references):
             name = reference.stage
             entry = self.entries[name]
@@ -241,13 +236,23 @@ class _Execution:
                 self.store.verify(digest)
             except IntegrityError as error:
                 place = self.store.quarantine(digest)
-                self._say_aside(stage.id, f"{error}; moved to {place}, and {name} is done again")
-                said, self.stage_output = self.stage_output, StageOutput()
+                self._notify(stage.id, f"{error}; moved to {place}, and {name} is rerun")
+                output, self.stage_output = self.stage_output, StageOutput()
                 try:
                     self.entries[name] = self._result(self.plan[name])[0]
+                    self._place_deliverables(self.plan[name])
                 finally:
-                    said.asides += self.stage_output.asides
-                    self.stage_output = said
+                    output.asides += self.stage_output.asides
+                    self.stage_output = output
+
+    def _place_deliverables(self, stage: PlannedStage) -> tuple[Path, ...]:
+        """Place the files to ship in the run's folder; a failure is a notice, as the result itself is stored."""
+        entry, folder = self.entries[stage.id], self.record.folder / stage.id
+        try:
+            return place_deliverables(self.store, stage.stage.outputs, entry, folder) if entry else ()
+        except Exception as error:  # noqa: BLE001  # a full disk; a plugin's `deliverables` may raise anything
+            self._notify(stage.id, f"the deliverables could not be placed in {folder}: {_cause(error)}")
+            return ()
 
     def _call(self, stage: PlannedStage) -> Call:
         inputs = {
@@ -277,7 +282,7 @@ class _Execution:
         return StoredInput(self.plan[stage_id].kind, output, entry.outputs[output].digest, reference)
 
     def _judge(self, stage: PlannedStage, entry: Entry, outcome: Outcome) -> tuple[Outcome, str]:
-        """Look for a gate's verdict among the outputs."""
+        """Apply the verdicts among the outputs: the outcome, and the reason where it is refused."""
         for port in stage.stage.outputs:
             if not issubclass(port.type, Verdict):
                 continue
@@ -292,43 +297,38 @@ class _Execution:
         return outcome, ""
 
     def _skip_rest(self, message: str) -> None:
-        told = {event.stage_id for event in self.finished}
+        finished = {event.stage_id for event in self.finished}
         for stage in self.plan.stages:
-            if stage.id not in told:
+            if stage.id not in finished:
                 self._finish(stage, Outcome.SKIPPED, message=message)
 
-    def _finish(
-        self,
-        stage: PlannedStage,
-        outcome: Outcome,
-        seconds: float = 0.0,
-        entry: Entry | None = None,
-        message: str = "",
-        frames: tuple[str, ...] = (),
-    ) -> None:
-        event = StageFinished(
-            stage_id=stage.id,
-            kind=stage.kind,
-            outcome=outcome,
-            seconds=seconds,
-            key=self.keys[stage.id].digest,
-            metrics=entry.metrics if entry else dict(self.stage_output.metrics),
-            notices=(*(entry.notices if entry else self.stage_output.notices), *self.stage_output.asides),
-            outputs={name: asdict(stored) for name, stored in entry.outputs.items()} if entry else {},
-            message=message,
-            frames=frames,
-            made_at=entry.made_at if entry else "",
-            machine=entry.machine if entry else "",
-        )
-        self.stage_output = StageOutput()
-        with signals_deferred():  # so that everybody is told, and told once
+    def _finish(self, stage: PlannedStage, outcome: Outcome, entry: Entry | None = None, **facts: Any) -> None:
+        """Record and report a stage's end; `facts`: further fields of StageFinished."""
+        result: dict[str, Any] = {"metrics": dict(self.stage_output.metrics)}
+        notices = tuple(self.stage_output.notices)
+        with signals_deferred():  # so that every reporter hears of the end, and once
+            if entry:
+                outputs = {name: asdict(stored) for name, stored in entry.outputs.items()}
+                result = {"metrics": entry.metrics, "outputs": outputs}
+                result |= {"made_at": entry.made_at, "machine": entry.machine}
+                result["deliverables"], notices = self._place_deliverables(stage), entry.notices
+            event = StageFinished(
+                stage_id=stage.id,
+                kind=stage.kind,
+                outcome=outcome,
+                key=self.keys[stage.id].digest,
+                notices=(*notices, *self.stage_output.asides),
+                **result,
+                **{"seconds": 0.0, **facts},
+            )
+            self.stage_output = StageOutput()
             self.finished.append(event)
             if outcome is not Outcome.CACHED:
                 self.record.write(self.finished, self.exit_code)
             self.reporters.stage_finished(event)
 
-    def _tell(self, event: Event) -> None:
-        """Pass on what a stage says, and keep what belongs to its result."""
+    def _on_event(self, event: Event) -> None:
+        """Pass a stage's event on to the reporters, and keep what belongs to its result."""
         match event:
             case Metric():
                 self.stage_output.metrics[event.name] = _as_json(event)
@@ -340,22 +340,15 @@ class _Execution:
                 self.record.attach(event)
         self.reporters.event(event)
 
-    def _say_aside(self, stage_id: str, text: str) -> None:
+    def _notify(self, stage_id: str, text: str) -> None:
+        """Give a notice of this run: not part of the stage's result, so not repeated when that is cached."""
         self.stage_output.asides.append(text)
         self.record.log(LogLine(stage_id, text))
         self.reporters.event(Notice(stage_id, text))
 
-    def _say_waiting(self, stage: PlannedStage) -> None:
-        self._say_aside(stage.id, "another run is doing this stage; waiting for it")
-
-
-def _read_back(made: Artifact | Path, type_: type[Artifact]) -> Artifact:
-    """What a launcher gave: the artifact, or where another process saved it."""
-    return type_.load(made) if isinstance(made, Path) else made
-
 
 def _as_json(metric: Metric) -> JSON:
-    """A metric's value as it will be read back from the store."""
+    """Return a metric's value as it will be read back from the store."""
     try:
         value: JSON = json.loads(json.dumps(metric.value))
     except (TypeError, ValueError) as error:
@@ -364,7 +357,7 @@ def _as_json(metric: Metric) -> JSON:
 
 
 def _severity(code: ExitCode) -> int:
-    """Of several endings, the graver one is the process's."""
+    """Rank exit codes: of several, the most severe is the run's."""
     order = (ExitCode.DONE, ExitCode.UNDECIDED, ExitCode.REFUSED, ExitCode.FAILED, ExitCode.INTEGRITY)
     return order.index(code)
 
@@ -374,7 +367,7 @@ def _exit_code(error: BaseException) -> ExitCode:
 
 
 def _cause(error: BaseException) -> str:
-    """The error in one line."""
+    """Return the error in one line."""
     text = str(error).strip().partition("\n")[0]
     if isinstance(error, OSError) and error.errno in _FULL_DISK:
         return f"the disk is full: {text}"

@@ -1,4 +1,4 @@
-"""A run's folder: its record, rewritten as the run goes on, and its log."""
+"""A run's folder: its record (record.json, rewritten after each stage), its log and attached files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from ptpipe import host
 from ptpipe.artifact import JSON
@@ -24,21 +25,19 @@ from ptpipe.store.store import Store
 
 @dataclass
 class StageOutput:
-    """What a stage said while it worked."""
+    """The metrics and notices of the stage that is running."""
 
     metrics: dict[str, JSON] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     asides: list[str] = field(default_factory=list)
-    """What the run said of it: not part of the result, so not said again when it is cached."""
+    """Notices of the run about the stage: not part of its result, so not repeated when that is cached."""
 
 
 class RunRecord:
-    """What is kept of a run. `record.json` names the keys of all stages from the start, so that what a killed run
-    left half done is known to belong to it.
-    """
+    """The record of one run. It names the keys of all stages from the start: `gc` keeps a killed run's checkpoints."""
 
     def __init__(self, plan: Plan, store: Store, keys: Mapping[str, Key]) -> None:
-        self.plan, self.keys = plan, keys
+        self.plan, self.store, self.keys = plan, store, keys
         now = datetime.now(UTC)
         self.folder = store.root / "runs" / f"{now:%Y%m%d-%H%M%S}-{plan.manifest.name}-{secrets.token_hex(2)}"
         self.started_at = now.isoformat(timespec="milliseconds")
@@ -46,16 +45,16 @@ class RunRecord:
 
     @property
     def run_id(self) -> str:
-        """Names the run: the time, the manifest's name, and four digits that tell it from others of that second."""
+        """The run's id: start time, manifest name, and four random hex digits."""
         return self.folder.name
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Seconds since the run started."""
         return time.perf_counter() - self._start
 
     def open(self) -> None:
-        """Make the folder. Raises PtpipeError where it can't be written."""
+        """Create the folder. Raises PtpipeError where it can't be written."""
         try:
             while True:
                 try:
@@ -70,21 +69,21 @@ class RunRecord:
             raise PtpipeError(f"cannot write to {self.folder}: {error.strerror or error}") from error
 
     def write(self, finished: Sequence[StageFinished], exit_code: ExitCode) -> None:
-        """Bring the record up to date. Where it can't be written (a full disk) the run goes on without it."""
+        """Update the record. Where it can't be written (a full disk) the run goes on without it."""
         try:
             self._write(finished, exit_code)
         except OSError as error:
             self.log(LogLine("", f"the record could not be written: {error}"))
 
     def log(self, line: LogLine) -> None:
-        """Add a line to the log, if that can be done."""
+        """Append a line to the log; a failure to write is ignored."""
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
         file = self.folder / "log.txt"
         with contextlib.suppress(OSError), file.open("a", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(f"{stamp} {line.stage_id or '-'} {line.text}\n")
 
     def attach(self, attachment: Attachment) -> None:
-        """Copy a stage's file into the folder `files/<stage>`, if that can be done."""
+        """Copy a stage's file into the folder `files/<stage>`; a failure goes to the log."""
         place = self.folder / "files" / attachment.stage_id
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -93,7 +92,7 @@ class RunRecord:
             self.log(LogLine(attachment.stage_id, f"{attachment.path} could not be kept: {error}"))
 
     def started(self, verbosity: int) -> RunStarted:
-        """The event of the run's beginning."""
+        """Return the event of the run's start."""
         manifest = self.plan.manifest
         return RunStarted(
             run_id=self.run_id,
@@ -107,7 +106,7 @@ class RunRecord:
         )
 
     def finished(self, stages: Sequence[StageFinished], exit_code: ExitCode, interrupted: bool) -> RunFinished:
-        """The event of its end."""
+        """Return the event of the run's end."""
         name = self.plan.manifest.name
         return RunFinished(self.run_id, name, self.folder, int(exit_code), self.seconds, tuple(stages), interrupted)
 
@@ -125,6 +124,11 @@ class RunRecord:
             "finished": len(finished) == len(self.plan.stages),
             "machine": {**host.describe(), "fingerprint": host.fingerprint()},
             "keys": {stage_id: key.digest for stage_id, key in self.keys.items()},
-            "stages": [{**asdict(event), "parts": self.keys[event.stage_id].parts} for event in finished],
+            "stages": [self._stage_facts(event) for event in finished],
         }
         write_atomically(self.folder / "record.json", strict_json(record).encode())
+
+    def _stage_facts(self, event: StageFinished) -> dict[str, Any]:
+        # Relative: the artifacts folder may be moved.
+        deliverables = [path.relative_to(self.folder).as_posix() for path in event.deliverables]
+        return {**asdict(event), "deliverables": deliverables, "parts": self.keys[event.stage_id].parts}

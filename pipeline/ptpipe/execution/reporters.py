@@ -1,11 +1,15 @@
-"""Telling reporters what happens in a run, so that none of them can break it."""
+"""Reporters as a group: every event goes to all of them, and none can break the run."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Self
+
+import pluggy
 
 from ptpipe.events import Event, LogLine, Notice, RunFinished, RunStarted, StageFinished, StageStarted
+from ptpipe.plan.vocabulary import call_each
 from ptpipe.reporter import Reporter
 
 
@@ -15,6 +19,27 @@ class ReporterGroup(Reporter):
     def __init__(self, reporters: Sequence[Reporter], log: Callable[[LogLine], None]) -> None:
         self._reporters = list(reporters)
         self._log = log
+        self._missing: list[str] = []
+
+    @classmethod
+    def of_plugins(
+        cls, manager: pluggy.PluginManager, further: Sequence[Reporter], log: Callable[[LogLine], None]
+    ) -> Self:
+        """Group the plugins' reporters and further ones, in that order."""
+        results = list(call_each(manager, "ptpipe_reporters"))
+        group = cls([*(item for result in results for item in result.items), *further], log)
+        group._missing = [
+            f"plugin {result.plugin} offers no reporter in this run: {result.error}"
+            for result in results
+            if result.error
+        ]
+        return group
+
+    def report_missing(self) -> None:
+        """Give a notice for each plugin whose hook failed."""
+        for line in self._missing:
+            self._log(LogLine("", line))
+            self.event(Notice("", line))
 
     def run_started(self, event: RunStarted) -> None:
         self._each(lambda reporter: reporter.run_started(event))
@@ -31,12 +56,12 @@ class ReporterGroup(Reporter):
     def run_finished(self, event: RunFinished) -> None:
         self._each(lambda reporter: reporter.run_finished(event))
 
-    def _each(self, tell: Callable[[Reporter], None]) -> None:
+    def _each(self, call: Callable[[Reporter], None]) -> None:
         for reporter in list(self._reporters):
             if not any(reporter is other for other in self._reporters):
-                continue  # switched off while the others were told that one of them is
+                continue  # switched off meanwhile
             try:
-                tell(reporter)
+                call(reporter)
             except (Exception, SystemExit) as error:  # noqa: BLE001  # reporting never breaks a run
                 self._reporters = [other for other in self._reporters if other is not reporter]
                 name = f"{type(reporter).__module__}.{type(reporter).__qualname__}"

@@ -1,4 +1,4 @@
-"""What a run would find cached, and why it would run the rest."""
+"""Cache status of a plan's stages: what a run would find cached, and why it would run the rest."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ptpipe.plan.keys import Key, differences
 from ptpipe.store.runs import run_records
 from ptpipe.store.store import Entry, Store
 
-_MADE = (Outcome.DONE, Outcome.CACHED, Outcome.REFUSED)
+_WITH_RESULT = (Outcome.DONE, Outcome.CACHED, Outcome.REFUSED)
 
 
 @dataclass(frozen=True)
 class CacheStatus:
-    """What a run would do with a stage, and why."""
+    """Whether a run would find a stage cached, and why it would run it."""
 
     stage_id: str
     key: Key
     entry: Entry | None
-    """The stored result that would be used; None where the stage would work."""
+    """The stored result that a run would use; None where it would run the stage."""
     reasons: tuple[str, ...] = ()
-    """Why it would work."""
+    """Why it would run the stage."""
 
 
 def cache_statuses(plan: Plan, keys: Mapping[str, Key], store: Store, fresh: Collection[str] = ()) -> list[CacheStatus]:
-    """Say of each stage whether its result is there, or what differs from the last run of this manifest's name.
+    """Return for each stage its stored result, or what differs from the last run of this manifest's name.
 
     Raises ManifestError where a name in `fresh` is no stage's.
     """
@@ -53,11 +53,11 @@ def cache_statuses(plan: Plan, keys: Mapping[str, Key], store: Store, fresh: Col
 
 
 def is_current(entry: Entry, plan: Plan, stage_id: str, upstream: Mapping[str, Entry | None]) -> bool:
-    """Whether a result was made from the very objects that the stages above have now.
+    """Return whether a result was computed from the very objects that the stages above have now.
 
-    Keys alone don't tell after `--fresh`, or after a lost object was made again: a measured value, or a stage that
-    isn't reproducible, gives another object under the same key. A stage above that will work (None) is trusted to
-    give what it gave before; the run looks again once it knows.
+    Keys alone don't tell after `--fresh`, or after a lost object was rebuilt: a measured value, or a stage that is not
+    reproducible, gives another object under the same key. A stage above that will run (None) is assumed to give what
+    it gave before; the run checks again afterwards.
     """
     for port, references in plan[stage_id].wiring.items():
         for reference, digest in zip(references, entry.inputs.get(port, ()), strict=False):
@@ -71,11 +71,11 @@ def _reasons(
     plan: Plan, stage_id: str, key: Key, past: _PastParts, fresh: Collection[str], entries: Mapping[str, Entry | None]
 ) -> Iterator[str]:
     if stage_id in fresh:
-        yield "asked for with --fresh"
+        yield "requested with --fresh"
         return
     old = past.parts(stage_id)
     if old is None:
-        yield "never made under this name"
+        yield "no earlier result"
         return
     lines = differences(old, key.parts)
     for line in lines:
@@ -83,15 +83,15 @@ def _reasons(
             yield line
     changed = [name for name in plan[stage_id].upstream if entries.get(name) is None]
     if changed and any(line.startswith("inputs.") for line in lines):
-        yield f"changed above: {', '.join(changed)}"
+        yield f"upstream changed: {', '.join(changed)}"
     elif any(line.startswith("inputs.") for line in lines):
-        yield "bound to other inputs"
+        yield "connected to other inputs"
     if not lines:
-        yield "its result is gone, was altered, or was never finished"
+        yield "result missing, altered or unfinished"
 
 
 class _PastParts:
-    """What each stage was last made of in runs of one name; records are read as far back as need be."""
+    """The key parts of each stage's last result in runs of one name; records are read back as far as needed."""
 
     def __init__(self, name: str, store: Store) -> None:
         self._records = (record for record in run_records(store, name) if record["name"] == name)
@@ -103,6 +103,6 @@ class _PastParts:
             if record is None:
                 return None
             for stage in record["stages"]:
-                if stage["outcome"] in _MADE:
+                if stage["outcome"] in _WITH_RESULT:
                     self._parts.setdefault(stage["stage_id"], stage["parts"])
         return self._parts[stage_id]

@@ -1,1 +1,1 @@
-"""Artifacts by content, written whole or not at all."""
+"""Storage: artifacts by content, the index, run records, atomic writes, locks."""

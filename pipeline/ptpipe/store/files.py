@@ -1,21 +1,19 @@
-"""Writing files so that nobody ever sees half of one, and everybody can read them."""
+"""Atomic file writes, fsync, strict JSON text."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the file's content; after a crash it holds the old or the new, whole."""
+    """Replace the file's content: a reader, and a power cut, see all of the old or all of the new."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
     try:
-        with temporary.open("xb") as file:  # not tempfile: whoever may read the folder may read the file
+        with temporary.open("xb") as file:  # not tempfile, whose files are closed to all other users
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -28,23 +26,16 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def strict_json(value: object) -> str:
-    """JSON that every program can read: NaN and the infinities, which JSON has not, become words."""
+    """Return JSON that every parser reads: NaN and the infinities become strings, paths and other objects `str`."""
+    # Not pydantic_core.to_json: it refuses lone surrogates, which is how Python carries undecodable file names.
     try:
         return json.dumps(value, indent=1, default=str, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(value), indent=1, default=str, allow_nan=False)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return json.dumps(value)
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return json.dumps(json.loads(json.dumps(value, default=str), parse_constant=str), indent=1)
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or a folder's list of names, safe from a power cut."""
+    """Flush a file's content, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

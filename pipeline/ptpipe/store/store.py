@@ -1,14 +1,13 @@
-"""The store: artifacts by content, and the index from keys to them.
+"""Content-addressed storage of artifacts, and the index from stage keys to them.
 
 `objects/<2 digits>/<digest>/` holds `record.json` and `files/`; `index/<key>.json` names a stage's outputs; `runs/`
-has a folder a run; `scratch/<key>/` is what an unfinished stage keeps; `quarantine/` holds what was found altered.
-Everything is written beside its place, synced, and renamed into it: a reader sees all of it or nothing.
+has one folder per run; `scratch/<key>/` holds the checkpoints of an unfinished stage; `quarantine/` holds objects that
+failed verification. Everything is written beside its place, fsynced, and renamed into it: a reader sees all or nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -20,13 +19,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.errors import IntegrityError, PtpipeError
 from ptpipe.store.files import sync, write_atomically
+from ptpipe.store.locks import LockedError, exclusive_lock, shared_lock
 
 A = TypeVar("A", bound=Artifact)
+
+Listing: TypeAlias = dict[str, dict[str, Any]]
+"""File name to `{"size_bytes": int, "sha256": str}`."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,13 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class Entry:
-    """What the index knows of a key: the outputs, and everything said while they were made."""
+    """An index entry: a finished stage's outputs, and the metrics and notices that it reported."""
 
     key: str
     kind: str
     parts: Mapping[str, JSON]
     inputs: Mapping[str, tuple[str, ...]]
-    """Port name to the digests of the objects that were read."""
+    """Port name to the digests of the objects that the stage read."""
     outputs: Mapping[str, StoredObject]
     metrics: Mapping[str, JSON]
     notices: tuple[str, ...]
@@ -64,14 +67,14 @@ class Entry:
 
 
 class Store:
-    """An artifacts folder. Nothing is written before `open_for_writing`."""
+    """An artifacts folder. Writes nothing before `open_for_writing`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self._verified: set[str] = set()
 
     def open_for_writing(self) -> None:
-        """Make the folders and see that they can be written. Raises PtpipeError with the reason."""
+        """Create the folders and check that they are writable. Raises PtpipeError with the reason."""
         try:
             for name in ("objects", "index", "runs", "scratch", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
@@ -83,55 +86,66 @@ class Store:
     # Objects
 
     def put(self, artifact: Artifact) -> StoredObject:
-        """Store a value under the digest of its content; storing it twice costs a comparison."""
+        """Save a value under the digest of its content. A value that is stored already is only compared."""
         with self._staging() as folder:
             files = folder / "files"
             files.mkdir()
             artifact.save(files)
-            listing = _listing(files)
-            name = type(artifact).__name__
-            digest = hashlib.sha256(json.dumps([name, listing], sort_keys=True).encode()).hexdigest()
-            record = {
-                "digest": digest,
-                "type": name,
-                "files": listing,
-                "size_bytes": sum(facts["size_bytes"] for facts in listing.values()),
-                "summary": artifact.summary(),
-            }
-            (folder / "record.json").write_text(_record_text(record), encoding="utf-8")
-            _seal(folder)
-            self._adopt(folder, digest)
-        self._verified.add(digest)
-        return StoredObject(digest, name, record["size_bytes"], record["summary"])
+            return self._commit(folder, type(artifact).__name__, _listing(files), artifact.summary())
+
+    def adopt(self, source: Path, type_: type[Artifact]) -> StoredObject:
+        """Store a folder that an artifact was saved to, by moving it (copying from another file system).
+
+        The artifact is loaded for its summary only: its files are not written a second time. Raises ValueError where
+        `source` is no folder, and whatever `type_.load` raises for files that are not of that type.
+        """
+        if source.is_symlink() or not source.is_dir():
+            raise ValueError(f"{source} is not the folder of a saved {type_.__name__}")
+        with self._staging() as folder:
+            files = folder / "files"
+            shutil.move(source, files)
+            listing = _listing(files)  # first: it refuses links, which `load` would follow
+            return self._commit(folder, type_.__name__, listing, type_.load(files).summary())
 
     def get(self, digest: str, type_: type[A]) -> A:
-        """Read a value back, its bytes verified. Raises IntegrityError where they are not those written."""
+        """Load a value, its bytes verified. Raises IntegrityError where they are not those written."""
         self.verify(digest)
-        return type_.load(self._object(digest) / "files")
+        return type_.load(self.files(digest))
+
+    def files(self, digest: str) -> Path:
+        """Return the read-only folder that the artifact was saved to; its bytes are not verified."""
+        return self._object(digest) / "files"
 
     def has(self, digest: str) -> bool:
-        """Whether the object is there; its bytes are not looked at."""
+        """Return whether the object exists; its bytes are not verified."""
         return (self._object(digest) / "record.json").is_file()
 
-    def verify(self, digest: str) -> None:
-        """Compare an object's files with their digests, once a process. Raises IntegrityError."""
-        if digest in self._verified:
-            return
-        folder = self._object(digest)
+    def listing(self, digest: str) -> Listing:
+        """Return the size and SHA-256 of an object's files as written. Raises IntegrityError if its record changed."""
         try:
-            record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-            listing = _listing(folder / "files")
-            found = hashlib.sha256(json.dumps([record["type"], listing], sort_keys=True).encode()).hexdigest()
-            written = dict(record["files"])
+            record = json.loads((self._object(digest) / "record.json").read_text(encoding="utf-8"))
+            listing, is_intact = dict(record["files"]), _digest(record["type"], record["files"]) == digest
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise IntegrityError(f"object {digest[:12]} cannot be read: {error}") from error
-        if found != digest:
-            changed = sorted(name for name in {*listing, *written} if listing.get(name) != written.get(name))
-            raise IntegrityError(f"object {digest[:12]} was altered: {', '.join(changed) or 'its record'}")
+        if not is_intact:
+            raise IntegrityError(f"object {digest[:12]} was altered: its record")
+        return listing
+
+    def verify(self, digest: str) -> None:
+        """Compare an object's files with their digests, once per process. Raises IntegrityError."""
+        if digest in self._verified:
+            return
+        written = self.listing(digest)
+        try:
+            found = _listing(self.files(digest))
+        except (OSError, ValueError) as error:
+            raise IntegrityError(f"object {digest[:12]} cannot be read: {error}") from error
+        if changed := sorted(name for name in {*found, *written} if found.get(name) != written.get(name)):
+            raise IntegrityError(f"object {digest[:12]} was altered: {', '.join(changed)}")
         self._verified.add(digest)
 
     def quarantine(self, digest: str) -> Path:
-        """Take an object out of the way, for a person to look at. Returns where it went."""
+        """Move an object aside for inspection. Returns its new place."""
         folder = self.root / "quarantine"
         folder.mkdir(exist_ok=True)
         place = folder / f"{digest[:12]}-{time.time_ns()}"
@@ -142,7 +156,24 @@ class Store:
     def _object(self, digest: str) -> Path:
         return self.root / "objects" / digest[:2] / digest
 
-    def _adopt(self, folder: Path, digest: str) -> None:
+    def _commit(self, folder: Path, type_name: str, listing: Listing, summary: Mapping[str, JSON]) -> StoredObject:
+        """Turn a staging folder with `files/` into an object."""
+        digest = _digest(type_name, listing)
+        size_bytes = sum(facts["size_bytes"] for facts in listing.values())
+        record = {
+            "digest": digest,
+            "type": type_name,
+            "files": listing,
+            "size_bytes": size_bytes,
+            "summary": summary,
+        }
+        (folder / "record.json").write_text(_record_text(record), encoding="utf-8")
+        _seal(folder)
+        self._publish(folder, digest)
+        self._verified.add(digest)
+        return StoredObject(digest, type_name, size_bytes, summary)
+
+    def _publish(self, folder: Path, digest: str) -> None:
         place = self._object(digest)
         if not place.parent.exists():
             place.parent.mkdir(exist_ok=True)
@@ -151,7 +182,7 @@ class Store:
             folder.rename(place)
         except OSError:
             try:
-                self.verify(digest)  # the same content is there already
+                self.verify(digest)  # an object with this content exists already
             except IntegrityError:
                 self.quarantine(digest)
                 folder.rename(place)
@@ -159,7 +190,7 @@ class Store:
 
     @contextlib.contextmanager
     def _staging(self) -> Iterator[Path]:
-        # Not tempfile, whose folders are closed to everybody else: a team may share a store.
+        # Not tempfile, whose folders are closed to all other users: a team may share a store.
         folder = self.root / "objects" / f".new-{secrets.token_hex(8)}"
         folder.mkdir()
         try:
@@ -170,7 +201,7 @@ class Store:
     # The index
 
     def entry(self, key: str) -> Entry | None:
-        """What is known of a key; None where it is unknown or an output has gone. A damaged entry is unknown."""
+        """Return a key's entry; None where there is none, it is damaged, or one of its outputs is missing."""
         path = self.root / "index" / f"{key}.json"
         try:
             entry = Entry.from_json(json.loads(path.read_text(encoding="utf-8")))
@@ -184,55 +215,45 @@ class Store:
         path = self.root / "index" / f"{entry.key}.json"
         write_atomically(path, json.dumps(asdict(entry), indent=1).encode())
 
-    # What is kept for a while
+    # Scratch folders and locks
 
     def scratch(self, key: str) -> Path:
-        """The folder that an unfinished stage keeps its checkpoints in."""
+        """Return the folder for an unfinished stage's checkpoints, created if missing."""
         folder = self.root / "scratch" / key
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def drop_scratch(self, key: str) -> None:
-        """Delete it: the stage is done."""
+        """Delete a finished stage's scratch folder."""
         shutil.rmtree(self.root / "scratch" / key, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def lock(self, key: str, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold a key against other processes. The kernel lets go when the holder ends, however it ends."""
-        with (self.root / "locks" / key).open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def lock(self, key: str, on_wait: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """Lock a key against other processes inside the `with`; `on_wait` is called before waiting."""
+        return exclusive_lock(self.root / "locks" / key, on_wait)
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keep `collect_garbage` away while a run works here."""
-        with (self.root / "locks" / "in-use").open("a+") as file:  # NFS: a shared lock needs reading
-            fcntl.flock(file, fcntl.LOCK_SH)
-            yield
+    def in_use(self) -> contextlib.AbstractContextManager[None]:
+        """Keep `collect_garbage` out while a run uses the store inside the `with`."""
+        return shared_lock(self.root / "locks" / "in-use")
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Keep runs out. Raises PtpipeError where one is going on, or where there is no store."""
+        """Keep runs out inside the `with`. Raises PtpipeError where one is active, or where there is no store."""
         if not (self.root / "locks").is_dir():
             raise PtpipeError(f"there is no artifacts folder at {self.root}")
-        with (self.root / "locks" / "in-use").open("a") as file:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+                stack.enter_context(exclusive_lock(self.root / "locks" / "in-use"))
+            except LockedError as error:
                 raise PtpipeError(f"a run is using {self.root}; try again when it has ended") from error
             yield
 
     def source_cache(self) -> Path:
-        """Where digests of source files are remembered."""
+        """Return the file that caches digests of plugins' source files."""
         return self.root / "index" / "sources.cache"
 
 
-def _listing(folder: Path) -> dict[str, dict[str, Any]]:
-    """Each file below a folder, with size and SHA-256. Anything but plain files and folders raises ValueError."""
+def _listing(folder: Path) -> Listing:
+    """Return the size and SHA-256 of each file below a folder. Raises ValueError for links, pipes and the like."""
     listing = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -245,6 +266,10 @@ def _listing(folder: Path) -> dict[str, dict[str, Any]]:
     return listing
 
 
+def _digest(type_name: str, listing: Listing) -> str:
+    return hashlib.sha256(json.dumps([type_name, listing], sort_keys=True).encode()).hexdigest()
+
+
 def _record_text(record: Mapping[str, Any]) -> str:
     try:
         return json.dumps(record, indent=1)
@@ -253,7 +278,7 @@ def _record_text(record: Mapping[str, Any]) -> str:
 
 
 def _seal(folder: Path) -> None:
-    """Make the files safe from a power cut, and from being written to by accident."""
+    """Flush the files to the disk, and make them read-only against accidents."""
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
             path = Path(parent) / name

@@ -21,8 +21,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from ptpipe.host import usable_cpus
 from ptpipe_torch.distributed.worker_group import WorkerGroup
-from ptpipe_torch.runtime import available_cpus
 
 Operation: TypeAlias = Literal["sum", "min"]
 
@@ -46,7 +46,7 @@ class SharedMemory:
         """Map a file that `share_memory` made. Whoever has it open, and does not close it, counts as alive."""
         self._workers, self._descriptor, self._count = workers, descriptor, 0
         # Who waits awake takes the processor from others, where there is not one for each.
-        self._awake_s = _AWAKE_S if workers.size * torch.get_num_threads() <= available_cpus() else 0.0
+        self._awake_s = _AWAKE_S if workers.size * torch.get_num_threads() <= usable_cpus() else 0.0
         self._memory = mmap.mmap(descriptor, _size_bytes(workers, num_values))
         counts_end = _LINE_BYTES * (1 + workers.size)
         self._counts = memoryview(self._memory)[_LINE_BYTES:counts_end].cast("q")[:: _LINE_BYTES // 8]

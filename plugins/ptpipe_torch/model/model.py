@@ -217,6 +217,10 @@ class Model(Deployable):
             raise IntegrityError(f"{_RECIPE} can't be read: {error}") from error
         return cls(recipe, folder / _TENSORS, int8_tensors if int8_tensors.exists() else None)
 
+    @classmethod
+    def deliverables(cls, folder: Path) -> tuple[str, ...]:
+        return (_RECIPE, _INT8_TENSORS if (folder / _INT8_TENSORS).exists() else _TENSORS)
+
     def summary(self) -> dict[str, JSON]:
         return {"format": self.format, "size_bytes": self.size_bytes}
 

@@ -95,6 +95,10 @@ class OnnxFile(Deployable):
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise IntegrityError(f"{_FACTS} can't be read: {error!r}") from error
 
+    @classmethod
+    def deliverables(cls, folder: Path) -> tuple[str, ...]:
+        return (_MODEL,)
+
     def summary(self) -> dict[str, JSON]:
         return {"format": self.format, "size_bytes": self.size_bytes, "parity": dict(self.parity)}
 

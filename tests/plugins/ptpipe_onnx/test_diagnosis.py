@@ -1,21 +1,9 @@
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
-
 import onnxruntime
 
 from ptpipe_onnx import diagnosis
-from ptpipe_onnx.diagnosis import ONNX, ONNXRUNTIME, ONNXSCRIPT, findings
-
-PROJECT = Path(__file__).parents[3] / "pyproject.toml"
-
-
-def test_the_ranges_are_those_of_the_distribution():
-    with PROJECT.open("rb") as file:
-        wanted = tomllib.load(file)["project"]["dependencies"]
-    for name, versions in (("onnx", ONNX), ("onnxruntime", ONNXRUNTIME), ("onnxscript", ONNXSCRIPT)):
-        assert "{}>={},<{}".format(name, *versions) in wanted
+from ptpipe_onnx.diagnosis import findings
 
 
 def test_what_is_here():
@@ -27,7 +15,7 @@ def test_what_is_here():
 
 
 def test_no_session_beside_a_version_that_does_not_fit(monkeypatch):
-    monkeypatch.setattr(diagnosis, "ONNX", ("100", "101"))
+    monkeypatch.setattr("ptpipe.check._requirements", lambda: {"onnx": ">=100,<101"})
     found = list(findings())
     assert [finding.state for finding in found] == ["fail", "ok", "ok"]
     assert found[0].remedy == "pip install 'onnx>=100,<101'"
@@ -39,3 +27,11 @@ def test_a_session_that_fails_is_one_line(monkeypatch):
     assert (session.subject, session.state) == ("onnx session", "fail")
     assert session.detail
     assert "\n" not in session.detail
+
+
+def test_the_build_for_cuda_has_the_bounds_of_the_other(monkeypatch):
+    monkeypatch.setattr("ptpipe.check._requirements", lambda: {"onnxruntime": ">=100"})
+    monkeypatch.setattr(diagnosis, "_runtime", lambda: "onnxruntime-gpu")
+    assert next(found.remedy for found in findings() if found.subject == "onnxruntime-gpu") == (
+        "pip install 'onnxruntime-gpu>=100'"
+    )

@@ -4,28 +4,18 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
 from ptpipe.check import CheckState
-from ptpipe_torch.doctor import TORCH, TORCHVISION, _device, findings
+from ptpipe_torch.doctor import _device, findings
 from ptpipe_torch.runtime import num_cpus
-
-PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
 def found():
     return {finding.subject: finding for finding in findings()}
-
-
-def test_the_ranges_are_those_of_the_distribution():
-    with PROJECT.open("rb") as file:
-        wanted = tomllib.load(file)["project"]["dependencies"]
-    assert "torch>={},<{}".format(*TORCH) in wanted
-    assert "torchvision>={}".format(*TORCHVISION) in wanted
 
 
 def test_what_is_here():

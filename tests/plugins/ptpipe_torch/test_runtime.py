@@ -3,45 +3,19 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from ptpipe import StageError
 from ptpipe_torch import runtime
-from ptpipe_torch.runtime import freed_memory_kept, num_cpus, quantized_engine, seeded, torch_threads
+from ptpipe_torch.runtime import freed_memory_kept, quantized_engine, seeded, torch_threads
 
 
 def test_importing_it_imports_no_torch() -> None:
     code = "import sys, ptpipe_torch.runtime; print([name for name in ('torch', 'numpy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.fixture
-def eight_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine of eight processors; the path of the file that limits it."""
-    monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    monkeypatch.setattr(runtime, "_CGROUP_CPU_MAX", tmp_path / "cpu.max")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    return tmp_path / "cpu.max"
-
-
-@pytest.mark.parametrize(
-    ("limit", "want"),
-    [(None, 8), ("max 100000\n", 8), ("400000 100000\n", 4), ("150000 100000", 1), ("50000 100000", 1), ("?", 8)],
-)
-def test_a_containers_limit_counts(eight_cpus: Path, limit: str | None, want: int) -> None:
-    if limit is not None:
-        eight_cpus.write_text(limit, encoding="ascii")
-    assert num_cpus() == want
-
-
-@pytest.mark.parametrize(("value", "want"), [("3", 3), ("3,2", 3), ("64", 8), ("0", 8), ("", 8), ("many", 8)])
-def test_the_users_own_limit_counts(eight_cpus: Path, monkeypatch: pytest.MonkeyPatch, value: str, want: int) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", value)
-    assert num_cpus() == want
 
 
 def test_threads_are_set_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

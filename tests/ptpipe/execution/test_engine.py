@@ -150,7 +150,7 @@ def test_after_a_failure_the_rest_is_skipped(project):
     assert result.stages["bad"].frames == (), "the user's mistake needs no traceback"
     assert result.stages["bad"].metrics == {"before": 1}
     assert result.stages["below"].message == "needs bad"
-    assert result.stages["aside"].message == "a stage above failed; --keep-going would do this one"
+    assert result.stages["aside"].message == "a stage above failed; --keep-going would run this one"
     assert [event.stage_id for event in ear.started] == ["one", "bad"]
 
 
@@ -269,10 +269,10 @@ def test_a_verdict_that_hides_its_decision_is_the_plugins_fault(project):
     project.write(GATE)
     result = project.run()
     assert project.outcomes(result)["gate"] == "failed"
-    assert result.stages["gate"].message == "TypeError: Strict.summary() leaves out the verdict's own"
+    assert result.stages["gate"].message == "TypeError: Strict.summary() omits the verdict's own"
 
 
-# ReporterGroup
+# Reporters
 
 
 def test_everything_is_told_in_order(project):
@@ -431,8 +431,8 @@ def test_what_a_plugins_launcher_tells_belongs_to_the_stage(project):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return {}", "TypeError: toy.make has the outputs output; ptpipe_launch gave {}"),
-        ("return 3", "TypeError: toy.make has the outputs output; ptpipe_launch gave 3"),
+        ("return {}", "TypeError: toy.make has the outputs output; ptpipe_launch returned {}"),
+        ("return 3", "TypeError: toy.make has the outputs output; ptpipe_launch returned 3"),
         ("return 1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
@@ -441,6 +441,56 @@ def test_a_launcher_that_breaks_fails_the_stage(project, body, message):
     result = project.run()
     assert result.exit_code == ExitCode.FAILED
     assert result.stages["one"].message == message
+
+
+SAVED = """
+    import json, os, shutil
+    from pathlib import Path
+    folder = Path(call.artifacts) / "scratch" / call.key / "saved"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    file = folder / "number.json"
+    {write}
+    return {{"output": folder}}"""
+
+
+def test_a_folder_from_another_process_is_adopted(project):
+    write = "file.write_text('42'); (Path(call.folder) / 'inode').write_text(str(file.stat().st_ino))"
+    project.write("one: {uses: toy.make}", **with_launcher(project, SAVED.format(write=write)))
+    result = project.run()
+    assert result.artifact("one").value == 42
+    digest = result.stages["one"].outputs["output"]["digest"]
+    stored = result.store.files(digest) / "number.json"
+    assert stored.stat().st_ino == int((project.folder / "inode").read_text()), "written once"
+    assert result.stages["one"].outputs["output"]["summary"] == {"value": 42}
+    assert not list(project.artifacts.glob("scratch/*"))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        ("file.write_text('{')", "JSONDecodeError: Expecting property name"),
+        ("(folder / 'text.txt').write_text('no number')", "FileNotFoundError: "),
+        ("folder.rmdir()", "ValueError: "),
+    ],
+)
+def test_a_folder_that_holds_no_such_artifact_fails_the_stage(project, write, message):
+    project.write("one: {uses: toy.make}", **with_launcher(project, SAVED.format(write=write)))
+    result = project.run()
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stages["one"].message.startswith(message)
+    assert not list(project.artifacts.glob("objects/??/*"))
+
+
+def test_an_adopted_verdict_decides(project):
+    write = """content = '{"decision": "refused", "reason": "small", "facts": {}, "fail_undecided": false}'
+    (folder / "verdict.json").write_text(content)"""
+    body = SAVED.format(write=write).replace(
+        "\n    import", "\n    if call.kind != 'toy.gate': return None\n    import", 1
+    )
+    project.write(GATE, **with_launcher(project, body))
+    result = project.run()
+    assert (result.exit_code, result.stages["gate"].message) == (ExitCode.REFUSED, "small")
 
 
 def test_the_engine_fails_loudly_and_tells_the_end(project, monkeypatch):
@@ -479,7 +529,7 @@ def test_an_altered_object_is_quarantined_said_aloud_and_made_again(project):
     assert second.artifact("sum").value == 7
     (text,) = [text for text in ear.notices if "altered" in text]
     assert text.startswith(f"object {digest_of(first, 'one')[:12]} was altered: number.json; moved to ")
-    assert text.endswith(", and one is done again")
+    assert text.endswith(", and one is rerun")
     assert second.stages["sum"].notices == (text,), "in the record too"
     assert text in log_of(second)
     (quarantined,) = project.artifacts.glob("quarantine/*")

@@ -34,7 +34,7 @@ def reasons(project):
     return look
 
 
-NEVER = ["never made under this name"]
+NEVER = ["no earlier result"]
 
 
 def test_reasons_name_what_changed(project, reasons):
@@ -45,19 +45,19 @@ def test_reasons_name_what_changed(project, reasons):
     assert reasons({"one.value": 4, "one.note": "x"}) == {
         "one": ["config.note:  -> x", "config.value: 3.0 -> 4.0"],
         "two": "cached",
-        "sum": ["changed above: one"],
-        "gate": ["changed above: sum"],
+        "sum": ["upstream changed: one"],
+        "gate": ["upstream changed: sum"],
     }
     assert reasons({"seed": 1})["two"] == ["seed: 0 -> 1"]
-    assert reasons({"seed": 1})["sum"] == ["seed: 0 -> 1", "changed above: one, two"]
+    assert reasons({"seed": 1})["sum"] == ["seed: 0 -> 1", "upstream changed: one, two"]
     assert reasons(fresh=("sum",)) == {
         "one": "cached",
         "two": "cached",
-        "sum": ["asked for with --fresh"],
+        "sum": ["requested with --fresh"],
         "gate": "cached",  # trusted until the run knows better
     }
     project.write(STAGES.replace("a: one, b: two", "a: one, b: one"))
-    assert reasons()["sum"] == ["bound to other inputs"]
+    assert reasons()["sum"] == ["connected to other inputs"]
     project.write(STAGES)
     project.edit("a.value + b.value", "b.value + a.value")
     assert reasons()["one"] == ["the plugin's code"]
@@ -67,7 +67,7 @@ def test_a_result_that_has_gone(project, reasons):
     project.write(STAGES)
     result = project.run()
     (project.artifacts / "index" / f"{result.stages['two'].key}.json").write_text("{")
-    assert reasons()["two"] == ["its result is gone, was altered, or was never finished"]
+    assert reasons()["two"] == ["result missing, altered or unfinished"]
     assert reasons()["sum"] == "cached"
 
 

@@ -172,6 +172,21 @@ def test_the_machine_counts_for_what_was_measured(project, keys, monkeypatch):
     assert changed(before, keys()) == ["time"]
 
 
+def test_thread_and_container_limits_count_for_what_was_measured(project, keys, monkeypatch, tmp_path):
+    monkeypatch.setattr("ptpipe.host.os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr("ptpipe.host.CGROUP_CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    project.write("one: {uses: toy.make}\ntime: {uses: toy.clock}")
+    whole = keys()
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    limited = keys()
+    assert changed(whole, limited) == ["time"]
+    (tmp_path / "cpu.max").write_text("200000 100000")
+    assert changed(limited, keys()) == ["time"]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert changed(whole, keys()) == ["time"]
+
+
 READS = """
 def _reads(config):
     {body}

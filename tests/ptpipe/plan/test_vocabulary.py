@@ -261,4 +261,3 @@ def test_no_garbage_is_looked_for_while_importing(was_on):
         assert gc.isenabled() is was_on
     finally:
         (gc.enable if before else gc.disable)()
-        gc.unfreeze()

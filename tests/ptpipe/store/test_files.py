@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ptpipe.store.files import strict_json, write_atomically
+
+ANY_TEXT = st.text(st.characters())  # surrogates too
 
 
 def test_a_file_is_replaced(tmp_path):
@@ -50,8 +53,12 @@ def test_what_json_has_not_becomes_words():
     assert read == {"a": "NaN", "b": ["Infinity", "-Infinity", 1.5], "c": ["x", None]}
 
 
+def test_an_undecodable_file_name_is_kept():
+    assert json.loads(strict_json({"\udcff": [Path("\udcff"), float("nan")]})) == {"\udcff": ["\udcff", "NaN"]}
+
+
 @given(
-    st.recursive(st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+    st.recursive(st.none() | st.floats() | ANY_TEXT, lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner))
 )
 def test_json_is_always_strict(value):
     json.loads(strict_json(value), parse_constant=lambda word: pytest.fail(word))

@@ -131,6 +131,66 @@ def test_only_plain_files_are_stored(store, artifact, name):
     assert not list(store.root.glob("objects/*"))
 
 
+def saved(tmp_path, contents):
+    """A folder that another process saved `Files` to."""
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    Files(contents).save(folder)
+    return folder
+
+
+def test_a_saved_folder_is_moved_not_written_again(store, tmp_path):
+    contents = {"a": b"1", "deep/b": b"22"}
+    folder = saved(tmp_path, contents)
+    inodes = {path.name: path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+    stored = store.adopt(folder, Files)
+    assert not folder.exists()
+    placed = [path for path in store.files(stored.digest).rglob("*") if path.is_file()]
+    assert {path.name: path.stat().st_ino for path in placed} == inodes
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o222 for path in placed} == {0}
+    assert stored == store.put(Files(contents)), "digest, size and summary are those of a value that is put"
+    assert Store(store.root).get(stored.digest, Files) == Files(contents)
+    assert not left_over(store)
+
+
+def test_a_folder_on_another_file_system_is_copied(store, tmp_path, monkeypatch):
+    folder, rename = saved(tmp_path, {"a": b"1"}), os.rename
+
+    def other_device(source, target):
+        if Path(source) == folder:
+            raise OSError(18, "Invalid cross-device link")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.os.rename", other_device)
+        stored = store.adopt(folder, Files)
+    assert not folder.exists()
+    assert store.get(stored.digest, Files) == Files({"a": b"1"})
+
+
+class Picky(Files):
+    @classmethod
+    def load(cls, folder):
+        raise ValueError("damaged")
+
+
+def test_what_cannot_be_adopted_is_refused(store, tmp_path):
+    with pytest.raises(ValueError, match="is not the folder of a saved Files"):
+        store.adopt(tmp_path / "absent", Files)
+    folder = saved(tmp_path, {"a": b"1"})
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(ValueError, match="is not the folder of a saved Files"):
+        store.adopt(tmp_path / "link", Files)
+    with pytest.raises(ValueError, match="damaged"):
+        store.adopt(folder, Picky)
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "link").symlink_to("/etc/hostname")
+    with pytest.raises(ValueError, match="link is neither"):
+        store.adopt(tmp_path / "again", Files)
+    assert not list(store.root.glob("objects/*"))
+    assert not left_over(store)
+
+
 class BadSummary(Files):
     def summary(self):
         return {"path": Path()}

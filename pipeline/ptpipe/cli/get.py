@@ -1,0 +1,76 @@
+"""`ptpipe get`: copy a stage's deliverables out of a run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import click
+
+from ptpipe.cli.common import artifacts_option, json_option, open_store, print_json
+from ptpipe.errors import IntegrityError, Problem, UsageError, nearest
+
+
+@click.command()
+@click.argument("run")
+@click.argument("stage")
+@click.argument("dest", default=".", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--force", is_flag=True, help="Replace existing files.")
+@artifacts_option
+@json_option
+def get(run: str, stage: str, dest: Path, force: bool, artifacts: Path, as_json: bool) -> None:
+    """Copy the deliverables of a run's stage (a model file) to DEST, verified against the digests in the store.
+
+    RUN is a run's id, the unambiguous start or end of one, or `last`. DEST is a folder, by default the current one; it
+    is created if missing. `ptpipe show RUN` lists the deliverables.
+    """
+    from ptpipe.execution.deliverables import copy_atomically
+    from ptpipe.store.runs import find_run
+
+    store = open_store(artifacts)
+    record, folder = find_run(store, run)
+    facts = _stage_facts(record, stage)
+    listings = (store.listing(output["digest"]) for output in facts["outputs"].values())
+    stored = {file["sha256"] for listing in listings for file in listing.values()}
+    targets = {folder / name: dest / PurePosixPath(name).relative_to(stage) for name in facts["deliverables"]}
+    if not force and (existing := [str(path) for path in targets.values() if path.exists()]):
+        raise UsageError(f"{' and '.join(existing)} exists (--force replaces it)")
+    for source, target in targets.items():
+        _verify(source, stored, stage)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy_atomically(source, target)
+        except OSError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
+    if as_json:
+        print_json([str(target) for target in targets.values()])
+    else:
+        click.echo("\n".join(f"wrote {target}" for target in targets.values()))
+
+
+def _stage_facts(record: dict[str, Any], stage_id: str) -> dict[str, Any]:
+    """Return the record of a stage that has deliverables. Raises UsageError where it has none."""
+    stages = {stage["stage_id"]: stage for stage in record["stages"]}
+    having = [name for name, stage in stages.items() if stage.get("deliverables")]
+    if stage_id not in stages:
+        problem = Problem(f"run {record['run_id']} has no stage {stage_id!r}", suggestion=nearest(stage_id, stages))
+        raise UsageError(str(problem))
+    if stage_id not in having:
+        stages_with = f"stages with deliverables: {', '.join(having)}" if having else "no stage of that run has any"
+        raise UsageError(f"stage {stage_id} of run {record['run_id']} has no deliverables; {stages_with}")
+    for name in stages[stage_id]["deliverables"]:
+        if PurePosixPath(name).parts[:1] != (stage_id,) or ".." in PurePosixPath(name).parts:
+            raise IntegrityError(f"the record of run {record['run_id']} was altered: {stage_id} has {name!r}")
+    return stages[stage_id]
+
+
+def _verify(file: Path, stored: Collection[str], stage_id: str) -> None:
+    try:
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise IntegrityError(f"{file} cannot be read: {error.strerror or error}") from error
+    if digest not in stored:
+        raise IntegrityError(f"{file} was altered; `ptpipe run --fresh {stage_id}` rebuilds it")

@@ -1,0 +1,59 @@
+"""Deliverables: the files to ship of a stage's outputs, placed in the run's folder under the stage's name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ptpipe.stage import Port
+from ptpipe.store.store import Entry, Store
+
+
+def place_deliverables(store: Store, ports: Sequence[Port], entry: Entry, folder: Path) -> tuple[Path, ...]:
+    """Hard-link (or copy, where the file system has no hard links) an entry's deliverables into a folder.
+
+    `folder` is created where there is something to place. With several outputs that name the same file, each output
+    has a subfolder. Returns the placed files. Raises OSError where one can't be written, ValueError where an artifact
+    names a file that it did not save.
+    """
+    named: dict[str, tuple[str, ...]] = {}
+    for port in ports:
+        digest = entry.outputs[port.name].digest
+        names = tuple(port.type.deliverables(store.files(digest)))
+        if strange := [name for name in names if name not in store.listing(digest)]:
+            raise ValueError(f"{port.type.__name__}.deliverables names {strange[0]!r}, which it did not save")
+        named[port.name] = names
+    all_names = [name for names in named.values() for name in names]
+    is_ambiguous = len(set(all_names)) < len(all_names)
+    placed = []
+    for output, names in named.items():
+        for name in names:
+            target = (folder / output if is_ambiguous else folder) / name
+            _place(store.files(entry.outputs[output].digest) / name, target)
+            placed.append(target)
+    return tuple(placed)
+
+
+def copy_atomically(source: Path, target: Path) -> None:
+    """Copy a file's content; `target` is replaced when all of it is written."""
+    temporary = target.with_name(f".{target.name}-{secrets.token_hex(6)}")
+    try:
+        shutil.copyfile(source, temporary)
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _place(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)  # renaming onto a link to the same inode would do nothing
+    try:
+        os.link(source, target)
+    except OSError:  # no hard links on this file system, or another user's file (fs.protected_hardlinks)
+        copy_atomically(source, target)
