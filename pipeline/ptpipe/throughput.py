@@ -181,10 +181,10 @@ class Measurement:
             given = {name: value for name, value in given.items() if name in ("comm", "timeout_s")}
         given |= {"mode": setting.mode, "workers": setting.workers}
         if setting.mode == "pp" and given.get("schedule") != "interleaved_1f1b":
-            # A chunk a worker; where chunks begin was said for another number of them.
-            if given.get("chunks", 2) != setting.workers:
+            # One pipeline stage per worker; `split_at` was given for another number of them.
+            if given.get("pipeline_stages", 2) != setting.workers:
                 given.pop("split_at", None)
-            given["chunks"] = setting.workers
+            given["pipeline_stages"] = setting.workers
         return given
 
     def _facts(self, event: StageFinished) -> tuple[float, float, float]:
