@@ -13,17 +13,16 @@ import torch
 import ptpipe
 from ptpipe.api import RunResult
 from ptpipe_torch import Model
-from ptpipe_train.device import find_missing
 
 pytestmark = pytest.mark.slow
 thorough = pytest.mark.thorough
 
-PLUGIN = Path(__file__).parent / "parallel_nets.py"
+PLUGINS = f"{Path(__file__).parent}/parallel_nets.py, {Path(__file__).parent}/any_cpu_fp16.py"
 MANIFEST = """
 version: 1
 name: proof
 seed: 7
-plugins: [{plugin}]
+plugins: [{plugins}]
 stages:
   data: {{uses: data.synthetic, with: {{num_train: 581, val_size: 101, num_test: 16, image_size: 12}}}}
   net: {{uses: model.plain}}
@@ -43,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path) -> Train:
     """Train with these options; what another test has trained is taken from the store."""
     manifest = folder / "proof.yaml"
-    manifest.write_text(MANIFEST.format(plugin=PLUGIN), encoding="utf-8")
+    manifest.write_text(MANIFEST.format(plugins=PLUGINS), encoding="utf-8")
 
     def run(net: dict[str, Any] | None = None, data: dict[str, Any] | None = None, **options: Any) -> RunResult:
         overrides = {f"train.{name}": value for name, value in options.items()} | (data or {})
@@ -219,7 +218,6 @@ def test_one_worker_is_one_process(run: Train, mode: str) -> None:
     assert max_difference(model_of(run()), model_of(run(parallel={"mode": mode, "workers": 1}))) == 0
 
 
-@pytest.mark.skipif(any(find_missing("cpu", "fp16")), reason="this CPU has no fp16")
 @pytest.mark.parametrize(
     "name",
     ["ddp", pytest.param("fsdp, wrapped", marks=thorough), "1f1b", pytest.param("ddp+pp", marks=thorough)],
