@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from ptpipe.cli import cli
 from ptpipe_train import TrainConfig
-from ptpipe_train.parallel_options import _OPTIONS_OF
+from ptpipe_train.config import MODES_OF_OPTION
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "parallel.md"
@@ -102,7 +102,7 @@ def test_stages_in_the_text_are_valid():
 def test_the_table_names_the_options_of_each_mode():
     rows = re.findall(r"^\| `([^`]+)` \|[^|]*\|[^|]*\|([^|]*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     named = {mode: set(re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", text))) for mode, text in rows}
-    known = {mode: {option for option, modes in _OPTIONS_OF.items() if mode in modes} for mode in named}
+    known = {mode: {option for option, modes in MODES_OF_OPTION.items() if mode in modes} for mode in named}
     assert named.pop("ddp+pp") == {"pp", "compress"}  # "those of pp, and compress"
     assert known.pop("ddp+pp") == known["pp"] | {"compress"}
     assert named == known

@@ -1,7 +1,7 @@
-"""Checkpoints of a stage in its scratch folder: written whole or not at all, checked when they are read.
+"""Checkpoint files in a stage's scratch folder: written atomically, verified when they are read.
 
-A checkpoint is two files, `step-<number>.safetensors` and then `step-<number>.json`. The second holds the digest of
-the first and one of itself, so that neither a torn write nor a flipped bit is taken for a state.
+A checkpoint is two files, `step-<number>.safetensors` and then `step-<number>.json`. The second holds a digest of the
+first and one of itself, so that neither a partial write nor a flipped bit goes unnoticed.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from safetensors.torch import load, save
 from ptpipe import write_atomically
 
 _FORMAT = 1
-KEPT = 2
-_TENSORS, _FACTS = ".safetensors", ".json"
+NUM_KEPT = 2
+"""Checkpoints that stay on disk: where the newest is damaged, the one before is used."""
+_TENSORS, _METADATA = ".safetensors", ".json"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state as it was written. `facts` are JSON."""
+    """The state of a training at a step: named tensors, and JSON metadata."""
 
     step: int
     tensors: Mapping[str, torch.Tensor]
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A checkpoint that can't be used, and why."""
+    """A checkpoint that can't be read, and why."""
 
     name: str
     reason: str
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write it durably, then remove all but the two newest. Raises OSError where the disk is full."""
+    """Write a checkpoint durably, then remove all but the two newest. Raise OSError where the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
     content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.tensors.items()})
     body = json.dumps(
@@ -49,24 +50,24 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             "format": _FORMAT,
             "step": checkpoint.step,
             "tensors_sha256": hashlib.sha256(content).hexdigest(),
-            "facts": checkpoint.facts,
+            "metadata": checkpoint.metadata,
         },
         allow_nan=False,
     )
     name = checkpoint_name(checkpoint.step)
     write_atomically(folder / (name + _TENSORS), content)
-    write_atomically(folder / (name + _FACTS), f"{_digest(body)}\n{body}\n".encode())
-    kept = _names(folder)[:KEPT]
+    write_atomically(folder / (name + _METADATA), f"{_digest(body)}\n{body}\n".encode())
+    kept = _names(folder)[:NUM_KEPT]
     _remove(file for file in folder.iterdir() if file.stem not in kept)
 
 
 def read_checkpoint(folder: Path, step: int) -> Checkpoint:
-    """Read the one of that step. Raises ValueError or OSError where it isn't there or isn't as it was written."""
+    """Read the checkpoint of that step. Raise OSError where it is missing, ValueError where it is damaged."""
     return _read(folder, checkpoint_name(step))
 
 
 def read_checkpoints(folder: Path) -> Iterator[Checkpoint | Damage]:
-    """Yield what is there, newest first."""
+    """Yield the checkpoints of a folder, newest first."""
     for name in _names(folder):
         try:
             yield _read(folder, name)
@@ -75,12 +76,12 @@ def read_checkpoints(folder: Path) -> Iterator[Checkpoint | Damage]:
 
 
 def remove_checkpoint(folder: Path, name: str) -> None:
-    """Remove one that would stand before those that are written now."""
+    """Remove the checkpoint of that name, if there is one."""
     _remove(folder.glob(f"{name}.*"))
 
 
 def checkpoint_name(step: int) -> str:
-    """What its files are called."""
+    """Return the name of that step's files, without suffix."""
     return f"step-{step:012d}"
 
 
@@ -90,22 +91,22 @@ def _remove(files: Iterable[Path]) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """Names of the checkpoints, newest first."""
-    return sorted((file.stem for file in folder.glob(f"step-*{_FACTS}")), reverse=True)
+    """Return the names of the checkpoints, newest first."""
+    return sorted((file.stem for file in folder.glob(f"step-*{_METADATA}")), reverse=True)
 
 
 def _read(folder: Path, name: str) -> Checkpoint:
-    digest, _, body = (folder / (name + _FACTS)).read_text(encoding="utf-8").partition("\n")
+    digest, _, body = (folder / (name + _METADATA)).read_text(encoding="utf-8").partition("\n")
     body = body.removesuffix("\n")
     if _digest(body) != digest:
-        raise ValueError("its description is not as it was written")
-    description = json.loads(body)
-    if description["format"] != _FORMAT:
-        raise ValueError(f"it is of format {description['format']}, not {_FORMAT}")
-    content = (folder / (name + _TENSORS)).read_bytes()
-    if hashlib.sha256(content).hexdigest() != description["tensors_sha256"]:
+        raise ValueError("its metadata is not as it was written")
+    content = json.loads(body)
+    if content["format"] != _FORMAT:
+        raise ValueError(f"its format is {content['format']}, not {_FORMAT}")
+    tensors = (folder / (name + _TENSORS)).read_bytes()
+    if hashlib.sha256(tensors).hexdigest() != content["tensors_sha256"]:
         raise ValueError("its tensors are not as they were written")
-    return Checkpoint(description["step"], load(content), description["facts"])
+    return Checkpoint(content["step"], load(tensors), content["metadata"])
 
 
 def _digest(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Measuring a network on val between two epochs, without leaving a trace in it.
+"""Evaluation on val between two epochs, and restoring what a forward pass changes.
 
 Shape legend: N images of a batch, C channels, H height, W width, K classes.
 """
@@ -16,28 +16,35 @@ from torch.nn.functional import cross_entropy
 
 from ptpipe_torch import Data
 from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
-from ptpipe_train.settings import Settings
+from ptpipe_train.device import DeviceSettings
 
 
 class Score(NamedTuple):
-    """Figures of a split."""
+    """Metrics of a split."""
 
     loss: float
     """Mean cross-entropy, without label smoothing."""
     top1: float
+    """Fraction of samples whose most likely class is the label."""
 
 
 def evaluate(
-    module: nn.Module, data: Data, split: str, settings: Settings, batch_size: int, workers: WorkerGroup = SINGLE_WORKER
+    module: nn.Module,
+    data: Data,
+    split: str,
+    settings: DeviceSettings,
+    batch_size: int,
+    workers: WorkerGroup = SINGLE_WORKER,
 ) -> Score:
-    """Measure the network in eval mode, in float32, as it will be delivered, whatever it is trained in.
+    """Evaluate the network in eval mode and float32, as it will be delivered, whatever precision it is trained in.
 
-    The ranks of a team each take their share of the samples, and every one is counted once; all get the same figures.
+    Each rank takes its slice of the samples, every sample is counted once, and all ranks return the same score.
+    Buffers and modes of the network are restored.
     """
     order_N = np.arange(len(data.splits[split]))[workers.rank_slice(len(data.splits[split]))]
-    # On the device until the end, and in float64: the order of a sum of many small numbers must not show.
+    # Summed on the device, so no batch waits for a number; in float64, so the order of summation doesn't show.
     loss_sum = torch.zeros((), dtype=torch.float64, device=settings.device)
-    num_right = torch.zeros((), dtype=torch.int64, device=settings.device)
+    num_correct = torch.zeros((), dtype=torch.int64, device=settings.device)
     batches = data.batches(
         split,
         order_N=order_N,
@@ -45,23 +52,23 @@ def evaluate(
         channels_last=settings.channels_last,
         device=settings.device,
     )
-    with left_as_it_was(module), torch.no_grad():
+    with state_restored(module), torch.no_grad():
         for batch in batches:
             logits_NK = module(batch.images_NCHW)
             loss_sum += cross_entropy(logits_NK, batch.labels_N, reduction="sum")
-            num_right += (logits_NK.argmax(1) == batch.labels_N).sum()
-    loss, right, num_samples = workers.all_reduce([loss_sum.item(), num_right.item(), len(order_N)])
-    return Score(loss / num_samples, right / num_samples)
+            num_correct += (logits_NK.argmax(1) == batch.labels_N).sum()
+    loss, correct, num_samples = workers.all_reduce([loss_sum.item(), num_correct.item(), len(order_N)])
+    return Score(loss / num_samples, correct / num_samples)
 
 
 @contextmanager
-def left_as_it_was(module: nn.Module, *, training: bool = False) -> Iterator[None]:
-    """Put the network in eval (or training) mode inside the `with`, then put back each layer's mode and all buffers.
+def state_restored(module: nn.Module, *, training: bool = False) -> Iterator[None]:
+    """Put the network in eval (or training) mode inside the `with`, then restore each layer's mode and all buffers.
 
-    Layers may be frozen one by one, and torch.ao's reporters also count what they see in eval mode.
+    Layer by layer, because some may be frozen; buffers too, because torch.ao's observers also observe in eval mode.
     """
     modes = [(layer, layer.training) for layer in module.modules()]
-    with buffers_kept(module):
+    with buffers_restored(module):
         module.train(training)
         try:
             yield
@@ -71,8 +78,8 @@ def left_as_it_was(module: nn.Module, *, training: bool = False) -> Iterator[Non
 
 
 @contextmanager
-def buffers_kept(module: nn.Module, *, only_if: bool = True) -> Iterator[None]:
-    """Put all buffers back as they were, if so wanted."""
+def buffers_restored(module: nn.Module, *, only_if: bool = True) -> Iterator[None]:
+    """Restore all buffers after the `with`; do nothing unless `only_if`."""
     before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()] if only_if else []
     try:
         yield

@@ -1,4 +1,4 @@
-"""Losses collected on the device and read now and then, so that no step waits for a number."""
+"""Losses that stay on the device and are read a few times a second, so that no step waits for a number."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ class StepLoss(NamedTuple):
     """The loss of one optimizer step."""
 
     step: int
-    """Counts from 0, over all epochs."""
+    """Counted from 0 over all epochs."""
     num_samples: int
     loss: float
     """Mean over the samples."""
 
 
 class PendingLosses:
-    """Losses that were computed and not yet looked at."""
+    """Losses of the steps since they were last read."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, int]] = []
         self._tensors: list[torch.Tensor] = []
 
     def add(self, step: int, num_samples: int, loss: torch.Tensor) -> None:
-        """Keep a step's loss, a detached tensor of shape ()."""
+        """Add a step's loss, a detached scalar."""
         self._steps.append((step, num_samples))
         self._tensors.append(loss)
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def take(self, total: Callable[[list[float]], list[float]] = list) -> list[StepLoss]:
-        """Wait for all losses since the last time and return them, in their order.
+    def take(self, reduce: Callable[[list[float]], list[float]] = list) -> list[StepLoss]:
+        """Synchronize with the device, and return and remove all losses, in order.
 
-        `total` makes the steps' losses of the parts that several workers have.
+        `reduce` sums this worker's contributions over all workers.
         """
-        losses = total(torch.stack(self._tensors).tolist() if self._tensors else [])
+        losses = reduce(torch.stack(self._tensors).tolist() if self._tensors else [])
         taken = [StepLoss(step, num, loss) for (step, num), loss in zip(self._steps, losses, strict=True)]
         self._steps, self._tensors = [], []
         return taken

@@ -1,4 +1,4 @@
-"""Making the optimizer, and its state as plain tensors and back."""
+"""Construction of the optimizer, and its state as named tensors for checkpoints."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ptpipe_train.local import local
+from ptpipe_train.dtensor import to_local
 
 if TYPE_CHECKING:
-    from ptpipe_train import TrainConfig
+    from ptpipe_train.config import TrainConfig
 
 _LR = {"sgd": 0.05, "adamw": 0.001}
 _MOMENTUM = 0.9
@@ -19,21 +19,21 @@ _WEIGHT_DECAY = {"sgd": 0.0, "adamw": 0.01}
 
 
 def peak_lr(config: TrainConfig) -> float:
-    """The learning rate that the schedule scales."""
+    """Return the learning rate that the schedule scales."""
     lr = _LR[config.optimizer] if config.lr is None else config.lr
     # P. Goyal et al., arXiv 1706.02677, section 2.1: with k times the samples a step, k times the learning rate.
     return lr * (config.accumulate if config.scale_lr == "linear" else 1)
 
 
 def make_optimizer(config: TrainConfig, module: nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer of the parameters that want a gradient. The schedule sets the learning rate of each step."""
+    """Return the optimizer of the parameters that require a gradient; the schedule sets its learning rate each step."""
     decay = _WEIGHT_DECAY[config.optimizer] if config.weight_decay is None else config.weight_decay
     groups = list(_groups(config, module, decay))
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, peak_lr(config), fused=True)
     momentum = _MOMENTUM if config.momentum is None else config.momentum
-    # On a CPU the fused kernel is the quicker one only where the plain ones need copies: for ResNet18 13 ms against
-    # 25 with decay and Nesterov's momentum, 13 against 7 with neither.
+    # On a CPU the fused kernel is the faster one only where the others need temporary copies: for ResNet18 13 ms
+    # against 25 with decay and Nesterov momentum, 13 against 7 with neither.
     on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
     fused = not on_cpu or (decay > 0 and config.nesterov)
     return torch.optim.SGD(groups, peak_lr(config), momentum=momentum, nesterov=config.nesterov, fused=fused)
@@ -44,20 +44,20 @@ def _groups(config: TrainConfig, module: nn.Module, decay: float) -> Iterator[di
     if config.decay_norm_and_bias:
         yield {"params": parameters, "weight_decay": decay}
         return
-    # The customary test: biases and the weights of normalizations are the vectors among the parameters.
+    # The usual criterion: biases and normalization weights are the parameters of at most one dimension.
     yield {"params": [parameter for parameter in parameters if parameter.dim() > 1], "weight_decay": decay}
     yield {"params": [parameter for parameter in parameters if parameter.dim() <= 1], "weight_decay": 0.0}
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """All parameters, in the order of the groups."""
+    """Return all parameters, in the order of the groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's state, flat, as `<number of the parameter>/<name>`; of a sharded one this process's part."""
+    """Return the optimizer's state as `<index of the parameter>/<name>`; of DTensors this rank's shard."""
     return {
-        f"{number}/{name}": local(value)
+        f"{number}/{name}": to_local(value)
         for number, parameter in enumerate(parameters_of(optimizer))
         for name, value in optimizer.state[parameter].items()
         if value is not None
@@ -67,15 +67,15 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tenso
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
     """Inverse of `optimizer_tensors`.
 
-    torch's own loading would keep the layout of the loaded tensors, but the fused kernels walk parameter and state
-    through memory side by side: the state must be laid out as its parameter is.
+    torch's own loading would keep the strides of the loaded tensors, but the fused kernels iterate over parameter and
+    state by memory position: the state must have its parameter's strides.
     """
     parameters = parameters_of(optimizer)
     for key, tensor in tensors.items():
         number, _, name = key.partition("/")
         parameter = parameters[int(number)]
-        like_parameter = tensor.shape == local(parameter).shape
+        like_parameter = tensor.shape == to_local(parameter).shape
         state = torch.empty_like(parameter) if like_parameter else torch.empty_like(tensor, device=parameter.device)
         state = state.detach()
-        local(state).copy_(tensor)
+        to_local(state).copy_(tensor)
         optimizer.state[parameter][name] = state

@@ -1,4 +1,4 @@
-"""A trace of some steps by PyTorch's profiler, and the table of their dearest operators."""
+"""PyTorch profiler: a trace of some steps, and a table of their most expensive operators."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NUM_ROWS = 30
 
 
 class StepProfile:
-    """Profiles a few steps of this process, after some that warm up, and hands the files to the run."""
+    """Profiles a few steps of this process, after some warm-up steps, and attaches the files to the run."""
 
     def __init__(self, ctx: Context, num_steps: int, device: torch.device) -> None:
         self._ctx, self._device = ctx, device
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler's library prints to the terminal
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler's library prints to the terminal
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -35,7 +35,7 @@ class StepProfile:
         self._profiler.step()
 
     def stop(self) -> None:
-        """Write what there is, where the training was shorter than what was to be profiled."""
+        """Write what was recorded, where the training ended before the last step to profile."""
         self._profiler.stop()
 
     def _write(self, profiler: profile) -> None:
@@ -43,8 +43,8 @@ class StepProfile:
         folder.mkdir(exist_ok=True)
         trace, table = folder / "trace.json", folder / "operators.txt"
         profiler.export_chrome_trace(str(trace))
-        kind = "cuda" if self._device.type == "cuda" else "cpu"
-        rows = profiler.key_averages().table(sort_by=f"self_{kind}_time_total", row_limit=_NUM_ROWS)
+        device = "cuda" if self._device.type == "cuda" else "cpu"
+        rows = profiler.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=_NUM_ROWS)
         table.write_text(rows, encoding="utf-8")
         self._ctx.attach(trace)
         self._ctx.attach(table)

@@ -1,4 +1,4 @@
-"""Where a training stands, and which epoch was the best."""
+"""How far a training has come, and its best epoch."""
 
 from __future__ import annotations
 
@@ -13,45 +13,46 @@ from torch import nn
 from ptpipe import JSON
 
 if TYPE_CHECKING:
-    from ptpipe_train import EarlyStopping
+    from ptpipe_train.config import EarlyStopping
 
 
 @dataclass
-class Progress:
-    """How far a training is, and its figures so far. All of it is JSON."""
+class TrainingProgress:
+    """Counters and metrics of a training up to the present step. All of it is JSON, for checkpoints."""
 
     epoch: int = 0
-    """Epochs that are over; val included."""
+    """Completed epochs, evaluation on val included."""
     step: int = 0
-    """Steps done of the present epoch."""
+    """Completed optimizer steps of the present epoch."""
     loss_sum: float = 0.0
-    """Of the samples of the present epoch."""
+    """Summed over the samples of the present epoch."""
     train_s: float = 0.0
-    """Seconds spent in steps, those of runs that were killed included."""
+    """Seconds spent in steps, including those before an interruption."""
     num_images: int = 0
     """Images trained on in these seconds."""
     history: list[dict[str, JSON]] = field(default_factory=list)
-    """Figures of each epoch that is over."""
+    """Metrics of each completed epoch."""
 
-    def finish_epoch(self, figures: Mapping[str, JSON]) -> None:
-        """Go on to the next epoch."""
-        self.history.append(dict(figures))
+    def finish_epoch(self, metrics: Mapping[str, JSON]) -> None:
+        """Append the epoch's metrics to the history and begin the next epoch."""
+        self.history.append(dict(metrics))
         self.epoch, self.step, self.loss_sum = self.epoch + 1, 0, 0.0
 
 
 @dataclass
 class Best:
-    """The best epoch so far by a figure of val, with the network's state then."""
+    """The best epoch so far by a metric of val, with the network's state at its end."""
 
     rule: EarlyStopping
     value: float = math.inf
-    """The figure, negated where more is better."""
+    """The metric, negated where higher is better."""
     epochs_since: int = 0
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """A copy of the state dict of the best epoch."""
 
-    def see(self, figures: Mapping[str, float], module: nn.Module) -> None:
-        """Take notice of an epoch's figures."""
-        value = -figures["val_top1"] if self.rule.metric == "val_top1" else figures[self.rule.metric]
+    def update(self, metrics: Mapping[str, float], module: nn.Module) -> None:
+        """Compare an epoch's metrics with the best so far, and copy the network's state where they are better."""
+        value = -metrics["val_top1"] if self.rule.metric == "val_top1" else metrics[self.rule.metric]
         if value < self.value - self.rule.min_delta:
             self.value, self.epochs_since = value, 0
             self.tensors = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
@@ -60,14 +61,14 @@ class Best:
 
     @property
     def is_over(self) -> bool:
-        """Whether patience is at its end."""
+        """Whether `patience` is exhausted."""
         return self.epochs_since >= self.rule.patience
 
-    def facts(self) -> dict[str, Any]:
-        """All but the tensors, as JSON."""
+    def state(self) -> dict[str, Any]:
+        """Return everything but the tensors, as JSON."""
         return {"value": self.value if self.tensors else None, "epochs_since": self.epochs_since}
 
-    def load(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Inverse of `facts` and `tensors`."""
-        self.value = math.inf if facts["value"] is None else facts["value"]
-        self.epochs_since, self.tensors = facts["epochs_since"], dict(tensors)
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Inverse of `state` and `tensors`."""
+        self.value = math.inf if state["value"] is None else state["value"]
+        self.epochs_since, self.tensors = state["epochs_since"], dict(tensors)

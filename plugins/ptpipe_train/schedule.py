@@ -1,11 +1,11 @@
-"""The learning rate as a function of the step alone, so that resuming needs no scheduler state."""
+"""Learning-rate schedules as functions of the step alone, so that resuming needs no scheduler state."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from ptpipe_train import Schedule
+from ptpipe_train.config import Schedule
 
 # torch's OneCycleLR: div_factor and final_div_factor.
 _ONE_CYCLE_START, _ONE_CYCLE_END = 1 / 25, 1 / 25 / 1e4
@@ -14,7 +14,7 @@ _ONE_CYCLE_RISE = 0.3
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The learning rate of every step of a training."""
+    """Learning rates of all steps of a training."""
 
     peak: float
     schedule: Schedule
@@ -22,15 +22,15 @@ class LearningRate:
     steps_per_epoch: int
 
     def at(self, step: int) -> float:
-        """The learning rate of that step; steps count from 0."""
+        """Return the learning rate of a step, counted from 0."""
         if self.schedule.name == "one_cycle":
             return self.peak * self._one_cycle(step)
         return self.peak * self._warmup(step) * self._decay(step)
 
-    def greatest(self) -> float:
-        """The greatest learning rate that a step really gets."""
+    def maximum(self) -> float:
+        """Return the maximum learning rate of any step."""
         top = int(self._warmup_steps)
-        # It is reached where the rise ends, or else at the end of an epoch on the way: the schedule step falls after.
+        # Reached where the rise ends or, as the schedule `step` decays after an epoch, at an epoch's last step before.
         epoch_ends = range(self.steps_per_epoch - 1, top, self.steps_per_epoch)
         steps = {0, top - 1, top, top + 1, self.num_steps - 1, *epoch_ends}
         return max(self.at(step) for step in steps if 0 <= step < self.num_steps)
@@ -53,10 +53,10 @@ class LearningRate:
             gamma = 0.1 if schedule.gamma is None else schedule.gamma
             return float(gamma ** (step // self.steps_per_epoch // (schedule.every_epochs or 1)))
         if schedule.name == "cosine":
-            # I. Loshchilov and F. Hutter, SGDR, arXiv 1608.03983, equation 5; it begins where the warm-up ends.
+            # I. Loshchilov and F. Hutter, SGDR, arXiv 1608.03983, equation 5; it begins after the warm-up.
             begin = self._warmup_steps
-            share = max(0.0, step - begin) / max(1.0, self.num_steps - begin)
-            return _along_cosine(1.0, schedule.final or 0.0, share)
+            fraction = max(0.0, step - begin) / max(1.0, self.num_steps - begin)
+            return _along_cosine(1.0, schedule.final or 0.0, fraction)
         return 1.0
 
     def _one_cycle(self, step: int) -> float:
@@ -67,5 +67,5 @@ class LearningRate:
         return _along_cosine(1.0, _ONE_CYCLE_END, (step - top) / max(end - top, 1.0))
 
 
-def _along_cosine(begin: float, end: float, share: float) -> float:
-    return end + (begin - end) * (1 + math.cos(math.pi * min(share, 1.0))) / 2
+def _along_cosine(begin: float, end: float, fraction: float) -> float:
+    return end + (begin - end) * (1 + math.cos(math.pi * min(fraction, 1.0))) / 2

@@ -1,4 +1,4 @@
-"""All that changes while a network is trained, and all that a checkpoint of it holds."""
+"""State of a training: everything that changes during it, and therefore everything that its checkpoints hold."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import torch
 from torch import nn
 
 from ptpipe_train.checkpoint import Checkpoint
-from ptpipe_train.local import load_local_state, local_state
+from ptpipe_train.dtensor import load_local_state_dict, local_state_dict
 from ptpipe_train.optimizer import load_optimizer, optimizer_tensors
-from ptpipe_train.progress import Best, Progress
+from ptpipe_train.progress import Best, TrainingProgress
 
 _MODEL, _OPTIMIZER, _BEST, _RNG = "model/", "optimizer/", "best/", "rng/"
 
 
 @dataclass
 class TrainingState:
-    """A training between two steps, as one worker has it."""
+    """One worker's state of a training between two steps."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     device: torch.device
-    progress: Progress
+    progress: TrainingProgress
     best: Best | None
 
-    def checkpoint(self, step: int, facts: Mapping[str, object]) -> Checkpoint:
-        """The state now, with these further facts."""
+    def checkpoint(self, step: int, metadata: Mapping[str, object]) -> Checkpoint:
+        """Return the present state as a checkpoint, with additional JSON metadata."""
         tensors = {
-            **_prefixed(_MODEL, local_state(self.module)),
+            **_prefixed(_MODEL, local_state_dict(self.module)),
             **_prefixed(_OPTIMIZER, optimizer_tensors(self.optimizer)),
             **_prefixed(_RNG, _random_states(self.device)),
             **_prefixed(_BEST, self.best.tensors if self.best else {}),
@@ -38,40 +38,40 @@ class TrainingState:
         own = {
             "progress": asdict(self.progress),
             "scaler": self.scaler.state_dict(),
-            "best": self.best.facts() if self.best else None,
+            "best": self.best.state() if self.best else None,
         }
-        return Checkpoint(step, tensors, {**facts, **own})
+        return Checkpoint(step, tensors, {**metadata, **own})
 
-    def without_shared(self, checkpoint: Checkpoint, *, state_is_shared: bool) -> Checkpoint:
-        """What a worker other than rank 0 must keep: all that rank 0's checkpoint doesn't have."""
+    def without_shared(self, checkpoint: Checkpoint, *, state_is_replicated: bool) -> Checkpoint:
+        """Return what a rank other than 0 must keep: everything that rank 0's checkpoint doesn't have."""
         parameters = {_MODEL + name for name, _ in self.module.named_parameters()}
         tensors = {
             name: tensor
             for name, tensor in checkpoint.tensors.items()
             if not name.startswith(_BEST)
-            and not (state_is_shared and (name in parameters or name.startswith(_OPTIMIZER)))
+            and not (state_is_replicated and (name in parameters or name.startswith(_OPTIMIZER)))
         }
-        return Checkpoint(checkpoint.step, tensors, checkpoint.facts)
+        return Checkpoint(checkpoint.step, tensors, checkpoint.metadata)
 
-    def with_shared(self, own: Checkpoint, first: Checkpoint, *, state_is_shared: bool) -> Checkpoint:
-        """Inverse of `without_shared`; `first`: rank 0's checkpoint of the same step."""
+    def with_shared(self, own: Checkpoint, first: Checkpoint, *, state_is_replicated: bool) -> Checkpoint:
+        """Inverse of `without_shared`. `first`: rank 0's checkpoint of the same step."""
         shared = {
             name: tensor
             for name, tensor in first.tensors.items()
-            if name.startswith(_BEST) or (state_is_shared and name.startswith((_MODEL, _OPTIMIZER)))
+            if name.startswith(_BEST) or (state_is_replicated and name.startswith((_MODEL, _OPTIMIZER)))
         }
-        return Checkpoint(own.step, {**shared, **own.tensors}, own.facts)
+        return Checkpoint(own.step, {**shared, **own.tensors}, own.metadata)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a checkpoint of the same work; torch's random streams too."""
-        tensors, facts = checkpoint.tensors, checkpoint.facts
-        load_local_state(self.module, _under(_MODEL, tensors))
+        """Restore a checkpoint of the same work, with torch's random number generators."""
+        tensors, metadata = checkpoint.tensors, checkpoint.metadata
+        load_local_state_dict(self.module, _under(_MODEL, tensors))
         load_optimizer(self.optimizer, _under(_OPTIMIZER, tensors))
-        if facts["scaler"]:
-            self.scaler.load_state_dict(facts["scaler"])
-        self.progress = Progress(**facts["progress"])
+        if metadata["scaler"]:
+            self.scaler.load_state_dict(metadata["scaler"])
+        self.progress = TrainingProgress(**metadata["progress"])
         if self.best:
-            self.best.load(facts["best"], _under(_BEST, tensors))
+            self.best.load(metadata["best"], _under(_BEST, tensors))
         _restore_random_states(self.device, _under(_RNG, tensors))
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and how busy the device is."""
+"""Duration of the parts of a step, and utilization of the device."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ PARTS = ("data", "forward", "backward", "forward_backward", "communication", "op
 
 
 class Clock(Protocol):
-    """Tells how far the work has come."""
+    """Source of timestamps."""
 
     def mark(self) -> Any:
-        """Take note of this moment."""
+        """Return a timestamp of the work submitted so far."""
 
     def seconds(self, begin: Any, end: Any) -> float | None:
-        """Time between two marks; None where the second is still to come."""
+        """Return the time between two marks; None while the device has not reached the second."""
 
 
 class ProcessorClock:
-    """For work that is done when the call returns."""
+    """Clock for work that is complete when the call returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -37,25 +37,22 @@ class ProcessorClock:
 
 
 class CudaClock:
-    """For work that a CUDA device does behind the process's back: marks are events in its queue, read when it is there.
-
-    Nothing waits for the device.
-    """
+    """Clock for asynchronous work of a CUDA device: marks are events in its stream, read without synchronizing."""
 
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
         event.record()
         return event
 
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
-        return begin.elapsed_time(end) / 1000 if end.query() else None
+        return begin.elapsed_time(end) / 1000 if end.query() else None  # type: ignore[no-untyped-call]  # torch's own
 
 
 class StepTimes:
-    """Seconds spent in each part of the steps, as this worker's device sees them; those for data as its process does.
+    """Seconds spent in each part of the steps, by this worker's device; those for data by its process.
 
-    Communication is the time in which nothing else is done: what is sent while gradients are still being computed is
-    part of backward. Chunks go forward and backward by turns, waiting for each other: that is one part.
+    Communication is exposed communication: what overlaps the computation of gradients counts as backward. A pipeline
+    alternates forward and backward passes, and waits for other stages in between: that is one part.
     """
 
     def __init__(self, device: torch.device, clock: Clock | None = None) -> None:
@@ -67,13 +64,13 @@ class StepTimes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what is done inside the `with` as that part."""
+        """Add the time inside the `with` to that part."""
         begin = self._clock.mark()
         yield
         self._pending.append((name, begin, self._clock.mark()))
 
     def waiting_for(self, batches: Iterator[T]) -> Iterator[T]:
-        """Pass batches on; the time that each takes is data's."""
+        """Yield the batches, and add the time that each takes to `data`."""
         while True:
             begin_s = time.perf_counter()
             batch = next(batches, None)
@@ -83,17 +80,17 @@ class StepTimes:
             yield batch
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Take note of each gradient, so that `backward` knows when the last one was there."""
+        """Register hooks that record when each gradient is accumulated, for `backward`."""
         for parameter in parameters:
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._note)
+                parameter.register_post_accumulate_grad_hook(self._record)  # type: ignore[no-untyped-call]  # torch's own
 
-    def _note(self, parameter: nn.Parameter) -> None:
+    def _record(self, parameter: nn.Parameter) -> None:
         self._gradient_ready = self._clock.mark()
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """Count up to the last gradient as backward, and the rest as communication."""
+        """Add the time up to the last gradient to `backward`, and the rest to `communication`."""
         begin = self._clock.mark()
         self._gradient_ready = None
         yield
@@ -107,7 +104,7 @@ class StepTimes:
         self._read()
 
     def _read(self) -> None:
-        """Add up what is over, oldest first."""
+        """Add up the parts that the device has completed, oldest first."""
         while self._pending:
             name, begin, end = self._pending[0]
             if (seconds := self._clock.seconds(begin, end)) is None:
@@ -116,46 +113,45 @@ class StepTimes:
             self._pending.popleft()
 
     def means_ms(self) -> list[float]:
-        """Milliseconds a step, for each of PARTS, when all steps are over; 0 for what was not measured."""
+        """Return the mean milliseconds per step of each of PARTS; 0 for parts that were not measured."""
         self._read()
         return [1000 * seconds / self._num_steps if self._num_steps else 0.0 for seconds in self._seconds.values()]
 
 
 class Utilization:
-    """How busy a device is while steps are done: a share of its time.
+    """Utilization of a device during steps, as a fraction of the time.
 
-    A CUDA device tells itself, where NVIDIA's library is installed (nvidia-ml-py): the share of the last moment in
-    which any kernel ran. Of a CPU it is the processor time that this process took, out of what its threads could have
-    had; a worker that waits for others awake seems busy.
+    Of a CUDA device it is NVML's figure (nvidia-ml-py must be installed): the fraction of the last sampling period in
+    which any kernel ran. Of a CPU it is this process's CPU time divided by the wall-clock time of its threads; a worker
+    that busy-waits for others counts as busy.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._tells = device, True
+        self._device, self._is_available = device, True
         self._seconds = self._busy_s = 0.0
         self._processor_s = time.process_time()
 
     def restart(self) -> None:
-        """What was done until now was no step."""
+        """Exclude the work since the last call."""
         self._processor_s = time.process_time()
 
     def add(self, duration_s: float) -> None:
-        """Steps took so long, since the last call of this or of `restart`."""
-        busy = self._look(duration_s) if self._tells and duration_s > 0 else None
+        """Add steps that took `duration_s` since the last call of this or of `restart`."""
+        busy = self._sample(duration_s) if self._is_available and duration_s > 0 else None
         if busy is not None:
             self._seconds += duration_s
             self._busy_s += min(1.0, busy) * duration_s
 
     def mean(self) -> float | None:
-        """The share over all steps; None where the device doesn't tell."""
+        """Return the utilization over all steps; None where it is not available."""
         return self._busy_s / self._seconds if self._seconds else None
 
-    def _look(self, duration_s: float) -> float | None:
+    def _sample(self, duration_s: float) -> float | None:
         if self._device.type == "cuda":
             try:
                 return float(torch.cuda.utilization(self._device)) / 100
-            except Exception:  # noqa: BLE001  # no library, no driver, no right: each has errors of its own
-                self._tells = False
+            except Exception:  # noqa: BLE001  # no library, no driver, no permission: each raises errors of its own
+                self._is_available = False
                 return None
         before_s, self._processor_s = self._processor_s, time.process_time()
-        num_threads: int = torch.get_num_threads()
-        return (self._processor_s - before_s) / duration_s / num_threads
+        return (self._processor_s - before_s) / duration_s / torch.get_num_threads()

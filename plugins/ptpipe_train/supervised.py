@@ -1,4 +1,4 @@
-"""One training from its options to the trained model."""
+"""`train.supervised`: one training from its options to the trained model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,36 +17,37 @@ from ptpipe import JSON, Context, StageError
 from ptpipe_torch import Data, Model
 from ptpipe_torch.distributed.worker_group import TIMEOUT_S, WorkerGroup, init_worker_group
 from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
-from ptpipe_train.evaluation import evaluate
-from ptpipe_train.loop import Loop
-from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
-from ptpipe_train.parallel import Material, Way, choose_way
-from ptpipe_train.plan import StepPlan
-from ptpipe_train.profiling import StepProfile
-from ptpipe_train.progress import Best, Progress
-from ptpipe_train.saving import Saving
-from ptpipe_train.schedule import LearningRate
-from ptpipe_train.settings import (
-    Settings,
-    choose_settings,
+from ptpipe_train.checkpointer import Checkpointer
+from ptpipe_train.device import (
+    DeviceSettings,
     describe_environment,
     deterministic_kernels,
-    has_fast_bf16,
+    first_batch,
+    resolve_device,
 )
+from ptpipe_train.evaluation import evaluate
+from ptpipe_train.loop import Loop
+from ptpipe_train.memory_format import prefers_channels_last
+from ptpipe_train.monitor import POLL_EVERY_S, TrainingMonitor
+from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
+from ptpipe_train.parallel import TrainingInputs, choose_strategy
+from ptpipe_train.precision import PrecisionChoice, choose_precision, measure_step_ms
+from ptpipe_train.profiling import StepProfile
+from ptpipe_train.progress import Best, TrainingProgress
+from ptpipe_train.schedule import LearningRate
 from ptpipe_train.state import TrainingState
 from ptpipe_train.step_times import PARTS, Utilization
-from ptpipe_train.watch import LOOK_EVERY_S, Watch
+from ptpipe_train.steps import StepPlan
 
 if TYPE_CHECKING:
-    from ptpipe_train import TrainConfig
-    from ptpipe_train.parallel_options import Parallel
+    from ptpipe_train.config import Parallel, TrainConfig
 
 _FEW_IMAGES = 8
-"""For batch norm: with fewer at once its statistics are mostly noise (Wu and He, 2018, "Group Normalization")."""
+"""Batch norm statistics of fewer images are mostly noise (Wu and He, 2018, "Group Normalization")."""
 
 
 def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
-    """Train it. See `ptpipe_train.train`."""
+    """Train the model. See `ptpipe_train.train`."""
     batch_size = config.batch_size or data.loader.batch_size
     _check(config, ctx, model, data, batch_size)
     parallel = config.parallel
@@ -58,20 +59,39 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             ctx, parallel.comm or "auto", parallel.timeout_s or TIMEOUT_S, config.device != "cpu"
         ) as workers,
     ):
-        module = model.build_prepared().train()
-        settings = _settings(config, ctx, module)
+        settings, choice = _resolve_settings(config, ctx, model, data, workers)
         with seeded(_seed(ctx, workers), settings.device), deterministic_kernels(settings.device):
-            way = choose_way(parallel, ctx, workers, Material(model, module, data, batch_size), settings)
-            training = _set_up(config, ctx, model, way, data, batch_size)
+            module = model.build_prepared().train()
+            inputs = TrainingInputs(ctx, model, module, data, batch_size, settings, parallel, workers)
+            training = _set_up(config, inputs, choice)
             training.run()
             training.report()
-            trained = model.with_state_dict_of(way.module)
+            trained = model.with_state_dict_of(training.loop.strategy.module)
             _refuse_disagreement(workers, trained)
             return trained
 
 
+def _resolve_settings(
+    config: TrainConfig, ctx: Context, model: Model, data: Data, workers: WorkerGroup
+) -> tuple[DeviceSettings, PrecisionChoice]:
+    """Resolve every `auto` of device, memory format and precision; the same on every rank."""
+    device = resolve_device(config.device)
+    channels_last = config.memory_format == "channels_last"
+    if config.memory_format == "auto":
+        channels_last = prefers_channels_last(ctx, model, data, device)
+    settings = DeviceSettings(device, channels_last=channels_last)
+    batch_size = config.batch_size or data.loader.batch_size
+
+    def measure() -> list[float]:
+        images_per_pass = max(1, batch_size // config.parallel.passes_per_batch)
+        return measure_step_ms(model, first_batch(data, settings, images_per_pass), settings)
+
+    choice = choose_precision(config.precision, device, ctx, workers, measure)
+    return replace(settings, precision=choice.precision), choice
+
+
 def _refuse_disagreement(workers: WorkerGroup, model: Model) -> None:
-    """Every worker must end with the same network: what is delivered is that of rank 0."""
+    """Raise StageError unless all workers have the same network: rank 0's is the one that is delivered."""
     if workers.size == 1:
         return
     digest = hashlib.sha256()
@@ -85,31 +105,21 @@ def _refuse_disagreement(workers: WorkerGroup, model: Model) -> None:
         )
 
 
-def _settings(config: TrainConfig, ctx: Context, module: nn.Module) -> Settings:
-    settings = choose_settings(config.device, config.precision, config.memory_format, module)
-    if config.precision == "bf16" and not has_fast_bf16(settings.device):
-        ctx.notice("precision bf16: this processor has no bf16 instructions; fp32 may well be quicker")
-    if config.precision == "fp16" and settings.device.type == "cpu":
-        # Measured on one that has fp16 instructions: small_cnn takes 150 times as long as in bf16.
-        ctx.notice("precision fp16: torch's kernels for a CPU are very slow in it; bf16 is quicker by far")
-    return settings
-
-
 def _seed(ctx: Context, workers: WorkerGroup) -> int:
-    """Of dropout: each worker has a stream of its own."""
+    """Return the seed of dropout: each worker has its own stream."""
     return ctx.seed if workers.rank == 0 else int(np.random.SeedSequence([ctx.seed, workers.rank]).generate_state(1)[0])
 
 
 def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_size: int) -> None:
-    """Raise StageError where model and data can't be trained so."""
+    """Raise StageError where the options don't fit the model or the data."""
     config.parallel.degrees.check(ctx.num_workers)
     try:
         config.parallel.check_batch_size(batch_size)
     except ValueError as error:
         raise StageError(str(error)) from None
     if model.recipe.convert:
-        converts = ", ".join(part.address for part in model.recipe.convert)
-        raise StageError(f"an int8 model can't be trained (it was converted by {converts}): train what was prepared")
+        converts = ", ".join(ref.address for ref in model.recipe.convert)
+        raise StageError(f"an int8 model can't be trained (it was converted by {converts}): train the prepared model")
     if model.num_classes != data.info.num_classes:
         raise StageError(f"the model has {model.num_classes} classes and {data.info.name} {data.info.num_classes}")
     if model.input_shape_CHW != data.info.shape_CHW:
@@ -122,50 +132,48 @@ def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_si
         raise StageError(f"early_stopping needs a val split, and {data.info.name} has none")
 
 
-def _warn_of_tiny_parts(parallel: Parallel, ctx: Context, module: nn.Module, batch_size: int) -> None:
-    num_images = batch_size // parallel.parts
-    if parallel.parts == 1 or parallel.sync_bn or num_images >= _FEW_IMAGES:
+def _warn_of_small_passes(parallel: Parallel, ctx: Context, module: nn.Module, batch_size: int) -> None:
+    num_passes = parallel.passes_per_batch
+    num_images = batch_size // num_passes
+    if num_passes == 1 or parallel.sync_bn or num_images >= _FEW_IMAGES:
         return
     if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         ctx.notice(
-            f"batch norm sees {num_images} images at once, for a batch of {batch_size} goes through the network in "
-            f"{parallel.parts} parts; accuracy may suffer with fewer than {_FEW_IMAGES}"
+            f"batch norm sees {num_images} images at once, because a batch of {batch_size} is divided into "
+            f"{num_passes} forward passes; accuracy may suffer with fewer than {_FEW_IMAGES}"
         )
 
 
-def _set_up(config: TrainConfig, ctx: Context, model: Model, way: Way, data: Data, batch_size: int) -> Training:
-    settings = way.settings
+def _set_up(config: TrainConfig, inputs: TrainingInputs, choice: PrecisionChoice) -> Training:
+    ctx, data, batch_size = inputs.ctx, inputs.data, inputs.batch_size
+    strategy = choose_strategy(inputs)
+    device = strategy.settings.device
     plan = StepPlan(config.epochs, len(data.splits["train"]), batch_size, config.accumulate, ctx.seed)
     lr = LearningRate(peak_lr(config), config.schedule, plan.num_steps, plan.steps_per_epoch)
-    if lr.greatest() < 0.9 * lr.peak:
+    if lr.maximum() < 0.9 * lr.peak:
         ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
-    _warn_of_tiny_parts(config.parallel, ctx, way.module, batch_size)
+    _warn_of_small_passes(config.parallel, ctx, strategy.module, batch_size)
     best = Best(config.early_stopping) if config.early_stopping else None
-    optimizer = make_optimizer(config, way.trained)
-    state = TrainingState(way.trained, optimizer, way.scaler(), settings.device, Progress(), best)
-    work = hashlib.sha256(f"{config.model_dump_json()}{model.recipe.to_json()}{plan}".encode()).hexdigest()
+    optimizer = make_optimizer(config, strategy.trained)
+    state = TrainingState(strategy.trained, optimizer, strategy.grad_scaler(), device, TrainingProgress(), best)
+    work = f"{config.model_dump_json()}{inputs.model.recipe.to_json()}{plan}{choice.precision}"
+    poll_every_s = min(POLL_EVERY_S, config.checkpoint_every_s or POLL_EVERY_S)
+    utilization, workers = Utilization(device), strategy.workers
     return Training(
         ctx,
         state,
-        Loop(data, plan, lr, way, config.label_smoothing, config.clip_grad_norm),
-        Watch(
-            ctx,
-            plan,
-            lr,
-            config.precision,
-            Utilization(settings.device),
-            way.workers,
-            min(LOOK_EVERY_S, config.checkpoint_every_s or LOOK_EVERY_S),
-        ),
-        Saving(
+        Loop(data, plan, lr, strategy, config.label_smoothing, config.clip_grad_norm),
+        TrainingMonitor(ctx, plan, lr, choice.precision, utilization, workers, poll_every_s),
+        Checkpointer(
             ctx,
             config.checkpoint_every_s,
-            work,
-            describe_environment(settings.device) | {"comm": way.comm},
-            way.workers,
-            way.state_is_shared,
+            hashlib.sha256(work.encode()).hexdigest(),
+            describe_environment(device) | {"comm": strategy.comm},
+            workers,
+            strategy.state_is_replicated,
         ),
-        StepProfile(ctx, config.profile.steps, settings.device) if config.profile and way.workers.rank == 0 else None,
+        choice,
+        StepProfile(ctx, config.profile.steps, device) if config.profile and workers.rank == 0 else None,
     )
 
 
@@ -176,28 +184,29 @@ class Training:
     ctx: Context
     state: TrainingState
     loop: Loop
-    watch: Watch
-    saving: Saving
+    monitor: TrainingMonitor
+    checkpointer: Checkpointer
+    choice: PrecisionChoice
     profile: StepProfile | None
 
     def run(self) -> None:
-        """Train to the end and put the best weights back where early stopping asks for it."""
-        self.saving.restore_newest(self.state)
-        self.watch.resume()
+        """Train to the end, and restore the best epoch's weights where early stopping is on."""
+        self.checkpointer.restore_newest(self.state)
+        self.monitor.resume()
         while not self._is_over:
             self.loop.train_epoch(self.state, self._after_step)
-            # Also here: a team looks up after so many steps, and an epoch may have fewer.
-            is_due = self.watch.look(self.state.progress, self.saving.is_due)
+            # Several workers poll after a number of steps, and an epoch may have fewer.
+            is_due = self.monitor.poll(self.state.progress, self.checkpointer.is_due)
             self._finish_epoch()
-            # None of the end: going on from there would bring together no network of what several workers hold.
+            # Not at the end: resuming there would skip `consolidate`, which builds the network from all workers.
             if is_due and not self._is_over:
-                self.saving.write(self.state, self.watch.steps_done(self.state.progress))
-            self.watch.resume()
+                self.checkpointer.write(self.state, self.monitor.steps_done(self.state.progress))
+            self.monitor.resume()
         if self.profile:
             self.profile.stop()
         self._refuse_weights_not_finite()
         if self.state.best:
-            self.loop.way.module.load_state_dict(self.state.best.tensors)
+            self.loop.strategy.module.load_state_dict(self.state.best.tensors)
 
     @property
     def _is_over(self) -> bool:
@@ -208,88 +217,94 @@ class Training:
         progress = self.state.progress
         if self.profile:
             self.profile.step_done()
-        self.watch.step_done(progress, num_samples, loss)
-        is_due = self.saving.is_due
-        if self.watch.is_time(is_due) and self.watch.look(progress, is_due):
-            self.saving.write(self.state, self.watch.steps_done(progress))
-            self.watch.resume()
+        self.monitor.step_done(progress, num_samples, loss)
+        is_due = self.checkpointer.is_due
+        if self.monitor.is_time(is_due) and self.monitor.poll(progress, is_due):
+            self.checkpointer.write(self.state, self.monitor.steps_done(progress))
+            self.monitor.resume()
 
     def _finish_epoch(self) -> None:
-        progress, plan = self.state.progress, self.loop.plan
-        last_step = self.watch.steps_done(progress) - 1
-        figures: dict[str, float] = {"train_loss": progress.loss_sum / plan.num_samples}
-        way = self.loop.way
-        way.gather()
+        progress, plan, strategy = self.state.progress, self.loop.plan, self.loop.strategy
+        last_step = self.monitor.steps_done(progress) - 1
+        metrics: dict[str, float] = {"train_loss": progress.loss_sum / plan.num_samples}
+        strategy.consolidate()
         if len(self.loop.data.splits["val"]):
             self._refuse_weights_not_finite()
-            score = evaluate(way.module, self.loop.data, "val", way.settings, plan.batch_size, way.workers)
+            score = evaluate(
+                strategy.module, self.loop.data, "val", strategy.settings, plan.batch_size, strategy.workers
+            )
             if not math.isfinite(score.loss):
-                raise self.watch.not_finite(f"the loss on val became {score.loss}", last_step)
-            figures |= {"val_loss": score.loss, "val_top1": score.top1}
+                raise self.monitor.not_finite(f"the loss on val became {score.loss}", last_step)
+            metrics |= {"val_loss": score.loss, "val_top1": score.top1}
         if self.state.best:
-            self.state.best.see(figures, way.module)
-        progress.finish_epoch({"epoch": progress.epoch + 1, "lr": self.loop.lr.at(last_step), **figures})
+            self.state.best.update(metrics, strategy.module)
+        progress.finish_epoch({"epoch": progress.epoch + 1, "lr": self.loop.lr.at(last_step), **metrics})
 
     def _refuse_weights_not_finite(self) -> None:
-        # The loss is that of the weights before a step: it can't show what the last one did to them.
+        # A step's loss is that of the weights before it: it can't show what the last step did to them.
         finite = [parameter.detach().isfinite().all() for parameter in parameters_of(self.state.optimizer)]
         if finite and not torch.stack(finite).all().item():
-            raise self.watch.not_finite("weights became nan or inf", self.watch.steps_done(self.state.progress) - 1)
+            raise self.monitor.not_finite("weights became nan or inf", self.monitor.steps_done(self.state.progress) - 1)
 
     def report(self) -> None:
-        """Record the figures of what was trained."""
-        progress, plan, best = self.state.progress, self.loop.plan, self.state.best
+        """Record the metrics of the delivered model and of the training."""
+        progress, plan, strategy, best = self.state.progress, self.loop.plan, self.loop.strategy, self.state.best
         delivered = progress.history[-1 - (best.epochs_since if best else 0)]
-        facts: dict[str, JSON] = {name: value for name, value in delivered.items() if name not in ("epoch", "lr")}
+        metrics: dict[str, JSON] = {name: value for name, value in delivered.items() if name not in ("epoch", "lr")}
         if best:
-            facts |= {"best_epoch": delivered["epoch"], "stopped_early": progress.epoch < plan.epochs}
-        if self.loop.way.settings.precision == "fp16":
-            facts["loss_scale"] = self.state.scaler.get_scale()
+            metrics |= {"best_epoch": delivered["epoch"], "stopped_early": progress.epoch < plan.epochs}
+        if self.choice.precision == "fp16":
+            metrics["loss_scale"] = self.state.scaler.get_scale()
+        metrics |= {f"{name}_step_ms": round(step_ms, 3) for name, step_ms in self.choice.step_ms.items()}
+        if strategy.workers.size > 1:
+            metrics["num_workers"] = strategy.workers.size
         self.ctx.metric(
-            **facts,
+            **metrics,
             images_per_s=progress.num_images / progress.train_s,
-            num_steps=self.watch.steps_done(progress),
+            num_steps=self.monitor.steps_done(progress),
             epochs_done=progress.epoch,
             samples_per_step=min(plan.window, plan.num_samples),
-            peak_lr=self.loop.lr.greatest(),
-            precision=self.loop.way.settings.precision,
-            memory_format=self.loop.way.settings.memory_format,
-            device=self.loop.way.settings.device.type,
+            peak_lr=self.loop.lr.maximum(),
+            precision=self.choice.precision,
+            memory_format=strategy.settings.memory_format,
+            device=strategy.settings.device.type,
             num_threads=torch.get_num_threads(),
-            **self.loop.way.facts(),
-            **({"num_workers": self.loop.way.workers.size} if self.loop.way.workers.size > 1 else {}),
-            workers=self._workers(),
+            **strategy.metrics(),
+            workers=self._worker_metrics(),
             history=list(progress.history),
         )
 
-    def _workers(self) -> list[JSON]:
-        """What each worker did a second, how busy its device was, and where the time of its steps went."""
-        way, progress, utilization = self.loop.way, self.state.progress, self.watch.utilization.mean()
-        images_per_s = progress.num_images / progress.train_s / way.share.num
-        own = [images_per_s, math.nan if utilization is None else utilization, *way.times.means_ms()]
+    def _worker_metrics(self) -> list[JSON]:
+        """Return each worker's throughput, device utilization, and mean milliseconds of the parts of a step."""
+        strategy, progress, utilization = self.loop.strategy, self.state.progress, self.monitor.utilization.mean()
+        images_per_s = progress.num_images / progress.train_s / strategy.batch_shard.num
+        own = [images_per_s, math.nan if utilization is None else utilization, *strategy.times.means_ms()]
         names = ("images_per_s", "device_utilization", *(f"{part}_ms" for part in PARTS))
-        table = [dict(zip(names, figures, strict=True)) for figures in way.workers.all_gather(own)]
-        told = {name for name in names if any(row[name] > 0 for row in table)}
+        table = [dict(zip(names, values, strict=True)) for values in strategy.workers.all_gather(own)]
+        measured = {name for name in names if any(row[name] > 0 for row in table)}
         return [
-            {"worker": rank, **{name: round(value, 3) for name, value in row.items() if name in told and value >= 0}}
+            {
+                "worker": rank,
+                **{name: round(value, 3) for name, value in row.items() if name in measured and value >= 0},
+            }
             for rank, row in enumerate(table)
         ]
 
 
 @contextmanager
 def _actionable_errors() -> Iterator[None]:
-    """Turn what torch says of the user's settings into StageErrors."""
+    """Turn torch's errors about the user's options into StageErrors that name the option to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise StageError(
-            "the device's memory is full: use a smaller batch_size and a greater accumulate, or precision bf16"
+            "the device's memory is full: use a smaller batch_size and a larger accumulate, or precision bf16"
         ) from error
     except RuntimeError as error:
         if "Expected to have finished reduction" not in str(error):
             raise
         raise StageError(
-            "some parameters of the network went unused in a step: set parallel.find_unused to true"
+            "some parameters of the network were unused in a step: set parallel.find_unused to true"
         ) from error
     except ValueError as error:
         if "Expected more than 1 value per channel" not in str(error):

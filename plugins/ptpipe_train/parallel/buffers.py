@@ -1,4 +1,4 @@
-"""What a network keeps beside its parameters, brought together over ranks."""
+"""Synchronization of buffers over ranks: ranges of observers, batch norm statistics."""
 
 from __future__ import annotations
 
@@ -14,60 +14,66 @@ from ptpipe_torch.distributed.shared_memory import SharedMemory
 from ptpipe_torch.distributed.worker_group import WorkerGroup, group_device
 
 
-class RangeUnion:
-    """Lets reporters and fake quantization see the range of the whole batch, over the ranks of a group.
+class RangeSync:
+    """All-reduces the ranges that observers and fake quantization see, over the ranks of a process group.
 
-    So they have the very state that the whole batch gives in one process, and every rank rounds to the same grid.
+    Each forward pass then uses the range of the whole batch, as a single process would, and every rank rounds to the
+    same grid.
     """
 
     def __init__(
         self, module: nn.Module, workers: WorkerGroup, group: Any = None, memory: SharedMemory | None = None
     ) -> None:
-        """Until the team's work ends. `memory`, of two values or more, is taken where there is one, else messages."""
+        """Install into the module's observers until `workers.exit_stack` closes.
+
+        `group`: process group, default the whole one; `memory`: used instead of it, with a slot of at least 2 values.
+        """
         self._group, self._memory = group, memory
         self.takes_part = True
-        """False for a rank that has no sample that counts."""
-        self._holders = [layer for layer in module.modules() if isinstance(layer, RangeObserver)]
-        for layer in self._holders:
-            layer.all_reduce_range = self._unite
-        workers.exit_stack.callback(self._let_go)
+        """False on a rank whose batch is padding only."""
+        self._observers = [layer for layer in module.modules() if isinstance(layer, RangeObserver)]
+        for layer in self._observers:
+            layer.all_reduce_range = self._all_reduce
+        # Traced networks may outlive the stage; their observers must not keep the group and its memory alive.
+        workers.exit_stack.callback(self._uninstall)
 
-    def _let_go(self) -> None:
-        for layer in self._holders:
+    def _uninstall(self) -> None:
+        for layer in self._observers:
             layer.all_reduce_range = None
 
-    def _unite(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        both = torch.stack([low, -high])
+    def _all_reduce(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        both = torch.stack([low, -high])  # one MIN for both ends
         if not self.takes_part:
             both.fill_(torch.inf)
         if self._memory:
             self._memory.reduce([both], "min")
         else:
             dist.all_reduce(both, dist.ReduceOp.MIN, group=self._group)
-        if not self.takes_part and both[0] > -both[1]:  # nobody does
+        if not self.takes_part and both[0] > -both[1]:  # no rank takes part
             return low, high
         return both[0], -both[1]
 
 
-class SharedBuffers:
-    """The buffers of copies of a network: statistics of batch norms are averaged, all others are those of rank 0."""
+class BufferSync:
+    """Synchronizes the buffers of replicas: batch norm statistics are averaged, all others are those of rank 0."""
 
     def __init__(self, module: nn.Module, group: Any = None) -> None:
+        """`group`: process group of the replicas, default the whole one."""
         self._module = module
         layers = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
         self._statistics = [
             statistic
             for layer in layers
-            if layer.running_mean is not None
             for statistic in (layer.running_mean, layer.running_var)
+            if statistic is not None
         ]
         self._group = group
 
-    def unite(self) -> None:
-        """Make them the same. Every rank must call it."""
+    def synchronize(self) -> None:
+        """Make the buffers equal on all ranks. Every rank must call it."""
         if self._statistics:
             self._average()
-        # Not their state dict, in which a float may be no tensor; not their values alone, for ranges change shape.
+        # Buffers, not the state dict, whose values may be no tensors; with their shapes, since those of ranges change.
         buffers = {name: buffer.contiguous() for name, buffer in self._module.named_buffers()}
         if not buffers:
             return
@@ -87,7 +93,7 @@ class SharedBuffers:
 
 
 def broadcast_bytes(content: bytes, source: int, group: Any = None) -> bytes:
-    """Give every rank of the group what the one of that global rank has."""
+    """Return the content of the rank `source` (its global rank) on every rank of the group."""
     device = group_device(group)
     length = torch.tensor([len(content)], dtype=torch.int64, device=device)
     dist.broadcast(length, source, group=group)

@@ -1,9 +1,9 @@
-"""Gradients of several ranks, brought together in one message."""
+"""Reduction and clipping of gradients over ranks, in one message each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -11,61 +11,60 @@ from torch import nn
 
 from ptpipe_torch.distributed.shared_memory import SharedMemory
 from ptpipe_torch.distributed.worker_group import group_device
-from ptpipe_train.local import local
+from ptpipe_train.dtensor import to_local
 
 if TYPE_CHECKING:
-    from ptpipe_train.parallel_options import Compress
+    from ptpipe_train.config import Compress
+
+GradBucket: TypeAlias = Any
+"""`torch.distributed.GradBucket`, which torch's stubs leave out."""
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def average_compressed(compress: Compress, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of DistributedDataParallel's over all ranks, sent in that type: a communication hook.
+def average_compressed(compress: Compress, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients over all ranks, communicated as `compress`: a DDP communication hook.
 
-    torch's own hook for bf16 is for NCCL alone.
+    torch's own bf16 hook supports NCCL only.
     """
-    gradients = bucket.buffer()
+    gradients: torch.Tensor = bucket.buffer()
     sent = (gradients / dist.get_world_size()).to(_DTYPES[compress])
-    future = dist.all_reduce(sent, async_op=True).get_future()
-
-    def received(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        result: torch.Tensor = gradients.copy_(done.value()[0])
-        return result
-
-    return future.then(received)
+    work = dist.all_reduce(sent, async_op=True)
+    assert work is not None  # as for every asynchronous operation of a rank of the group
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: gradients.copy_(done.value()[0]))
+    return future
 
 
 class SharedAverage:
-    """Averages the buckets of DistributedDataParallel through shared memory: a communication hook.
+    """Averages gradients through shared memory: a DDP communication hook.
 
-    All together, after the last gradient: on processors that are all busy computing gradients nothing is gained by
-    beginning to talk before, and each time that workers wait for each other costs.
+    All buckets at once, after the last gradient: on processors that are all busy with the backward pass, overlapping
+    communication gains nothing, and each time that workers wait for each other costs.
     """
 
     def __init__(self, memory: SharedMemory, num_workers: int) -> None:
         self._memory, self._num_workers = memory, num_workers
-        self._waiting: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self._pending: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
 
-    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Take in a bucket."""
+    def __call__(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Return the future of this bucket's average."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        self._waiting.append((bucket.buffer(), future))
+        self._pending.append((bucket.buffer(), future))
         if bucket.is_last():
-            self._memory.reduce([gradients for gradients, _ in self._waiting], "sum")
-            for gradients, waiting in self._waiting:
-                waiting.set_result(gradients.div_(self._num_workers))
-            self._waiting.clear()
+            self._memory.reduce([gradients for gradients, _ in self._pending], "sum")
+            for gradients, pending in self._pending:
+                pending.set_result(gradients.div_(self._num_workers))
+            self._pending.clear()
         return future
 
 
-def _gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
-    """What this process holds of the gradients that are there."""
-    return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+def _local_gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    return [to_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
 def clip_together(parameters: Iterable[nn.Parameter], max_norm: float, group: Any = None) -> None:
-    """Scale gradients down to that norm in all, where each rank of the group holds others of them."""
-    gradients = _gradients_of(parameters)
+    """Clip gradients to a norm of `max_norm` in total, where each rank of the group holds others of them."""
+    gradients = _local_gradients(parameters)
     squared = nn.utils.get_total_norm(gradients).square().to(group_device(group))
     dist.all_reduce(squared, group=group)
     scale = (max_norm / (squared.sqrt() + 1e-6)).clamp(max=1.0)  # as torch's clip_grads_with_norm_
@@ -74,11 +73,11 @@ def clip_together(parameters: Iterable[nn.Parameter], max_norm: float, group: An
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, compress: Compress) -> None:
-    """Replace each gradient by the sum over the ranks of the group. `compress`: the type they are sent in."""
+    """Replace each gradient by its sum over the ranks of the group. `compress`: the type that is communicated."""
     if dist.get_world_size(group) == 1:
         return
-    gradients = _gradients_of(parameters)
-    if not gradients:  # a chunk without parameters
+    gradients = _local_gradients(parameters)
+    if not gradients:  # a pipeline stage without parameters
         return
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     if compress != "none":

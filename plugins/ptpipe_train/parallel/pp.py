@@ -1,211 +1,217 @@
-"""Chunks of the network, one after the other: the one file that knows `torch.distributed.pipelining`.
+"""Pipeline parallelism: the only file that uses `torch.distributed.pipelining`.
 
 Shape legend: N images of a batch, M of a micro-batch, C channels, H height, W width, K classes.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from ptpipe import JSON, StageError, write_atomically
+from ptpipe import JSON, StageError
 from ptpipe_torch import Batch
 from ptpipe_torch.distributed.worker_group import WorkerGroup
-from ptpipe_train.evaluation import buffers_kept, left_as_it_was
-from ptpipe_train.parallel.buffers import RangeUnion, SharedBuffers, broadcast_bytes
-from ptpipe_train.parallel.chunks import Cuttable, balanced, find_cuts, measured_costs_s, named_cuts
+from ptpipe_train.config import Degrees
+from ptpipe_train.device import DeviceSettings
+from ptpipe_train.evaluation import buffers_restored, state_restored
+from ptpipe_train.measured_once import measure_once
+from ptpipe_train.parallel.batch_shard import IGNORED, BatchShard, padded
+from ptpipe_train.parallel.buffers import BufferSync, RangeSync, broadcast_bytes
 from ptpipe_train.parallel.gradients import clip_together, sum_gradients
-from ptpipe_train.parallel.scaler import GroupScaler
-from ptpipe_train.parallel.share import IGNORED, Share, filled
-from ptpipe_train.parallel.way import Objective, Way
-from ptpipe_train.parallel_options import Degrees, Parallel
-from ptpipe_train.settings import Settings
+from ptpipe_train.parallel.partition import (
+    TracedNetwork,
+    balanced,
+    measure_costs_s,
+    named_split_points,
+    trace_network,
+)
+from ptpipe_train.parallel.strategy import Objective, ParallelStrategy, TrainingInputs
 
-_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved_1f1b": ScheduleInterleaved1F1B}
+_SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+}
+_FILE = "split_points.json"
 
 
-class Place(NamedTuple):
-    """What the cutting needs beside the network."""
+class PipelineStrategy(ParallelStrategy):
+    """Each process holds some pipeline stages, and works on one micro-batch while others work on the next.
 
-    images_MCHW: torch.Tensor
-    """A micro-batch, on the device."""
-    file: Path
-    """Where the cuts are kept."""
-
-
-class Chunks(Way):
-    """Each process holds some chunks of the network and works on one micro-batch while others work on the next.
-
-    With several replicas the gradients of a chunk are summed over its copies at the end of a step. The last batch of
-    an epoch is filled up to the size of the others with samples that count nothing.
+    With several replicas the gradients of a pipeline stage are summed over its copies at the end of a step. The last
+    batch of an epoch is padded to the size of the others with ignored samples: the schedule's shapes are static.
     """
 
-    state_is_shared = False
+    state_is_replicated = False
 
-    def __init__(
-        self,
-        module: nn.Module,
-        settings: Settings,
-        options: Parallel,
-        workers: WorkerGroup,
-        batch_size: int,
-        place: Place,
-    ) -> None:
-        super().__init__(module, settings)
+    def __init__(self, inputs: TrainingInputs) -> None:
+        settings, options, workers = inputs.settings, inputs.options, inputs.workers
+        super().__init__(settings.place(inputs.module), settings)
         degrees = options.degrees
-        self._copies, self._column = _groups(degrees, workers)
-        replica, self._position = divmod(workers.rank, degrees.ranks_of_chunks)
-        self.workers, self.share = workers, Share(replica, degrees.replicas)
-        self._size = batch_size // degrees.replicas
+        self._replica_group, self._pipeline_group = _groups(degrees, workers)
+        replica, self._pipeline_rank = divmod(workers.rank, degrees.pipeline_ranks)
+        self.workers, self.batch_shard = workers, BatchShard(replica, degrees.replicas)
+        self._shard_size = inputs.batch_size // degrees.replicas
         self._compress = options.compress or "none"
         self._num_microbatches = options.num_microbatches
-        network = find_cuts(module)
-        firsts = _agreed_cuts(network, place, options, settings, workers)
-        self._begins = [network.cuts[first - 1].begins for first in firsts]
-        pieces = [network.piece(*bounds) for bounds in pairwise([0, *firsts, network.num_pieces])]
-        mine = range(self._position, degrees.chunks, degrees.ranks_of_chunks)
-        self.needs_images, self._has_last = 0 in mine, degrees.chunks - 1 in mine
-        self.trained = nn.ModuleList([pieces[number] for number in mine])
-        self._losses = _Losses(settings.device)
-        self._ranges: RangeUnion | None = None
-        self._buffers: SharedBuffers | None = None
-        self._ends = [
-            _End(piece, self.settings, self._ranges_take_part, is_first=piece is pieces[0], is_last=piece is pieces[-1])
+        self._losses = _MicrobatchLosses(settings.device)
+        self._ranges: RangeSync | None = None
+        self._buffers: BufferSync | None = None
+        images_MCHW = inputs.first_images(inputs.batch_size // options.passes_per_batch)
+        pieces = self._split(inputs, images_MCHW)
+        own = range(self._pipeline_rank, degrees.pipeline_stages, degrees.pipeline_ranks)
+        self.needs_images, self._has_last = 0 in own, degrees.pipeline_stages - 1 in own
+        self._pieces = [pieces[number] for number in own]
+        self.trained = nn.ModuleList(self._pieces)
+        modules = [
+            StageModule(piece, settings, self._set_takes_part, is_first=piece is pieces[0], is_last=piece is pieces[-1])
             for piece in pieces
         ]
-        self._schedule = self._make_schedule(self._ends, mine, place.images_MCHW, options)
-        self._ends = [self._ends[number] for number in mine]
+        self._stage_modules = [modules[number] for number in own]
+        self._schedule = self._make_schedule(modules, own, images_MCHW, options.schedule or "1f1b")
         if degrees.replicas > 1:
-            self._ranges = RangeUnion(self.trained, workers, self._copies)
-            self._buffers = SharedBuffers(self.trained, self._copies)
+            self._ranges = RangeSync(self.trained, workers, self._replica_group)
+            self._buffers = BufferSync(self.trained, self._replica_group)
 
-    def _ranges_take_part(self, counts: bool) -> None:
+    def _split(self, inputs: TrainingInputs, images_MCHW: torch.Tensor) -> list[nn.Module]:
+        """Return the network's pieces, one for each pipeline stage."""
+        network = trace_network(self.module)
+        firsts = _first_pieces(network, inputs, images_MCHW)
+        self._split_points = [network.split_points[first - 1].next_layer for first in firsts]
+        return [network.piece(*bounds) for bounds in pairwise([0, *firsts, network.num_pieces])]
+
+    def _set_takes_part(self, counts: bool) -> None:
         if self._ranges:
             self._ranges.takes_part = counts
 
     def _make_schedule(
-        self, ends: Sequence[nn.Module], mine: Sequence[int], images_MCHW: torch.Tensor, options: Parallel
+        self, modules: Sequence[nn.Module], own: Sequence[int], images_MCHW: torch.Tensor, schedule: str
     ) -> Any:
-        with left_as_it_was(self.module):
-            values = _values_between(ends, images_MCHW)
+        with state_restored(self.module):
+            values = _example_values(modules, images_MCHW)
         stages = [
             PipelineStage(
-                ends[number],
+                modules[number],
                 number,
-                len(ends),
+                len(modules),
                 self.settings.device,
                 input_args=values[number],
                 output_args=values[number + 1],
-                group=self._column,
+                group=self._pipeline_group,
             )
-            for number in mine
+            for number in own
         ]
-        make = _SCHEDULES[options.schedule or "1f1b"]
-        of_rank = stages if make is ScheduleInterleaved1F1B else stages[0]
-        return make(of_rank, options.num_microbatches, loss_fn=self._losses, scale_grads=False)
+        of_rank = stages if schedule == "interleaved_1f1b" else stages[0]
+        return _SCHEDULES[schedule](of_rank, self._num_microbatches, loss_fn=self._losses, scale_grads=False)
 
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
     ) -> torch.Tensor:
-        batch = filled(batch, self._size)
+        batch = padded(batch, self._shard_size)
         self._losses.begin(objective, scaler)
         inputs = (batch.images_NCHW,) if self.needs_images else ()
         counts_M = (batch.labels_N.view(self._num_microbatches, -1) != IGNORED).any(1).tolist()
-        with self.times.part("forward_backward"), ExitStack() as ended:
-            for end in self._ends:
-                ended.enter_context(end.told_what_counts(counts_M))
+        with self.times.part("forward_backward"), ExitStack() as batch_end:
+            for module in self._stage_modules:
+                batch_end.enter_context(module.microbatches(counts_M))
             self._schedule.step(*inputs, target=batch.labels_N if self._has_last else None)
         if last:
             with self.times.part("communication"):
-                sum_gradients(self.trained.parameters(), self._copies, self._compress)
+                sum_gradients(self.trained.parameters(), self._replica_group, self._compress)
         return self._losses.total()
 
-    def scaler(self) -> torch.amp.GradScaler:
-        scaler = GroupScaler(self.settings.device.type, enabled=self.settings.precision == "fp16")
-        scaler.scale(torch.zeros((), device=self.settings.device))  # it begins with a loss, which most ranks never see
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        # Each rank holds other gradients: an overflow on one of them must skip the step on all.
+        scaler = ShardedGradScaler(
+            self.settings.device.type, enabled=self.settings.precision == "fp16", process_group=dist.group.WORLD
+        )
+        scaler.scale(torch.zeros((), device=self.settings.device))  # initializes it on ranks that never see a loss
         return scaler
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-        clip_together(parameters, max_norm, self._column)
+        clip_together(parameters, max_norm, self._pipeline_group)
 
-    def gather(self) -> None:
-        """Each rank of the first replica hands out the state of its chunks."""
+    def consolidate(self) -> None:
+        """Broadcast the state of each pipeline stage from its rank of the first replica."""
         if self._buffers:
-            self._buffers.unite()
-        own = {name: tensor for piece in self.trained for name, tensor in piece.state_dict().items()}
+            self._buffers.synchronize()
+        own = {name: tensor for piece in self._pieces for name, tensor in piece.state_dict().items()}
         content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in own.items()})
-        for rank in range(dist.get_world_size(self._column)):
+        for rank in range(dist.get_world_size(self._pipeline_group)):
             received = broadcast_bytes(content, rank)
-            if self._position != rank:
+            if self._pipeline_rank != rank:
                 self.module.load_state_dict(load(received), strict=False)
 
-    def facts(self) -> dict[str, JSON]:
-        return {"chunks_begin_at": list[JSON](self._begins)}
+    def metrics(self) -> dict[str, JSON]:
+        return {"split_points": list[JSON](self._split_points)}
 
 
 def _groups(degrees: Degrees, workers: WorkerGroup) -> tuple[Any, Any]:
-    """Of all copies of this rank's chunks; and of this rank's copy of the network. By torch's rule all make all.
+    """Return the process group of all replicas of this rank's stages, and that of this rank's pipeline.
 
-    The workers are a mesh of replicas x ranks of chunks; a DeviceMesh's own groups would not know the time limit.
+    The workers form a mesh of replicas x pipeline ranks. A DeviceMesh's own groups would ignore the timeout; torch
+    requires that every rank creates all groups in the same order.
     """
-    num = degrees.ranks_of_chunks
-    copies = [list(range(position, workers.size, num)) for position in range(num)]
-    columns = [list(range(first, first + num)) for first in range(0, workers.size, num)]
-    made = {}
-    for ranks in (*copies, *columns):
-        made[tuple(ranks)] = dist.new_group(ranks, timeout=timedelta(seconds=workers.timeout_s))
-    return made[tuple(copies[workers.rank % num])], made[tuple(columns[workers.rank // num])]
+    num = degrees.pipeline_ranks
+    replica_groups = [list(range(position, workers.size, num)) for position in range(num)]
+    pipeline_groups = [list(range(first, first + num)) for first in range(0, workers.size, num)]
+    created = {}
+    for ranks in (*replica_groups, *pipeline_groups):
+        created[tuple(ranks)] = dist.new_group(ranks, timeout=timedelta(seconds=workers.timeout_s))
+    replicas, pipeline = replica_groups[workers.rank % num], pipeline_groups[workers.rank // num]
+    return created[tuple(replicas)], created[tuple(pipeline)]
 
 
-class _End(nn.Module):  # type: ignore[misc]  # torch comes without types
-    """A chunk as it stands between two messages: its own precision and layout inside, plain rows outside.
+class StageModule(nn.Module):
+    """The module of a pipeline stage: a piece of the network in its precision and memory format.
 
-    Messages hold images with their channels last where chunks do: neither side has to copy them into another order.
-    Micro-batches of samples that only fill a batch leave no trace in it. They come last.
+    Messages are contiguous. Where pieces work in channels-last, images are sent as NHWC, so neither side reorders
+    them. Micro-batches of padding, which come last, leave no trace in the buffers.
     """
 
     def __init__(
         self,
         piece: nn.Module,
-        settings: Settings,
-        take_part: Callable[[bool], None],
+        settings: DeviceSettings,
+        set_takes_part: Callable[[bool], None],
         *,
         is_first: bool,
         is_last: bool,
     ) -> None:
         super().__init__()
-        self.piece, self.settings, self._take_part = piece, settings, take_part
+        self.piece, self.settings, self._set_takes_part = piece, settings, set_takes_part
         self._is_first, self._is_last = is_first, is_last
         self._counts: Iterator[bool] = iter(())
-        self._is_kept, self._ended = False, ExitStack()
+        self._is_restoring, self._batch_end = False, ExitStack()
 
     @contextmanager
-    def told_what_counts(self, counts_M: Sequence[bool]) -> Iterator[None]:
-        """Go through a batch inside the `with`; `counts_M`: which of its micro-batches have samples that count."""
-        self._counts, self._is_kept = iter(counts_M), False
-        with ExitStack() as self._ended:  # to the end of all backward passes, which look whether anything was changed
+    def microbatches(self, counts_M: Sequence[bool]) -> Iterator[None]:
+        """Process one batch inside the `with`; `counts_M`: which micro-batches have samples that are not padding."""
+        self._counts, self._is_restoring = iter(counts_M), False
+        # Buffers are restored after all backward passes: autograd refuses tensors that were modified before.
+        with ExitStack() as self._batch_end:
             yield
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the chunk."""
+        """Apply the piece to a micro-batch."""
         counts = next(self._counts, True)
-        self._take_part(counts)
-        if not counts and not self._is_kept:
-            self._ended.enter_context(buffers_kept(self.piece))
-            self._is_kept = True
+        self._set_takes_part(counts)
+        if not counts and not self._is_restoring:
+            self._batch_end.enter_context(buffers_restored(self.piece))
+            self._is_restoring = True
         if self.settings.channels_last and x.dim() == 4:
-            x = x if self._is_first else x.permute(0, 3, 1, 2)
+            x = x if self._is_first else x.permute(0, 3, 1, 2)  # NHWC to NCHW, a view
             x = x.contiguous(memory_format=torch.channels_last)
         with self.settings.autocast():
             y: torch.Tensor = self.piece(x)
@@ -214,61 +220,53 @@ class _End(nn.Module):  # type: ignore[misc]  # torch comes without types
         return y.contiguous()
 
 
-class _Losses:
-    """The loss of each micro-batch, which the schedule asks for on the rank of the last chunk."""
+class _MicrobatchLosses:
+    """Loss function of the schedule, which calls it for each micro-batch on the rank of the last pipeline stage."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._parts: list[torch.Tensor] = []
+        self._contributions: list[torch.Tensor] = []
 
     def begin(self, objective: Objective, scaler: torch.amp.GradScaler) -> None:
         self._objective, self._scaler = objective, scaler
-        self._parts = []
+        self._contributions = []
 
     def __call__(self, logits_MK: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
         loss = self._objective(logits_MK, labels_M)
-        self._parts.append(loss.detach())
-        scaled: torch.Tensor = self._scaler.scale(loss)
-        return scaled
+        self._contributions.append(loss.detach())
+        return self._scaler.scale(loss)
 
     def total(self) -> torch.Tensor:
-        return sum(self._parts, start=torch.zeros((), device=self._device))
+        return sum(self._contributions, start=torch.zeros((), device=self._device))
 
 
-def _values_between(ends: Sequence[nn.Module], images_MCHW: torch.Tensor) -> list[torch.Tensor]:
-    """Examples of what goes into each chunk, and of what comes out of the last."""
+def _example_values(modules: Sequence[nn.Module], images_MCHW: torch.Tensor) -> list[torch.Tensor]:
+    """Return tensors shaped like the input of each pipeline stage and the output of the last."""
     values = [images_MCHW]
     with torch.no_grad():
-        for end in ends:
-            values.append(end(values[-1]))
+        for module in modules:
+            values.append(module(values[-1]))
     return [images_MCHW, *(torch.empty_like(value).requires_grad_() for value in values[1:])]
 
 
-def _agreed_cuts(
-    network: Cuttable, place: Place, options: Parallel, settings: Settings, workers: WorkerGroup
-) -> list[int]:
-    """Where chunks begin, the same on all ranks and again after a restart. Costs are measured by rank 0."""
-    if network.num_pieces < options.num_chunks:
+def _first_pieces(network: TracedNetwork, inputs: TrainingInputs, images_MCHW: torch.Tensor) -> list[int]:
+    """Return the first piece of each pipeline stage but the first: as named, or balanced by measured costs."""
+    options, settings = inputs.options, inputs.settings
+    num = options.num_pipeline_stages
+    if network.num_pieces < num:
         raise StageError(
-            f"the network can be cut into {network.num_pieces} pieces at most, not into {options.num_chunks} chunks"
+            f"the network can be split into {network.num_pieces} pieces at most, not into {num} pipeline stages"
         )
     if options.split_at is not None:
-        return named_cuts(network, options.split_at)
-    firsts = [0] * (options.num_chunks - 1)
-    if workers.rank == 0:
-        with suppress(OSError, ValueError):
-            firsts = json.loads(place.file.read_text(encoding="utf-8"))
-        if not _fits(firsts, network, options):
-            with torch.random.fork_rng(), settings.autocast():
-                firsts = balanced(measured_costs_s(network, place.images_MCHW, settings.device), options.num_chunks)
-            write_atomically(place.file, json.dumps(firsts).encode())
-    return [round(first) for first in workers.all_reduce(firsts)]
+        return named_split_points(network, options.split_at)
 
+    def measure() -> list[int]:
+        with torch.random.fork_rng(), settings.autocast():
+            return balanced(measure_costs_s(network, images_MCHW, settings.device), num)
 
-def _fits(firsts: Any, network: Cuttable, options: Parallel) -> bool:
-    return (
-        isinstance(firsts, list)
-        and len(firsts) == options.num_chunks - 1
-        and all(isinstance(first, int) and 0 < first < network.num_pieces for first in firsts)
-        and firsts == sorted(set(firsts))
-    )
+    def is_valid(firsts: list[float]) -> bool:
+        in_range = all(isinstance(first, int) and 0 < first < network.num_pieces for first in firsts)
+        return in_range and firsts == sorted(set(firsts))
+
+    firsts = measure_once(Path(inputs.ctx.scratch) / _FILE, inputs.workers, num - 1, measure, is_valid)
+    return [round(first) for first in firsts]

@@ -126,7 +126,7 @@ def assert_same_bits(one: Model, other: Model) -> None:
         assert torch.equal(tensor, other.tensors[name]), name
 
 
-def greatest_difference(one: Model, other: Model) -> float:
+def max_difference(one: Model, other: Model) -> float:
     """Relative to the greatest value of each tensor."""
     assert all(tensor.isfinite().all() for model in (one, other) for tensor in model.tensors.values())
     return max(

@@ -20,7 +20,8 @@ from torch import nn
 
 from ptpipe import Context
 from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, LoaderOptions, Model, Recipe, Split, builder
-from ptpipe_train import EarlyStopping, Schedule, TrainConfig, train
+from ptpipe_train import TrainConfig, train
+from ptpipe_train.config import EarlyStopping, Schedule
 
 NUM_KILLS, STEPS_BETWEEN = 8, 10
 CONFIG = TrainConfig(

@@ -41,7 +41,7 @@ def plain_net(
     return network
 
 
-class Idle(nn.Module):  # type: ignore[misc]  # torch comes without types
+class Idle(nn.Module):
     """Has a parameter and no use for it."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Idle(nn.Module):  # type: ignore[misc]  # torch comes without types
         return x
 
 
-class Differing(nn.Module):  # type: ignore[misc]  # torch comes without types
+class Differing(nn.Module):
     """Changes its parameter behind the optimizer's back, in each process otherwise."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Differing(nn.Module):  # type: ignore[misc]  # torch comes without types
         return x + 0 * self.weight
 
 
-class Branching(nn.Module):  # type: ignore[misc]  # torch comes without types
+class Branching(nn.Module):
     """Its way depends on values: it can't be traced."""
 
     def __init__(self, num_inputs: int, num_classes: int) -> None:

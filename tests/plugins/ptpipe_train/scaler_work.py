@@ -8,19 +8,20 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from ptpipe import Context
 from ptpipe_torch.distributed.worker_group import init_worker_group
-from ptpipe_train.parallel.scaler import GroupScaler
 
 
 def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     weight = torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], 0.5)
-    said = []
+    history = []
     with init_worker_group(Context("one", "toy.work", 1, folder, rank=rank, num_workers=2), "gloo", timeout_s=60):
-        scaler = GroupScaler("cpu", init_scale=8.0, growth_interval=2)
+        scaler = ShardedGradScaler("cpu", init_scale=8.0, growth_interval=2, process_group=dist.group.WORLD)
         for step in range(4):
             # Each rank has gradients of its own, as with shards and chunks; in step 1 those of rank 1 overflow.
             scaler.scale(weight.sum() * (rank + 1)).backward()
@@ -31,8 +32,8 @@ def main(folder: Path) -> None:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            said.append([weight[0].item(), scaler.get_scale()])
-    (folder / f"rank-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
+            history.append([weight[0].item(), scaler.get_scale()])
+    (folder / f"rank-{rank}.json").write_text(json.dumps(history), encoding="utf-8")
 
 
 if __name__ == "__main__":

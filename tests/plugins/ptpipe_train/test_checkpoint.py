@@ -26,7 +26,7 @@ def test_comes_back_as_it_was(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, want)
     (got,) = read_checkpoints(tmp_path)
     assert isinstance(got, Checkpoint)
-    assert (got.step, got.facts) == (12, want.facts)
+    assert (got.step, got.metadata) == (12, want.metadata)
     assert got.tensors.keys() == want.tensors.keys()
     assert all(torch.equal(tensor, want.tensors[name]) for name, tensor in got.tensors.items())
 

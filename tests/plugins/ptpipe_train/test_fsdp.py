@@ -10,8 +10,8 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe_quant.parts import prepare_qat
+from ptpipe_train.config import Parallel
 from ptpipe_train.parallel.fsdp import layers_to_wrap
-from ptpipe_train.parallel_options import Parallel
 
 
 class Net(nn.Module):
@@ -65,7 +65,7 @@ def test_a_graph_has_containers_that_nobody_calls() -> None:
     ("name", "words"),
     [
         ("Conv2d", "the network has no layer of type Conv2d"),
-        ("ModuleList", "no ModuleList of the network can be gathered by itself"),
+        ("ModuleList", "no ModuleList of the network can be gathered separately"),
         ("NonDynamicallyQuantizableLinear", "its forward is never called"),
     ],
 )

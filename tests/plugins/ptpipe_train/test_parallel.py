@@ -1,4 +1,4 @@
-"""Every way of training in parallel ends where one process does. Real processes, real process groups."""
+"""Every parallel mode ends with the weights of a single process. Real processes, real process groups."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import torch
 import ptpipe
 from ptpipe.api import RunResult
 from ptpipe_torch import Model
-from ptpipe_train.settings import find_lacks
 
 pytestmark = pytest.mark.slow
 thorough = pytest.mark.thorough
 
-PLUGIN = Path(__file__).parent / "parallel_nets.py"
+PLUGINS = f"{Path(__file__).parent}/parallel_nets.py, {Path(__file__).parent}/any_cpu_fp16.py"
 MANIFEST = """
 version: 1
 name: proof
 seed: 7
-plugins: [{plugin}]
+plugins: [{plugins}]
 stages:
   data: {{uses: data.synthetic, with: {{num_train: 581, val_size: 101, num_test: 16, image_size: 12}}}}
   net: {{uses: model.plain}}
@@ -43,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path) -> Train:
     """Train with these options; what another test has trained is taken from the store."""
     manifest = folder / "proof.yaml"
-    manifest.write_text(MANIFEST.format(plugin=PLUGIN), encoding="utf-8")
+    manifest.write_text(MANIFEST.format(plugins=PLUGINS), encoding="utf-8")
 
     def run(net: dict[str, Any] | None = None, data: dict[str, Any] | None = None, **options: Any) -> RunResult:
         overrides = {f"train.{name}": value for name, value in options.items()} | (data or {})
@@ -60,7 +59,7 @@ def model_of(result: RunResult) -> Model:
     return model
 
 
-def greatest_difference(one: Model, other: Model) -> float:
+def max_difference(one: Model, other: Model) -> float:
     """Of all parameters, relative to the greatest value of each."""
     assert one.tensors.keys() == other.tensors.keys()
     assert all(tensor.isfinite().all() for model in (one, other) for tensor in model.tensors.values())
@@ -70,7 +69,7 @@ def greatest_difference(one: Model, other: Model) -> float:
     )
 
 
-WAYS = {
+MODES = {
     "ddp": {"mode": "ddp", "workers": 2},
     "ddp, gloo": {"mode": "ddp", "workers": 2, "comm": "gloo"},
     "ddp, three workers": {"mode": "ddp", "workers": 3},
@@ -78,27 +77,27 @@ WAYS = {
     "fsdp, wrapped": {"mode": "fsdp", "workers": 2, "wrap": ["Linear"], "wrap_min_parameters": 1000},
     "gpipe": {"mode": "pp", "schedule": "gpipe"},
     "1f1b": {"mode": "pp"},
-    "gpipe, 4 chunks": {"mode": "pp", "schedule": "gpipe", "chunks": 4, "microbatches": 4},
-    "1f1b, 4 chunks": {"mode": "pp", "chunks": 4, "microbatches": 4},
-    "interleaved": {"mode": "pp", "schedule": "interleaved_1f1b", "chunks": 4, "microbatches": 4},
+    "gpipe, 4 stages": {"mode": "pp", "schedule": "gpipe", "pipeline_stages": 4, "microbatches": 4},
+    "1f1b, 4 stages": {"mode": "pp", "pipeline_stages": 4, "microbatches": 4},
+    "interleaved": {"mode": "pp", "schedule": "interleaved_1f1b", "pipeline_stages": 4, "microbatches": 4},
     "ddp+pp": {"mode": "ddp+pp", "workers": 4, "microbatches": 2},
     "ddp+pp, interleaved": {
         "mode": "ddp+pp",
         "workers": 4,
         "schedule": "interleaved_1f1b",
-        "chunks": 4,
+        "pipeline_stages": 4,
         "microbatches": 4,
     },
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", MODES)
 def test_it_ends_where_one_process_does(run: Train, name: str) -> None:
     options = {"batch_size": 88} if name == "ddp+pp, interleaved" else {}  # it takes no halves of 46
     single = run(**options)
-    parallel = run(parallel=WAYS[name], **options)
+    parallel = run(parallel=MODES[name], **options)
     assert single.stages["train"].metrics["num_steps"] == 24 == parallel.stages["train"].metrics["num_steps"]
-    assert greatest_difference(model_of(single), model_of(parallel)) < 1e-5
+    assert max_difference(model_of(single), model_of(parallel)) < 1e-5
     for figure in ("val_loss", "train_loss"):
         assert parallel.stages["train"].metrics[figure] == pytest.approx(
             single.stages["train"].metrics[figure], rel=1e-5
@@ -106,14 +105,14 @@ def test_it_ends_where_one_process_does(run: Train, name: str) -> None:
     assert parallel.stages["train"].metrics["val_top1"] == single.stages["train"].metrics["val_top1"]
 
 
-def test_shards_end_where_copies_do(run: Train) -> None:
-    shards, copies = (run(parallel=WAYS[name]) for name in ("fsdp", "ddp"))
-    assert greatest_difference(model_of(shards), model_of(copies)) < 1e-5
+def test_fsdp_ends_where_ddp_does(run: Train) -> None:
+    sharded, replicated = (run(parallel=MODES[name]) for name in ("fsdp", "ddp"))
+    assert max_difference(model_of(sharded), model_of(replicated)) < 1e-5
 
 
-def test_each_worker_tells_where_its_time_went(run: Train) -> None:
+def test_each_worker_reports_where_its_time_went(run: Train) -> None:
     for name, parts in (("ddp", ["forward", "backward", "communication"]), ("1f1b", ["forward_backward"])):
-        workers = run(parallel=WAYS[name]).stages["train"].metrics["workers"]
+        workers = run(parallel=MODES[name]).stages["train"].metrics["workers"]
         assert [row["worker"] for row in workers] == [0, 1]
         for row in workers:
             assert row["images_per_s"] > 0
@@ -122,14 +121,14 @@ def test_each_worker_tells_where_its_time_went(run: Train) -> None:
 
 
 def test_steps_of_several_workers_can_be_profiled(run: Train, folder: Path) -> None:
-    result = run(parallel=WAYS["ddp"], profile={"steps": 2})
-    assert greatest_difference(model_of(run()), model_of(result)) < 1e-5
+    result = run(parallel=MODES["ddp"], profile={"steps": 2})
+    assert max_difference(model_of(run()), model_of(result)) < 1e-5
     (table,) = result.folder.rglob("*operators*")
     assert "DistributedDataParallel.forward" in table.read_text(encoding="utf-8")
 
 
-def test_workers_of_a_machine_share_memory_unless_told_otherwise(run: Train) -> None:
-    used = [run(parallel=WAYS[name]).stages["train"].metrics["comm"] for name in ("ddp", "ddp, gloo")]
+def test_workers_of_a_machine_share_memory_unless_gloo_is_chosen(run: Train) -> None:
+    used = [run(parallel=MODES[name]).stages["train"].metrics["comm"] for name in ("ddp", "ddp, gloo")]
     assert used == ["shared memory" if platform.machine() == "x86_64" else "gloo", "gloo"]
 
 
@@ -161,17 +160,17 @@ STOPPED = {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "mi
     ],
 )
 def test_with_other_options_too(run: Train, name: str, options: dict[str, Any]) -> None:
-    single, parallel = run(**options), run(parallel=WAYS[name], **options)
-    assert greatest_difference(model_of(single), model_of(parallel)) < 1e-5
+    single, parallel = run(**options), run(parallel=MODES[name], **options)
+    assert max_difference(model_of(single), model_of(parallel)) < 1e-5
     done = single.stages["train"].metrics["epochs_done"]
     assert done == parallel.stages["train"].metrics["epochs_done"] == (2 if options is STOPPED else 4)
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("single", 1e-6), ("ddp", 1e-5)])
 def test_accumulated_batches_are_one_batch(run: Train, name: str, tolerance: float) -> None:
-    way = WAYS.get(name, {})
-    whole, parts = run(parallel=way, batch_size=64), run(parallel=way, batch_size=16, accumulate=4)
-    assert greatest_difference(model_of(whole), model_of(parts)) < tolerance
+    mode = MODES.get(name, {})
+    whole, parts = run(parallel=mode, batch_size=64), run(parallel=mode, batch_size=16, accumulate=4)
+    assert max_difference(model_of(whole), model_of(parts)) < tolerance
 
 
 @pytest.mark.parametrize(
@@ -180,28 +179,28 @@ def test_accumulated_batches_are_one_batch(run: Train, name: str, tolerance: flo
         {"mode": "ddp", "gradient_as_bucket_view": False, "bucket_cap_mb": 0.01, "static_graph": True},
         {"mode": "fsdp", "cpu_offload": True, "reshard_after_forward": False},
         {"mode": "pp", "split_at": ["fc1"]},
-        {"mode": "pp", "chunks": 3, "split_at": ["conv2", "fc1"], "microbatches": 4, "schedule": "gpipe"},
+        {"mode": "pp", "pipeline_stages": 3, "split_at": ["conv2", "fc1"], "microbatches": 4, "schedule": "gpipe"},
     ],
     ids=["buckets", "offloaded", "split", "split twice"],
 )
-def test_options_of_a_way_change_no_result(run: Train, options: dict[str, Any]) -> None:
+def test_options_of_a_mode_change_no_result(run: Train, options: dict[str, Any]) -> None:
     workers = {} if options["mode"] == "pp" else {"workers": 2}
     parallel = run(parallel=options | workers)
-    assert greatest_difference(model_of(run()), model_of(parallel)) < 1e-5
+    assert max_difference(model_of(run()), model_of(parallel)) < 1e-5
     if "split_at" in options:
-        assert parallel.stages["train"].metrics["chunks_begin_at"] == options["split_at"]
+        assert parallel.stages["train"].metrics["split_points"] == options["split_at"]
 
 
-def test_a_worker_without_a_share_of_the_last_batch_changes_nothing(run: Train) -> None:
-    """480 samples in batches of 479: the second worker has no part in the last one."""
+def test_a_worker_whose_shard_of_the_last_batch_is_empty_changes_nothing(run: Train) -> None:
+    """480 samples in batches of 479: the second worker has no sample of the last one."""
     options = {"batch_size": 479, "epochs": 10}
-    parallel = run(parallel=WAYS["ddp"], **options)
-    assert greatest_difference(model_of(run(**options)), model_of(parallel)) < 1e-5
+    parallel = run(parallel=MODES["ddp"], **options)
+    assert max_difference(model_of(run(**options)), model_of(parallel)) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_nor_does_it_with_batch_norm(run: Train, name: str) -> None:
-    tensors = model_of(run({"norm": True}, parallel=WAYS[name], batch_size=479, epochs=2)).tensors
+    tensors = model_of(run({"norm": True}, parallel=MODES[name], batch_size=479, epochs=2)).tensors
     assert tensors["norm.num_batches_tracked"] == 4
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
@@ -210,36 +209,35 @@ def test_nor_does_it_with_batch_norm(run: Train, name: str) -> None:
 def test_fewer_samples_than_workers(run: Train, name: str) -> None:
     data = {"data.num_train": 103, "data.val_size": 102, "data.calibration_size": 1}
     options = {"epochs": 3, "batch_size": 8}
-    parallel = run(data=data, parallel=WAYS[name], **options)
-    assert greatest_difference(model_of(run(data=data, **options)), model_of(parallel)) < 1e-5
+    parallel = run(data=data, parallel=MODES[name], **options)
+    assert max_difference(model_of(run(data=data, **options)), model_of(parallel)) < 1e-5
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_one_worker_is_one_process(run: Train, mode: str) -> None:
-    assert greatest_difference(model_of(run()), model_of(run(parallel={"mode": mode, "workers": 1}))) == 0
+    assert max_difference(model_of(run()), model_of(run(parallel={"mode": mode, "workers": 1}))) == 0
 
 
-@pytest.mark.skipif(any(find_lacks("cpu", "fp16")), reason="this CPU has no fp16")
 @pytest.mark.parametrize(
     "name",
     ["ddp", pytest.param("fsdp, wrapped", marks=thorough), "1f1b", pytest.param("ddp+pp", marks=thorough)],
 )
 def test_fp16_ends_near_and_with_the_same_scale(run: Train, name: str) -> None:
     options = {"precision": "fp16", "epochs": 2, "clip_grad_norm": 0.1}
-    single, parallel = run(**options), run(parallel=WAYS[name], **options)
-    assert greatest_difference(model_of(single), model_of(parallel)) < 0.01
+    single, parallel = run(**options), run(parallel=MODES[name], **options)
+    assert max_difference(model_of(single), model_of(parallel)) < 0.01
     scales = [result.stages["train"].metrics["loss_scale"] for result in (single, parallel)]
     assert scales[0] == scales[1] > 0
     (notice,) = parallel.stages["train"].notices
-    assert "bf16 is quicker by far" in notice
+    assert "bf16 is much faster" in notice
 
 
 @pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp, wrapped", marks=thorough), "1f1b"])
 def test_batch_norm_and_bf16_train_as_well(run: Train, name: str) -> None:
-    """Batch norm sees the share of one process: the result is not the same, but as good."""
+    """Batch norm sees the shard of one process: the result is not the same, but as good."""
     options = {"precision": "bf16", "epochs": 12}
     single = run({"norm": True}, **options).stages["train"].metrics
-    result = run({"norm": True}, parallel=WAYS[name], **options)
+    result = run({"norm": True}, parallel=MODES[name], **options)
     model_of(result)
     parallel = result.stages["train"].metrics
     assert single["val_top1"] > 0.95
@@ -248,8 +246,8 @@ def test_batch_norm_and_bf16_train_as_well(run: Train, name: str) -> None:
 
 @pytest.mark.parametrize(("name", "compress"), [("ddp", "bf16"), ("ddp+pp", "fp16")])
 def test_compressed_gradients_end_near(run: Train, name: str, compress: str) -> None:
-    compressed = run(parallel=WAYS[name] | {"compress": compress})
-    assert 1e-7 < greatest_difference(model_of(run()), model_of(compressed)) < 0.02
+    compressed = run(parallel=MODES[name] | {"compress": compress})
+    assert 1e-7 < max_difference(model_of(run()), model_of(compressed)) < 0.02
 
 
 @pytest.mark.parametrize(("num_val", "name"), [(10_000, "ddp"), (9_999, "ddp, three workers")])
@@ -257,46 +255,49 @@ def test_every_val_sample_is_counted_once(run: Train, num_val: int, name: str) -
     data = {"data.num_train": 480 + num_val, "data.val_size": num_val}
     options = {"epochs": 1, "batch_size": 480}
     single = run(data=data, **options).stages["train"].metrics["val_top1"]
-    assert run(data=data, parallel=WAYS[name], **options).stages["train"].metrics["val_top1"] == single
+    assert run(data=data, parallel=MODES[name], **options).stages["train"].metrics["val_top1"] == single
     assert single * num_val == pytest.approx(round(single * num_val), abs=1e-9)
 
 
-def test_a_network_that_cannot_be_cut_is_refused_before_the_first_step(run: Train) -> None:
-    result = run({"branching": True}, parallel=WAYS["1f1b"])
+def test_a_network_that_cannot_be_split_is_refused_before_the_first_step(run: Train) -> None:
+    result = run({"branching": True}, parallel=MODES["1f1b"])
     assert result.exit_code == 1
-    assert "can't be cut into chunks: its forward pass depends on values" in result.stages["train"].message
+    assert "can't be split into pipeline stages: its control flow depends on values" in result.stages["train"].message
 
 
-def test_parameters_that_go_unused_are_named_and_can_be_allowed(run: Train) -> None:
-    refused = run({"unused": True}, parallel=WAYS["ddp"])
+def test_unused_parameters_are_named_and_can_be_allowed(run: Train) -> None:
+    refused = run({"unused": True}, parallel=MODES["ddp"])
     assert refused.exit_code == 1
-    assert "went unused in a step: set parallel.find_unused to true" in refused.stages["train"].message
-    allowed = run({"unused": True}, parallel=WAYS["ddp"] | {"find_unused": True})
-    assert greatest_difference(model_of(run({"unused": True})), model_of(allowed)) < 1e-5
+    assert "were unused in a step: set parallel.find_unused to true" in refused.stages["train"].message
+    allowed = run({"unused": True}, parallel=MODES["ddp"] | {"find_unused": True})
+    assert max_difference(model_of(run({"unused": True})), model_of(allowed)) < 1e-5
 
 
 def test_workers_that_do_not_agree_deliver_nothing(run: Train) -> None:
-    result = run({"differs": True}, parallel=WAYS["ddp"])
+    result = run({"differs": True}, parallel=MODES["ddp"])
     assert result.exit_code == 1
     assert "the workers ended with different networks" in result.stages["train"].message
 
 
-def test_a_place_that_no_chunk_can_begin_with_is_named(run: Train) -> None:
+def test_a_layer_that_no_pipeline_stage_can_begin_with_is_named(run: Train) -> None:
     result = run(parallel={"mode": "pp", "split_at": ["relu1"]})
-    assert "split_at: no chunk can begin with relu1 (it can with: pool1, conv2" in result.stages["train"].message
+    assert (
+        "split_at: no pipeline stage can begin with relu1 (possible split points: pool1, conv2"
+        in result.stages["train"].message
+    )
 
 
 def test_a_type_that_is_not_there_is_named(run: Train) -> None:
-    result = run(parallel=WAYS["fsdp"] | {"wrap": ["Bottleneck"]})
-    assert "wrap: the network has no layer of type Bottleneck (there are: Conv2d, Flatten" in (
+    result = run(parallel=MODES["fsdp"] | {"wrap": ["Bottleneck"]})
+    assert "wrap: the network has no layer of type Bottleneck (it has: Conv2d, Flatten" in (
         result.stages["train"].message
     )
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are as many devices as dp wants")
 @pytest.mark.parametrize("ids", [None, [3, 9]])
-def test_dp_without_two_devices_is_one_replica_and_says_so(run: Train, ids: list[int] | None) -> None:
+def test_dp_without_two_devices_is_one_replica_and_gives_a_notice(run: Train, ids: list[int] | None) -> None:
     result = run(parallel={"mode": "dp", **({"device_ids": ids} if ids else {})})
-    assert greatest_difference(model_of(run()), model_of(result)) == 0
+    assert max_difference(model_of(run()), model_of(result)) == 0
     (notice,) = result.stages["train"].notices
-    assert "one replica does all the work" in notice
+    assert "training with a single replica" in notice

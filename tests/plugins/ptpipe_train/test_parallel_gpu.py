@@ -77,7 +77,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
     return train
 
 
-def greatest_difference(one: Trained, other: Trained) -> float:
+def max_difference(one: Trained, other: Trained) -> float:
     """Of all parameters and statistics, relative to the greatest value of each."""
     assert one.model.tensors.keys() == other.model.tensors.keys()
     assert all(tensor.isfinite().all() for trained in (one, other) for tensor in trained.model.tensors.values())
@@ -91,7 +91,7 @@ def greatest_difference(one: Trained, other: Trained) -> float:
 def assert_alike(single: Trained, parallel: Trained) -> None:
     assert single.metrics["device"] == parallel.metrics["device"] == DEVICE
     assert single.metrics["num_steps"] == parallel.metrics["num_steps"] == 24
-    assert greatest_difference(single, parallel) < 1e-5
+    assert max_difference(single, parallel) < 1e-5
     assert single.metrics["val_loss"] == pytest.approx(parallel.metrics["val_loss"], rel=1e-5)
 
 
@@ -116,7 +116,7 @@ def test_reduced_precision_is_as_accurate(train: Train, precision: str, memory_f
     assert exact.metrics["val_top1"] > 0.95
     assert reduced.metrics["val_top1"] > exact.metrics["val_top1"] - 0.02
     # Otherwise it was no other precision at all.
-    assert greatest_difference(exact, reduced) > 1e-4
+    assert max_difference(exact, reduced) > 1e-4
     assert reduced.metrics["precision"] == precision
     if precision == "fp16":
         assert reduced.metrics["loss_scale"] > 0
@@ -131,7 +131,7 @@ def test_reduced_precision_is_as_accurate(train: Train, precision: str, memory_f
         {"mode": "ddp", "workers": 2, "comm": COMM},
         {"mode": "fsdp", "workers": 2, "comm": COMM, "wrap": ["Linear"]},
         {"mode": "fsdp", "workers": 2, "comm": COMM, "cpu_offload": True},
-        {"mode": "pp", "chunks": 2, "comm": COMM},
+        {"mode": "pp", "pipeline_stages": 2, "comm": COMM},
     ],
     ids=["dp", "dp, the second first", "ddp", "fsdp", "fsdp, offloaded", "pp"],
 )
@@ -145,7 +145,7 @@ def test_two_devices_end_where_one_does(train: Train, way: dict[str, Any], optio
 def test_fp16_over_two_devices_ends_near_and_with_the_same_scale(train: Train, mode: str) -> None:
     workers = {} if mode == "pp" else {"workers": 2}
     single, parallel = (train(precision="fp16", parallel=way) for way in ({}, {"mode": mode, **workers}))
-    assert greatest_difference(single, parallel) < 0.01
+    assert max_difference(single, parallel) < 0.01
     assert single.metrics["loss_scale"] == parallel.metrics["loss_scale"] > 0
 
 
@@ -154,4 +154,4 @@ def test_sync_bn_sees_the_batch_of_all_workers(train: Train) -> None:
     single = train(norm=True)
     assert_alike(single, train(norm=True, parallel={"mode": "ddp", "workers": 2, "sync_bn": True}))
     # Without it each worker normalizes by its own share, which is another result.
-    assert greatest_difference(single, train(norm=True, parallel={"mode": "ddp", "workers": 2})) > 1e-4
+    assert max_difference(single, train(norm=True, parallel={"mode": "ddp", "workers": 2})) > 1e-4

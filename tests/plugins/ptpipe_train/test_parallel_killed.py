@@ -48,7 +48,7 @@ stages:
       num_threads: 1
       parallel: {parallel}
 """
-WAYS = {
+MODES = {
     "ddp": {"mode": "ddp", "workers": 2},
     "fsdp": {"mode": "fsdp", "workers": 2},
     "pp": {"mode": "pp", "microbatches": 4},
@@ -142,11 +142,11 @@ def workers_of(folder: Path) -> list[int]:
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, name: str) -> None:
     epochs = max(12, 3 * NUM_KILLS)
     options = ["-s", f"train.epochs={epochs}", "-s", f"train.early_stopping.patience={epochs}"]
-    undisturbed = Running(tmp_path, WAYS[name], "undisturbed", *options)
+    undisturbed = Running(tmp_path, MODES[name], "undisturbed", *options)
     undisturbed.end()
     rng, moments = random.Random(f"{name} {NUM_KILLS}"), []
     while len(moments) < NUM_KILLS:
-        running = Running(tmp_path, WAYS[name], "artifacts", *options)
+        running = Running(tmp_path, MODES[name], "artifacts", *options)
         assert running.until(running.newest_step() + rng.randrange(3)), "over before it could be killed"
         time.sleep(rng.uniform(0, 0.05))
         # Now a worker, now the whole run, at once: its workers must not outlive it.
@@ -157,7 +157,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, nam
         moments.append((running.newest_step(), rank))
         if rank is not None and running.process.returncode == 1:
             assert f"worker {rank} was killed by SIGKILL" in said
-    last = Running(tmp_path, WAYS[name], "artifacts", *options)
+    last = Running(tmp_path, MODES[name], "artifacts", *options)
     assert "failed" not in last.end()
     assert last.process.returncode == 0
     assert same_bits(undisturbed, last), moments
@@ -177,7 +177,7 @@ report = supervised.Training.report
 
 def die_once(training):
     mark = Path(__file__).with_name("died")
-    if training.loop.way.workers.rank == 0 and not mark.exists():
+    if training.loop.strategy.workers.rank == 0 and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     report(training)
@@ -195,18 +195,18 @@ def ptpipe_stages():
 @pytest.mark.parametrize("name", ["fsdp", pytest.param("pp", marks=thorough)])
 def test_killed_at_the_very_end_it_delivers_what_was_trained(tmp_path: Path, name: str) -> None:
     options = ["-s", "train.early_stopping=null", "-s", "train.epochs=2"]
-    undisturbed = Running(tmp_path, WAYS[name], "undisturbed", *options)
+    undisturbed = Running(tmp_path, MODES[name], "undisturbed", *options)
     undisturbed.end()
     plugin = tmp_path / "dies.py"
     plugin.write_text(DIES_AT_THE_END, encoding="utf-8")
-    killed = Running(tmp_path, WAYS[name], "artifacts", *options, "--max-restarts", "1", plugin=plugin)
+    killed = Running(tmp_path, MODES[name], "artifacts", *options, "--max-restarts", "1", plugin=plugin)
     assert "3 done" in killed.end()
     assert (tmp_path / "died").exists()
     assert same_bits(undisturbed, killed)
 
 
 def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None:
-    running = Running(tmp_path, WAYS["ddp"])
+    running = Running(tmp_path, MODES["ddp"])
     assert running.until(1)
     running.workers()[1].kill()
     begin_s = time.monotonic()
@@ -218,7 +218,7 @@ def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("name", "rank"), [("ddp", 0), pytest.param("ddp", 1, marks=thorough), ("pp", 1)])
 def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> None:
-    running = Running(tmp_path, WAYS[name] | {"timeout_s": 3})
+    running = Running(tmp_path, MODES[name] | {"timeout_s": 3})
     assert running.until(1)
     hanging = running.workers()[rank]
     hanging.suspend()
@@ -232,7 +232,7 @@ def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> N
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_ends_its_workers(tmp_path: Path, number: int, code: int) -> None:
-    running = Running(tmp_path, WAYS["ddp"])
+    running = Running(tmp_path, MODES["ddp"])
     assert running.until(1)
     running.process.send_signal(number)
     said = running.end()
@@ -241,7 +241,7 @@ def test_an_interrupted_run_ends_its_workers(tmp_path: Path, number: int, code: 
 
 
 def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
-    runs = [Running(tmp_path, WAYS["ddp"], name) for name in ("one", "two")]
+    runs = [Running(tmp_path, MODES["ddp"], name) for name in ("one", "two")]
     for running in runs:
         running.end()
     assert [running.process.returncode for running in runs] == [0, 0]
@@ -256,13 +256,13 @@ def same_bits(one: Running, other: Running) -> bool:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Running:
-    running = Running(tmp_path_factory.mktemp("undisturbed"), WAYS["ddp"])
+    running = Running(tmp_path_factory.mktemp("undisturbed"), MODES["ddp"])
     running.end()
     return running
 
 
 def test_with_restarts_a_dead_worker_changes_nothing(tmp_path: Path, undisturbed: Running) -> None:
-    running = Running(tmp_path, WAYS["ddp"], "artifacts", "--max-restarts", "2")
+    running = Running(tmp_path, MODES["ddp"], "artifacts", "--max-restarts", "2")
     assert running.until(2)
     running.workers()[1].kill()
     assert "3 done" in running.end()
@@ -273,12 +273,12 @@ def test_with_restarts_a_dead_worker_changes_nothing(tmp_path: Path, undisturbed
 def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undisturbed: Running, free_port: int) -> None:
     """Two agents on loopback; the second is killed with its worker, and started again."""
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}", "--max-restarts", "1"]
-    first = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "0")
-    second = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "1")
+    first = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")
+    second = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
     assert first.until(2)
     second.parent.kill()
     second.end()
-    again = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "1")
+    again = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
     assert "3 done" in first.end()
     said = again.end()
     assert "node 1 takes part in train" in said
@@ -289,8 +289,8 @@ def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undistur
 
 def test_node_0_tells_how_a_worker_of_another_node_ended(tmp_path: Path, free_port: int) -> None:
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
-    first = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "0")
-    second = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "1")
+    first = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")
+    second = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
     assert first.until(1)
     (victim,) = second.workers()
     victim.kill()
@@ -304,8 +304,8 @@ def test_node_0_tells_how_a_worker_of_another_node_ended(tmp_path: Path, free_po
 
 def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path, free_port: int) -> None:
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
-    first = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "0")
-    second = Running(tmp_path, WAYS["ddp"], "artifacts", *options, "--node-rank", "1")
+    first = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")
+    second = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
     assert first.until(1)
     first.parent.kill()
     first.end()
@@ -324,7 +324,7 @@ def test_ranks_of_the_environment_are_taken_as_they_are(
         if cluster == "slurm":
             ranks = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
             ranks |= {"SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(free_port)}
-        runs.append(Running(tmp_path, WAYS["ddp"], environment=ranks))
+        runs.append(Running(tmp_path, MODES["ddp"], environment=ranks))
     assert "3 done" in runs[0].end()
     assert "node 0 ended with exit code 0" in runs[1].end()
     assert same_bits(undisturbed, runs[0])
@@ -341,13 +341,13 @@ def test_ranks_of_the_environment_are_taken_as_they_are(
     ],
 )
 def test_options_of_nodes_that_do_not_fit_are_named(tmp_path: Path, options: list[str], message: str) -> None:
-    running = Running(tmp_path, WAYS["ddp"], "artifacts", *options)
+    running = Running(tmp_path, MODES["ddp"], "artifacts", *options)
     assert message in running.end()
     assert running.process.returncode == 2
 
 
 def test_workers_that_cannot_be_spread_evenly_are_refused(tmp_path: Path, free_port: int) -> None:
     options = ["--nnodes", "3", "--rdzv-endpoint", f"localhost:{free_port}"]
-    running = Running(tmp_path, WAYS["ddp"], "artifacts", *options)
-    assert "2 workers can't be divided evenly among 3 nodes" in running.end()
+    running = Running(tmp_path, MODES["ddp"], "artifacts", *options)
+    assert "2 workers can't be spread evenly over 3 nodes" in running.end()
     assert running.process.returncode == 1

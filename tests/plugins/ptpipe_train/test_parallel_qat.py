@@ -37,7 +37,7 @@ stages:
     with: {{epochs: 2, batch_size: 48, lr: 0.01, num_threads: 1}}
   int8: {{uses: quant.convert, needs: {{model: finetune}}}}
 """
-WAYS = {
+MODES = {
     "ddp": {"mode": "ddp", "workers": 2},
     "ddp, gloo": {"mode": "ddp", "workers": 2, "comm": "gloo"},
     "fsdp": {"mode": "fsdp", "workers": 2},
@@ -54,13 +54,13 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(
-    manifest: Path, way: dict[str, Any], backend: str, more: dict[str, Any] | None = None, **options: Any
+    manifest: Path, mode: dict[str, Any], backend: str, more: dict[str, Any] | None = None, **options: Any
 ) -> RunResult:
     overrides: dict[str, Any] = (
         {"fake_quant.backend": backend} | (more or {}) | {f"finetune.{k}": v for k, v in options.items()}
     )
-    if way:
-        overrides["finetune.parallel"] = way
+    if mode:
+        overrides["finetune.parallel"] = mode
     result = ptpipe.run(manifest, overrides, artifacts=manifest.parent / "artifacts")
     assert result.exit_code == 0, [stage.message for stage in result.stages.values()]
     return result
@@ -73,7 +73,7 @@ def int8_of(result: RunResult) -> dict[str, torch.Tensor]:
     return dict(model.int8_tensors)
 
 
-# A process alone that does as the workers do: chunks see micro-batches, and ranges move once for each.
+# A process alone that does as the workers do: pipeline stages see micro-batches, and ranges move once for each.
 ALIKE = {
     "ddp": {"batch_size": 48},
     "ddp, gloo": {"batch_size": 48},
@@ -95,7 +95,7 @@ ALIKE = {
     ],
 )
 def test_the_int8_network_is_that_of_one_process(manifest: Path, name: str, backend: str) -> None:
-    single, parallel = int8_of(run(manifest, {}, backend, **ALIKE[name])), int8_of(run(manifest, WAYS[name], backend))
+    single, parallel = int8_of(run(manifest, {}, backend, **ALIKE[name])), int8_of(run(manifest, MODES[name], backend))
     assert single.keys() == parallel.keys()
     num_weights = 0
     for key, expected in single.items():
@@ -115,7 +115,7 @@ def test_samples_that_only_fill_a_batch_leave_no_trace(manifest: Path, name: str
     """A last batch of 1: most micro-batches, and for ddp+pp a whole replica, have nothing that counts."""
     incomplete = {"data.num_train": 581}
     single = int8_of(run(manifest, {}, "fbgemm", incomplete, **ALIKE[name]))
-    parallel = int8_of(run(manifest, WAYS[name], "fbgemm", incomplete))
+    parallel = int8_of(run(manifest, MODES[name], "fbgemm", incomplete))
     for key, expected in single.items():
         if expected.dtype == torch.int8:
             assert (expected.int() - parallel[key].int()).abs().max() <= 1, key
@@ -125,32 +125,34 @@ def test_samples_that_only_fill_a_batch_leave_no_trace(manifest: Path, name: str
 
 @pytest.mark.parametrize("name", ["ddp", "ddp+pp"])
 def test_it_is_as_accurate(manifest: Path, name: str) -> None:
-    """Chunks see one micro-batch at a time: their ranges move a little otherwise. bf16, accumulated, clipped."""
+    """Pipeline stages see one micro-batch at a time: their ranges differ a little. bf16, accumulated, clipped."""
     options = {"precision": "bf16", "accumulate": 2, "batch_size": 24, "clip_grad_norm": 1.0}
-    single, parallel = (run(manifest, way, "fbgemm", **options).stages["finetune"].metrics for way in ({}, WAYS[name]))
+    single, parallel = (
+        run(manifest, mode, "fbgemm", **options).stages["finetune"].metrics for mode in ({}, MODES[name])
+    )
     assert single["val_top1"] > 0.9
     assert parallel["val_top1"] > single["val_top1"] - 0.03
 
 
 KEEPS_STATES = '''
-"""Keeps what each worker has of a network that learns to be int8, before anything is brought together."""
+"""Saves each worker's state of a network in quantization-aware training, before it is consolidated."""
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from ptpipe import hookimpl
-from ptpipe_train.parallel.replicas import Replicas
+from ptpipe_train.parallel.ddp import DDPStrategy
 
-gather = Replicas.gather
-
-
-def keep_and_gather(way):
-    state = {name: tensor.clone() for name, tensor in way.module.state_dict().items()}
-    save_file(state, Path(__file__).with_name(f"rank-{way.workers.rank}.safetensors"))
-    gather(way)
+consolidate = DDPStrategy.consolidate
 
 
-Replicas.gather = keep_and_gather
+def keep_and_consolidate(strategy):
+    state = {name: tensor.clone() for name, tensor in strategy.module.state_dict().items()}
+    save_file(state, Path(__file__).with_name(f"rank-{strategy.workers.rank}.safetensors"))
+    consolidate(strategy)
+
+
+DDPStrategy.consolidate = keep_and_consolidate
 
 
 @hookimpl
@@ -161,7 +163,7 @@ def ptpipe_stages():
 
 @pytest.mark.parametrize("comm", ["auto", pytest.param("gloo", marks=pytest.mark.thorough)])
 def test_ranges_and_weights_are_the_same_on_all_workers_at_every_time(tmp_path: Path, comm: str) -> None:
-    """At the end they are rank 0's by order; until then by themselves. Shares are uneven."""
+    """Consolidation makes them rank 0's; before that they must agree without it. Shards are uneven."""
     plugin, manifest = tmp_path / "keeps.py", tmp_path / "qat.yaml"
     plugin.write_text(KEEPS_STATES, encoding="utf-8")
     manifest.write_text(MANIFEST.format(plugin=f"{PLUGIN}, {plugin}"), encoding="utf-8")
@@ -183,9 +185,9 @@ def test_a_process_that_does_several_stages_keeps_nothing(tmp_path: Path, free_p
     more = "  look: {uses: look.maps, needs: {model: finetune}}\n"
     text = MANIFEST.format(plugin=f"{PLUGIN}, {plugin}").replace("epochs: 6", "epochs: 1")
     path.write_text(text.replace("  int8: {uses: quant.convert, needs: {model: finetune}}\n", more), encoding="utf-8")
-    way = json.dumps(WAYS["ddp"])
+    mode = json.dumps(MODES["ddp"])
     command = [sys.executable, "-m", "ptpipe", "run", str(path), "--artifacts", str(tmp_path / "artifacts")]
-    command += ["-s", f"pretrain.parallel={way}", "-s", f"finetune.parallel={way}"]
+    command += ["-s", f"pretrain.parallel={mode}", "-s", f"finetune.parallel={mode}"]
     ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost"}
     running = [
         subprocess.Popen(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, OneCycleLR, SequentialLR, StepLR
 
-from ptpipe_train import Schedule
+from ptpipe_train.config import Schedule
 from ptpipe_train.schedule import LearningRate
 
 STEPS_PER_EPOCH, NUM_STEPS, PEAK = 7, 42, 0.3
@@ -82,4 +82,4 @@ def test_every_step_has_a_sound_rate(name: Any, warmup: Any, num_steps: int) -> 
     lr = LearningRate(PEAK, Schedule(name=name, warmup=warmup), num_steps, 3)
     rates = [lr.at(step) for step in range(num_steps)]
     assert all(math.isfinite(rate) and 0 <= rate <= PEAK * (1 + 1e-12) for rate in rates)
-    assert lr.greatest() == max(rates)
+    assert lr.maximum() == max(rates)

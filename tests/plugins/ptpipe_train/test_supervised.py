@@ -12,13 +12,14 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe.events import Notice
 from ptpipe_torch import FunctionRef, builder, transform
-from ptpipe_train import settings, supervised
+from ptpipe_train import supervised
+from ptpipe_train.config import Parallel
+from ptpipe_train.device import DeviceSettings
 from ptpipe_train.evaluation import Score
-from ptpipe_train.parallel.replicas import Alone, data_parallel
-from ptpipe_train.parallel_options import Parallel
-from ptpipe_train.supervised import _warn_of_tiny_parts
+from ptpipe_train.parallel.ddp import SingleProcess, data_parallel
+from ptpipe_train.supervised import _warn_of_small_passes
 
-from .conftest import SIDE, Lab, assert_same_bits, small_net
+from .conftest import SIDE, Lab, assert_same_bits
 
 
 @transform
@@ -74,7 +75,7 @@ def test_learns_and_says_how(lab: Lab) -> None:
 
 
 def test_progress_counts_images_to_the_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ptpipe_train.supervised.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("ptpipe_train.supervised.POLL_EVERY_S", 0.0)
     progress = lab.train(lab.make_model(), lab.make_data(40), epochs=2).progress
     assert [event.done for event in progress] == [16, 32, 40, 56, 72, 80]
     assert {(event.total, event.unit) for event in progress} == {(80, "images")}
@@ -192,16 +193,16 @@ def test_a_last_step_that_ruins_the_weights_is_seen(lab: Lab) -> None:
 def test_the_step_of_a_bad_loss_is_named_though_losses_are_read_now_and_then(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ptpipe_train.supervised.LOOK_EVERY_S", math.inf)
+    monkeypatch.setattr("ptpipe_train.supervised.POLL_EVERY_S", math.inf)
     data, model = lab.make_data(64), lab.make_model()
     calls = iter(range(100))
-    original = Alone.forward_backward
+    original = SingleProcess.forward_backward
 
     def spoiled(self: Any, *rest: Any, **named: Any) -> torch.Tensor:
         loss = original(self, *rest, **named)
         return loss * math.inf if next(calls) == 5 else loss
 
-    monkeypatch.setattr(Alone, "forward_backward", spoiled)
+    monkeypatch.setattr(SingleProcess, "forward_backward", spoiled)
     with pytest.raises(StageError, match="the loss became inf in epoch 2, step 2 of 4"):
         lab.train(model, data, epochs=3)
 
@@ -229,34 +230,18 @@ def test_refuses_a_device_that_is_not_there(lab: Lab) -> None:
         lab.train(lab.make_model(), lab.make_data(), device="cuda")
 
 
-def test_a_full_device_is_said_with_what_to_do(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_names_the_options_to_change(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-    monkeypatch.setattr(Alone, "forward_backward", full)
-    with pytest.raises(StageError, match="smaller batch_size and a greater accumulate"):
+    monkeypatch.setattr(SingleProcess, "forward_backward", full)
+    with pytest.raises(StageError, match="smaller batch_size and a larger accumulate"):
         lab.train(lab.make_model(), lab.make_data())
 
 
-def test_bf16_on_a_processor_without_it_is_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised, "has_fast_bf16", lambda device: False)
-    (notice,) = lab.train(lab.make_model(), lab.make_data(16), epochs=1, precision="bf16").notices
-    assert "no bf16 instructions" in notice
-
-
-def test_a_warmup_that_is_never_over_is_said(lab: Lab) -> None:
+def test_a_warmup_longer_than_the_training_gets_a_notice(lab: Lab) -> None:
     (notice,) = lab.train(lab.make_model(), lab.make_data(64), epochs=2, schedule={"warmup": 500}).notices
     assert notice == "the learning rate never rises to 0.05: the warmup is too long for 8 steps"
-
-
-def test_channels_last_is_chosen_for_convolutions() -> None:
-    def chosen(module: nn.Module, memory_format: Any = "auto") -> str:
-        return settings.choose_settings("cpu", "fp32", memory_format, module).memory_format
-
-    assert chosen(small_net(norm=True, dropout=0.0)) == "channels_last"
-    assert chosen(nn.Sequential(nn.Flatten(), nn.Linear(4, 2))) == "contiguous"
-    assert chosen(small_net(norm=True, dropout=0.0), "contiguous") == "contiguous"
-    assert chosen(nn.Linear(4, 2), "channels_last") == "channels_last"
 
 
 @pytest.mark.parametrize(
@@ -275,7 +260,7 @@ def test_batch_norm_of_few_images_is_noticed(
     lab: Lab, parallel: Parallel, batch_size: int, num_images: int | None
 ) -> None:
     for norm in (True, False):
-        _warn_of_tiny_parts(parallel, lab.context(), lab.make_model(norm=norm).build_prepared(), batch_size)
+        _warn_of_small_passes(parallel, lab.context(), lab.make_model(norm=norm).build_prepared(), batch_size)
     notices = [event.text for event in lab.events if isinstance(event, Notice)]
     assert len(notices) == (num_images is not None)
     assert all(notice.startswith(f"batch norm sees {num_images} images at once") for notice in notices)
@@ -290,6 +275,6 @@ class Watching(nn.Identity):
 def test_dp_over_devices_refuses_fake_quantization(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each device would see the range of its own share."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    chosen = settings.Settings(torch.device("cuda"), "fp32", channels_last=False)
+    chosen = DeviceSettings(torch.device("cuda"))
     with pytest.raises(StageError, match=r"dp can't train fake quantization.*use mode ddp"):
         data_parallel(nn.Sequential(nn.Linear(2, 2), Watching()), chosen, Parallel(mode="dp"), lab.context())

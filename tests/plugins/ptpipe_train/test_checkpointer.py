@@ -17,16 +17,16 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from ptpipe import Context
 from ptpipe.events import Event, LogLine, Notice
 from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
-from ptpipe_train import EarlyStopping, TrainConfig
 from ptpipe_train.checkpoint import Checkpoint, read_checkpoint
-from ptpipe_train.local import load_local_state, local, local_state
+from ptpipe_train.checkpointer import Checkpointer
+from ptpipe_train.config import EarlyStopping, TrainConfig
+from ptpipe_train.dtensor import load_local_state_dict, local_state_dict, to_local
 from ptpipe_train.optimizer import make_optimizer, optimizer_tensors
-from ptpipe_train.progress import Best, Progress
-from ptpipe_train.saving import Saving
+from ptpipe_train.progress import Best, TrainingProgress
 from ptpipe_train.state import TrainingState
 
 CPU = torch.device("cpu")
-FACTS = {"work": "w", "environment": {}}
+METADATA = {"work": "w", "environment": {}}
 
 
 def make_state(seed: int = 0, steps: int = 3, *, early_stopping: bool = True) -> TrainingState:
@@ -40,18 +40,18 @@ def make_state(seed: int = 0, steps: int = 3, *, early_stopping: bool = True) ->
         optimizer.zero_grad()
     best = Best(EarlyStopping()) if early_stopping else None
     if best and steps:
-        best.see({"val_loss": 0.5 + seed}, net)
-    progress = Progress(epoch=1, step=steps, loss_sum=0.1 * seed, history=[{"epoch": 1, "lr": 0.1}])
+        best.update({"val_loss": 0.5 + seed}, net)
+    progress = TrainingProgress(epoch=1, step=steps, loss_sum=0.1 * seed, history=[{"epoch": 1, "lr": 0.1}])
     return TrainingState(net, optimizer, torch.amp.GradScaler("cpu", enabled=False), CPU, progress, best)
 
 
-def make_saving(folder: Path, events: list[Event], work: str = "w", **options: object) -> Saving:
+def make_checkpointer(folder: Path, events: list[Event], work: str = "w", **options: object) -> Checkpointer:
     ctx = Context("t", "train.supervised", 7, folder, _tell=events.append)
-    return Saving(ctx, None, work, {"torch": "1"}, **options)  # type: ignore[arg-type]
+    return Checkpointer(ctx, None, work, {"torch": "1"}, **options)  # type: ignore[arg-type]
 
 
 def assert_same(one: Checkpoint, other: Checkpoint) -> None:
-    assert (one.step, one.facts) == (other.step, other.facts)
+    assert (one.step, one.metadata) == (other.step, other.metadata)
     assert one.tensors.keys() == other.tensors.keys()
     for name, tensor in one.tensors.items():
         assert torch.equal(tensor, other.tensors[name]), name
@@ -62,8 +62,8 @@ def assert_same(one: Checkpoint, other: Checkpoint) -> None:
 
 def test_copies_leave_out_what_is_the_same_on_all_ranks() -> None:
     state = make_state()
-    whole = state.checkpoint(3, FACTS)
-    own = state.without_shared(whole, state_is_shared=True)
+    whole = state.checkpoint(3, METADATA)
+    own = state.without_shared(whole, state_is_replicated=True)
     # Its own are statistics of batch norms, which are averaged at the end of an epoch, and its random numbers.
     assert set(own.tensors) == {
         "model/1.running_mean",
@@ -71,60 +71,60 @@ def test_copies_leave_out_what_is_the_same_on_all_ranks() -> None:
         "model/1.num_batches_tracked",
         "rng/cpu",
     }
-    assert (own.step, own.facts) == (whole.step, whole.facts)
+    assert (own.step, own.metadata) == (whole.step, whole.metadata)
     size, whole_size = (sum(t.nbytes for n, t in c.tensors.items() if n != "rng/cpu") for c in (own, whole))
     assert size < whole_size / 20
 
 
 def test_shards_leave_out_the_best_weights_alone() -> None:
     state = make_state()
-    whole = state.checkpoint(3, FACTS)
-    own = state.without_shared(whole, state_is_shared=False)
+    whole = state.checkpoint(3, METADATA)
+    own = state.without_shared(whole, state_is_replicated=False)
     assert {name.partition("/")[0] for name in own.tensors} == {"model", "optimizer", "rng"}
     assert set(whole.tensors) - set(own.tensors) == {f"best/{name}" for name in state.module.state_dict()}
 
 
-@pytest.mark.parametrize("state_is_shared", [True, False])
+@pytest.mark.parametrize("state_is_replicated", [True, False])
 @pytest.mark.parametrize("early_stopping", [True, False])
-def test_what_was_left_out_comes_back_from_rank_0(*, state_is_shared: bool, early_stopping: bool) -> None:
-    first = make_state(0, early_stopping=early_stopping).checkpoint(3, FACTS)
+def test_what_was_left_out_comes_back_from_rank_0(*, state_is_replicated: bool, early_stopping: bool) -> None:
+    first = make_state(0, early_stopping=early_stopping).checkpoint(3, METADATA)
     other = make_state(1, early_stopping=early_stopping)
-    whole = other.checkpoint(3, FACTS)
-    own = other.without_shared(whole, state_is_shared=state_is_shared)
-    back = other.with_shared(own, first, state_is_shared=state_is_shared)
+    whole = other.checkpoint(3, METADATA)
+    own = other.without_shared(whole, state_is_replicated=state_is_replicated)
+    back = other.with_shared(own, first, state_is_replicated=state_is_replicated)
     assert back.tensors.keys() == whole.tensors.keys()
     parameters = {f"model/{name}" for name, _ in other.module.named_parameters()}
     for name, tensor in back.tensors.items():
         is_shared = name.startswith("best/") or (
-            state_is_shared and (name in parameters or name.startswith("optimizer/"))
+            state_is_replicated and (name in parameters or name.startswith("optimizer/"))
         )
         assert torch.equal(tensor, (first if is_shared else whole).tensors[name]), name
-    assert back.facts == whole.facts
+    assert back.metadata == whole.metadata
 
 
-@pytest.mark.parametrize("state_is_shared", [True, False])
-def test_of_one_and_the_same_state_nothing_is_lost(*, state_is_shared: bool) -> None:
+@pytest.mark.parametrize("state_is_replicated", [True, False])
+def test_of_one_and_the_same_state_nothing_is_lost(*, state_is_replicated: bool) -> None:
     state = make_state()
-    whole = state.checkpoint(3, FACTS)
-    own = state.without_shared(whole, state_is_shared=state_is_shared)
-    assert_same(state.with_shared(own, whole, state_is_shared=state_is_shared), whole)
+    whole = state.checkpoint(3, METADATA)
+    own = state.without_shared(whole, state_is_replicated=state_is_replicated)
+    assert_same(state.with_shared(own, whole, state_is_replicated=state_is_replicated), whole)
 
 
 def test_shards_of_which_each_rank_has_other_names() -> None:
     """Of chunks, rank 0 has other layers than rank 1: none of them may turn up here."""
     first = Checkpoint(1, {"model/0.weight": torch.ones(1), "optimizer/0/exp_avg": torch.ones(1)}, {})
     own = Checkpoint(1, {"model/4.weight": torch.zeros(1), "rng/cpu": torch.zeros(1)}, {})
-    assert_same(make_state().with_shared(own, first, state_is_shared=False), own)
+    assert_same(make_state().with_shared(own, first, state_is_replicated=False), own)
 
 
 def test_a_state_goes_back_to_a_checkpoint() -> None:
     state = make_state(0)
-    checkpoint = state.checkpoint(3, FACTS)
-    assert json.loads(json.dumps(checkpoint.facts)) == checkpoint.facts
+    checkpoint = state.checkpoint(3, METADATA)
+    assert json.loads(json.dumps(checkpoint.metadata)) == checkpoint.metadata
     want = [torch.rand(3), *(tensor.clone() for tensor in optimizer_tensors(state.optimizer).values())]
     frozen = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
     other = make_state(1)
-    other.restore(Checkpoint(3, frozen, checkpoint.facts))
+    other.restore(Checkpoint(3, frozen, checkpoint.metadata))
     got = [torch.rand(3), *optimizer_tensors(other.optimizer).values()]
     assert all(torch.equal(one, two) for one, two in zip(want, got, strict=True))
     for name, tensor in other.module.state_dict().items():
@@ -139,18 +139,18 @@ def test_a_state_goes_back_to_a_checkpoint() -> None:
 
 def test_alone_it_goes_on_from_the_newest_of_the_same_work(tmp_path: Path) -> None:
     events: list[Event] = []
-    saving = make_saving(tmp_path, events)
-    assert saving.folder == tmp_path / "checkpoints"
-    assert not saving.restore_newest(make_state())
+    checkpointer = make_checkpointer(tmp_path, events)
+    assert checkpointer.folder == tmp_path / "checkpoints"
+    assert not checkpointer.restore_newest(make_state())
     for step in (2, 5, 9):
-        saving.write(make_state(step), step)
+        checkpointer.write(make_state(step), step)
     fresh = make_state(1)
-    assert make_saving(tmp_path, events).restore_newest(fresh)
+    assert make_checkpointer(tmp_path, events).restore_newest(fresh)
     assert_same(replace_rng(fresh.checkpoint(9, {})), replace_rng(make_state(9).checkpoint(9, {})))
     assert [event.text for event in events if isinstance(event, LogLine)] == [
-        "training goes on from the checkpoint of step 9"
+        "training resumes from the checkpoint of step 9"
     ]
-    assert not make_saving(tmp_path, events, work="other").restore_newest(make_state())
+    assert not make_checkpointer(tmp_path, events, work="other").restore_newest(make_state())
     assert not [event for event in events if isinstance(event, Notice)]
 
 
@@ -161,24 +161,24 @@ def replace_rng(checkpoint: Checkpoint) -> Checkpoint:
 
 def test_alone_it_goes_on_from_the_one_before_where_the_newest_is_damaged(tmp_path: Path) -> None:
     events: list[Event] = []
-    saving = make_saving(tmp_path, events)
-    saving.write(make_state(2), 2)
-    saving.write(make_state(5), 5)
-    (saving.folder / "step-000000000005.safetensors").write_bytes(b"torn")
+    checkpointer = make_checkpointer(tmp_path, events)
+    checkpointer.write(make_state(2), 2)
+    checkpointer.write(make_state(5), 5)
+    (checkpointer.folder / "step-000000000005.safetensors").write_bytes(b"torn")
     state = make_state(1)
-    assert saving.restore_newest(state)
+    assert checkpointer.restore_newest(state)
     assert state.progress == make_state(2).progress
     (notice,) = [event.text for event in events if isinstance(event, Notice)]
     assert notice.startswith("checkpoint step-000000000005 is damaged (its tensors are not as they were written)")
-    assert not list(saving.folder.glob("step-000000000005*"))
+    assert not list(checkpointer.folder.glob("step-000000000005*"))
 
 
 def test_another_environment_is_told(tmp_path: Path) -> None:
     events: list[Event] = []
-    make_saving(tmp_path, events).write(make_state(), 1)
-    saving = make_saving(tmp_path, events)
-    saving.environment = {"torch": "2"}
-    assert saving.restore_newest(make_state())
+    make_checkpointer(tmp_path, events).write(make_state(), 1)
+    checkpointer = make_checkpointer(tmp_path, events)
+    checkpointer.environment = {"torch": "2"}
+    assert checkpointer.restore_newest(make_state())
     (notice,) = [event.text for event in events if isinstance(event, Notice)]
     assert "torch was 1, is 2" in notice
 
@@ -186,40 +186,42 @@ def test_another_environment_is_told(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_checkpoint_is_told_once(tmp_path: Path) -> None:
     events: list[Event] = []
     (tmp_path / "checkpoints").write_text("no folder")
-    saving = make_saving(tmp_path, events)
-    saving.write(make_state(), 1)
-    saving.write(make_state(), 2)
+    checkpointer = make_checkpointer(tmp_path, events)
+    checkpointer.write(make_state(), 1)
+    checkpointer.write(make_state(), 2)
     (notice,) = [event.text for event in events if isinstance(event, Notice)]
     assert notice.startswith("no checkpoint could be written (")
 
 
 def test_when_it_is_time_for_one(tmp_path: Path) -> None:
-    saving = make_saving(tmp_path, [])
-    assert not saving.is_due
-    saving._written_s -= 15.1
-    assert saving.is_due
-    saving._cost_s = 1.0  # dear: then not before 100 times as long
-    assert not saving.is_due
-    saving._written_s -= 85.0
-    assert saving.is_due
-    saving.every_s = 1e6
-    assert not saving.is_due
-    saving.write(make_state(), 1)
-    saving.every_s = 1e-9
-    assert saving.is_due
+    checkpointer = make_checkpointer(tmp_path, [])
+    assert not checkpointer.is_due
+    checkpointer._written_s -= 15.1
+    assert checkpointer.is_due
+    checkpointer._cost_s = 1.0  # dear: then not before 100 times as long
+    assert not checkpointer.is_due
+    checkpointer._written_s -= 85.0
+    assert checkpointer.is_due
+    checkpointer.every_s = 1e6
+    assert not checkpointer.is_due
+    checkpointer.write(make_state(), 1)
+    checkpointer.every_s = 1e-9
+    assert checkpointer.is_due
 
 
-@pytest.mark.parametrize("state_is_shared", [True, False])
-def test_each_rank_of_a_team_has_its_folder_and_writes_its_own(tmp_path: Path, *, state_is_shared: bool) -> None:
+@pytest.mark.parametrize("state_is_replicated", [True, False])
+def test_each_rank_of_several_has_its_folder_and_writes_its_own(tmp_path: Path, *, state_is_replicated: bool) -> None:
     for rank in range(2):
-        saving = make_saving(tmp_path, [], workers=WorkerGroup(rank, 2), state_is_shared=state_is_shared)
-        saving.write(make_state(rank), 4)
-        assert saving.folder == tmp_path / "checkpoints" / f"rank-{rank}"
+        checkpointer = make_checkpointer(
+            tmp_path, [], workers=WorkerGroup(rank, 2), state_is_replicated=state_is_replicated
+        )
+        checkpointer.write(make_state(rank), 4)
+        assert checkpointer.folder == tmp_path / "checkpoints" / f"rank-{rank}"
     first, second = (read_checkpoint(tmp_path / "checkpoints" / f"rank-{rank}", 4) for rank in range(2))
     assert {name.partition("/")[0] for name in first.tensors} == {"model", "optimizer", "best", "rng"}
-    assert ("optimizer/0/exp_avg" in second.tensors) is not state_is_shared
+    assert ("optimizer/0/exp_avg" in second.tensors) is not state_is_replicated
     assert "best/0.weight" not in second.tensors
-    assert make_saving(tmp_path, [], workers=SINGLE_WORKER).folder == tmp_path / "checkpoints"
+    assert make_checkpointer(tmp_path, [], workers=SINGLE_WORKER).folder == tmp_path / "checkpoints"
 
 
 # Shards
@@ -239,14 +241,14 @@ def group_of_one() -> Iterator[None]:
 
 def test_a_whole_tensor_is_local() -> None:
     tensor = torch.ones(3)
-    assert local(tensor) is tensor
+    assert to_local(tensor) is tensor
     net = nn.Linear(2, 2)
-    state = local_state(net)
+    state = local_state_dict(net)
     assert state["weight"].data_ptr() == net.weight.data_ptr()
-    load_local_state(net, {"weight": torch.ones(2, 2), "bias": torch.zeros(2)})
+    load_local_state_dict(net, {"weight": torch.ones(2, 2), "bias": torch.zeros(2)})
     assert net.weight.tolist() == [[1, 1], [1, 1]]
     with pytest.raises(RuntimeError, match="bias"):
-        load_local_state(net, {"weight": torch.ones(2, 2)})
+        load_local_state_dict(net, {"weight": torch.ones(2, 2)})
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -256,11 +258,11 @@ def test_a_shard_is_taken_and_put_back() -> None:
     for layer in net:
         for name, parameter in list(layer.named_parameters()):
             setattr(layer, name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
-    state = local_state(net)
+    state = local_state_dict(net)
     assert not any(isinstance(tensor, DTensor) for tensor in state.values())
     assert state["0.weight"].data_ptr() == net[0].weight.to_local().data_ptr(), "the memory is shared"
     want = {name: torch.full_like(tensor, 3) for name, tensor in state.items()}
-    load_local_state(net, want)
+    load_local_state_dict(net, want)
     assert isinstance(net[0].weight, DTensor)
-    for name, tensor in local_state(net).items():
+    for name, tensor in local_state_dict(net).items():
         assert torch.equal(tensor, want[name]), name

@@ -1,4 +1,4 @@
-"""The steps of a training, all known before it begins."""
+"""The optimizer steps of a training: which samples each one takes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Which samples each optimizer step takes.
+    """Assignment of samples to optimizer steps, known before the training begins.
 
-    An epoch's order is cut into windows of `accumulate` batches, one window a step; the last window of an epoch, and
-    its last batch, hold what is left.
+    An epoch's order is divided into windows of `accumulate` batches, one window a step; the last window of an epoch
+    and its last batch may be smaller.
     """
 
     epochs: int
     num_samples: int
+    """Samples of the train split."""
     batch_size: int
+    """Summed over all workers."""
     accumulate: int
     seed: int
 
@@ -33,22 +35,22 @@ class StepPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps, the last one perhaps with fewer samples."""
+        """Optimizer steps of an epoch, including a smaller last one."""
         return -(-self.num_samples // self.window)
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps in all epochs."""
+        """Optimizer steps of all epochs."""
         return self.epochs * self.steps_per_epoch
 
     def window_size(self, step: int) -> int:
-        """Samples of that step of an epoch."""
+        """Return the number of samples of that step of an epoch."""
         return min(self.window, self.num_samples - step * self.window)
 
     def num_batches(self, num_samples: int) -> int:
-        """Batches of that many samples, the last one perhaps smaller."""
+        """Return the number of batches of that many samples, including a smaller last one."""
         return -(-num_samples // self.batch_size)
 
     def order(self, epoch: int, first_step: int) -> npt.NDArray[np.int64]:
-        """Positions of the samples of an epoch, from that step of it on."""
+        """Return the positions of an epoch's samples in their order, from that step of the epoch on."""
         return epoch_order(self.num_samples, self.seed, epoch)[first_step * self.window :]

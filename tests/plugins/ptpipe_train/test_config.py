@@ -9,7 +9,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import ptpipe_train
-from ptpipe_train import EarlyStopping, Schedule, TrainConfig, train
+from ptpipe_train import TrainConfig, train
+from ptpipe_train.config import EarlyStopping, Schedule
 
 
 def config(**options: Any) -> TrainConfig:
@@ -41,14 +42,14 @@ def test_every_option_is_described(model: type[BaseModel]) -> None:
         ({"epochs": 0}, ("epochs",), "greater than or equal to 1"),
         ({"lr": 0}, ("lr",), "greater than 0"),
         ({"lr": "0.1"}, ("lr",), "number"),
-        ({"precision": "int8"}, ("precision",), "'fp32', 'bf16' or 'fp16'"),
+        ({"precision": "int8"}, ("precision",), "'auto', 'fp32', 'bf16' or 'fp16'"),
         ({"optimizer": "adamw", "momentum": 0.9}, (), "options of the optimizer sgd"),
         ({"optimizer": "adamw", "nesterov": True}, (), "options of the optimizer sgd"),
         ({"nesterov": True, "momentum": 0}, (), "nesterov needs a momentum"),
         (
             {"accumulate": 2, "parallel": {"mode": "ddp", "workers": 2, "static_graph": True}},
             (),
-            "static_graph and accumulate don't go together",
+            "static_graph can't be combined with accumulate",
         ),
         ({"schedule": {"name": "cosine", "gamma": 0.5}}, ("schedule",), "gamma is an option of the schedule step"),
         ({"schedule": {"final": 0.1}}, ("schedule",), "final is an option of the schedule cosine, not of constant"),
@@ -81,25 +82,25 @@ def test_a_config_with_its_defaults_filled_in_is_valid_again(options: dict[str, 
     assert TrainConfig.model_validate_json(made.model_dump_json(), strict=True) == made
 
 
-def test_a_warmup_is_steps_or_a_share_by_its_type() -> None:
+def test_a_warmup_is_steps_or_a_fraction_by_its_type() -> None:
     assert config(schedule={"warmup": 1}).schedule.warmup == 1
     assert isinstance(config(schedule={"warmup": 1}).schedule.warmup, int)
     assert isinstance(config(schedule={"warmup": 0.5}).schedule.warmup, float)
 
 
-def test_preflight_names_what_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_names_what_this_machine_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from ptpipe_train import settings
+    from ptpipe_train import device
 
-    def lacks(**options: Any) -> list[str]:
+    def missing(**options: Any) -> list[str]:
         assert train.preflight is not None
         return list(train.preflight(config(**options)))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(settings, "has_fast_fp16", lambda: False)
-    assert lacks() == lacks(precision="bf16") == lacks(device="cpu") == []
-    assert "no CUDA device" in lacks(device="cuda")[0]
-    assert "use bf16" in lacks(precision="fp16")[0]
-    monkeypatch.setattr(settings, "has_fast_fp16", lambda: True)
-    assert lacks(precision="fp16") == []
+    monkeypatch.setattr(device, "has_fast_fp16", lambda: False)
+    assert missing() == missing(precision="bf16") == missing(device="cpu") == []
+    assert "no CUDA device" in missing(device="cuda")[0]
+    assert "use bf16" in missing(precision="fp16")[0]
+    monkeypatch.setattr(device, "has_fast_fp16", lambda: True)
+    assert missing(precision="fp16") == []

@@ -18,15 +18,15 @@ from torch.nn import functional as F
 from ptpipe import StageError
 from ptpipe_quant.parts import prepare_qat
 from ptpipe_torch import RangeObserver, TrainingCallback
-from ptpipe_train.parallel.chunks import Cuttable, balanced, find_cuts, measured_costs_s, named_cuts
+from ptpipe_train.parallel.partition import TracedNetwork, balanced, measure_costs_s, named_split_points, trace_network
 
 from .parallel_nets import Branching
 
 CPU = torch.device("cpu")
 
 
-def begins(network: Cuttable) -> list[str]:
-    return [cut.begins for cut in network.cuts]
+def next_layers(network: TracedNetwork) -> list[str]:
+    return [point.next_layer for point in network.split_points]
 
 
 def images(num: int = 4, channels: int = 3) -> torch.Tensor:
@@ -125,22 +125,22 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 def test_a_sequence_is_cut_between_all_layers_but_those_that_work_in_place() -> None:
     # Before the first parameter and behind the last there is nothing to train.
-    assert begins(find_cuts(sequential())) == ["1", "3", "4", "5", "6", "7", "8"]
+    assert next_layers(trace_network(sequential())) == ["1", "3", "4", "5", "6", "7", "8"]
 
 
 def test_no_cut_inside_a_residual() -> None:
-    network = find_cuts(Residual())
+    network = trace_network(Residual())
     # Before the first layer of each block, the relu behind its sum, and in the head.
-    assert begins(network) == ["blocks.0.conv1", "relu_2", "blocks.1.conv1", "relu_4", "mean", "fc"]
+    assert next_layers(network) == ["blocks.0.conv1", "relu_2", "blocks.1.conv1", "relu_4", "mean", "fc"]
 
 
 def test_no_cut_between_two_uses_of_a_layer() -> None:
-    network = find_cuts(Tied())
-    assert begins(network) == ["shared", "mean", "fc"]
+    network = trace_network(Tied())
+    assert next_layers(network) == ["shared", "mean", "fc"]
 
 
 def test_no_cut_between_two_uses_of_a_weight() -> None:
-    assert begins(find_cuts(TiedWeights())) == ["three"]
+    assert next_layers(trace_network(TiedWeights())) == ["three"]
 
 
 @pytest.mark.parametrize(
@@ -167,28 +167,28 @@ def test_no_chunk_begins_with_what_changes_its_input(in_place: Callable[[torch.T
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.two(in_place(self.one(x)) if self.act is None else self.act(self.one(x)))
 
-    network = find_cuts(Net())
-    assert begins(network) == ["two"]
-    assert all(cost_s > 0 for cost_s in measured_costs_s(network, images(), CPU))
+    network = trace_network(Net())
+    assert next_layers(network) == ["two"]
+    assert all(cost_s > 0 for cost_s in measure_costs_s(network, images(), CPU))
 
 
 def test_a_way_that_depends_on_values_is_refused() -> None:
     with pytest.raises(
-        StageError, match=r"can't be cut into chunks: its forward pass depends on values .*use mode ddp"
+        StageError, match=r"can't be split into pipeline stages: its control flow depends on values .*use mode ddp"
     ):
-        find_cuts(Branching(192, 5))
+        trace_network(Branching(192, 5))
 
 
 def test_a_single_layer_cannot_be_cut() -> None:
-    network = find_cuts(nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Softmax(1)))
-    assert (begins(network), network.num_pieces) == ([], 1)
+    network = trace_network(nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Softmax(1)))
+    assert (next_layers(network), network.num_pieces) == ([], 1)
     module = network.piece(0, 1)
     assert torch.equal(module(images()), network.module(images()))
 
 
 def test_a_prepared_network_keeps_its_observers() -> None:
     module = prepared()
-    network = find_cuts(module)
+    network = trace_network(module)
     watchers = [layer for layer in module.modules() if isinstance(layer, RangeObserver)]
     listeners = [layer for layer in module.modules() if isinstance(layer, TrainingCallback)]
     assert len(watchers) >= 3
@@ -202,7 +202,7 @@ def test_a_prepared_network_keeps_its_observers() -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_pieces_have_the_very_parameters_under_the_same_names(name: str) -> None:
     module = NETWORKS[name]()
-    network = find_cuts(module)
+    network = trace_network(module)
     parameters: dict[str, int] = {}
     for number in range(network.num_pieces):
         own = {key: id(parameter) for key, parameter in network.piece(number, number + 1).named_parameters()}
@@ -215,7 +215,7 @@ def test_pieces_have_the_very_parameters_under_the_same_names(name: str) -> None
 def test_pieces_in_turn_are_the_network(name: str) -> None:
     """Bit by bit: logits, gradients and buffers, for every number of chunks."""
     module = NETWORKS[name]().train()
-    network = find_cuts(module)
+    network = trace_network(module)
     before = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
 
     def outcome(parts: list[nn.Module]) -> list[torch.Tensor]:
@@ -257,49 +257,51 @@ def test_pieces_in_turn_are_the_network(name: str) -> None:
     [(["4"], [3]), (["1", "8"], [1, 7]), (["1", "3", "4", "5", "6", "7", "8"], [1, 2, 3, 4, 5, 6, 7]), ([], [])],
 )
 def test_named_cuts(names: list[str], firsts: list[int]) -> None:
-    network = find_cuts(sequential())
-    assert named_cuts(network, names) == firsts
+    network = trace_network(sequential())
+    assert named_split_points(network, names) == firsts
     for name, first in zip(names, firsts, strict=True):
         assert next(iter(network.piece(first, first + 1).graph.nodes)).next.target == name
 
 
 def test_the_name_of_a_group_of_layers_is_its_first_layer() -> None:
-    network = find_cuts(Residual())
-    assert named_cuts(network, ["blocks"]) == named_cuts(network, ["blocks.0"]) == [1]
-    (second,) = named_cuts(network, ["blocks.1"])
-    assert begins(network)[second - 1] == "blocks.1.conv1"
+    network = trace_network(Residual())
+    assert named_split_points(network, ["blocks"]) == named_split_points(network, ["blocks.0"]) == [1]
+    (second,) = named_split_points(network, ["blocks.1"])
+    assert next_layers(network)[second - 1] == "blocks.1.conv1"
 
 
 @pytest.mark.parametrize("name", ["2", "0", "conv", "block", ""])
 def test_a_name_that_no_chunk_can_begin_with(name: str) -> None:
     with pytest.raises(StageError) as caught:
-        named_cuts(find_cuts(sequential()), [name])
-    assert str(caught.value) == f"split_at: no chunk can begin with {name} (it can with: 1, 3, 4, 5, 6, 7, 8)"
+        named_split_points(trace_network(sequential()), [name])
+    assert str(caught.value) == (
+        f"split_at: no pipeline stage can begin with {name} (possible split points: 1, 3, 4, 5, 6, 7, 8)"
+    )
 
 
 @pytest.mark.parametrize("names", [["4", "1"], ["4", "4"], ["1", "8", "4"]])
 def test_names_out_of_order_or_twice(names: list[str]) -> None:
     with pytest.raises(StageError, match="in the order of the network, each once"):
-        named_cuts(find_cuts(sequential()), names)
+        named_split_points(trace_network(sequential()), names)
 
 
 # By cost
 
 
-def dearest(costs: list[float], firsts: list[int]) -> float:
+def max_cost(costs: list[float], firsts: list[int]) -> float:
     return max(sum(costs[first:end]) for first, end in pairwise([0, *firsts, len(costs)]))
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=9), st.data())
 def test_no_other_way_of_cutting_is_better_balanced(costs: list[int], data: st.DataObject) -> None:
-    num_chunks = data.draw(st.integers(1, len(costs)))
-    firsts = balanced(costs, num_chunks)
-    assert len(firsts) == num_chunks - 1
+    num_stages = data.draw(st.integers(1, len(costs)))
+    firsts = balanced(costs, num_stages)
+    assert len(firsts) == num_stages - 1
     assert firsts == sorted(set(firsts))
-    assert all(0 < first < len(costs) for first in firsts), "no chunk is empty"
+    assert all(0 < first < len(costs) for first in firsts), "no stage is empty"
     floats = [float(cost) for cost in costs]
-    least = min(dearest(floats, list(cuts)) for cuts in combinations(range(1, len(costs)), num_chunks - 1))
-    assert dearest(floats, firsts) == least
+    minimum = min(max_cost(floats, list(cuts)) for cuts in combinations(range(1, len(costs)), num_stages - 1))
+    assert max_cost(floats, firsts) == minimum
 
 
 def test_balanced_by_hand() -> None:
@@ -312,11 +314,11 @@ def test_balanced_by_hand() -> None:
 def test_measuring_costs_leaves_no_trace(name: str) -> None:
     module = NETWORKS[name]().train()
     next(layer for layer in module.modules() if not list(layer.children())).eval()  # one is frozen
-    network = find_cuts(module)
+    network = trace_network(module)
     state = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
     modes = [layer.training for layer in module.modules()]
     inputs = images()
-    costs_s = measured_costs_s(network, inputs, CPU)
+    costs_s = measure_costs_s(network, inputs, CPU)
     assert len(costs_s) == network.num_pieces
     assert all(0 < cost_s < 10 for cost_s in costs_s)
     after = module.state_dict()
@@ -330,14 +332,14 @@ def test_measuring_costs_leaves_no_trace(name: str) -> None:
 
 def test_costs_tell_a_large_layer_from_a_small_one() -> None:
     module = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 128, 7, padding=3), nn.Conv2d(128, 2, 1))
-    network = find_cuts(module)
-    costs_s = measured_costs_s(network, images(num=16), CPU)
+    network = trace_network(module)
+    costs_s = measure_costs_s(network, images(num=16), CPU)
     assert costs_s[1] == max(costs_s)
 
 
 def test_a_graph_module_is_taken_as_it_is() -> None:
     traced = fx.symbolic_trace(sequential())
-    assert find_cuts(traced).graph is traced.graph
+    assert trace_network(traced).graph is traced.graph
 
 
 class Scaled(nn.Module):
@@ -351,7 +353,7 @@ class Scaled(nn.Module):
 
 
 def test_no_cut_between_two_uses_of_a_parameter() -> None:
-    assert begins(find_cuts(Scaled())) == ["mul", "three"]
+    assert next_layers(trace_network(Scaled())) == ["mul", "three"]
 
 
 def test_no_cut_between_two_uses_of_statistics() -> None:
@@ -364,14 +366,14 @@ def test_no_cut_between_two_uses_of_statistics() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.three(self.norm(self.two(self.norm(self.one(x)))))
 
-    assert begins(find_cuts(Net())) == ["norm", "three"]
+    assert next_layers(trace_network(Net())) == ["norm", "three"]
 
 
 def test_what_hands_its_input_on_begins_no_chunk_where_it_is_changed_later() -> None:
     layers = (nn.Linear(8, 8), nn.Identity(), nn.Dropout(0.1), nn.ReLU(inplace=True), nn.Linear(8, 8))
-    network = find_cuts(nn.Sequential(*layers))
-    assert begins(network) == ["4"]
-    assert all(cost_s > 0 for cost_s in measured_costs_s(network, images(), CPU))
+    network = trace_network(nn.Sequential(*layers))
+    assert next_layers(network) == ["4"]
+    assert all(cost_s > 0 for cost_s in measure_costs_s(network, images(), CPU))
 
 
 class Parts(nn.Module):
@@ -387,7 +389,7 @@ class Parts(nn.Module):
 
 
 def test_a_chunk_never_begins_with_several_tensors() -> None:
-    assert begins(find_cuts(Parts())) == ["two", "chunk", "three"]
+    assert next_layers(trace_network(Parts())) == ["two", "chunk", "three"]
 
 
 class Changing(nn.Module):
@@ -412,8 +414,8 @@ def beside_another(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("change", [through_a_view, beside_another])
 def test_a_chunk_whose_input_would_be_changed_is_none(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    network = find_cuts(Changing(change))
-    assert all(cut.node.name != "one" for cut in network.cuts)
+    network = trace_network(Changing(change))
+    assert all(point.node.name != "one" for point in network.split_points)
     assert network.num_pieces > 1
     value = torch.randn(5, 6)
     for number in range(network.num_pieces):
@@ -435,5 +437,5 @@ class Counting(nn.Module):
 
 
 def test_a_network_that_changes_its_own_state_is_refused() -> None:
-    with pytest.raises(StageError, match="its forward pass itself changes count"):
-        find_cuts(Counting())
+    with pytest.raises(StageError, match="its forward pass assigns count"):
+        trace_network(Counting())

@@ -1,6 +1,6 @@
-"""Which samples of each batch a worker takes.
+"""Shards of batches: which samples of each batch a worker takes, and padding where they don't come out even.
 
-Shape legend: N samples of an order, B of a batch.
+Shape legend: N samples of an order, B of a batch, C channels, H height, W width.
 """
 
 from __future__ import annotations
@@ -15,36 +15,39 @@ import torch
 from ptpipe_torch import Batch, Split
 
 IGNORED = -100
-"""The label of a sample that only fills a batch: cross-entropy leaves it out (torch's `ignore_index`)."""
+"""Label of padding samples; the default `ignore_index` of torch's cross-entropy."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """Every `num`-th sample of each batch, from the `rank`-th on: torch's DistributedSampler, batch by batch.
+class BatchShard:
+    """Every `num`-th sample of each batch, starting at sample `rank`: torch's DistributedSampler, batch by batch.
 
-    All shares together are the batch, whatever its size; no sample is dropped or taken twice.
+    The shards of all ranks together are the batch, whatever its size; no sample is dropped or duplicated.
     """
 
     rank: int = 0
     num: int = 1
 
     def size(self, batch_size: int) -> int:
-        """Samples of a batch of that size."""
+        """Return the number of this shard's samples in a batch of that size."""
         return len(range(self.rank, batch_size, self.num))
 
     def of(self, order_N: npt.NDArray[np.int64], batch_size: int) -> npt.NDArray[np.int64]:
-        """Take one share of an order that is cut into batches of that size, the last one perhaps smaller."""
+        """Select this shard of an order of samples that is divided into batches of that size (the last may be smaller).
+
+        Returns int64 positions, batch after batch.
+        """
         if self.num == 1:
             return order_N
         position_N = np.arange(len(order_N)) % batch_size
-        share_N: npt.NDArray[np.int64] = order_N[position_N % self.num == self.rank]
-        return share_N
+        shard_N: npt.NDArray[np.int64] = order_N[position_N % self.num == self.rank]
+        return shard_N
 
 
-def without_images(
+def label_batches(
     split: Split, order_N: npt.NDArray[np.int64], batch_size: int, device: torch.device
 ) -> Iterator[Batch]:
-    """What `Data.batches` yields, but for the images: there are none in it, and none is read."""
+    """Yield the batches of `Data.batches` without their images, of which none is read: (B, 0, 0, 0) instead."""
     for start in range(0, len(order_N), batch_size):
         indices_B = order_N[start : start + batch_size]
         labels_B = torch.from_numpy(split.labels_N[indices_B]).to(device, non_blocking=True)
@@ -52,10 +55,10 @@ def without_images(
         yield Batch(no_images, labels_B, torch.from_numpy(indices_B))
 
 
-def filled(batch: Batch, size: int) -> Batch:
-    """The batch with its last sample repeated up to that size; those repeated are `IGNORED`.
+def padded(batch: Batch, size: int) -> Batch:
+    """Return the batch with its last sample repeated up to that size; repetitions are labelled `IGNORED`.
 
-    So a part of the batch has the range of what counts in it.
+    Repeating a sample, rather than adding zeros, keeps the range of values that observers see.
     """
     num = len(batch.labels_N)
     if num == size:
@@ -69,23 +72,26 @@ def filled(batch: Batch, size: int) -> Batch:
     return replace(batch, images_NCHW=images_NCHW, labels_N=labels_B, indices_N=batch.indices_N[positions_B])
 
 
-def idle(batch: Batch) -> Batch:
-    """Two samples of the batch, both `IGNORED`: for a worker that has no share of an epoch's last, tiny batch."""
+def padding_batch(batch: Batch) -> Batch:
+    """Return two samples of the batch, both `IGNORED`: for a worker whose shard of an epoch's last batch is empty.
+
+    Two, because batch norm can't normalize a single value per channel.
+    """
     pair = replace(batch, images_NCHW=batch.images_NCHW[:1], labels_N=batch.labels_N[:1], indices_N=batch.indices_N[:1])
-    pair = filled(pair, 2)
+    pair = padded(pair, 2)
     return replace(pair, labels_N=torch.full_like(pair.labels_N, IGNORED))
 
 
-def is_idle(batch: Batch) -> bool:
-    """Whether none of the samples counts."""
+def is_padding(batch: Batch) -> bool:
+    """Return whether the batch is a `padding_batch`."""
     return len(batch.labels_N) == 2 and bool((batch.labels_N == IGNORED).all())
 
 
 def batches_of(batches: Iterator[Batch], num_batches: int, any_batch: Callable[[], Batch]) -> Iterator[Batch]:
-    """As many batches as all workers have, an idle one at the end where this one's share is empty.
+    """Yield exactly `num_batches` batches, as all workers must; padding batches where this worker's have ended.
 
-    `any_batch` gives a batch of the same kind, to make the idle one of.
+    `any_batch` loads a batch of the same kind, from which a padding batch is made.
     """
     for _ in range(num_batches):
         batch = next(batches, None)
-        yield idle(any_batch()) if batch is None else batch
+        yield padding_batch(any_batch()) if batch is None else batch

@@ -1,4 +1,4 @@
-"""Which samples a worker takes, and batches that are filled up with samples that count nothing.
+"""Which samples a worker takes, and batches that are padded up with samples that count nothing.
 
 Shape legend: N samples, K classes.
 """
@@ -19,15 +19,23 @@ from torch.utils.data import DistributedSampler
 
 from ptpipe_torch import ArrayImages, Batch
 from ptpipe_torch.data.data import epoch_order
-from ptpipe_train import Schedule
+from ptpipe_train.config import Schedule
+from ptpipe_train.device import DeviceSettings
 from ptpipe_train.loop import Loop
-from ptpipe_train.parallel import Objective, Way
-from ptpipe_train.parallel.share import IGNORED, Share, batches_of, filled, idle, is_idle, without_images
-from ptpipe_train.plan import StepPlan
-from ptpipe_train.progress import Progress
+from ptpipe_train.parallel import Objective, ParallelStrategy
+from ptpipe_train.parallel.batch_shard import (
+    IGNORED,
+    BatchShard,
+    batches_of,
+    is_padding,
+    label_batches,
+    padded,
+    padding_batch,
+)
+from ptpipe_train.progress import TrainingProgress
 from ptpipe_train.schedule import LearningRate
-from ptpipe_train.settings import Settings, choose_settings
 from ptpipe_train.state import TrainingState
+from ptpipe_train.steps import StepPlan
 
 from .conftest import make_data, make_split
 
@@ -49,7 +57,7 @@ def make_net() -> nn.Module:
 @given(num=st.integers(0, 200), batch_size=st.integers(1, 50), workers=st.integers(1, 9), seed=st.integers(0, 5))
 def test_shares_are_the_batches(num: int, batch_size: int, workers: int, seed: int) -> None:
     order_N = epoch_order(num, seed, 0)
-    shares = [Share(rank, workers) for rank in range(workers)]
+    shares = [BatchShard(rank, workers) for rank in range(workers)]
     left = [share.of(order_N, batch_size) for share in shares]
     for start in range(0, num, batch_size):
         batch_N = order_N[start : start + batch_size]
@@ -74,22 +82,22 @@ def test_one_batch_is_shared_as_torch_does(workers: int, per_worker: int, epoch:
         sampler.set_epoch(epoch)
         whole = DistributedSampler(range(num), num_replicas=1, rank=0, shuffle=True, seed=3)
         whole.set_epoch(epoch)
-        assert Share(rank, workers).of(np.array(list(whole)), num).tolist() == list(sampler)
+        assert BatchShard(rank, workers).of(np.array(list(whole)), num).tolist() == list(sampler)
 
 
 def test_one_worker_takes_all_as_it_is() -> None:
     order_N = epoch_order(10, 1, 1)
-    assert Share().of(order_N, 3) is order_N
-    assert Share().size(7) == 7
+    assert BatchShard().of(order_N, 3) is order_N
+    assert BatchShard().size(7) == 7
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_data_gives_each_worker_its_part_of_each_batch(workers: int) -> None:
-    """Cut by the data set's own batches: 37 samples in batches of 10, the last of 7."""
+    """Divided by the data set's own batches: 37 samples in batches of 10, the last of 7."""
     data, order_N = make_data(37), epoch_order(37, 4, 2)
     parts = []
     for rank in range(workers):
-        share = Share(rank, workers)
+        share = BatchShard(rank, workers)
         batches = data.batches("train", order_N=share.of(order_N, 10), batch_size=share.size(10))
         parts.append([batch.indices_N.tolist() for batch in batches])
     assert all(len(part) == 4 for part in parts)
@@ -107,21 +115,21 @@ class Unread(ArrayImages):
 
 def test_batches_without_images_have_the_same_labels() -> None:
     data, order_N = make_data(37), epoch_order(37, 4, 2)
-    bare = without_images(make_split("train", 37, 1, Unread), order_N, 10, torch.device("cpu"))
+    bare = label_batches(make_split("train", 37, 1, Unread), order_N, 10, torch.device("cpu"))
     for own, batch in zip(bare, data.batches("train", order_N=order_N, batch_size=10), strict=True):
         assert torch.equal(own.labels_N, batch.labels_N)
         assert torch.equal(own.indices_N, batch.indices_N)
         assert not own.images_NCHW.numel()
-        own, batch = filled(own, 10), filled(batch, 10)
+        own, batch = padded(own, 10), padded(batch, 10)
         assert torch.equal(own.labels_N, batch.labels_N)
 
 
-class LabelsAlone(Way):
+class LabelsAlone(ParallelStrategy):
     """A process that has no use for images; it takes note of the labels."""
 
     needs_images = False
 
-    def __init__(self, module: nn.Module, settings: Settings) -> None:
+    def __init__(self, module: nn.Module, settings: DeviceSettings) -> None:
         super().__init__(module, settings)
         self.labels_N: list[int] = []
 
@@ -135,13 +143,18 @@ class LabelsAlone(Way):
 def test_images_are_not_read_where_they_are_not_needed() -> None:
     train = make_split("train", 37, 1, Unread)
     data, plan = make_data(train=train), StepPlan(1, 37, 10, 1, 4)
-    way = LabelsAlone(make_net(), choose_settings("cpu", "fp32", "contiguous", make_net()))
+    strategy = LabelsAlone(make_net(), DeviceSettings(torch.device("cpu")))
     state = TrainingState(
-        way.module, torch.optim.SGD(way.module.parameters()), way.scaler(), way.settings.device, Progress(), None
+        strategy.module,
+        torch.optim.SGD(strategy.module.parameters()),
+        strategy.grad_scaler(),
+        strategy.settings.device,
+        TrainingProgress(),
+        None,
     )
     lr = LearningRate(0.1, Schedule(), plan.num_steps, plan.steps_per_epoch)
-    Loop(data, plan, lr, way, 0.0, None).train_epoch(state, lambda num_samples, loss: None)
-    assert way.labels_N == train.labels_N[epoch_order(37, 4, 0)].tolist()
+    Loop(data, plan, lr, strategy, 0.0, None).train_epoch(state, lambda num_samples, loss: None)
+    assert strategy.labels_N == train.labels_N[epoch_order(37, 4, 0)].tolist()
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -149,7 +162,7 @@ def test_images_are_not_read_where_they_are_not_needed() -> None:
 def test_a_filled_batch_repeats_its_last_sample(num: int, more: int, *, channels_last: bool) -> None:
     batch = make_batch(num, channels_last=channels_last)
     labels_N = batch.labels_N.clone()
-    big = filled(batch, num + more)
+    big = padded(batch, num + more)
     assert len(big.images_NCHW) == len(big.labels_N) == len(big.indices_N) == num + more
     assert torch.equal(big.images_NCHW[:num], batch.images_NCHW)
     assert torch.equal(big.labels_N[:num], batch.labels_N)
@@ -160,7 +173,7 @@ def test_a_filled_batch_repeats_its_last_sample(num: int, more: int, *, channels
     layout = torch.channels_last if channels_last else torch.contiguous_format
     assert big.images_NCHW.is_contiguous(memory_format=layout)
     assert torch.equal(batch.labels_N, labels_N), "the batch itself stays as it was"
-    assert (filled(batch, num) is batch) and not is_idle(batch)
+    assert (padded(batch, num) is batch) and not is_padding(batch)
 
 
 def gradients(batch: Batch, objective: Objective) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -175,7 +188,7 @@ def gradients(batch: Batch, objective: Objective) -> tuple[torch.Tensor, list[to
 def test_what_fills_a_batch_counts_nothing(label_smoothing: float, *, channels_last: bool) -> None:
     batch, objective = make_batch(5, channels_last=channels_last), Objective(5, label_smoothing)
     loss, grads = gradients(batch, objective)
-    filled_loss, filled_grads = gradients(filled(batch, 12), objective)
+    filled_loss, filled_grads = gradients(padded(batch, 12), objective)
     with torch.no_grad():
         logits_NK = make_net()(batch.images_NCHW)
     by_hand = cross_entropy(logits_NK, batch.labels_N, label_smoothing=label_smoothing)
@@ -190,8 +203,8 @@ def test_what_fills_a_batch_counts_nothing(label_smoothing: float, *, channels_l
 @pytest.mark.parametrize("num", [1, 2, 6])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_an_idle_batch_leaves_no_gradient(num: int, label_smoothing: float) -> None:
-    batch = idle(make_batch(num))
-    assert is_idle(batch)
+    batch = padding_batch(make_batch(num))
+    assert is_padding(batch)
     assert batch.images_NCHW.shape == (2, 3, 4, 4)  # two: batch norm can't normalize a single value
     loss, grads = gradients(batch, Objective(7, label_smoothing))
     assert loss.item() == 0.0
@@ -202,13 +215,13 @@ def test_an_idle_batch_leaves_no_gradient(num: int, label_smoothing: float) -> N
 def test_idle_keeps_the_layout_and_the_original() -> None:
     original = make_batch(3, channels_last=True)
     labels_N = original.labels_N.clone()
-    assert idle(original).images_NCHW.is_contiguous(memory_format=torch.channels_last)
+    assert padding_batch(original).images_NCHW.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(original.labels_N, labels_N)
 
 
 def test_only_a_pair_of_ignored_is_idle() -> None:
-    assert not is_idle(filled(make_batch(1), 2))
-    assert not is_idle(make_batch(2))
+    assert not is_padding(padded(make_batch(1), 2))
+    assert not is_padding(make_batch(2))
 
 
 def test_batches_go_on_idly_until_all_workers_are_done() -> None:
@@ -216,13 +229,13 @@ def test_batches_go_on_idly_until_all_workers_are_done() -> None:
     got = list(batches_of(iter(batches), 4, lambda: batches[1]))
     assert got[0] is batches[0]
     assert got[1] is batches[1]
-    assert [is_idle(batch) for batch in got] == [False, False, True, True]
+    assert [is_padding(batch) for batch in got] == [False, False, True, True]
     assert torch.equal(got[2].images_NCHW[0], batches[1].images_NCHW[0])
 
 
 def test_a_worker_may_have_no_share_at_all() -> None:
     (batch,) = batches_of(iter(()), 1, lambda: make_batch(3))
-    assert is_idle(batch)
+    assert is_padding(batch)
 
 
 def test_no_more_batches_than_wanted() -> None:
@@ -241,7 +254,7 @@ def test_parts_of_the_loss_add_up_to_the_mean(num: int, batch_size: int, workers
     parts = [
         objective(logits_NK[part_N], labels_N[part_N]).item()
         for rank in range(workers)
-        if len(part_N := Share(rank, workers).of(order_N, batch_size))
+        if len(part_N := BatchShard(rank, workers).of(order_N, batch_size))
     ]
     # In float32 inside, and each part is rounded.
     assert math.fsum(parts) == pytest.approx(cross_entropy(logits_NK, labels_N, label_smoothing=0.1).item(), rel=1e-5)

@@ -1,0 +1,240 @@
+"""Partition of a network into pipeline stages: where it can be split, and where the stages are balanced.
+
+A pipeline stage maps one tensor to one tensor. It shares its layers, under their names, with the whole network, so
+observers and fake quantization stay in place and the state dict of the whole network stays valid.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from ptpipe import StageError
+from ptpipe_train.evaluation import state_restored
+
+_REPETITIONS = 3
+_VIEWING_LAYERS = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.PixelShuffle)
+_VIEWS = frozenset({
+    "chunk", "contiguous", "detach", "diagonal", "dropout", "expand", "expand_as", "flatten", "getitem", "movedim",
+    "narrow", "permute", "reshape", "select", "split", "squeeze", "swapaxes", "t", "transpose", "unbind", "unflatten",
+    "unfold", "unsqueeze", "view", "view_as",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SplitPoint:
+    """A point where a network can be split: later nodes need the value of this one and no other."""
+
+    node: fx.Node
+    next_layer: str
+    """Name of the layer or operator that follows."""
+
+
+@dataclass(frozen=True)
+class TracedNetwork:
+    """A network as an FX graph with all its split points, between which are its smallest pieces."""
+
+    module: nn.Module
+    graph: fx.Graph
+    split_points: tuple[SplitPoint, ...]
+
+    def piece(self, first: int, end: int) -> fx.GraphModule:
+        """Return the smallest pieces `first` to `end` (exclusive) as one network."""
+        source = self.split_points[first - 1].node if first else None
+        target = self.split_points[end - 1].node if end <= len(self.split_points) else None
+        return _subgraph(self.module, self.graph, source, target)
+
+    @property
+    def num_pieces(self) -> int:
+        """Number of smallest pieces."""
+        return len(self.split_points) + 1
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        # Training callbacks must stay modules, or nothing could call them.
+        return hasattr(m, "on_progress") or super().is_leaf_module(m, module_qualified_name)
+
+
+def trace_network(module: nn.Module) -> TracedNetwork:
+    """Trace the network and find its split points.
+
+    Raise StageError where its forward pass can't be traced, or changes a buffer of the module itself.
+    """
+    before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+    try:
+        graph = module.graph if isinstance(module, fx.GraphModule) else _Tracer().trace(module)
+    except Exception as error:  # tracing runs the network's own code on proxies
+        raise StageError(
+            f"the network can't be split into pipeline stages: its control flow depends on values ({error}); "
+            "use mode ddp"
+        ) from error
+    for name, buffer in module.named_buffers():
+        if name not in before or buffer is not before[name][0] or buffer._version != before[name][1]:
+            raise StageError(
+                f"the network can't be split into pipeline stages: its forward pass assigns {name}, which tracing "
+                "doesn't preserve; use mode ddp"
+            )
+    return TracedNetwork(module, graph, tuple(_split_points(module, list(graph.nodes))))
+
+
+def _split_points(module: nn.Module, nodes: list[fx.Node]) -> Iterator[SplitPoint]:
+    position = {node: number for number, node in enumerate(nodes)}
+    last_use = {
+        node: max((position[user] for user in node.users), default=-1) for node in nodes if node.op != "get_attr"
+    }
+    used = [_used_tensors(module, node) for node in nodes]
+    for number, node in enumerate(nodes[:-2]):
+        live = [other for other in nodes[: number + 1] if last_use.get(other, -1) > number]
+        if live != [node] or node.op in ("placeholder", "get_attr"):
+            continue
+        before, after = set[int]().union(*used[: number + 1]), set[int]().union(*used[number + 1 :])
+        following = next(other for other in nodes[number + 1 :] if other.op != "get_attr")
+        # Both sides must have something to train and share nothing, and only a tensor can be sent.
+        if before and after and not before & after and _is_tensor(node) and not _is_modified(module, node):
+            yield SplitPoint(node, str(following.target) if following.op == "call_module" else following.name)
+
+
+def _used_tensors(module: nn.Module, node: fx.Node) -> set[int]:
+    """Return the ids of the parameters and buffers that a node uses."""
+    used = set()
+    if node.op == "call_module":
+        layer = module.get_submodule(str(node.target))
+        used |= {id(tensor) for tensor in (*layer.parameters(), *layer.buffers())}
+    for source in node.all_input_nodes:  # all uses of a parameter share one node
+        if source.op == "get_attr":
+            owner, _, name = str(source.target).rpartition(".")
+            used.add(id(getattr(module.get_submodule(owner), name)))
+    return used
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    """Return whether a node's value can be a tensor: no user takes an element or an attribute of it."""
+    return all(user.target not in (operator.getitem, getattr) for user in node.users)
+
+
+def _is_modified(module: nn.Module, node: fx.Node) -> bool:
+    """Return whether a node's value, or a view of it, is modified in place, which a stage's input can't be."""
+    return any(
+        _modifies_input(module, user) or (_returns_view(module, user) and _is_modified(module, user))
+        for user in node.users
+    )
+
+
+def _modifies_input(module: nn.Module, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
+    if any(value is True for value in (*node.args, node.kwargs.get("inplace"))):
+        return True  # `relu(x, True)`; where True means something else, a split point is lost
+    return getattr(node.target, "__name__", str(node.target)).endswith("_")
+
+
+def _returns_view(module: nn.Module, node: fx.Node) -> bool:
+    """Return whether a node's value may share memory with its input."""
+    if node.op == "call_module":
+        return isinstance(module.get_submodule(str(node.target)), _VIEWING_LAYERS)
+    return getattr(node.target, "__name__", str(node.target)) in _VIEWS
+
+
+def _subgraph(module: nn.Module, graph: fx.Graph, source: fx.Node | None, target: fx.Node | None) -> fx.GraphModule:
+    """Return the nodes after `source` up to `target` (None: from the input, to the output) as a network."""
+    new, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    inside = source is None
+    if source is not None:
+        values[source] = new.placeholder("x")
+    for node in graph.nodes:
+        if node is source:
+            inside = True
+            continue
+        if node.op == "get_attr" or inside:
+            values[node] = new.node_copy(node, lambda old: values[old])
+        if node is target:
+            new.output(values[target])
+            break
+    for node in reversed(list(new.nodes)):
+        if node.op == "get_attr" and not node.users:
+            new.erase_node(node)
+    return fx.GraphModule(module, new, class_name="PipelineStagePiece")
+
+
+def measure_costs_s(network: TracedNetwork, images_NCHW: torch.Tensor, device: torch.device) -> list[float]:
+    """Return the seconds of forward and backward pass of each smallest piece, the minimum of a few runs.
+
+    Buffers, gradients and modes of the network are restored.
+    """
+    costs_s = []
+    with state_restored(network.module, training=True):
+        value = images_NCHW
+        for number in range(network.num_pieces):
+            piece = network.piece(number, number + 1)
+            value, cost_s = _timed(piece, value, device)
+            costs_s.append(cost_s)
+    network.module.zero_grad()
+    return costs_s
+
+
+def _timed(piece: nn.Module, value: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, float]:
+    min_s = float("inf")
+    for _ in range(_REPETITIONS):
+        _synchronize(device)
+        begin_s = time.perf_counter()
+        result = piece(value.detach().requires_grad_())
+        result.backward(torch.ones_like(result))
+        _synchronize(device)
+        min_s = min(min_s, time.perf_counter() - begin_s)
+    return result.detach(), min_s
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def balanced(costs_s: Sequence[float], num_stages: int) -> list[int]:
+    """Return the first piece of each pipeline stage but the first, so that the maximum cost of a stage is minimal.
+
+    Dynamic programming over (number of pieces, number of stages): Skiena, The Algorithm Design Manual, "linear
+    partition".
+    """
+    num = len(costs_s)
+    total_s = [0.0]
+    for cost_s in costs_s:
+        total_s.append(total_s[-1] + cost_s)
+    best = [[float("inf")] * (num_stages + 1) for _ in range(num + 1)]
+    begin = [[0] * (num_stages + 1) for _ in range(num + 1)]
+    best[0][0] = 0.0
+    for stage in range(1, num_stages + 1):
+        for end in range(stage, num + 1):
+            for first in range(stage - 1, end):
+                maximum = max(best[first][stage - 1], total_s[end] - total_s[first])
+                if maximum < best[end][stage]:
+                    best[end][stage], begin[end][stage] = maximum, first
+    firsts, end = [], num
+    for stage in range(num_stages, 0, -1):
+        end = begin[end][stage]
+        firsts.append(end)
+    return firsts[::-1][1:]
+
+
+def named_split_points(network: TracedNetwork, names: Sequence[str]) -> list[int]:
+    """Return the first piece of each pipeline stage that begins with one of these layers.
+
+    A name of a group of layers stands for its first one. Raise StageError for a layer that no stage can begin with.
+    """
+    layers = [point.next_layer for point in network.split_points]
+    firsts = []
+    for name in names:
+        fitting = [number for number, layer in enumerate(layers) if layer == name or layer.startswith(f"{name}.")]
+        if not fitting:
+            raise StageError(
+                f"split_at: no pipeline stage can begin with {name} (possible split points: {', '.join(layers)})"
+            )
+        firsts.append(fitting[0] + 1)
+    if firsts != sorted(set(firsts)):
+        raise StageError("split_at must name layers in the order of the network, each once")
+    return firsts

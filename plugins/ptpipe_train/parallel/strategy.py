@@ -1,0 +1,101 @@
+"""Base class of the parallel strategies, and what all of them are built from.
+
+Shape legend: N images of a batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from ptpipe import JSON, Context
+from ptpipe_torch import Batch, Data, Model
+from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
+from ptpipe_train.config import Parallel
+from ptpipe_train.device import DeviceSettings, first_batch
+from ptpipe_train.parallel.batch_shard import BatchShard
+from ptpipe_train.step_times import StepTimes
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """What is trained, on which data, where, and by which workers."""
+
+    ctx: Context
+    model: Model
+    module: nn.Module
+    """The model, built, on the CPU, in training mode."""
+    data: Data
+    batch_size: int
+    """Summed over all workers."""
+    settings: DeviceSettings
+    options: Parallel
+    workers: WorkerGroup
+
+    def first_images(self, num_images: int) -> torch.Tensor:
+        """Return images of train, (num_images, C, H, W), on the device and in the memory format."""
+        return first_batch(self.data, self.settings, num_images).images_NCHW
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss of an optimizer step: cross-entropy, averaged over all samples of the step."""
+
+    num_samples: int
+    """Samples of the whole step: all batches, all workers."""
+    label_smoothing: float
+
+    def __call__(self, logits_NK: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
+        """Return these samples' contribution to the mean, a scalar; contributions add up to the loss of the step."""
+        loss = cross_entropy(logits_NK.float(), labels_N, reduction="sum", label_smoothing=self.label_smoothing)
+        return loss / self.num_samples
+
+
+class ParallelStrategy(ABC):
+    """How forward and backward passes are distributed over devices. This base is for a single worker."""
+
+    workers: WorkerGroup = SINGLE_WORKER
+    batch_shard: BatchShard = BatchShard()
+    needs_images = True
+    """Whether this worker reads images, or labels alone."""
+    comm = ""
+    """How gradients are summed, where there is a choice: the order of a sum decides its last bits."""
+    state_is_replicated = True
+    """Whether parameters and optimizer state are the same on every rank, so that one copy of them is enough."""
+
+    def __init__(self, module: nn.Module, settings: DeviceSettings) -> None:
+        self.module = module
+        """The whole network, as it is evaluated and delivered; up to date after `consolidate`."""
+        self.trained = module
+        """The part of it that this worker trains."""
+        self.settings = settings
+        self.times = StepTimes(settings.device)
+
+    @abstractmethod
+    def forward_backward(
+        self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
+    ) -> torch.Tensor:
+        """Accumulate a batch's gradients, and return this rank's contribution to the step's loss, a detached scalar.
+
+        `last`: whether it is the last batch of the step, after which gradients must be those of all ranks.
+        """
+
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """Return the scaler of fp16 losses and gradients."""
+        return self.settings.grad_scaler()
+
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
+        """Clip the norm of all gradients of the network together to `max_norm`."""
+        nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def consolidate(self) -> None:  # noqa: B027  # nothing to do where each worker has the whole network
+        """Bring `module` up to date. Every rank must call it."""
+
+    def metrics(self) -> dict[str, JSON]:
+        """Return metrics of the stage that only this strategy has."""
+        return {}

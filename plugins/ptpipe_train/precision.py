@@ -1,0 +1,113 @@
+"""Choice of the precision: a few training steps are timed in fp32 and in bf16.
+
+Shape legend: N images of a batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from ptpipe import Context
+from ptpipe_torch import Batch, Model
+from ptpipe_torch.distributed.worker_group import WorkerGroup
+from ptpipe_torch.runtime import seeded
+from ptpipe_train.device import DeviceSettings
+from ptpipe_train.measured_once import measure_once
+
+if TYPE_CHECKING:
+    from ptpipe_train.config import Precision, PrecisionOption
+
+_CANDIDATES: tuple[Precision, Precision] = ("fp32", "bf16")
+_FILE = "precision.json"
+_ROUNDS = 5
+_BUDGET_S = 2.0
+"""No further round is begun after so long."""
+_NOTABLE_RATIO = 1.05
+"""Smaller differences are within the error of so few steps."""
+
+
+@dataclass(frozen=True)
+class PrecisionChoice:
+    """The precision to train in, and what was measured for it."""
+
+    precision: Precision
+    step_ms: Mapping[Precision, float]
+    """Milliseconds of a forward and backward pass in each precision; empty where nothing was measured."""
+
+
+def choose_precision(
+    option: PrecisionOption,
+    device: torch.device,
+    ctx: Context,
+    workers: WorkerGroup,
+    measure: Callable[[], list[float]],
+) -> PrecisionChoice:
+    """Resolve `auto` to the faster precision, and warn of a precision that is slow on this device.
+
+    `measure` returns the milliseconds of a step in fp32 and in bf16 (`measure_step_ms`). It is called once, by rank 0;
+    all ranks and a restart use its result. Every rank must call this.
+    """
+    on_cpu = device.type == "cpu"
+    if option == "fp16" and on_cpu:
+        # Measured on one that has fp16 instructions: small_cnn takes 150 times as long as in bf16.
+        ctx.notice("precision fp16: torch's CPU kernels are very slow in fp16; bf16 is much faster")
+    if option == "bf16" and not on_cpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+        ctx.notice("precision bf16: this device has no bf16 instructions; fp32 may be faster")
+    if option != "auto" and not (option == "bf16" and on_cpu):
+        return PrecisionChoice(option, {})
+    values = measure_once(ctx.scratch / _FILE, workers, len(_CANDIDATES), measure, lambda kept: min(kept) > 0)
+    step_ms = dict(zip(_CANDIDATES, values, strict=True))
+    if option == "auto":
+        return PrecisionChoice(min(_CANDIDATES, key=lambda precision: step_ms[precision]), step_ms)
+    ratio = step_ms["bf16"] / step_ms["fp32"]
+    if ratio > _NOTABLE_RATIO:
+        # Depthwise convolutions, for example, have no fast bf16 kernels.
+        ctx.notice(
+            f"precision bf16: a step takes {ratio:.2f}x as long as in fp32 on this CPU ({step_ms['bf16']:.3g} ms, "
+            f"{step_ms['fp32']:.3g} ms); fp32 is faster, and precision auto takes the faster one"
+        )
+    return PrecisionChoice("bf16", step_ms)
+
+
+def measure_step_ms(model: Model, batch: Batch, settings: DeviceSettings) -> list[float]:
+    """Return the milliseconds of a forward and backward pass in fp32 and in bf16, each the minimum of a few.
+
+    Runs on a second build of the network and restores the random streams: weights, statistics and observers of the
+    network that is trained don't change. The optimizer's step is left out, as it is the same in both precisions.
+    """
+    seconds: dict[Precision, list[float]] = {precision: [] for precision in _CANDIDATES}
+    with seeded(0, settings.device):
+        module = settings.place(model.build_prepared()).train()
+        begin_s = time.perf_counter()
+        for round_ in range(_ROUNDS + 1):
+            for precision in _CANDIDATES:
+                step_s = _time_step(module, batch, replace(settings, precision=precision))
+                if round_:  # the first one includes allocations and the selection of kernels
+                    seconds[precision].append(step_s)
+            if round_ and time.perf_counter() - begin_s > _BUDGET_S:
+                break
+    return [1000 * min(seconds[precision]) for precision in _CANDIDATES]
+
+
+def _time_step(module: nn.Module, batch: Batch, settings: DeviceSettings) -> float:
+    _synchronize(settings.device)
+    begin_s = time.perf_counter()
+    with settings.autocast():
+        logits_NK = module(batch.images_NCHW)
+    torch.autograd.backward(cross_entropy(logits_NK.float(), batch.labels_N))
+    _synchronize(settings.device)
+    step_s = time.perf_counter() - begin_s
+    module.zero_grad()
+    return step_s
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
