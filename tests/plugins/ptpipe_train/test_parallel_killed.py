@@ -349,5 +349,5 @@ def test_options_of_nodes_that_do_not_fit_are_named(tmp_path: Path, options: lis
 def test_workers_that_cannot_be_spread_evenly_are_refused(tmp_path: Path, free_port: int) -> None:
     options = ["--nnodes", "3", "--rdzv-endpoint", f"localhost:{free_port}"]
     running = Running(tmp_path, MODES["ddp"], "artifacts", *options)
-    assert "2 workers can't be spread evenly over 3 nodes" in running.end()
+    assert "2 workers can't be divided evenly among 3 nodes" in running.end()
     assert running.process.returncode == 1
