@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @dataclass(frozen=True)
 class Stranger:
-    """Somebody who has ptpipe installed, a folder of his own, and perhaps the example distribution."""
+    """A user of ptpipe with a folder of their own, and perhaps the example distribution."""
 
     folder: Path
     site: Path | None = None
@@ -37,10 +37,10 @@ class Stranger:
             check=False,
         )
 
-    def ptpipe(self, *arguments: str | Path) -> Any:
-        """Run a verb with --json; it must end well."""
+    def ptpipe(self, *arguments: str | Path, code: int = 0) -> Any:
+        """Run a command with --json; it must end with that exit code."""
         finished = self.python("-m", "ptpipe", *arguments, "--json")
-        assert finished.returncode == 0, finished.stderr
+        assert finished.returncode == code, finished.stderr
         return json.loads(finished.stdout)
 
     def passes_tests(self, folder: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 
 MANIFEST = """\
@@ -57,3 +59,29 @@ def test_its_manifest_runs(stranger):
     assert accuracy["pruned"] > accuracy["trained"] - 0.05
     again = someone.ptpipe("run", "one_file/prune.yaml", "--artifacts", "artifacts")
     assert {stage["outcome"] for stage in again["stages"]} == {"cached"}
+
+
+@pytest.mark.slow
+def test_several_workers_a_launcher_and_a_reporter_work_together(stranger):
+    someone = stranger("one_file")
+    run = someone.ptpipe("run", "one_file/together.yaml", "--artifacts", "artifacts")
+    stages = {stage["stage_id"]: stage for stage in run["stages"]}
+    assert {stage["outcome"] for stage in stages.values()} == {"done"}
+    (verdict,) = (output["summary"] for output in stages["balance"]["outputs"].values())
+    assert verdict["decision"] == "passed"
+    assert verdict["fraction"] == pytest.approx(0.0937, abs=1e-4), "the count of one worker alone would be half"
+    with (someone.folder / "artifacts" / "runs" / run["run_id"] / "metrics.csv").open(encoding="utf-8") as file:
+        rows = {(row["stage"], row["metric"]): float(row["value"]) for row in csv.DictReader(file)}
+    assert rows["trained", "val_top1"] == stages["trained"]["metrics"]["val_top1"]
+
+
+@pytest.mark.slow
+def test_the_launcher_reports_a_stage_that_fails_in_its_process(stranger):
+    someone = stranger("one_file")
+    manifest = someone.folder / "one_file" / "together.yaml"
+    manifest.write_text(manifest.read_text().replace("lr: 0.05", "lr: 1.0e+30"))
+    run = someone.ptpipe("run", "one_file/together.yaml", "--artifacts", "artifacts", code=1)
+    failed = next(stage for stage in run["stages"] if stage["stage_id"] == "trained")
+    assert (failed["outcome"], failed["message"]) == (
+        "failed", "trained failed in its own process, with exit code 1"
+    )  # fmt: skip

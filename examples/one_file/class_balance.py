@@ -1,0 +1,30 @@
+"""A stage of several workers in one file: `gate.class_balance` counts the labels of a train split together."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from ptpipe import Context, Decision, StageConfig, Verdict, stage
+from ptpipe_torch import Data, init_worker_group
+
+
+class ClassBalanceConfig(StageConfig):
+    """Options of `gate.class_balance`."""
+
+    min_fraction: float = Field(0.01, gt=0, lt=1, description="smallest fraction of the samples that a class may have")
+    workers: int = Field(2, ge=1, le=64, description="processes that share the samples")
+
+
+@stage("gate.class_balance", packages=("numpy", "torch"), workers=lambda config: config.workers)
+def class_balance(config: ClassBalanceConfig, ctx: Context, data: Data) -> Verdict:
+    """Refuse a train split in which a class has too few samples."""
+    import numpy as np
+
+    labels_N, num_classes = data.splits["train"].labels_N, data.info.num_classes
+    with init_worker_group(ctx, on_cuda=False) as workers:
+        own_N = labels_N[workers.rank_slice(len(labels_N))]
+        counts_K = workers.all_reduce(np.bincount(own_N, minlength=num_classes).tolist())
+    fraction = min(counts_K) / max(1, len(labels_N))
+    decision = Decision.PASSED if fraction >= config.min_fraction else Decision.REFUSED
+    name = data.info.class_names[counts_K.index(min(counts_K))]
+    return Verdict(decision, f"the smallest class, {name}, has {fraction:.2%} of the samples", {"fraction": fraction})
