@@ -47,7 +47,7 @@ def main(outputs: Path) -> None:
     call, events = Call.from_json(sys.stdin.read()), sys.stdout
 
     def tell(event: Event) -> None:
-        print(json.dumps([type(event).__name__, asdict(event)]), file=events, flush=True)  # noqa: T201
+        print(json.dumps([type(event).__name__, asdict(event)]), file=events, flush=True)
 
     with redirect_stdout(sys.stderr):  # what a library prints is not an event
         vocabulary = load_vocabulary(call.plugins, Path(call.folder))

@@ -16,11 +16,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ptpipe import Event, Notice, Reporter, RunFinished, RunStarted, StageFinished, StageStarted, hookimpl
+from ptpipe_report.json_lines import JsonLines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ptpipe_report.json_lines import JsonLinesFile
     from ptpipe_report.screen import Screen
 
 __all__ = ["ConsoleReporter", "JsonLines", "MarkdownReport"]
@@ -90,46 +90,6 @@ class MarkdownReport(Reporter):
         from ptpipe_report.markdown import write_report
 
         write_report(self._started, event, self._notices)
-
-
-class JsonLines(Reporter):
-    """Write every event to `events.jsonl` in the run's folder as it arrives.
-
-    One strict JSON object per line: `type`, `time` (UTC) and the fields of the event's class in `ptpipe.events`. NaN
-    and the infinities become the strings `NaN`, `Infinity`, `-Infinity`. Progress is thinned to about one line per
-    second.
-    """
-
-    def __init__(self) -> None:
-        self._file: JsonLinesFile | None = None
-
-    def run_started(self, event: RunStarted) -> None:
-        """Create the file."""
-        from ptpipe_report.json_lines import JsonLinesFile
-
-        self._file = JsonLinesFile(event.folder / "events.jsonl")
-        self._file.write(event)
-
-    def stage_started(self, event: StageStarted) -> None:
-        """Write the event."""
-        if self._file:
-            self._file.write(event)
-
-    def event(self, event: Event) -> None:
-        """Write the event; withhold progress if some was written within the last second."""
-        if self._file:
-            self._file.write_event(event)
-
-    def stage_finished(self, event: StageFinished) -> None:
-        """Write the stage's last progress, then the event."""
-        if self._file:
-            self._file.write(event)
-
-    def run_finished(self, event: RunFinished) -> None:
-        """Write the event without its stages, each of which has its own line, and close the file."""
-        if self._file:
-            self._file.write(event)
-            self._file.close()
 
 
 @hookimpl

@@ -44,8 +44,11 @@ class Column:
         """The formatted values, without a unit that the heading shows; latencies with aligned points."""
         if self.unit == "ms":
             return fixed_decimals(self.values)
-        texts = (NOTHING if value is None else figure(self.name, value).text for value in self.values)
-        return tuple(text.removesuffix(f" {self.unit}").removesuffix(f" {self.label}") for text in texts)
+        return tuple(map(self._text, self.values))
+
+    def _text(self, value: JSON) -> str:
+        text = NOTHING if value is None else figure(self.name, value).text
+        return text if isinstance(value, str) else text.removesuffix(f" {self.unit}").removesuffix(f" {self.label}")
 
 
 @dataclass(frozen=True)

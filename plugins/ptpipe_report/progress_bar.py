@@ -40,7 +40,7 @@ class StageProgress(RichProgress):
     def __init__(self, writer: TerminalWriter, lines: StageLines, clock: Callable[[], float]) -> None:
         self._separator = writer.theme.separator
         self._latest: Progress | None = None
-        self._sampled_s = 0.0
+        self._is_running, self._sampled_s = False, 0.0
         self._stage_column = _StageColumn(writer, lines)
         super().__init__(  # calls get_renderables
             self._stage_column,
@@ -55,44 +55,44 @@ class StageProgress(RichProgress):
             redirect_stderr=True,  # a library's warning appears above the bar, not in it
             redirect_stdout=sys.stdout.isatty(),
         )
+        # The same task for every stage: removing one would race with the drawing thread.
+        self.add_task("", total=None, kind="")
+        (self._task,) = self.tasks
 
     def begin(self, stage: StageStarted) -> None:
         """Show this stage from now on."""
         self.end()
-        self.add_task(stage.stage_id, total=None, kind=stage.kind)
+        self._task.total = None
+        self.reset(self._task.id, description=stage.stage_id, kind=stage.kind)
+        self._is_running = True
 
     def end(self) -> None:
         """Show nothing until the next stage."""
-        self._latest = None
-        for task_id in self.task_ids:
-            self.remove_task(task_id)
+        self._latest, self._is_running = None, False
 
     def record(self, progress: Progress) -> None:
         """Take the latest event. Another unit or total, or a step back, is new work with a speed of its own."""
         before, self._latest = self._latest, progress
-        for task in self.tasks:
-            if before is None or _is_new_work(before, progress):
-                started_s = task.start_time
-                self.reset(task.id)
-                task.start_time, task.total = started_s, progress.total
-                self.sample()
-            elif self.get_time() - self._sampled_s >= _SAMPLE_S:
-                self.sample()
+        if before is None or _is_new_work(before, progress):
+            started_s, self._task.total = self._task.start_time, progress.total
+            self.reset(self._task.id)
+            self._task.start_time = started_s
+            self.sample()
+        elif self.get_time() - self._sampled_s >= _SAMPLE_S:
+            self.sample()
 
     def sample(self) -> None:
-        """Bring rich's estimate up to date."""
+        """Bring rich's estimate up to date. Also called by the drawing thread."""
         self._sampled_s = self.get_time()
         if latest := self._latest:
-            for task_id in self.task_ids:
-                self.update(task_id, completed=latest.done)
+            self.update(self._task.id, completed=latest.done)
 
     def describe(self) -> str:
         """Return `37 % · step 291/469 · loss 0.0213 · 0:25 left`, for a log file."""
         self.sample()
         assert self._latest is not None, "nothing recorded"
-        (task,) = self.tasks
-        percent = f"{task.percentage:.0f} %" if task.total else ""
-        parts = [percent, progress_facts(self._latest, self._separator), _remaining(task)]
+        percent = f"{self._task.percentage:.0f} %" if self._task.total else ""
+        parts = [percent, progress_facts(self._latest, self._separator), _remaining(self._task)]
         return self._separator.join(part for part in parts if part)
 
     def refresh(self) -> None:
@@ -101,12 +101,13 @@ class StageProgress(RichProgress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """Yield the stage's line, with a bar where total and width allow one, and the facts of its latest event."""
         latest = self._latest
-        for task in self.tasks:
-            line = self._stage_column.render(task)
-            has_bar = task.total is not None and line.cell_len + _MIN_BAR_ROOM <= self.console.width
-            yield self.make_tasks_table([task]) if has_bar else line
-            if latest is not None:
-                yield Text("  " + progress_facts(latest, self._separator), FAINT, no_wrap=True, overflow="ellipsis")
+        if not self._is_running:
+            return
+        line = self._stage_column.render(self._task)
+        has_bar = self._task.total is not None and line.cell_len + _MIN_BAR_ROOM <= self.console.width
+        yield self.make_tasks_table([self._task]) if has_bar else line
+        if latest is not None:
+            yield Text("  " + progress_facts(latest, self._separator), FAINT, no_wrap=True, overflow="ellipsis")
 
 
 class LiveBar:
@@ -125,9 +126,8 @@ class LiveBar:
         self._progress.start()
         self._thread.start()
 
-    def erase(self) -> None:
-        """Remove the finished stage's lines at once."""
-        self._progress.end()
+    def redraw(self) -> None:
+        """Draw now: erases the lines of a finished stage before its result is written."""
         self._progress.live.refresh()
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ def command(started: RunStarted) -> str:
 def deliverables(finished: RunFinished) -> list[Path]:
     """Return the files to ship that the run's folder holds, relative to that folder."""
     folder = finished.folder.absolute()
-    paths = [folder / path for stage in finished.stages for path in getattr(stage, "deliverables", ())]
+    paths = [folder / path for stage in finished.stages for path in stage.deliverables]
     return [path.relative_to(folder) if path.is_relative_to(folder) else path for path in paths]
 
 

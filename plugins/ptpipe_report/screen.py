@@ -81,7 +81,7 @@ class Screen(Reporter):
         """Replace the running stage by a line on how it ended."""
         self._progress.end()
         if self._bar:
-            self._bar.erase()
+            self._bar.redraw()
         is_bad = event.outcome in {Outcome.FAILED, Outcome.REFUSED}
         if is_bad or not self._is_quiet:
             self._writer.line(self._lines.finished(event))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,7 @@ def output(type_name: str, **summary: Any) -> dict[str, Any]:
 
 def delivering(stage: StageFinished, *paths: Path) -> StageFinished:
     """The stage with these deliverables."""
-    object.__setattr__(stage, "deliverables", paths)  # frozen
-    return stage
+    return dataclasses.replace(stage, deliverables=paths)
 
 
 def row(name: str, format_: str, size_bytes: int, num_correct: int, latencies_ms: Sequence[float]) -> dict[str, Any]:

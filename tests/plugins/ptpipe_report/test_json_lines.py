@@ -9,6 +9,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from ptpipe import Outcome
 from ptpipe.events import LogLine, Metric, Notice, Progress, StageStarted
 from ptpipe_report import JsonLines
-from ptpipe_report.json_lines import JsonLinesFile, to_json, to_line
+from ptpipe_report.json_lines import to_json, to_line
 
 
 def strict(text: str | bytes) -> object:
@@ -70,19 +71,19 @@ def test_any_metric_makes_one_line_of_strict_json(value) -> None:
 
 def test_non_finite_numbers_keep_their_names() -> None:
     assert to_json([math.nan, math.inf, -math.inf, 1.5]) == ["NaN", "Infinity", "-Infinity", 1.5]
-    assert to_json((Word.A, Path("a/b"), {1: None})) == ["a", "a/b", {"1": None}]
+    assert to_json((Word.A, Path("a/b"), MappingProxyType({1: None}))) == ["a", "a/b", {"1": None}]
 
 
 def test_progress_is_thinned_and_its_last_event_kept(script, tmp_path) -> None:
     now_s = 0.0
-    file = JsonLinesFile(tmp_path / "events.jsonl", clock=lambda: now_s)
+    reporter = JsonLines(clock=lambda: now_s)
+    reporter.run_started(script.started([]))
     for step in range(1000):
         now_s = step * 0.01  # ten seconds
-        file.write_event(Progress("train", step, 1000, "step"))
-        file.write_event(Progress("other", 1, None, "images"))
-    file.write(script.stage("train", "train.supervised"))
-    file.write(script.ended([]))
-    file.close()
+        reporter.event(Progress("train", step, 1000, "step"))
+        reporter.event(Progress("other", 1, None, "images"))
+    reporter.stage_finished(script.stage("train", "train.supervised"))
+    reporter.run_finished(script.ended([]))
     written = lines(tmp_path / "events.jsonl")
     steps = [line["done"] for line in written if line["type"] == "progress" and line["stage_id"] == "train"]
     assert steps == [*range(0, 1000, 100), 999]
@@ -107,12 +108,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_a_full_disk_raises_and_closes_the_file() -> None:
-    file = JsonLinesFile(Path("/dev/full"))
+def test_a_full_disk_raises_and_closes_the_file(script, tmp_path) -> None:
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    reporter = JsonLines()
     with pytest.raises(OSError) as caught:
-        file.write(StageStarted("train", "train.supervised", 1, 1))
+        reporter.run_started(script.started([]))
     assert caught.value.errno == errno.ENOSPC
-    file.write(StageStarted("train", "train.supervised", 1, 1))  # called again after all: nothing happens
+    reporter.stage_started(StageStarted("train", "train.supervised", 1, 1))  # called again after all: nothing happens
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc on this system")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 from hypothesis import given
@@ -155,3 +156,26 @@ def test_facts_of_a_plugin_reach_the_terminal_neutralized() -> None:
     run.record(0, 1, 10, "[bold]step\x1b]0;title\x07", note="\x1b[2J[red]")
     text = "\n".join(run.drawn())
     assert "\x1b" not in text and "\x07" not in text and "[bold]step" in text and "[red]" in text
+
+
+def test_stages_may_begin_and_end_while_the_bar_is_drawn() -> None:
+    run, is_over, errors = Run(), threading.Event(), []
+
+    def draw() -> None:
+        try:
+            while not is_over.is_set():
+                run.progress.sample()
+                list(run.progress.get_renderables())
+        except Exception as error:  # noqa: BLE001
+            errors.append(error)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    for number in range(2000):
+        run.progress.begin(StageStarted("train", "train.supervised", 1, 2))
+        run.record(number, 5, 10)
+        run.record(number + 0.5, 3, None if number % 2 else 7)
+        run.progress.end()
+    is_over.set()
+    thread.join()
+    assert not errors
