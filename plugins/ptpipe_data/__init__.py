@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ptpipe import JSON, Context, Stage, StageError, hookimpl, stage
 from ptpipe_data.config import CatalogConfig, DigitsConfig, ImageFolderConfig, MnistConfig, SyntheticConfig
@@ -43,6 +44,10 @@ def _preflight(name: str, config: CatalogConfig) -> Iterable[str]:
     return []
 
 
+def _functions_for(name: str) -> dict[str, Any]:
+    return {"fingerprint": partial(_fingerprint, name), "preflight": partial(_preflight, name)}
+
+
 def _load(name: str, config: CatalogConfig, ctx: Context) -> Data:
     from ptpipe_data.catalog import describe_missing, find_files
     from ptpipe_data.catalog_reader import read_data
@@ -54,12 +59,7 @@ def _load(name: str, config: CatalogConfig, ctx: Context) -> Data:
     return read_data(entry, found, config, ctx)
 
 
-@stage(
-    "data.mnist",
-    packages=("numpy",),
-    fingerprint=lambda config: _fingerprint("mnist", config),
-    preflight=lambda config: _preflight("mnist", config),
-)
+@stage("data.mnist", packages=("numpy",), **_functions_for("mnist"))
 def load_mnist(config: MnistConfig, ctx: Context) -> Data:
     """MNIST: 60,000 + 10,000 handwritten digits, 28 x 28 grayscale.
 
@@ -82,12 +82,7 @@ def load_mnist(config: MnistConfig, ctx: Context) -> Data:
     return load_digits_like_mnist("mnist", config, ctx.seed)
 
 
-@stage(
-    "data.fashion_mnist",
-    packages=("numpy",),
-    fingerprint=lambda config: _fingerprint("fashion_mnist", config),
-    preflight=lambda config: _preflight("fashion_mnist", config),
-)
+@stage("data.fashion_mnist", packages=("numpy",), **_functions_for("fashion_mnist"))
 def load_fashion_mnist(config: CatalogConfig, ctx: Context) -> Data:
     """Fashion-MNIST: 60,000 + 10,000 images of clothes in 10 classes, 28 x 28 grayscale.
 
@@ -97,12 +92,7 @@ def load_fashion_mnist(config: CatalogConfig, ctx: Context) -> Data:
     return _load("fashion_mnist", config, ctx)
 
 
-@stage(
-    "data.cifar10",
-    packages=("numpy",),
-    fingerprint=lambda config: _fingerprint("cifar10", config),
-    preflight=lambda config: _preflight("cifar10", config),
-)
+@stage("data.cifar10", packages=("numpy",), **_functions_for("cifar10"))
 def load_cifar10(config: CatalogConfig, ctx: Context) -> Data:
     """CIFAR-10: 50,000 + 10,000 photographs in 10 classes, 32 x 32 RGB.
 

@@ -24,10 +24,15 @@ class RemoteFile:
     name: str
     size_bytes: int
     md5: str
-    unpacked_name: str
-    """The file or folder that it unpacks to, accepted instead of it."""
     unpacked_sha256: str | None = None
     """Digest of the unpacked file, where one is known."""
+    unpacked_folder: str | None = None
+    """The folder that an archive unpacks to."""
+
+    @property
+    def unpacked_name(self) -> str:
+        """The file or folder that it unpacks to, accepted instead of it."""
+        return self.unpacked_folder or self.name.removesuffix(".gz")
 
 
 @dataclass(frozen=True)
@@ -60,28 +65,24 @@ MNIST = CatalogEntry(
             "train-images-idx3-ubyte.gz",
             9_912_422,
             "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "train-images-idx3-ubyte",
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         ),
         RemoteFile(
             "train-labels-idx1-ubyte.gz",
             28_881,
             "d53e105ee54ea40749a09fcbcd1e9432",
-            "train-labels-idx1-ubyte",
             "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         ),
         RemoteFile(
             "t10k-images-idx3-ubyte.gz",
             1_648_877,
             "9fb629c4189551a2d022fa330f9573f3",
-            "t10k-images-idx3-ubyte",
             "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         ),
         RemoteFile(
             "t10k-labels-idx1-ubyte.gz",
             4_542,
             "ec29112dd5afa0611ce80d1b7f02629c",
-            "t10k-labels-idx1-ubyte",
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
     ),
@@ -97,14 +98,10 @@ FASHION_MNIST = CatalogEntry(
     format="idx",
     mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
     files=(
-        RemoteFile(
-            "train-images-idx3-ubyte.gz", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "train-images-idx3-ubyte"
-        ),
-        RemoteFile("train-labels-idx1-ubyte.gz", 29_515, "25c81989df183df01b3e8a0aad5dffbe", "train-labels-idx1-ubyte"),
-        RemoteFile(
-            "t10k-images-idx3-ubyte.gz", 4_422_102, "bef4ecab320f06d8554ea6380940ec79", "t10k-images-idx3-ubyte"
-        ),
-        RemoteFile("t10k-labels-idx1-ubyte.gz", 5_148, "bb300cfdad3c16e7a12a480ee83cd310", "t10k-labels-idx1-ubyte"),
+        RemoteFile("train-images-idx3-ubyte.gz", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        RemoteFile("train-labels-idx1-ubyte.gz", 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+        RemoteFile("t10k-images-idx3-ubyte.gz", 4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+        RemoteFile("t10k-labels-idx1-ubyte.gz", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
     ),
     torchvision_folder="FashionMNIST/raw",
     class_names=(
@@ -130,7 +127,12 @@ CIFAR10 = CatalogEntry(
     format="cifar",
     mirrors=("https://www.cs.toronto.edu/~kriz/",),
     files=(
-        RemoteFile("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin"),
+        RemoteFile(
+            "cifar-10-binary.tar.gz",
+            170_052_171,
+            "c32a1d4ab5d03f1284b67883e8d87530",
+            unpacked_folder="cifar-10-batches-bin",
+        ),
     ),
     torchvision_folder=".",
     class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),

@@ -35,13 +35,13 @@ def download(entry: CatalogEntry, folder: Path, limits: TimeLimits = TimeLimits(
 
     Raises StageError with the reason where that fails.
     """
-    transfer = _Transfer(entry, folder, limits.socket_s)
+    transfer = _Transfer(entry, folder, limits.socket_s, list(entry.mirrors))
     thread = threading.Thread(target=transfer.run, name=f"download {entry.name}", daemon=True)
     thread.start()
     while thread.is_alive() and time.monotonic() < transfer.progress_at + limits.stall_s:
         thread.join(0.05)
     if thread.is_alive():
-        transfer.cancelled.set()
+        transfer.is_cancelled = True
         thread.join(limits.socket_s)  # it removes its temporary file
         reasons = "".join(f"; {reason}" for reason in transfer.reasons)
         raise StageError(f"{entry.title} could not be downloaded: no response for {limits.stall_s:g} s{reasons}")
@@ -49,69 +49,60 @@ def download(entry: CatalogEntry, folder: Path, limits: TimeLimits = TimeLimits(
         raise transfer.failure
 
 
-class _RejectedError(Exception):
-    """What a mirror sends is not the published file, or is no longer wanted."""
-
-
 @dataclass
 class _Transfer:
     entry: CatalogEntry
     folder: Path
     socket_s: float
+    mirrors: list[str]
+    """The last one that worked comes first."""
     progress_at: float = field(default_factory=time.monotonic)
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    is_cancelled: bool = False
     reasons: list[str] = field(default_factory=list)
     """Why each mirror tried so far failed."""
     failure: Exception | None = None
 
     def run(self) -> None:
         """Download all files; store an exception in `failure`."""
+        title = self.entry.title
         try:
-            mirrors = list(self.entry.mirrors)
             for file in self.entry.files:
-                working = self._download(file, mirrors)
-                mirrors = [working, *(mirror for mirror in mirrors if mirror != working)]
+                if not any(self._try(mirror, file) for mirror in list(self.mirrors)):
+                    raise StageError(f"{title} could not be downloaded: {'; '.join(self.reasons)}")
         except OSError as error:
-            self.failure = StageError(
-                f"{self.entry.title} could not be stored in {self.folder}: {error.strerror or error}"
-            )
+            self.failure = StageError(f"{title} could not be stored in {self.folder}: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             self.failure = error
 
-    def _download(self, file: RemoteFile, mirrors: list[str]) -> str:
-        """Download one file from the first mirror that has it; return that mirror."""
-        for mirror in mirrors:
-            reason = self._try(mirror + file.name, file)
-            if reason is None:
-                self.progress_at = time.monotonic()
-                return mirror
-            self.reasons.append(f"{mirror}{file.name}: {reason}")
-        raise StageError(f"{self.entry.title} could not be downloaded: {'; '.join(self.reasons)}")
-
-    def _try(self, url: str, file: RemoteFile) -> str | None:
-        """Download one file from one mirror. Return why that failed, or None."""
+    def _try(self, mirror: str, file: RemoteFile) -> bool:
+        """Download one file from one mirror; if that fails, record the reason."""
         received = 0
 
         def on_block(done: int, _: int | None) -> None:
             nonlocal received
-            if self.cancelled.is_set():
-                raise _RejectedError("cancelled")
-            if done > file.size_bytes:
-                raise _RejectedError(f"longer than the published {file.size_bytes} bytes")
             if done // _BLOCK_BYTES > received // _BLOCK_BYTES:
                 self.progress_at = time.monotonic()  # a server that trickles single bytes counts as stalled
             received = done
+            if self.is_cancelled:
+                raise TimeoutError("too slow")
+            if received > file.size_bytes:
+                raise ValueError("too long")
 
+        url, target = mirror + file.name, self.folder / file.name
         try:
-            target = self.folder / file.name
             download_file(url, target, on_block, timeout_s=self.socket_s, known_hash=f"md5:{file.md5}")
         except HTTPError as error:
             with error:
-                return f"HTTP {error.code} {error.reason}"
+                reason = f"HTTP {error.code} {error.reason}"
         except URLError as error:
-            return str(error.reason)
-        except ValueError:  # pooch: the hash differs
-            return f"not the published file ({received} of {file.size_bytes} bytes)"
-        except (_RejectedError, HTTPException, TimeoutError, ConnectionError) as error:
-            return str(error) or type(error).__name__
-        return None
+            reason = str(error.reason)
+        except (HTTPException, TimeoutError, ConnectionError) as error:
+            reason = str(error) or type(error).__name__
+        except ValueError:  # also pooch's, where the hash differs
+            reason = f"not the published file (received {received} of {file.size_bytes} bytes)"
+        else:
+            self.progress_at = time.monotonic()
+            self.mirrors.sort(key=lambda other: other != mirror)
+            return True
+        self.reasons.append(f"{url}: {reason}")
+        return False

@@ -7,6 +7,7 @@ import os
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pooch
@@ -38,24 +39,34 @@ def download_file(
 
     Raises OSError (urllib.error.URLError for most network errors) or http.client.HTTPException.
     """
-
-    def stream(url: str, temporary: str, _: object) -> None:
-        request = urllib.request.Request(url, headers={"User-Agent": "ptpipe"})  # noqa: S310 - a published address
-        path = Path(temporary)
-        path.unlink()  # pooch creates it readable by its owner only; a new file follows the umask: caches are shared
-        with urllib.request.urlopen(request, timeout=timeout_s) as response, path.open("xb") as file:  # noqa: S310
-            total = int(response.headers.get("Content-Length") or 0) or None
-            while block := response.read1(_BLOCK_BYTES):  # returns what has arrived: a slow server can be aborted
-                file.write(block)
-                on_block(file.tell(), total)
-            file.flush()
-            os.fsync(file.fileno())
-        if verify is not None:
-            verify(path)
-
+    stream = partial(_stream, on_block=on_block, timeout_s=timeout_s, verify=verify)
     target.parent.mkdir(parents=True, exist_ok=True)  # pooch's own way to create it fails when two processes do
     with _quiet(pooch.get_logger()):
         pooch.retrieve(url, known_hash, fname=target.name, path=target.parent, downloader=stream)
+
+
+def _stream(
+    url: str,
+    temporary: str,
+    _: object,
+    *,
+    on_block: Callable[[int, int | None], None],
+    timeout_s: float,
+    verify: Callable[[Path], None] | None,
+) -> None:
+    """Write the response to pooch's temporary file: a pooch downloader."""
+    request = urllib.request.Request(url, headers={"User-Agent": "ptpipe"})  # noqa: S310 - a published address
+    path = Path(temporary)
+    path.unlink()  # pooch creates it readable by its owner only; a new file follows the umask: caches are shared
+    with urllib.request.urlopen(request, timeout=timeout_s) as response, path.open("xb") as file:  # noqa: S310
+        total = int(response.headers.get("Content-Length") or 0) or None
+        while block := response.read1(_BLOCK_BYTES):  # returns what has arrived: a slow server can be aborted
+            file.write(block)
+            on_block(file.tell(), total)
+        file.flush()
+        os.fsync(file.fileno())
+    if verify is not None:
+        verify(path)
 
 
 @contextmanager

@@ -20,14 +20,14 @@ IDX_FILES = (
 
 
 def idx_bytes(array: np.ndarray, kind: int = 8) -> bytes:
-    """What the IDX format says, written down independently of the reader."""
+    """Encode an array as IDX, independently of the reader."""
     header = bytes([0, 0, kind, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
     return header + array.astype(np.uint8).tobytes()
 
 
 @pytest.fixture(autouse=True)
 def no_data_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is found, fetched through a proxy, or written outside the test's folder, unless a test says so."""
+    """Nothing is found, fetched through a proxy, or written outside the test's folder, unless a test asks for it."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("PTPIPE_DATA", raising=False)
@@ -36,7 +36,7 @@ def no_data_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 @pytest.fixture
 def real_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """$PTPIPE_DATA as it was before the fixture above took it away."""
+    """$PTPIPE_DATA as it was before the fixture above removed it."""
     root = _PTPIPE_DATA
     if not root or not (Path(root) / "mnist").is_dir():
         pytest.skip("PTPIPE_DATA has no mnist")
@@ -69,7 +69,7 @@ def ctx(tmp_path: Path, events: RecordedEvents) -> Context:
 
 @pytest.fixture
 def write_idx_set() -> Callable[..., dict[str, bytes]]:
-    """Write a tiny data set of four IDX files into a folder; answers the unpacked content of each."""
+    """Write a tiny data set of four IDX files into a folder; return the unpacked content of each."""
 
     def write(
         folder: Path,

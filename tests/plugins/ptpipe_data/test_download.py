@@ -31,10 +31,7 @@ CONTENT = {"one.gz": b"1" * 300_000, "two.gz": b"2" * 10}
 
 
 def describe(*mirrors: str, contents: dict[str, bytes] = CONTENT) -> CatalogEntry:
-    files = [
-        RemoteFile(name, len(content), hashlib.md5(content).hexdigest(), name.removesuffix(".gz"))
-        for name, content in contents.items()
-    ]
+    files = [RemoteFile(name, len(content), hashlib.md5(content).hexdigest()) for name, content in contents.items()]
     return replace(catalog.MNIST, mirrors=mirrors, files=tuple(files))
 
 
@@ -124,9 +121,15 @@ def test_existing_files_are_not_downloaded_again(tmp_path: Path) -> None:
     ("answer", "reason"),
     [
         (lambda handler: handler.send_error(404), "HTTP 404"),
-        (lambda handler: send(handler, b"<html>log in first</html>"), r"not the published file \(25 of 300000 bytes\)"),
-        (lambda handler: send(handler, b"1" * 300_001), "longer than the published 300000 bytes"),
-        (lambda handler: send(handler, b"1" * 1000, announced=300_000), r"not the published file \(1000 of 300000"),
+        (
+            lambda handler: send(handler, b"<html>log in first</html>"),
+            r"not the published file \(received 25 of 300000 bytes\)",
+        ),
+        (lambda handler: send(handler, b"1" * 300_001), r"not the published file \(received 300001 of 300000 bytes\)"),
+        (
+            lambda handler: send(handler, b"1" * 1000, announced=300_000),
+            r"not the published file \(received 1000 of 300000",
+        ),
         (lambda handler: handler.wfile.write(b"\xff nonsense\r\n\r\n"), "nonsense"),
     ],
 )
@@ -261,7 +264,7 @@ import sys
 from pathlib import Path
 from dataclasses import replace
 from ptpipe_data import catalog, download
-files = tuple(catalog.RemoteFile(name, int(size), md5, name) for name, size, md5 in zip(*[iter(sys.argv[3:])] * 3))
+files = tuple(catalog.RemoteFile(name, int(size), md5) for name, size, md5 in zip(*[iter(sys.argv[3:])] * 3))
 entry = replace(catalog.MNIST, mirrors=(sys.argv[1],), files=files)
 download.download(entry, Path(sys.argv[2]), download.TimeLimits(60, 60))
 """
