@@ -43,6 +43,36 @@ def test_its_source_enters_the_key_of_its_stage_alone(stranger):
     assert {name for name in after if after[name] != before[name]} == {"pruned"}
 
 
+MORE = """\
+version: 1
+name: more
+plugins: [./label_counts.py, ./timings.py, ./own_process.py]
+stages:
+  data:   {uses: data.digits}
+  counts: {uses: data.label_counts, with: {workers: WORKERS, min_count: 100}}
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_reporter_a_launcher_and_a_stage_of_several_workers(stranger, workers):
+    someone = stranger("one_file")
+    (someone.folder / "one_file" / "more.yaml").write_text(MORE.replace("WORKERS", workers))
+    run = someone.ptpipe("run", "one_file/more.yaml", "--artifacts", "artifacts")
+    stages = {stage["stage_id"]: stage for stage in run["stages"]}
+    assert {stage["outcome"] for stage in stages.values()} == {"done"}
+    counts = stages["counts"]["metrics"]
+    assert 100 < counts["min_count"] <= counts["max_count"] < 200, "reported by the process of rank 0"
+    (folder,) = (someone.folder / "artifacts" / "runs").iterdir()
+    lines = (folder / "timings.csv").read_text().splitlines()
+    assert [line.rpartition(",")[0] for line in lines] == ["stage,outcome", "data,done", "counts,done"]
+    own = [line.split()[1] for line in (folder / "log.txt").read_text().splitlines() if "runs in process" in line]
+    assert own == (["data", "counts"] if workers == "1" else ["data"])
+    refused = someone.python(
+        "-m", "ptpipe", "run", "one_file/more.yaml", "--artifacts", "artifacts", "-s", "counts.min_count=200"
+    )
+    assert refused.returncode == 3, refused.stderr
+
+
 @pytest.mark.slow
 def test_its_manifest_runs(stranger):
     someone = stranger("one_file")
