@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
 
-import ptpipe
 from ptpipe import Call, Event, StageError, Store, hookimpl
-from ptpipe.launching import execute, load_vocabulary
+from ptpipe.launching import event_from_json, event_to_json, execute, load_vocabulary
 
 
 @hookimpl
@@ -31,8 +28,7 @@ def ptpipe_launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Pat
             with process.stdin as stdin:
                 stdin.write(call.to_json())
             for line in process.stdout:
-                name, values = json.loads(line)
-                tell(getattr(ptpipe, name)(**values))
+                tell(event_from_json(line))
         except BaseException:  # Ctrl-C, SIGTERM: the process must not outlive the run
             process.terminate()
             raise
@@ -47,7 +43,7 @@ def main(outputs: Path) -> None:
     call, events = Call.from_json(sys.stdin.read()), sys.stdout
 
     def tell(event: Event) -> None:
-        print(json.dumps([type(event).__name__, asdict(event)]), file=events, flush=True)
+        print(event_to_json(event), file=events, flush=True)
 
     with redirect_stdout(sys.stderr):  # what a library prints is not an event
         vocabulary = load_vocabulary(call.plugins, Path(call.folder))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from ptpipe.artifact import JSON
 
@@ -74,6 +75,18 @@ class Attachment:
 
 
 Event: TypeAlias = Progress | Metric | Notice | LogLine | Attachment
+_EVENT_TYPES: dict[str, Callable[..., Event]] = {type_.__name__: type_ for type_ in get_args(Event)}
+
+
+def event_to_json(event: Event) -> str:
+    """Return an event of a stage as one line of JSON, for the process that reports it."""
+    return json.dumps([type(event).__name__, asdict(event)])
+
+
+def event_from_json(text: str | bytes) -> Event:
+    """Return the event that `event_to_json` wrote. Raises ValueError for an incomplete line."""
+    name, values = json.loads(text)
+    return _EVENT_TYPES[name](**values)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
 """What a launcher, or a plugin that starts processes for a stage, uses besides `ptpipe`.
 
-A launcher answers the hook `ptpipe_launch(call, tell)`. It may send `call.to_json()` to another process, which runs it:
+A launcher implements the hook `ptpipe_launch(call, tell)`. It may send `call.to_json()` to another process:
 
     call = Call.from_json(text)
     vocabulary = load_vocabulary(call.plugins, Path(call.folder))
     outputs = execute(call, vocabulary, Store(Path(call.artifacts)), tell, rank)
 
-Save each output to an empty folder (`artifact.save(folder)`) and return the folders by output name.
+That process saves each output of rank 0 to an empty folder (`artifact.save(folder)`), and the launcher returns the
+folders by output name. Events travel back as `event_to_json(event)`.
 """
 
+from ptpipe.events import event_from_json, event_to_json
 from ptpipe.execution.call import Call, Nodes, StoredInput, execute
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.plan.vocabulary import Plugin, Vocabulary, load_vocabulary
@@ -22,6 +24,8 @@ __all__ = [
     "Store",
     "StoredInput",
     "Vocabulary",
+    "event_from_json",
+    "event_to_json",
     "execute",
     "load_vocabulary",
 ]

@@ -5,28 +5,24 @@ One file for all workers would do on a local disk, but two machines that append 
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
 
 from ptpipe import Event, Notice
+from ptpipe.launching import event_from_json, event_to_json
 
 _POLL_S = 0.1
-_TYPES: dict[str, Callable[..., Event]] = {type_.__name__: type_ for type_ in get_args(Event)}
 _THREAD_NAME = "worker events"
 
 
 def write_event(folder: Path, rank: int, event: Event) -> None:
     """Append an event to the file of the worker `rank` in `folder`."""
-    line = json.dumps([type(event).__name__, asdict(event)])
     with _file(folder, rank).open("ab", buffering=0) as stream:
         # The leading newline ends an incomplete line of an earlier attempt that was killed.
-        stream.write(f"\n{line}\n".encode())
+        stream.write(f"\n{event_to_json(event)}\n".encode())
 
 
 @contextmanager
@@ -80,10 +76,9 @@ class _Reader:
     def _pass_on(self, lines: bytes) -> None:
         for line in lines.splitlines():
             try:
-                name, values = json.loads(line)
+                event = event_from_json(line)
             except ValueError:  # an empty or incomplete line
                 continue
-            event = _TYPES[name](**values)
             if isinstance(event, Notice):
                 if event.text in self._notices:
                     continue

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import ptpipe
-from ptpipe import ExitCode, ManifestError, Outcome, Reporter, RunResult
-from ptpipe.execution.engine import RunOptions
+from ptpipe import ExitCode, ManifestError, Nodes, Outcome, Reporter, RunOptions, RunResult, UsageError
 
 STAGES = (
     "one: {uses: toy.make, with: {value: 3}}\npair: {uses: toy.split}\nsum: {uses: toy.add, needs: {a: one, b: one}}"
@@ -65,6 +64,72 @@ def test_mistakes_are_raised_with_every_problem(project):
     assert not Path("artifacts").exists() or not project.artifacts.exists()
 
 
+def test_a_plan_can_be_run_and_bound_again_with_overrides(project):
+    project.write(STAGES)
+    plan = ptpipe.load_plan(project.manifest, {"one.value": 4})
+    assert ptpipe.load_plan(plan) is plan
+    again = ptpipe.load_plan(plan, {"one.value": 5})
+    assert (plan["one"].config.value, again["one"].config.value) == (4, 5)
+    assert again.vocabulary is plan.vocabulary
+    result = ptpipe.run(plan.subplan("one"), artifacts=project.artifacts)
+    assert (list(result.stages), result.artifact("one").value) == (["one"], 4)
+    assert ptpipe.run(plan, {"one.value": 6}, artifacts=project.artifacts).artifact("sum").value == 12
+    with pytest.raises(ManifestError, match="unknown option"):
+        ptpipe.load_plan(plan, {"one.valeu": 5})
+
+
+NODES_PLUGIN = """
+from ptpipe import ExitCode, LogLine, Nodes, hookimpl
+
+@hookimpl
+def ptpipe_nodes():
+    return Nodes(num=3, rank=RANK, started=True)
+
+@hookimpl
+def ptpipe_run_on_nodes(plan, store, run):
+    print("first node of", plan.manifest.name, store.root.name)
+    return run()
+
+@hookimpl
+def ptpipe_join_run(nodes, tell):
+    tell(LogLine("", f"node {nodes.rank} of {nodes.num} joined"))
+    tell(LogLine("one", "a stage's own line"))
+    return ExitCode.REFUSED
+"""
+
+
+def write_nodes_plugin(project, rank):
+    (project.folder / "nodes.py").write_text(NODES_PLUGIN.replace("RANK", str(rank)), encoding="utf-8")
+    project.write(STAGES, head="name: toy\nplugins: [./toy.py, ./nodes.py]")
+
+
+def test_a_plugin_runs_a_manifest_on_the_nodes_that_it_finds(project, run_cli):
+    write_nodes_plugin(project, rank=0)
+    ended = run_cli("run", "m.yaml", "--json", alone=True)
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith("first node of toy artifacts\n{")
+    options = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "localhost:1"]
+    assert "node 1 of 2 joined" in run_cli("run", "m.yaml", *options, alone=True).err, (
+        "options come before what it finds"
+    )
+
+
+def test_a_plugin_joins_the_run_of_node_0(project, run_cli):
+    write_nodes_plugin(project, rank=2)
+    ended = run_cli("run", "m.yaml", alone=True)
+    assert (ended.code, ended.out, ended.err) == (ExitCode.REFUSED, "", "node 2 of 3 joined\n")
+    with pytest.raises(UsageError, match="node 2 joins the run of node 0"):
+        project.run(options=RunOptions(nodes=Nodes(3, 2)))
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_several_nodes_need_a_plugin(project, run_cli, rank):
+    project.write(STAGES)
+    options = ["--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint", "localhost:1"]
+    ended = run_cli("run", "m.yaml", *options, alone=True)
+    assert (ended.code, ended.err) == (2, "ptpipe: no loaded plugin runs a manifest on several nodes\n")
+
+
 def test_failing_raises_nothing(project):
     project.write("bad: {uses: toy.fail, with: {how: bug}}")
     result = project.run()
@@ -72,7 +137,7 @@ def test_failing_raises_nothing(project):
     assert result.stages["bad"].outcome is Outcome.FAILED
 
 
-def test_observers_and_options_can_be_given(project):
+def test_reporters_and_options_can_be_given(project):
     class Ear(Reporter):
         heard = ()
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from ptpipe import Event, ExitCode, LogLine, Notice, StageError, UsageError
+from ptpipe import Event, ExitCode, LogLine, ManifestError, Notice, Problem, RunFinished, StageError, UsageError
 from ptpipe.launching import Call, Nodes
 from ptpipe.plan.bind import Plan
 from ptpipe.store.store import Store
-from ptpipe_elastic.nodes import Follower, Leader, _file, nodes_of_environment
+from ptpipe_elastic.nodes import Follower, Leader, _file, lead, nodes_of_environment
 
 STAGES = "one: {uses: toy.make}\ntwo: {uses: toy.add, needs: {a: one, b: one}}"
 LAUNCHER = """
@@ -291,6 +292,37 @@ def test_a_manifest_is_the_same_wherever_it_lies(cluster: Cluster, project) -> N
         (project.folder / name).rename(moved / name)
     project.manifest = moved / "m.yaml"
     assert _file(project.plan(), cluster.store) == before
+
+
+def test_leading_announces_what_a_launcher_executes_if_it_has_several_workers(cluster: Cluster) -> None:
+    """Whichever launcher it is, this plugin's or another's."""
+    following = cluster.follow()
+    hook = cluster.plan.vocabulary.manager.hook
+
+    def run() -> RunFinished:
+        for stage_id, workers in (("one", 1), ("two", 2)):
+            call = replace(cluster.call(stage_id), workers=workers)
+            assert hook.ptpipe_launch(call=call, tell=lambda event: None) == {}
+            announced = json.loads(cluster.file.read_text())
+            assert (announced["calls"], "call" in announced) == (workers - 1, False), "over when the launcher returns"
+        return RunFinished("r", "toy", cluster.file.parent, ExitCode.REFUSED, 1.0, ())
+
+    assert lead(cluster.plan, cluster.store, run).exit_code == ExitCode.REFUSED
+    assert following.end() is ExitCode.REFUSED
+    hook.ptpipe_launch(call=cluster.call("one"), tell=lambda event: None)
+    assert json.loads(cluster.file.read_text())["calls"] == 1, "it leads no more"
+
+
+def test_a_run_that_does_not_begin_ends_the_other_nodes(cluster: Cluster) -> None:
+    """A preflight that reports something missing, for example."""
+    following = cluster.follow()
+
+    def run() -> RunFinished:
+        raise ManifestError([Problem("one: no engine")])
+
+    with pytest.raises(ManifestError, match="no engine"):
+        lead(cluster.plan, cluster.store, run)
+    assert following.end() is ExitCode.USAGE
 
 
 def test_nothing_is_left_behind_but_the_word_and_its_lock(cluster: Cluster) -> None:

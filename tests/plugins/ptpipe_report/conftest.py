@@ -135,7 +135,9 @@ def script(tmp_path: Path) -> ScriptedRun:
 def delivered(script: ScriptedRun) -> list[StageFinished]:
     """A run whose second stage left two files to ship."""
     stages = script.mnist()
-    stages[1] = delivering(stages[1], script.folder.absolute() / "pretrain" / "model.onnx", Path("pretrain/odd*name.data"))
+    stages[1] = delivering(
+        stages[1], script.folder.absolute() / "pretrain" / "model.onnx", Path("pretrain/odd*name.data")
+    )
     return stages
 
 

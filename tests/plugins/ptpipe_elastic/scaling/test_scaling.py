@@ -238,7 +238,7 @@ MORE = "  more: {uses: train.supervised, needs: {model: fit}}\n"
         (
             "",
             ["-s", "fit.batch_size=3", "--mode", "pp"],
-            "ptpipe: pp, 2 workers: a batch of 6 can't be (cut|divided) .*",
+            "ptpipe: pp, 2 workers: a batch of 6 can't be (cut|div).*",
         ),
         ("", ["-s", "fit.epoch=3"], "-s fit.epoch: unknown option 'epoch' .*"),
         ("", ["--output", "m.yaml/x"], "ptpipe: --output m.yaml/x can't be written to: Not a directory"),
