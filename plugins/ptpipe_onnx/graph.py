@@ -107,6 +107,7 @@ def remove_unused(graph: Graph) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
+            value.const_value = None  # the graph keeps counts of dropped values, and so the values themselves
 
 
 def weight_bytes(graph: Graph) -> int:

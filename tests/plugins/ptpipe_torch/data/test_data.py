@@ -44,9 +44,7 @@ class TestConstruction:
     def test_overlap_is_refused(self, one: str, other: str) -> None:
         shared = make_split()
         splits = {one: shared.subset(np.arange(3, 9)), other: shared.subset(np.arange(8, 20))}
-        with pytest.raises(
-            StageError, match=f"^1 samples are in {one} and in {other} as well, among them train/00008$"
-        ):
+        with pytest.raises(StageError, match=f"^1 samples are in both {one} and {other}, among them train/00008$"):
             Data(facts(), splits)
 
     def test_calibration_may_come_from_train_or_val(self) -> None:
@@ -76,7 +74,7 @@ class TestConstruction:
     def test_label_without_a_class_is_refused(self, label: int) -> None:
         split = make_split()
         split.labels_N[4] = label
-        with pytest.raises(StageError, match=f"split train has the label {label}, but there are 3 classes"):
+        with pytest.raises(StageError, match=f"split train has the label {label}; classes are numbered 0 to 2"):
             Data(facts(), {"train": split})
 
     def test_unknown_augmentation(self) -> None:

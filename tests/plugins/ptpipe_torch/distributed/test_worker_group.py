@@ -157,7 +157,7 @@ def test_a_process_that_is_not_one_of_several(world_size: str | None, tmp_path: 
         monkeypatch.setenv("WORLD_SIZE", world_size)
     before = dict(os.environ)
     ctx = Context("t", "train.supervised", 1, tmp_path, rank=0, num_workers=2)
-    words = "train.supervised wants 2 workers, and this process is not one of so many"
+    words = "train.supervised needs 2 workers; this process was not launched as one of them"
     with pytest.raises(StageError, match=re.escape(words)), init_worker_group(ctx):
         pytest.fail("nobody to work with")
     assert dict(os.environ) == before

@@ -15,7 +15,7 @@ from torch import nn
 
 from ptpipe import IntegrityError, StageError
 from ptpipe_torch import FunctionRef, Model, Recipe, builder, transform
-from ptpipe_torch.model.registry import FunctionRef as RegistryPart
+from ptpipe_torch.model.function_ref import FunctionRef as RegistryPart
 
 HERE = __name__
 

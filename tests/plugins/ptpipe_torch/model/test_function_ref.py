@@ -87,7 +87,7 @@ def test_no_text_raises_anything_but_integrity_error(address):
 
 @pytest.mark.parametrize("function", [len, lambda: nn.Identity(), nn.Linear, 3])
 def test_only_functions_at_the_top_of_a_module_can_be_marked(function):
-    with pytest.raises(TypeError, match="at the top of a module"):
+    with pytest.raises(TypeError, match="at the top level of a module"):
         builder(function)
 
 
