@@ -35,7 +35,7 @@ name: memory
 stages:
   data:
     uses: data.synthetic
-    with: {{image_size: {size}, channels: 3, num_train: 40, num_test: 16, batch_size: 4}}
+    with: {{image_size: {size}, channels: 3, num_train: 16, num_test: 4, batch_size: 4}}
   net:        {{uses: {network}}}
   pretrain:   {{uses: train.supervised, needs: {{model: net}}, with: {{epochs: 1, lr: 0.001}}}}
   dynamic:    {{uses: quant.dynamic, needs: {{model: pretrain}}}}

@@ -150,7 +150,7 @@ def write(model: Model, path: Path) -> None:
 def _described(name: str, tensor: Any) -> bytes:
     """An initializer's field of a GraphProto, up to the bytes of its array."""
     proto = onnx.TensorProto(dims=tensor.shape.numpy(), data_type=tensor.dtype.value, name=name)
-    content = proto.SerializeToString(deterministic=True) + _head(_RAW_DATA, tensor.nbytes)
+    content: bytes = proto.SerializeToString(deterministic=True) + _head(_RAW_DATA, tensor.nbytes)
     return _head(_INITIALIZER, len(content) + tensor.nbytes) + content
 
 

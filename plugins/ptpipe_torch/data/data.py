@@ -183,9 +183,7 @@ def _check_split(name: str, split: Split, info: DatasetInfo) -> None:
     assert len(sizes) == 1, f"split {name} has ids, labels and images of different numbers: {sizes}"
     for label in (split.labels_N.min(initial=0), split.labels_N.max(initial=0)):
         if not 0 <= label < info.num_classes:
-            raise StageError(
-                f"split {name} has the label {label}; classes are numbered 0 to {info.num_classes - 1}"
-            )
+            raise StageError(f"split {name} has the label {label}; classes are numbered 0 to {info.num_classes - 1}")
 
 
 def _refuse_overlap(splits: Mapping[str, Split]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, IntegrityError, StageError
 from ptpipe_torch.model.deployable import Deployable, Predictor
-from ptpipe_torch.runtime import num_cpus
+from ptpipe_torch.runtime import num_cpus, released_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,22 +59,23 @@ class OnnxFile(Deployable):
 
     @contextmanager
     def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
-        sessions = [_session(self.path, num_threads or num_cpus())]
-        inputs = [value.name for value in sessions[0].get_inputs()]
-        outputs = [value.name for value in sessions[0].get_outputs()]
-        if len(inputs) != 1 or len(outputs) != 1:
-            raise StageError(
-                f"{self.path.name} has {len(inputs)} inputs and {len(outputs)} outputs; it must have one of each"
-            )
+        with released_memory():
+            sessions = [_session(self.path, num_threads or num_cpus())]
+            inputs = [value.name for value in sessions[0].get_inputs()]
+            outputs = [value.name for value in sessions[0].get_outputs()]
+            if len(inputs) != 1 or len(outputs) != 1:
+                raise StageError(
+                    f"{self.path.name} has {len(inputs)} inputs and {len(outputs)} outputs; it must have one of each"
+                )
 
-        def predict(images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-            logits_NK: npt.NDArray[np.float32] = sessions[0].run(outputs, {inputs[0]: images_NCHW})[0]
-            return logits_NK
+            def predict(images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+                logits_NK: npt.NDArray[np.float32] = sessions[0].run(outputs, {inputs[0]: images_NCHW})[0]
+                return logits_NK
 
-        try:
-            yield predict
-        finally:
-            sessions.clear()  # the caller may keep `predict`, which would keep the weights
+            try:
+                yield predict
+            finally:
+                sessions.clear()  # the caller may keep `predict`, which would keep the weights
 
     def save(self, folder: Path) -> None:
         shutil.copyfile(self.path, folder / _MODEL)

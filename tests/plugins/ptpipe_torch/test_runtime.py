@@ -56,7 +56,7 @@ def test_the_users_own_limit_counts(eight_cpus: Path, monkeypatch: pytest.Monkey
     assert num_cpus() == want
 
 
-def test_threads_are_set_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_set_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     with torch_threads(before + 1):
         assert torch.get_num_threads() == before + 1
@@ -69,7 +69,7 @@ def test_threads_are_set_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.get_num_threads() == before
 
 
-def test_random_numbers_are_seeded_and_the_stream_outside_goes_on() -> None:
+def test_random_numbers_are_seeded_and_the_outer_stream_is_restored() -> None:
     torch.manual_seed(1)
     want = torch.rand(4)
     torch.manual_seed(1)
@@ -117,7 +117,7 @@ def test_memory_is_given_back_afterwards() -> None:
             assert torch.ones(10_000_000).sum() == 10_000_000
 
 
-def test_an_engine_is_set_and_put_back() -> None:
+def test_an_engine_is_set_and_restored() -> None:
     before = torch.backends.quantized.engine
     offered = next(e for e in torch.backends.quantized.supported_engines if e not in ("none", before))
     with quantized_engine(offered):

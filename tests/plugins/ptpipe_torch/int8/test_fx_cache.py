@@ -1,31 +1,33 @@
 from __future__ import annotations
 
 import gc
-import weakref
+from pathlib import Path
 
-import pytest
 import torch
-from torch import nn
 
-from ptpipe_quant import parts
-from ptpipe_quant.torch_ao import quietly
+import ptpipe
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*must run observer:UserWarning")
+MANIFEST = """
+version: 1
+name: fx
+stages:
+  data:       {uses: data.synthetic, with: {num_train: 16, num_test: 8, batch_size: 8}}
+  net:        {uses: model.mlp, with: {hidden: [8]}}
+  observed:   {uses: quant.prepare}
+  calibrated: {uses: quant.calibrate, needs: {model: observed}}
+  int8:       {uses: quant.convert, needs: {model: calibrated.model}}
+"""
 
 
-def network() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).eval()
-
-
-@pytest.mark.parametrize("is_converted", [False, True])
-def test_torch_ao_keeps_no_network_alive(is_converted: bool) -> None:
-    options = {"backend": "fbgemm", "weights": "per_channel", "reduce_range": True, "skip": ()}
-    with quietly(), torch.no_grad():
-        prepared = parts.prepare_static(network(), observer="min_max", calibrating=False, **options)
-        prepared(torch.zeros(1, 1, 4, 4))
-        references = [weakref.ref(prepared)]
-        if is_converted:
-            references.append(weakref.ref(parts.to_int8(prepared, backend="fbgemm")))
-        del prepared
+def graph_modules() -> int:
     gc.collect()
-    assert [reference() for reference in references] == [None] * len(references)
+    return sum(issubclass(type(thing), torch.fx.GraphModule) for thing in gc.get_objects())
+
+
+def test_no_quantized_network_stays_in_memory_after_its_stage(tmp_path: Path) -> None:
+    """`torch.ao` caches every network that it prepares or converts under itself, for the life of the process."""
+    (tmp_path / "fx.yaml").write_text(MANIFEST)
+    before = graph_modules()
+    result = ptpipe.run(tmp_path / "fx.yaml", artifacts=tmp_path / "artifacts")
+    assert {stage.outcome for stage in result.stages.values()} == {"done"}
+    assert graph_modules() == before
