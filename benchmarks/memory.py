@@ -1,8 +1,8 @@
-"""Memory of each stage, as a multiple of the float file: its peak, and what is still held when it has ended.
+"""Peak memory of each stage, and the memory still held after it, as multiples of the float file's size.
 
-Every network is trained for a tiny epoch, quantized in each way, exported and compared, by one manifest and in a process of
-its own. A first run, of a very small network, loads all libraries and fills their caches; what the process holds then
-is the baseline that is subtracted. Linux only: peaks are the kernel's own (VmHWM, reset before each stage).
+Each network is trained for a tiny epoch, quantized in every way, exported and compared by one manifest, in its own
+process. A first run with a very small network loads all libraries and fills their caches; the resident set after it is
+the baseline that is subtracted. Linux only: peaks are the kernel's VmHWM, reset before each stage.
 
     python benchmarks/memory.py [NETWORK ...]
 """
@@ -33,7 +33,9 @@ MANIFEST = """
 version: 1
 name: memory
 stages:
-  data:       {{uses: data.synthetic, with: {{image_size: {size}, channels: 3, num_train: 40, num_test: 16, batch_size: 4}}}}
+  data:
+    uses: data.synthetic
+    with: {{image_size: {size}, channels: 3, num_train: 16, num_test: 4, batch_size: 4}}
   net:        {{uses: {network}}}
   pretrain:   {{uses: train.supervised, needs: {{model: net}}, with: {{epochs: 1, lr: 0.001}}}}
   dynamic:    {{uses: quant.dynamic, needs: {{model: pretrain}}}}

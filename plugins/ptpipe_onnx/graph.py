@@ -107,6 +107,7 @@ def remove_unused(graph: Graph) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
+            value.const_value = None  # the graph keeps counts of dropped values, and so the values themselves
 
 
 def weight_bytes(graph: Graph) -> int:
@@ -149,7 +150,7 @@ def write(model: Model, path: Path) -> None:
 def _described(name: str, tensor: Any) -> bytes:
     """An initializer's field of a GraphProto, up to the bytes of its array."""
     proto = onnx.TensorProto(dims=tensor.shape.numpy(), data_type=tensor.dtype.value, name=name)
-    content = proto.SerializeToString(deterministic=True) + _head(_RAW_DATA, tensor.nbytes)
+    content: bytes = proto.SerializeToString(deterministic=True) + _head(_RAW_DATA, tensor.nbytes)
     return _head(_INITIALIZER, len(content) + tensor.nbytes) + content
 
 

@@ -60,7 +60,7 @@ def tidied(model: Model) -> Model:
     kept = set(model.graph.initializers.values())
     for value in stored:
         if value not in kept:
-            value.const_value = None  # the graph counts the uses of values that it no longer has, and so holds them
+            value.const_value = None  # the graph keeps counts of dropped values, and so the values themselves
     return model
 
 

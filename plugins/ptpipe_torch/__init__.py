@@ -1,19 +1,41 @@
-"""The words that the torch plugins share. Importing this imports neither torch nor numpy."""
+"""Shared types of the torch plugins: models, data, worker groups. Importing this imports neither torch nor numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ptpipe import Check, hookimpl
-from ptpipe_torch.data.data import ArrayImages, Batch, Data, DatasetInfo, Images, LoaderOptions, Split, epoch_order
+from ptpipe_torch.data.data import Batch, Data, DatasetInfo, LoaderOptions, Split, epoch_order
+from ptpipe_torch.data.images import ArrayImages, FileImages, Images, SubsetImages
+from ptpipe_torch.distributed.worker_group import (
+    SINGLE_WORKER,
+    WorkerGroup,
+    WorkerGroupError,
+    group_device,
+    init_worker_group,
+    is_comm_failure,
+)
 from ptpipe_torch.int8.ranges import Ranges
 from ptpipe_torch.model.deployable import Deployable, Predictor
-from ptpipe_torch.model.model import Model, Recipe
+from ptpipe_torch.model.function_ref import FunctionRef, builder, transform
+from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.onnx_file import OnnxFile
 from ptpipe_torch.model.predictions import Predictions
-from ptpipe_torch.model.registry import FunctionRef, builder, transform
-from ptpipe_torch.protocols import RangeObserver, TrainingCallback
+from ptpipe_torch.model.recipe import Recipe
+from ptpipe_torch.protocols import RangeObserver, RangeReducer, TrainingCallback
+from ptpipe_torch.runtime import (
+    exit_with_parent,
+    freed_memory_kept,
+    quantized_engine,
+    released_memory,
+    seeded,
+    torch_threads,
+)
+from ptpipe_torch.torchvision_compat import torchvision
+
+if TYPE_CHECKING:
+    from ptpipe_torch.distributed.shared_memory import SharedMemory, share_memory
 
 __all__ = [
     "ArrayImages",
@@ -21,6 +43,7 @@ __all__ = [
     "Data",
     "DatasetInfo",
     "Deployable",
+    "FileImages",
     "FunctionRef",
     "Images",
     "LoaderOptions",
@@ -29,19 +52,44 @@ __all__ = [
     "Predictions",
     "Predictor",
     "RangeObserver",
+    "RangeReducer",
     "Ranges",
     "Recipe",
+    "SINGLE_WORKER",
+    "SharedMemory",
     "Split",
+    "SubsetImages",
     "TrainingCallback",
+    "WorkerGroup",
+    "WorkerGroupError",
     "builder",
     "epoch_order",
+    "exit_with_parent",
+    "freed_memory_kept",
+    "group_device",
+    "init_worker_group",
+    "is_comm_failure",
+    "quantized_engine",
+    "released_memory",
+    "seeded",
+    "share_memory",
+    "torch_threads",
+    "torchvision",
     "transform",
 ]
 
 
+def __getattr__(name: str) -> Any:
+    if name not in ("SharedMemory", "share_memory"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ptpipe_torch.distributed import shared_memory  # imports torch
+
+    return getattr(shared_memory, name)
+
+
 @hookimpl
 def ptpipe_doctor() -> Iterable[Check]:
-    """Look at torch, torchvision, the processor and the CUDA devices."""
+    """Check torch, torchvision, the processor and the CUDA devices."""
     from ptpipe_torch.doctor import findings
 
     return findings()
@@ -49,8 +97,6 @@ def ptpipe_doctor() -> Iterable[Check]:
 
 @hookimpl(wrapper=True)
 def ptpipe_launch() -> Generator[None, Any, Any]:
-    """Free the memory of a stage that ran in this process before its results are stored."""
-    from ptpipe_torch.runtime import released_memory
-
+    """Free the memory that a stage in this process no longer needs, before its results are stored."""
     with released_memory():
         return (yield)

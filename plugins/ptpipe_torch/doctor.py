@@ -1,4 +1,4 @@
-"""What this machine's torch is good for: versions, processor, threads, CUDA devices."""
+"""Checks of the torch installation and of the hardware that it can use."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ptpipe_torch.runtime import num_cpus
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _CPU_FEATURES = ("avx2", "avx512_f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
-"""As `torch.cpu.get_capabilities` spells them: those that decide how fast float and int8 kernels are."""
+"""Names as in `torch.cpu.get_capabilities`: the features that decide how fast float and int8 kernels are."""
 
 
 def findings() -> Iterator[Check]:
-    """Look at torch and torchvision, and at what they can use here."""
+    """Check torch and torchvision, the processor, threads and CUDA devices."""
     yield installed("torch")
     fault = _import_fault("torch")
     if fault:
-        yield Check.fail("import torch", fault, "install torch anew: pip install --force-reinstall torch")
+        yield Check.fail("import torch", fault, "reinstall torch: pip install --force-reinstall torch")
         return
     yield from _torchvision()
     yield _processor()
@@ -28,12 +28,12 @@ def findings() -> Iterator[Check]:
 
 
 def _import_fault(module: str) -> str:
-    """Why a module can't be imported, in one line; empty where it can."""
+    """Return why a module can't be imported, in one line; empty where it can."""
     import importlib
 
     try:
         importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001  # a library that doesn't fit raises ImportError, OSError or anything
+    except Exception as error:  # noqa: BLE001  # an incompatible library raises ImportError, OSError or anything
         return _one_line(error)
     return ""
 
@@ -50,25 +50,25 @@ def _torchvision() -> Iterator[Check]:
             warnings.simplefilter("ignore")
             torchvision()
     except Exception as error:  # noqa: BLE001  # a build for another torch may raise anything
-        remedy = "install the torchvision release that belongs to your torch: pip install --upgrade torch torchvision"
+        remedy = "install the torchvision release that matches your torch: pip install --upgrade torch torchvision"
         yield Check.fail("import torchvision", _one_line(error), remedy)
 
 
 def _processor() -> Check:
-    """Name the processor's features that float and int8 kernels live on."""
+    """Report the CPU features that decide the speed of float and int8 kernels."""
     import torch
 
-    says = getattr(torch.cpu, "get_capabilities", None)  # not in every supported release
-    facts = says() if says is not None else {}
+    get_capabilities = getattr(torch.cpu, "get_capabilities", None)  # not in every supported release
+    capabilities = get_capabilities() if get_capabilities is not None else {}
     kernels = f"torch's kernels: {torch.backends.cpu.get_cpu_capability()}"
-    if facts.get("architecture", "x86_64") != "x86_64" or not facts:
+    if capabilities.get("architecture", "x86_64") != "x86_64" or not capabilities:
         return Check.ok("processor", kernels)
-    there = [name for name in _CPU_FEATURES if facts.get(name)]
-    detail = f"{kernels}; {', '.join(there) or 'none of the features that matter'}"
+    found = [name for name in _CPU_FEATURES if capabilities.get(name)]
+    detail = f"{kernels}; {', '.join(found) or 'no AVX2, AVX-512 or AMX'}"
     slow = []
-    if not {"avx512_vnni", "avx_vnni"} & set(there):
-        slow.append("no VNNI: int8 is slower, and activations keep to 7 bits")
-    if not {"avx512_bf16", "amx_bf16"} & set(there):
+    if not {"avx512_vnni", "avx_vnni"} & set(found):
+        slow.append("no VNNI: int8 is slower, and activations use only 7 bits")
+    if not {"avx512_bf16", "amx_bf16"} & set(found):
         slow.append("no bfloat16 arithmetic: `precision: bf16` trains slower than float32")
     return Check.warn("processor", "; ".join([detail, *slow])) if slow else Check.ok("processor", detail)
 
@@ -88,37 +88,37 @@ def _cuda() -> Iterator[Check]:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a driver that doesn't fit is said below
+        warnings.simplefilter("ignore")  # an unsuitable driver is reported below
         is_available = torch.cuda.is_available()
     if is_available:
         yield from (_device(number) for number in range(torch.cuda.device_count()))
     elif torch.version.cuda is not None:
-        remedy = "if it has one: `nvidia-smi` shows whether the driver works; it must be new enough for this CUDA"
-        yield Check.warn("cuda", f"torch is built for CUDA {torch.version.cuda} and finds no device", remedy)
+        remedy = "if this machine has one: check the driver with `nvidia-smi`; it must be new enough for this CUDA"
+        yield Check.warn("cuda", f"torch is built for CUDA {torch.version.cuda} but finds no device", remedy)
     elif _NVIDIA_DRIVER.exists():
         remedy = "install a CUDA build of torch: https://pytorch.org/get-started/locally"
-        yield Check.warn("cuda", "this machine has an NVIDIA driver, and torch is a CPU build", remedy)
+        yield Check.warn("cuda", "this machine has an NVIDIA driver, but torch is a CPU build", remedy)
     else:
-        yield Check.ok("cuda", "none; all works on the CPU")
+        yield Check.ok("cuda", "no CUDA device; everything runs on the CPU")
 
 
 def _device(number: int) -> Check:
-    """Let a device compute something, and say what it is."""
+    """Compute something on a device, and report its name and memory."""
     import torch
 
     subject = f"cuda:{number}"
     try:
-        facts = torch.cuda.get_device_properties(number)
+        properties = torch.cuda.get_device_properties(number)
         free_bytes, total_bytes = torch.cuda.mem_get_info(number)
         ones_NN = torch.ones(32, 32, device=subject)
         is_right = bool((ones_NN @ ones_NN == 32).all())
-    except Exception as error:  # noqa: BLE001  # CUDA's errors have no common base
-        remedy = "`nvidia-smi` shows what occupies it; a torch built for its architecture may be missing"
+    except Exception as error:  # noqa: BLE001  # CUDA's errors have no common base class
+        remedy = "see what occupies it with `nvidia-smi`; this torch may not be built for its architecture"
         return Check.fail(subject, _one_line(error), remedy)
     memory = f"{total_bytes / 1e9:.0f} GB, {free_bytes / 1e9:.0f} GB free"
-    detail = f"{facts.name}, {memory}, compute capability {facts.major}.{facts.minor}"
+    detail = f"{properties.name}, {memory}, compute capability {properties.major}.{properties.minor}"
     if not is_right:
-        return Check.fail(subject, f"{detail}; a product of ones was wrong", "don't use this device: it is broken")
+        return Check.fail(subject, f"{detail}; a product of ones was wrong", "don't use this device")
     return Check.ok(subject, detail)
 
 

@@ -1,4 +1,4 @@
-"""What a network may ask of whoever trains or calibrates it."""
+"""Protocols that a submodule may implement to hear from the stage that trains or calibrates it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class TrainingCallback(Protocol):
-    """A module that wants to know how far its training is (fake quantization that freezes its reporters).
+    """A module that follows the progress of its training (fake quantization that freezes its observers).
 
-    A trainer calls `on_progress` on every such submodule before each optimizer step's first forward pass,
-    and must keep nothing else of it: what the module changes on itself is part of its state dict.
+    A trainer calls `on_progress` on every such submodule before the first forward pass of each optimizer step. Whatever
+    the module changes in response must be part of its state dict, or a resumed training would differ.
     """
 
     def on_progress(self, fraction: float) -> None:
-        """`fraction` runs from 0.0 at the start to just below 1.0 at the last step."""
+        """`fraction`: of the training that is done, from 0.0 at the first step to just below 1.0 at the last."""
         ...
 
 
@@ -27,11 +27,11 @@ RangeReducer: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], tuple[torch.Te
 
 @runtime_checkable
 class RangeObserver(Protocol):
-    """A module that watches the range of what goes through it (an observer, fake quantization).
+    """A module that observes the range of the tensors that pass through it (an observer, fake quantization).
 
-    Where several processes share a batch, the trainer sets `all_reduce_range`. The module must then call it with
-    the least and the greatest value that it saw of each batch (float32, shape ()), once a forward pass in which it
-    watches, and use what it gets in their place: those of all processes.
+    Where several processes share a batch, the trainer sets `all_reduce_range`. In each forward pass in which it
+    observes, the module must then call it once with the minimum and maximum of its part of the batch (float32, shape
+    ()), and use the returned minimum and maximum over all processes instead.
     """
 
     all_reduce_range: RangeReducer | None

@@ -1,4 +1,4 @@
-"""Process-wide settings of torch and of the C library, set for a while and put back."""
+"""Process-wide settings of torch and the C library: threads, memory, random streams, quantized engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ctypes
 import gc
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
 
 _STATM = Path("/proc/self/statm")
 _WORTH_COLLECTING_BYTES = 64 << 20
-# malloc.h: parameter numbers of mallopt.
+_PARENT_CHECK_S = 0.5
+
+# Parameter numbers of mallopt (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = -1
-# Where glibc's own adaptive thresholds end (malloc.c: DEFAULT_MMAP_THRESHOLD_MAX, and trimming at twice that).
+# Upper ends of glibc's own adaptive thresholds (malloc.c: DEFAULT_MMAP_THRESHOLD_MAX, and trimming at twice that).
 _ADAPTED_MMAP_BYTES, _ADAPTED_TRIM_BYTES = 32 << 20, 64 << 20
 
 
@@ -32,7 +36,7 @@ def num_cpus() -> int:
 
 @contextmanager
 def torch_threads(num_threads: int | None) -> Iterator[None]:
-    """Let torch's operators use that many threads (None: all of the machine) inside the `with`."""
+    """Set torch's intra-op threads inside the `with`. `num_threads`: None means `num_cpus()`."""
     import torch
 
     before = torch.get_num_threads()
@@ -45,19 +49,19 @@ def torch_threads(num_threads: int | None) -> Iterator[None]:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Let the process keep freed memory for its next use inside the `with`; changes no result.
+    """Keep freed memory in the process for reuse inside the `with`; changes no result.
 
-    A training step allocates and frees the same large activations again and again. glibc hands such blocks back to
-    the system at once, and the next step pays thousands of page faults to get them again: a third of the time of
-    a small network. Afterwards glibc's thresholds stand where its own adaptation ends, and what is free is given
-    back. Where the C library is another one, nothing is changed.
+    Every training step allocates and frees the same large activations. glibc returns such blocks to the system at
+    once, and the next step pays thousands of page faults to get them back: a third of the time of a small network. On
+    exit glibc's thresholds are set to where its own adaptation ends, and free memory is returned. With another C
+    library this does nothing.
     """
     libc = _glibc()
     if libc is None:
         yield
         return
     libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-    # Before glibc 2.35 no more than 32 MiB was accepted.
+    # glibc before 2.35 accepts at most 32 MiB.
     _ = libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30) or libc.mallopt(_M_MMAP_THRESHOLD, _ADAPTED_MMAP_BYTES)
     try:
         yield
@@ -67,14 +71,28 @@ def freed_memory_kept() -> Iterator[None]:
         libc.malloc_trim(0)
 
 
+def exit_with_parent(parent_pid: int | None = None) -> None:
+    """End this process soon after its parent has ended, so that a worker never outlives a killed run or its locks.
+
+    `parent_pid`: process id of the parent; None: the present parent's. A daemon thread checks twice a second.
+    """
+    parent_pid = os.getppid() if parent_pid is None else parent_pid
+
+    def watch() -> None:
+        while os.getppid() == parent_pid:
+            time.sleep(_PARENT_CHECK_S)
+        os._exit(1)  # without cleaning up: the run that would use it has ended
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 @contextmanager
 def released_memory() -> Iterator[None]:
-    """Give back what became garbage inside the `with`, where the process has grown by more than 64 MiB.
+    """On exit, collect garbage and return free memory if the process has grown by more than 64 MiB inside the `with`.
 
     A `torch.fx.GraphModule` and its graph refer to each other, so a network that was traced, quantized or exported is
-    freed not with its last reference but when Python's collector next looks at old objects, perhaps several copies of
-    the weights later. Looking takes about 0.1 s with torch loaded, hence the condition. Linux only; elsewhere the
-    collector's own time will do.
+    freed not with its last reference but by Python's cyclic collector, perhaps several copies of the weights later. A
+    full collection takes about 0.1 s with torch loaded, hence the condition. Does nothing where /proc is missing.
     """
     before = _resident_bytes()
     try:
@@ -88,7 +106,7 @@ def released_memory() -> Iterator[None]:
 
 
 def _resident_bytes() -> int:
-    """Resident set size of this process; 0 where it can't be read."""
+    """Return the resident set size of this process; 0 where it can't be read."""
     try:
         return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -96,16 +114,16 @@ def _resident_bytes() -> int:
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """The C library of this process, where it is glibc."""
+    """Return the C library of this process if it is glibc."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     return libc if libc is not None and hasattr(libc, "gnu_get_libc_version") else None
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Draw torch's random numbers from this seed inside the `with`; the streams outside are left as they were.
+    """Seed torch's random streams inside the `with`; their states are restored on exit.
 
-    `device`: the accelerator whose stream counts too, beside the CPU's.
+    `device`: an accelerator whose stream is seeded too, in addition to the CPU's.
     """
     import torch
 
@@ -116,9 +134,9 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 @contextmanager
 def quantized_engine(backend: str | None) -> Iterator[None]:
-    """Let torch's int8 operators run on this engine inside the `with`; None changes nothing.
+    """Set the engine of torch's int8 operators inside the `with`; None changes nothing.
 
-    Raises StageError where this build of torch or this machine doesn't offer it.
+    Raises StageError where this build of torch doesn't support it on this machine.
     """
     if backend is None:
         yield

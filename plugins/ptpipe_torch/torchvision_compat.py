@@ -1,8 +1,8 @@
-"""Import torchvision, also beside a CPU build of torch.
+"""Import torchvision, also with a CPU build of torch.
 
-The registry's torchvision wheel is built for CUDA; beside a CPU torch its C++ operators are absent, and importing
-it stops where it registers shapes for two of them. Declaring their schemas is enough: data sets, transforms and
-classification models need none of them. Where the operators are there, nothing is declared.
+PyPI's torchvision wheel is built for CUDA. With a CPU build of torch its C++ operators can't be loaded, and the import
+fails where it registers fake implementations for two of them. Declaring their schemas is enough: data sets, transforms
+and classification models use none of them. Where the operators exist, nothing is declared.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _SYMPTOM = "operator torchvision::nms does not exist"
 
 
 def torchvision() -> ModuleType:
-    """The torchvision module, importable beside any torch.
+    """Import and return the torchvision module.
 
-    Raises ImportError where it isn't installed, RuntimeError where it doesn't fit torch for another reason.
+    Raises ImportError where it isn't installed, RuntimeError where it is incompatible with torch for another reason.
     """
     return _imported()[0]
 
 
-@cache  # which keeps the Library objects too: a schema goes when its Library is collected
+@cache  # keeps the Library objects alive too: a schema is unregistered when its Library is collected
 def _imported() -> tuple[ModuleType, list[Library]]:
     try:
         return _import(), []
@@ -38,12 +38,12 @@ def _imported() -> tuple[ModuleType, list[Library]]:
     try:
         return _import(), libraries
     except BaseException:
-        libraries.clear()  # the traceback would keep them
+        libraries.clear()  # the traceback would keep them alive
         raise
 
 
 def _import() -> ModuleType:
-    """Import torchvision; a failed try leaves none of its modules behind, so that the next one starts anew."""
+    """Import torchvision; after a failure, remove its modules so that the next attempt starts from scratch."""
     try:
         return importlib.import_module("torchvision")
     except BaseException:
@@ -55,7 +55,7 @@ def _import() -> ModuleType:
 def _declare_operators() -> list[Library]:
     from torch.library import Library
 
-    library = Library("torchvision", "FRAGMENT")
+    library = Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch.library is not annotated
     for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
     return [library]

@@ -1,7 +1,7 @@
-"""Whole-batch augmentations whose randomness is a function of seed, epoch and sample position alone.
+"""Whole-batch augmentations whose randomness depends on seed, epoch and sample position alone.
 
-A random number is a hash of (seed, epoch, which augmentation, position, which draw): it doesn't depend on how samples
-are grouped into batches, nor on which process works on them.
+A random number is a hash of (seed, epoch, augmentation, position, draw), so it doesn't depend on how samples are
+grouped into batches or on which process augments them.
 
 Shape legend: B images of a batch, H height, W width, C channels.
 """
@@ -34,7 +34,7 @@ class Draws:
     positions_B: npt.NDArray[np.int64]
 
     def uniform(self, draw: int) -> Floats:
-        """The draw of that number: one value in [0, 1) a sample, float64 of shape (B,).
+        """Return one value in [0, 1) per sample, float64 of shape (B,). `draw`: number of this draw, from 0.
 
         SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), figure 17.
         """
@@ -48,26 +48,26 @@ class Draws:
         return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def integers(self, draw: int, low: int, high: int) -> npt.NDArray[np.int64]:
-        """One whole number from `low` to `high`, both included, a sample."""
+        """Return one integer from `low` to `high`, both included, per sample; int64 of shape (B,)."""
         import numpy as np
 
         return low + np.floor(self.uniform(draw) * (high - low + 1)).astype(np.int64)
 
 
 def flip(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
-    """Mirror left and right, every second image on average."""
+    """Mirror left and right with probability 1/2."""
     chosen = draws.uniform(0) < 0.5
     pixels_BHWC[chosen] = pixels_BHWC[chosen][:, :, ::-1]
     return pixels_BHWC
 
 
 def shift(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
-    """Move by up to 1/14 of the side (2 of 28 pixels) each way; what comes in is black."""
+    """Move by up to 1/14 of the side (2 of 28 pixels) each way; uncovered pixels are black."""
     return _moved(pixels_BHWC, draws, max(1, round(pixels_BHWC.shape[1] / 14)))
 
 
 def crop(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
-    """Cut from the image padded with black by 1/8 of its side (4 of 32 pixels).
+    """Crop at random from the image padded with black by 1/8 of its side (4 of 32 pixels).
 
     He, Zhang, Ren, Sun: Deep residual learning for image recognition (2015), section 4.2.
     """
@@ -75,7 +75,7 @@ def crop(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
 
 
 def rotate(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
-    """Turn by up to 10 degrees each way about the centre; what comes in is black."""
+    """Rotate by up to 10 degrees each way about the centre; uncovered pixels are black."""
     import numpy as np
 
     angle_B = np.deg2rad((2 * draws.uniform(0) - 1) * _MAX_ROTATION_DEGREES)
@@ -84,7 +84,7 @@ def rotate(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
 
 
 def zoom(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
-    """Enlarge a square of 0.7 to 1 times the side, anywhere in the image, to the whole size."""
+    """Enlarge a square of 0.7 to 1 times the side, anywhere in the image, to the full size."""
     import numpy as np
 
     side_B = _MIN_ZOOM_SIDE + (1 - _MIN_ZOOM_SIDE) * draws.uniform(0)
@@ -122,21 +122,22 @@ def check_names(names: Iterable[str]) -> None:
     for name in names:
         if name not in AUGMENTATIONS:
             close = nearest(name, AUGMENTATIONS)
-            hint = f"did you mean {close!r}?" if close else f"there are: {', '.join(AUGMENTATIONS)}"
+            hint = f"did you mean {close!r}?" if close else f"known: {', '.join(AUGMENTATIONS)}"
             raise StageError(f"augment: {name!r} is not known ({hint})")
 
 
 def augment(
     pixels_BHWC: Pixels, positions_B: npt.NDArray[np.int64], seed: Sequence[int], names: Iterable[str]
 ) -> Pixels:
-    """Augmented pixels, uint8 of the same shape; the array given may be written to.
+    """Return augmented pixels, uint8 of the same shape; `pixels_BHWC` may be overwritten.
 
-    `seed`: a few integers not below 0; `positions_B`: positions of the samples in their split.
+    `positions_B`: positions of the samples in their split. `seed`: non-negative integers, e.g. (seed, epoch).
+    `names`: augmentations to apply, in this order.
     """
     import numpy as np
 
-    for place, name in enumerate(names):
-        (key,) = np.random.SeedSequence((*seed, place)).generate_state(1, np.uint64)
+    for index, name in enumerate(names):
+        (key,) = np.random.SeedSequence((*seed, index)).generate_state(1, np.uint64)
         pixels_BHWC = AUGMENTATIONS[name](pixels_BHWC, Draws(int(key), positions_B))
     return pixels_BHWC
 
@@ -150,14 +151,14 @@ def _moved(pixels_BHWC: Pixels, draws: Draws, reach: int) -> Pixels:
     top_B, left_B = draws.integers(0, 0, 2 * reach), draws.integers(1, 0, 2 * reach)
     row_BH = np.arange(num)[:, None] * padded.shape[1] + top_B[:, None] + np.arange(height)
     start_BH = (row_BH * padded.shape[2] + left_B[:, None]) * channels
-    # Every run of one image row's length in the padded bytes, as overlapping views: a gather of runs, not of pixels.
+    # Overlapping views of one image row's length over the padded bytes: this gathers whole rows, not single pixels.
     runs = np.lib.stride_tricks.sliding_window_view(padded.reshape(-1), width * channels)
     moved: Pixels = runs[start_BH].reshape(pixels_BHWC.shape)
     return moved
 
 
 def _mapped(pixels_BHWC: Pixels, cosine_B: Floats, sine_B: Floats, centre_B: tuple[Floats, Floats]) -> Pixels:
-    """Sample at `centre + (cosine -sine; sine cosine) (x, y)`, coordinates from -1 to 1; bilinear, black outside."""
+    """Resample at `centre + (cosine -sine; sine cosine) (x, y)`, coordinates in [-1, 1]; bilinear, black outside."""
     import numpy as np
     import torch
     from torch.nn.functional import grid_sample

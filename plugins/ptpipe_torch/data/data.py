@@ -1,4 +1,4 @@
-"""Images, labels and ids in disjoint splits, handed out as whole normalized batches.
+"""A labelled image data set in disjoint splits, read as normalized batches.
 
 Shape legend: N images of a split, B of a batch, C channels, H height, W width.
 """
@@ -20,18 +20,16 @@ if TYPE_CHECKING:
 
     from ptpipe_torch.data.dataloader import Loading
 
-__all__ = ["SPLITS", "ArrayImages", "Batch", "Data", "DatasetInfo", "Images", "LoaderOptions", "Split", "epoch_order"]
-
 SPLITS = ("train", "val", "test", "calibration")
 _DISJOINT = (("test", "train"), ("test", "val"), ("test", "calibration"), ("val", "train"))
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set as a whole."""
+    """Facts about a data set as a whole."""
 
     name: str
-    """`mnist`; or, where a stand-in was used, what it really is: `digits (in place of mnist)`."""
+    """`mnist`; where a fallback was used, the one it is: `digits (in place of mnist)`."""
     class_names: tuple[str, ...]
     shape_CHW: tuple[int, int, int]
     mean: tuple[float, ...]
@@ -40,33 +38,33 @@ class DatasetInfo:
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """K, the number of classes."""
         return len(self.class_names)
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How batches are made; the words of torch's DataLoader."""
+    """How batches are loaded; named as the arguments of torch's DataLoader."""
 
     batch_size: int = 128
     num_workers: int = 0
-    """Processes that decode and augment; 0: the caller's own. Batches are the same for any number."""
+    """Processes that decode and augment; 0: the calling process. Batches are the same for any number."""
     pin_memory: bool = False
-    """Page-locked batches, for faster copies to a CUDA device; without one it changes nothing."""
+    """Page-locked batches, for faster copies to a CUDA device; ignored without one."""
     prefetch_factor: int = 2
-    """Batches that each worker has ready or in the making."""
+    """Batches that each worker loads in advance."""
     persistent_workers: bool = False
-    """Workers stay from one epoch to the next, until the Data is gone."""
+    """Keep the workers from one epoch to the next, until the Data is deleted."""
     augment: tuple[str, ...] = ()
     """Names of whole-batch augmentations (ptpipe_torch.data.augment), applied to training batches in this order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One part of a data set."""
+    """Images of one split, with their labels and ids."""
 
     ids: npt.NDArray[np.str_]
-    """(N,) names that stay the same whatever is drawn from the source: `train/00042`."""
+    """(N,) names in the source, whatever subset of it is drawn: `train/00042`."""
     labels_N: npt.NDArray[np.int64]
     images: Images
 
@@ -74,13 +72,13 @@ class Split:
         return len(self.ids)
 
     def subset(self, positions: npt.NDArray[np.int64]) -> Split:
-        """The samples at those positions, in that order, sharing this split's pixels."""
+        """Return the samples at `positions`, in that order; the pixels are shared, not copied."""
         return Split(self.ids[positions], self.labels_N[positions], SubsetImages(self.images, positions))
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What a training or evaluation step gets."""
+    """The input of a training or evaluation step."""
 
     images_NCHW: torch.Tensor
     """float32, normalized."""
@@ -93,8 +91,8 @@ class Batch:
 class Data(Artifact):
     """A data set in splits `train`, `val`, `test` and `calibration` (some may be empty), with its loader options.
 
-    Construction raises StageError where a sample id stands in two splits that must be disjoint (test with any
-    other, val with train) or twice in one, where a label has no class, and for an unknown augmentation.
+    Raises StageError where an id is in two splits that must be disjoint (test and any other, val and train) or twice
+    in one, where a label is not a class, and for an unknown augmentation.
     """
 
     def __init__(self, info: DatasetInfo, splits: Mapping[str, Split], loader: LoaderOptions = LoaderOptions()) -> None:
@@ -120,16 +118,16 @@ class Data(Artifact):
         channels_last: bool = False,
         device: torch.device | str | None = None,
     ) -> Iterator[Batch]:
-        """Yield the split's batches, the last one smaller where it doesn't divide.
+        """Yield the split's batches; the last one may be smaller.
 
-        `order_N`: positions to hand out, in this order (default: all, in order); use `epoch_order` for training
-        and a slice of it to resume in mid-epoch or to share it among ranks. `batch_size`: default the loader's.
-        `augment_seed`: a few integers, e.g. (seed, epoch); augment with randomness that is a function of these
-        and of the sample's position alone; None: don't augment. `channels_last`: memory format of the images.
-        `device`: where images and labels are put; images go there as bytes and are normalized there.
+        `order_N`: positions to yield, in this order (default: all); `epoch_order` for training, a slice of it to resume
+        in mid-epoch or to divide it among ranks. `batch_size`: default the loader's. `augment_seed`: non-negative
+        integers, e.g. (seed, epoch), which together with a sample's position decide its augmentation; None: don't
+        augment. `channels_last`: memory format of the images. `device`: where images and labels are put; images are
+        transferred as bytes and normalized there.
 
-        The same arguments give the same bits, whatever the number of workers. Raises StageError for an image file
-        that is gone or can't be decoded, and where a worker process died.
+        The same arguments give bit-identical batches for any number of workers. Raises StageError for an image file
+        that is missing or can't be decoded, and where a worker process died.
         """
         import numpy as np
 
@@ -150,7 +148,7 @@ class Data(Artifact):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Inverse of `save`; pixels are mapped, not read. Raises StageError where an image folder is gone."""
+        """Inverse of `save`; pixels are memory-mapped. Raises StageError where an image folder is missing."""
         from ptpipe_torch.data.data_folder import read_data
 
         return cls(*read_data(folder))
@@ -166,7 +164,7 @@ class Data(Artifact):
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The order of samples in one epoch: a permutation that (seed, epoch) alone decides."""
+    """Return the order of samples in one epoch, a function of (seed, epoch) alone: int64 of shape (N,)."""
     import numpy as np
 
     return np.random.default_rng((seed, epoch)).permutation(num_samples)
@@ -185,7 +183,7 @@ def _check_split(name: str, split: Split, info: DatasetInfo) -> None:
     assert len(sizes) == 1, f"split {name} has ids, labels and images of different numbers: {sizes}"
     for label in (split.labels_N.min(initial=0), split.labels_N.max(initial=0)):
         if not 0 <= label < info.num_classes:
-            raise StageError(f"split {name} has the label {label}, but there are {info.num_classes} classes, from 0 on")
+            raise StageError(f"split {name} has the label {label}; classes are numbered 0 to {info.num_classes - 1}")
 
 
 def _refuse_overlap(splits: Mapping[str, Split]) -> None:
@@ -196,4 +194,4 @@ def _refuse_overlap(splits: Mapping[str, Split]) -> None:
     for one, other in _DISJOINT:
         shared = ids[one] & ids[other]
         if shared:
-            raise StageError(f"{len(shared)} samples are in {one} and in {other} as well, among them {min(shared)}")
+            raise StageError(f"{len(shared)} samples are in both {one} and {other}, among them {min(shared)}")

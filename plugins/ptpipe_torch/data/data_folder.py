@@ -1,6 +1,6 @@
-"""A data set's folder in the store: facts as JSON, arrays as `.npy` files that are mapped into memory when read.
+"""A data set's folder in the store: JSON, and arrays as `.npy` files that are memory-mapped when read.
 
-Splits that draw from one source (val and calibration from the training images) share one file of pixels.
+Splits drawn from the same source (val and calibration from the training images) share one file of pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHUNK_BYTES = 32 << 20
 
 
 def write_data(data: Data, folder: Path) -> None:
-    """Write a data set into an empty folder. Pixels that no split uses are left out."""
+    """Write a data set into an empty folder, without pixels that no split uses."""
     flat = {name: flatten(split.images) for name, split in data.splits.items()}
     sources = {id(source): source for source, _ in flat.values()}
     numbers = {key: number for number, key in enumerate(sources)}
@@ -41,7 +41,7 @@ def write_data(data: Data, folder: Path) -> None:
         np.save(folder / f"{name}.labels.npy", data.splits[name].labels_N)
         np.save(folder / f"{name}.ids.npy", np.char.encode(data.splits[name].ids, "utf-8"))
     record = {
-        "facts": asdict(data.info),
+        "info": asdict(data.info),
         "loader": asdict(data.loader),
         "sources": described,
         "splits": {name: numbers[id(source)] for name, (source, _) in flat.items()},
@@ -50,17 +50,17 @@ def write_data(data: Data, folder: Path) -> None:
 
 
 def read_data(folder: Path) -> tuple[DatasetInfo, dict[str, Split], LoaderOptions]:
-    """Inverse of `write_data`. Raises StageError where the folder of an image folder's files is gone."""
+    """Inverse of `write_data`. Raises StageError where the original folder of an image folder is missing."""
     record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
     sources = [
         _read_source(described, folder / f"images_{number}.npy") for number, described in enumerate(record["sources"])
     ]
     splits = {name: _read_split(sources[source], folder, name) for name, source in record["splits"].items()}
-    facts: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in record["facts"].items()
+    info: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in record["info"].items()
     }
     loader = record["loader"] | {"augment": tuple(record["loader"]["augment"])}
-    return DatasetInfo(**facts), splits, LoaderOptions(**loader)
+    return DatasetInfo(**info), splits, LoaderOptions(**loader)
 
 
 def _write_source(source: Images, used: npt.NDArray[np.int64], path: Path) -> dict[str, Any]:
@@ -82,23 +82,23 @@ def _write_source(source: Images, used: npt.NDArray[np.int64], path: Path) -> di
 
 def _read_source(described: Mapping[str, Any], path: Path) -> Images:
     if described["kind"] == "array":
-        # Copy-on-write: writable as torch wants its arrays, while the file is opened for reading alone.
+        # Copy-on-write: torch wants writable arrays, and the file is read-only.
         return ArrayImages(np.load(path, mmap_mode="c"))
     root = Path(described["root"])
     if not root.is_dir():
         raise StageError(
-            f"the images of this data set are gone: {root} is not there; put it back, or run the data stage again"
+            f"the images of this data set are gone: {root} is not there; put it back, or rerun the data stage"
         )
     return FileImages(root, np.load(path), described["size"], described["resize"], described["channels"])
 
 
 def _read_split(source: Images, folder: Path, name: str) -> Split:
-    ids, labels_N, positions_N = (np.load(folder / f"{name}.{part}.npy") for part in ("ids", "labels", "positions"))
+    ids, labels_N, positions_N = (np.load(folder / f"{name}.{array}.npy") for array in ("ids", "labels", "positions"))
     return Split(_decoded(ids), labels_N, SubsetImages(source, positions_N))
 
 
 def _decoded(ids: npt.NDArray[np.bytes_]) -> npt.NDArray[np.str_]:
     try:
-        return ids.astype(np.str_)  # many times faster than decoding; for ASCII alone
+        return ids.astype(np.str_)  # many times faster than decoding, but ASCII only
     except UnicodeDecodeError:
         return np.char.decode(ids, "utf-8")

@@ -1,16 +1,13 @@
-"""Batches in the making: in the caller's process, or in torch's DataLoader workers.
+"""Batches of a data set, loaded in the calling process or in torch's DataLoader workers.
 
-What a worker is asked for is all that decides a batch: the positions of its samples and the seed of its augmentation.
-Workers hand over bytes; they are normalized where they are used.
+A request holds everything that decides a batch: the positions of its samples and the seed of its augmentation. Workers
+return bytes, a quarter of the size of floats; they are normalized by the consumer.
 
 Shape legend: B images of a batch, C channels, H height, W width, P = H * W * C.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,28 +16,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ptpipe import StageError
 from ptpipe_torch.data.augment import augment
 from ptpipe_torch.data.data import Batch
 from ptpipe_torch.data.images import Images
+from ptpipe_torch.runtime import exit_with_parent
 
 if TYPE_CHECKING:
     from ptpipe_torch.data.data import Data, DatasetInfo
 
-_PARENT_CHECK_S = 0.5
-
 
 class Request(NamedTuple):
-    """All that decides a batch."""
+    """Everything that decides a batch."""
 
     indices_B: npt.NDArray[np.int64]
     augment_seed: tuple[int, ...] | None
 
 
 class Loading:
-    """Makes the batches of one data set; keeps persistent workers from one epoch to the next."""
+    """Loads the batches of one data set, and keeps persistent workers from one epoch to the next."""
 
     def __init__(self, data: Data) -> None:
         self._splits = data.splits
@@ -51,12 +47,12 @@ class Loading:
     def batches(
         self, split: str, requests: Sequence[Request], channels_last: bool, device: torch.device | str | None
     ) -> Iterator[Batch]:
-        """Yield a batch for each request, in their order. See `Data.batches`."""
+        """Yield a batch per request, in order. See `Data.batches`."""
         labels_N = self._splits[split].labels_N
         pixels = (
             self._from_workers(split, requests)
             if self._options.num_workers and requests
-            else self._from_here(split, requests)
+            else self._in_process(split, requests)
         )
         for request, pixels_BHWC in zip(requests, pixels, strict=True):
             labels_B = torch.from_numpy(labels_N[request.indices_B])
@@ -65,7 +61,7 @@ class Loading:
                 labels_B = labels_B.to(device, non_blocking=True)
             yield Batch(self._normalize(pixels_BHWC, channels_last), labels_B, torch.from_numpy(request.indices_B))
 
-    def _from_here(self, split: str, requests: Sequence[Request]) -> Iterator[torch.Tensor]:
+    def _in_process(self, split: str, requests: Sequence[Request]) -> Iterator[torch.Tensor]:
         pixels = PixelBatches(self._splits[split].images, self._options.augment)
         pin = self._pins_memory()
         for request in requests:
@@ -73,18 +69,19 @@ class Loading:
             yield pixels_BHWC.pin_memory() if pin else pixels_BHWC
 
     def _from_workers(self, split: str, requests: Sequence[Request]) -> Iterator[torch.Tensor]:
-        # Taken out while it is used: a second iteration at the same time gets workers of its own.
+        # Removed while in use: a second iteration at the same time gets its own workers.
         with _without_workers_warnings():
             loader = self._idle.pop(split, None) or self._loader(split)
+            assert isinstance(loader.sampler, _Requests)
             loader.sampler.requests = requests
             iterator = iter(loader)
         keep = self._options.persistent_workers
         try:
             for _ in requests:
-                made = _next(iterator)
-                if isinstance(made, str):
-                    raise StageError(made)
-                yield made
+                batch = _next(iterator)
+                if isinstance(batch, str):
+                    raise StageError(batch)
+                yield batch
         except Exception:
             keep = False
             raise
@@ -104,38 +101,38 @@ class Loading:
             prefetch_factor=options.prefetch_factor,
             persistent_workers=options.persistent_workers,
             pin_memory=self._pins_memory(),
-            worker_init_fn=_end_with_parent,
-            generator=torch.Generator(),  # or each epoch would draw from the global stream
+            worker_init_fn=_init_worker,
+            generator=torch.Generator(),  # without one, each epoch draws from the global stream
         )
 
     def _pins_memory(self) -> bool:
         return self._options.pin_memory and torch.cuda.is_available()
 
 
-class PixelBatches:
-    """The pixels of requested batches, augmented."""
+class PixelBatches(Dataset[Any]):
+    """A map-style dataset from requests to whole batches of augmented pixels."""
 
     def __init__(self, images: Images, augmentations: Sequence[str]) -> None:
         self._images = images
         self._augmentations = augmentations
 
     def make(self, request: Request) -> torch.Tensor:
-        """uint8 of shape (B, H, W, C). Raises StageError for an unreadable image file."""
+        """Return pixels, uint8 of shape (B, H, W, C). Raises StageError for an unreadable image file."""
         pixels_BHWC = self._images.take(request.indices_B)
         if request.augment_seed is not None:
             pixels_BHWC = augment(pixels_BHWC, request.indices_B, request.augment_seed, self._augmentations)
         return torch.from_numpy(pixels_BHWC)
 
     def __getitem__(self, request: Request) -> torch.Tensor | str:
-        # As a text: an exception would come out of a DataLoader with a worker's traceback for a message.
+        # Errors as text: the DataLoader would replace an exception's message by a worker's traceback.
         try:
             return self.make(request)
         except StageError as error:
             return str(error)
 
 
-class _Requests:
-    """A sampler whose indices are the requests of the present epoch."""
+class _Requests(Sampler[Request]):
+    """A sampler that yields the requests of the current epoch."""
 
     requests: Sequence[Request] = ()
 
@@ -155,12 +152,12 @@ class Normalization:
         self._rows: dict[tuple[torch.device, bool], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, pixels_BHWC: torch.Tensor, channels_last: bool) -> torch.Tensor:
-        """float32 of shape (B, C, H, W) in that memory format, on the device of the pixels."""
+        """Return float32 of shape (B, C, H, W) in that memory format, on the device of the pixels."""
         num, height, width, channels = pixels_BHWC.shape
         if not channels_last:
             pixels_BHWC = pixels_BHWC.permute(0, 3, 1, 2).contiguous()
         scale_P, offset_P = self._per_pixel(pixels_BHWC.device, height * width, channels_last)
-        # Over whole images, not channels, so that the inner loop is long whatever the layout.
+        # Scales are repeated over the whole image, so that the inner loop is long in either layout.
         values_BP = pixels_BHWC.reshape(num, height * width * channels).float()
         torch.addcmul(offset_P, values_BP, scale_P, out=values_BP)
         if channels_last:
@@ -173,7 +170,7 @@ class Normalization:
         key = (device, channels_last)
         if key not in self._rows or len(self._rows[key][0]) != num_pixels * len(self._scale_C):
             spread = np.tile if channels_last else np.repeat
-            with torch.inference_mode(False):  # kept for whoever comes next, who may be training
+            with torch.inference_mode(False):  # cached: a later caller may be training
                 scale_P, offset_P = (
                     torch.from_numpy(spread(values_C, num_pixels).astype(np.float32)).to(device)
                     for values_C in (self._scale_C, self._offset_C)
@@ -185,19 +182,19 @@ class Normalization:
 @contextmanager
 def _without_workers_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
-        # Python 3.12 warns of forking beside threads. Workers use none of the parent's: torch sets them to one thread.
+        # Python 3.12 warns about fork() with threads. Workers use none of the parent's: torch limits them to one.
         warnings.filterwarnings("ignore", r".*use of fork\(\) may lead to deadlocks.*", DeprecationWarning)
-        # torch warns of more workers than processors; how many is said in the manifest, for any machine.
+        # torch warns about more workers than CPUs; the manifest sets their number for any machine.
         warnings.filterwarnings("ignore", "This DataLoader will create .* worker processes", UserWarning)
         yield
 
 
-def _next(iterator: Iterator[Any]) -> torch.Tensor | str:
+def _next(iterator: Iterator[torch.Tensor | str]) -> torch.Tensor | str:
     try:
         return next(iterator)
     except (RuntimeError, ConnectionError, EOFError) as error:
-        # A dead worker shows as torch's RuntimeError, or as a broken pipe where a batch of its was about to be read.
-        # What a plugin's own images raise in a worker arrives as "Caught ... in DataLoader worker".
+        # A dead worker shows as torch's RuntimeError, or as a broken pipe where its batch was about to be read.
+        # Exceptions of a plugin's own images in a worker arrive as "Caught ... in DataLoader worker".
         first_line, *_ = [*str(error).splitlines(), ""]
         if first_line.startswith("Caught ") or (
             isinstance(error, RuntimeError) and "DataLoader worker" not in first_line
@@ -208,19 +205,11 @@ def _next(iterator: Iterator[Any]) -> torch.Tensor | str:
         ) from error
 
 
+def _init_worker(worker_id: int) -> None:
+    exit_with_parent()
+
+
 def _end_workers(iterator: Any) -> None:
-    # torch does so once the iterator is collected, but the traceback of an error may hold on to it for long.
-    with suppress(RuntimeError):  # torch's signal handler, if a worker has just been killed
+    # torch does this when the iterator is collected, but an error's traceback may keep it alive for long.
+    with suppress(RuntimeError):  # from torch's signal handler, if a worker was just killed
         iterator._shutdown_workers()
-
-
-def _end_with_parent(worker: int) -> None:
-    """Watch the parent process from inside a worker: a killed run must not be outlived, nor its locks held."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_CHECK_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

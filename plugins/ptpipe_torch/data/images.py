@@ -1,4 +1,4 @@
-"""Where a split's pixels come from: an array, or files decoded on demand.
+"""Sources of a split's pixels: an array, a subset of another source, or files decoded on demand.
 
 Shape legend: N images, B of a batch, C channels, H height, W width.
 """
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Images(Protocol):
-    """Where a split's pixels come from: memory, or files decoded on demand."""
+    """A source of pixels."""
 
     def __len__(self) -> int: ...
 
     def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Pixels of those images, uint8 of shape (B, H, W, C), a fresh writable array."""
+        """Return the pixels of these images, uint8 of shape (B, H, W, C), as a new writable array."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayImages:
-    """Pixels held in memory (or mapped from a file), uint8 of shape (N, H, W, C)."""
+    """Pixels in memory, or mapped from a file: uint8 of shape (N, H, W, C)."""
 
     pixels_NHWC: npt.NDArray[np.uint8]
 
@@ -43,7 +43,7 @@ class ArrayImages:
 
 @dataclass(frozen=True, eq=False)
 class SubsetImages:
-    """Some of the images of another source, which several subsets share."""
+    """Some of the images of a source that several subsets share."""
 
     source: Images
     positions_N: npt.NDArray[np.int64]
@@ -57,7 +57,7 @@ class SubsetImages:
 
 
 def flatten(images: Images) -> tuple[Images, npt.NDArray[np.int64]]:
-    """What the images are drawn from in the end, and their positions there."""
+    """Resolve nested subsets: return the source at the bottom, and the positions of the images in it."""
     import numpy as np
 
     if not isinstance(images, SubsetImages):
@@ -68,9 +68,10 @@ def flatten(images: Images) -> tuple[Images, npt.NDArray[np.int64]]:
 
 @dataclass(frozen=True, eq=False)
 class FileImages:
-    """Image files, decoded when they are asked for, so that a data set of any size fits in memory.
+    """Image files that are decoded on demand, so that a data set of any size fits in memory.
 
-    The shorter side is resized to `resize` pixels (bilinear, antialiased), the centre of `size` x `size` cut out.
+    The shorter side is resized to `resize` pixels (bilinear, antialiased), then a centre square of `size` pixels is
+    cropped.
     """
 
     root: Path
@@ -85,7 +86,7 @@ class FileImages:
         return len(self.paths_N)
 
     def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """See `Images.take`. Raises StageError for a file that is gone or is no image, naming it."""
+        """See `Images.take`. Raises StageError, naming the file, where it is missing or not an image."""
         import numpy as np
 
         pixels_BHWC = np.empty((len(indices_B), self.size, self.size, self.channels), dtype=np.uint8)
@@ -99,12 +100,12 @@ class FileImages:
 
         try:
             with Image.open(path) as image:
-                # JPEG can be decoded at a half, a quarter or an eighth; twice the wanted size loses nothing visible.
+                # JPEG decodes faster at 1/2, 1/4 or 1/8 scale; twice the target size loses nothing visible.
                 image.draft(None, (2 * self.resize, 2 * self.resize))
                 square = self._fit(image)
         except FileNotFoundError as error:
-            raise StageError(f"{path} is gone; put it back, or run the data stage again with --fresh") from error
-        except Exception as error:  # PIL's parsers raise whatever they stumble over
+            raise StageError(f"{path} is gone; put it back, or rerun the data stage with --fresh") from error
+        except Exception as error:  # PIL's parsers raise exceptions of any type
             raise StageError(f"{path} can't be read as an image: {error}") from error
         return np.asarray(square).reshape(self.size, self.size, self.channels)
 
@@ -113,9 +114,9 @@ class FileImages:
         from PIL import Image
 
         if image.mode == "P" and "transparency" in image.info:
-            image = image.convert("RGBA")  # or Pillow warns
+            image = image.convert("RGBA")  # Pillow warns when it drops transparency
         if image.mode in ("I", "I;16", "I;16B", "I;16L"):
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # Pillow would clip 16 bits at 255
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # Pillow would clip 16-bit values at 255
         image = image.convert("RGB" if self.channels == 3 else "L")
         scale = self.resize / min(image.size)
         width, height = (max(self.resize, round(side * scale)) for side in image.size)

@@ -1,1 +1,1 @@
-"""The workers of a parallel stage: process groups and shared memory."""
+"""Worker groups of parallel stages: collectives over process groups and shared memory."""

@@ -1,6 +1,6 @@
-"""The processes that do a stage together: torch's process group, in the words that stages need.
+"""The worker processes of a parallel stage, as a wrapper of torch's default process group.
 
-Who starts the processes is another matter: each finds RANK, WORLD_SIZE, MASTER_ADDR ... in its environment.
+Launchers start the processes; each finds RANK, WORLD_SIZE, MASTER_ADDR and so on in its environment.
 """
 
 from __future__ import annotations
@@ -25,30 +25,29 @@ Comm: TypeAlias = Literal["auto", "gloo", "nccl"]
 
 TIMEOUT_S = 300.0
 _BARRIER_S = 5.0
-"""How long those that are left wait for each other to find out who is missing."""
+"""Timeout of the barrier after a failure that finds out which ranks are missing."""
 
-
-_TEAMS = Counter[str]()
-"""How often this process has met others, by stage."""
+_NUM_INITS = Counter[str]()
+"""How often this process has initialized a worker group, by stage."""
 
 
 class WorkerGroupError(StageError):
-    """Working together failed: another process died, or didn't come in time."""
+    """A collective operation failed: another worker died, or did not answer in time."""
 
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """The workers of a stage, seen from one of them. Alone, every operation is the identity."""
+    """The workers of a stage, seen from one of them. With a single worker every collective is the identity."""
 
     rank: int = 0
     size: int = 1
     timeout_s: float = TIMEOUT_S
-    """How long an operation waits for another worker."""
+    """Seconds that a collective waits for other workers."""
     exit_stack: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
-    """What is to be done when the work together ends; `init_worker_group` does it."""
+    """Callbacks for when the group is closed; `init_worker_group` runs them."""
 
     def all_reduce(self, values: Sequence[float]) -> list[float]:
-        """Sums over all ranks, in float64; the same bits on every rank."""
+        """Return the sum of each value over all ranks, in float64; bit-identical on every rank."""
         if self.size == 1:
             return list(values)
         import torch
@@ -60,7 +59,7 @@ class WorkerGroup:
         return result
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-        """What each rank gave, by rank; all give the same number of values."""
+        """Return the values of each rank, by rank. All ranks must pass the same number of values."""
         if self.size == 1:
             return [list(values)]
         import torch
@@ -69,7 +68,7 @@ class WorkerGroup:
         return result
 
     def all_gather_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What each rank gave, by rank, along a new first axis; all give the same shape and dtype, on the CPU."""
+        """Stack the tensors of all ranks along a new first axis. All must have the same shape and dtype, on the CPU."""
         if self.size == 1:
             return tensor[None]
         import torch
@@ -81,12 +80,12 @@ class WorkerGroup:
         return torch.stack(table).cpu()
 
     def all_equal(self, digest: bytes) -> bool:
-        """Whether all ranks have the same digest of something."""
-        parts = [float(byte) for byte in digest]
-        return all(other == parts for other in self.all_gather(parts))
+        """Return whether all ranks pass the same digest."""
+        values = [float(byte) for byte in digest]
+        return all(other == values for other in self.all_gather(values))
 
     def rank_slice(self, num: int) -> slice:
-        """Cut out one rank's part of that many things: every one belongs to exactly one rank."""
+        """Return the slice of `num` items that belongs to this rank; each item belongs to exactly one rank."""
         return slice(self.rank, num, self.size)
 
 
@@ -97,13 +96,14 @@ SINGLE_WORKER = WorkerGroup()
 def init_worker_group(
     ctx: Context, comm: Comm = "auto", timeout_s: float = TIMEOUT_S, on_cuda: bool = True
 ) -> Iterator[WorkerGroup]:
-    """Meet the other workers of a stage and work with them inside the `with`.
+    """Initialize the process group of a stage's workers, and destroy it on exit.
 
-    `comm`: the process group's kind; auto: nccl where every worker has a CUDA device, else gloo. `timeout_s`: how long
-    a collective operation may wait. `on_cuda`: whether CUDA devices are to be used where they are.
+    `ctx`: the stage's context, which has rank and number of workers. `comm`: backend of the process group; auto: nccl
+    where every worker has its own CUDA device, else gloo. `timeout_s`: how long a collective may wait. `on_cuda`:
+    whether to use CUDA devices where available.
 
-    Raises WorkerGroupError, which names the missing worker, where one fails; StageError where this process wasn't
-    started as one of several.
+    Raises WorkerGroupError, naming the missing worker, where one fails; StageError where this process was not launched
+    as one of `ctx.num_workers`.
     """
     if ctx.num_workers == 1:
         with ExitStack() as exit_stack:
@@ -113,24 +113,24 @@ def init_worker_group(
 
     os.environ.update(ranks_from_slurm(os.environ))
     if int(os.environ.get("WORLD_SIZE", "1")) != ctx.num_workers:
-        raise StageError(f"{ctx.kind} wants {ctx.num_workers} workers, and this process is not one of so many")
+        raise StageError(f"{ctx.kind} needs {ctx.num_workers} workers; this process was not launched as one of them")
     on_cuda = on_cuda and _take_own_device()
     backend = choose_comm(comm, on_cuda)
-    # Each time under a name of its own: a process that a cluster started does several stages, and one again where its
-    # result was altered, through one store.
+    # A unique prefix each time: a process launched by a cluster runs several stages, and reruns one whose result was
+    # altered, all through the same store.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _uses_agents_store() else "0"
-    _TEAMS[ctx.stage_id] += 1
-    name = f"{attempt}/{ctx.stage_id}/{_TEAMS[ctx.stage_id]}/"
-    store = dist.PrefixStore(name, _meeting_store(ctx.rank, ctx.num_workers))
+    _NUM_INITS[ctx.stage_id] += 1
+    name = f"{attempt}/{ctx.stage_id}/{_NUM_INITS[ctx.stage_id]}/"
+    store = dist.PrefixStore(name, _rendezvous_store(ctx.rank, ctx.num_workers))  # type: ignore[attr-defined]  # public
     dist.init_process_group(
         backend, store=store, timeout=timedelta(seconds=timeout_s), rank=ctx.rank, world_size=ctx.num_workers
     )
-    # Groups of their own: after a failure in the middle of an operation the main one is of no use.
+    # A separate group: after a failure in the middle of a collective the main one can't be used any more.
     watch = dist.new_group(backend="gloo", timeout=timedelta(seconds=_BARRIER_S))
     try:
         with ExitStack() as exit_stack:
             yield WorkerGroup(ctx.rank, ctx.num_workers, timeout_s, exit_stack)
-            dist.barrier()  # nobody leaves while another still talks to it
+            dist.barrier()  # no rank may leave while another still communicates with it
     except RuntimeError as error:
         if not is_comm_failure(error):
             raise
@@ -141,20 +141,20 @@ def init_worker_group(
 
 
 def _uses_agents_store() -> bool:
-    """Whether the store outlives this process, so that another may find there what was meant for this one."""
+    """Return whether the store outlives this process, so that a restarted one would find this one's keys."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 @cache
-def _meeting_store(rank: int, world_size: int) -> Any:
-    """Where processes leave word for each other: it listens on MASTER_PORT for as long as the process lives."""
+def _rendezvous_store(rank: int, world_size: int) -> Any:
+    """Return the key-value store at MASTER_ADDR; rank 0 listens on MASTER_PORT for the rest of its life."""
     from torch.distributed.rendezvous import rendezvous
 
     return next(rendezvous("env://", rank, world_size))[0]
 
 
 def ranks_from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
-    """What torch wants to find in the environment, from what SLURM says; nothing where it is there or SLURM isn't."""
+    """Derive torch's environment variables from SLURM's; empty where they are set or outside a SLURM step."""
     if "RANK" in variables or "SLURM_STEP_ID" not in variables:
         return {}
     step = f"{variables['SLURM_JOB_ID']}.{variables['SLURM_STEP_ID']}"  # several steps of a job may run at once
@@ -171,7 +171,7 @@ def ranks_from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _take_own_device() -> bool:
-    """Of several CUDA devices, let each process of a machine take its own; whether there are enough."""
+    """Select a CUDA device by LOCAL_RANK; return whether each process of this machine has its own."""
     import torch
 
     num = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -181,7 +181,7 @@ def _take_own_device() -> bool:
 
 
 def choose_comm(comm: Comm, has_own_device: bool) -> str:
-    """What `auto` comes to. `has_own_device`: whether each process has a CUDA device to itself."""
+    """Return the backend of the process group. `has_own_device`: whether each process has its own CUDA device."""
     import torch.distributed as dist
 
     if comm != "auto":
@@ -190,7 +190,7 @@ def choose_comm(comm: Comm, has_own_device: bool) -> str:
 
 
 def is_comm_failure(error: RuntimeError) -> bool:
-    """Whether an operation failed for want of another process."""
+    """Return whether a collective failed because another process is missing."""
     import torch.distributed as dist
 
     words = ("connection", "peer", "timed out", "timeout", "socket", "broken pipe")
@@ -198,16 +198,16 @@ def is_comm_failure(error: RuntimeError) -> bool:
 
 
 def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float) -> str:
-    """Let those that are left meet once more, and name who doesn't come."""
+    """Run a barrier of the remaining ranks, and describe which are missing."""
     import torch.distributed as dist
 
     hangs = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-    known = re.search(r"worker \d+(, \d+)*", str(error))  # shared memory tells
+    known = re.search(r"worker \d+(, \d+)*", str(error))  # errors of SharedMemory name it
     missing = known[0] if known else "another worker" if rank == 0 or not hangs else "worker 0"
     try:
         dist.monitored_barrier(watch, timeout=timedelta(seconds=_BARRIER_S), wait_all_ranks=True)
     except RuntimeError as failure:
-        # Rank 0 waits for all and tells who failed; the others wait for rank 0.
+        # Rank 0 waits for all and learns which ones failed; the others wait for rank 0 only.
         named = re.search(r"[Rr]anks? ([\d, ]+) failed to pass", str(failure))
         missing = f"worker {named[1].strip()}" if named and rank == 0 else missing
         if not hangs:
@@ -220,7 +220,7 @@ def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float
 
 
 def group_device(group: Any = None) -> Any:
-    """Where tensors for that process group (the default one) must be."""
+    """Return the device on which collectives of this process group (None: the default one) expect tensors."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""What can be evaluated, measured and shipped, whatever it is made of."""
+"""The interface of every model that can be evaluated, measured and shipped: torch float and int8, ONNX, others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Predictor(Protocol):
-    """Images in, logits out; the one face of torch, int8 and ONNX models."""
+    """A callable from images to logits; the same for torch, int8 and ONNX models."""
 
     def __call__(self, images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Normalized images, C-contiguous float32 of shape (N, C, H, W), to logits, float32 of shape (N, K)."""
@@ -22,17 +22,17 @@ class Predictor(Protocol):
 
 
 class Deployable(Artifact):
-    """An artifact that predicts. Plugins for other formats derive from it and fit every `eval.*` stage."""
+    """An artifact that predicts. Plugins for other formats derive from it and work with every `eval.*` stage."""
 
     @property
     @abstractmethod
     def format(self) -> str:
-        """What it is, for tables: `torch float32`, `torch int8 fbgemm`, `onnx int8`."""
+        """Name of the format for tables: `torch float32`, `torch int8 fbgemm`, `onnx int8`."""
 
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """Bytes of the file that one would ship."""
+        """Size of the file that one would ship."""
 
     @property
     @abstractmethod
@@ -46,8 +46,9 @@ class Deployable(Artifact):
 
     @abstractmethod
     def predictor(self, num_threads: int | None = None) -> AbstractContextManager[Predictor]:
-        """Make ready to predict with that many threads (None: all of the machine), inside a `with`.
+        """Return a context manager that loads the model and gives a function to predict with.
 
-        Process-wide settings (torch's threads and quantized engine) hold inside the `with` and are put back after.
-        Raises StageError where this machine can't run it, with the reason.
+        `num_threads`: threads of one prediction; None: as many as the process may use. Process-wide settings (torch's
+        threads and quantized engine) are restored on exit, and the model's memory is freed: don't call the function
+        after that. Raises StageError, with the reason, where this machine can't run the model.
         """

@@ -1,20 +1,20 @@
-"""A model is a recipe and a tensor file."""
+"""A torch model as an artifact: a recipe that rebuilds the network, and safetensors files of its state."""
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, IntegrityError, PtpipeError, StageError
 from ptpipe_torch.int8.int8_state import quantized_tensors, unpack_state
 from ptpipe_torch.model.deployable import Deployable, Predictor
-from ptpipe_torch.model.registry import FunctionRef
+from ptpipe_torch.model.function_ref import FunctionRef
+from ptpipe_torch.model.recipe import Recipe
 from ptpipe_torch.runtime import quantized_engine, released_memory, torch_threads
 
 if TYPE_CHECKING:
@@ -23,53 +23,15 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-T = TypeVar("T")
-
 _RECIPE, _TENSORS, _INT8_TENSORS = "recipe.json", "tensors.safetensors", "int8.safetensors"
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to rebuild a network around its tensors. All of it is JSON."""
-
-    builder: FunctionRef
-    input_shape_CHW: tuple[int, int, int]
-    num_classes: int
-    prepare: tuple[FunctionRef, ...] = ()
-    """Transforms before the tensors are loaded: they add reporters or fake quantization."""
-    convert: tuple[FunctionRef, ...] = ()
-    """Transforms after: they make it int8."""
-    backend: str | None = None
-    """The quantized engine that it was prepared for; None for a float model."""
-
-    @classmethod
-    def from_json(cls, text: str) -> Recipe:
-        """Inverse of `to_json`. Raises IntegrityError for anything else."""
-        try:
-            content = _typed(json.loads(text), dict)
-            channels, height, width = (_typed(size, int) for size in _typed(content["input_shape_CHW"], list))
-            return cls(
-                builder=_function_ref(content["builder"]),
-                input_shape_CHW=(channels, height, width),
-                num_classes=_typed(content["num_classes"], int),
-                prepare=tuple(_function_ref(part) for part in _typed(content["prepare"], list)),
-                convert=tuple(_function_ref(part) for part in _typed(content["convert"], list)),
-                backend=None if content["backend"] is None else _typed(content["backend"], str),
-            )
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise IntegrityError(f"not a model recipe: {error!r}") from error
-
-    def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(asdict(self), indent=1)
 
 
 class Model(Deployable):
     """A torch classifier, float, prepared or int8: recipe and tensors. Immutable.
 
-    `tensors` is the state dict that goes in between `prepare` and `convert`: float weights, observer and
-    fake-quantization state. An int8 model also has `int8_tensors`: the int8 weights and scales alone, which is the
-    file one would ship and what `build` loads.
+    `tensors`: the state dict that is loaded between `prepare` and `convert` (float weights, observer and
+    fake-quantization state). An int8 model also has `int8_tensors`: the int8 weights and scales alone, which is the
+    file one would ship and what `build` loads. Both as a mapping, or as the path of a safetensors file.
     """
 
     def __init__(
@@ -85,20 +47,22 @@ class Model(Deployable):
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """State dict between `prepare` and `convert`; on the CPU; not to be written to.
+        """The state dict between `prepare` and `convert`, on the CPU; must not be written to.
 
-        Those of a stored model are mapped from its file at each access, so that a model holds no memory itself.
+        A stored model maps it from its file at each access, so that the model itself holds no memory.
         """
         return _read(self._tensors)
 
     @property
     def int8_tensors(self) -> Mapping[str, torch.Tensor] | None:
-        """Flat int8 state of a converted model, None for others."""
+        """The flat int8 state of a converted model (see `int8_state`), None for others."""
         return None if self._int8_tensors is None else _read(self._int8_tensors)
 
     @classmethod
     def from_module(cls, recipe: Recipe, module: nn.Module) -> Model:
-        """The model that this module is, a copy of its state dict taken now.
+        """Return a model of this network, with a copy of its present state dict.
+
+        `recipe`: one that rebuilds the architecture of `module`.
 
         Raises StageError where the state dict holds anything but tensors.
         """
@@ -115,32 +79,32 @@ class Model(Deployable):
         return cls(recipe, {name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in state.items()})
 
     def with_state_dict_of(self, module: nn.Module) -> Model:
-        """The same recipe with the module's present state: what training returns."""
+        """Return the same recipe with a copy of the module's present state dict: the result of training."""
         return Model.from_module(self.recipe, module)
 
     def with_recipe(self, **changes: Any) -> Model:
-        """The same tensors under a changed recipe."""
+        """Return the same tensors under a recipe with these fields replaced; an int8 state is dropped."""
         return Model(replace(self.recipe, **changes), self._tensors)
 
     def build(self) -> nn.Module:
-        """The network, on the CPU, in eval mode, bit-equal each time. Without `convert`: `build_prepared`.
+        """Build the network, on the CPU, in eval mode, bit-equal each time. Without `convert`: `build_prepared`.
 
         An int8 network runs on the engine that it was prepared for: call it inside `quantized_engine(recipe.backend)`.
-        Raises StageError where this machine lacks that engine, IntegrityError where recipe and tensors don't fit.
+        Raises StageError where that engine is missing here, IntegrityError where recipe and tensors don't match.
         """
         if not self.recipe.convert:
             return self.build_prepared()
         with released_memory(), quantized_engine(self.recipe.backend), quantized_tensors():
             int8_tensors = self.int8_tensors
             module = self.build_prepared() if int8_tensors is None else self._skeleton().eval()
-            for part in self.recipe.convert:
-                module = _apply(part, "transform", module)
+            for reference in self.recipe.convert:
+                module = _apply(reference, "transform", module)
             if int8_tensors is not None:
                 _load(module, unpack_state(int8_tensors, module.state_dict()))
         return module.eval()
 
     def build_prepared(self) -> nn.Module:
-        """The network before `convert`, in eval mode: what is trained, calibrated and exported."""
+        """Build the network before `convert`, in eval mode: the one to train, calibrate or export."""
         with released_memory():
             module = self._skeleton()
             _load(module, self.tensors)
@@ -149,10 +113,11 @@ class Model(Deployable):
     def _skeleton(self) -> nn.Module:
         import torch
 
-        with torch.random.fork_rng(devices=[]):  # initial weights are overwritten: draw them from nobody's stream
+        # Initial weights are overwritten, so drawing them must not advance the caller's random stream.
+        with torch.random.fork_rng(devices=[]):
             module = _apply(self.recipe.builder, "builder")
-            for part in self.recipe.prepare:
-                module = _apply(part, "transform", module)
+            for reference in self.recipe.prepare:
+                module = _apply(reference, "transform", module)
         return module
 
     @property
@@ -188,19 +153,19 @@ class Model(Deployable):
 
         backend = self.recipe.backend if self.recipe.convert else None
         with released_memory(), torch_threads(num_threads), quantized_engine(backend), torch.inference_mode():
-            module = self.build()
+            network = [self.build()]
             if backend is None:
-                module = module.to(memory_format=torch.channels_last)
+                network[0].to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in its stub
 
             def predict(images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-                writable = images_NCHW if images_NCHW.flags.writeable else images_NCHW.copy()  # torch knows no other
-                logits_NK: npt.NDArray[np.float32] = module(torch.from_numpy(writable)).numpy()
+                writable = images_NCHW if images_NCHW.flags.writeable else images_NCHW.copy()  # or torch warns
+                logits_NK: npt.NDArray[np.float32] = network[0](torch.from_numpy(writable)).numpy()
                 return logits_NK
 
             try:
                 yield predict
             finally:
-                del module  # `predict` may outlive the `with`
+                network.clear()  # the caller may keep `predict`, which would keep the weights
 
     def save(self, folder: Path) -> None:
         (folder / _RECIPE).write_text(self.recipe.to_json(), encoding="utf-8")
@@ -225,14 +190,14 @@ class Model(Deployable):
         return {"format": self.format, "size_bytes": self.size_bytes}
 
 
-def _apply(part: FunctionRef, role: str, *module: nn.Module) -> nn.Module:
-    function = part.resolve(role)
+def _apply(reference: FunctionRef, role: str, *module: nn.Module) -> nn.Module:
+    function = reference.resolve(role)
     try:
-        return function(*module, **part.arguments)
+        return function(*module, **reference.arguments)
     except PtpipeError:
         raise
-    except Exception as error:  # it worked when the recipe was written, so recipe or code is another now
-        raise IntegrityError(f"{part.address} can't be applied as the recipe says: {error!r}") from error
+    except Exception as error:  # it worked when the recipe was written: since then the recipe or the code has changed
+        raise IntegrityError(f"{reference.address} can't be applied as the recipe says: {error!r}") from error
 
 
 def _load(module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -242,24 +207,13 @@ def _load(module: nn.Module, state: Mapping[str, Any]) -> None:
         (name, value.clone() if hasattr(value, "clone") and name not in parameters else value)
         for name, value in state.items()
     )
-    # Some layers refuse a state dict that does not tell the version of their format: it is that of this code.
+    # Some layers refuse a state dict without the version of their format, which is that of this code.
     present._metadata = module.state_dict()._metadata  # type: ignore[attr-defined]  # where torch looks for it
     try:
         module.load_state_dict(present)
     except (RuntimeError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise IntegrityError(f"the tensors don't fit the network: {reason}") from error
-
-
-def _typed(value: object, type_: type[T]) -> T:
-    if type(value) is not type_:
-        raise TypeError(f"{value!r} is not {type_.__name__}")
-    return value
-
-
-def _function_ref(content: object) -> FunctionRef:
-    fields = _typed(content, dict)
-    return FunctionRef(_typed(fields["address"], str), _typed(fields["arguments"], dict))
 
 
 def _read(tensors: Mapping[str, torch.Tensor] | Path) -> Mapping[str, torch.Tensor]:

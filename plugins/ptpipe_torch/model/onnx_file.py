@@ -1,4 +1,4 @@
-"""An ONNX file with what is needed to run it."""
+"""An ONNX file as an artifact, run by ONNX Runtime on the CPU."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, IntegrityError, StageError
 from ptpipe_torch.model.deployable import Deployable, Predictor
-from ptpipe_torch.runtime import num_cpus
+from ptpipe_torch.runtime import num_cpus, released_memory
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_MODEL, _FACTS = "model.onnx", "facts.json"
+_MODEL, _INFO = "model.onnx", "info.json"
 
 
 class OnnxFile(Deployable):
     """One self-contained `.onnx` file: input `images` (N, C, H, W) float32, output `logits` (N, K), N dynamic.
 
-    Immutable. `precision` is `float32`, `int8` or `int8 dynamic`; `parity` says how its outputs compared with the
-    torch model's when it was written.
+    Immutable. `precision`: `float32`, `int8` or `int8 dynamic`. `parity`: how its logits compared with the torch
+    model's when it was written.
     """
 
     def __init__(
@@ -59,41 +59,43 @@ class OnnxFile(Deployable):
 
     @contextmanager
     def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
-        session = _session(self.path, num_threads or num_cpus())
-        inputs, outputs = ([end.name for end in ends] for ends in (session.get_inputs(), session.get_outputs()))
-        if len(inputs) != 1 or len(outputs) != 1:
-            raise StageError(
-                f"{self.path.name} has {len(inputs)} inputs and {len(outputs)} outputs; one of each is run"
-            )
+        with released_memory():
+            sessions = [_session(self.path, num_threads or num_cpus())]
+            inputs = [value.name for value in sessions[0].get_inputs()]
+            outputs = [value.name for value in sessions[0].get_outputs()]
+            if len(inputs) != 1 or len(outputs) != 1:
+                raise StageError(
+                    f"{self.path.name} has {len(inputs)} inputs and {len(outputs)} outputs; it must have one of each"
+                )
 
-        def predict(images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-            logits_NK: npt.NDArray[np.float32] = session.run(outputs, {inputs[0]: images_NCHW})[0]
-            return logits_NK
+            def predict(images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+                logits_NK: npt.NDArray[np.float32] = sessions[0].run(outputs, {inputs[0]: images_NCHW})[0]
+                return logits_NK
 
-        try:
-            yield predict
-        finally:
-            del session  # `predict` may outlive the `with`
+            try:
+                yield predict
+            finally:
+                sessions.clear()  # the caller may keep `predict`, which would keep the weights
 
     def save(self, folder: Path) -> None:
         shutil.copyfile(self.path, folder / _MODEL)
-        facts = {
+        info = {
             "input_shape_CHW": self.input_shape_CHW,
             "num_classes": self.num_classes,
             "precision": self.precision,
             "parity": dict(self.parity),
         }
-        (folder / _FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        (folder / _INFO).write_text(json.dumps(info, indent=1), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read back what `save` wrote. Raises IntegrityError where the facts are damaged."""
+        """Read back what `save` wrote. Raises IntegrityError where `info.json` is damaged."""
         try:
-            facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-            channels, height, width = facts.pop("input_shape_CHW")
-            return cls(folder / _MODEL, (channels, height, width), **facts)
+            info = json.loads((folder / _INFO).read_text(encoding="utf-8"))
+            channels, height, width = info.pop("input_shape_CHW")
+            return cls(folder / _MODEL, (channels, height, width), **info)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise IntegrityError(f"{_FACTS} can't be read: {error!r}") from error
+            raise IntegrityError(f"{_INFO} can't be read: {error!r}") from error
 
     @classmethod
     def deliverables(cls, folder: Path) -> tuple[str, ...]:
@@ -109,9 +111,9 @@ def _session(path: Path, num_threads: int) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors come as exceptions; what it warns of is how it optimizes
+    options.log_severity_level = 3  # errors are raised; its warnings are about its own optimizations
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no common base of their own
+    except Exception as error:  # its exceptions have no common base class
         reason = str(error).strip().partition("\n")[0]
         raise StageError(f"ONNX Runtime can't run {path.name}: {reason}") from error

@@ -33,7 +33,7 @@ from ptpipe_torch import (
     Recipe,
     Split,
 )
-from ptpipe_torch.model.registry import builder
+from ptpipe_torch.model.function_ref import builder
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 

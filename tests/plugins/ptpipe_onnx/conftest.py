@@ -23,7 +23,7 @@ from ptpipe import Context
 from ptpipe.events import Event, Metric
 from ptpipe_onnx import ExportConfig, export
 from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, Model, OnnxFile, Recipe, Split
-from ptpipe_torch.model.registry import builder, transform
+from ptpipe_torch.model.function_ref import builder, transform
 from ptpipe_torch.runtime import quantized_engine, seeded, torch_threads
 
 SHAPE_CHW = (1, 16, 16)

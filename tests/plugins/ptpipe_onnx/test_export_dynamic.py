@@ -19,8 +19,7 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_onnx import torch_ao
 from ptpipe_onnx.kernels import Kernels
-from ptpipe_torch import FunctionRef, Model, OnnxFile, Recipe
-from ptpipe_torch.model.registry import builder, transform
+from ptpipe_torch import FunctionRef, Model, OnnxFile, Recipe, builder, transform
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]

@@ -15,8 +15,7 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_onnx import export_file
 from ptpipe_onnx.checks import missing
-from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe
-from ptpipe_torch.model.registry import builder, transform
+from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe, builder, transform
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]

@@ -45,7 +45,7 @@ def test_fewer_threads_are_noted(monkeypatch):
     assert (threads.state, threads.detail.startswith("1 of ")) == ("warn", True)
 
 
-def test_without_cuda_none_is_said():
+def test_without_cuda_none_is_reported():
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA devices")
     cuda = found()["cuda"]

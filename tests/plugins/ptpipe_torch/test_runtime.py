@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import gc
+import os
 import platform
+import signal
 import subprocess
 import sys
+import time
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
 
 from ptpipe import StageError
 from ptpipe_torch import runtime
-from ptpipe_torch.runtime import freed_memory_kept, quantized_engine, seeded, torch_threads
+from ptpipe_torch.runtime import freed_memory_kept, quantized_engine, released_memory, seeded, torch_threads
 
 
 def test_importing_it_imports_no_torch() -> None:
@@ -18,7 +24,7 @@ def test_importing_it_imports_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_threads_are_set_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_set_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     with torch_threads(before + 1):
         assert torch.get_num_threads() == before + 1
@@ -31,7 +37,7 @@ def test_threads_are_set_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.get_num_threads() == before
 
 
-def test_random_numbers_are_seeded_and_the_stream_outside_goes_on() -> None:
+def test_random_numbers_are_seeded_and_the_outer_stream_is_restored() -> None:
     torch.manual_seed(1)
     want = torch.rand(4)
     torch.manual_seed(1)
@@ -79,7 +85,7 @@ def test_memory_is_given_back_afterwards() -> None:
             assert torch.ones(10_000_000).sum() == 10_000_000
 
 
-def test_an_engine_is_set_and_put_back() -> None:
+def test_an_engine_is_set_and_restored() -> None:
     before = torch.backends.quantized.engine
     offered = next(e for e in torch.backends.quantized.supported_engines if e not in ("none", before))
     with quantized_engine(offered):
@@ -89,3 +95,51 @@ def test_an_engine_is_set_and_put_back() -> None:
     assert torch.backends.quantized.engine == before
     with pytest.raises(StageError, match="backend tpu is not offered here"), quantized_engine("tpu"):
         pass
+
+
+class Cycle:
+    """An object that only the garbage collector frees, as a traced network is."""
+
+    def __init__(self, num_mb: int) -> None:
+        self.itself, self.weights = self, torch.ones(num_mb << 18)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident set size from /proc")
+@pytest.mark.parametrize(("num_mb", "want"), [(100, True), (1, False)])
+def test_garbage_is_collected_where_the_process_has_grown(num_mb: int, want: bool) -> None:
+    gc.disable()
+    try:
+        with released_memory():
+            reference = weakref.ref(Cycle(num_mb))
+        assert (reference() is None) is want
+    finally:
+        gc.enable()
+
+
+def test_nothing_is_collected_where_the_size_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(runtime, "_STATM", tmp_path / "none")
+    gc.disable()
+    try:
+        with released_memory():
+            reference = weakref.ref(Cycle(100))
+        assert reference() is not None
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+def test_a_child_ends_soon_after_its_killed_parent() -> None:
+    child = "from ptpipe_torch.runtime import exit_with_parent; exit_with_parent(); print(flush=True); input()"
+    parent = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+    deadline_s = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]:
+        assert time.monotonic() < deadline_s, os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)

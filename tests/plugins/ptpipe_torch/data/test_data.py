@@ -27,14 +27,14 @@ def make_split(prefix: str = "train", num: int = NUM, channels: int = 3, seed: i
     )
 
 
-def facts(channels: int = 3) -> DatasetInfo:
+def info(channels: int = 3) -> DatasetInfo:
     mean, std = (0.1, 0.4, 0.7)[:channels], (0.2, 0.3, 0.5)[:channels]
     return DatasetInfo("tiny", ("a", "b", "c"), (channels, SIDE, SIDE + 1), mean, std)
 
 
 def make_data(channels: int = 3, **options: object) -> Data:
     splits = {"train": make_split(channels=channels), "test": make_split("test", 7, channels, seed=1)}
-    return Data(facts(channels), splits, LoaderOptions(**{"batch_size": 5, **options}))
+    return Data(info(channels), splits, LoaderOptions(**{"batch_size": 5, **options}))
 
 
 class TestConstruction:
@@ -44,15 +44,13 @@ class TestConstruction:
     def test_overlap_is_refused(self, one: str, other: str) -> None:
         shared = make_split()
         splits = {one: shared.subset(np.arange(3, 9)), other: shared.subset(np.arange(8, 20))}
-        with pytest.raises(
-            StageError, match=f"^1 samples are in {one} and in {other} as well, among them train/00008$"
-        ):
-            Data(facts(), splits)
+        with pytest.raises(StageError, match=f"^1 samples are in both {one} and {other}, among them train/00008$"):
+            Data(info(), splits)
 
     def test_calibration_may_come_from_train_or_val(self) -> None:
         shared = make_split()
         for other in ("train", "val"):
-            Data(facts(), {other: shared, "calibration": shared.subset(np.arange(4))})
+            Data(info(), {other: shared, "calibration": shared.subset(np.arange(4))})
 
     @settings(deadline=None)
     @given(st.data())
@@ -64,20 +62,20 @@ class TestConstruction:
         train, val, test, calibration = map(set, chosen.values())
         if test & (train | val | calibration) or train & val:
             with pytest.raises(StageError):
-                Data(facts(), splits)
+                Data(info(), splits)
         else:
-            Data(facts(), splits)
+            Data(info(), splits)
 
     def test_an_id_twice_is_refused(self) -> None:
         with pytest.raises(StageError, match="split train has 3 samples but only 2 different ids"):
-            Data(facts(), {"train": make_split().subset(np.array([1, 2, 1]))})
+            Data(info(), {"train": make_split().subset(np.array([1, 2, 1]))})
 
     @pytest.mark.parametrize("label", [-1, 3])
     def test_label_without_a_class_is_refused(self, label: int) -> None:
         split = make_split()
         split.labels_N[4] = label
-        with pytest.raises(StageError, match=f"split train has the label {label}, but there are 3 classes"):
-            Data(facts(), {"train": split})
+        with pytest.raises(StageError, match=f"split train has the label {label}; classes are numbered 0 to 2"):
+            Data(info(), {"train": split})
 
     def test_unknown_augmentation(self) -> None:
         with pytest.raises(StageError, match=re.escape("augment: 'filp' is not known (did you mean 'flip'?)")):
@@ -219,7 +217,7 @@ class TestFolder:
             "test": make_split("test", 7, seed=1),
             "calibration": pool.subset(np.arange(2, 20)).subset(np.array([5, 1])),
         }
-        data = Data(facts(), splits, LoaderOptions(batch_size=5, augment=("flip", "shift"), num_workers=1))
+        data = Data(info(), splits, LoaderOptions(batch_size=5, augment=("flip", "shift"), num_workers=1))
         data.save(tmp_path)
         again = Data.load(tmp_path)
         assert again.info == data.info and again.loader == data.loader and again.summary() == data.summary()
@@ -233,7 +231,7 @@ class TestFolder:
 
     def test_pixels_are_stored_once_and_only_those_in_use(self, tmp_path: Path) -> None:
         pool = make_split(num=1000)
-        Data(facts(), {"train": pool.subset(np.arange(100)), "calibration": pool.subset(np.arange(50, 80))}).save(
+        Data(info(), {"train": pool.subset(np.arange(100)), "calibration": pool.subset(np.arange(50, 80))}).save(
             tmp_path
         )
         pixels = sorted(path.stat().st_size - 128 for path in tmp_path.glob("images_*.npy"))
@@ -272,7 +270,7 @@ class TestFolder:
 
     def test_ids_that_are_not_ascii(self, tmp_path: Path) -> None:
         split = make_split(num=2)
-        data = Data(facts(), {"train": Split(np.array(["größe", "日本"]), split.labels_N, split.images)})
+        data = Data(info(), {"train": Split(np.array(["größe", "日本"]), split.labels_N, split.images)})
         data.save(tmp_path)
         assert Data.load(tmp_path).splits["train"].ids.tolist() == ["größe", "日本"]
 
@@ -286,7 +284,7 @@ class TestFolder:
         images = FileImages(tmp_path, np.array([b"a.png", "ö.png".encode()]), 8, 10, 3)
         split = Split(np.array(["a.png", "ö.png"]), np.array([0, 1]), images)
         (tmp_path / "stored").mkdir()
-        Data(facts(), {"train": split}).save(tmp_path / "stored")
+        Data(info(), {"train": split}).save(tmp_path / "stored")
         again = Data.load(tmp_path / "stored").splits["train"].images.source
         assert isinstance(again, FileImages) and (again.root, again.size, again.resize, again.channels) == (
             tmp_path,

@@ -74,10 +74,10 @@ def no_process_is_left() -> Iterator[None]:
 def test_workers_change_no_bit(pictures: Path, persistent: bool) -> None:
     options = {"num_workers": 2, "persistent_workers": persistent}
     for make in (array_data, lambda **options: file_data(pictures, **options)):
-        alone, helped = make(), make(**options)
+        single, parallel = make(), make(**options)
         for number in range(3):
-            assert same(epoch(alone, number), epoch(helped, number))
-        del helped
+            assert same(epoch(single, number), epoch(parallel, number))
+        del parallel
 
 
 def test_number_of_workers_and_prefetching_change_no_bit() -> None:

@@ -46,7 +46,7 @@ def fractions(workers: WorkerGroup, memory: SharedMemory) -> object:
 
 
 def dies(workers: WorkerGroup, memory: SharedMemory) -> object:
-    """One leaves without a word; how long the other waits, and what it is told."""
+    """One worker exits; return how long the other waited, and its error."""
     memory.reduce([torch.zeros(1)], "sum")
     if workers.rank == 1:
         os._exit(0)
@@ -88,24 +88,24 @@ def hangs(workers: WorkerGroup, memory: SharedMemory) -> object:
 def main(folder: Path, task: str) -> None:
     rank, num = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     ctx = Context("one", "toy.work", 1, folder, rank=rank, num_workers=num)
-    said: object
+    results: object
     try:
         with init_worker_group(ctx, "gloo", timeout_s=1.5 if task == "hangs" else 60) as workers:
             memory = share_memory(workers, sum(SIZES))
             assert memory is not None
-            said = globals()[task](workers, memory)
+            results = globals()[task](workers, memory)
             if task == "dies":
-                (folder / f"rank-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
+                (folder / f"rank-{rank}.json").write_text(json.dumps(results), encoding="utf-8")
                 os._exit(0)
     except (WorkerGroupError, ValueError) as error:
-        said = [type(error).__name__, str(error)]
+        results = [type(error).__name__, str(error)]
     time.sleep(2 if task == "fails" and rank == 1 else 0)
     if task == "reduces":
         assert "memfd:ptpipe" not in Path("/proc/self/maps").read_text(), "something is left"
         assert not any(
             "memfd:ptpipe" in str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.exists()
         )
-    (folder / f"rank-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
+    (folder / f"rank-{rank}.json").write_text(json.dumps(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     here = Path(__file__).parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def run(task: str, num_workers: int = 2) -> list[Any]:
-        folder = tmp_path / "said"
+        folder = tmp_path / "results"
         folder.mkdir()
         run_workers("shared_memory_work", [str(folder), task], num_workers, tmp_path / "logs")
         return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.iterdir())]
@@ -40,32 +40,32 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_results_are_those_of_the_process_group(said: Any, num_workers: int) -> None:
-    assert said("reduces", num_workers) == [0] * num_workers
+def test_results_are_those_of_the_process_group(results: Any, num_workers: int) -> None:
+    assert results("reduces", num_workers) == [0] * num_workers
 
 
-def test_every_worker_has_the_same_bits(said: Any) -> None:
-    assert said("fractions", 3) == [True] * 3
+def test_every_worker_has_the_same_bits(results: Any) -> None:
+    assert results("fractions", 3) == [True] * 3
 
 
-def test_what_does_not_fit_is_refused(said: Any) -> None:
-    assert said("fits_exactly") == ["refused", "refused"]
+def test_what_does_not_fit_is_refused(results: Any) -> None:
+    assert results("fits_exactly") == ["refused", "refused"]
 
 
-def test_who_has_ended_is_not_waited_for(said: Any) -> None:
-    ((message, waited_s),) = said("dies")
+def test_a_dead_worker_is_not_waited_for(results: Any) -> None:
+    ((message, waited_s),) = results("dies")
     assert message == "the connection to worker 1 was lost"
     assert waited_s < 2
 
 
-def test_who_ended_the_stage_is_not_waited_for_although_its_process_goes_on(said: Any) -> None:
-    (kind, message), other = said("fails")
+def test_a_worker_that_left_the_stage_is_not_waited_for_while_its_process_lives(results: Any) -> None:
+    (kind, message), other = results("fails")
     assert (kind, message) == ("WorkerGroupError", "worker 1 has gone")
     assert other == ["ValueError", "broken"]
 
 
-def test_who_hangs_is_named(said: Any) -> None:
-    (kind, message), _ = said("hangs")
+def test_a_hanging_worker_is_named(results: Any) -> None:
+    (kind, message), _ = results("hangs")
     assert kind == "WorkerGroupError"
     assert "did not answer for 1.5 s" in message
 

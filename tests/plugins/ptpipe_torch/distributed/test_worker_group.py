@@ -41,9 +41,9 @@ def test_alone_every_operation_is_the_identity(values: list[float]) -> None:
 @given(st.integers(0, 100), st.integers(1, 9))
 def test_every_thing_belongs_to_one_rank(num: int, size: int) -> None:
     things = list(range(num))
-    parts = [things[WorkerGroup(rank, size).rank_slice(num)] for rank in range(size)]
-    assert sorted(thing for part in parts for thing in part) == things
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    slices = [things[WorkerGroup(rank, size).rank_slice(num)] for rank in range(size)]
+    assert sorted(thing for rank_slice in slices for thing in rank_slice) == things
+    assert max(map(len, slices)) - min(map(len, slices)) <= 1
 
 
 SLURM = {
@@ -157,14 +157,14 @@ def test_a_process_that_is_not_one_of_several(world_size: str | None, tmp_path: 
         monkeypatch.setenv("WORLD_SIZE", world_size)
     before = dict(os.environ)
     ctx = Context("t", "train.supervised", 1, tmp_path, rank=0, num_workers=2)
-    words = "train.supervised wants 2 workers, and this process is not one of so many"
+    words = "train.supervised needs 2 workers; this process was not launched as one of them"
     with pytest.raises(StageError, match=re.escape(words)), init_worker_group(ctx):
-        pytest.fail("nobody to work with")
+        pytest.fail("no other worker")
     assert dict(os.environ) == before
     assert not dist.is_initialized()
 
 
-def test_a_stage_of_one_worker_meets_nobody(tmp_path: Path) -> None:
+def test_a_stage_of_one_worker_needs_no_process_group(tmp_path: Path) -> None:
     with init_worker_group(Context("t", "train.supervised", 1, tmp_path)) as workers:
         assert workers == SINGLE_WORKER
         assert not dist.is_initialized()
@@ -175,17 +175,17 @@ def test_two_processes_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
     here = Path(__file__).parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    said_to = tmp_path / "said"
-    said_to.mkdir()
-    run_workers("worker_group_work", [str(said_to)], 2, tmp_path / "logs")
-    said = [json.loads((said_to / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    folder = tmp_path / "results"
+    folder.mkdir()
+    run_workers("worker_group_work", [str(folder)], 2, tmp_path / "logs")
+    results = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
     for rank in range(2):
-        assert said[rank]["one"] == said[rank]["two"]
-        words = said[rank]["one"]
-        assert words["team"] == [rank, 2]
+        assert results[rank]["one"] == results[rank]["two"]
+        words = results[rank]["one"]
+        assert words["rank and size"] == [rank, 2]
         # In float64: in float32 the first would be off, and the second lose the 1.
         assert words["sum"] == [0.1 * 1 + 0.1 * 2, 2.0**54, 1.0]
         assert words["gather"] == [[0.0, 0.1], [1.0, 0.1]]
         assert words["agrees on equal"] is True
         assert words["agrees on unequal"] is False
-        assert words["share"] == ([0, 2, 4, 6], [1, 3, 5])[rank]
+        assert words["slice"] == ([0, 2, 4, 6], [1, 3, 5])[rank]

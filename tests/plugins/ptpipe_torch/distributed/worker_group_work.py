@@ -13,19 +13,19 @@ from ptpipe_torch.distributed.worker_group import init_worker_group
 
 def main(folder: Path) -> None:
     rank, num = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    said = {}
+    results = {}
     for stage_id in ("one", "two"):  # a process may do several stages
         ctx = Context(stage_id, "toy.work", 1, folder, rank=rank, num_workers=num)
         with init_worker_group(ctx, "gloo", timeout_s=60) as workers:
-            said[stage_id] = {
-                "team": [workers.rank, workers.size],
+            results[stage_id] = {
+                "rank and size": [workers.rank, workers.size],
                 "sum": workers.all_reduce([0.1 * (rank + 1), 2.0**53, float(rank)]),
                 "gather": workers.all_gather([float(rank), 0.1]),
                 "agrees on equal": workers.all_equal(bytes(range(32))),
                 "agrees on unequal": workers.all_equal(bytes([*range(31), rank])),
-                "share": list(range(7))[workers.rank_slice(7)],
+                "slice": list(range(7))[workers.rank_slice(7)],
             }
-    (folder / f"rank-{rank}.json").write_text(json.dumps(said), encoding="utf-8")
+    (folder / f"rank-{rank}.json").write_text(json.dumps(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch import nn
 
 from ptpipe import IntegrityError, StageError
 from ptpipe_torch import FunctionRef, Model, Recipe, builder, transform
-from ptpipe_torch.model.registry import FunctionRef as RegistryPart
+from ptpipe_torch.model.function_ref import FunctionRef as RegistryPart
 
 HERE = __name__
 
@@ -115,7 +115,7 @@ def test_transforms_before_and_after_the_tensors(model) -> None:
     )
 
 
-def test_building_draws_from_nobodys_random_stream(model) -> None:
+def test_building_leaves_random_streams_alone(model) -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -131,7 +131,7 @@ def test_arrays_that_may_not_be_written_to(model) -> None:
         assert predict(x).dtype == np.float32
 
 
-def test_threads_are_put_back(model) -> None:
+def test_threads_are_restored(model) -> None:
     before = torch.get_num_threads()
     with model.predictor(num_threads=1):
         assert torch.get_num_threads() == 1

@@ -87,16 +87,16 @@ def test_it_comes_back_as_it_was_saved(file: OnnxFile, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "info",
     ["", "[]", "{}", '{"input_shape_CHW": [1, 2]}', '{"input_shape_CHW": 3}', '{"input_shape_CHW": [1, 2, 3], "x": 1}'],
 )
-def test_damaged_facts_are_an_integrity_error(file: OnnxFile, tmp_path: Path, facts: str) -> None:
+def test_damaged_info_is_an_integrity_error(file: OnnxFile, tmp_path: Path, info: str) -> None:
     folder = tmp_path / "stored"
     folder.mkdir()
     file.save(folder)
-    assert json.loads((folder / "facts.json").read_text())["num_classes"] == 5
-    (folder / "facts.json").write_text(facts)
-    with pytest.raises(IntegrityError, match=r"facts\.json"):
+    assert json.loads((folder / "info.json").read_text())["num_classes"] == 5
+    (folder / "info.json").write_text(info)
+    with pytest.raises(IntegrityError, match=r"info\.json"):
         OnnxFile.load(folder)
 
 

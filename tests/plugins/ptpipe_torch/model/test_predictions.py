@@ -76,9 +76,9 @@ def test_loaded_arrays_outlive_the_folder_and_can_be_sorted_in_place(tmp_path: P
 
 def test_parts_of_two_answers_are_refused(tmp_path: Path) -> None:
     again(predictions(["a", "b"]), tmp_path / "p")
-    facts = json.loads((tmp_path / "p" / "predictions.json").read_text())
-    (tmp_path / "p" / "predictions.json").write_text(json.dumps(facts | {"ids": ["a"]}))
-    with pytest.raises(IntegrityError, match="of different number"):
+    content = json.loads((tmp_path / "p" / "predictions.json").read_text())
+    (tmp_path / "p" / "predictions.json").write_text(json.dumps(content | {"ids": ["a"]}))
+    with pytest.raises(IntegrityError, match="differ in number"):
         Predictions.load(tmp_path / "p")
 
 

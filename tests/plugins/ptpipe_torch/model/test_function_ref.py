@@ -36,16 +36,16 @@ answerer = Answerer()
 
 
 def test_a_part_finds_its_function_again():
-    part = FunctionRef.to(linear, size=3)
-    assert part.resolve("builder") is linear
-    assert part.resolve("builder")(**part.arguments).in_features == 3
+    reference = FunctionRef.to(linear, size=3)
+    assert reference.resolve("builder") is linear
+    assert reference.resolve("builder")(**reference.arguments).in_features == 3
     assert FunctionRef.to(frozen).resolve("transform") is frozen
 
 
 def test_arguments_are_what_json_will_give_back():
-    part = FunctionRef.to(linear, size=3, sizes=(1, 2))
-    assert part.arguments == {"size": 3, "sizes": [1, 2]}
-    assert json.loads(json.dumps(part.arguments)) == part.arguments
+    reference = FunctionRef.to(linear, size=3, sizes=(1, 2))
+    assert reference.arguments == {"size": 3, "sizes": [1, 2]}
+    assert json.loads(json.dumps(reference.arguments)) == reference.arguments
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_arguments_are_what_json_will_give_back():
         "torch.hub:load",
         "torch.nn:Linear",
         f"{__name__}:answerer",
-        f"{__name__}:nobody",
+        f"{__name__}:missing",
         f"{__name__}:linear.__call__",
         f"{__name__}:",
         __name__,
@@ -87,7 +87,7 @@ def test_no_text_raises_anything_but_integrity_error(address):
 
 @pytest.mark.parametrize("function", [len, lambda: nn.Identity(), nn.Linear, 3])
 def test_only_functions_at_the_top_of_a_module_can_be_marked(function):
-    with pytest.raises(TypeError, match="at the top of a module"):
+    with pytest.raises(TypeError, match="at the top level of a module"):
         builder(function)
 
 

@@ -1,7 +1,7 @@
-"""Functions that a stored recipe may name: builders make a network, transforms change one.
+"""References to functions that a stored recipe may call: builders make a network, transforms change one.
 
 A recipe is data and may come from anywhere, so a name in it runs nothing unless its function was marked with
-`@builder` or `@transform`. No module is even imported for it, except from a package that a loaded plugin lives in.
+`@builder` or `@transform`. No module is even imported for it, except from a package that contains a loaded plugin.
 """
 
 from __future__ import annotations
@@ -20,45 +20,49 @@ from ptpipe import JSON, IntegrityError
 if TYPE_CHECKING:
     from torch import nn
 
-_MARK = "__ptpipe_part__"
-_HOOK_MARK = "ptpipe_impl"  # what pluggy's `hookimpl` leaves on a function
+_MARK = "__ptpipe_role__"
+_HOOK_MARK = "ptpipe_impl"  # the attribute that pluggy's `hookimpl` sets on a function
 F = TypeVar("F", bound=Callable[..., "nn.Module"])
 
 
 def builder(function: F) -> F:
     """Mark a module-level function `(**arguments) -> nn.Module` as one that recipes may name.
 
-    Arguments must be JSON values. The same arguments must give the same architecture (weights may be random).
+    Arguments must be JSON values. The same arguments must give the same architecture; weights may be random.
+    Raises TypeError for anything but a function at the top level of a module.
     """
     return _marked(function, "builder")
 
 
 def transform(function: F) -> F:
-    """Mark a module-level function `(module: nn.Module, **arguments) -> nn.Module` as one that recipes may name."""
+    """Mark a module-level function `(module: nn.Module, **arguments) -> nn.Module` as one that recipes may name.
+
+    Raises TypeError for anything but a function at the top level of a module.
+    """
     return _marked(function, "transform")
 
 
 @dataclass(frozen=True)
 class FunctionRef:
-    """A marked function's address, `package.module:function`, and its JSON arguments."""
+    """The address of a marked function, `package.module:function`, and its JSON arguments."""
 
     address: str
     arguments: Mapping[str, JSON] = field(default_factory=dict)
 
     @classmethod
     def to(cls, function: Callable[..., Any], **arguments: Any) -> FunctionRef:
-        """The part that calls this marked function; tuples among the arguments become lists.
+        """Return the reference that calls `function` with `arguments`; tuples among these become lists.
 
-        Raises TypeError for an unmarked function or an argument that is not JSON: a mistake of the plugin's.
+        Raises TypeError for an unmarked function or an argument that is not JSON: a mistake of the plugin.
         """
         if _role(function) is None:
             raise TypeError(f"{function} is not marked with @builder or @transform")
         return cls(f"{function.__module__}:{function.__qualname__}", json.loads(json.dumps(arguments, allow_nan=False)))
 
     def resolve(self, role: str) -> Callable[..., nn.Module]:
-        """The function itself. `role` is 'builder' or 'transform'.
+        """Return the function. `role`: "builder" or "transform".
 
-        Raises IntegrityError where the address names anything but a function so marked, in a loaded plugin.
+        Raises IntegrityError where the address names anything but a function so marked in a loaded plugin.
         """
         module_name, _, function_name = self.address.partition(":")
         function: Callable[..., nn.Module] | None = getattr(self._module(module_name), function_name, None)
@@ -73,7 +77,7 @@ class FunctionRef:
         if name in sys.modules:
             return sys.modules[name]
         root = name.partition(".")[0]
-        if "__" in name or not (root == __name__.partition(".")[0] or _holds_plugin(root)):
+        if "__" in name or not (root == __name__.partition(".")[0] or _has_plugin(root)):
             raise IntegrityError(f"{self.address}: its plugin is not loaded (name it under `plugins:`)")
         try:
             return importlib.import_module(name)
@@ -83,17 +87,17 @@ class FunctionRef:
 
 def _marked(function: F, role: str) -> F:
     if not inspect.isfunction(function) or "<" in function.__qualname__:
-        raise TypeError(f"{function} is not a function at the top of a module, so no recipe could name it")
+        raise TypeError(f"{function} is not a function at the top level of a module, so no recipe could name it")
     setattr(function, _MARK, role)
     return function
 
 
 def _role(function: object) -> str | None:
-    # Only what stands on a function itself counts: some objects answer for any attribute.
+    # Only an attribute of a function itself counts: some objects (mocks, proxies) answer for any attribute.
     return vars(function).get(_MARK) if inspect.isfunction(function) else None
 
 
-def _holds_plugin(package: str) -> bool:
+def _has_plugin(package: str) -> bool:
     """Whether this top-level package, or a module in it, is a loaded plugin: it has a hook implementation."""
     return any(
         inspect.isfunction(value) and _HOOK_MARK in vars(value)

@@ -1,0 +1,60 @@
+"""How to rebuild a network: a registered builder, its arguments, and transforms before and after loading."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from ptpipe import IntegrityError
+from ptpipe_torch.model.function_ref import FunctionRef
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to rebuild a network around its tensors. All of it is JSON."""
+
+    builder: FunctionRef
+    input_shape_CHW: tuple[int, int, int]
+    num_classes: int
+    prepare: tuple[FunctionRef, ...] = ()
+    """Transforms applied before the tensors are loaded: they insert observers or fake quantization."""
+    convert: tuple[FunctionRef, ...] = ()
+    """Transforms applied after: they convert the network to int8."""
+    backend: str | None = None
+    """Quantized engine that the network was prepared for; None for a float model."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """Inverse of `to_json`. Raises IntegrityError for anything else."""
+        try:
+            content = _typed(json.loads(text), dict)
+            channels, height, width = (_typed(size, int) for size in _typed(content["input_shape_CHW"], list))
+            return cls(
+                builder=_function_ref(content["builder"]),
+                input_shape_CHW=(channels, height, width),
+                num_classes=_typed(content["num_classes"], int),
+                prepare=tuple(_function_ref(reference) for reference in _typed(content["prepare"], list)),
+                convert=tuple(_function_ref(reference) for reference in _typed(content["convert"], list)),
+                backend=None if content["backend"] is None else _typed(content["backend"], str),
+            )
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise IntegrityError(f"not a model recipe: {error!r}") from error
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(asdict(self), indent=1)
+
+
+def _typed(value: object, type_: type[T]) -> T:
+    # Exactly this type: a bool is an int to isinstance, but no number of classes.
+    if type(value) is not type_:
+        raise TypeError(f"{value!r} is not {type_.__name__}")
+    return value
+
+
+def _function_ref(content: object) -> FunctionRef:
+    fields = _typed(content, dict)
+    return FunctionRef(_typed(fields["address"], str), _typed(fields["arguments"], dict))

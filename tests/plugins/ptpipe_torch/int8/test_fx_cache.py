@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import torch
+
+import ptpipe
+
+MANIFEST = """
+version: 1
+name: fx
+stages:
+  data:       {uses: data.synthetic, with: {num_train: 16, num_test: 8, batch_size: 8}}
+  net:        {uses: model.mlp, with: {hidden: [8]}}
+  observed:   {uses: quant.prepare}
+  calibrated: {uses: quant.calibrate, needs: {model: observed}}
+  int8:       {uses: quant.convert, needs: {model: calibrated.model}}
+"""
+
+
+def graph_modules() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), torch.fx.GraphModule) for thing in gc.get_objects())
+
+
+def test_no_quantized_network_stays_in_memory_after_its_stage(tmp_path: Path) -> None:
+    """`torch.ao` caches every network that it prepares or converts under itself, for the life of the process."""
+    (tmp_path / "fx.yaml").write_text(MANIFEST)
+    before = graph_modules()
+    result = ptpipe.run(tmp_path / "fx.yaml", artifacts=tmp_path / "artifacts")
+    assert {stage.outcome for stage in result.stages.values()} == {"done"}
+    assert graph_modules() == before
