@@ -1,4 +1,4 @@
-"""A call: one stage of a run, written so that any process can do it."""
+"""A call: one stage of a run as JSON, so that any process can execute it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ptpipe.store.store import Store
 
 @dataclass(frozen=True)
 class StoredInput:
-    """An object in the store, and who made it: the maker's output type reads it back."""
+    """An object in the store, and the kind and output that produced it: that output's type loads it."""
 
     kind: str
     output: str
     digest: str
     reference: str
-    """What the manifest calls it."""
+    """The manifest's name for it: `pretrain`, `calibrate.model`."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ ONE_NODE = Nodes()
 
 @dataclass(frozen=True)
 class Call:
-    """Everything that a process needs to do one stage. All of it is JSON."""
+    """Everything that a process needs to execute one stage. All of it is JSON."""
 
     stage_id: str
     kind: str
@@ -57,11 +57,11 @@ class Call:
     artifacts: str
     """The store's root folder."""
     plugins: tuple[str, ...]
-    """As the manifest names them."""
+    """The manifest's `plugins:`."""
     folder: str
-    """What the plugins' file names are relative to."""
+    """The manifest's folder, which plugins' file names are relative to."""
     workers: int = 1
-    """How many processes do it together, on all nodes."""
+    """Number of worker processes, over all nodes."""
     nodes: Nodes = ONE_NODE
 
     def to_json(self) -> str:
@@ -80,11 +80,15 @@ class Call:
 def execute(
     call: Call, vocabulary: Vocabulary, store: Store, tell: Callable[[Event], None], rank: int = 0
 ) -> dict[str, Artifact]:
-    """Read the inputs, call the stage's function, check what it returned. `rank`: which of the workers this is."""
+    """Load the inputs, call the stage's function, and return its outputs by name.
+
+    `tell` takes the stage's events; `rank` is this process's number among the stage's workers. Raises TypeError where
+    the function returned something else than it promised.
+    """
     stage = vocabulary.stages[call.kind]
     config = stage.config_type.model_validate_json(json.dumps(call.options), strict=True)
-    sources = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}
-    ctx = Context(call.stage_id, call.kind, call.seed, store.scratch(call.key), sources, tell, rank, call.workers)
+    input_names = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}
+    ctx = Context(call.stage_id, call.kind, call.seed, store.scratch(call.key), input_names, tell, rank, call.workers)
     return stage.named(stage.function(config, ctx, **_read_inputs(call, stage, vocabulary, store)))
 
 

@@ -1,4 +1,4 @@
-"""The default launcher: do a call in this process."""
+"""The default launcher: executes a stage in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ptpipe.store.store import Store
 
 
 class LocalLauncher:
-    """Answers `ptpipe_launch` last: a plugin's launcher goes first."""
+    """Implements `ptpipe_launch` as the last choice: plugins' launchers come first."""
 
     def __init__(self, vocabulary: Vocabulary, store: Store) -> None:
         self._vocabulary = vocabulary
@@ -24,15 +24,15 @@ class LocalLauncher:
 
     @hookimpl(trylast=True)
     def ptpipe_launch(self, call: Call, tell: Callable[[Event], None]) -> Mapping[str, Artifact]:
-        """Do the call here, or this process's part of it. Results own stdout: what is printed goes to stderr."""
+        """Execute the call, or this process's part of it. What the stage prints goes to stderr."""
         num_here = call.nodes.num if call.nodes.started else 1
         if call.workers not in (1, num_here):
-            there_are = f"{num_here} were started" if call.nodes.started else "no loaded plugin starts any"
-            raise StageError(f"{call.kind} wants {call.workers} workers, and {there_are}")
+            available = f"{num_here} were started" if call.nodes.started else "no loaded plugin starts any"
+            raise StageError(f"{call.kind} needs {call.workers} workers, and {available}")
         rank = call.nodes.rank if call.workers > 1 else 0
         with contextlib.redirect_stdout(sys.stderr):
             return execute(call, self._vocabulary, self._store, _silence if rank else tell, rank)
 
 
 def _silence(event: Event) -> None:
-    """Rank 0 speaks for all."""
+    """Drop the events of other ranks: rank 0 reports for all."""
