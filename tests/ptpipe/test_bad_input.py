@@ -67,9 +67,7 @@ ROWS = {
         HEAD + "  one: {uses: toy.make, with: {vlaue: 3}}\n",
         ("4:32: one: unknown option 'vlaue' of toy.make (did you mean 'value'?)",),
     ),
-    "missing option": Row(
-        GOOD + "  gate: {uses: toy.gate}\n", ("5:9: gate: option 'least' of toy.gate must be given",)
-    ),
+    "missing option": Row(GOOD + "  gate: {uses: toy.gate}\n", ("5:9: gate: option 'least' of toy.gate is required",)),
     "wrong type": Row(
         HEAD + "  one: {uses: toy.make, with: {value: three}}\n", ('4:39: one: value: should be a number, not "three"',)
     ),
@@ -99,7 +97,7 @@ ROWS = {
     ),
     "a word of YAML 1.1": Row(
         GOOD + "  gate: {uses: toy.gate, with: {least: 1, fail_undecided: no}}\n",
-        ('5:59: gate: fail_undecided: should be true or false, not "no" (in YAML 1.2 say false)',),
+        ('5:59: gate: fail_undecided: should be true or false, not "no" (in YAML 1.2 write false)',),
     ),
     # Wiring
     "unknown stage": Row(
@@ -109,8 +107,8 @@ ROWS = {
     "a need that points downwards": Row(
         HEAD + "  sum: {uses: toy.add, needs: {a: one, b: one}}\n" + ONE,
         (
-            "4:35: sum: 'one' stands below; needs point upwards only",
-            "4:43: sum: 'one' stands below; needs point upwards only",
+            "4:35: sum: 'one' comes later; needs refer to stages above only",
+            "4:43: sum: 'one' comes later; needs refer to stages above only",
         ),
     ),
     "a stage that needs itself": Row(
@@ -120,7 +118,9 @@ ROWS = {
         GOOD + "  two: {uses: toy.make}\n  sum: {uses: toy.add, needs: {a: one}}\n",
         ("6:8: sum: input b (Number) fits several stages above: one, two; name one under needs",),
     ),
-    "missing input": Row(HEAD + "  pair: {uses: toy.split}\n", ("4:9: pair: input a: no stage above gives a Number",)),
+    "missing input": Row(
+        HEAD + "  pair: {uses: toy.split}\n", ("4:9: pair: input a: no stage above has an output of type Number",)
+    ),
     "unknown input": Row(
         GOOD + "  pair: {uses: toy.split, needs: {a: one, baias: one}}\n",
         ("5:43: pair: toy.split has no input 'baias'; it has a, bias (did you mean 'bias'?)",),
@@ -131,7 +131,7 @@ ROWS = {
     ),
     "wrong type of input": Row(
         GOOD + "  text: {uses: toy.total, needs: {numbers: one}}\n  sum: {uses: toy.add, needs: {a: one, b: text}}\n",
-        ("6:43: sum: b takes a Number; text (toy.total) gives output: Text",),
+        ("6:43: sum: b takes a Number; text (toy.total) has output: Text",),
     ),
     # Shape
     "repeated key": Row(GOOD + ONE, ("5:3: 'one' is given twice; first in line 4",)),
@@ -147,7 +147,7 @@ ROWS = {
         GOOD.replace("version: 1", "version: 2"), ("1:10: version: this ptpipe reads version 1, not 2",)
     ),
     "no version": Row(GOOD.replace("version: 1\n", ""), ("1:1: `version: 1` is missing",)),
-    "bad seed": Row("seed: -1\n" + GOOD, ("1:7: seed: a whole number from 0 to 4294967295 is needed",)),
+    "bad seed": Row("seed: -1\n" + GOOD, ("1:7: seed: must be a whole number from 0 to 4294967295",)),
     "bad stage id": Row(
         HEAD + "  One: {uses: toy.make}\n",
         ("4:3: stage id 'One': lower-case letters, digits, '_' and '-' are allowed",),
@@ -162,9 +162,9 @@ ROWS = {
         ("5:2: not YAML: this does not fit the lines above; is the indentation right?",),
     ),
     "a bracket left open": Row(HEAD + "  one: {uses: toy.make\n", ("5:1: not YAML: expected ',' or '}', ...",)),
-    "10 MB": Row(GOOD + "#" * 10_000_000, ("1:1: larger than 256 kB: this is no manifest",)),
+    "10 MB": Row(GOOD + "#" * 10_000_000, ("1:1: larger than 256 kB: this is not a manifest",)),
     "an alias bomb": Row(bomb(), ("...: more than 50000 values, aliases expanded",)),
-    "an alias of itself": Row(HEAD + "  one: &x {uses: *x}\n", ("4:18: the alias *x holds itself",)),
+    "an alias of itself": Row(HEAD + "  one: &x {uses: *x}\n", ("4:18: the alias *x contains itself",)),
     "deep brackets": Row("[" * 50_000, ("1:33: nested more than 32 levels deep",)),
     "a tag": Row(
         "name: !!python/object/apply:os.system [x]\n" + GOOD,
@@ -232,7 +232,7 @@ ROWS = {
             "4:32: one: unknown option 'vlaue' of toy.make (did you mean 'value'?)",
             "5:15: two: unknown stage kind 'toy.mkae' (did you mean 'toy.make'?)",
             "6:43: sum: there is no stage 'noe' (did you mean 'one'?)",
-            "7:9: gate: option 'least' of toy.gate must be given",
+            "7:9: gate: option 'least' of toy.gate is required",
         ),
     ),
 }

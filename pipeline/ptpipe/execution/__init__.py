@@ -1,1 +1,1 @@
-"""Running a plan: the engine, its calls, reporters, records and past runs."""
+"""Execution of a plan: the engine, calls, launchers, reporters, run records, garbage collection."""

@@ -57,9 +57,9 @@ class Call:
     artifacts: str
     """The store's root folder."""
     plugins: tuple[str, ...]
-    """As the manifest names them."""
+    """The manifest's `plugins:`."""
     folder: str
-    """What the plugins' file names are relative to."""
+    """The manifest's folder, which plugins' file names are relative to."""
     workers: int = 1
     """How many processes execute it together, on all nodes."""
     nodes: Nodes = ONE_NODE
@@ -88,8 +88,8 @@ def execute(
     """
     stage = vocabulary.stages[call.kind]
     config = stage.config_type.model_validate_json(json.dumps(call.options), strict=True)
-    sources = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}
-    ctx = Context(call.stage_id, call.kind, call.seed, store.scratch(call.key), sources, tell, rank, call.workers)
+    input_names = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}
+    ctx = Context(call.stage_id, call.kind, call.seed, store.scratch(call.key), input_names, tell, rank, call.workers)
     return stage.named(stage.function(config, ctx, **_read_inputs(call, stage, vocabulary, store)))
 
 

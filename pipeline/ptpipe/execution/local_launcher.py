@@ -28,7 +28,7 @@ class LocalLauncher:
         num_here = call.nodes.num if call.nodes.started else 1
         if call.workers not in (1, num_here):
             reason = f"{num_here} were started" if call.nodes.started else "no loaded plugin starts any"
-            raise StageError(f"{call.kind} wants {call.workers} workers, and {reason}")
+            raise StageError(f"{call.kind} needs {call.workers} workers, and {reason}")
         rank = call.nodes.rank if call.workers > 1 else 0
         with contextlib.redirect_stdout(sys.stderr):
             return execute(call, self._vocabulary, self._store, _silence if rank else tell, rank)

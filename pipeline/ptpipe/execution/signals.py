@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run in good order."""
+"""Signal handling: SIGINT (Ctrl-C) and SIGTERM as exceptions, deferred over critical sections."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ptpipe.errors import Terminated
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Handle SIGTERM as Python handles Ctrl-C: with an exception."""
+    """Raise Terminated: the handler of SIGTERM, as KeyboardInterrupt is that of Ctrl-C."""
     raise Terminated
 
 
 @contextlib.contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM until the end of the block. Who insists, by a second one, is heard at once."""
+    """Defer Ctrl-C and SIGTERM to the end of the `with`; a second one takes effect at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets signals
         return

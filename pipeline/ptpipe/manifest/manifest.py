@@ -1,4 +1,4 @@
-"""The manifest: what a user wrote, checked for shape, with the place of every word."""
+"""The manifest file: read, checked for structure, every key and value with its location."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STAGE_KEYS = ("uses", "needs", "with")
 
 @dataclass(frozen=True)
 class StageEntry:
-    """One stage as written: nothing of it is known to exist yet."""
+    """One stage as written; kind, inputs and options are not checked yet."""
 
     id: str
     uses: str
@@ -34,7 +34,7 @@ class StageEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest whose shape is right."""
+    """A manifest whose structure is valid."""
 
     path: Path
     name: str
@@ -45,11 +45,11 @@ class Manifest:
     overrides: Mapping[str, JSON] = field(default_factory=dict)
 
     def locate(self, *path: str | int, key: bool = False) -> Location | None:
-        """Where the value (or key) at this path stands: `locate("stages", "net", "with", "width")`."""
+        """Return the location of the value (or key) at a path: `locate("stages", "net", "with", "width")`."""
         return self.document.locate(path, key)
 
     def overridden_by(self, overrides: Mapping[str, JSON]) -> Manifest:
-        """The manifest with options replaced: `{"finetune.lr": 0.001, "seed": 3}`.
+        """Return the manifest with options replaced: `{"finetune.lr": 0.001, "seed": 3}`.
 
         Raises ManifestError for a name that is neither `seed` nor `STAGE.OPTION`.
         """
@@ -59,7 +59,7 @@ class Manifest:
         for name, value in overrides.items():
             stage_id, _, rest = name.partition(".")
             if name == "seed" and _is_seed(value):
-                seed = int(value)  # type: ignore[arg-type]  # _is_seed says that it is one
+                seed = int(value)  # type: ignore[arg-type]  # checked by _is_seed
             elif name == "seed":
                 problems.append(Problem(f"-s seed={value}: a seed is a whole number from 0 to {MAX_SEED}"))
             elif stage_id not in options:
@@ -76,7 +76,7 @@ class Manifest:
 
 
 def load(path: Path) -> Manifest:
-    """Read a manifest file. Raises ManifestError with every problem of its text and shape."""
+    """Read a manifest file. Raises ManifestError with every problem of its text and structure."""
     name = str(path)
     try:
         with path.open("rb") as file:
@@ -85,22 +85,24 @@ def load(path: Path) -> Manifest:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ManifestError([Problem(f"cannot read {name}: {reason or error}")]) from error
     if len(content) > MAX_BYTES:
-        raise ManifestError([Problem(f"larger than {MAX_BYTES // 1000} kB: this is no manifest", Location(name, 1, 1))])
+        raise ManifestError(
+            [Problem(f"larger than {MAX_BYTES // 1000} kB: this is not a manifest", Location(name, 1, 1))]
+        )
     return parse(_decode(content, name), path)
 
 
 def parse(text: str, path: Path) -> Manifest:
-    """Make a manifest of YAML text; `path` gives locations their name and plugins their folder."""
+    """Parse YAML text; `path` is the file name in locations, and its folder that of the plugins."""
     document = read(text, str(path))
-    shape = _Shape(document)
-    manifest = shape.manifest(path)
-    if shape.problems or manifest is None:
-        raise ManifestError(sorted(shape.problems, key=lambda problem: problem.location or Location("", 0, 0)))
+    check = _StructureCheck(document)
+    manifest = check.manifest(path)
+    if check.problems or manifest is None:
+        raise ManifestError(sorted(check.problems, key=lambda problem: problem.location or Location("", 0, 0)))
     return manifest
 
 
 def parse_override(text: str) -> tuple[str, JSON]:
-    """`finetune.lr=1e-3` to a name and a value, which is read as YAML. Raises ManifestError."""
+    """Parse `finetune.lr=1e-3` into a name and a value, read as YAML. Raises ManifestError."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise ManifestError([Problem(f"-s {text}: not of the form STAGE.OPTION=VALUE")])
@@ -135,8 +137,8 @@ def _is_seed(value: JSON) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SEED
 
 
-class _Shape:
-    """Checks the shape of a document, collecting every problem."""
+class _StructureCheck:
+    """Checks the structure of a document, collecting every problem."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -159,14 +161,14 @@ class _Shape:
             self._complain("name: letters, digits, '_', '-' and '.', at most 64, are allowed", ("name",))
         seed = top.get("seed", 0)
         if not _is_seed(seed):
-            self._complain(f"seed: a whole number from 0 to {MAX_SEED} is needed", ("seed",))
+            self._complain(f"seed: must be a whole number from 0 to {MAX_SEED}", ("seed",))
         plugins = top.get("plugins", [])
         if not (isinstance(plugins, list) and all(isinstance(plugin, str) and plugin for plugin in plugins)):
-            self._complain("plugins: a list of files (./prune.py) or module names is needed", ("plugins",))
+            self._complain("plugins: must be a list of files (./prune.py) or module names", ("plugins",))
         stages = self._stages(top.get("stages")) if "stages" not in misspelt else ()
         if self.problems:
             return None
-        return Manifest(path, str(name), int(seed), tuple(map(str, plugins)), stages, self.document)  # type: ignore[arg-type]  # shapes were checked above
+        return Manifest(path, str(name), int(seed), tuple(map(str, plugins)), stages, self.document)  # type: ignore[arg-type]  # types were checked above
 
     def _version(self, top: Mapping[str, JSON]) -> None:
         if "version" not in top:
@@ -177,7 +179,7 @@ class _Shape:
 
     def _stages(self, stages: JSON) -> tuple[StageEntry, ...]:
         if not isinstance(stages, dict) or not stages:
-            self._complain("stages: a mapping from stage ids to stages is needed", ("stages",))
+            self._complain("stages: must be a mapping from stage ids to stages", ("stages",))
             return ()
         return tuple(entry for stage_id, stage in stages.items() if (entry := self._stage(stage_id, stage)))
 
@@ -188,7 +190,7 @@ class _Shape:
                 f"stage id {stage_id!r}: lower-case letters, digits, '_' and '-' are allowed", path, key=True
             )
         if not isinstance(stage, dict):
-            self._complain(f"{stage_id}: a mapping with `uses` is needed, not {word_for(stage)}", path)
+            self._complain(f"{stage_id}: must be a mapping with `uses`, not {word_for(stage)}", path)
             return None
         misspelt = self._known_keys(stage, path, _STAGE_KEYS)
         uses, options = stage.get("uses"), stage.get("with")
@@ -217,7 +219,7 @@ class _Shape:
         return result
 
     def _known_keys(self, mapping: Mapping[str, JSON], path: tuple[str, ...], known: Sequence[str]) -> set[str | None]:
-        """Complain of unknown keys. Returns the absent ones that they seem to be: no need to complain of those too."""
+        """Report unknown keys. Returns the missing keys that they seem to misspell, which need no report."""
         misspelt = set()
         for key in mapping:
             if key not in known:
@@ -233,6 +235,6 @@ class _Shape:
 
 
 def word_for(value: JSON) -> str:
-    """What sort of value this is, in a user's words."""
+    """Return the type of a value in YAML's terms."""
     words = {list: "a list", dict: "a mapping", str: "a text", bool: "a yes/no value", type(None): "nothing"}
     return words.get(type(value), "a number")

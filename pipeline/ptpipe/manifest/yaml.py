@@ -1,7 +1,7 @@
-"""YAML text to plain values with the place of every key and value.
+"""A YAML 1.2 reader: plain values with the location of every key and value.
 
-YAML 1.2's core schema: `1e-3` is a number, `no` is a word. Repeated keys, tags and keys that are not words are
-problems; size, depth and what aliases expand to are capped, so that no text can exhaust the reader.
+Scalars follow the core schema: `1e-3` is a number, `no` is text. Repeated keys, tags and keys that are not scalars are
+problems; size, depth and the expansion of aliases are capped, so that no text can exhaust memory or time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_BYTES = 256_000
 MAX_DEPTH = 32
 MAX_VALUES = 50_000
 
-_COMPLAINTS = {
+_REWORDED = {
     "found character '\\t' that cannot start": "a tab; YAML is indented with spaces",
     "expected <block end>, but found": "this does not fit the lines above; is the indentation right?",
     "mapping values are not allowed": "a ':' has no place here; is the indentation right, or a text without quotes?",
@@ -41,16 +41,16 @@ _WORDS: dict[str, JSON] = {
 
 @dataclass(frozen=True)
 class Document:
-    """A read text: its value, and where each key and value stands."""
+    """A parsed text: its value, and the location of each key and value."""
 
     value: JSON
     keys: Mapping[Path, Location] = field(default_factory=dict)
     values: Mapping[Path, Location] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
-    """What is wrong and yet let the rest be read: repeated keys, keys that are not words."""
+    """Mistakes that did not stop the reader: repeated keys, keys that are not scalars."""
 
     def locate(self, path: Path, key: bool = False) -> Location | None:
-        """Where the value (or, with `key`, the key) at this path stands; else where its nearest parent does."""
+        """Return the location of the value (or, with `key`, the key) at a path; else that of its nearest parent."""
         places = (self.keys, self.values) if key else (self.values, self.keys)
         for length in range(len(path), -1, -1):
             for known in places:
@@ -60,7 +60,7 @@ class Document:
 
 
 def scalar(text: str) -> JSON:
-    """The value of a plain (unquoted) scalar in YAML 1.2's core schema, chapter 10.3."""
+    """Return the value of a plain (unquoted) scalar in the core schema (YAML 1.2.2, section 10.3)."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -80,7 +80,7 @@ def _integer(text: str) -> JSON:
 
 
 def read(text: str, name: str) -> Document:
-    """Read one document. `name` stands in front of every location.
+    """Read one document; `name` is the file name in locations.
 
     Raises ManifestError where the text can't be read at all: not YAML, too deep, too large, tagged.
     """
@@ -92,7 +92,7 @@ def read(text: str, name: str) -> Document:
         root = _Composer(name).compose(YAML(typ="safe", pure=True).parse(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise ManifestError([Problem(f"not YAML: {_in_plain_words(error)}", _place(name, mark))]) from error
+        raise ManifestError([Problem(f"not YAML: {_reworded(error)}", _place(name, mark))]) from error
     except ReaderError as error:
         before = text[: error.position]
         place = Location(name, before.count("\n") + 1, len(before) - before.rfind("\n"))
@@ -106,7 +106,7 @@ def read(text: str, name: str) -> Document:
 
 @dataclass
 class _Node:
-    """A value as it stands in the text, before aliases are expanded."""
+    """A value in the text, before aliases are expanded."""
 
     place: Location
     text: str | None = None
@@ -114,11 +114,14 @@ class _Node:
     is_plain: bool = False
     is_mapping: bool = False
     children: list[_Node] = field(default_factory=list)
-    """A list's items; a mapping's keys and values by turns."""
+    """A list's items; a mapping's keys and values in turn."""
 
 
 class _Composer:
-    """Builds nodes from the parser's events, with a stack of its own: no text is too deep for it."""
+    """Builds nodes from the parser's events without recursion.
+
+    Not ruamel's own composer: its nodes do not tell an explicit tag (`!!int 1`), which is refused, from an implied one.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -164,9 +167,9 @@ class _Composer:
     def _aliased(self, event: Any) -> _Node:
         node = self.anchors.get(event.anchor)
         if node is None:
-            raise self._refusal(f"the alias *{event.anchor} stands for nothing above", event)
+            raise self._refusal(f"the alias *{event.anchor} is not defined above", event)
         if any(node is parent for parent in self.open):
-            raise self._refusal(f"the alias *{event.anchor} holds itself", event)
+            raise self._refusal(f"the alias *{event.anchor} contains itself", event)
         return node
 
     def _refusal(self, message: str, event: Any) -> ManifestError:
@@ -174,7 +177,7 @@ class _Composer:
 
 
 class _Reader:
-    """Turns nodes into values, remembering places and problems."""
+    """Converts nodes to values, collecting locations and problems."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -200,7 +203,7 @@ class _Reader:
         for key_node, value_node in zip(node.children[::2], node.children[1::2], strict=True):
             key, place = key_node.text, key_node.place
             if key is None:
-                self.problems.append(Problem("a key must be a word", place))
+                self.problems.append(Problem("a key must be a scalar", place))
             elif key in result:
                 first = self.keys[(*path, key)]
                 self.problems.append(Problem(f"{key!r} is given twice; first in line {first.line}", place))
@@ -211,7 +214,7 @@ class _Reader:
         return result
 
     def _check_text(self, text: str, place: Location) -> None:
-        if _SURROGATE.search(text):  # "\uD800" in quotes: no file, terminal or hash can take it
+        if _SURROGATE.search(text):  # "\uD800" in quotes: it has no UTF-8
             self.problems.append(Problem("half of a surrogate pair is not text", place))
 
 
@@ -219,10 +222,10 @@ def _place(name: str, mark: Any) -> Location:
     return Location(name, mark.line + 1, mark.column + 1) if mark is not None else Location(name, 1, 1)
 
 
-def _in_plain_words(error: Any) -> str:
-    """The parser's complaint; where it talks of its own insides, what people do wrong there."""
+def _reworded(error: Any) -> str:
+    """Return the parser's message, or for its internal terms the usual mistake behind them."""
     problem = str(error.problem or "")
-    for beginning, words in _COMPLAINTS.items():
+    for beginning, words in _REWORDED.items():
         if problem.startswith(beginning):
             return words
     return " ".join(str(part) for part in (error.problem, error.context) if part)

@@ -1,1 +1,1 @@
-"""From a manifest to a plan: vocabulary, options, wiring, keys and what is cached. Runs nothing."""
+"""Planning: plugins, options, wiring, stage keys and cache status. Runs nothing."""

@@ -1,4 +1,4 @@
-"""A plan: a manifest bound to a vocabulary, checked before any work."""
+"""The plan: a manifest bound to a vocabulary, with kinds, options and wiring resolved and checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reference:
     stage: str
     output: str
     text: str
-    """As a manifest would say it: `calibrate.model`, or `pretrain` where that is enough."""
+    """As in a manifest: `calibrate.model`, or `pretrain` where that is unambiguous."""
 
     def __str__(self) -> str:
         return self.text
@@ -30,17 +30,17 @@ class Reference:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage with everything decided."""
+    """One stage with its kind, options and inputs resolved."""
 
     id: str
     stage: Stage[..., object]
     config: StageConfig
     wiring: Mapping[str, tuple[Reference, ...]]
-    """Port name to what feeds it; ports left empty are absent."""
+    """Input port to the outputs it is connected to; unconnected ports are absent."""
 
     @property
     def kind(self) -> str:
-        """The kind's word."""
+        """The kind's name: `train.supervised`."""
         return self.stage.kind
 
     @property
@@ -52,7 +52,7 @@ class PlannedStage:
 
     @cached_property
     def upstream(self) -> tuple[str, ...]:
-        """Ids of the stages that feed this one, each once."""
+        """Ids of the stages that this one has inputs from, each once."""
         return tuple(dict.fromkeys(reference.stage for references in self.wiring.values() for reference in references))
 
 
@@ -72,7 +72,7 @@ class Plan:
         return {stage.id: stage for stage in self.stages}
 
     def subplan(self, stage_id: str) -> Plan:
-        """The plan of a stage and of those that it needs, and of no others."""
+        """Return the plan of one stage and the stages that it depends on."""
         wanted = {stage_id}
         for stage in reversed(self.stages):
             if stage.id in wanted:
@@ -80,12 +80,12 @@ class Plan:
         return replace(self, stages=tuple(stage for stage in self.stages if stage.id in wanted))
 
     def problem(self, stage_id: str, message: str, *option: str, suggestion: str | None = None) -> Problem:
-        """A problem of this stage (of this option of it), at its place in the manifest. For `ptpipe_check` hooks."""
+        """Return a problem of a stage (or of one option), located in the manifest. For `ptpipe_check` hooks."""
         path = ("stages", stage_id, *(("with", *option) if option else ()))
         return Problem(f"{stage_id}: {message}", self.manifest.locate(*path), suggestion)
 
     def plugin_problem(self, stage_id: str, what: str, error: Exception) -> Problem:
-        """A problem of the plugin behind this stage: `what` of it raised something."""
+        """Return a problem of the plugin behind a stage: its `what` (`preflight()`) raised `error`."""
         stage = self[stage_id]
         owner = self.vocabulary.owners[stage.kind].name
         message = f"{stage_id}: {what} of {stage.kind} (plugin {owner}) failed: {describe_error(error)}"
@@ -93,7 +93,7 @@ class Plan:
 
 
 def bind(manifest: Manifest, vocabulary: Vocabulary) -> Plan:
-    """Give every stage its kind, options and inputs. Raises ManifestError with every problem found."""
+    """Resolve every stage's kind, options and inputs. Raises ManifestError with every problem found."""
     problems = [_placed(problem, manifest) for problem in vocabulary.problems]
     binder = _Binder(manifest, vocabulary)
     stages = tuple(stage for entry in manifest.stages if (stage := binder.bind(entry)))
@@ -107,14 +107,14 @@ def bind(manifest: Manifest, vocabulary: Vocabulary) -> Plan:
 
 
 def _checked(plan: Plan) -> Iterator[Problem]:
-    """What the plugins' own rules find."""
-    for answer in call_each(plan.vocabulary.manager, "ptpipe_check", plan=plan):
-        strange = [item for item in answer.items if not isinstance(item, Problem)]
-        reason = answer.error or (f"it gave {strange[0]!r}, which is no Problem" if strange else "")
+    """Yield the problems that the plugins' `ptpipe_check` hooks find."""
+    for result in call_each(plan.vocabulary.manager, "ptpipe_check", plan=plan):
+        strange = [item for item in result.items if not isinstance(item, Problem)]
+        reason = result.error or (f"it returned {strange[0]!r}, which is not a Problem" if strange else "")
         if reason:
-            yield Problem(f"plugin {answer.plugin} failed in ptpipe_check: {reason}", code=ExitCode.PLUGIN)
+            yield Problem(f"plugin {result.plugin} failed in ptpipe_check: {reason}", code=ExitCode.PLUGIN)
         else:
-            yield from answer.items
+            yield from result.items
 
 
 def _placed(problem: Problem, manifest: Manifest) -> Problem:
@@ -177,7 +177,7 @@ class _Binder:
     def _config(self, entry: StageEntry, stage: Stage[..., object]) -> StageConfig | None:
         try:
             config, problems = config_problems(stage, entry.options)
-        except Exception as error:  # noqa: BLE001  # a validator of the plugin's may raise anything
+        except Exception as error:  # noqa: BLE001  # a plugin's validator may raise anything
             message = f"checking the options of {stage.kind} failed: {describe_error(error)}"
             self._complain(entry, message, "with", code=ExitCode.PLUGIN)
             return None
@@ -232,9 +232,9 @@ class _Binder:
             return _reference(stage_id, stage, fitting[0], port)
         given = ", ".join(f"{o.name}: {o.type.__name__}" for o in stage.outputs if output in ("", o.name))
         if fitting:
-            message = f"{text!r} is ambiguous for {port.name}: {given}; say {stage_id}.{fitting[0].name} or the like"
+            message = f"{text!r} is ambiguous for {port.name}: {given}; name one, such as {stage_id}.{fitting[0].name}"
         else:
-            message = f"{port.name} takes a {port.type.__name__}; {stage_id} ({stage.kind}) gives {given}"
+            message = f"{port.name} takes a {port.type.__name__}; {stage_id} ({stage.kind}) has {given}"
         self._complain(entry, message, *path)
         return None
 
@@ -242,7 +242,7 @@ class _Binder:
         if stage_id == entry.id:
             self._complain(entry, "a stage cannot need itself", *path)
         elif stage_id in self.order:
-            self._complain(entry, f"{stage_id!r} stands below; needs point upwards only", *path)
+            self._complain(entry, f"{stage_id!r} comes later; needs refer to stages above only", *path)
         else:
             self._complain(entry, f"there is no stage {stage_id!r}", *path, suggestion=nearest(stage_id, self.above))
 
@@ -250,7 +250,7 @@ class _Binder:
         if port.optional:
             return ()
         if None in self.above.values():
-            return ()  # what an unknown kind would have given nobody knows
+            return ()  # the outputs of an unknown kind are unknown
         fitting = [
             _reference(stage_id, stage, output, port)
             for stage_id, stage in self.above.items()
@@ -266,7 +266,7 @@ class _Binder:
                 f"input {port.name} ({port.type.__name__}) fits several stages above: {choices}; name one under needs"
             )
         else:
-            message = f"input {port.name}: no stage above gives a {port.type.__name__}"
+            message = f"input {port.name}: no stage above has an output of type {port.type.__name__}"
         self._complain(entry, message)
         return ()
 

@@ -1,4 +1,4 @@
-"""Keys: the hash of all that decides a stage's output, known before any work."""
+"""Stage keys: the hash of everything that decides a stage's output, computed before any work."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from ptpipe.plan.source_digest import SourceDigests
 FORMAT = 2
 
 _DIGESTS = {"source": "the plugin's code", "machine": "measured on another machine"}
-"""Parts that are digests, which say nothing to a person."""
+"""Parts that are digests, and what to print instead of them."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """The digest, and the named parts it was made of."""
+    """A digest, and the named parts that it is the hash of."""
 
     digest: str
     parts: Mapping[str, JSON]
 
     @classmethod
     def of(cls, parts: Mapping[str, JSON]) -> Key:
-        """The key of these parts."""
+        """Return the key of these parts."""
         return cls(hashlib.sha256(_canonical(parts).encode()).hexdigest(), parts)
 
     @property
     def short(self) -> str:
-        """Twelve digits, for people."""
+        """The first twelve digits, for display."""
         return self.digest[:12]
 
 
 def compute_keys(plan: Plan, sources: SourceDigests) -> dict[str, Key]:
-    """The key of every stage. Raises ManifestError where what a stage `fingerprint` is not there."""
+    """Return the key of every stage. Raises ManifestError where a stage's `fingerprint` fails (a missing file)."""
     keys: dict[str, Key] = {}
     problems: list[Problem] = []
     for stage in plan.stages:
         fingerprint: JSON = None
         try:
-            # As it will be read back from the store, so that the two can be compared.
+            # As it will be read back from the store, so that `differences` can compare the two.
             fingerprint = (
                 json.loads(json.dumps(stage.stage.fingerprint(stage.config))) if stage.stage.fingerprint else None
             )
@@ -61,7 +61,7 @@ def compute_keys(plan: Plan, sources: SourceDigests) -> dict[str, Key]:
 
 
 def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
-    """What changed between the parts of two keys, a line each: `config.lr: 0.05 -> 0.01`."""
+    """Return what changed between the parts of two keys, one line each: `config.lr: 0.05 -> 0.01`."""
     flat_old, flat_new = dict(_flat(dict(old))), dict(_flat(dict(new)))
     lines = []
     for name in sorted(flat_old.keys() | flat_new.keys()):
@@ -77,7 +77,7 @@ def _parts(
     inputs: dict[str, JSON] = {}
     several = {port.name for port in stage.stage.inputs if port.several}
     for port, references in stage.wiring.items():
-        # Where a port takes several, the stage is told their names, so they decide its output.
+        # Where a port takes several, the stage sees their names (Context.input_names): they decide its output.
         inputs[port] = [
             f"{reference}={keys[reference.stage].digest}/{reference.output}"
             if port in several

@@ -1,4 +1,4 @@
-"""Checking a stage's options against its config type, in words that a manifest's author can use."""
+"""Validation of a stage's options, with pydantic's errors reworded for a manifest's author."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class OptionProblem(NamedTuple):
     """One mistake in the options."""
 
     path: Place
-    """Where it is, seen from `with`."""
+    """Its place below `with`."""
     message: str
     suggestion: str | None = None
     at_key: bool = False
-    """Whether the option's name is wrong, and not its value."""
+    """Whether the option's name is wrong, not its value."""
 
 
 def config_problems(
     stage: Stage[..., object], options: Mapping[str, JSON]
 ) -> tuple[StageConfig | None, list[OptionProblem]]:
-    """Validate options as a manifest's: the config, or else every problem.
+    """Validate options as a manifest's. Returns the config, or None and every problem.
 
-    JSON's types are taken at their word: "3" is not a number, 1 is a fine 1.0, a list may fill a tuple.
+    Strict on JSON's types: "3" is not a number; but 1 may be 1.0, and a list may be a tuple.
     """
     try:
         return stage.config_type.model_validate_json(json.dumps(options), strict=True), []
@@ -63,7 +63,7 @@ def config_problems(
 
 
 def _written_part(loc: Sequence[str | int], options: Any, type_: str) -> Place:
-    """The part of pydantic's location that the manifest has: of `a | b` it also names the branches."""
+    """Return the part of pydantic's location that the manifest has: for `a | b` pydantic adds the branches."""
     place: list[str | int] = []
     for step in loc:
         if isinstance(options, dict) and step in options:
@@ -79,7 +79,7 @@ def _written_part(loc: Sequence[str | int], options: Any, type_: str) -> Place:
 
 
 def _is_above(place: Place, other: Place) -> bool:
-    """Whether a wrong group is explained by what is wrong inside it."""
+    """Return whether a problem of a group is explained by one inside it."""
     return len(place) < len(other) and other[: len(place)] == place
 
 
@@ -95,27 +95,27 @@ def _problem(stage: Stage[..., object], place: Place, details: Sequence[Any]) ->
         message = f"unknown option {name!r} of {stage.kind}"
         return OptionProblem(place, message, nearest(str(place[-1]), known), at_key=True)
     if first["type"] == "missing" and isinstance(place[-1], int):
-        return OptionProblem(place[:-1], f"{'.'.join(map(str, place[:-1]))}: more values are needed")
+        return OptionProblem(place[:-1], f"{'.'.join(map(str, place[:-1]))}: more values are required")
     if first["type"] == "missing":
-        return OptionProblem(place[:-1], f"option {name!r} of {stage.kind} must be given")
-    wishes = list(dict.fromkeys(_in_yaml_words(detail["msg"]) for detail in details))
-    wishes = [wishes[0], *(wish.removeprefix("should be ") for wish in wishes[1:])]
-    message = f"{name + ': ' if name else ''}{' or '.join(wishes)}{_given(first)}{_hint(details)}"
+        return OptionProblem(place[:-1], f"option {name!r} of {stage.kind} is required")
+    demands = list(dict.fromkeys(_in_yaml_words(detail["msg"]) for detail in details))
+    demands = [demands[0], *(demand.removeprefix("should be ") for demand in demands[1:])]
+    message = f"{name + ': ' if name else ''}{' or '.join(demands)}{_given(first)}{_hint(details)}"
     return OptionProblem(place, message, nearest(str(first["input"]), _choices(details)))
 
 
 def _in_yaml_words(message: str) -> str:
-    """Pydantic's message without the words of JSON and Python."""
+    """Return pydantic's message with YAML's terms instead of those of JSON and Python."""
     message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ").removeprefix("Input ")
     if not message.startswith("should be "):
         return message
-    for words, ours in _TO_YAML.items():
-        message = message.replace(words, ours)
+    for json_term, yaml_term in _TO_YAML.items():
+        message = message.replace(json_term, yaml_term)
     return message
 
 
 def _given(detail: Any) -> str:
-    """`, not 3`: what stands there instead, unless the message has said it."""
+    """Return the value given, as `, not 3`, unless the message has it."""
     value = detail["input"]
     if detail["type"] in ("value_error", "assertion_error", "missing"):
         return ""
@@ -124,13 +124,13 @@ def _given(detail: Any) -> str:
 
 
 def _hint(details: Sequence[Any]) -> str:
-    """What often lies behind a text where none belongs."""
+    """Return the likely cause of text in the wrong place."""
     value = details[0]["input"]
     types = {detail["type"] for detail in details}
     if not isinstance(value, str):
         return ""
     if "bool_type" in types and value.lower() in _YAML_1_1:
-        return f" (in YAML 1.2 say {_YAML_1_1[value.lower()]})"
+        return f" (in YAML 1.2 write {_YAML_1_1[value.lower()]})"
     if types & {"float_type", "int_type"} and not isinstance(scalar(value), str | None):
         return " (without quotes it is a number)"
     return ""
@@ -142,7 +142,7 @@ def _choices(details: Sequence[Any]) -> list[str]:
 
 
 def _type_at(config_type: type[BaseModel], path: Place) -> type[BaseModel] | None:
-    """The type of the options at that path, None where it is not one type alone."""
+    """Return the type of the options at a path; None where it is not exactly one type."""
     for step in path:
         field = config_type.model_fields.get(str(step))
         types = _types_in(field.annotation) if field else ()

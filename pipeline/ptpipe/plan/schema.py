@@ -1,4 +1,4 @@
-"""The manifest's JSON Schema, for editors."""
+"""The manifest's JSON Schema, for editors, and option tables for the command line and the docs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _REFERENCE = {"type": "string", "description": "a stage above, or one of its out
 
 
 def manifest_schema(vocabulary: Vocabulary) -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a manifest: every kind's options and inputs. Unknown kinds are let pass."""
-    kinds = sorted(vocabulary.stages)
+    """Return the JSON Schema (draft 2020-12) of manifests: every kind's options and inputs; unknown kinds pass."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "ptpipe manifest",
@@ -25,9 +24,14 @@ def manifest_schema(vocabulary: Vocabulary) -> dict[str, Any]:
         "required": ["version", "stages"],
         "additionalProperties": False,
         "properties": {
-            "version": {"const": VERSION, "description": "the format of manifests"},
-            "name": {"type": "string", "pattern": f"^{NAME_PATTERN.pattern}$", "description": "names the runs"},
-            "seed": {"type": "integer", "minimum": 0, "maximum": MAX_SEED, "description": "of all that is random"},
+            "version": {"const": VERSION, "description": "format of manifests"},
+            "name": {"type": "string", "pattern": f"^{NAME_PATTERN.pattern}$", "description": "prefix of the run ids"},
+            "seed": {
+                "type": "integer",
+                "minimum": 0,
+                "maximum": MAX_SEED,
+                "description": "seed of all random numbers",
+            },
             "plugins": {
                 "type": "array",
                 "items": {"type": "string"},
@@ -35,34 +39,39 @@ def manifest_schema(vocabulary: Vocabulary) -> dict[str, Any]:
             },
             "stages": {
                 "type": "object",
-                "description": "run in this order; needs point upwards only",
+                "description": "run in this order; needs refer to stages above only",
                 "minProperties": 1,
                 "propertyNames": {"pattern": f"^{ID_PATTERN.pattern}$"},
                 "additionalProperties": {"$ref": "#/$defs/stage"},
             },
         },
         "$defs": {
-            "stage": {
-                "type": "object",
-                "required": ["uses"],
-                "additionalProperties": False,
-                "properties": {
-                    "uses": {"anyOf": [{"enum": kinds}, {"type": "string"}], "description": "the stage's kind"},
-                    "needs": {
-                        "type": "object",
-                        "description": "inputs by name; one that only fits once may be left out",
-                    },
-                    "with": {"type": "object", "description": "options"},
-                },
-                "allOf": [_rule(vocabulary.stages[kind]) for kind in kinds],
-            },
-            **{kind: _options(vocabulary.stages[kind]) for kind in kinds},
+            "stage": _stage_schema(vocabulary),
+            **{kind: _options(stage) for kind, stage in sorted(vocabulary.stages.items())},
         },
     }
 
 
+def _stage_schema(vocabulary: Vocabulary) -> dict[str, Any]:
+    kinds = sorted(vocabulary.stages)
+    return {
+        "type": "object",
+        "required": ["uses"],
+        "additionalProperties": False,
+        "properties": {
+            "uses": {"anyOf": [{"enum": kinds}, {"type": "string"}], "description": "the stage's kind"},
+            "needs": {
+                "type": "object",
+                "description": "inputs by name; may be omitted where exactly one output above fits",
+            },
+            "with": {"type": "object", "description": "options"},
+        },
+        "allOf": [_rule(vocabulary.stages[kind]) for kind in kinds],
+    }
+
+
 def option_rows(stage: Stage[..., object]) -> list[dict[str, str]]:
-    """A kind's options for a table: name, type, default, help. Nested options have dotted names."""
+    """Return a kind's options for a table: name, type, default, help. Nested options have dotted names."""
     schema = stage.config_type.model_json_schema()
     return _rows(schema, schema.get("$defs", {}), "")
 
@@ -87,7 +96,7 @@ def _rule(stage: Stage[..., object]) -> dict[str, Any]:
 
 
 def _options(stage: Stage[..., object]) -> dict[str, Any]:
-    """The options' schema; its own definitions move along under the kind's name."""
+    """Return the options' schema; its definitions are nested under the kind's name."""
     text = json.dumps(stage.config_type.model_json_schema())
     schema: dict[str, Any] = json.loads(text.replace('"#/$defs/', f'"#/$defs/{stage.kind}/$defs/'))
     schema["description"] = stage.help
@@ -98,7 +107,7 @@ def _rows(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
     rows = []
     required = schema.get("required", [])
     for name, option in schema.get("properties", {}).items():
-        default = "(must be given)" if name in required else _yaml(option["default"]) if "default" in option else ""
+        default = "(required)" if name in required else _yaml(option["default"]) if "default" in option else ""
         nested = [_resolved(choice, definitions) for choice in option.get("anyOf", [option])]
         groups = [choice for choice in nested if "properties" in choice]
         rows.append(
@@ -115,7 +124,7 @@ def _rows(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
 
 
 def _yaml(value: JSON) -> str:
-    """A value as a manifest would say it."""
+    """Return a value as YAML."""
     return value if isinstance(value, str) and value and scalar(value) == value else json.dumps(value)
 
 
@@ -126,7 +135,7 @@ def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapp
 
 
 def _type_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """A JSON schema's type in words: `integer, at least 1`, `one of none, linear`, `a list of text`."""
+    """Return a JSON schema's type in words: `integer >= 1`, `none | linear`, `list of text`."""
     schema = _resolved(schema, definitions)
     if "anyOf" in schema:
         return " or ".join(_type_words(choice, definitions) for choice in schema["anyOf"])

@@ -1,4 +1,4 @@
-"""Digests of plugins' source code: what it does, comments and layout aside."""
+"""Digests of plugins' source code by its syntax tree: comments and layout do not count."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_MADE_BY = [1, *sys.version_info[:2]]
+_PYTHON = [1, *sys.version_info[:2]]
 
 
 @dataclass
 class SourceDigests:
-    """Digests of the code behind stages, remembered by file in `cache_path` between processes.
+    """Digests of the code behind stages, cached by file in `cache_path` between processes.
 
     The code behind a stage is its plugin's package (or file, with the files beside it that it imports) and the
     other plugins' packages that these import. Libraries enter a key by version, through `packages`.
@@ -35,11 +35,11 @@ class SourceDigests:
     def __post_init__(self) -> None:
         if self.cache_path is not None and self.cache_path.exists():
             with contextlib.suppress(OSError, ValueError):
-                remembered = json.loads(self.cache_path.read_text(encoding="utf-8"))
-                self._files = remembered["files"] if _fits(remembered) else {}
+                cached = json.loads(self.cache_path.read_text(encoding="utf-8"))
+                self._files = cached["files"] if _is_compatible(cached) else {}
 
     def of(self, module_name: str) -> str:
-        """Digest of the code behind a function that was defined in this module."""
+        """Return the digest of the code behind a function that was defined in this module."""
         top = module_name.partition(".")[0]
         if top not in self._by_module:
             parts = sorted((str(name), str(self._file(path)["digest"])) for name, path in self._reachable(top))
@@ -47,13 +47,13 @@ class SourceDigests:
         return self._by_module[top]
 
     def save(self) -> None:
-        """Write what was learned. A folder that can't be written costs time at the next start, no more."""
+        """Write the cache. Where that fails, the next start is slower, nothing else."""
         if not self._changed or self.cache_path is None:
             return
         from ptpipe.store.files import write_atomically
 
         try:
-            content = {"made_by": _MADE_BY, "files": self._files}
+            content = {"made_by": _PYTHON, "files": self._files}
             write_atomically(self.cache_path, json.dumps(content).encode())
         except OSError:
             return
@@ -71,7 +71,7 @@ class SourceDigests:
 
     def _files_of(self, name: str, top: str) -> list[tuple[str, Path]]:
         plugin = self.modules.get(name)
-        # A plugin may be a module inside its package: then the whole package is the code behind it.
+        # A plugin may be a module inside a package: then the whole package is the code behind it.
         module = plugin if plugin is not None and plugin.__name__ == name else sys.modules.get(name, plugin)
         file = getattr(module, "__file__", None) or getattr(plugin, "__file__", None)
         path = Path(file) if file else self._beside(top, name)
@@ -83,7 +83,7 @@ class SourceDigests:
         return [(f"{name}/{file.relative_to(folder).as_posix()}", file) for file in sorted(folder.rglob("*.py"))]
 
     def _beside(self, top: str, name: str) -> Path | None:
-        """A file beside a one-file plugin, by module name."""
+        """Return the file of a module beside a one-file plugin; None where there is none."""
         plugin = Path(getattr(self.modules.get(top), "__file__", None) or "")
         if plugin.name in ("", "__init__.py"):
             return None
@@ -92,7 +92,7 @@ class SourceDigests:
 
     def _file(self, path: Path) -> dict[str, Any]:
         status = path.stat()
-        # The time of the last change of anything (ctime) can't be set, as that of the content can.
+        # ctime too: unlike mtime it can't be set, so a file with a restored mtime is noticed.
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._files.get(str(path))
         if known is None or known["stamp"] != stamp:
@@ -104,20 +104,22 @@ class SourceDigests:
 
 def _digest(content: bytes) -> dict[str, Any]:
     try:
-        with warnings.catch_warnings(action="ignore"):  # of the code's own making; Python says them when it compiles
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # SyntaxWarning and the like: Python gives them when it compiles the code
             tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError):  # compiled, or a template that only looks like Python
+    except (SyntaxError, ValueError, RecursionError):  # a template that only looks like Python
         return {"digest": hashlib.sha256(content).hexdigest(), "imports": []}
     return {"digest": hashlib.sha256(ast.dump(tree).encode()).hexdigest(), "imports": sorted(_imports(tree))}
 
 
-def _fits(remembered: object) -> bool:
-    """Whether a memory was written by this code: another Python has other syntax trees."""
-    return isinstance(remembered, dict) and remembered.get("made_by") == _MADE_BY and "files" in remembered
+def _is_compatible(cached: object) -> bool:
+    """Return whether a cache was written by this version of Python: others have other syntax trees."""
+    return isinstance(cached, dict) and cached.get("made_by") == _PYTHON and "files" in cached
 
 
 def _imports(tree: ast.AST) -> set[str]:
-    """Top-level names that a module imports anywhere in it."""
+    """Return the top-level names that a module imports, anywhere in it."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

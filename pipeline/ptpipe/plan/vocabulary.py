@@ -1,4 +1,4 @@
-"""Check plugins and collecting what they offer."""
+"""Plugin loading: the vocabulary of stage kinds, and hook calls that isolate a failing plugin."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILE_PREFIX = "ptpipe_file_"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A loaded plugin: its name for people, its module, where it was named."""
+    """A loaded plugin: its name for display, its module, where it came from."""
 
     name: str
     module: ModuleType
@@ -49,7 +49,7 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """All that the loaded plugins offer."""
+    """Everything that the loaded plugins offer."""
 
     manager: pluggy.PluginManager
     plugins: tuple[Plugin, ...]
@@ -57,9 +57,9 @@ class Vocabulary:
     owners: Mapping[str, Plugin]
     """Kind to the plugin that offers it."""
     broken: Mapping[str, str] = field(default_factory=dict)
-    """Plugins nobody asked for by name that failed to load, and why; fatal only to a manifest that needs them."""
+    """Built-in and installed plugins that failed to load, and why; fatal only to a manifest that needs them."""
     problems: tuple[Problem, ...] = ()
-    """Plugins asked for by name that failed, and duplicate kinds."""
+    """Plugins named in the manifest that failed to load, and duplicate kinds."""
 
     @contextlib.contextmanager
     def importable(self) -> Iterator[None]:
@@ -75,18 +75,18 @@ class Vocabulary:
 
 
 class HookResult(NamedTuple):
-    """What one plugin said to a hook."""
+    """One plugin's result of a hook."""
 
     plugin: str
     items: list[Any]
     error: str = ""
-    """Why it could not say anything."""
+    """Why it has none; empty where the hook succeeded."""
 
 
 def load_vocabulary(named: Sequence[str] = (), folder: Path | None = None) -> Vocabulary:
     """Load the built-in plugins, the installed ones, and those a manifest names (files relative to `folder`).
 
-    Loading runs the plugins' module code and nothing else. Files are loaded anew at each call.
+    Loading runs the plugins' module code and nothing else. Files are loaded afresh at each call.
     """
     with gc_paused():
         return _Loader().load(named, folder or Path())
@@ -109,7 +109,7 @@ def gc_paused() -> Iterator[None]:
 
 
 class _Loader:
-    """One walk over all plugins."""
+    """Loads all plugins once."""
 
     def __init__(self) -> None:
         self.manager = pluggy.PluginManager("ptpipe")
@@ -123,9 +123,9 @@ class _Loader:
 
     def load(self, named: Sequence[str], folder: Path) -> Vocabulary:
         for name in BUILT_IN:
-            self._add_unasked(name, name, "built in")
+            self._add_optional(name, name, "built in")
         for entry_point in _entry_points():
-            self._add_unasked(entry_point.name, entry_point.value.partition(":")[0], "entry point")
+            self._add_optional(entry_point.name, entry_point.value.partition(":")[0], "entry point")
         for name in named:
             reason = self._attempt(lambda: self._add_named(name, folder))  # noqa: B023  # called at once
             if reason:
@@ -137,7 +137,7 @@ class _Loader:
             self.manager, tuple(self.plugins), self.stages, self.owners, self.broken, tuple(self.problems)
         )
 
-    def _add_unasked(self, name: str, module: str, source: str) -> None:
+    def _add_optional(self, name: str, module: str, source: str) -> None:
         reason = self._attempt(lambda: self._add(Plugin(name, importlib.import_module(module), source)))
         if reason:
             self.broken[name] = reason
@@ -150,11 +150,11 @@ class _Loader:
 
     def _attempt(self, add: Callable[[], None]) -> str | None:
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # results own stdout: a banner would spoil --json
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is for results: a banner would spoil --json
                 add()
         except (KeyboardInterrupt, Terminated, MemoryError):
             raise
-        except BaseException as error:  # noqa: BLE001  # a stranger's module may raise anything, SystemExit too
+        except BaseException as error:  # noqa: BLE001  # a plugin's module may raise anything, SystemExit too
             return describe_error(error)
         return None
 
@@ -172,7 +172,7 @@ class _Loader:
 
     def _add(self, plugin: Plugin) -> None:
         if any(known.module is plugin.module for known in self.plugins):
-            return  # installed and named as well
+            return  # installed, and named in the manifest too
         self.manager.register(plugin.module, plugin.name)
         try:
             self.manager.check_pending()
@@ -222,10 +222,10 @@ def _is_file_name(name: str) -> bool:
 
 
 def _executed(name: str, path: Path) -> ModuleType:
-    """The module of a file, loaded anew."""
+    """Execute a file as a new module."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError("it is no Python file: a plugin's name ends in .py")
+        raise ImportError("it is not a Python file: a plugin's name ends in .py")
     module = importlib.util.module_from_spec(spec)
     _add_to_path(path.parent)  # so that it can import the files beside it, now and inside its stages
     sys.modules[name] = module
@@ -243,7 +243,7 @@ def _add_to_path(folder: Path) -> None:
 
 
 def _similar_file(name: str, folder: Path) -> str | None:
-    """The file that a name that leads nowhere may have meant."""
+    """Return the file that a plugin name without a file may have meant."""
     if (folder / name).is_file():
         return None
     parent = (folder / name).parent
@@ -255,20 +255,20 @@ def _similar_file(name: str, folder: Path) -> str | None:
 
 
 def call_each(manager: pluggy.PluginManager, hook: str, **arguments: object) -> Iterator[HookResult]:
-    """Ask plugin after plugin a hook whose answers are collected, so that one that fails spoils no other's."""
+    """Call a hook plugin by plugin: one that fails does not affect the results of the others."""
     for name, plugin in manager.list_name_plugin():
         others = [other for other in manager.get_plugins() if other is not plugin]
         if hook not in (caller.name for caller in manager.get_hookcallers(plugin) or []):
             continue
         try:
-            answers = manager.subset_hook_caller(hook, others)(**arguments)
-            yield HookResult(name, [item for answer in answers for item in answer])
+            results = manager.subset_hook_caller(hook, others)(**arguments)
+            yield HookResult(name, [item for result in results for item in result])
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a plugin may raise anything
             yield HookResult(name, [], describe_error(error))
 
 
 def describe_error(error: BaseException) -> str:
-    """A plugin's error in one line, with the line of the plugin's code that it came from."""
+    """Return a plugin's error in one line, with the line of the plugin's code that raised it."""
     text = str(error).strip().partition("\n")[0]
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg or text} ({Path(error.filename).name}:{error.lineno})"
@@ -279,7 +279,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def own_frames(plugins: Sequence[Plugin], error: BaseException) -> tuple[str, ...]:
-    """The lines of a traceback that lie in the plugins' code, outermost first: `prune.py:12 in prune: 1 / 0`."""
+    """Return a traceback's lines in the plugins' code, outermost first: `prune.py:12 in prune: 1 / 0`."""
     packages = {_package_folder(plugin.module) for plugin in plugins}
     beside = {Path(plugin.module.__file__).parent for plugin in plugins if plugin.module.__file__}
 
@@ -292,13 +292,13 @@ def own_frames(plugins: Sequence[Plugin], error: BaseException) -> tuple[str, ..
 
 
 def _package_folder(module: ModuleType) -> Path | None:
-    """The folder of a plugin that is a package (or a module of one); None for a plugin of one file."""
+    """Return the folder of a plugin that is a package (or a module of one); None for a plugin of one file."""
     top = sys.modules.get(module.__name__.partition(".")[0])
     return Path(top.__file__).parent if top is not None and hasattr(top, "__path__") and top.__file__ else None
 
 
 def _is_ours(filename: str) -> bool:
-    """Whether code is ptpipe's, Python's own, or between the two."""
+    """Return whether code belongs to ptpipe, the standard library, pluggy or pydantic."""
     path = Path(filename)
     if "site-packages" in path.parts:
         return bool({"pluggy", "pydantic"} & set(path.parts))

@@ -1,4 +1,4 @@
-"""Records of past runs: listing and finding them."""
+"""Records of past runs: list them, find one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from ptpipe.errors import Problem, UsageError, nearest
 from ptpipe.store.store import Store
 
-_LENGTH_OF_TIME = len("20260102-030405")
-_NEEDED = {"name", "started_at", "seconds", "exit_code", "finished", "keys", "stages"}
+_TIME_LENGTH = len("20260102-030405")
+_REQUIRED = {"name", "started_at", "seconds", "exit_code", "finished", "keys", "stages"}
 
 
 def run_records(store: Store, name: str = "") -> Iterator[dict[str, Any]]:
-    """The records of all runs (or of those with this in their id), newest first, read one by one.
+    """Yield the records of all runs (or of those with `name` in their id), newest first, read lazily.
 
-    A folder without a readable record is passed over. `run_id` is the folder's name, whatever the record says.
+    Folders without a readable record are skipped. `run_id` is the folder's name, whatever the record has.
     """
     folders = sorted((store.root / "runs").glob(f"*-{name}*"), reverse=True)
-    for _, of_one_second in groupby(folders, key=lambda folder: folder.name[:_LENGTH_OF_TIME]):
-        records = filter(None, map(_record, of_one_second))
+    for _, same_second in groupby(folders, key=lambda folder: folder.name[:_TIME_LENGTH]):
+        records = filter(None, map(_record, same_second))
         yield from sorted(records, key=lambda record: str(record["started_at"]), reverse=True)
 
 
@@ -31,11 +31,14 @@ def _record(folder: Path) -> dict[str, Any] | None:
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return record | {"run_id": folder.name} if isinstance(record, dict) and record.keys() >= _NEEDED else None
+    return record | {"run_id": folder.name} if isinstance(record, dict) and record.keys() >= _REQUIRED else None
 
 
 def find_run(store: Store, wanted: str) -> tuple[dict[str, Any], Path]:
-    """The record and folder of a run by id, by the unambiguous start or end of one, or `last`. Raises UsageError."""
+    """Return the record and folder of a run by its id, the unambiguous start or end of one, or `last`.
+
+    Raises UsageError where no run or several runs match.
+    """
     records = list(run_records(store))
     ids = [record["run_id"] for record in records]
     matching = [r for r in records if wanted == r["run_id"]] or [
@@ -46,5 +49,5 @@ def find_run(store: Store, wanted: str) -> tuple[dict[str, Any], Path]:
     if len(matching) == 1:
         return matching[0], store.root / "runs" / matching[0]["run_id"]
     if matching:
-        raise UsageError(f"{wanted!r} fits {len(matching)} runs; give more of the id")
+        raise UsageError(f"{wanted!r} matches {len(matching)} runs; give more of the id")
     raise UsageError(str(Problem(f"there is no run {wanted!r} under {store.root}", suggestion=nearest(wanted, ids))))

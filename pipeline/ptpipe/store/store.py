@@ -227,7 +227,7 @@ class Store:
         """Delete a finished stage's scratch folder."""
         shutil.rmtree(self.root / "scratch" / key, ignore_errors=True)
 
-    def lock(self, key: str, on_wait: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    def lock(self, key: str, on_wait: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[None]:
         """Lock a key against other processes inside the `with`; `on_wait` is called before waiting."""
         return exclusive_lock(self.root / "locks" / key, on_wait)
 

@@ -116,7 +116,7 @@ def test_the_launcher_here(project, vocabulary, store, capsys):
 
 def test_the_launcher_here_starts_no_workers(project, vocabulary, store):
     call = replace(call_of(project, "toy.odd", how="print"), workers=2)
-    with pytest.raises(StageError, match=r"toy\.odd wants 2 workers, and no loaded plugin starts any"):
+    with pytest.raises(StageError, match=r"toy\.odd needs 2 workers, and no loaded plugin starts any"):
         LocalLauncher(vocabulary, store).ptpipe_launch(call, print)
 
 

@@ -112,7 +112,7 @@ def test_two_runs_at_once_share_the_work(project, run_cli):
     records = [json.loads(out) for out in outs]
     assert [outcomes(record)["slow"] for record in records] == ["done", "cached"]
     assert {outcomes(record)["last"] for record in records} == {"done", "cached"}
-    assert records[1]["stages"][1]["notices"] == ["another run is doing this stage; waiting for it"]
+    assert records[1]["stages"][1]["notices"] == ["another run is running this stage; waiting for it"]
     assert records[0]["stages"][1]["outputs"] == records[1]["stages"][1]["outputs"]
 
 

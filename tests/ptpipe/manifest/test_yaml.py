@@ -126,7 +126,7 @@ def problems_of(text):
         ),
         ("a: 1\n'a': 2", ["m:2:1: 'a' is given twice; first in line 1"]),
         ("x: {1: a, '1': b}", ["m:1:11: '1' is given twice; first in line 1"]),
-        ("[a]: b\n? {c: d}\n: e", ["m:1:1: a key must be a word", "m:2:3: a key must be a word"]),
+        ("[a]: b\n? {c: d}\n: e", ["m:1:1: a key must be a scalar", "m:2:3: a key must be a scalar"]),
         (
             "a: !!int 1\nb: !x y",
             [
@@ -134,8 +134,8 @@ def problems_of(text):
                 "m:2:4: tags such as !x are not allowed here",
             ],
         ),
-        ("a: *b", ["m:1:4: the alias *b stands for nothing above"]),
-        ("a: &a\n  b: [*a]", ["m:2:7: the alias *a holds itself"]),
+        ("a: *b", ["m:1:4: the alias *b is not defined above"]),
+        ("a: &a\n  b: [*a]", ["m:2:7: the alias *a contains itself"]),
         ("a: 1\n---\nb: 2", ["m:2:1: a second YAML document; a manifest is one"]),
         ("a:\n\tb: 1", ["m:2:1: not YAML: a tab; YAML is indented with spaces"]),
         ("a: b: c", ["m:1:5: not YAML: a ':' has no place here; is the indentation right, or a text without quotes?"]),

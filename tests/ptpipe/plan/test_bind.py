@@ -74,14 +74,14 @@ def test_defaults_are_filled_in(project):
         (
             "gate: {uses: toy.gate}",
             [
-                "5:9: gate: option 'least' of toy.gate must be given",
-                "5:9: gate: input a: no stage above gives a Number",
+                "5:9: gate: option 'least' of toy.gate is required",
+                "5:9: gate: input a: no stage above has an output of type Number",
             ],
         ),
         (
             "sum: {uses: toy.add, needs: {a: two, b: sum}}\n" + TWO,
             [
-                "5:35: sum: 'two' stands below; needs point upwards only",
+                "5:35: sum: 'two' comes later; needs refer to stages above only",
                 "5:43: sum: a stage cannot need itself",
             ],
         ),
@@ -111,13 +111,13 @@ def test_defaults_are_filled_in(project):
             "one: {uses: toy.make}\ngate: {uses: toy.gate, with: {least: 1}}\n"
             "sum: {uses: toy.add, needs: {a: one, b: gate}}",
             [
-                "7:43: sum: b takes a Number; gate (toy.gate) gives output: Strict",
+                "7:43: sum: b takes a Number; gate (toy.gate) has output: Strict",
             ],
         ),
         (
             "one: {uses: toy.make}\npair: {uses: toy.split}\nsum: {uses: toy.add, needs: {a: pair, b: pair.lo}}",
             [
-                "7:35: sum: 'pair' is ambiguous for a: low: Number, high: Number; say pair.low or the like",
+                "7:35: sum: 'pair' is ambiguous for a: low: Number, high: Number; name one, such as pair.low",
                 "7:44: sum: pair (toy.split) has no output 'lo'; it has low, high (did you mean 'low'?)",
             ],
         ),
@@ -184,7 +184,7 @@ def test_a_plugin_may_have_rules_of_its_own(project):
     ("body", "reason"),
     [
         ("return [1 / 0]", "ZeroDivisionError: division by zero (rules.py:7)"),
-        ("return ['words']", "it gave 'words', which is no Problem"),
+        ("return ['words']", "it returned 'words', which is not a Problem"),
         ("return 3", "TypeError: 'int' object is not iterable"),
         ("raise SystemExit(0)", "SystemExit: 0 (rules.py:7)"),
     ],

@@ -121,7 +121,7 @@ def table(config: TableConfig, ctx: Context) -> Verdict:
 def test_a_table_of_options():
     rows = [(row["name"], row["type"], row["default"]) for row in option_rows(table)]
     assert rows == [
-        ("needed", "number > 0 and < 1", "(must be given)"),
+        ("needed", "number > 0 and < 1", "(required)"),
         ("word", "a | b", "a"),
         ("number_like", "text", '"1e3"'),
         ("empty", "text", '""'),
