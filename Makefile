@@ -6,7 +6,7 @@ CORE := .venv-core
 PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 # Two workers of one thread each: with more, they would compete for the same processors.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20
 
 .PHONY: demo test test-core test-thorough coverage lint format docs bench schema hooks release clean
 

@@ -39,6 +39,9 @@ PROJECT = {
 STAGES, COMMANDS = "reference/stages.md", "reference/command_line.md"
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
 """The target of a relative link, without its anchor."""
+TABLE_ROW, CODE = re.compile(r"^\|.*$", re.MULTILINE), re.compile(r"`[^`]*`")
+"""In a table, Python-Markdown takes the backslash before a pipe in code literally; others need it."""
+BEGINS_BLOCK = re.compile(r"[-*] |\d+\. |\|")
 
 
 def decisions() -> list[str]:
@@ -104,8 +107,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let a link to a folder lead to the folder's page, as it does on code hosting sites."""
-    return LINK.sub(lambda match: match[1] + "README.md" if match[1].endswith("/") else match[1], markdown)
+    """Read a page as code hosting sites do: a link to a folder leads to its page, blocks need no blank line before."""
+    linked = LINK.sub(lambda match: match[1] + "README.md" if match[1].endswith("/") else match[1], markdown)
+    return with_blank_lines(
+        TABLE_ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), linked)
+    )
+
+
+def with_blank_lines(markdown: str) -> str:
+    """Put a blank line before each list and table that follows a paragraph, where Python-Markdown needs one."""
+    lines: list[str] = []
+    in_fence = False
+    for line in markdown.splitlines():
+        in_fence ^= line.startswith("```")
+        begins = None if in_fence else BEGINS_BLOCK.match(line)
+        before = lines[-1] if lines else ""
+        if begins and before.strip() and not before.startswith((begins[0][0], " ")):
+            lines.append("")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def module_page(module: str) -> str:

@@ -143,6 +143,12 @@ def test_the_reference_has_every_stage_and_every_command():
     assert "--artifacts" in commands
 
 
+def test_lists_and_tables_need_no_blank_line_before():
+    page = "One:\n- a\n  more\n- b\n\nTwo:\n| c | d |\n| - | - |\n```sh\nls\n- no list\n```\n1. e\n2. f\n"
+    read = "One:\n\n- a\n  more\n- b\n\nTwo:\n\n| c | d |\n| - | - |\n```sh\nls\n- no list\n```\n\n1. e\n\n2. f\n"
+    assert HOOKS.with_blank_lines(page) == read
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra `docs`)")

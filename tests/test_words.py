@@ -23,7 +23,8 @@ DEFINED = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def python_files(*roots: str) -> list[Path]:
-    return sorted(path for root in roots for path in (ROOT / root).rglob("*.py"))
+    found = (path for root in roots for path in (ROOT / root).rglob("*.py"))
+    return sorted(path for path in found if path.name != "plain_script.py")  # the yardstick, kept as it was written
 
 
 def text_files() -> list[Path]:

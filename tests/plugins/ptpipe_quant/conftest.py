@@ -174,13 +174,13 @@ def digits() -> Data:
 @pytest.fixture(scope="session")
 def trained(digits: Data) -> Model:
     """The small network, trained to some 97 % on the digits."""
-    with torch_threads(2):
+    with torch_threads(1):
         return train(make_model(small_net), digits, lr=0.05, epochs=4)
 
 
 @pytest.fixture(scope="session")
 def trained_mixed(digits: Data) -> Model:
-    with torch_threads(2):
+    with torch_threads(1):
         return train(make_model(mixed_net), digits, lr=0.05, epochs=4)
 
 

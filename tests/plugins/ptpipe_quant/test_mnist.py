@@ -59,7 +59,7 @@ def images(context) -> Data:
 
 @pytest.fixture(scope="module")
 def cnn(images, context) -> Model:
-    with torch_threads(2):
+    with torch_threads(1):
         model = small_cnn(SmallCnnConfig(), context, images)
         return train(train(model, images, lr=0.05), images, lr=0.01)
 
@@ -73,7 +73,7 @@ def static_accuracy(cnn, images, context) -> float:
 @pytest.mark.parametrize("bf16", [False, True])
 def test_quantization_aware_training(cnn, images, context, static_accuracy, batch_norm, bf16) -> None:
     config = PrepareQatConfig(backend=BACKENDS[0], batch_norm=batch_norm, reduce_range=False)
-    with torch_threads(2):
+    with torch_threads(1):
         tuned = train(prepare_qat(config, context, cnn), images, lr=0.005, bf16=bf16)
     int8 = convert(ConvertConfig(), context, tuned)
     fake_NK, real_NK = logits_of(tuned, images), logits_of(int8, images)
