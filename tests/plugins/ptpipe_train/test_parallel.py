@@ -244,6 +244,16 @@ def test_batch_norm_and_bf16_train_as_well(run: Train, name: str) -> None:
     assert parallel["val_top1"] > single["val_top1"] - 0.02
 
 
+@pytest.mark.parametrize("name", ["ddp", "1f1b"])
+def test_all_workers_take_the_precision_that_rank_0_measured(run: Train, name: str) -> None:
+    auto = run(parallel=MODES[name], precision="auto")
+    metrics = auto.stages["train"].metrics
+    assert metrics[f"{metrics['precision']}_step_ms"] == min(metrics["fp32_step_ms"], metrics["bf16_step_ms"]) > 0
+    chosen = run(parallel=MODES[name], precision=metrics["precision"])
+    # Pipeline stages are balanced by measured cost, which only changes the order of sums.
+    assert max_difference(model_of(chosen), model_of(auto)) < 1e-2
+
+
 @pytest.mark.parametrize(("name", "compress"), [("ddp", "bf16"), ("ddp+pp", "fp16")])
 def test_compressed_gradients_end_near(run: Train, name: str, compress: str) -> None:
     compressed = run(parallel=MODES[name] | {"compress": compress})

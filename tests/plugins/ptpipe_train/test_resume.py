@@ -91,9 +91,8 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(lab: Lab, options: dict[str
         assert got.metrics["loss_scale"] == want.metrics["loss_scale"]
 
 
-# The first of the trainings in bf16 reads a batch more, for timing its steps.
-@pytest.mark.parametrize(("precision", "step"), [("fp32", 8), ("bf16", 7)])
-def test_a_model_with_fake_quantization_too(lab: Lab, precision: str, step: int) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_with_fake_quantization_too(lab: Lab, precision: str) -> None:
     folded = prepare_qat(PrepareQatConfig(backend="fbgemm"), lab.context(), lab.make_model(norm=True))
     options = {"epochs": 2, "precision": precision, "lr": 0.01, "memory_format": "channels_last"}
     want = lab.train_afresh(folded, make_data(lab), **options)
@@ -101,7 +100,7 @@ def test_a_model_with_fake_quantization_too(lab: Lab, precision: str, step: int)
         with pytest.raises(Stopped):
             lab.train(folded, make_data(lab, stop_train=stop), checkpoint_every_s=EVERY_STEP, **options)
     got = lab.train(folded, make_data(lab), checkpoint_every_s=EVERY_STEP, **options)
-    assert got.log == [f"training resumes from the checkpoint of step {step}"]
+    assert got.log == ["training resumes from the checkpoint of step 8"]
     assert_same_bits(got.model, want.model)
     assert got.model.recipe == folded.recipe
 
