@@ -60,7 +60,7 @@ def model_of(result: RunResult) -> Model:
 
 
 def max_difference(one: Model, other: Model) -> float:
-    """Of all parameters, relative to the greatest value of each."""
+    """Return the maximum difference of all parameters, relative to the maximum of each."""
     assert one.tensors.keys() == other.tensors.keys()
     assert all(tensor.isfinite().all() for model in (one, other) for tensor in model.tensors.values())
     return max(
