@@ -1,8 +1,8 @@
-"""Training in parallel on this machine: two processes of one thread beside one, beside two that don't talk, and beside
-the loops written by hand.
+"""Throughput of parallel training on this machine: two processes of one thread, relative to one process, to two that
+don't communicate, and to hand-written loops.
 
 All are run in turn, in the same two processes; a round gives one throughput of each, and ratios are those of medians.
-Network: model.small_cnn, channels-last. Images: MNIST under PTPIPE_DATA, else random ones of the same shape.
+Network: model.small_cnn, channels-last. Images: MNIST under PTPIPE_DATA, else random images of the same shape.
 
     python benchmarks/parallel.py [--rounds 5] [--steps 60]
 """
@@ -66,7 +66,7 @@ def make_data(num_images: int, context: Context) -> Data:
 
 
 class Layout(nn.Module):
-    """What is sent must be contiguous; convolutions are quicker in channels-last."""
+    """Converts between contiguous messages and channels-last convolutions, which are faster."""
 
     def __init__(self, layout: torch.memory_format = torch.contiguous_format) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Layout(nn.Module):
 
 
 class Bench:
-    """The runs of one of the two processes. Each gives images per second, of both together."""
+    """The runs of one of the two processes. Each returns images per second, summed over both."""
 
     def __init__(self, rank: int, steps: int, scratch: Path) -> None:
         self.rank, self.steps, self.scratch, self.number = rank, steps, scratch, 0
@@ -86,26 +86,26 @@ class Bench:
         self.model: Model = small_cnn(SmallCnnConfig(), context, self.data)
 
     def context(self, num_workers: int) -> Context:
-        self.number += 1  # a new name each time: names of process groups are used once
+        self.number += 1  # names of process groups can be used only once
         folder = self.scratch / f"{self.number}"
         folder.mkdir(exist_ok=True)
         return Context(f"t{self.number}", "train.supervised", 7, folder, rank=self.rank, num_workers=num_workers)
 
     def stage(self, context: Context, parallel: Parallel, batch_size: int) -> float:
-        figures: list[float] = []
+        rates: list[float] = []
 
         def tell(event: object) -> None:
             if isinstance(event, Metric) and event.name == "images_per_s":
-                figures.append(float(str(event.value)))
+                rates.append(float(str(event.value)))
 
         config = TrainConfig(epochs=1, batch_size=batch_size, num_threads=1, parallel=parallel)
         train(config, Context(**{**vars(context), "_tell": tell}), self.model, self.data)
-        return figures[0]
+        return rates[0]
 
-    def by_itself(self, *, both: bool) -> float:
-        """Rank 0 trains alone while the other waits without working; or both, side by side, and say nothing."""
+    def alone(self, *, both: bool) -> float:
+        """Train on rank 0 while the other waits idle; or on both, without communication."""
         context = self.context(1)
-        with init_worker_group(self.context(2)):  # begin together
+        with init_worker_group(self.context(2)):  # starts both at the same time
             pass
         rate = self.stage(context, Parallel(), BATCH) if both or self.rank == 0 else 0.0
         with init_worker_group(self.context(2)) as workers:
@@ -135,15 +135,15 @@ class Bench:
 
     def bare_pp(self) -> float:
         with self.bare() as module:
-            chunk = nn.Sequential(Layout(torch.channels_last), (module[:SPLIT], module[SPLIT:])[self.rank], Layout())
+            piece = nn.Sequential(Layout(torch.channels_last), (module[:SPLIT], module[SPLIT:])[self.rank], Layout())
             batches = self.batches(2 * BATCH, 0, 1)
             images_MCHW = batches[0][0][: 2 * BATCH // MICROBATCHES]
             between = torch.empty_like(module[:SPLIT](images_MCHW), memory_format=torch.contiguous_format)
             values = [images_MCHW, between.detach().requires_grad_(), module(images_MCHW).detach().requires_grad_()]
             given = {"input_args": values[self.rank], "output_args": values[self.rank + 1]}
-            stage = PipelineStage(chunk, self.rank, 2, torch.device("cpu"), **given)
+            stage = PipelineStage(piece, self.rank, 2, torch.device("cpu"), **given)
             schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=cross_entropy)
-            optimizer = torch.optim.SGD(chunk.parameters(), 0.05, momentum=0.9)
+            optimizer = torch.optim.SGD(piece.parameters(), 0.05, momentum=0.9)
             begin_s = time.perf_counter()
             for images_NCHW, labels_N in batches:
                 optimizer.zero_grad()
@@ -155,8 +155,8 @@ class Bench:
         ddp = Parallel(mode="ddp", workers=2)
         pp = Parallel(mode="pp", microbatches=MICROBATCHES, split_at=(str(SPLIT),))
         return {
-            SINGLE: lambda: self.by_itself(both=False),
-            APART: lambda: self.by_itself(both=True),  # the most to be had
+            SINGLE: lambda: self.alone(both=False),
+            APART: lambda: self.alone(both=True),  # the upper bound
             DDP: lambda: self.stage(self.context(2), ddp, 2 * BATCH),
             BARE_DDP: self.bare_ddp,
             PP: lambda: self.stage(self.context(2), pp, 2 * BATCH),
@@ -174,14 +174,14 @@ def work(rounds: int, steps: int, output: Path) -> None:
     for round_ in range(rounds + 1):
         for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
             rate = runs[name]()
-            if round_:  # the first one warms up
+            if round_:  # the first one is the warm-up
                 rates[name].append(rate)
     if rank == 0:
         output.write_text(json.dumps(rates))
 
 
 def start_s() -> tuple[float, float]:
-    """Seconds of a stage of two workers that makes one step, and of importing torch in two processes at once."""
+    """Return the seconds of a stage of two workers that takes one step, and of importing torch in two processes."""
     with tempfile.TemporaryDirectory() as folder:
         manifest = Path(folder) / "start.yaml"
         manifest.write_text(MANIFEST)
@@ -214,7 +214,7 @@ def main() -> None:
         rates = json.loads(output.read_text())
     medians = {name: statistics.median(values) for name, values in rates.items()}
     print(f"small_cnn, batch {BATCH} a process, one thread a process, torch {torch.__version__}\n")
-    print(f"{'':18}{'images/s':>10}{'least':>8}{'most':>8}")
+    print(f"{'':18}{'images/s':>10}{'min':>8}{'max':>8}")
     for name, values in rates.items():
         print(f"{name:18}{medians[name]:10.0f}{min(values):8.0f}{max(values):8.0f}")
     print()

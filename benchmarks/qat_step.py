@@ -1,121 +1,138 @@
-"""What a step of quantization-aware training costs, beside a float step of the same network and memory layout.
+"""Cost of a step of quantization-aware training, relative to a float step of the same network.
 
-A step is zero_grad, forward under autocast where said, cross-entropy, backward, SGD; the batch stands ready in
-memory. Network: model.small_cnn at 28x28, channels last. Rows: the float network; ours with batch norm folded (the
-default of quant.prepare_qat), watching ranges and with ranges frozen; ours with batch norm trained; and torch's own
-`prepare_qat_fx`, as it comes (under bf16 it does not run). All are run in turn, in changing order, in one process;
-the figure is the ratio of medians to the float row of the same precision.
+Every row is a training by `train.supervised`, as a manifest runs it: memory format, threads, allocator and data
+loading are the stage's own, and the figure is the stage's throughput. Network: model.small_cnn on random 28x28 images.
+Rows: the float network; ours with batch norm folded (the default of quant.prepare_qat), observing ranges and with
+ranges frozen; ours with batch norm trained; and torch's own `prepare_qat_fx` (under bf16 it does not run). All are
+run in turn, in changing order, in one process; a figure is the ratio of medians to the float row of the same precision.
 
-    python benchmarks/qat_step.py [--rounds 60] [--batch 128] [--threads 2]
+    python benchmarks/qat_step.py [--rounds 5] [--steps 30] [--batch 128] [--threads 2]
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
+import tempfile
 import warnings
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from ptpipe_quant.parts import prepare_qat
-from ptpipe_torch import TrainingCallback
-from ptpipe_torch.runtime import freed_memory_kept, torch_threads
-from ptpipe_zoo.nets import small_cnn
+from ptpipe import Context, Event, Metric
+from ptpipe_quant import PrepareQatConfig, prepare_qat
+from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, LoaderOptions, Model, Split, transform
+from ptpipe_train import TrainConfig, train
+from ptpipe_zoo import SmallCnnConfig, small_cnn
 
 TARGET = 1.5
 FLOAT, STOCK = "float", "torch's own prepare_qat_fx"
-Step = Callable[[], None]
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return small_cnn(shape_CHW=(1, 28, 28), num_classes=10, width=32)
-
-
-def ours(batch_norm: str) -> nn.Module:
-    return prepare_qat(
-        network().eval(), backend="fbgemm", weights="per_channel", reduce_range=False, skip=(), batch_norm=batch_norm,
-        freeze_at=0.75,
-    )  # fmt: skip
-
-
-def torchs_own() -> nn.Module:
+@transform
+def stock_qat(module: nn.Module) -> nn.Module:
     from torch.ao.quantization import get_default_qat_qconfig_mapping
     from torch.ao.quantization.quantize_fx import prepare_qat_fx
 
     with warnings.catch_warnings(action="ignore"):
         mapping = get_default_qat_qconfig_mapping("fbgemm")
-        return prepare_qat_fx(network().train(), mapping, (torch.zeros(1, 1, 28, 28),))
+        prepared: nn.Module = prepare_qat_fx(module.train(), mapping, (torch.zeros(1, 1, 28, 28),))
+        return prepared
 
 
-def make_step(module: nn.Module, batch_size: int, *, bf16: bool, fraction: float = 0.0) -> Step:
-    module = module.to(memory_format=torch.channels_last).train()
-    optimizer = torch.optim.SGD(module.parameters(), 0.005, momentum=0.9)
-    generator = torch.Generator().manual_seed(1)
-    images_NCHW = torch.randn(batch_size, 1, 28, 28, generator=generator).contiguous(memory_format=torch.channels_last)
-    labels_N = torch.randint(0, 10, (batch_size,), generator=generator)
-    listeners: list[Any] = [layer for layer in module.modules() if isinstance(layer, TrainingCallback)]
-
-    def step(share: float = fraction) -> None:
-        for listener in listeners:
-            listener.on_progress(share)
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            logits_NK = module(images_NCHW)
-        cross_entropy(logits_NK.float(), labels_N).backward()
-        optimizer.step()
-
-    step(0.0)  # a range must be seen before it can be frozen
-    return step
+def make_data(num_images: int, batch_size: int) -> Data:
+    rng = np.random.default_rng(0)
+    info = DatasetInfo("random images", tuple(map(str, range(10))), (1, 28, 28), (0.13,), (0.31,))
+    images = ArrayImages(rng.integers(0, 256, (num_images, 28, 28, 1), dtype=np.uint8))
+    ids = np.arange(num_images).astype(np.str_)
+    return Data(info, {"train": Split(ids, rng.integers(0, 10, num_images), images)}, LoaderOptions(batch_size))
 
 
-def race(steps: dict[str, Step], num_rounds: int) -> dict[str, float]:
-    """Median seconds of each, timed in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    names = list(steps)
-    for round_ in range(num_rounds + 3):
+class Bench:
+    """Trains models by the stage, for one epoch each."""
+
+    def __init__(self, scratch: Path, data: Data, num_threads: int) -> None:
+        self.scratch, self.data, self.num_threads = scratch, data, num_threads
+        self.num_runs = 0
+
+    def context(self) -> Context:
+        self.num_runs += 1
+        folder = self.scratch / str(self.num_runs)
+        folder.mkdir()
+        return Context("train", "train.supervised", 7, folder)
+
+    def train(self, model: Model, precision: str) -> tuple[Model, float, str]:
+        """Return the trained model, milliseconds per step, and the memory format."""
+        events: list[Event] = []
+        config = TrainConfig.model_validate(
+            {"epochs": 1, "lr": 0.005, "precision": precision, "num_threads": self.num_threads, "device": "cpu"}
+        )
+        context = replace(self.context(), tell=events.append)
+        trained = train(config, context, model, self.data)
+        metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
+        step_ms = 1e3 * self.data.loader.batch_size / float(str(metrics["images_per_s"]))
+        return trained, step_ms, str(metrics["memory_format"])
+
+    def models(self, precision: str) -> tuple[dict[str, Model], dict[str, str]]:
+        """Return the rows' models, and for missing rows the reason."""
+        network = small_cnn(SmallCnnConfig(), self.context(), self.data)
+
+        def ours(**options: object) -> Model:
+            config = PrepareQatConfig.model_validate({"backend": "fbgemm", **options})
+            return prepare_qat(config, self.context(), network)
+
+        folded, frozen = ours(), ours(freeze_at=0.0)
+        # Frozen ranges must have been observed before.
+        observed = self.train(folded, precision)[0]
+        models = {
+            FLOAT: network,
+            "ours, batch norm folded": folded,
+            "ours, folded, ranges frozen": Model(frozen.recipe, observed.tensors),
+            "ours, batch norm trained": ours(batch_norm="train"),
+        }
+        recipe = replace(network.recipe, prepare=(FunctionRef.to(stock_qat),), backend="fbgemm")
+        with warnings.catch_warnings(action="ignore"):
+            module = stock_qat(network.build())
+        stock = Model.from_module(recipe, module)
+        try:
+            self.train(stock, precision)
+        except RuntimeError as error:  # torch 2.13's fused fake quantization supports float32 only
+            return models, {STOCK: f"does not run: {str(error).splitlines()[0]}"}
+        return models | {STOCK: stock}, {}
+
+
+def race(bench: Bench, models: dict[str, Model], precision: str, num_rounds: int) -> dict[str, tuple[float, str]]:
+    """Return the median milliseconds per step and the memory format of each row, timed in turn."""
+    step_ms: dict[str, list[float]] = {name: [] for name in models}
+    formats: dict[str, str] = {}
+    names = list(models)
+    for round_ in range(num_rounds + 1):
         first = round_ % len(names)
         for name in names[first:] + names[:first]:
-            start = time.perf_counter()
-            steps[name]()
-            if round_ >= 3:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def make_steps(batch_size: int, *, bf16: bool) -> tuple[dict[str, Step], dict[str, str]]:
-    """The rows, and why a row is missing."""
-    steps = {
-        FLOAT: make_step(network(), batch_size, bf16=bf16),
-        "ours, batch norm folded": make_step(ours("fold"), batch_size, bf16=bf16),
-        "ours, folded, ranges frozen": make_step(ours("fold"), batch_size, bf16=bf16, fraction=0.9),
-        "ours, batch norm trained": make_step(ours("train"), batch_size, bf16=bf16),
-    }
-    try:
-        return steps | {STOCK: make_step(torchs_own(), batch_size, bf16=bf16)}, {}
-    except RuntimeError as error:  # torch 2.13's fused fake quantization takes float32 alone
-        return steps, {STOCK: f"does not run: {str(error).splitlines()[0]}"}
+            with warnings.catch_warnings(action="ignore"):
+                _, ms, formats[name] = bench.train(models[name], precision)
+            if round_:  # the first one warms up
+                step_ms[name].append(ms)
+    return {name: (statistics.median(values), formats[name]) for name, values in step_ms.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option, default in (("--rounds", 60), ("--batch", 128), ("--threads", 2)):
+    for option, default in (("--rounds", 5), ("--steps", 30), ("--batch", 128), ("--threads", 2)):
         parser.add_argument(option, type=int, default=default)
     arguments = parser.parse_args()
-    with torch_threads(arguments.threads), freed_memory_kept():
-        for bf16 in (False, True):
-            steps, missing = make_steps(arguments.batch, bf16=bf16)
-            medians = race(steps, arguments.rounds)
-            print(
-                f"\n{'bf16 autocast' if bf16 else 'float32':32} ms/step  images/s  of float (target: at most {TARGET})"
-            )
-            for name, median in medians.items():
-                print(f"{name:32} {1e3 * median:7.1f} {arguments.batch / median:9.0f}  {median / medians[FLOAT]:.2f}")
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(Path(scratch), make_data(arguments.batch * arguments.steps, arguments.batch), arguments.threads)
+        for precision in ("fp32", "bf16"):
+            models, missing = bench.models(precision)
+            rows = race(bench, models, precision, arguments.rounds)
+            print(f"\n{precision:32} ms/step  images/s  of float (target: at most {TARGET})  memory format")
+            for name, (ms, memory_format) in rows.items():
+                ratio = ms / rows[FLOAT][0]
+                print(f"{name:32} {ms:7.1f} {1e3 * arguments.batch / ms:9.0f}  {ratio:31.2f}  {memory_format}")
             for name, reason in missing.items():
                 print(f"{name:32} {reason}")
 

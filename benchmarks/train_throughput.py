@@ -1,12 +1,12 @@
-"""How fast `train.supervised` trains, beside the loop that one would write by hand.
+"""Throughput of `train.supervised`, relative to a hand-written training loop.
 
-The bare loop has its images normalized and laid out in memory before it begins, and does what every tutorial does:
-zero_grad, autocast, forward, cross-entropy, backward, SGD step. It is timed twice: as it is, and with the process
-keeping freed memory (`ptpipe_torch.runtime.freed_memory_kept`), which the stage does for itself. The stage is timed
-from its call to its return, from uint8 images to the trained model.
+The bare loop starts with normalized images in the right memory format, and does what every tutorial does: zero_grad,
+autocast, forward, cross-entropy, backward, SGD step. It is timed twice: as it is, and with the process keeping freed
+memory (`ptpipe_torch.runtime.freed_memory_kept`), as the stage does. The stage is timed from its call to its return,
+from uint8 images to the trained model.
 
 All are run in turn, in changing order, in one process; a round gives one throughput of each. Network: model.small_cnn.
-Images: MNIST under PTPIPE_DATA, else random ones of the same shape.
+Images: MNIST under PTPIPE_DATA, else random images of the same shape.
 
     python benchmarks/train_throughput.py [--rounds 7] [--steps 150] [--batch 128] [--threads 2] [--contiguous]
 """
@@ -83,7 +83,7 @@ def trainings(model: Model, data: Data, config: TrainConfig) -> dict[str, Traini
 
 
 def measure(runs: dict[str, Training], num_images: int, num_rounds: int) -> dict[str, list[float]]:
-    """Images per second of every round, after one that doesn't count."""
+    """Return the images per second of every round but the first, which is the warm-up."""
     rates: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     for round_ in range(num_rounds + 1):
@@ -96,9 +96,9 @@ def measure(runs: dict[str, Training], num_images: int, num_rounds: int) -> dict
 
 
 def show(title: str, rates: dict[str, list[float]]) -> bool:
-    """Print a table; whether the stage reaches its target beside the bare loop."""
+    """Print a table, and return whether the stage reaches its target relative to the bare loop."""
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    print(f"\n{title}\n{'':24}{'images/s':>10}{'least':>8}{'most':>8}{'stage / it':>12}")
+    print(f"\n{title}\n{'':24}{'images/s':>10}{'min':>8}{'max':>8}{'stage / it':>12}")
     for name, values in rates.items():
         ratio = medians[STAGE] / medians[name]
         print(f"{name:24}{medians[name]:10.0f}{min(values):8.0f}{max(values):8.0f}{ratio:12.3f}")
@@ -111,7 +111,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--contiguous", action="store_true", help="that layout too, which the stage doesn't choose")
+    parser.add_argument(
+        "--contiguous", action="store_true", help="also measure the contiguous format, which the stage doesn't choose"
+    )
     options = parser.parse_args()
     num_images = options.steps * options.batch
     layouts = ("channels_last", "contiguous") if options.contiguous else ("channels_last",)

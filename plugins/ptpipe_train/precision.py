@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
 _CANDIDATES: tuple[Precision, Precision] = ("fp32", "bf16")
 _FILE = "precision.json"
-_ROUNDS = 5
+_ROUNDS, _ROUNDS_TO_WARN = 5, 2
+"""Timed steps in each precision, after one to warm up: to choose one, and to warn of a slow one."""
 _BUDGET_S = 2.0
 """No further round is begun after so long."""
 _NOTABLE_RATIO = 1.05
 """Smaller differences are within the error of so few steps."""
+_MIN_BATCHES_TO_WARN = 200
+"""In shorter trainings the warning would cost more than 3 % of the time."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,14 @@ def choose_precision(
     device: torch.device,
     ctx: Context,
     workers: WorkerGroup,
-    measure: Callable[[], list[float]],
+    num_batches: int,
+    measure: Callable[[int], list[float]],
 ) -> PrecisionChoice:
     """Resolve `auto` to the faster precision, and warn of a precision that is slow on this device.
 
-    `measure` returns the milliseconds of a step in fp32 and in bf16 (`measure_step_ms`). It is called once, by rank 0;
-    all ranks and a restart use its result. Every rank must call this.
+    `num_batches`: length of the training. `measure(num_rounds)` returns the milliseconds of a step in fp32 and in bf16
+    (`measure_step_ms`). It is called once, by rank 0; all ranks and a restart use its result. Every rank must call
+    this.
     """
     on_cpu = device.type == "cpu"
     if option == "fp16" and on_cpu:
@@ -60,9 +65,12 @@ def choose_precision(
         ctx.notice("precision fp16: torch's CPU kernels are very slow in fp16; bf16 is much faster")
     if option == "bf16" and not on_cpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         ctx.notice("precision bf16: this device has no bf16 instructions; fp32 may be faster")
-    if option != "auto" and not (option == "bf16" and on_cpu):
+    if option != "auto" and not (option == "bf16" and on_cpu and num_batches >= _MIN_BATCHES_TO_WARN):
         return PrecisionChoice(option, {})
-    values = measure_once(ctx.scratch / _FILE, workers, len(_CANDIDATES), measure, lambda kept: min(kept) > 0)
+    num_rounds = _ROUNDS if option == "auto" else _ROUNDS_TO_WARN
+    values = measure_once(
+        ctx.scratch / _FILE, workers, len(_CANDIDATES), lambda: measure(num_rounds), lambda kept: min(kept) > 0
+    )
     step_ms = dict(zip(_CANDIDATES, values, strict=True))
     if option == "auto":
         return PrecisionChoice(min(_CANDIDATES, key=lambda precision: step_ms[precision]), step_ms)
@@ -76,8 +84,8 @@ def choose_precision(
     return PrecisionChoice("bf16", step_ms)
 
 
-def measure_step_ms(model: Model, batch: Batch, settings: DeviceSettings) -> list[float]:
-    """Return the milliseconds of a forward and backward pass in fp32 and in bf16, each the minimum of a few.
+def measure_step_ms(model: Model, batch: Batch, settings: DeviceSettings, num_rounds: int) -> list[float]:
+    """Return the milliseconds of a forward and backward pass in fp32 and in bf16, each the minimum of `num_rounds`.
 
     Runs on a second build of the network and restores the random streams: weights, statistics and observers of the
     network that is trained don't change. The optimizer's step is left out, as it is the same in both precisions.
@@ -86,7 +94,7 @@ def measure_step_ms(model: Model, batch: Batch, settings: DeviceSettings) -> lis
     with seeded(0, settings.device):
         module = settings.place(model.build_prepared()).train()
         begin_s = time.perf_counter()
-        for round_ in range(_ROUNDS + 1):
+        for round_ in range(num_rounds + 1):
             for precision in _CANDIDATES:
                 step_s = _time_step(module, batch, replace(settings, precision=precision))
                 if round_:  # the first one includes allocations and the selection of kernels

@@ -82,11 +82,12 @@ def _resolve_settings(
     settings = DeviceSettings(device, channels_last=channels_last)
     batch_size = config.batch_size or data.loader.batch_size
 
-    def measure() -> list[float]:
+    def measure(num_rounds: int) -> list[float]:
         images_per_pass = max(1, batch_size // config.parallel.passes_per_batch)
-        return measure_step_ms(model, first_batch(data, settings, images_per_pass), settings)
+        return measure_step_ms(model, first_batch(data, settings, images_per_pass), settings, num_rounds)
 
-    choice = choose_precision(config.precision, device, ctx, workers, measure)
+    num_batches = config.epochs * math.ceil(len(data.splits["train"]) / batch_size)
+    choice = choose_precision(config.precision, device, ctx, workers, num_batches, measure)
     return replace(settings, precision=choice.precision), choice
 
 

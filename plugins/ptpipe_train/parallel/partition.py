@@ -119,7 +119,7 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _is_modified(module: nn.Module, node: fx.Node) -> bool:
-    """Return whether a node's value, or a view of it, is modified in place, which a stage's input can't be."""
+    """Return whether a node's value, or a view of it, is modified in place, as no received tensor may be."""
     return any(
         _modifies_input(module, user) or (_returns_view(module, user) and _is_modified(module, user))
         for user in node.users
@@ -195,28 +195,28 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def balanced(costs_s: Sequence[float], num_stages: int) -> list[int]:
-    """Return the first piece of each pipeline stage but the first, so that the maximum cost of a stage is minimal.
+def balanced(costs_s: Sequence[float], num_parts: int) -> list[int]:
+    """Return the first piece of each pipeline stage but the first, such that the most expensive one is cheapest.
 
-    Dynamic programming over (number of pieces, number of stages): Skiena, The Algorithm Design Manual, "linear
+    Dynamic programming over (number of pieces, number of parts): Skiena, The Algorithm Design Manual, "linear
     partition".
     """
     num = len(costs_s)
     total_s = [0.0]
     for cost_s in costs_s:
         total_s.append(total_s[-1] + cost_s)
-    best = [[float("inf")] * (num_stages + 1) for _ in range(num + 1)]
-    begin = [[0] * (num_stages + 1) for _ in range(num + 1)]
+    best = [[float("inf")] * (num_parts + 1) for _ in range(num + 1)]
+    begin = [[0] * (num_parts + 1) for _ in range(num + 1)]
     best[0][0] = 0.0
-    for stage in range(1, num_stages + 1):
-        for end in range(stage, num + 1):
-            for first in range(stage - 1, end):
-                maximum = max(best[first][stage - 1], total_s[end] - total_s[first])
-                if maximum < best[end][stage]:
-                    best[end][stage], begin[end][stage] = maximum, first
+    for part in range(1, num_parts + 1):
+        for end in range(part, num + 1):
+            for first in range(part - 1, end):
+                maximum = max(best[first][part - 1], total_s[end] - total_s[first])
+                if maximum < best[end][part]:
+                    best[end][part], begin[end][part] = maximum, first
     firsts, end = [], num
-    for stage in range(num_stages, 0, -1):
-        end = begin[end][stage]
+    for part in range(num_parts, 0, -1):
+        end = begin[end][part]
         firsts.append(end)
     return firsts[::-1][1:]
 
@@ -224,7 +224,7 @@ def balanced(costs_s: Sequence[float], num_stages: int) -> list[int]:
 def named_split_points(network: TracedNetwork, names: Sequence[str]) -> list[int]:
     """Return the first piece of each pipeline stage that begins with one of these layers.
 
-    A name of a group of layers stands for its first one. Raise StageError for a layer that no stage can begin with.
+    A name of a group of layers stands for its first one. Raise StageError for a layer that can't be one.
     """
     layers = [point.next_layer for point in network.split_points]
     firsts = []

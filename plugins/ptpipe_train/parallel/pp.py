@@ -100,7 +100,7 @@ class PipelineStrategy(ParallelStrategy):
     ) -> Any:
         with state_restored(self.module):
             values = _example_values(modules, images_MCHW)
-        stages = [
+        pipeline_stages = [
             PipelineStage(
                 modules[number],
                 number,
@@ -112,7 +112,7 @@ class PipelineStrategy(ParallelStrategy):
             )
             for number in own
         ]
-        of_rank = stages if schedule == "interleaved_1f1b" else stages[0]
+        of_rank = pipeline_stages if schedule == "interleaved_1f1b" else pipeline_stages[0]
         return _SCHEDULES[schedule](of_rank, self._num_microbatches, loss_fn=self._losses, scale_grads=False)
 
     def forward_backward(
@@ -158,7 +158,7 @@ class PipelineStrategy(ParallelStrategy):
 
 
 def _groups(degrees: Degrees, workers: WorkerGroup) -> tuple[Any, Any]:
-    """Return the process group of all replicas of this rank's stages, and that of this rank's pipeline.
+    """Return the process group of the replicas of this rank's pieces, and that of this rank's pipeline.
 
     The workers form a mesh of replicas x pipeline ranks. A DeviceMesh's own groups would ignore the timeout; torch
     requires that every rank creates all groups in the same order.

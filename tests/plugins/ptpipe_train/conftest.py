@@ -42,12 +42,12 @@ def small_net(*, norm: bool, dropout: float, num_classes: int = NUM_CLASSES) -> 
     )
 
 
-def make_model(part: FunctionRef | None = None, **arguments: JSON) -> Model:
-    part = part or FunctionRef.to(small_net, **({"norm": False, "dropout": 0.0} | arguments))
+def make_model(ref: FunctionRef | None = None, **arguments: JSON) -> Model:
+    ref = ref or FunctionRef.to(small_net, **({"norm": False, "dropout": 0.0} | arguments))
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        module = part.resolve("builder")(**part.arguments)
-    return Model.from_module(Recipe(part, (1, SIDE, SIDE), NUM_CLASSES), module)
+        module = ref.resolve("builder")(**ref.arguments)
+    return Model.from_module(Recipe(ref, (1, SIDE, SIDE), NUM_CLASSES), module)
 
 
 def make_split(name: str, num_images: int, seed: int, images: type[Images] = ArrayImages) -> Split:
@@ -114,7 +114,7 @@ class Lab:
         return Trained(train(config, self.context(), model, data), list(self.events))
 
     def train_afresh(self, model: Model, data: Data, **options: Any) -> Trained:
-        """Train in a scratch folder that nobody has used."""
+        """Train in a new scratch folder."""
         folder = self.scratch / f"fresh-{len(list(self.scratch.iterdir()))}"
         folder.mkdir()
         return Lab(folder, self.seed).train(model, data, **options)
@@ -127,7 +127,7 @@ def assert_same_bits(one: Model, other: Model) -> None:
 
 
 def max_difference(one: Model, other: Model) -> float:
-    """Relative to the greatest value of each tensor."""
+    """Return the maximum difference, relative to the maximum of each tensor."""
     assert all(tensor.isfinite().all() for model in (one, other) for tensor in model.tensors.values())
     return max(
         ((tensor - other.tensors[name]).abs().max() / tensor.abs().max().clamp_min(1e-12)).item()

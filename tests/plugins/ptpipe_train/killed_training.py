@@ -88,7 +88,7 @@ def newest_step(scratch: Path) -> int:
 
 
 def ended(child: int, *, wait: bool) -> bool:
-    """Whether the child has come to its end by itself; an error of its own ends this process."""
+    """Return whether the child has completed; an error in it ends this process."""
     pid, status = os.waitpid(child, 0 if wait else os.WNOHANG)
     if pid and status and not os.WIFSIGNALED(status):
         raise SystemExit("the training failed")

@@ -1,4 +1,4 @@
-"""A network without batch norm, as a plugin: what one process and several must train alike."""
+"""Networks for comparing parallel with single-process training, as a plugin."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def plain_net(
     for name, layer in layers.items():
         network.add_module(name, layer)
     if unused:
-        network.add_module("idle", Idle())
+        network.add_module("unused", Unused())
     if differs:
         network.add_module("differing", Differing())
     return network
 
 
-class Idle(nn.Module):
-    """Has a parameter and no use for it."""
+class Unused(nn.Module):
+    """Has an unused parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Idle(nn.Module):
 
 
 class Differing(nn.Module):
-    """Changes its parameter behind the optimizer's back, in each process otherwise."""
+    """Changes its parameter in the forward pass, differently in each process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Differing(nn.Module):
 
 
 class Branching(nn.Module):
-    """Its way depends on values: it can't be traced."""
+    """Its control flow depends on values: it can't be traced."""
 
     def __init__(self, num_inputs: int, num_classes: int) -> None:
         super().__init__()
@@ -96,14 +96,14 @@ def plain(config: PlainConfig, ctx: Context, data: Data) -> Model:
     """Make the network."""
     arguments: dict[str, Any] = {"num_classes": data.info.num_classes, "shape_CHW": data.info.shape_CHW}
     options = {"norm": config.norm, "unused": config.unused, "differs": config.differs}
-    part = (
+    ref = (
         FunctionRef.to(branching_net, **arguments)
         if config.branching
         else FunctionRef.to(plain_net, **options, **arguments)
     )
     torch.manual_seed(ctx.seed)
-    module = part.resolve("builder")(**part.arguments)
-    return Model.from_module(Recipe(part, data.info.shape_CHW, data.info.num_classes), module)
+    module = ref.resolve("builder")(**ref.arguments)
+    return Model.from_module(Recipe(ref, data.info.shape_CHW, data.info.num_classes), module)
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""What each of two workers does in a test of the scaler: `python -m scaler_work FOLDER`."""
+"""One of two workers in a test of the gradient scaler: `python -m scaler_work FOLDER`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
     with init_worker_group(Context("one", "toy.work", 1, folder, rank=rank, num_workers=2), "gloo", timeout_s=60):
         scaler = ShardedGradScaler("cpu", init_scale=8.0, growth_interval=2, process_group=dist.group.WORLD)
         for step in range(4):
-            # Each rank has gradients of its own, as with shards and chunks; in step 1 those of rank 1 overflow.
+            # Each rank has other gradients, as in fsdp and pp; in step 1 those of rank 1 overflow.
             scaler.scale(weight.sum() * (rank + 1)).backward()
             if step == 1 and rank == 1:
                 weight.grad[2] = torch.inf

@@ -55,14 +55,14 @@ def make_net() -> nn.Module:
 
 
 @given(num=st.integers(0, 200), batch_size=st.integers(1, 50), workers=st.integers(1, 9), seed=st.integers(0, 5))
-def test_shares_are_the_batches(num: int, batch_size: int, workers: int, seed: int) -> None:
+def test_shards_are_the_batches(num: int, batch_size: int, workers: int, seed: int) -> None:
     order_N = epoch_order(num, seed, 0)
-    shares = [BatchShard(rank, workers) for rank in range(workers)]
-    left = [share.of(order_N, batch_size) for share in shares]
+    shards = [BatchShard(rank, workers) for rank in range(workers)]
+    left = [shard.of(order_N, batch_size) for shard in shards]
     for start in range(0, num, batch_size):
         batch_N = order_N[start : start + batch_size]
-        # Each share's next samples: as many as it says for a full batch, for the last what there is.
-        sizes = [share.size(len(batch_N)) for share in shares]
+        # The next samples of each shard: `size` of them, or the rest.
+        sizes = [shard.size(len(batch_N)) for shard in shards]
         assert sum(sizes) == len(batch_N)
         assert max(sizes) - min(sizes) <= 1
         parts = [part[:size] for part, size in zip(left, sizes, strict=True)]
@@ -75,7 +75,7 @@ def test_shares_are_the_batches(num: int, batch_size: int, workers: int, seed: i
 
 
 @given(workers=st.integers(1, 8), per_worker=st.integers(1, 8), epoch=st.integers(0, 3))
-def test_one_batch_is_shared_as_torch_does(workers: int, per_worker: int, epoch: int) -> None:
+def test_one_batch_is_sharded_as_torch_does(workers: int, per_worker: int, epoch: int) -> None:
     num = workers * per_worker
     for rank in range(workers):
         sampler = DistributedSampler(range(num), num_replicas=workers, rank=rank, shuffle=True, seed=3)
@@ -97,8 +97,8 @@ def test_data_gives_each_worker_its_part_of_each_batch(workers: int) -> None:
     data, order_N = make_data(37), epoch_order(37, 4, 2)
     parts = []
     for rank in range(workers):
-        share = BatchShard(rank, workers)
-        batches = data.batches("train", order_N=share.of(order_N, 10), batch_size=share.size(10))
+        shard = BatchShard(rank, workers)
+        batches = data.batches("train", order_N=shard.of(order_N, 10), batch_size=shard.size(10))
         parts.append([batch.indices_N.tolist() for batch in batches])
     assert all(len(part) == 4 for part in parts)
     for number, start in enumerate(range(0, 37, 10)):
@@ -107,7 +107,7 @@ def test_data_gives_each_worker_its_part_of_each_batch(workers: int) -> None:
 
 
 class Unread(ArrayImages):
-    """Images that nobody may look at."""
+    """Images that raise when they are read."""
 
     def take(self, indices_B: Any) -> Any:
         raise AssertionError("an image was read")
@@ -125,7 +125,7 @@ def test_batches_without_images_have_the_same_labels() -> None:
 
 
 class LabelsAlone(ParallelStrategy):
-    """A process that has no use for images; it takes note of the labels."""
+    """A process that needs no images; it records the labels."""
 
     needs_images = False
 
@@ -159,7 +159,7 @@ def test_images_are_not_read_where_they_are_not_needed() -> None:
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @given(num=st.integers(1, 9), more=st.integers(0, 20))
-def test_a_filled_batch_repeats_its_last_sample(num: int, more: int, *, channels_last: bool) -> None:
+def test_a_padded_batch_repeats_its_last_sample(num: int, more: int, *, channels_last: bool) -> None:
     batch = make_batch(num, channels_last=channels_last)
     labels_N = batch.labels_N.clone()
     big = padded(batch, num + more)
@@ -185,24 +185,24 @@ def gradients(batch: Batch, objective: Objective) -> tuple[torch.Tensor, list[to
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
-def test_what_fills_a_batch_counts_nothing(label_smoothing: float, *, channels_last: bool) -> None:
+def test_padding_does_not_count(label_smoothing: float, *, channels_last: bool) -> None:
     batch, objective = make_batch(5, channels_last=channels_last), Objective(5, label_smoothing)
     loss, grads = gradients(batch, objective)
-    filled_loss, filled_grads = gradients(padded(batch, 12), objective)
+    padded_loss, padded_grads = gradients(padded(batch, 12), objective)
     with torch.no_grad():
         logits_NK = make_net()(batch.images_NCHW)
     by_hand = cross_entropy(logits_NK, batch.labels_N, label_smoothing=label_smoothing)
     torch.testing.assert_close(loss, by_hand)
-    torch.testing.assert_close(filled_loss, by_hand)
-    assert len(grads) == len(filled_grads) == 4
-    for grad, filled_grad in zip(grads, filled_grads, strict=True):
+    torch.testing.assert_close(padded_loss, by_hand)
+    assert len(grads) == len(padded_grads) == 4
+    for grad, padded_grad in zip(grads, padded_grads, strict=True):
         assert grad.abs().max() > 1e-3
-        torch.testing.assert_close(filled_grad, grad)
+        torch.testing.assert_close(padded_grad, grad)
 
 
 @pytest.mark.parametrize("num", [1, 2, 6])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
-def test_an_idle_batch_leaves_no_gradient(num: int, label_smoothing: float) -> None:
+def test_a_padding_batch_has_no_gradient(num: int, label_smoothing: float) -> None:
     batch = padding_batch(make_batch(num))
     assert is_padding(batch)
     assert batch.images_NCHW.shape == (2, 3, 4, 4)  # two: batch norm can't normalize a single value
@@ -212,19 +212,19 @@ def test_an_idle_batch_leaves_no_gradient(num: int, label_smoothing: float) -> N
     assert all(grad.count_nonzero() == 0 for grad in grads)
 
 
-def test_idle_keeps_the_layout_and_the_original() -> None:
+def test_a_padding_batch_keeps_the_layout_and_the_original() -> None:
     original = make_batch(3, channels_last=True)
     labels_N = original.labels_N.clone()
     assert padding_batch(original).images_NCHW.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(original.labels_N, labels_N)
 
 
-def test_only_a_pair_of_ignored_is_idle() -> None:
+def test_only_a_pair_of_ignored_is_padding() -> None:
     assert not is_padding(padded(make_batch(1), 2))
     assert not is_padding(make_batch(2))
 
 
-def test_batches_go_on_idly_until_all_workers_are_done() -> None:
+def test_padding_batches_follow_until_all_workers_are_done() -> None:
     batches: list[Any] = [make_batch(4, seed=seed) for seed in range(2)]
     got = list(batches_of(iter(batches), 4, lambda: batches[1]))
     assert got[0] is batches[0]
@@ -233,7 +233,7 @@ def test_batches_go_on_idly_until_all_workers_are_done() -> None:
     assert torch.equal(got[2].images_NCHW[0], batches[1].images_NCHW[0])
 
 
-def test_a_worker_may_have_no_share_at_all() -> None:
+def test_a_worker_may_have_an_empty_shard() -> None:
     (batch,) = batches_of(iter(()), 1, lambda: make_batch(3))
     assert is_padding(batch)
 

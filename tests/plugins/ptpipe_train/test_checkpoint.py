@@ -21,7 +21,7 @@ def steps(folder: Path) -> list[int | str]:
     return [found.step if isinstance(found, Checkpoint) else found.reason for found in read_checkpoints(folder)]
 
 
-def test_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     want = make_checkpoint(12)
     write_checkpoint(tmp_path, want)
     (got,) = read_checkpoints(tmp_path)
@@ -43,7 +43,7 @@ def test_keeps_the_two_newest_and_nothing_else(tmp_path: Path) -> None:
     for step in (9, 10, 100):
         write_checkpoint(tmp_path, make_checkpoint(step))
     # What a kill between two files leaves behind.
-    (tmp_path / "step-000000000101.safetensors").write_bytes(b"whole, but without its description")
+    (tmp_path / "step-000000000101.safetensors").write_bytes(b"whole, but without its metadata")
     (tmp_path / "step-000000000102.safetensors.part").write_bytes(b"half")
     assert steps(tmp_path) == [100, 10]
     write_checkpoint(tmp_path, make_checkpoint(103))

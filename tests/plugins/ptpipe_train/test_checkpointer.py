@@ -1,4 +1,4 @@
-"""A training's state as a worker keeps it: what only it has, what rank 0 has for all, and a shard of a tensor."""
+"""When checkpoints are written and restored, what each rank keeps, and shards of tensors."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_of_one_and_the_same_state_nothing_is_lost(*, state_is_replicated: bool)
 
 
 def test_shards_of_which_each_rank_has_other_names() -> None:
-    """Of chunks, rank 0 has other layers than rank 1: none of them may turn up here."""
+    """In a pipeline, rank 0 has other layers than rank 1: none of them may appear here."""
     first = Checkpoint(1, {"model/0.weight": torch.ones(1), "optimizer/0/exp_avg": torch.ones(1)}, {})
     own = Checkpoint(1, {"model/4.weight": torch.zeros(1), "rng/cpu": torch.zeros(1)}, {})
     assert_same(make_state().with_shared(own, first, state_is_replicated=False), own)
@@ -198,7 +198,7 @@ def test_when_it_is_time_for_one(tmp_path: Path) -> None:
     assert not checkpointer.is_due
     checkpointer._written_s -= 15.1
     assert checkpointer.is_due
-    checkpointer._cost_s = 1.0  # dear: then not before 100 times as long
+    checkpointer._cost_s = 1.0  # expensive: not before 100 times as long
     assert not checkpointer.is_due
     checkpointer._written_s -= 85.0
     assert checkpointer.is_due

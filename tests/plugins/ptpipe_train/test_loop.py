@@ -73,7 +73,7 @@ def test_the_last_window_is_averaged_over_what_it_has(lab: Lab, num_train: int) 
     assert trained.metrics["num_steps"] == 2 * -(-num_train // 32)
 
 
-def test_linear_scaling_trains_with_the_greater_rate(lab: Lab) -> None:
+def test_linear_scaling_trains_with_the_higher_rate(lab: Lab) -> None:
     model, data = lab.make_model(), lab.make_data()
     trained = lab.train(model, data, epochs=2, accumulate=2, lr=0.02, scale_lr="linear")
     assert max_difference(trained.model, plain_training(model, data, window=32, lr=0.04)) < 1e-5
@@ -96,7 +96,7 @@ def test_clipping_bounds_the_norm_of_all_gradients_together(lab: Lab) -> None:
     assert max_difference(trained.model, want) < 1e-4  # torch adds 1e-6 to the norm
 
 
-def test_label_smoothing_spreads_a_share_over_all_classes(lab: Lab) -> None:
+def test_label_smoothing_spreads_a_fraction_over_all_classes(lab: Lab) -> None:
     def smoothed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         target = nn.functional.one_hot(labels, logits.shape[1]) * 0.8 + 0.2 / logits.shape[1]
         return -(target * logits.log_softmax(1)).sum(1).mean()
@@ -106,7 +106,7 @@ def test_label_smoothing_spreads_a_share_over_all_classes(lab: Lab) -> None:
     assert max_difference(trained.model, plain_training(model, data, loss=smoothed)) < 1e-5
 
 
-def test_the_loss_told_is_the_mean_over_the_epoch(lab: Lab) -> None:
+def test_the_reported_loss_is_the_mean_over_the_epoch(lab: Lab) -> None:
     losses: list[tuple[int, float]] = []
 
     def noted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -143,7 +143,7 @@ def test_narrower_precision_comes_near(lab: Lab, precision: str, bound: float) -
 
 
 def test_fp16_leaves_out_a_step_whose_gradients_overflow(lab: Lab) -> None:
-    # Its gradients are those of a pixel of 3e3 in the first layer: times 65536 beyond 65504, fp16's greatest number.
+    # Its gradients are those of a pixel of 3e3 in the first layer: times 65536 beyond 65504, fp16's maximum.
     data = lab.make_data(num_train=16)
     data.info = data.info.__class__("loud", data.info.class_names, data.info.shape_CHW, (0.0,), (1 / 3e3,))
     model = lab.make_model()

@@ -60,7 +60,7 @@ def model_of(result: RunResult) -> Model:
 
 
 def max_difference(one: Model, other: Model) -> float:
-    """Of all parameters, relative to the greatest value of each."""
+    """Return the maximum difference of all parameters, relative to the maximum of each."""
     assert one.tensors.keys() == other.tensors.keys()
     assert all(tensor.isfinite().all() for model in (one, other) for tensor in model.tensors.values())
     return max(
@@ -242,6 +242,16 @@ def test_batch_norm_and_bf16_train_as_well(run: Train, name: str) -> None:
     parallel = result.stages["train"].metrics
     assert single["val_top1"] > 0.95
     assert parallel["val_top1"] > single["val_top1"] - 0.02
+
+
+@pytest.mark.parametrize("name", ["ddp", "1f1b"])
+def test_all_workers_take_the_precision_that_rank_0_measured(run: Train, name: str) -> None:
+    auto = run(parallel=MODES[name], precision="auto")
+    metrics = auto.stages["train"].metrics
+    assert metrics[f"{metrics['precision']}_step_ms"] == min(metrics["fp32_step_ms"], metrics["bf16_step_ms"]) > 0
+    chosen = run(parallel=MODES[name], precision=metrics["precision"])
+    # Pipeline stages are balanced by measured cost, which only changes the order of sums.
+    assert max_difference(model_of(chosen), model_of(auto)) < 1e-2
 
 
 @pytest.mark.parametrize(("name", "compress"), [("ddp", "bf16"), ("ddp+pp", "fp16")])

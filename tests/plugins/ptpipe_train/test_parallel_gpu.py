@@ -78,7 +78,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
 
 
 def max_difference(one: Trained, other: Trained) -> float:
-    """Of all parameters and statistics, relative to the greatest value of each."""
+    """Return the maximum difference of all parameters and statistics, relative to the maximum of each."""
     assert one.model.tensors.keys() == other.model.tensors.keys()
     assert all(tensor.isfinite().all() for trained in (one, other) for tensor in trained.model.tensors.values())
     return max(
@@ -100,9 +100,9 @@ def test_two_workers_on_one_device_end_where_one_process_does(train: Train) -> N
     assert_alike(train(), train(parallel={"mode": "ddp", "workers": 2, "comm": "gloo"}))
 
 
-def test_the_device_tells_where_the_time_of_a_step_goes(train: Train) -> None:
+def test_the_device_reports_where_the_time_of_a_step_goes(train: Train) -> None:
     (worker,) = train().metrics["workers"]
-    # The device works behind the process's back: what it took is more than what it takes to ask for it.
+    # The device works asynchronously: its work takes longer than launching it.
     assert worker["forward_ms"] > 0.02
     assert worker["backward_ms"] > 0.02
     assert 0 <= worker.get("device_utilization", 0) <= 1
@@ -124,7 +124,7 @@ def test_reduced_precision_is_as_accurate(train: Train, precision: str, memory_f
 
 @on_two_devices
 @pytest.mark.parametrize(
-    "way",
+    "mode",
     [
         {"mode": "dp", "device_ids": [0, 1]},
         {"mode": "dp", "device_ids": [1, 0]},
@@ -136,15 +136,15 @@ def test_reduced_precision_is_as_accurate(train: Train, precision: str, memory_f
     ids=["dp", "dp, the second first", "ddp", "fsdp", "fsdp, offloaded", "pp"],
 )
 @pytest.mark.parametrize("options", [{}, {"clip_grad_norm": 0.1}], ids=["", "clipped"])
-def test_two_devices_end_where_one_does(train: Train, way: dict[str, Any], options: dict[str, Any]) -> None:
-    assert_alike(train(**options), train(**options, parallel=way))
+def test_two_devices_end_where_one_does(train: Train, mode: dict[str, Any], options: dict[str, Any]) -> None:
+    assert_alike(train(**options), train(**options, parallel=mode))
 
 
 @on_two_devices
 @pytest.mark.parametrize("mode", ["ddp", "fsdp", "pp"])
 def test_fp16_over_two_devices_ends_near_and_with_the_same_scale(train: Train, mode: str) -> None:
     workers = {} if mode == "pp" else {"workers": 2}
-    single, parallel = (train(precision="fp16", parallel=way) for way in ({}, {"mode": mode, **workers}))
+    single, parallel = (train(precision="fp16", parallel=options) for options in ({}, {"mode": mode, **workers}))
     assert max_difference(single, parallel) < 0.01
     assert single.metrics["loss_scale"] == parallel.metrics["loss_scale"] > 0
 
@@ -153,5 +153,5 @@ def test_fp16_over_two_devices_ends_near_and_with_the_same_scale(train: Train, m
 def test_sync_bn_sees_the_batch_of_all_workers(train: Train) -> None:
     single = train(norm=True)
     assert_alike(single, train(norm=True, parallel={"mode": "ddp", "workers": 2, "sync_bn": True}))
-    # Without it each worker normalizes by its own share, which is another result.
+    # Without it each worker normalizes by its own shard, which is another result.
     assert max_difference(single, train(norm=True, parallel={"mode": "ddp", "workers": 2})) > 1e-4

@@ -82,7 +82,7 @@ class Running:
         self.parent = psutil.Process(self.process.pid)
 
     def workers(self) -> list[psutil.Process]:
-        """Those that are there, by rank."""
+        """Return the running workers, by rank."""
         try:
             children = self.parent.children(recursive=True)
             found = {
@@ -108,9 +108,9 @@ class Running:
         return True
 
     def end(self) -> str:
-        """Wait for its end; what it said."""
-        _, said = self.process.communicate(timeout=120)
-        return said
+        """Wait for its end and return its output."""
+        _, output = self.process.communicate(timeout=120)
+        return output
 
     def trained(self) -> dict[str, torch.Tensor]:
         records = sorted(self.artifacts.glob("runs/*/record.json"))
@@ -153,10 +153,10 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, nam
         workers = running.workers()
         rank = rng.randrange(len(workers)) if workers and len(moments) % 2 else None
         (running.parent if rank is None else workers[rank]).kill()
-        said = running.end()
+        output = running.end()
         moments.append((running.newest_step(), rank))
         if rank is not None and running.process.returncode == 1:
-            assert f"worker {rank} was killed by SIGKILL" in said
+            assert f"worker {rank} was killed by SIGKILL" in output
     last = Running(tmp_path, MODES[name], "artifacts", *options)
     assert "failed" not in last.end()
     assert last.process.returncode == 0
@@ -164,7 +164,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, nam
 
 
 DIES_AT_THE_END = '''
-"""Kills worker 0 once, when the training is over and nobody has its result yet."""
+"""Kills worker 0 once, when the training is over and its result is not delivered yet."""
 import os
 import signal
 from pathlib import Path
@@ -210,10 +210,10 @@ def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None
     assert running.until(1)
     running.workers()[1].kill()
     begin_s = time.monotonic()
-    said = running.end()
+    output = running.end()
     assert time.monotonic() - begin_s < 10
     assert running.process.returncode == 1
-    assert "worker 1 was killed by SIGKILL" in said
+    assert "worker 1 was killed by SIGKILL" in output
 
 
 @pytest.mark.parametrize(("name", "rank"), [("ddp", 0), pytest.param("ddp", 1, marks=thorough), ("pp", 1)])
@@ -222,12 +222,12 @@ def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> N
     assert running.until(1)
     hanging = running.workers()[rank]
     hanging.suspend()
-    # 3 s to wait in vain, 5 to find out for whom, 3 to give way; a stopped process hears SIGTERM only once it goes on.
+    # 3 s until the timeout, 5 to find out which worker, 3 to end; a stopped process receives SIGTERM once it continues.
     time.sleep(12)
     hanging.resume()
-    said = running.end()
+    output = running.end()
     assert running.process.returncode == 1
-    assert f"worker {rank} did not answer for 3 s" in said
+    assert f"worker {rank} did not answer for 3 s" in output
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -235,9 +235,9 @@ def test_an_interrupted_run_ends_its_workers(tmp_path: Path, number: int, code: 
     running = Running(tmp_path, MODES["ddp"])
     assert running.until(1)
     running.process.send_signal(number)
-    said = running.end()
+    output = running.end()
     assert running.process.returncode == code
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
@@ -280,9 +280,9 @@ def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undistur
     second.end()
     again = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
     assert "3 done" in first.end()
-    said = again.end()
-    assert "node 1 takes part in train" in said
-    assert "node 0 ended with exit code 0" in said
+    output = again.end()
+    assert "node 1 takes part in train" in output
+    assert "node 0 ended with exit code 0" in output
     assert (first.process.returncode, again.process.returncode) == (0, 0)
     assert same_bits(undisturbed, first)
 

@@ -1,4 +1,4 @@
-"""Quantization-aware training in parallel: every worker has the int8 network that one process has."""
+"""Parallel quantization-aware training: every worker has the int8 network of a single process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def int8_of(result: RunResult) -> dict[str, torch.Tensor]:
     return dict(model.int8_tensors)
 
 
-# A process alone that does as the workers do: pipeline stages see micro-batches, and ranges move once for each.
+# Options of a single process that does as the workers do: pipelines see micro-batches, and ranges move once for each.
 ALIKE = {
     "ddp": {"batch_size": 48},
     "ddp, gloo": {"batch_size": 48},
@@ -198,9 +198,9 @@ def test_a_process_that_does_several_stages_keeps_nothing(tmp_path: Path, free_p
         )
         for rank in ("0", "1")
     ]
-    said = [process.communicate(timeout=120)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], said
-    assert "5 done" in said[0] or "6 done" in said[0]
+    outputs = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], outputs
+    assert "5 done" in outputs[0] or "6 done" in outputs[0]
 
 
 LOOK = '''

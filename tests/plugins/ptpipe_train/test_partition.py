@@ -1,4 +1,4 @@
-"""Where a network can be cut, where it should be, and that its pieces together are the network.
+"""Split points of a network, balance of the pipeline stages, and that its pieces together are the network.
 
 Shape legend: N images, C channels, H height, W width, K classes.
 """
@@ -120,26 +120,26 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-# Where to cut
+# Split points
 
 
-def test_a_sequence_is_cut_between_all_layers_but_those_that_work_in_place() -> None:
-    # Before the first parameter and behind the last there is nothing to train.
+def test_a_sequence_is_split_between_all_layers_but_those_that_work_in_place() -> None:
+    # Before the first parameter and behind the last nothing would be trained.
     assert next_layers(trace_network(sequential())) == ["1", "3", "4", "5", "6", "7", "8"]
 
 
-def test_no_cut_inside_a_residual() -> None:
+def test_no_split_inside_a_residual() -> None:
     network = trace_network(Residual())
     # Before the first layer of each block, the relu behind its sum, and in the head.
     assert next_layers(network) == ["blocks.0.conv1", "relu_2", "blocks.1.conv1", "relu_4", "mean", "fc"]
 
 
-def test_no_cut_between_two_uses_of_a_layer() -> None:
+def test_no_split_between_two_uses_of_a_layer() -> None:
     network = trace_network(Tied())
     assert next_layers(network) == ["shared", "mean", "fc"]
 
 
-def test_no_cut_between_two_uses_of_a_weight() -> None:
+def test_no_split_between_two_uses_of_a_weight() -> None:
     assert next_layers(trace_network(TiedWeights())) == ["three"]
 
 
@@ -157,7 +157,7 @@ def test_no_cut_between_two_uses_of_a_weight() -> None:
     ],
     ids=["keyword", "positional", "function", "method", "method with argument", "layer", "hardswish", "dropout"],
 )
-def test_no_chunk_begins_with_what_changes_its_input(in_place: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_no_stage_begins_with_what_changes_its_input(in_place: Callable[[torch.Tensor], torch.Tensor]) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -172,14 +172,14 @@ def test_no_chunk_begins_with_what_changes_its_input(in_place: Callable[[torch.T
     assert all(cost_s > 0 for cost_s in measure_costs_s(network, images(), CPU))
 
 
-def test_a_way_that_depends_on_values_is_refused() -> None:
+def test_control_flow_that_depends_on_values_is_refused() -> None:
     with pytest.raises(
         StageError, match=r"can't be split into pipeline stages: its control flow depends on values .*use mode ddp"
     ):
         trace_network(Branching(192, 5))
 
 
-def test_a_single_layer_cannot_be_cut() -> None:
+def test_a_single_layer_cannot_be_split() -> None:
     network = trace_network(nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Softmax(1)))
     assert (next_layers(network), network.num_pieces) == ([], 1)
     module = network.piece(0, 1)
@@ -213,7 +213,7 @@ def test_pieces_have_the_very_parameters_under_the_same_names(name: str) -> None
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_pieces_in_turn_are_the_network(name: str) -> None:
-    """Bit by bit: logits, gradients and buffers, for every number of chunks."""
+    """Bit by bit: logits, gradients and buffers, for every number of pipeline stages."""
     module = NETWORKS[name]().train()
     network = trace_network(module)
     before = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
@@ -241,7 +241,7 @@ def test_pieces_in_turn_are_the_network(name: str) -> None:
     whole = outcome([module])
     last = network.num_pieces
     for num_cuts in range(1, last):
-        # The first and the last way of cutting, and the finest.
+        # The first and the last of the possible partitions, and the finest.
         every = list(combinations(range(1, last), num_cuts))
         for cuts in {every[0], every[-1]}:
             parts = [network.piece(*bounds) for bounds in pairwise([0, *cuts, last])]
@@ -256,7 +256,7 @@ def test_pieces_in_turn_are_the_network(name: str) -> None:
     ("names", "firsts"),
     [(["4"], [3]), (["1", "8"], [1, 7]), (["1", "3", "4", "5", "6", "7", "8"], [1, 2, 3, 4, 5, 6, 7]), ([], [])],
 )
-def test_named_cuts(names: list[str], firsts: list[int]) -> None:
+def test_named_split_points(names: list[str], firsts: list[int]) -> None:
     network = trace_network(sequential())
     assert named_split_points(network, names) == firsts
     for name, first in zip(names, firsts, strict=True):
@@ -271,7 +271,7 @@ def test_the_name_of_a_group_of_layers_is_its_first_layer() -> None:
 
 
 @pytest.mark.parametrize("name", ["2", "0", "conv", "block", ""])
-def test_a_name_that_no_chunk_can_begin_with(name: str) -> None:
+def test_a_name_that_no_stage_can_begin_with(name: str) -> None:
     with pytest.raises(StageError) as caught:
         named_split_points(trace_network(sequential()), [name])
     assert str(caught.value) == (
@@ -293,7 +293,7 @@ def max_cost(costs: list[float], firsts: list[int]) -> float:
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=9), st.data())
-def test_no_other_way_of_cutting_is_better_balanced(costs: list[int], data: st.DataObject) -> None:
+def test_no_other_partition_is_better_balanced(costs: list[int], data: st.DataObject) -> None:
     num_stages = data.draw(st.integers(1, len(costs)))
     firsts = balanced(costs, num_stages)
     assert len(firsts) == num_stages - 1
@@ -330,7 +330,7 @@ def test_measuring_costs_leaves_no_trace(name: str) -> None:
     assert torch.equal(inputs, images())
 
 
-def test_costs_tell_a_large_layer_from_a_small_one() -> None:
+def test_costs_distinguish_a_large_layer_from_a_small_one() -> None:
     module = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 128, 7, padding=3), nn.Conv2d(128, 2, 1))
     network = trace_network(module)
     costs_s = measure_costs_s(network, images(num=16), CPU)
@@ -352,11 +352,11 @@ class Scaled(nn.Module):
         return self.three(self.two(self.one(x) * self.scale) * self.scale)
 
 
-def test_no_cut_between_two_uses_of_a_parameter() -> None:
+def test_no_split_between_two_uses_of_a_parameter() -> None:
     assert next_layers(trace_network(Scaled())) == ["mul", "three"]
 
 
-def test_no_cut_between_two_uses_of_statistics() -> None:
+def test_no_split_between_two_uses_of_statistics() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -369,7 +369,7 @@ def test_no_cut_between_two_uses_of_statistics() -> None:
     assert next_layers(trace_network(Net())) == ["norm", "three"]
 
 
-def test_what_hands_its_input_on_begins_no_chunk_where_it_is_changed_later() -> None:
+def test_what_hands_its_input_on_begins_no_stage_where_it_is_changed_later() -> None:
     layers = (nn.Linear(8, 8), nn.Identity(), nn.Dropout(0.1), nn.ReLU(inplace=True), nn.Linear(8, 8))
     network = trace_network(nn.Sequential(*layers))
     assert next_layers(network) == ["4"]
@@ -388,12 +388,12 @@ class Parts(nn.Module):
         return self.three(first + second)
 
 
-def test_a_chunk_never_begins_with_several_tensors() -> None:
+def test_a_stage_never_begins_with_several_tensors() -> None:
     assert next_layers(trace_network(Parts())) == ["two", "chunk", "three"]
 
 
 class Changing(nn.Module):
-    """What the first layer gives is changed in place, in a way to be chosen."""
+    """The output of the first layer is modified in place, by the given function."""
 
     def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -413,7 +413,7 @@ def beside_another(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("change", [through_a_view, beside_another])
-def test_a_chunk_whose_input_would_be_changed_is_none(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_no_stage_begins_where_its_input_would_be_modified(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     network = trace_network(Changing(change))
     assert all(point.node.name != "one" for point in network.split_points)
     assert network.num_pieces > 1

@@ -17,7 +17,8 @@ from ptpipe_train.precision import PrecisionChoice, choose_precision
 
 from .conftest import Lab, assert_same_bits
 
-CPU = torch.device("cpu")
+LONG = 200
+"""Batches of a training from which on a slow bf16 gets a notice."""
 
 
 def set_step_ms(monkeypatch: pytest.MonkeyPatch, fp32: float, bf16: float) -> list[int]:
@@ -79,7 +80,7 @@ def test_a_restart_takes_the_precision_that_was_measured_first(lab: Lab, monkeyp
 def test_bf16_that_is_slower_on_this_cpu_gets_a_notice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = set_step_ms(monkeypatch, 10.0, 18.8)
     for _ in range(2):
-        trained = lab.train(lab.make_model(), lab.make_data(16), epochs=1, precision="bf16")
+        trained = lab.train(lab.make_model(), lab.make_data(16), epochs=LONG, precision="bf16")
         (notice,) = trained.notices
         assert notice.startswith("precision bf16: a step takes 1.88x as long as in fp32 on this CPU (18.8 ms, 10 ms)")
         assert trained.metrics["precision"] == "bf16"
@@ -88,7 +89,15 @@ def test_bf16_that_is_slower_on_this_cpu_gets_a_notice(lab: Lab, monkeypatch: py
 
 def test_bf16_that_is_faster_gets_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     set_step_ms(monkeypatch, 10.0, 10.4)
-    assert lab.train(lab.make_model(), lab.make_data(16), epochs=1, precision="bf16").notices == []
+    trained = lab.train(lab.make_model(), lab.make_data(16), epochs=LONG, precision="bf16")
+    assert trained.notices == []
+    assert trained.metrics["bf16_step_ms"] == 10.4
+
+
+def test_a_short_training_in_bf16_is_not_measured(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = set_step_ms(monkeypatch, 10.0, 18.8)
+    assert lab.train(lab.make_model(), lab.make_data(16), epochs=LONG - 1, precision="bf16").notices == []
+    assert calls == []
 
 
 def test_fp32_is_not_measured(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +112,7 @@ def test_a_cuda_device_without_bf16_instructions_gets_a_notice(tmp_path: Path, m
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: False)
     events: list[Event] = []
     ctx = Context("t", "train.supervised", 7, tmp_path, _tell=events.append)
-    choice = choose_precision("bf16", torch.device("cuda"), ctx, SINGLE_WORKER, lambda: pytest.fail("not measured"))
+    choice = choose_precision("bf16", torch.device("cuda"), ctx, SINGLE_WORKER, LONG, lambda _: pytest.fail("measured"))
     assert choice == PrecisionChoice("bf16", {})
     (notice,) = [event.text for event in events if isinstance(event, Notice)]
     assert "no bf16 instructions" in notice

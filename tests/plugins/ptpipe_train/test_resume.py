@@ -1,4 +1,4 @@
-"""A training that was stopped and started again ends as one that was not."""
+"""A training that was interrupted and resumed ends with the weights of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ COUNTED = {"checkpoint_every_s": EVERY_STEP, "memory_format": "channels_last"}
 
 
 class Stopped(BaseException):
-    """What stops a training in the middle: like a kill, nothing in the product catches it."""
+    """Interrupts a training: like a kill, nothing in the product catches it."""
 
 
 class StoppingImages(ArrayImages):
-    """Pixels that stop whoever takes them when their time has come; and know what was taken."""
+    """Pixels that stop the training after a number of reads, and record the reads."""
 
     def __init__(self, pixels: Any) -> None:
         super().__init__(pixels)
@@ -91,9 +91,8 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(lab: Lab, options: dict[str
         assert got.metrics["loss_scale"] == want.metrics["loss_scale"]
 
 
-# The first of the trainings in bf16 reads a batch more, for timing its steps.
-@pytest.mark.parametrize(("precision", "step"), [("fp32", 8), ("bf16", 7)])
-def test_a_model_with_fake_quantization_too(lab: Lab, precision: str, step: int) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_with_fake_quantization_too(lab: Lab, precision: str) -> None:
     folded = prepare_qat(PrepareQatConfig(backend="fbgemm"), lab.context(), lab.make_model(norm=True))
     options = {"epochs": 2, "precision": precision, "lr": 0.01, "memory_format": "channels_last"}
     want = lab.train_afresh(folded, make_data(lab), **options)
@@ -101,13 +100,13 @@ def test_a_model_with_fake_quantization_too(lab: Lab, precision: str, step: int)
         with pytest.raises(Stopped):
             lab.train(folded, make_data(lab, stop_train=stop), checkpoint_every_s=EVERY_STEP, **options)
     got = lab.train(folded, make_data(lab), checkpoint_every_s=EVERY_STEP, **options)
-    assert got.log == [f"training resumes from the checkpoint of step {step}"]
+    assert got.log == ["training resumes from the checkpoint of step 8"]
     assert_same_bits(got.model, want.model)
     assert got.model.recipe == folded.recipe
 
 
 @pytest.mark.parametrize(("accumulate", "stop"), [(1, 9), (2, 8), (3, 8)])
-def test_goes_on_in_mid_epoch_without_repeating_a_sample(lab: Lab, accumulate: int, stop: int) -> None:
+def test_resumes_in_mid_epoch_without_repeating_a_sample(lab: Lab, accumulate: int, stop: int) -> None:
     model, options = lab.make_model(), {"epochs": 2, "accumulate": accumulate} | COUNTED
     first, second = make_data(lab, stop_train=stop), make_data(lab)
     with pytest.raises(Stopped):
@@ -155,7 +154,7 @@ def test_a_damaged_checkpoint_is_left_out_for_the_one_before(lab: Lab, suffix: s
     assert_same_bits(trained.model, lab.train_afresh(lab.make_model(dropout=0.5), make_data(lab), epochs=2).model)
 
 
-def test_with_all_damaged_it_begins_anew(lab: Lab) -> None:
+def test_with_all_damaged_it_starts_from_scratch(lab: Lab) -> None:
     trained = stop_and_go_on(lab, lambda files: [file.write_bytes(b"") for file in files])
     assert len(trained.notices) == 2
     assert trained.log == []
@@ -171,7 +170,7 @@ def test_a_checkpoint_of_other_work_is_not_taken(lab: Lab) -> None:
     assert_same_bits(other.model, lab.train_afresh(lab.make_model(), make_data(lab), **options).model)
 
 
-def test_another_number_of_threads_is_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_number_of_threads_gets_a_notice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"epochs": 2, "checkpoint_every_s": EVERY_STEP, "num_threads": None}
     monkeypatch.setattr("ptpipe_torch.runtime.num_cpus", lambda: 1)
     with pytest.raises(Stopped):
@@ -182,7 +181,7 @@ def test_another_number_of_threads_is_said(lab: Lab, monkeypatch: pytest.MonkeyP
     assert "torch was" not in notice
 
 
-def test_a_full_disk_is_said_once_and_training_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_gets_one_notice_and_training_continues(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 

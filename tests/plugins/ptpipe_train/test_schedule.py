@@ -46,12 +46,12 @@ def test_cosine_is_torchs() -> None:
     assert ours(name="cosine", final=0.1) == pytest.approx(want)
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5])
-def test_one_cycle_is_torchs(share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.3, 0.5])
+def test_one_cycle_is_torchs(fraction: float) -> None:
     def make(optimizer: torch.optim.Optimizer) -> LRScheduler:
-        return OneCycleLR(optimizer, PEAK, total_steps=NUM_STEPS, pct_start=share, cycle_momentum=False)
+        return OneCycleLR(optimizer, PEAK, total_steps=NUM_STEPS, pct_start=fraction, cycle_momentum=False)
 
-    assert ours(name="one_cycle", warmup=share) == pytest.approx(torchs(make))
+    assert ours(name="one_cycle", warmup=fraction) == pytest.approx(torchs(make))
 
 
 def test_one_cycle_rises_over_three_tenths_unless_told_otherwise() -> None:

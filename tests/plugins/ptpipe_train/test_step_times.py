@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and the profiler's files."""
+"""Duration of the parts of a step, utilization, and the profiler's files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_follows_the_last_gradient_is_communication() -> None:
 
 
 class LateClock:
-    """As a device's queue: marks can be read only once the device has come there."""
+    """Like a device's stream: marks can be read only once the device has reached them."""
 
     def __init__(self) -> None:
         self.at, self.now = 0, 0
@@ -106,7 +106,7 @@ def test_a_busy_and_an_idle_processor() -> None:
     assert busy.mean() == pytest.approx(wanted, rel=0.2)
 
 
-def test_a_device_that_does_not_tell() -> None:
+def test_a_device_without_utilization() -> None:
     if torch.cuda.is_available():
         pytest.skip("it may well tell")
     silent = Utilization(torch.device("cuda", 0))

@@ -28,22 +28,22 @@ def eight_bits(module: nn.Module) -> nn.Module:
 
 
 class Listening(nn.Module):
-    """Keeps what it is told in a buffer, and counts what it sees, in eval mode too."""
+    """Records its callbacks in a buffer, and counts its samples, in eval mode too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("shares", torch.zeros(0))
+        self.register_buffer("fractions", torch.zeros(0))
         self.register_buffer("num_seen", torch.zeros((), dtype=torch.int64))
 
     def on_progress(self, fraction: float) -> None:
-        self.shares = torch.cat([self.shares, torch.tensor([fraction])])
+        self.fractions = torch.cat([self.fractions, torch.tensor([fraction])])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.num_seen += len(x)
         return x
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
-        self.shares = torch.zeros_like(state[prefix + "shares"])
+        self.fractions = torch.zeros_like(state[prefix + "fractions"])
         super()._load_from_state_dict(state, prefix, *rest)
 
 
@@ -57,7 +57,7 @@ def one_value_norm() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(SIDE * SIDE), nn.Linear(SIDE * SIDE, 4))
 
 
-def test_learns_and_says_how(lab: Lab) -> None:
+def test_learns_and_reports_metrics(lab: Lab) -> None:
     trained = lab.train(
         lab.make_model(norm=True, dropout=0.1), lab.make_data(400, 80), epochs=4, schedule={"name": "one_cycle"}
     )
@@ -109,10 +109,10 @@ def test_val_figures_are_those_of_the_delivered_model(lab: Lab) -> None:
     )
 
 
-def test_listeners_are_told_the_share_before_each_step(lab: Lab) -> None:
+def test_callbacks_are_called_with_the_fraction_before_each_step(lab: Lab) -> None:
     model = lab.make_model(FunctionRef.to(listening_net))
     trained = lab.train(model, lab.make_data(64), epochs=2, accumulate=2)
-    assert trained.model.tensors["1.shares"].tolist() == [0.0, 0.25, 0.5, 0.75]
+    assert trained.model.tensors["1.fractions"].tolist() == [0.0, 0.25, 0.5, 0.75]
 
 
 def test_the_process_is_left_as_it_was(lab: Lab) -> None:
@@ -135,7 +135,7 @@ def test_the_process_is_left_as_it_was(lab: Lab) -> None:
 def test_seed_alone_decides(lab: Lab) -> None:
     model, data = lab.make_model(norm=True, dropout=0.5), lab.make_data()
     first = lab.train_afresh(model, data, epochs=2, precision="bf16")
-    torch.manual_seed(99)  # of the process: none of its business
+    torch.manual_seed(99)  # the process's own stream must not matter
     second = lab.train_afresh(model, lab.make_data(), epochs=2, precision="bf16")
     assert_same_bits(first.model, second.model)
     lab.seed = 8
@@ -175,7 +175,7 @@ def test_early_stopping_restores_the_best_also_where_patience_lasts(lab: Lab, mo
     assert trained.metrics["stopped_early"] is False
 
 
-def test_a_loss_that_is_no_number_ends_it_with_what_to_try(lab: Lab) -> None:
+def test_a_loss_that_is_not_finite_fails_with_remedies(lab: Lab) -> None:
     with pytest.raises(StageError) as caught:
         lab.train(lab.make_model(), lab.make_data(), epochs=3, lr=1e20, precision="bf16")
     text = str(caught.value)
@@ -273,7 +273,7 @@ class Watching(nn.Identity):
 
 
 def test_dp_over_devices_refuses_fake_quantization(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each device would see the range of its own share."""
+    """Each device would observe the range of its own shard."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     chosen = DeviceSettings(torch.device("cuda"))
     with pytest.raises(StageError, match=r"dp can't train fake quantization.*use mode ddp"):
