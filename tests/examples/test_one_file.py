@@ -73,10 +73,8 @@ def test_several_workers_a_launcher_and_a_reporter_work_together(stranger):
     with (someone.folder / "artifacts" / "runs" / run["run_id"] / "metrics.csv").open(encoding="utf-8") as file:
         rows = {(row["stage"], row["metric"]): float(row["value"]) for row in csv.DictReader(file)}
     assert rows["trained", "val_top1"] == stages["trained"]["metrics"]["val_top1"]
-    refused = someone.ptpipe(
-        "run", "one_file/together.yaml", "--artifacts", "artifacts", "-s", "balance.workers=1", "-s", "balance.min_fraction=0.5",
-        code=3,
-    )  # fmt: skip
+    stricter = ["-s", "balance.workers=1", "-s", "balance.min_fraction=0.5"]
+    refused = someone.ptpipe("run", "one_file/together.yaml", "--artifacts", "artifacts", *stricter, code=3)
     assert {stage["outcome"] for stage in refused["stages"]} == {"cached", "refused"}
 
 
