@@ -35,15 +35,3 @@ def shared_lock(path: Path) -> Iterator[None]:
     with path.open("a+") as file:  # NFS grants a shared lock only on a file that is open for reading
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether a process holds the file exclusively."""
-    if not path.exists():
-        return False
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
