@@ -111,6 +111,25 @@ def init_worker_group(
         return
     import torch.distributed as dist
 
+    _init_process_group(ctx, comm, timeout_s, on_cuda)
+    # A separate group: after a failure in the middle of a collective the main one can't be used any more.
+    watch = dist.new_group(backend="gloo", timeout=timedelta(seconds=_BARRIER_S))
+    try:
+        with ExitStack() as exit_stack:
+            yield WorkerGroup(ctx.rank, ctx.num_workers, timeout_s, exit_stack)
+            dist.barrier()  # no rank may leave while another still communicates with it
+    except RuntimeError as error:
+        if not is_comm_failure(error):
+            raise
+        raise WorkerGroupError(_who_is_missing(watch, ctx.rank, error, timeout_s)) from error
+    finally:
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def _init_process_group(ctx: Context, comm: Comm, timeout_s: float, on_cuda: bool) -> None:
+    import torch.distributed as dist
+
     os.environ.update(ranks_from_slurm(os.environ))
     if int(os.environ.get("WORLD_SIZE", "1")) != ctx.num_workers:
         raise StageError(f"{ctx.kind} needs {ctx.num_workers} workers; this process was not launched as one of them")
@@ -125,19 +144,6 @@ def init_worker_group(
     dist.init_process_group(
         backend, store=store, timeout=timedelta(seconds=timeout_s), rank=ctx.rank, world_size=ctx.num_workers
     )
-    # A separate group: after a failure in the middle of a collective the main one can't be used any more.
-    watch = dist.new_group(backend="gloo", timeout=timedelta(seconds=_BARRIER_S))
-    try:
-        with ExitStack() as exit_stack:
-            yield WorkerGroup(ctx.rank, ctx.num_workers, timeout_s, exit_stack)
-            dist.barrier()  # no rank may leave while another still communicates with it
-    except RuntimeError as error:
-        if not is_comm_failure(error):
-            raise
-        raise WorkerGroupError(_who_is_missing(watch, ctx.rank, error, timeout_s)) from error
-    finally:
-        with suppress(RuntimeError):
-            dist.destroy_process_group()
 
 
 def _uses_agents_store() -> bool:
