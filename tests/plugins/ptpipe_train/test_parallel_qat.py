@@ -147,7 +147,7 @@ consolidate = DDPStrategy.consolidate
 
 
 def keep_and_consolidate(strategy):
-    state = {name: tensor.clone() for name, tensor in strategy.module.state_dict().items()}
+    state = {name: tensor.clone().contiguous() for name, tensor in strategy.module.state_dict().items()}
     save_file(state, Path(__file__).with_name(f"rank-{strategy.workers.rank}.safetensors"))
     consolidate(strategy)
 
