@@ -67,11 +67,11 @@ def test_a_comm_that_cannot_work(run_cli, temporary):
     assert time.monotonic() - start < 30
     assert ended.code == 1
     lines = ended.out.splitlines()
-    at = next(number for number, line in enumerate(lines) if line.startswith(f"lack  {TEAM}"))
+    at = next(number for number, line in enumerate(lines) if line.startswith(f"fail  {TEAM}"))
     assert "Unable to find address for: nosuch0" in lines[at]
-    assert "-> let GLOO_SOCKET_IFNAME name an interface" in lines[at + 1]
+    assert "-> set GLOO_SOCKET_IFNAME to an interface" in lines[at + 1]
     assert "it is 'nosuch0': unset it" in lines[at + 1]
-    assert lines[-1].endswith("1 lacking")
+    assert lines[-1].endswith("1 failed")
     assert "Traceback" not in ended.out + ended.err
     assert workers_of(temporary) == []
 
@@ -81,7 +81,7 @@ def test_a_worker_that_is_killed(run_cli, temporary):
         os.kill(wait_for_two(process, temporary)[1], signal.SIGKILL)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    line = next(line for line in out.decode().splitlines() if line.startswith(f"lack  {TEAM}"))
+    line = next(line for line in out.decode().splitlines() if line.startswith(f"fail  {TEAM}"))
     assert "was killed by SIGKILL" in line
     assert b"memory ran out" in out
     assert b"Traceback" not in out + err
