@@ -69,7 +69,7 @@ def test_a_comm_that_cannot_work(run_cli, temporary):
     lines = ended.out.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith(f"fail  {TEAM}"))
     assert "Unable to find address for: nosuch0" in lines[at]
-    assert "-> let GLOO_SOCKET_IFNAME name an interface" in lines[at + 1]
+    assert "-> set GLOO_SOCKET_IFNAME to an interface" in lines[at + 1]
     assert "it is 'nosuch0': unset it" in lines[at + 1]
     assert lines[-1].endswith("1 failed")
     assert "Traceback" not in ended.out + ended.err
