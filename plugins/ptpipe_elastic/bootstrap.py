@@ -12,13 +12,13 @@ import os
 import runpy
 import signal
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
 
-_PARENT_POLL_S = 0.5
+from ptpipe_torch.runtime import exit_with_parent
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -42,7 +42,7 @@ def write_error_file(error: BaseException, message: str, **flags: bool) -> None:
 
 
 def _start(folder: Path, module: str, arguments: list[str]) -> None:
-    _exit_with_parent()
+    _exit_with_run()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C, and ends its workers
     log = os.open(log_file(folder, int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
@@ -51,18 +51,11 @@ def _start(folder: Path, module: str, arguments: list[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _exit_with_parent() -> None:
+def _exit_with_run() -> None:
     """Never outlive the run: it may be killed, and restarted at once on the same scratch folder."""
-    parent = os.getppid()
-    if sys.platform == "linux":
+    if sys.platform == "linux":  # at once; elsewhere within half a second
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_POLL_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    exit_with_parent()
 
 
 if __name__ == "__main__":

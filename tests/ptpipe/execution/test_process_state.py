@@ -105,6 +105,7 @@ print(int(result.exit_code))
 """
 
 
+@pytest.mark.plugins
 @pytest.mark.slow
 def test_a_real_run_changes_nothing_of_the_process(tmp_path):
     code = REAL.format(folder=str(Path(__file__).parent), manifest=str(MANIFESTS / "smoke.yaml"))
