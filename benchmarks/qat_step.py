@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ptpipe_quant.parts import prepare_qat
+from ptpipe_quant.transforms import prepare_qat
 from ptpipe_torch import TrainingCallback
 from ptpipe_torch.runtime import freed_memory_kept, torch_threads
 from ptpipe_zoo.nets import small_cnn

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ptpipe import StageError
-
 if TYPE_CHECKING:
     import torch
 
@@ -100,27 +98,3 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def quantized_engine(backend: str | None) -> Iterator[None]:
-    """Let torch's int8 operators run on this engine inside the `with`; None changes nothing.
-
-    Raises StageError where this build of torch or this machine doesn't offer it.
-    """
-    if backend is None:
-        yield
-        return
-    import torch
-
-    offered = torch.backends.quantized.supported_engines
-    if backend not in offered:
-        raise StageError(
-            f"backend {backend} is not offered here (there are: {', '.join(sorted(set(offered) - {'none'}))})"
-        )
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = backend
-    try:
-        yield
-    finally:
-        torch.backends.quantized.engine = before

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ptpipe import JSON, IntegrityError, PtpipeError, StageError
-from ptpipe_torch.int8.int8_state import quantized_tensors, unpack_state
+from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
+from ptpipe_torch.int8.int8_state import unpack_state
 from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.registry import FunctionRef
-from ptpipe_torch.runtime import quantized_engine, torch_threads
+from ptpipe_torch.runtime import torch_threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,7 +123,7 @@ class Model(Deployable):
         """
         if not self.recipe.convert:
             return self.build_prepared()
-        with quantized_engine(self.recipe.backend), quantized_tensors():
+        with quantized_engine(self.recipe.backend), deprecations_silenced():
             module = self.build_prepared() if self.int8_tensors is None else self._skeleton().eval()
             for part in self.recipe.convert:
                 module = _apply(part, "transform", module)

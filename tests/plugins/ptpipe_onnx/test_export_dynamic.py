@@ -17,9 +17,9 @@ from onnx import numpy_helper
 from torch import nn
 
 from ptpipe import StageError
-from ptpipe_onnx import torch_ao
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_torch import FunctionRef, Model, OnnxFile, Recipe
+from ptpipe_torch.int8.layers import dynamic_weights
 from ptpipe_torch.model.registry import builder, transform
 
 Export = Callable[..., OnnxFile]
@@ -60,7 +60,7 @@ def test_linear_layers_multiply_integers(
     if backend == "qnnpack":  # 8 bits of the input in both: what differs are ties
         assert file.parity["rms_logit_difference"] < 0.3 * file.parity["rms_quantization_error"]
 
-    expected = torch_ao.dynamic_weights(model.build())
+    expected = dynamic_weights(model.build())
     arrays = arrays_of(file)
     assert len(expected) == (3 if name == "rows" else 2)
     for weight_name, weight in expected.items():

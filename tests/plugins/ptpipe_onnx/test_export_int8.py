@@ -15,9 +15,9 @@ import torch.ao.nn.quantized as nnq
 from onnx import TensorProto, numpy_helper
 
 from ptpipe import StageError
-from ptpipe_onnx import integer_graph
+from ptpipe_onnx import qdq_passes
 from ptpipe_torch import Data, Model, OnnxFile
-from ptpipe_torch.runtime import quantized_engine
+from ptpipe_torch.int8.engine import quantized_engine
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -146,19 +146,19 @@ def integer_step(file: OnnxFile) -> float:
     return numpy_helper.to_array(scale).item()
 
 
-def test_a_graph_that_says_something_else_fails_with_figures(
+def test_a_graph_that_computes_something_else_fails_with_figures(
     run_export: Export, int8_model: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rewrite = integer_graph.run_in_integers
+    rewrite = qdq_passes.use_integer_kernels
 
-    def rewrite_badly(graph: object) -> None:
-        rewrite(graph)
-        clips = [value for value in graph.initializers.values() if value.name.endswith("bias.int32")]
+    def rewrite_badly(model: object) -> None:
+        rewrite(model)
+        clips = [value for value in model.graph.initializers.values() if value.name.endswith("bias.int32")]
         for value in clips:
             content = value.const_value.numpy()
             value.const_value = type(value.const_value)(np.zeros_like(content), name=value.name)
 
-    monkeypatch.setattr(integer_graph, "run_in_integers", rewrite_badly)
+    monkeypatch.setattr(qdq_passes, "use_integer_kernels", rewrite_badly)
     with pytest.raises(StageError, match=r"disagree: .* allowed .* top-1 agreement [0-9.]+%.* steps"):
         run_export(int8_model("cnn"))
 

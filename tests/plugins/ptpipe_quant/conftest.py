@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from ptpipe import JSON, Context
 from ptpipe.events import Event, Metric
-from ptpipe_quant.backends import offered_backends
 from ptpipe_torch import (
     ArrayImages,
     Data,
@@ -31,9 +30,10 @@ from ptpipe_torch import (
     builder,
     epoch_order,
 )
+from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_torch.runtime import seeded, torch_threads
 
-BACKENDS = offered_backends()
+BACKENDS = supported_engines()
 NUM_CLASSES = 10
 
 

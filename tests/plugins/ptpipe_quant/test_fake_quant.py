@@ -1,4 +1,4 @@
-"""Fake quantization against torch's own, bit for bit, and the rules of when it watches."""
+"""Fake quantization against torch's own, bit for bit, and when it observes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptpipe_quant.fake_quant import ActivationFakeQuant, StraightThrough, WeightFakeQuant, qat_qconfig
-from ptpipe_quant.torch_ao import FusedMovingAvgObsFakeQuantize, MovingAverageMinMaxObserver
 from ptpipe_torch import TrainingCallback
+from ptpipe_torch.int8.observers import FusedMovingAvgObsFakeQuantize, MovingAverageMinMaxObserver
 
 
 def activation(**options: bool | float) -> ActivationFakeQuant:
@@ -132,7 +132,7 @@ class TestWeights:
         assert torch.equal(weight(per_channel=True)(torch.zeros(3, 4)), torch.zeros(3, 4))
 
 
-class TestWatching:
+class TestObserving:
     def test_the_range_is_a_moving_average_in_training_only(self) -> None:
         fake_quant, expected = activation(), MovingAverageMinMaxObserver()
         for scale in (1.0, 3.0, 0.2):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import onnxruntime
 
-from ptpipe_onnx import diagnosis
-from ptpipe_onnx.diagnosis import ONNX, ONNXRUNTIME, ONNXSCRIPT, findings
+from ptpipe_onnx import doctor
+from ptpipe_onnx.doctor import ONNX, ONNXRUNTIME, ONNXSCRIPT, run_checks
 
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
@@ -19,23 +19,23 @@ def test_the_ranges_are_those_of_the_distribution():
 
 
 def test_what_is_here():
-    found = list(findings())
-    assert [finding.subject for finding in found] == ["onnx", "onnxscript", diagnosis._runtime(), "onnx session"]
+    found = list(run_checks())
+    assert [finding.subject for finding in found] == ["onnx", "onnxscript", doctor._runtime(), "onnx session"]
     assert {finding.state for finding in found} == {"ok"}
     assert found[2].detail == onnxruntime.__version__
     assert "CPU" in found[3].detail
 
 
 def test_no_session_beside_a_version_that_does_not_fit(monkeypatch):
-    monkeypatch.setattr(diagnosis, "ONNX", ("100", "101"))
-    found = list(findings())
+    monkeypatch.setattr(doctor, "ONNX", ("100", "101"))
+    found = list(run_checks())
     assert [finding.state for finding in found] == ["fail", "ok", "ok"]
     assert found[0].remedy == "pip install 'onnx>=100,<101'"
 
 
 def test_a_session_that_fails_is_one_line(monkeypatch):
-    monkeypatch.setattr(diagnosis, "_OPSET", 9999)  # which no release runs
-    session = list(findings())[-1]
+    monkeypatch.setattr(doctor, "_OPSET", 9999)  # which no release runs
+    session = list(run_checks())[-1]
     assert (session.subject, session.state) == ("onnx session", "fail")
     assert session.detail
     assert "\n" not in session.detail
