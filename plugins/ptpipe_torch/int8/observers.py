@@ -27,24 +27,9 @@ with deprecations_silenced():
         QConfig,
     )
 
-__all__ = [
-    "ACTIVATION_OBSERVERS",
-    "FusedMovingAvgObsFakeQuantize",
-    "HistogramObserver",
-    "MovingAverageMinMaxObserver",
-    "MovingAveragePerChannelMinMaxObserver",
-    "PlaceholderObserver",
-    "has_range",
-    "histogram_counts",
-    "is_observer",
-    "make_qconfig",
-    "max_activation_level",
-    "merge_histogram",
-    "min_max_of",
-    "observes_range",
-    "static_qconfig",
-    "weight_observer",
-]
+# Re-exported from torch.ao.
+__all__ = ["FusedMovingAvgObsFakeQuantize", "HistogramObserver", "MovingAverageMinMaxObserver"]
+__all__ += ["MovingAveragePerChannelMinMaxObserver", "PlaceholderObserver"]
 
 ACTIVATION_OBSERVERS: dict[str, Any] = {
     "min_max": MinMaxObserver,

@@ -234,8 +234,8 @@ def dynamic_model(float_model: Callable[[str], Model]) -> Callable[..., Model]:
     return make
 
 
-class Told(list[Event]):
-    """What a stage said."""
+class RecordedEvents(list[Event]):
+    """Events of a stage."""
 
     @property
     def metrics(self) -> dict[str, object]:
@@ -243,16 +243,16 @@ class Told(list[Event]):
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def events() -> RecordedEvents:
+    return RecordedEvents()
 
 
 @pytest.fixture
-def run_export(tmp_path: Path, digits: Data, told: Told) -> Callable[..., OnnxFile]:
+def run_export(tmp_path: Path, digits: Data, events: RecordedEvents) -> Callable[..., OnnxFile]:
     """Run the stage on the digits."""
 
     def run(model: Model, data: Data = digits, **options: object) -> OnnxFile:
-        ctx = Context("onnx", "export.onnx", 7, tmp_path, tell=told.append)
+        ctx = Context("onnx", "export.onnx", 7, tmp_path, tell=events.append)
         return export_onnx(ExportConfig(**{"num_samples": 200, **options}), ctx, model, data)
 
     return run

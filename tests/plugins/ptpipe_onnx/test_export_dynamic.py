@@ -50,7 +50,7 @@ def arrays_of(file: OnnxFile) -> dict[str, np.ndarray]:
     [("cnn", "fbgemm", False), ("cnn", "qnnpack", True), ("rows", "onednn", True), ("rows", "qnnpack", False)],
 )
 def test_linear_layers_multiply_integers(
-    name: str, backend: str, per_channel: bool, run_export: Export, dynamic_model: Make, told, tmp_path: Path
+    name: str, backend: str, per_channel: bool, run_export: Export, dynamic_model: Make, events, tmp_path: Path
 ) -> None:
     model = dynamic_model(name, backend, per_channel=per_channel)
     file = run_export(model)
@@ -72,7 +72,7 @@ def test_linear_layers_multiply_integers(
     assert types["MatMulInteger"] == types["DynamicQuantizeLinear"] == len(expected)
     assert types["Gemm"] == types["MatMul"] == 0
     assert Kernels.of(file.path, tmp_path).integer["DynamicQuantizeMatMul"] == len(expected)
-    assert told.metrics["num_int8_nodes"] == len(expected)
+    assert events.metrics["num_int8_nodes"] == len(expected)
 
 
 def test_the_arithmetic_is_that_of_the_onnx_specification(

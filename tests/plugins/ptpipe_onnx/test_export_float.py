@@ -60,7 +60,7 @@ def test_any_batch_size(run_export: Export, float_model: Make, run_onnx: Callabl
     assert run_onnx(file.path, images_NCHW[:0]).shape == (0, 10)
 
 
-def test_metadata_of_the_file(run_export: Export, float_model: Make, told) -> None:
+def test_metadata_of_the_file(run_export: Export, float_model: Make, events) -> None:
     file = run_export(float_model("cnn"))
     model = onnx.load(file.path)
     (input_,), (output,) = model.graph.input, model.graph.output
@@ -73,8 +73,8 @@ def test_metadata_of_the_file(run_export: Export, float_model: Make, told) -> No
     assert json.loads(metadata["class_names"]) == list("0123456789")
     assert (metadata["backend"], metadata["precision"], metadata["data"]) == ("", "float32", "digits")
     assert [entry.version for entry in model.opset_import] == [18]
-    assert told.metrics["size_bytes"] == file.path.stat().st_size
-    assert told.metrics["opset"] == 18
+    assert events.metrics["size_bytes"] == file.path.stat().st_size
+    assert events.metrics["opset"] == 18
 
 
 def test_batch_norm_is_folded_and_nothing_else_is_in_the_file(run_export: Export, float_model: Make) -> None:

@@ -53,7 +53,7 @@ def file_weights(path: object) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 @pytest.mark.parametrize(("name", "backend", "qat", "high"), CASES)
 def test_the_file_computes_what_torch_computes(
-    name: str, backend: str, qat: bool, high: int, run_export: Export, int8_model: Make, told
+    name: str, backend: str, qat: bool, high: int, run_export: Export, int8_model: Make, events
 ) -> None:
     model = int8_model(name, backend, qat=qat, high=high)
     file = run_export(model)
@@ -71,8 +71,8 @@ def test_the_file_computes_what_torch_computes(
         np.testing.assert_array_equal(found, expected)
         np.testing.assert_array_equal(found_scales, expected_scales.astype(np.float32))
 
-    assert told.metrics["num_int8_nodes"] >= 6
-    assert told.metrics["num_float_nodes"] == (2 if name == "mobile" else 0)  # hard swish has no integer kernel
+    assert events.metrics["num_int8_nodes"] >= 6
+    assert events.metrics["num_float_nodes"] == (2 if name == "mobile" else 0)  # hard swish has no integer kernel
     dtypes = {array.data_type for array in onnx.load(file.path).graph.initializer if len(array.dims) > 1}
     assert dtypes == {TensorProto.INT8}
     metadata = {entry.key: entry.value for entry in onnx.load(file.path).metadata_props}
@@ -163,12 +163,12 @@ def test_a_graph_that_computes_something_else_fails_with_figures(
         run_export(int8_model("cnn"))
 
 
-def test_layers_left_float_stay_float(run_export: Export, int8_model: Make, told) -> None:
+def test_layers_left_float_stay_float(run_export: Export, int8_model: Make, events) -> None:
     model = int8_model("residual", skip="inner")
     file = run_export(model)
     assert file.parity["max_logit_difference_steps"] <= 1.01
     convs = [node for node in onnx.load(file.path).graph.node if node.op_type == "Conv"]
     assert len(convs) == 3
-    assert told.metrics["num_float_nodes"] >= 2
+    assert events.metrics["num_float_nodes"] >= 2
     dtypes = [array.data_type for array in onnx.load(file.path).graph.initializer if len(array.dims) == 4]
     assert sorted(dtypes) == [TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.INT8]

@@ -206,8 +206,8 @@ def test_a_training_that_was_interrupted_ends_with_the_same_bits(batch_norm) -> 
     def steps(graph: Any, optimizer: Any, numbers: range) -> None:
         graph.train()
         for number in numbers:
-            for listener in [part for part in graph.modules() if isinstance(part, TrainingCallback)]:
-                listener.on_progress(number / 8)
+            for callback in [part for part in graph.modules() if isinstance(part, TrainingCallback)]:
+                callback.on_progress(number / 8)
             F.cross_entropy(graph(images(number)), torch.arange(16) % 10).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -85,9 +85,9 @@ def test_the_batch_norm_freezes_and_thaws_with_the_schedule() -> None:
     layer = qat_layer(stock_layer("ConvBn", "2d", bias=False), 0.5)
     assert isinstance(layer, TrainingCallback)
     x = torch.randn(SHAPES["2d"]) + 5
-    for share, moves in ((0.0, True), (0.49, True), (0.5, False), (0.99, False), (0.1, True)):
+    for fraction, moves in ((0.0, True), (0.49, True), (0.5, False), (0.99, False), (0.1, True)):
         layer.train()  # as a trainer does after each evaluation
-        layer.on_progress(share)
+        layer.on_progress(fraction)
         before = layer.bn.running_mean.clone()
         layer(x)
         assert (not torch.equal(layer.bn.running_mean, before)) is moves

@@ -401,6 +401,6 @@ def engine_and_threads_stay() -> Iterator[None]:
     assert (torch.backends.quantized.engine, torch.get_num_threads()) == before
 
 
-def test_progress_is_reported(trained, digits, ctx, told) -> None:
+def test_progress_is_reported(trained, digits, ctx, events) -> None:
     calibrate(CalibrateConfig(num_samples=100), ctx, prepare(PrepareConfig(backend=FIRST), ctx, trained), digits)
-    assert [(event.done, event.total) for event in told if isinstance(event, Progress)] == [(64, 100), (100, 100)]
+    assert [(event.done, event.total) for event in events if isinstance(event, Progress)] == [(64, 100), (100, 100)]
