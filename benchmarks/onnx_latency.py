@@ -26,7 +26,7 @@ import torch
 
 from ptpipe import Context
 from ptpipe_data import SyntheticConfig, make_synthetic
-from ptpipe_onnx import ExportConfig, export
+from ptpipe_onnx import ExportConfig, export_onnx
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
 from ptpipe_torch import Data, Model, OnnxFile
@@ -70,11 +70,11 @@ def float_model(network: str, data: Data, folder: Path) -> Model:
 def our_files(model: Model, data: Data, backend: str, folder: Path) -> tuple[OnnxFile, OnnxFile]:
     """Give the float file and the int8 one."""
     options = ExportConfig(num_samples=8)
-    float_file = export(options, context(folder, "float"), model, data)
+    float_file = export_onnx(options, context(folder, "float"), model, data)
     prepared = prepare(PrepareConfig.model_validate({"backend": backend}), context(folder, "prepare"), model)
     calibrated = calibrate(CalibrateConfig(), context(folder, "calibrate"), prepared, data).model
     int8 = convert(ConvertConfig(), context(folder, "convert"), calibrated)
-    return float_file, export(options, context(folder, "int8"), int8, data)
+    return float_file, export_onnx(options, context(folder, "int8"), int8, data)
 
 
 def static_file(float_file: OnnxFile, data: Data, folder: Path) -> OnnxFile:

@@ -112,6 +112,24 @@ def test_the_core_does_not_know_torch():
     assert {name: modules & heavy for name, modules in imported.items() if modules & heavy} == {}
 
 
+EAGER_INT8 = re.compile(
+    r"^torch\.(ao|ops\.quantized|ops\.quantized_decomposed|backends\.quantized)\b"
+    r"|\.(q_scale|q_zero_point|q_per_channel_\w+|int_repr|quantize_per_\w+)$"
+)
+
+
+def eager_int8_names(path):
+    """What a file uses of torch.ao and of eager quantized tensors."""
+    attributes = (node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Attribute))
+    names = {*imports_of(path), *(ast.unparse(attribute) for attribute in attributes)}
+    return {name for name in names if EAGER_INT8.search(name)}
+
+
+def test_eager_quantized_tensors_are_used_in_one_package():
+    users = {path.parent for path in SOURCES if eager_int8_names(path)}
+    assert users == {ROOT / "plugins" / "ptpipe_torch" / "int8"}
+
+
 def unsafe_words(path):
     """What in a file may run code out of data."""
     text = path.read_text(encoding="utf-8")

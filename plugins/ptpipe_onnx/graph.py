@@ -1,23 +1,21 @@
-"""A few verbs over an ONNX graph. The one file that knows the exporter's intermediate representation.
+"""Queries and edits of an ONNX graph in onnx_ir, the intermediate representation of torch's exporter.
 
-A graph is `ir.Graph`: nodes in topological order, values with their producer and uses.
+A graph is an `ir.Graph`: nodes in topological order, values with their producer and uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnxscript import ir
+import onnx_ir as ir
+from onnx_ir.passes import common
 
-Graph: TypeAlias = ir.Graph
-Model: TypeAlias = ir.Model
-Node: TypeAlias = ir.Node
-Value: TypeAlias = ir.Value
 Array: TypeAlias = npt.NDArray[Any]
 
 # Field numbers of onnx.proto: in ModelProto, GraphProto and TensorProto; all less than 16, so that a tag is one byte.
@@ -25,73 +23,81 @@ _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _LAST = 2**29 - 1
 
 
-def nodes(graph: Graph, *op_types: str) -> list[Node]:
-    """The nodes of these types (all where none is named), in topological order; edits leave the list alone."""
+def nodes(graph: ir.Graph, *op_types: str) -> list[ir.Node]:
+    """Return the nodes of these types (all if none is given), in topological order; safe to edit the graph over."""
     return [node for node in graph if not op_types or (node.op_type in op_types and node.domain in ("", "ai.onnx"))]
 
 
-def producer(value: Value | None, *op_types: str) -> Node | None:
-    """The node that computes the value, where it is of one of these types."""
+def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """Return the node that computes the value, if it is of one of these types."""
     node = None if value is None else value.producer()
     return node if node is not None and (not op_types or node.op_type in op_types) else None
 
 
-def consumers(value: Value) -> list[Node]:
-    """The nodes that read the value."""
+def consumers(value: ir.Value) -> list[ir.Node]:
+    """Return the nodes that read the value."""
     return [node for node, _ in value.uses()]
 
 
-def first_consumer(value: Value) -> Node:
-    """The first node, in topological order, of those that read the value."""
+def first_consumer(value: ir.Value) -> ir.Node:
+    """Return the first node, in topological order, that reads the value."""
     readers = consumers(value)
+    assert readers[0].graph is not None
     return next(node for node in readers[0].graph if node in readers)
 
 
-def only_consumer(value: Value, *op_types: str) -> Node | None:
-    """The one node that reads the value, where nothing else does and it is of one of these types."""
+def only_consumer(value: ir.Value, *op_types: str) -> ir.Node | None:
+    """Return the node that reads the value, if it is the only one and of one of these types."""
     readers = consumers(value)
     if len(readers) != 1 or value.is_graph_output() or (op_types and readers[0].op_type not in op_types):
         return None
     return readers[0]
 
 
-def constant(value: Value | None) -> Array | None:
-    """The value's content where it is known now: an initializer or a Constant node's output."""
+def source(node: ir.Node, index: int = 0) -> ir.Value:
+    """Return an input of a node that must be present."""
+    value = node.inputs[index]
+    assert value is not None, node
+    return value
+
+
+def constant(value: ir.Value | None) -> Array | None:
+    """Return the value as an array if it is constant: an initializer or the output of a Constant node."""
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
 
-def integers(node: Node, attribute: str, default: Sequence[int]) -> tuple[int, ...]:
-    """An attribute that is an integer or a list of them."""
-    if attribute not in node.attributes:
+def int_attribute(node: ir.Node, name: str, default: Sequence[int]) -> tuple[int, ...]:
+    """Return an attribute that is an integer or a list of integers."""
+    if name not in node.attributes:
         return tuple(default)
-    value = node.attributes[attribute].value
+    value = node.attributes[name].value
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def add_constant(graph: Graph, name: str, content: Array) -> Value:
-    """Store an array in the file, under this name or the next free one like it."""
+def add_initializer(graph: ir.Graph, name: str, content: Array) -> ir.Value:
+    """Add an initializer under this name, with a number appended if it is taken."""
     unique, number = name, 1
     while unique in graph.initializers:
         unique, number = f"{name}.{number}", number + 1
     tensor = ir.tensor(np.array(content, order="C"), name=unique)
-    value = ir.Value(name=unique, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value = ir.Value(name=unique, shape=ir.Shape(content.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)
     return value
 
 
-def add_node(
-    before: Node, op_type: str, inputs: Sequence[Value | None], num_outputs: int = 1, **attributes: Any
-) -> Node:
-    """Put a new node in front of another."""
-    node = ir.Node("", op_type, inputs, ir.convenience.convert_attributes(attributes), num_outputs=num_outputs)
+def insert_node(
+    before: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], num_outputs: int = 1, **attributes: Any
+) -> ir.Node:
+    """Insert a new node in front of another one."""
+    node = ir.node(op_type, inputs, attributes, num_outputs=num_outputs)
     assert before.graph is not None
     before.graph.insert_before(before, node)
     return node
 
 
-def replace(value: Value, replacement: Value) -> None:
-    """Let everything that reads the value read the replacement; an output of the graph keeps its name."""
+def replace(value: ir.Value, replacement: ir.Value) -> None:
+    """Replace all uses of a value; an output of the graph keeps its name, shape and type."""
     if value.is_graph_output():
         name, value.name = value.name, None
         value.name, replacement.name = f"{name}.before", name
@@ -99,36 +105,46 @@ def replace(value: Value, replacement: Value) -> None:
     value.replace_all_uses_with(replacement, replace_graph_outputs=True)
 
 
-def remove_unused(graph: Graph) -> None:
-    """Drop nodes and stored arrays that lead to no output."""
-    for node in reversed(list(graph)):
-        if not any(output.uses() or output.is_graph_output() for output in node.outputs):
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]
-            value.const_value = None  # the graph keeps counts of dropped values, and so the values themselves
+def remove_unused(model: ir.Model) -> None:
+    """Remove nodes and initializers that no output depends on."""
+    with dropped_arrays_released(model):
+        common.RemoveUnusedNodesPass()(model)
 
 
-def weight_bytes(graph: Graph) -> int:
-    """Bytes of all stored arrays."""
+@contextmanager
+def dropped_arrays_released(model: ir.Model) -> Iterator[None]:
+    """Release the arrays of initializers that are removed inside the `with`: the graph keeps counts of their values,
+    and with these the values themselves.
+    """
+    stored = list(model.graph.initializers.values())
+    yield
+    kept = set(model.graph.initializers.values())
+    for value in stored:
+        if value not in kept:
+            value.const_value = None
+
+
+def weight_bytes(graph: ir.Graph) -> int:
+    """Return the number of bytes of all initializers."""
     return sum(value.const_value.nbytes for value in graph.initializers.values() if value.const_value is not None)
 
 
-def describe_ends(graph: Graph, batch_axis: str, input_shape_CHW: tuple[int, int, int], num_classes: int) -> None:
-    """Write the shapes of input and output in plain words."""
+def set_shapes(graph: ir.Graph, batch_axis: str, input_shape_CHW: tuple[int, int, int], num_classes: int) -> None:
+    """Set the shapes of input and output, with a symbolic batch axis."""
     graph.inputs[0].shape = ir.Shape([batch_axis, *input_shape_CHW])
     graph.outputs[0].shape = ir.Shape([batch_axis, num_classes])
 
 
-def write(model: Model, path: Path) -> None:
+def write(model: ir.Model, path: Path) -> None:
     """Write the file, without the exporter's annotations (stack traces, paths, intermediate shapes).
 
     Byte for byte what protobuf would serialize, which takes three more copies of the weights to do so. The model's
     arrays are released: onnxscript's rewrite rules keep the last graph that they matched.
     """
     _clear_annotations(model)
-    stored = [(value.name, value.const_value) for value in model.graph.initializers.values()]
+    stored: list[tuple[str, Any]] = [
+        (str(value.name), value.const_value) for value in model.graph.initializers.values()
+    ]
     for value in model.graph.initializers.values():
         value.const_value = None
     model.graph.initializers.clear()
@@ -175,11 +191,9 @@ def _fields(message: Any, first: int, last: int) -> bytes:
     return content
 
 
-def _clear_annotations(model: Model) -> None:
+def _clear_annotations(model: ir.Model) -> None:
     model.graph.name = "network"
-    described = [*model.graph.inputs, *model.graph.initializers.values(), *model.graph]
-    described += [value for node in model.graph for value in node.outputs]
-    for item in described:
-        item.metadata_props.clear()
-        item.doc_string = None
-    model.graph.metadata_props.clear()
+    common.ClearMetadataAndDocStringPass()(model)
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):  # not in that pass
+        value.metadata_props.clear()
+        value.doc_string = None

@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of a file: how many of its operators compute in integers, and how many in float."""
+"""Count the integer and float kernels that ONNX Runtime selects for a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 _INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 _EITHER = ("MaxPool", "NhwcMaxPool", "Clip")
-"""Compute on whatever they get."""
+"""Compute on integers or floats, depending on their input."""
 _MOVES = {
     *("Concat", "Constant", "Expand", "Flatten", "Gather", "Identity", "ReorderInput", "ReorderOutput", "Reshape"),
     *("Shape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
@@ -21,14 +21,17 @@ _CONVERTS = {"Cast", "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinea
 
 @dataclass
 class Kernels:
-    """Operators of a file as ONNX Runtime runs it here, after its fusions, by type."""
+    """Number of operators by type, in the graph that ONNX Runtime runs on this machine, after its fusions."""
 
     integer: Counter[str] = field(default_factory=Counter)
     float: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, path: Path, scratch: Path) -> Kernels:
-        """Let ONNX Runtime optimize the file and count what comes out. Conversions and mere moves don't count."""
+        """Let ONNX Runtime optimize the file and count its operators, without conversions and data movement.
+
+        `scratch`: folder for the optimized file, which is removed.
+        """
         optimized = scratch / "optimized.onnx"
         options = ort.SessionOptions()
         options.optimized_model_filepath = str(optimized)
@@ -42,15 +45,15 @@ class Kernels:
     @classmethod
     def _count(cls, graph: onnx.GraphProto) -> Kernels:
         counts = cls()
-        holds_integers: set[str] = set()
+        integer_values: set[str] = set()
         for node in graph.node:
-            of_integers = bool(node.input) and node.input[0] in holds_integers
+            on_integers = bool(node.input) and node.input[0] in integer_values
             is_quantized = node.op_type.startswith("QLinear") or node.op_type == "QGemm"
-            if is_quantized or node.op_type in _INTEGER_PRODUCTS or (node.op_type in _EITHER and of_integers):
+            if is_quantized or node.op_type in _INTEGER_PRODUCTS or (node.op_type in _EITHER and on_integers):
                 counts.integer[node.op_type] += 1
             elif node.op_type not in _MOVES | _CONVERTS:
                 counts.float[node.op_type] += 1
-            hands_on = of_integers and (node.op_type in _EITHER or node.op_type in _MOVES)
-            if is_quantized or hands_on or node.op_type == "QuantizeLinear":
-                holds_integers.update(node.output)
+            passes_on = on_integers and (node.op_type in _EITHER or node.op_type in _MOVES)
+            if is_quantized or passes_on or node.op_type == "QuantizeLinear":
+                integer_values.update(node.output)
         return counts

@@ -1,22 +1,22 @@
-"""How far a written ONNX file is from the torch model that it was made of, on real samples.
+"""Compare the logits of an ONNX file with those of its torch model on real samples.
 
-Tolerances, and where they come from (D: the difference of the two models' logits):
+Tolerances and their derivation (D: the difference of the two models' logits):
 
-float32. The two runtimes add the same products in another order. A sum of K terms then moves by about sqrt(K) of the
-last bit, 2**-24 of its largest terms, and layers add up likewise: sqrt(25,000 * 200) * 2**-24 = 1.3e-4 for a very
-large network. Eight times that, 1e-3 of the largest logit, is allowed; 1e-6 is usual.
+float32. The two runtimes add the same products in another order. That changes a sum of K terms by about sqrt(K) times
+2**-24 of its largest terms, and layers accumulate likewise: sqrt(25,000 * 200) * 2**-24 = 1.3e-4 for a very large
+network. Eight times that, 1e-3 of the largest logit, is allowed; 1e-6 is usual.
 
-int8. The two compute the same integers but for the last rounding of a layer (a bias rounded to int32, a tie), and a
-dynamic model's inputs have 8 bits in ONNX where torch uses 7. One such flip in a thousand is enough to make all
-later roundings of a deep network independent of each other. Independent is the worst they can be, and the
-difference of two roundings of one computation is sqrt(2) times as large as the error of either. The error E of
-torch's int8 model is known: its distance from its own float network. Hence the root mean square of D may be
-sqrt(2) times that of E, its maximum twice that of E (the same factor, squared, as a maximum scatters), and each a
-float32 tolerance more. E counts as at least half a step of the output, which its last rounding alone can amount to:
-few samples may not show it. A file that passes is no farther from torch's int8 model than that is from the float one.
+int8. The two compute the same integers except in the last rounding of a layer (a bias rounded to int32, a tie), and a
+dynamic model's inputs have 8 bits in ONNX where torch may use 7. One such difference in a thousand is enough to make
+all later roundings of a deep network independent. That is the worst case, and the difference of two independently
+rounded computations is sqrt(2) times the error of either. The error E of torch's int8 model is known: its difference
+from its own float network. Hence the root mean square of D may be sqrt(2) times that of E, its maximum twice that of
+E (the same factor squared, as maxima vary more), each plus the float32 tolerance. E counts as at least half a step of
+the output, the error of its last rounding, which few samples may not show. A file that passes differs no more from
+torch's int8 model than that does from the float model.
 
-Whatever E is, D must stay below half of how much a sample's logits differ among each other: above that the two
-models would rank classes differently, and neither says much.
+Whatever E is, D must stay below half of the spread of a sample's logits: beyond that the two models would rank classes
+differently, and neither would be of use.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ _RMS, _MAX = "logits differ by (rms)", "a logit differs by"
 class Parity:
     """Logits of the same N samples, of shape (N, K), from the ONNX file and from torch.
 
-    Construction raises StageError where either gives anything but finite numbers.
+    The constructor raises StageError if either has values that are not finite.
     """
 
     onnx_NK: Logits
     torch_NK: Logits
     float_NK: Logits | None = None
-    """For an int8 model: from the float network that it stands for."""
+    """For an int8 model: from its float network."""
     step: float | None = None
-    """Quantization step of the ONNX file's output, where that is quantized."""
+    """Quantization step of the ONNX file's output; None if that is not quantized."""
 
     def __post_init__(self) -> None:
         for name, logits_NK in (("torch model", self.torch_NK), ("ONNX file", self.onnx_NK)):
             if not np.isfinite(logits_NK).all():
-                raise StageError(f"the {name} gives logits that are not finite numbers")
+                raise StageError(f"the logits of the {name} are not finite")
 
     @property
     def figures(self) -> Mapping[str, JSON]:
-        """What is recorded, in units of a logit and of the output's step."""
+        """Recorded figures, in units of a logit and of the output's step."""
         difference_NK = np.abs(self.onnx_NK - self.torch_NK)
         figures: dict[str, JSON] = {
             "num_samples": len(self.onnx_NK),
@@ -77,13 +77,13 @@ class Parity:
         return figures
 
     def check(self) -> None:
-        """Raise StageError, with figures, where the two disagree beyond the tolerances of this module."""
+        """Raise StageError, with figures, if the two differ by more than the tolerances of this module."""
         difference_NK = self.onnx_NK - self.torch_NK
-        for what, found, allowed, reason in self._limits(difference_NK):
+        for quantity, found, allowed, reason in self._limits(difference_NK):
             if found > allowed:
                 raise StageError(
-                    f"the ONNX file and the torch model disagree: {what} {found:.4g}, where {allowed:.4g} is allowed "
-                    f"({reason}); {self._described()}"
+                    f"ONNX file and torch model disagree: {quantity} {found:.4g}, where {allowed:.4g} is allowed "
+                    f"({reason}); {self._description()}"
                 )
 
     def _limits(self, difference_NK: Logits) -> list[tuple[str, float, float, str]]:
@@ -98,11 +98,11 @@ class Parity:
         spread = float(self.torch_NK.std(axis=1).mean())
         return [
             (_RMS, rms, math.sqrt(2) * error + rounding, f"sqrt(2) times quantization's own {error:.4g}"),
-            (_MAX, largest, 2 * largest_error + rounding, "twice the most that quantization moved one"),
+            (_MAX, largest, 2 * largest_error + rounding, "twice the largest change by quantization"),
             (_RMS, rms, SPREAD_TOLERANCE * spread + rounding, f"half of the spread of a sample's logits, {spread:.4g}"),
         ]
 
-    def _described(self) -> str:
+    def _description(self) -> str:
         figures = self.figures
         steps = f" ({figures['max_logit_difference_steps']:.1f} steps)" if self.step is not None else ""
         return (

@@ -1,100 +1,71 @@
-"""Weights that torch has quantized, and how an exported graph comes to hold them as int8."""
+"""Graph passes that store the quantized weights of a torch model as int8 in an exported graph."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from ptpipe import StageError
 from ptpipe_onnx.graph import (
-    Graph,
-    Node,
-    Value,
-    add_constant,
-    add_node,
+    add_initializer,
+    constant,
     consumers,
     first_consumer,
-    integers,
+    insert_node,
+    int_attribute,
+    nodes,
     remove_unused,
     replace,
 )
-
-_FLOAT = 1
-"""onnx.TensorProto.FLOAT"""
+from ptpipe_torch.int8.layers import QuantizedWeight
 
 
-@dataclass(frozen=True)
-class QuantizedWeight:
-    """A weight as torch's int8 operators hold it: value = (integer - zero point) * scale."""
+def store_weights(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> None:
+    """Replace each named float initializer by an int8 one and a DequantizeLinear, in place.
 
-    integers: npt.NDArray[np.int8]
-    scales: npt.NDArray[np.float32]
-    """Of shape () for the whole tensor, or one for each index of `axis`."""
-    zero_points: npt.NDArray[np.int8]
-    """Of the shape of `scales`."""
-    axis: int = 0
-
-    @property
-    def per_channel(self) -> bool:
-        """Whether each channel has a scale of its own."""
-        return self.scales.ndim == 1
-
-    def dequantized(self) -> npt.NDArray[np.float32]:
-        """The floats that it stands for."""
-        shape = [-1 if self.per_channel and axis == self.axis else 1 for axis in range(self.integers.ndim)]
-        scales, zero_points = self.scales.reshape(shape), self.zero_points.reshape(shape).astype(np.float32)
-        return (self.integers - zero_points) * scales
-
-    def transposed(self) -> QuantizedWeight:
-        """The transpose of a matrix."""
-        return QuantizedWeight(self.integers.T, self.scales, self.zero_points, 1 - self.axis)
-
-
-def store_weights(graph: Graph, weights: Mapping[str, QuantizedWeight]) -> None:
-    """Replace each named float weight by int8 and a DequantizeLinear.
-
-    Raises StageError for a weight that the exporter has not kept under its name.
+    Raises StageError for a weight that the exported graph does not have under its name.
     """
+    graph = model.graph
     for name, weight in weights.items():
-        value = taken_weight(graph, name)
+        value = take_weight(graph, name)
         for reader in consumers(value):
-            if reader.op_type == "Transpose" and integers(reader, "perm", (1, 0)) == (1, 0):
-                replace(reader.outputs[0], _dequantized(graph, reader, f"{name}.transposed", weight.transposed()))
+            if reader.op_type == "Transpose" and int_attribute(reader, "perm", (1, 0)) == (1, 0):
+                replace(reader.outputs[0], _dequantize(graph, reader, f"{name}.transposed", weight.transposed()))
                 graph.remove(reader, safe=True)
         if consumers(value):
-            replace(value, _dequantized(graph, first_consumer(value), name, weight))
-    remove_unused(graph)
+            replace(value, _dequantize(graph, first_consumer(value), name, weight))
+    remove_unused(model)
 
 
-def store_convolutions(graph: Graph, weights: Mapping[str, QuantizedWeight]) -> None:
-    """Let float convolutions keep their int8 weights as int8 in the file, with the batch norms folded in.
+def store_convolutions(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> None:
+    """Store the weights of float convolutions as int8, in place; batch norms are folded in already.
 
-    Not by DequantizeLinear, which ONNX Runtime would leave standing in front of a float convolution and do at every
-    run (1.8 times the latency of small_cnn): Cast and Mul of constants it folds when it loads the file. A folded
-    batch norm scales each channel, so the integers are found again as what each channel is a multiple of.
+    Not with DequantizeLinear, which ONNX Runtime does not fold into a float convolution and would run every time (1.8
+    times the latency of small_cnn): it folds Cast and Mul of constants when it loads the file. A folded batch norm
+    scales each channel, so each weight is found as the one whose integers are proportional to the floats, per channel.
     """
-    waiting = dict(weights)
-    for node in [node for node in graph if node.op_type == "Conv" and node.inputs[1].const_value is not None]:
-        floats = node.inputs[1].const_value.numpy()
-        for name, weight in waiting.items():
+    remaining = dict(weights)
+    for node in nodes(model.graph, "Conv"):
+        floats = constant(node.inputs[1])
+        if floats is None:
+            continue
+        for name, weight in remaining.items():
             scales = _scales(floats, weight)
             if scales is not None:
-                parts = (
-                    add_constant(graph, f"{name}.int8", weight.integers),
-                    add_constant(graph, f"{name}.scale", scales),
-                )
-                as_float = add_node(node, "Cast", [parts[0]], to=_FLOAT).outputs[0]
-                node.replace_input_with(1, add_node(node, "Mul", [as_float, parts[1]]).outputs[0])
-                del waiting[name]
+                integers = add_initializer(model.graph, f"{name}.int8", weight.integers)
+                scale = add_initializer(model.graph, f"{name}.scale", scales)
+                as_float = insert_node(node, "Cast", [integers], to=ir.DataType.FLOAT).outputs[0]
+                node.replace_input_with(1, insert_node(node, "Mul", [as_float, scale]).outputs[0])
+                del remaining[name]
                 break
-    remove_unused(graph)
+    remove_unused(model)
 
 
 def _scales(floats: npt.NDArray[np.float32], weight: QuantizedWeight) -> npt.NDArray[np.float32] | None:
-    """What each output channel's integers are multiplied by to give these floats; None where they don't."""
+    """Return the factor of each output channel from integers to these floats; None if they are not proportional."""
     if floats.shape != weight.integers.shape or weight.zero_points.any():
         return None
     integers_OX = weight.integers.reshape(len(floats), -1).astype(np.float64)
@@ -107,8 +78,11 @@ def _scales(floats: npt.NDArray[np.float32], weight: QuantizedWeight) -> npt.NDA
     return scales
 
 
-def taken_weight(graph: Graph, name: str) -> Value:
-    """The value of a weight that is about to be replaced, its name freed for what comes in its place."""
+def take_weight(graph: ir.Graph, name: str) -> ir.Value:
+    """Return the initializer of this name and rename it, so that its replacement can take the name.
+
+    Raises StageError if there is none.
+    """
     value = graph.initializers.pop(name, None)
     if value is None:
         raise StageError(f"the exported graph has no weight {name}: leave its layer float")
@@ -117,11 +91,10 @@ def taken_weight(graph: Graph, name: str) -> Value:
     return value
 
 
-def _dequantized(graph: Graph, before: Node, name: str, weight: QuantizedWeight) -> Value:
-    parts = (
-        add_constant(graph, name, weight.integers),
-        add_constant(graph, f"{name}.scale", weight.scales),
-        add_constant(graph, f"{name}.zero_point", weight.zero_points),
+def _dequantize(graph: ir.Graph, before: ir.Node, name: str, weight: QuantizedWeight) -> ir.Value:
+    inputs = (
+        add_initializer(graph, name, weight.integers),
+        add_initializer(graph, f"{name}.scale", weight.scales),
+        add_initializer(graph, f"{name}.zero_point", weight.zero_points),
     )
-    output: Value = add_node(before, "DequantizeLinear", parts, axis=weight.axis).outputs[0]
-    return output
+    return insert_node(before, "DequantizeLinear", inputs, axis=weight.axis).outputs[0]

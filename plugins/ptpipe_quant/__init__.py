@@ -1,98 +1,25 @@
-"""From float to int8: quant.dynamic, quant.prepare, quant.calibrate, quant.prepare_qat, quant.convert."""
+"""Quantization to int8: quant.dynamic, quant.prepare, quant.calibrate, quant.prepare_qat, quant.convert."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import Field
-
-from ptpipe import JSON, Check, Context, Stage, StageConfig, hookimpl, stage
-from ptpipe_quant.cpu import Backend, wants_reduced_range
+from ptpipe import JSON, Check, Context, Stage, hookimpl, stage
+from ptpipe_quant.config import (
+    ActivationConfig,
+    BackendConfig,
+    CalibrateConfig,
+    ConvertConfig,
+    DynamicConfig,
+    PrepareConfig,
+    PrepareQatConfig,
+)
+from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_torch import Data, Model, Ranges
 
 if TYPE_CHECKING:
     from ptpipe import Plan, Problem
-
-Weights: TypeAlias = Literal["auto", "per_channel", "per_tensor"]
-
-
-class BackendConfig(StageConfig):
-    """Options of every stage that decides on int8."""
-
-    backend: Backend = Field(
-        "fbgemm",
-        description="torch's int8 engine: fbgemm, x86 and onednn for servers and PCs, qnnpack for ARM and phones",
-    )
-    weights: Weights = Field(
-        "auto",
-        description="one scale for each output channel's weights or one for all; auto: per_tensor on qnnpack, else "
-        "per_channel",
-    )
-    skip: tuple[str, ...] = Field(
-        (), description="layers to leave float, by name (`classifier`, `layer4.*`) or type (`Linear`, `BasicBlock`)"
-    )
-
-
-class ActivationConfig(BackendConfig):
-    """Options of the stages that decide on the integers of activations."""
-
-    reduce_range: Literal["auto"] | bool = Field(
-        "auto",
-        description="keep activations to 7 bits, where 8 make sums overflow: x86 processors without VNNI. auto: as "
-        "this processor needs it; set true if the model will run on older ones",
-    )
-
-
-class DynamicConfig(ActivationConfig):
-    """Options of `quant.dynamic`."""
-
-    convolutions: Literal["store_int8", "float"] = Field(
-        "store_int8",
-        description="store_int8: round convolution weights to int8 and store them so, a quarter of the size; they are "
-        "float again when the model runs. float: leave them as they are",
-    )
-
-
-class PrepareConfig(ActivationConfig):
-    """Options of `quant.prepare`."""
-
-    observer: Literal["histogram", "min_max", "moving_average"] = Field(
-        "histogram",
-        description="how a range follows from what is seen: least rounding error over a histogram, all values, or a "
-        "moving average of each batch's extremes",
-    )
-
-
-class PrepareQatConfig(ActivationConfig):
-    """Options of `quant.prepare_qat`."""
-
-    batch_norm: Literal["fold", "train"] = Field(
-        "fold",
-        description="fold: into the layer before it, for good, which is what int8 does and trains fastest; train: "
-        "batch statistics while training, frozen from freeze_at on",
-    )
-    freeze_at: float = Field(
-        0.75, ge=0, le=1, description="share of the training from which on ranges and batch norm statistics stay fixed"
-    )
-
-
-class CalibrateConfig(StageConfig):
-    """Options of `quant.calibrate`."""
-
-    split: Literal["calibration", "train", "val"] = Field("calibration", description="the samples to show")
-    num_samples: int | None = Field(2000, gt=0, description="how many of them, at most; null: all")
-    workers: int = Field(
-        1,
-        ge=1,
-        le=4096,
-        description="processes that share the samples, batch by batch; the result is that of one process. For several "
-        "machines: on one, the threads of a single process are as quick",
-    )
-
-
-class ConvertConfig(StageConfig):
-    """Options of `quant.convert`; it has none: backend and ranges are the model's."""
 
 
 class Calibration(NamedTuple):
@@ -102,49 +29,50 @@ class Calibration(NamedTuple):
     ranges: Ranges
 
 
-def _processor(config: ActivationConfig) -> JSON:
+def _reduced_range(config: ActivationConfig) -> JSON:
     if config.reduce_range != "auto":
         return None
     return {"reduce_range": wants_reduced_range(config.backend)[0]}
 
 
-def _offered(config: BackendConfig) -> Iterable[str]:
-    from ptpipe_quant.backends import missing_backend
+def _unsupported_backend(config: BackendConfig) -> Iterable[str]:
+    from ptpipe_torch.int8.engine import unsupported_engine
 
-    return missing_backend(config.backend)
+    message = unsupported_engine(config.backend)
+    return [message] if message else []
 
 
-@stage("quant.dynamic", packages=("torch",), preflight=_offered, fingerprint=_processor)
+@stage("quant.dynamic", packages=("torch",), preflight=_unsupported_backend, fingerprint=_reduced_range)
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
-    """Give linear layers int8 weights, and quantize their inputs at run time.
+    """Quantize the weights of linear layers to int8, and their inputs at run time.
 
-    Needs no data and no calibration. Convolutions work in float; their weights are stored as int8. Ends with an error
-    where the model is not float or has no layer to quantize.
+    Needs no data and no calibration. Convolutions compute in float; their weights are stored as int8. Fails if the
+    model is not float or has no layer to quantize.
     """
     from ptpipe_quant import stages
 
     return stages.dynamic(config, ctx, model)
 
 
-@stage("quant.prepare", packages=("torch",), preflight=_offered, fingerprint=_processor)
+@stage("quant.prepare", packages=("torch",), preflight=_unsupported_backend, fingerprint=_reduced_range)
 def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
-    """Fold batch norms and add reporters, for quant.calibrate and quant.convert to follow.
+    """Fold batch norms and insert observers, before quant.calibrate and quant.convert.
 
-    Ends with an error that names the line of the network that can't be traced into a graph, or the pattern of `skip`
-    that fits no layer.
+    Fails if a line of the network can't be traced into a graph, and names it, or if a pattern of `skip` matches no
+    layer.
     """
     from ptpipe_quant import stages
 
     return stages.prepare(config, ctx, model)
 
 
-@stage("quant.prepare_qat", packages=("torch",), preflight=_offered, fingerprint=_processor)
+@stage("quant.prepare_qat", packages=("torch",), preflight=_unsupported_backend, fingerprint=_reduced_range)
 def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
-    """Add fake quantization, for a short train.supervised and quant.convert to follow.
+    """Insert fake quantization, before a short train.supervised and quant.convert.
 
-    A learning rate a tenth of the first training's, or less, keeps what was learnt there. Weights and activations
-    are rounded as int8 will round them, in float32 also under bf16; gradients pass straight through. Dropout stays
-    while training. Ends with an error as quant.prepare does.
+    Use at most a tenth of the first training's learning rate, to keep what it learnt. Weights and activations are
+    rounded as in int8, in float32 also under bf16; gradients pass straight through. Dropout stays active in training.
+    Fails as quant.prepare does.
     """
     from ptpipe_quant import stages
 
@@ -157,10 +85,10 @@ def _num_workers(config: CalibrateConfig) -> int:
 
 @stage("quant.calibrate", packages=("torch",), workers=_num_workers)
 def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -> Calibration:
-    """Show samples to the reporters of a prepared model.
+    """Run samples through a prepared model, so that its observers record the ranges of activations.
 
-    Gives the model, which now knows its ranges, and the ranges for a person to read. Ends with an error where the
-    split is empty, or a layer's output is not finite (the layer is named).
+    Returns the calibrated model, and the ranges for inspection. Fails if the split is empty, or if a layer's output
+    is not finite (the layer is named).
     """
     from ptpipe_quant import stages
 
@@ -169,10 +97,10 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
 
 @stage("quant.convert", packages=("torch",))
 def convert(config: ConvertConfig, ctx: Context, model: Model) -> Model:
-    """Make the int8 model of a calibrated one, or of one from quantization-aware training.
+    """Convert a calibrated model, or one from quantization-aware training, to int8.
 
-    It is for the backend that it was prepared for, and runs on no other. Ends with an error where an observer saw no
-    data, where nothing would become int8, or where this machine does not offer the backend.
+    The result runs only on the backend that it was prepared for. Fails if an observer saw no data, if no layer would
+    become int8, or if this machine does not support the backend.
     """
     from ptpipe_quant import stages
 
@@ -181,13 +109,13 @@ def convert(config: ConvertConfig, ctx: Context, model: Model) -> Model:
 
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
-    """Offer the kinds of this plugin."""
+    """Return the kinds of this plugin."""
     return [dynamic, prepare, prepare_qat, calibrate, convert]
 
 
 @hookimpl
 def ptpipe_check(plan: Plan) -> Iterable[Problem]:
-    """Find models that come to a quant stage in a state that it can't use."""
+    """Find models that reach a quant stage in a state it can't use."""
     from ptpipe_quant.checks import order_problems
 
     return order_problems(plan)
@@ -195,7 +123,7 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:
 
 @hookimpl
 def ptpipe_doctor() -> Iterable[Check]:
-    """Try every int8 engine that torch offers here."""
-    from ptpipe_quant.diagnosis import findings
+    """Test every quantized engine that torch supports on this machine."""
+    from ptpipe_quant.doctor import run_checks
 
-    return findings()
+    return run_checks()

@@ -1,12 +1,12 @@
-"""Showing samples to reporters, by one process or by several with the same result.
+"""Calibration: run samples through the observers of a prepared network, on one process or several, with one result.
 
-What an observer ends with depends on the order of what it saw: a moving average weighs the last batch most, and a
-histogram is spread anew whenever its range grows. So it is not their states that several workers bring together. In a
-round each runs a batch of its own with nobody watching, and all exchange what reporters need to know of it: least and
-greatest values, and from a second pass, for the range that a histogram has by then, the counts. Then every worker tells
-its reporters of the round's batches, in their order.
+The state of an observer depends on the order of what it observed: a moving average gives the last batch most weight,
+and a histogram is redistributed whenever its range grows. So workers do not merge observer states. In each round every
+worker runs one batch with observers bypassed, and all gather what observers need to know of it: minimum and maximum,
+and from a second pass the histogram counts over the range that the histogram has by then. Then every worker updates
+its observers with the round's batches, in their order.
 
-Shape legend: R workers (batches of a round), W watched tensors, H of them watched by histograms, C counts.
+Shape legend: R workers (batches of a round), T observed tensors, H of them observed by histograms, C histogram bins.
 """
 
 from __future__ import annotations
@@ -19,23 +19,29 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 from torch.fx import GraphModule, Interpreter
 
 from ptpipe import Context, StageError
 from ptpipe_quant.fake_quant import ActivationFakeQuant
-from ptpipe_quant.torch_ao import HistogramObserver, add_counts, counts_over, extremes_of, is_range, watches_range
 from ptpipe_torch import Batch, Data
 from ptpipe_torch.distributed.worker_group import WorkerGroup
+from ptpipe_torch.int8.observers import (
+    HistogramObserver,
+    has_range,
+    histogram_counts,
+    merge_histogram,
+    min_max_of,
+    observes_range,
+)
 from ptpipe_torch.runtime import torch_threads
 
-Look: TypeAlias = Callable[[int, nn.Module, torch.Tensor], torch.Tensor]
-"""What to note of a tensor: its number among those watched, who watches it, the tensor."""
+Statistic: TypeAlias = Callable[[int, Any, torch.Tensor], torch.Tensor]
+"""What to record of a tensor: takes its index among the observed tensors, its observer, the tensor."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The first samples of a split."""
+    """The first `num` samples of a split."""
 
     data: Data
     split: str
@@ -44,11 +50,11 @@ class Samples:
 
     @property
     def num_batches(self) -> int:
-        """Batches of the data set's own size, the last one perhaps smaller."""
+        """Number of batches of the data set's batch size; the last one may be smaller."""
         return -(-self.num // self.data.loader.batch_size)
 
     def batches(self, order_N: npt.NDArray[np.int64]) -> Iterator[Batch]:
-        """Read these samples, and tell how far that is."""
+        """Yield batches of these samples, and report progress."""
         done = 0
         for batch in self.data.batches(self.split, order_N=order_N, channels_last=True):
             yield batch
@@ -56,166 +62,171 @@ class Samples:
             self.ctx.progress(done, len(order_N), "samples")
 
 
-def show(module: GraphModule, samples: Samples, workers: WorkerGroup) -> None:
-    """Show the samples to all reporters of a prepared network. Every worker ends with the state of one process.
+def run_calibration(module: GraphModule, samples: Samples, workers: WorkerGroup) -> None:
+    """Run the samples through all observers of a prepared network, in place; every worker ends with the same state.
 
-    Raises StageError where a watched tensor is not finite; the layer that gives it is named.
+    Raises StageError if an observed tensor is not finite, and names the layer that computed it.
     """
-    fake_quants = [part for part in module.modules() if isinstance(part, ActivationFakeQuant)]
-    for fake_quant in fake_quants:  # these watch in training only, and must see what float layers give
-        fake_quant.train().enable_fake_quant(False)
-    module = module.to(memory_format=torch.channels_last)
+    fake_quants = [layer for layer in module.modules() if isinstance(layer, ActivationFakeQuant)]
+    for fake_quant in fake_quants:  # they observe in training mode only, and must see the outputs of float layers
+        fake_quant.train()
+        fake_quant.fake_quant_enabled.zero_()
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's annotations
     with torch_threads(None), torch.no_grad():
         if workers.size == 1:
-            _show_alone(module, samples)
+            _calibrate(module, samples)
         else:
-            _show_together(module, samples, workers)
+            _calibrate_in_rounds(module, samples, workers)
     for fake_quant in fake_quants:
-        fake_quant.eval().enable_fake_quant(True)
+        fake_quant.eval()
+        fake_quant.fake_quant_enabled.fill_(1)
 
 
 def not_finite(ctx: Context, name: str) -> StageError:
-    """The error that names who gave such a value."""
-    return StageError(f"{ctx.kind}: {name} gave a value that is not finite; the model or its input is broken")
+    """Return the error that names the layer with such an output."""
+    return StageError(f"{ctx.kind}: the output of {name} is not finite; the model or its input is broken")
 
 
-def _show_alone(module: GraphModule, samples: Samples) -> None:
+def _calibrate(module: GraphModule, samples: Samples) -> None:
     for batch in samples.batches(np.arange(samples.num)):
         try:
             module(batch.images_NCHW)
-        except RuntimeError:  # perhaps a histogram of what is not a number: that would be named
+        except RuntimeError:  # a histogram fails on NaN: name the layer that computed it
             with suppress(RuntimeError):
-                _extremes(module, watched_tensors(module), batch, samples.ctx)
+                _min_max(module, observed_tensors(module), batch, samples.ctx)
             raise
 
 
-def _show_together(module: GraphModule, samples: Samples, workers: WorkerGroup) -> None:
-    share, calls = _Share(samples, workers), watched_tensors(module)
+def _calibrate_in_rounds(module: GraphModule, samples: Samples, workers: WorkerGroup) -> None:
+    shard, tensors = _Shard(samples, workers), observed_tensors(module)
     if samples.num_batches < workers.size:
-        samples.ctx.notice(
-            f"{workers.size} workers for {samples.num_batches} batches: some have none of their own to show"
-        )
-    for round_, batch in enumerate(share.batches()):
-        extremes_RW2 = workers.all_gather_tensor(_extremes(module, calls, batch, samples.ctx))
-        ranges_RW2 = _ranges(calls, extremes_RW2)
-        counts_RHC = workers.all_gather_tensor(_counts(module, calls, batch, ranges_RW2[workers.rank]))
-        for rank in range(share.num_new(round_)):
-            _tell(calls, extremes_RW2[rank], ranges_RW2[rank], counts_RHC[rank])
+        samples.ctx.notice(f"{workers.size} workers for {samples.num_batches} batches: some workers have no batch")
+    for round_, batch in enumerate(shard.batches()):
+        limits_RT2 = workers.all_gather_tensor(_min_max(module, tensors, batch, samples.ctx))
+        ranges_RT2 = _running_ranges(tensors, limits_RT2)
+        counts_RHC = workers.all_gather_tensor(_counts(module, tensors, batch, ranges_RT2[workers.rank]))
+        for rank in range(shard.num_new(round_)):
+            _update_observers(tensors, limits_RT2[rank], ranges_RT2[rank], counts_RHC[rank])
 
 
-def _tell(
-    calls: Sequence[Watched], extremes_W2: torch.Tensor, ranges_W2: torch.Tensor, counts_HC: torch.Tensor
+def _update_observers(
+    tensors: Sequence[ObservedTensor], limits_T2: torch.Tensor, ranges_T2: torch.Tensor, counts_HC: torch.Tensor
 ) -> None:
-    """Tell reporters of a batch what they would have seen."""
+    """Update observers as if they had observed the batch itself."""
     rows = iter(counts_HC)
-    for call, extremes, limits in zip(calls, extremes_W2, ranges_W2, strict=True):
-        if isinstance(call.watcher, HistogramObserver):
+    for tensor, limits, range_ in zip(tensors, limits_T2, ranges_T2, strict=True):
+        if isinstance(tensor.observer, HistogramObserver):
             counts_C = next(rows)
-            if is_range(extremes):
-                add_counts(call.watcher, limits, counts_C)
-        elif is_range(extremes):
-            call.watcher(extremes, **call.how)
+            if has_range(limits):
+                merge_histogram(tensor.observer, range_, counts_C)
+        elif has_range(limits):
+            tensor.observer(limits, **tensor.arguments)
 
 
 @dataclass(frozen=True)
-class _Share:
-    """Which batches a worker shows: whole ones, so that every tensor is the one that one process has."""
+class _Shard:
+    """The batches of one worker: whole ones, so that every tensor is the one that a single process has."""
 
     samples: Samples
     workers: WorkerGroup
 
-    def number(self, round_: int, rank: int) -> int:
-        """Of the batch that a worker shows in that round: who would have none shows the last one again."""
+    def batch_index(self, round_: int, rank: int) -> int:
+        """Return the batch that a worker runs in a round; a worker without a new one repeats the last batch."""
         return min(round_ * self.workers.size + rank, self.samples.num_batches - 1)
 
     def num_new(self, round_: int) -> int:
-        """Of the batches of that round, how many nobody has shown before."""
+        """Return how many batches of the round are not repetitions."""
         return min(self.workers.size, self.samples.num_batches - round_ * self.workers.size)
 
     def batches(self) -> Iterator[Batch]:
-        """Read this worker's batches, as many as every other worker has."""
+        """Yield this worker's batches, as many as every other worker has."""
         size, num_rounds = self.samples.data.loader.batch_size, -(-self.samples.num_batches // self.workers.size)
-        firsts = [self.number(round_, self.workers.rank) * size for round_ in range(num_rounds)]
-        order_N = np.concatenate([np.arange(first, min(first + size, self.samples.num)) for first in firsts])
+        starts = [self.batch_index(round_, self.workers.rank) * size for round_ in range(num_rounds)]
+        order_N = np.concatenate([np.arange(start, min(start + size, self.samples.num)) for start in starts])
         return self.samples.batches(order_N)
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A watched tensor: who watches it, and how it is called in a forward pass."""
+class ObservedTensor:
+    """A tensor with its observer (or fake quantization) and the observer's keyword arguments in a forward pass."""
 
     name: str
-    """The layer or operator that gives the tensor."""
-    watcher: nn.Module
-    how: Mapping[str, Any]
+    """The layer or operator that computes the tensor."""
+    observer: Any
+    arguments: Mapping[str, Any]
 
     @property
-    def is_histogram(self) -> bool:
-        """Whether the watcher is one."""
-        return isinstance(self.watcher, HistogramObserver)
+    def has_histogram(self) -> bool:
+        """Whether the observer is a histogram."""
+        return isinstance(self.observer, HistogramObserver)
 
 
-def watched_tensors(module: GraphModule) -> list[Watched]:
-    """All of them, in the order of a forward pass."""
-    nodes = [node for node in module.graph.nodes if node.op == "call_module"]
+def observed_tensors(module: GraphModule) -> list[ObservedTensor]:
+    """Return all observed tensors of a prepared network, in the order of a forward pass."""
     return [
-        Watched(node.args[0].name, watcher, dict(node.kwargs))
-        for node in nodes
-        if watches_range(watcher := module.get_submodule(node.target))
+        ObservedTensor(node.all_input_nodes[0].name, observer, dict(node.kwargs))
+        for node in module.graph.nodes
+        if node.op == "call_module" and observes_range(observer := module.get_submodule(str(node.target)))
     ]
 
 
-class _Noting(Interpreter):  # type: ignore[misc]  # torch comes without types
-    """Runs a network past its reporters."""
+class RecordingInterpreter(Interpreter):
+    """Runs a network with observers bypassed, and records a statistic of each observed tensor."""
 
-    def __init__(self, module: GraphModule, look: Look) -> None:
+    def __init__(self, module: GraphModule, statistic: Statistic) -> None:
         super().__init__(module)
-        self._look, self.noted = look, list[torch.Tensor]()
+        self._statistic, self.recorded = statistic, list[torch.Tensor]()
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        watcher = self.fetch_attr(target)
-        if not watches_range(watcher):
+        observer: Any = self.fetch_attr(target)
+        if not observes_range(observer):
             return super().call_module(target, args, kwargs)
-        self.noted.append(self._look(len(self.noted), watcher, args[0]))
+        self.recorded.append(self._statistic(len(self.recorded), observer, args[0]))
         return args[0]
 
 
-def _noted(module: GraphModule, batch: Batch, look: Look) -> list[torch.Tensor]:
-    noting = _Noting(module, look)
-    noting.run(batch.images_NCHW)
-    return noting.noted
+def _record(module: GraphModule, batch: Batch, statistic: Statistic) -> list[torch.Tensor]:
+    interpreter = RecordingInterpreter(module, statistic)
+    interpreter.run(batch.images_NCHW)
+    return interpreter.recorded
 
 
-def _extremes(module: GraphModule, calls: Sequence[Watched], batch: Batch, ctx: Context) -> torch.Tensor:
-    """Least and greatest value of each watched tensor, W x 2. Raises StageError where one is not finite."""
-    noted = _noted(module, batch, lambda _, watcher, x: extremes_of(x, watcher))
-    for call, extremes in zip(calls, noted, strict=True):
-        if is_range(extremes) and not extremes.isfinite().all():
-            raise not_finite(ctx, call.name)
-    return torch.stack(noted)
+def _min_max(module: GraphModule, tensors: Sequence[ObservedTensor], batch: Batch, ctx: Context) -> torch.Tensor:
+    """Return the minimum and maximum of each observed tensor, T x 2. Raises StageError if one is not finite."""
+    recorded = _record(module, batch, lambda _, observer, x: min_max_of(x, observer))
+    for tensor, limits in zip(tensors, recorded, strict=True):
+        if has_range(limits) and not limits.isfinite().all():
+            raise not_finite(ctx, tensor.name)
+    return torch.stack(recorded)
 
 
-def _ranges(calls: Sequence[Watched], extremes_RW2: torch.Tensor) -> torch.Tensor:
-    """The range that each histogram has when it has seen that tensor too, R x W x 2."""
-    ranges_RW2 = extremes_RW2.clone()
-    so_far = {call.watcher: (call.watcher.min_val, call.watcher.max_val) for call in calls if call.is_histogram}
-    for ranges_W2 in ranges_RW2:
-        for call, limits in zip(calls, ranges_W2, strict=True):
-            if call.is_histogram:
-                low, high = so_far[call.watcher]
-                so_far[call.watcher] = torch.minimum(limits[0], low), torch.maximum(limits[1], high)
-                limits[0], limits[1] = so_far[call.watcher]
-    return ranges_RW2
+def _running_ranges(tensors: Sequence[ObservedTensor], limits_RT2: torch.Tensor) -> torch.Tensor:
+    """Return the range of each histogram after it has observed that tensor too, R x T x 2."""
+    ranges_RT2 = limits_RT2.clone()
+    running = {
+        tensor.observer: (tensor.observer.min_val, tensor.observer.max_val)
+        for tensor in tensors
+        if tensor.has_histogram
+    }
+    for ranges_T2 in ranges_RT2:
+        for tensor, limits in zip(tensors, ranges_T2, strict=True):
+            if tensor.has_histogram:
+                min_val, max_val = running[tensor.observer]
+                running[tensor.observer] = torch.minimum(limits[0], min_val), torch.maximum(limits[1], max_val)
+                limits[0], limits[1] = running[tensor.observer]
+    return ranges_RT2
 
 
-def _counts(module: GraphModule, calls: Sequence[Watched], batch: Batch, ranges_W2: torch.Tensor) -> torch.Tensor:
-    """What histograms of these ranges count, H x C; without a histogram the network is not run again."""
-    if not any(call.is_histogram for call in calls):
+def _counts(
+    module: GraphModule, tensors: Sequence[ObservedTensor], batch: Batch, ranges_T2: torch.Tensor
+) -> torch.Tensor:
+    """Return the counts of histograms of these ranges, H x C; without a histogram the network is not run again."""
+    if not any(tensor.has_histogram for tensor in tensors):
         return torch.empty(0)
 
-    def count(number: int, watcher: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(watcher, HistogramObserver):
-            return counts_over(x, watcher, ranges_W2[number])
+    def count(index: int, observer: Any, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(observer, HistogramObserver):
+            return histogram_counts(x, observer, ranges_T2[index])
         return torch.empty(0)
 
-    return torch.stack([counts_C for counts_C in _noted(module, batch, count) if len(counts_C)])
+    return torch.stack([counts_C for counts_C in _record(module, batch, count) if len(counts_C)])

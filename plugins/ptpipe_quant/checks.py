@@ -1,4 +1,4 @@
-"""Quant stages in an order that can't work, found before any work. Imports neither torch nor numpy."""
+"""Find quant stages in an order that can't work, before anything runs. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _State:
-    """How far a model is on its way to int8, as the plan tells."""
+    """How far a model is on its way to int8, according to the plan."""
 
-    maker: str
-    """The stage that made it so."""
-    made_by: str = "model"
-    """That stage's kind where it is one of ours."""
+    stage: str
+    """The stage that brought it there."""
+    kind: str = "model"
+    """That stage's kind if it is a quant stage."""
     has_seen_data: bool = False
-    """Whether anything ran it between."""
+    """Whether a stage after that one may have run the model on data."""
 
 
 def order_problems(plan: Plan) -> Iterator[Problem]:
-    """Look at what each quant stage's model has been through."""
+    """Check the state of the model that each quant stage receives."""
     for stage in plan.stages:
-        if stage.kind in _EXPECTATIONS and (reference := _model_reference(stage)) is not None:
-            message = _EXPECTATIONS[stage.kind](_state(plan, reference))
+        if stage.kind in _REQUIREMENTS and (reference := _model_reference(stage)) is not None:
+            message = _REQUIREMENTS[stage.kind](_state(plan, reference))
             if message:
                 yield plan.problem(stage.id, message)
 
@@ -40,47 +40,47 @@ def _state(plan: Plan, reference: Reference) -> _State:
     upstream = _model_reference(stage)
     if upstream is None:
         return _State(stage.id)
-    # Training, calibration, and whatever a stranger's stage does, leave a model as prepared as it was.
+    # Training, calibration and any third party's stage leave a prepared model prepared.
     return replace(_state(plan, upstream), has_seen_data=True)
 
 
 def _model_reference(stage: PlannedStage) -> Reference | None:
-    """What feeds the stage's one port for models to work on."""
+    """Return what the stage's single model port is bound to."""
     ports = [port for port in stage.stage.inputs if issubclass(port.type, Model) and not port.several]
     references = [reference for port in ports for reference in stage.wiring.get(port.name, ())]
     return references[0] if len(references) == 1 else None
 
 
-def _of_float(state: _State) -> str | None:
-    if state.made_by == "model":
+def _requires_float(state: _State) -> str | None:
+    if state.kind == "model":
         return None
-    done = "int8" if state.made_by in ("quant.convert", "quant.dynamic") else "prepared"
-    return f"needs a float model, but {state.maker} ({state.made_by}) has already made it {done}"
+    change = "made it int8" if state.kind in ("quant.convert", "quant.dynamic") else "prepared it"
+    return f"needs a float model, but {state.stage} ({state.kind}) has already {change}"
 
 
-def _of_prepared(state: _State) -> str | None:
-    if state.made_by in ("quant.convert", "quant.dynamic"):
-        return f"needs a prepared model, but {state.maker} ({state.made_by}) has already made it int8"
-    if state.made_by == "model":
+def _requires_prepared(state: _State) -> str | None:
+    if state.kind in ("quant.convert", "quant.dynamic"):
+        return f"needs a prepared model, but {state.stage} ({state.kind}) has already made it int8"
+    if state.kind == "model":
         return (
-            "needs a prepared model, but no quant.prepare or quant.prepare_qat stands between this and " + state.maker
+            f"needs a prepared model, but there is no quant.prepare or quant.prepare_qat between {state.stage} and this"
         )
     return None
 
 
-def _of_ready(state: _State) -> str | None:
-    if (message := _of_prepared(state)) is not None:
+def _requires_ranges(state: _State) -> str | None:
+    if (message := _requires_prepared(state)) is not None:
         return message
     if state.has_seen_data:
         return None
-    missing = "quant.calibrate" if state.made_by == "quant.prepare" else "train.supervised"
-    return f"needs a model whose reporters have seen data: put {missing} between {state.maker} and this"
+    missing = "quant.calibrate" if state.kind == "quant.prepare" else "train.supervised"
+    return f"needs a model whose observers have seen data: put {missing} between {state.stage} and this"
 
 
-_EXPECTATIONS = {
-    "quant.dynamic": _of_float,
-    "quant.prepare": _of_float,
-    "quant.prepare_qat": _of_float,
-    "quant.calibrate": _of_prepared,
-    "quant.convert": _of_ready,
+_REQUIREMENTS = {
+    "quant.dynamic": _requires_float,
+    "quant.prepare": _requires_float,
+    "quant.prepare_qat": _requires_float,
+    "quant.calibrate": _requires_prepared,
+    "quant.convert": _requires_ranges,
 }

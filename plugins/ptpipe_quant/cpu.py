@@ -1,9 +1,9 @@
-"""Whether this processor adds products of full bytes without overflow. Imports neither torch nor numpy.
+"""Whether this processor sums 8-bit products without overflow. Imports neither torch nor numpy.
 
 Without VNNI, int8 kernels on x86 multiply with `vpmaddubsw`, which adds two products of an unsigned and a signed
-byte into 16 signed bits and saturates: 255 * 127 + 255 * 127 does not fit, 127 * 127 + 127 * 127 does. Activations
-of 7 bits are the price of exact sums there. `vpdpbusd` (VNNI) adds into 32 bits. qnnpack widens to 16 bits before
-it multiplies. Source: Intel, Lower Numerical Precision Deep Learning Inference and Training, 2018.
+byte into 16 signed bits and saturates: 255 * 127 + 255 * 127 does not fit, 127 * 127 + 127 * 127 does. Exact sums
+require 7-bit activations there. `vpdpbusd` (VNNI) accumulates in 32 bits. qnnpack widens to 16 bits before it
+multiplies. Source: Intel, Lower Numerical Precision Deep Learning Inference and Training, 2018.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ptpipe import host
 Backend: TypeAlias = Literal["fbgemm", "qnnpack", "x86", "onednn"]
 
 _X86 = ("x86_64", "amd64", "i386", "i686", "x86")
-# As /proc/cpuinfo spells them. Only oneDNN has kernels for the 256-bit form of processors without AVX-512; torch's
-# `x86` hands layers to oneDNN where it finds AVX512-VNNI, else to fbgemm.
-_ENOUGH_FOR = {"fbgemm": ("avx512_vnni",), "x86": ("avx512_vnni",), "onednn": ("avx512_vnni", "avx_vnni")}
+# Flag names of /proc/cpuinfo. Only oneDNN has kernels for the 256-bit form of processors without AVX-512; torch's
+# `x86` runs layers on oneDNN if the processor has AVX512-VNNI, else on fbgemm.
+_SUFFICIENT_FLAGS = {"fbgemm": ("avx512_vnni",), "x86": ("avx512_vnni",), "onednn": ("avx512_vnni", "avx_vnni")}
 
 
 def wants_reduced_range(
     backend: Backend, *, architecture: str | None = None, cpuinfo: Path = host.CPUINFO
 ) -> tuple[bool, str]:
-    """Whether activations should keep to 7 bits on this processor, and why.
+    """Return whether activations must be reduced to 7 bits on this processor, and the reason.
 
-    Where nothing can be found out about an x86 processor (no `/proc/cpuinfo`), the answer is the safe one.
+    For an x86 processor of unknown features (`cpuinfo` can't be read), True, which is safe.
     """
     if backend == "qnnpack":
         return False, "qnnpack's sums do not overflow"
@@ -36,8 +36,8 @@ def wants_reduced_range(
         return False, f"{architecture} kernels do not overflow"
     flags = host.cpu_flags(cpuinfo)
     if flags is None:
-        return True, f"{cpuinfo} can't be read, so this processor may lack VNNI"
-    found = [flag for flag in _ENOUGH_FOR[backend] if flag in flags]
+        return True, f"{cpuinfo} can't be read, so this processor may not have VNNI"
+    found = [flag for flag in _SUFFICIENT_FLAGS[backend] if flag in flags]
     if found:
         return False, f"this processor has {found[0]}"
-    return True, f"this processor lacks {' and '.join(_ENOUGH_FOR[backend])}"
+    return True, f"this processor has no {' or '.join(_SUFFICIENT_FLAGS[backend])}"

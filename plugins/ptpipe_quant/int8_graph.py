@@ -1,4 +1,4 @@
-"""What the int8 graph needs beyond what torch.ao makes of it."""
+"""Graph passes around FX conversion to int8: remove redundant clamps, fix layouts for qnnpack."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from ptpipe_quant.training_graph import comes_by, watcher_at
+from ptpipe_quant.qat_graph import observer_at, reaches_only
 
 F = nn.functional
 
@@ -15,27 +15,29 @@ _CLAMP_LAYERS = (nn.ReLU6, nn.Hardtanh)
 _CLAMP_FUNCTIONS = (F.relu6, F.hardtanh, torch.clamp)
 
 
-def drop_idle_clamps(prepared: GraphModule) -> None:
-    """Leave out each ReLU6 whose limits the int8 range of its input already has.
+def drop_redundant_clamps(prepared: GraphModule) -> None:
+    """Remove each ReLU6 whose limits the int8 range of its input already has.
 
-    Where an operator's only way on is through ReLU6, its range was watched behind it (see `training_graph`) and ends
-    where ReLU6 does; 8-bit integers saturate there by themselves. Those of a reduced range go on to twice as far.
+    If an operator's output goes only to ReLU6, its range was observed behind ReLU6 (see `qat_graph`) and ends where
+    ReLU6 does; 8-bit integers saturate there anyway. Integers of a reduced range extend to twice the range.
     """
     graph = prepared.graph
     for node in list(graph.nodes):
-        watcher = watcher_at(prepared, node.args[0]) if node.args and isinstance(node.args[0], Node) else None
-        if watcher is None or not _cuts_at_zero(prepared, node) or not comes_by(prepared, node.args[0], watcher):
+        if not node.args or not isinstance(source := node.args[0], Node) or not _clamps_from_zero(prepared, node):
             continue
-        if getattr(watcher, "quant_max", None) == _FULL_RANGE:
+        observer = observer_at(prepared, source)
+        if observer is None or not reaches_only(prepared, source, observer):
+            continue
+        if getattr(observer, "quant_max", None) == _FULL_RANGE:
             for behind in list(node.users):
-                behind.replace_all_uses_with(node.args[0])
+                behind.replace_all_uses_with(source)
                 graph.erase_node(behind)
             graph.erase_node(node)
     prepared.recompile()
 
 
-def lay_out_for_qnnpack(converted: GraphModule) -> None:
-    """Let clamping see contiguous tensors only: qnnpack's mixes up the elements of channels-last ones (torch 2.13)."""
+def make_clamps_contiguous(converted: GraphModule) -> None:
+    """Make the inputs of clamps contiguous: qnnpack's kernel permutes channels-last elements (torch 2.13)."""
     graph = converted.graph
     for node in list(graph.nodes):
         layer = converted.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -46,8 +48,8 @@ def lay_out_for_qnnpack(converted: GraphModule) -> None:
     converted.recompile()
 
 
-def _cuts_at_zero(prepared: GraphModule, node: Node) -> bool:
+def _clamps_from_zero(prepared: GraphModule, node: Node) -> bool:
     if node.op == "call_module":
         layer = prepared.get_submodule(str(node.target))
-        return type(layer) in _CLAMP_LAYERS and layer.min_val == 0
+        return isinstance(layer, nn.Hardtanh) and type(layer) in _CLAMP_LAYERS and layer.min_val == 0
     return node.target is F.relu6

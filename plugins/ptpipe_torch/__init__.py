@@ -16,6 +16,7 @@ from ptpipe_torch.distributed.worker_group import (
     init_worker_group,
     is_comm_failure,
 )
+from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.ranges import Ranges
 from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.function_ref import FunctionRef, builder, transform
@@ -27,7 +28,6 @@ from ptpipe_torch.protocols import RangeObserver, RangeReducer, TrainingCallback
 from ptpipe_torch.runtime import (
     exit_with_parent,
     freed_memory_kept,
-    quantized_engine,
     released_memory,
     seeded,
     torch_threads,

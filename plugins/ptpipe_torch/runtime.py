@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ptpipe import StageError, host
+from ptpipe import host
 
 if TYPE_CHECKING:
     import torch
@@ -130,27 +130,3 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def quantized_engine(backend: str | None) -> Iterator[None]:
-    """Set the engine of torch's int8 operators inside the `with`; None changes nothing.
-
-    Raises StageError where this build of torch doesn't support it on this machine.
-    """
-    if backend is None:
-        yield
-        return
-    import torch
-
-    offered = torch.backends.quantized.supported_engines
-    if backend not in offered:
-        raise StageError(
-            f"backend {backend} is not offered here (there are: {', '.join(sorted(set(offered) - {'none'}))})"
-        )
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = backend
-    try:
-        yield
-    finally:
-        torch.backends.quantized.engine = before

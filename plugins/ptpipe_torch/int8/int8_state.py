@@ -1,16 +1,14 @@
-"""An int8 model's state dict as plain tensors, and back.
+"""Convert an int8 model's state dict to plain tensors, and back.
 
-torch keeps int8 weights as quantized tensors, which carry their scales inside, and linear layers' as a tuple with
-the bias: nothing that fits a plain tensor file. Here each quantized tensor becomes up to four entries: the integers,
-scales, zero points (left out where all are 0) and, where there is a scale per channel, the channels' axis. A tensor
-that is float when it is used may be stored that way as well.
+torch keeps int8 weights as quantized tensors, which carry their scales inside, and those of linear layers as a tuple
+with the bias: neither fits a plain tensor file. Here each quantized tensor becomes up to four entries: integers,
+scales, zero points (omitted if all are 0) and, with one scale per channel, the channel axis. A tensor that is float
+when it is used may be stored that way as well.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptpipe import IntegrityError, StageError
@@ -22,18 +20,10 @@ _INTEGERS, _SCALES, _ZEROS, _AXIS = ":int8", ":scales", ":zero_points", ":axis"
 _BIAS = ":bias"
 
 
-@contextmanager
-def quantized_tensors() -> Iterator[None]:
-    """Silence torch's announcement, once a process, that its quantized tensors will be removed."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*quantized tensor creation functions", UserWarning)
-        yield
-
-
 def pack_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Flatten a converted module's state dict into plain tensors; entries that hold nothing are left out.
+    """Flatten a converted module's state dict into plain tensors; None entries are omitted.
 
-    Raises StageError for an entry that has no such form.
+    Raises StageError, naming the entry, for one that can't be stored as plain tensors.
     """
     import torch
 
@@ -51,19 +41,19 @@ def pack_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def unpack_state(packed: Mapping[str, torch.Tensor], like: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of `pack_state`: a state dict as `like`, a converted module's of the same architecture.
+    """Inverse of `pack_state`. `like`: the state dict of a converted module of the same architecture.
 
-    Raises IntegrityError where names, shapes or types differ from those of `like`.
+    Raises IntegrityError if names, shapes or dtypes differ from those of `like`.
     """
     unused = dict(packed)
     state = {name: _unpack_entry(name, present, unused) for name, present in like.items()}
     if unused:
-        raise IntegrityError(f"int8 tensors that no layer has: {', '.join(sorted(unused)[:5])}")
+        raise IntegrityError(f"int8 tensors without a layer: {', '.join(sorted(unused)[:5])}")
     return state
 
 
 def stored_as_int8(packed: Mapping[str, torch.Tensor], like: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Quantized tensors, by name, of the entries that are float in `like` and int8 in the file."""
+    """Return as quantized tensors, by name, the entries that are float in `like` and int8 in the file."""
     return {
         name: _unpack(name, present, dict(packed))
         for name, present in like.items()
@@ -111,31 +101,31 @@ def _unpack(name: str, like: torch.Tensor, unused: dict[str, torch.Tensor]) -> t
 
     integers = _take(name + _INTEGERS, like.int_repr() if like.is_quantized else like.to(torch.int8), unused)
     scales, zeros, axis = (unused.pop(name + suffix, None) for suffix in (_SCALES, _ZEROS, _AXIS))
-    num_scales = 1 if axis is None else integers.shape[_within(name, axis, integers.dim())]
+    num_scales = 1 if axis is None else integers.shape[_checked_axis(name, axis, integers.dim())]
     if scales is None or scales.shape != (num_scales,) or not (scales.isfinite() & (scales > 0)).all():
-        raise IntegrityError(f"{name} has no fitting scales")
+        raise IntegrityError(f"{name} has no valid scales")
     if zeros is None:
         zeros = torch.zeros(num_scales, dtype=torch.int64)
     if zeros.shape != (num_scales,) or zeros.is_floating_point() or zeros.abs().max() > 255:
-        raise IntegrityError(f"{name} has no fitting zero points")
+        raise IntegrityError(f"{name} has no valid zero points")
     if like.is_quantized and (axis is not None) is (like.qscheme() is torch.per_tensor_affine):
-        raise IntegrityError(f"{name} has scales per {'tensor' if axis is None else 'channel'}, its layer has not")
+        raise IntegrityError(f"{name} has scales per {'tensor' if axis is None else 'channel'}, unlike its layer")
     # torch's only way to a quantized tensor from the integers themselves, without rounding anything.
     if axis is None:
         return torch._make_per_tensor_quantized_tensor(integers, scales.item(), int(zeros.item()))
     return torch._make_per_channel_quantized_tensor(integers, scales.double(), zeros.long(), int(axis.item()))
 
 
-def _within(name: str, axis: torch.Tensor, num_axes: int) -> int:
+def _checked_axis(name: str, axis: torch.Tensor, num_axes: int) -> int:
     if axis.numel() != 1 or not 0 <= int(axis.item()) < num_axes:
-        raise IntegrityError(f"{name} has no fitting channel axis")
+        raise IntegrityError(f"{name} has no valid channel axis")
     return int(axis.item())
 
 
 def _take(name: str, like: torch.Tensor, unused: dict[str, torch.Tensor]) -> torch.Tensor:
     found = unused.pop(name, None)
     if found is None:
-        raise IntegrityError(f"the int8 tensors lack {name}")
+        raise IntegrityError(f"{name} is missing from the int8 tensors")
     if found.shape != like.shape or found.dtype != like.dtype:
         raise IntegrityError(
             f"{name} is {found.dtype} {tuple(found.shape)}, its layer has {like.dtype} {tuple(like.shape)}"

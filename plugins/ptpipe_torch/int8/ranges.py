@@ -1,4 +1,4 @@
-"""The ranges that calibration saw."""
+"""Ranges of activations observed in calibration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ptpipe import JSON, Artifact, IntegrityError
 
 @dataclass(frozen=True)
 class Ranges(Artifact):
-    """For each observed tensor of a prepared model: the least and the greatest value seen."""
+    """Minimum and maximum of each observed tensor of a prepared model, by the name of the layer or operator."""
 
     limits: Mapping[str, tuple[float, float]]
     num_samples: int
@@ -26,12 +26,12 @@ class Ranges(Artifact):
     def load(cls, folder: Path) -> Self:
         try:
             content = json.loads((folder / "ranges.json").read_text(encoding="utf-8"))
-            limits = {name: (float(low), float(high)) for name, (low, high) in content["limits"].items()}
+            limits = {name: (float(min_val), float(max_val)) for name, (min_val, max_val) in content["limits"].items()}
             num_samples = content["num_samples"]
             if type(num_samples) is not int:
-                raise TypeError("num_samples is not a whole number")
+                raise TypeError("num_samples is not an integer")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise IntegrityError(f"not a record of ranges: {error!r}") from error
+            raise IntegrityError(f"not a file of ranges: {error!r}") from error
         return cls(limits, num_samples)
 
     def summary(self) -> dict[str, JSON]:

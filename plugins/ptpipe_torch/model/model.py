@@ -11,11 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, IntegrityError, PtpipeError, StageError
-from ptpipe_torch.int8.int8_state import quantized_tensors, unpack_state
+from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
+from ptpipe_torch.int8.int8_state import unpack_state
 from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.function_ref import FunctionRef
 from ptpipe_torch.model.recipe import Recipe
-from ptpipe_torch.runtime import quantized_engine, released_memory, torch_threads
+from ptpipe_torch.runtime import released_memory, torch_threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,7 +95,7 @@ class Model(Deployable):
         """
         if not self.recipe.convert:
             return self.build_prepared()
-        with released_memory(), quantized_engine(self.recipe.backend), quantized_tensors():
+        with released_memory(), quantized_engine(self.recipe.backend), deprecations_silenced():
             int8_tensors = self.int8_tensors
             module = self.build_prepared() if int8_tensors is None else self._skeleton().eval()
             for reference in self.recipe.convert:

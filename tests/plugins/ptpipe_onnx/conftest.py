@@ -21,10 +21,11 @@ from torch.ao.quantization import quantize_fx
 
 from ptpipe import Context
 from ptpipe.events import Event, Metric
-from ptpipe_onnx import ExportConfig, export
+from ptpipe_onnx import ExportConfig, export_onnx
 from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, Model, OnnxFile, Recipe, Split
+from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.model.function_ref import builder, transform
-from ptpipe_torch.runtime import quantized_engine, seeded, torch_threads
+from ptpipe_torch.runtime import seeded, torch_threads
 
 SHAPE_CHW = (1, 16, 16)
 NUM_EPOCHS = 8
@@ -202,7 +203,7 @@ def float_model(digits: Data) -> Callable[[str], Model]:
 
 @pytest.fixture(scope="session")
 def int8_model(float_model: Callable[[str], Model], digits: Data) -> Callable[..., Model]:
-    """Give a static (or QAT) int8 model whose reporters saw the calibration samples; the same to the bit, as above."""
+    """Give a static (or QAT) int8 model whose observers saw the calibration samples; the same to the bit, as above."""
 
     def make(name: str, backend: str = "onednn", *, qat: bool = False, high: int = 255, skip: str = "none") -> Model:
         module = float_model(name).build()
@@ -233,8 +234,8 @@ def dynamic_model(float_model: Callable[[str], Model]) -> Callable[..., Model]:
     return make
 
 
-class Told(list[Event]):
-    """What a stage said."""
+class RecordedEvents(list[Event]):
+    """Events of a stage."""
 
     @property
     def metrics(self) -> dict[str, object]:
@@ -242,17 +243,17 @@ class Told(list[Event]):
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def events() -> RecordedEvents:
+    return RecordedEvents()
 
 
 @pytest.fixture
-def run_export(tmp_path: Path, digits: Data, told: Told) -> Callable[..., OnnxFile]:
+def run_export(tmp_path: Path, digits: Data, events: RecordedEvents) -> Callable[..., OnnxFile]:
     """Run the stage on the digits."""
 
     def run(model: Model, data: Data = digits, **options: object) -> OnnxFile:
-        ctx = Context("onnx", "export.onnx", 7, tmp_path, _tell=told.append)
-        return export(ExportConfig(**{"num_samples": 200, **options}), ctx, model, data)
+        ctx = Context("onnx", "export.onnx", 7, tmp_path, _tell=events.append)
+        return export_onnx(ExportConfig(**{"num_samples": 200, **options}), ctx, model, data)
 
     return run
 

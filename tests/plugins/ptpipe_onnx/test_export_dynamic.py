@@ -17,9 +17,9 @@ from onnx import numpy_helper
 from torch import nn
 
 from ptpipe import StageError
-from ptpipe_onnx import torch_ao
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_torch import FunctionRef, Model, OnnxFile, Recipe, builder, transform
+from ptpipe_torch.int8.layers import dynamic_weights
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -49,7 +49,7 @@ def arrays_of(file: OnnxFile) -> dict[str, np.ndarray]:
     [("cnn", "fbgemm", False), ("cnn", "qnnpack", True), ("rows", "onednn", True), ("rows", "qnnpack", False)],
 )
 def test_linear_layers_multiply_integers(
-    name: str, backend: str, per_channel: bool, run_export: Export, dynamic_model: Make, told, tmp_path: Path
+    name: str, backend: str, per_channel: bool, run_export: Export, dynamic_model: Make, events, tmp_path: Path
 ) -> None:
     model = dynamic_model(name, backend, per_channel=per_channel)
     file = run_export(model)
@@ -59,7 +59,7 @@ def test_linear_layers_multiply_integers(
     if backend == "qnnpack":  # 8 bits of the input in both: what differs are ties
         assert file.parity["rms_logit_difference"] < 0.3 * file.parity["rms_quantization_error"]
 
-    expected = torch_ao.dynamic_weights(model.build())
+    expected = dynamic_weights(model.build())
     arrays = arrays_of(file)
     assert len(expected) == (3 if name == "rows" else 2)
     for weight_name, weight in expected.items():
@@ -71,7 +71,7 @@ def test_linear_layers_multiply_integers(
     assert types["MatMulInteger"] == types["DynamicQuantizeLinear"] == len(expected)
     assert types["Gemm"] == types["MatMul"] == 0
     assert Kernels.of(file.path, tmp_path).integer["DynamicQuantizeMatMul"] == len(expected)
-    assert told.metrics["num_int8_nodes"] == len(expected)
+    assert events.metrics["num_int8_nodes"] == len(expected)
 
 
 def test_the_arithmetic_is_that_of_the_onnx_specification(

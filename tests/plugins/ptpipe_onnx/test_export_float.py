@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ptpipe import StageError
-from ptpipe_onnx import export_file
-from ptpipe_onnx.checks import missing
+from ptpipe_onnx import export as export_module
+from ptpipe_onnx.checks import unsupported_opset
 from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe, builder, transform
 
 Export = Callable[..., OnnxFile]
@@ -34,7 +34,7 @@ def model_of(source: str, num_classes: int = 10) -> Model:
 
 
 @pytest.mark.parametrize("name", ["cnn", "residual", "mobile", "rows"])
-def test_the_file_says_what_torch_says(
+def test_the_file_computes_what_torch_computes(
     name: str, run_export: Export, float_model: Make, digits: Data, run_onnx: Callable[..., np.ndarray]
 ) -> None:
     model = float_model(name)
@@ -59,7 +59,7 @@ def test_any_batch_size(run_export: Export, float_model: Make, run_onnx: Callabl
     assert run_onnx(file.path, images_NCHW[:0]).shape == (0, 10)
 
 
-def test_what_the_file_tells_of_itself(run_export: Export, float_model: Make, told) -> None:
+def test_metadata_of_the_file(run_export: Export, float_model: Make, events) -> None:
     file = run_export(float_model("cnn"))
     model = onnx.load(file.path)
     (input_,), (output,) = model.graph.input, model.graph.output
@@ -72,8 +72,8 @@ def test_what_the_file_tells_of_itself(run_export: Export, float_model: Make, to
     assert json.loads(metadata["class_names"]) == list("0123456789")
     assert (metadata["backend"], metadata["precision"], metadata["data"]) == ("", "float32", "digits")
     assert [entry.version for entry in model.opset_import] == [18]
-    assert told.metrics["size_bytes"] == file.path.stat().st_size
-    assert told.metrics["opset"] == 18
+    assert events.metrics["size_bytes"] == file.path.stat().st_size
+    assert events.metrics["opset"] == 18
 
 
 def test_batch_norm_is_folded_and_nothing_else_is_in_the_file(run_export: Export, float_model: Make) -> None:
@@ -96,8 +96,8 @@ def test_the_same_model_gives_the_same_bytes(run_export: Export, float_model: Ma
 
 @pytest.mark.parametrize("opset", [18, 21, 23])
 def test_opsets(opset: int, run_export: Export, float_model: Make) -> None:
-    for line in missing(opset):
-        pytest.skip(line)
+    if (message := unsupported_opset(opset)) is not None:
+        pytest.skip(message)
     file = run_export(float_model("mobile"), opset=opset)
     assert onnx.load(file.path).opset_import[0].version == opset
 
@@ -135,7 +135,7 @@ def test_nothing_is_printed_and_torch_is_left_as_it_was(
         ("x.reshape(2, -1)[:, :10]", "can't be exported to ONNX"),
         ("torch.linalg.eigvals(x).real.flatten(1)[:, :10]", "can't be exported to ONNX"),
         ("x.flatten(1)[:, :9]", "logits should be of shape"),
-        ("(x.flatten(1)[:, :10], x)", "gives 2 tensors"),
+        ("(x.flatten(1)[:, :10], x)", "returns 2 tensors"),
         ("x.flatten(1)[:, :10] / 0", "not finite"),
     ],
 )
@@ -157,7 +157,7 @@ def test_inputs_that_do_not_fit(run_export: Export, float_model: Make, int8_mode
 
 
 def test_more_than_a_file_can_hold(run_export: Export, float_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_file, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(export_module, "MAX_BYTES", 20_000)
     with pytest.raises(StageError, match=r"weights are [0-9,]+ bytes; one ONNX file holds less than 2 GiB"):
         run_export(float_model("cnn"))
 

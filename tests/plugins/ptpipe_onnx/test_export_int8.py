@@ -15,9 +15,9 @@ import torch.ao.nn.quantized as nnq
 from onnx import TensorProto, numpy_helper
 
 from ptpipe import StageError
-from ptpipe_onnx import integer_graph
+from ptpipe_onnx import qdq_passes
 from ptpipe_torch import Data, Model, OnnxFile
-from ptpipe_torch.runtime import quantized_engine
+from ptpipe_torch.int8.engine import quantized_engine
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -53,7 +53,7 @@ def file_weights(path: object) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 @pytest.mark.parametrize(("name", "backend", "qat", "high"), CASES)
 def test_the_file_computes_what_torch_computes(
-    name: str, backend: str, qat: bool, high: int, run_export: Export, int8_model: Make, told
+    name: str, backend: str, qat: bool, high: int, run_export: Export, int8_model: Make, events
 ) -> None:
     model = int8_model(name, backend, qat=qat, high=high)
     file = run_export(model)
@@ -71,8 +71,8 @@ def test_the_file_computes_what_torch_computes(
         np.testing.assert_array_equal(found, expected)
         np.testing.assert_array_equal(found_scales, expected_scales.astype(np.float32))
 
-    assert told.metrics["num_int8_nodes"] >= 6
-    assert told.metrics["num_float_nodes"] == (2 if name == "mobile" else 0)  # hard swish has no integer kernel
+    assert events.metrics["num_int8_nodes"] >= 6
+    assert events.metrics["num_float_nodes"] == (2 if name == "mobile" else 0)  # hard swish has no integer kernel
     dtypes = {array.data_type for array in onnx.load(file.path).graph.initializer if len(array.dims) > 1}
     assert dtypes == {TensorProto.INT8}
     metadata = {entry.key: entry.value for entry in onnx.load(file.path).metadata_props}
@@ -146,29 +146,29 @@ def integer_step(file: OnnxFile) -> float:
     return numpy_helper.to_array(scale).item()
 
 
-def test_a_graph_that_says_something_else_fails_with_figures(
+def test_a_graph_that_computes_something_else_fails_with_figures(
     run_export: Export, int8_model: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rewrite = integer_graph.run_in_integers
+    rewrite = qdq_passes.use_integer_kernels
 
-    def rewrite_badly(graph: object) -> None:
-        rewrite(graph)
-        clips = [value for value in graph.initializers.values() if value.name.endswith("bias.int32")]
+    def rewrite_badly(model: object) -> None:
+        rewrite(model)
+        clips = [value for value in model.graph.initializers.values() if value.name.endswith("bias.int32")]
         for value in clips:
             content = value.const_value.numpy()
             value.const_value = type(value.const_value)(np.zeros_like(content), name=value.name)
 
-    monkeypatch.setattr(integer_graph, "run_in_integers", rewrite_badly)
+    monkeypatch.setattr(qdq_passes, "use_integer_kernels", rewrite_badly)
     with pytest.raises(StageError, match=r"disagree: .* allowed .* top-1 agreement [0-9.]+%.* steps"):
         run_export(int8_model("cnn"))
 
 
-def test_layers_left_float_stay_float(run_export: Export, int8_model: Make, told) -> None:
+def test_layers_left_float_stay_float(run_export: Export, int8_model: Make, events) -> None:
     model = int8_model("residual", skip="inner")
     file = run_export(model)
     assert file.parity["max_logit_difference_steps"] <= 1.01
     convs = [node for node in onnx.load(file.path).graph.node if node.op_type == "Conv"]
     assert len(convs) == 3
-    assert told.metrics["num_float_nodes"] >= 2
+    assert events.metrics["num_float_nodes"] >= 2
     dtypes = [array.data_type for array in onnx.load(file.path).graph.initializer if len(array.dims) == 4]
     assert sorted(dtypes) == [TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.INT8]

@@ -39,9 +39,9 @@ def test_figures() -> None:
 def test_a_float_file_may_differ_by_rounding_only() -> None:
     largest = float(np.abs(TORCH_NK).max())
     Parity(TORCH_NK, TORCH_NK).check()
-    for share, is_fine in ((0.9e-3, True), (1.1e-3, False)):
+    for fraction, is_fine in ((0.9e-3, True), (1.1e-3, False)):
         onnx_NK = TORCH_NK.copy()
-        onnx_NK[17, 3] += share * largest
+        onnx_NK[17, 3] += fraction * largest
         if is_fine:
             Parity(onnx_NK, TORCH_NK).check()
         else:
@@ -74,7 +74,7 @@ def test_one_bad_sample_among_many_is_found() -> None:
     float_NK = TORCH_NK + 0.1 * NOISE_NK
     onnx_NK = TORCH_NK.copy()
     onnx_NK[200, 4] += 2.2 * 0.1 * np.abs(NOISE_NK).max()
-    with pytest.raises(StageError, match=r"a logit differs by .*twice the most .*\(\d+\.\d steps\)"):
+    with pytest.raises(StageError, match=r"a logit differs by .*twice the largest change .*\(\d+\.\d steps\)"):
         Parity(onnx_NK, TORCH_NK, float_NK, step=0.05).check()
 
 
@@ -88,7 +88,7 @@ def test_noise_beyond_what_tells_classes_apart_fails_however_bad_quantization_is
 def test_logits_that_are_not_finite(bad: float) -> None:
     bad_NK = TORCH_NK.copy()
     bad_NK[0, 0] = bad
-    with pytest.raises(StageError, match="the ONNX file gives logits that are not finite"):
+    with pytest.raises(StageError, match="the logits of the ONNX file are not finite"):
         Parity(bad_NK, TORCH_NK)
-    with pytest.raises(StageError, match="the torch model gives logits that are not finite"):
+    with pytest.raises(StageError, match="the logits of the torch model are not finite"):
         Parity(TORCH_NK, bad_NK)

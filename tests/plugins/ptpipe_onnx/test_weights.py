@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptpipe_onnx.weights import QuantizedWeight, _scales
+from ptpipe_onnx.weights import _scales
+from ptpipe_torch.int8.layers import QuantizedWeight
 
 CHANNELS = 3
 
@@ -14,13 +15,6 @@ CHANNELS = 3
 def weight():
     integers = np.random.default_rng(0).integers(-127, 128, (CHANNELS, 2, 3, 3)).astype(np.int8)
     return QuantizedWeight(integers, np.float32([0.01, 0.02, 0.03]), np.zeros(CHANNELS, np.int8))
-
-
-def test_a_weight_and_its_transpose_stand_for_the_same_floats():
-    weight = QuantizedWeight(np.int8([[1, -2, 3], [4, 5, -6]]), np.float32([0.5, 2]), np.int8([0, 1]))
-    expected = np.float32([[0.5, -1, 1.5], [6, 8, -14]])
-    np.testing.assert_array_equal(weight.dequantized(), expected)
-    np.testing.assert_array_equal(weight.transposed().dequantized(), expected.T)
 
 
 def test_a_folded_batch_norm_is_found_in_the_scales(weight):

@@ -9,13 +9,14 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnxscript import ir
 
 from ptpipe import StageError
-from ptpipe_onnx.dynamic_graph import quantize_linear_layers
-from ptpipe_onnx.weights import QuantizedWeight, store_weights
+from ptpipe_onnx.dynamic_passes import quantize_linear_layers
+from ptpipe_onnx.weights import store_weights
+from ptpipe_torch.int8.layers import QuantizedWeight
 
 RNG = np.random.default_rng(11)
 IMAGES_ND = RNG.normal(size=(6, 5)).astype(np.float32)
@@ -61,7 +62,7 @@ def test_stored_weights_stand_for_the_same_numbers(
     make: Callable[[], ir.Model], weight: QuantizedWeight, run_onnx: Run
 ) -> None:
     model = make()
-    store_weights(model.graph, {"w": weight})
+    store_weights(model, {"w": weight})
     offsets_KD = INTEGERS_KD.astype(np.float32) - weight.zero_points.reshape(-1, 1)
     expected_NK = IMAGES_ND @ (offsets_KD * weight.scales.reshape(-1, 1)).T
     np.testing.assert_allclose(run_onnx(finished(model), IMAGES_ND), expected_NK, rtol=1e-4, atol=1e-4)
@@ -76,7 +77,7 @@ def test_dynamic_layers_are_near_the_float_product(
     make: Callable[[], ir.Model], weight: QuantizedWeight, run_onnx: Run
 ) -> None:
     model = make()
-    quantize_linear_layers(model.graph, {"w": weight})
+    quantize_linear_layers(model, {"w": weight})
     offsets_KD = INTEGERS_KD.astype(np.float32) - weight.zero_points.reshape(-1, 1)
     float_KD = offsets_KD * weight.scales.reshape(-1, 1)
     half_step = np.ptp(np.append(IMAGES_ND, 0)) / 255 / 2
@@ -92,7 +93,7 @@ def test_dynamic_layers_are_near_the_float_product(
 def test_a_weight_that_the_exporter_lost_is_named() -> None:
     for put in (store_weights, quantize_linear_layers):
         with pytest.raises(StageError, match=r"no weight blocks\.3\.weight: leave its layer float"):
-            put(by_gemm().graph, {"blocks.3.weight": PER_CHANNEL})
+            put(by_gemm(), {"blocks.3.weight": PER_CHANNEL})
 
 
 def test_a_weight_that_is_more_than_a_factor_is_named() -> None:
@@ -101,7 +102,7 @@ def test_a_weight_that_is_more_than_a_factor_is_named() -> None:
         helper.make_node("Gemm", ["images", "square"], ["logits"], transB=1),
     )
     with pytest.raises(StageError, match="w is used by Mul"):
-        quantize_linear_layers(model.graph, {"w": PER_CHANNEL})
+        quantize_linear_layers(model, {"w": PER_CHANNEL})
 
 
 def test_a_layer_called_twice_shares_its_weight(run_onnx: Run) -> None:
@@ -110,7 +111,7 @@ def test_a_layer_called_twice_shares_its_weight(run_onnx: Run) -> None:
         helper.make_node("Gemm", ["images", "w"], ["again"], transB=1),
         helper.make_node("Add", ["once", "again"], ["logits"]),
     )
-    store_weights(model.graph, {"w": PER_CHANNEL})
+    store_weights(model, {"w": PER_CHANNEL})
     expected_NK = 2 * IMAGES_ND @ (INTEGERS_KD * SCALES_K[:, None]).T
     np.testing.assert_allclose(run_onnx(finished(model), IMAGES_ND), expected_NK, rtol=1e-4, atol=1e-4)
     assert len(model.graph.initializers) == 3

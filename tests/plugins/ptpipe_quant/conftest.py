@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from ptpipe import JSON, Context
 from ptpipe.events import Event, Metric
-from ptpipe_quant.backends import offered_backends
 from ptpipe_torch import (
     ArrayImages,
     Data,
@@ -31,9 +30,10 @@ from ptpipe_torch import (
     builder,
     epoch_order,
 )
+from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_torch.runtime import seeded, torch_threads
 
-BACKENDS = offered_backends()
+BACKENDS = supported_engines()
 NUM_CLASSES = 10
 
 
@@ -127,7 +127,7 @@ def make_digits() -> Data:
 
 
 def train(model: Model, data: Data, *, lr: float, epochs: int = 1, bf16: bool = False) -> Model:
-    """What a trainer does to a model, in the fewest lines: listeners told, every batch a step.
+    """What a trainer does to a model, in the fewest lines: callbacks called, a step per batch.
 
     Dropout draws from a stream of its own: what other tests drew before must not decide on the network.
     """
@@ -138,13 +138,13 @@ def train(model: Model, data: Data, *, lr: float, epochs: int = 1, bf16: bool = 
 def _train(model: Model, data: Data, *, lr: float, epochs: int, bf16: bool) -> Model:
     module = model.build_prepared().to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(module.parameters(), lr, momentum=0.9)
-    listeners = [layer for layer in module.modules() if isinstance(layer, TrainingCallback)]
+    callbacks = [layer for layer in module.modules() if isinstance(layer, TrainingCallback)]
     num_samples, size = len(data.splits["train"]), data.loader.batch_size
     num_steps, step = epochs * -(-num_samples // size), 0
     for epoch in range(epochs):
         for batch in data.batches("train", order_N=epoch_order(num_samples, 7, epoch), channels_last=True):
-            for listener in listeners:
-                listener.on_progress(step / num_steps)
+            for callback in callbacks:
+                callback.on_progress(step / num_steps)
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 logits_NK = module(batch.images_NCHW)
             F.cross_entropy(logits_NK.float(), batch.labels_N).backward()
@@ -185,16 +185,16 @@ def trained_mixed(digits: Data) -> Model:
 
 
 @pytest.fixture
-def told() -> list[Event]:
-    """What the stage said."""
+def events() -> list[Event]:
+    """Events of the stage."""
     return []
 
 
 @pytest.fixture
-def ctx(tmp_path: Path, told: list[Event]) -> Context:
-    return Context(stage_id="int8", kind="quant.test", seed=7, scratch=tmp_path, _tell=told.append)
+def ctx(tmp_path: Path, events: list[Event]) -> Context:
+    return Context(stage_id="int8", kind="quant.test", seed=7, scratch=tmp_path, _tell=events.append)
 
 
 @pytest.fixture
-def metrics(told: list[Event]) -> Callable[[], dict[str, JSON]]:
-    return lambda: {event.name: event.value for event in told if isinstance(event, Metric)}
+def metrics(events: list[Event]) -> Callable[[], dict[str, JSON]]:
+    return lambda: {event.name: event.value for event in events if isinstance(event, Metric)}

@@ -1,4 +1,4 @@
-"""Samples shown by one process and by several: the same bits. Real processes."""
+"""Calibration on one process and on several: the same bits. Real processes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import ptpipe
 from ptpipe import StageError
 from ptpipe.api import RunResult
 from ptpipe_quant import CalibrateConfig, PrepareConfig, calibrate, prepare
-from ptpipe_quant.backends import offered_backends
-from ptpipe_quant.torch_ao import HistogramObserver, add_counts, counts_over, extremes_of, is_range, quietly
 from ptpipe_torch import Model, Ranges
+from ptpipe_torch.int8.engine import supported_engines
 
-FIRST = offered_backends()[0]
+FIRST = supported_engines()[0]
 
 MANIFEST = """
 version: 1
@@ -90,46 +87,10 @@ def test_several_workers_end_where_one_does(
     assert not different
 
 
-TENSORS = st.lists(
-    st.tuples(
-        st.integers(0, 2**31),
-        st.integers(0, 300),
-        st.floats(-5, 5),
-        st.sampled_from([0.0, 0.1, 1.0, 30.0]),
-        st.sampled_from([None, torch.inf, -torch.inf]),
-    ),
-    min_size=1,
-    max_size=6,
-)
-
-
-@given(TENSORS)
-@settings(deadline=None)
-@pytest.mark.filterwarnings("ignore:torch.inf detected in input tensor")
-def test_told_of_counts_a_histogram_is_what_torch_makes_of_the_tensors(described: list[tuple[Any, ...]]) -> None:
-    """The first of torch.ao's own steps that these replace and that changes one day shows here."""
-    tensors = []
-    for seed, size, centre, width, first in described:
-        x = torch.randn(size, generator=torch.Generator().manual_seed(seed)) * width + centre
-        x[:1] = x[:1] if first is None else first
-        tensors.append(x)
-    with quietly():
-        torchs, ours = HistogramObserver(bins=64), HistogramObserver(bins=64)
-        for x in tensors:
-            torchs(x)
-            extremes = extremes_of(x, ours)
-            limits = torch.stack([torch.minimum(extremes[0], ours.min_val), torch.maximum(extremes[1], ours.max_val)])
-            counts = counts_over(x, ours, limits)
-            if is_range(extremes):
-                add_counts(ours, limits, counts)
-            for name, expected in torchs.state_dict().items():
-                assert torch.equal(expected, ours.state_dict()[name]), name
-
-
 def test_what_is_not_a_number_is_named_also_by_histograms(trained, digits, ctx) -> None:
     broken = dict(trained.tensors) | {"4.weight": torch.full_like(trained.tensors["4.weight"], float("nan"))}
     prepared = prepare(PrepareConfig(), ctx, Model(trained.recipe, broken))
-    with pytest.raises(StageError, match=r"quant\.test: flatten gave a value that is not finite"):
+    with pytest.raises(StageError, match=r"quant\.test: the output of flatten is not finite"):
         calibrate(CalibrateConfig(), ctx, prepared, digits)
 
 
@@ -139,7 +100,7 @@ def test_workers_name_it_too(tmp_path: Path) -> None:
     plugin.write_text(BROKEN, encoding="utf-8")
     result = run(tmp_path, net="model.broken", plugins=f"plugins: [{plugin}]", calibrated__workers=2)
     assert result.exit_code == 1
-    assert "_1 gave a value that is not finite" in str(result.stages["calibrated"].message)
+    assert "the output of _1 is not finite" in str(result.stages["calibrated"].message)
 
 
 BROKEN = '''

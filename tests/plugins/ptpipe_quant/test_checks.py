@@ -85,7 +85,7 @@ def problems(folder: Path, *stages: str) -> list[str]:
             "seen: {uses: quant.calibrate, needs: {model: fake}}",
             "int8: {uses: quant.convert, needs: {model: seen.model}}",
         ],
-        # What a stranger's stage makes of several models is not known, so it passes for float.
+        # A third party's stage that takes several models is assumed to return a float one.
         ["mean: {uses: toy.average, needs: {models: [net]}}", "small: {uses: quant.dynamic, needs: {model: mean}}"],
     ],
 )
@@ -98,19 +98,19 @@ def test_an_order_that_works(tmp_path, stages) -> None:
     [
         (
             ["int8: {uses: quant.convert, needs: {model: net}}"],
-            "int8: needs a prepared model, but no quant.prepare or quant.prepare_qat stands between this and net",
+            "int8: needs a prepared model, but there is no quant.prepare or quant.prepare_qat between net and this",
         ),
         (
             ["a: {uses: toy.train, needs: {model: net}}", "seen: {uses: quant.calibrate, needs: {model: a}}"],
-            "seen: needs a prepared model, but no quant.prepare or quant.prepare_qat stands between this and net",
+            "seen: needs a prepared model, but there is no quant.prepare or quant.prepare_qat between net and this",
         ),
         (
             [STATIC[0], "int8: {uses: quant.convert, needs: {model: static}}"],
-            "int8: needs a model whose reporters have seen data: put quant.calibrate between static and this",
+            "int8: needs a model whose observers have seen data: put quant.calibrate between static and this",
         ),
         (
             [QAT[0], "int8: {uses: quant.convert, needs: {model: fake}}"],
-            "int8: needs a model whose reporters have seen data: put train.supervised between fake and this",
+            "int8: needs a model whose observers have seen data: put train.supervised between fake and this",
         ),
         (
             [*STATIC, "again: {uses: quant.convert, needs: {model: int8}}"],
@@ -118,7 +118,7 @@ def test_an_order_that_works(tmp_path, stages) -> None:
         ),
         (
             [STATIC[0], "small: {uses: quant.dynamic, needs: {model: static}}"],
-            "small: needs a float model, but static (quant.prepare) has already made it prepared",
+            "small: needs a float model, but static (quant.prepare) has already prepared it",
         ),
         (
             [*QAT, "static: {uses: quant.prepare, needs: {model: int8}}"],
@@ -126,7 +126,7 @@ def test_an_order_that_works(tmp_path, stages) -> None:
         ),
         (
             [*QAT, "fake2: {uses: quant.prepare_qat, needs: {model: tuned}}"],
-            "fake2: needs a float model, but fake (quant.prepare_qat) has already made it prepared",
+            "fake2: needs a float model, but fake (quant.prepare_qat) has already prepared it",
         ),
     ],
 )

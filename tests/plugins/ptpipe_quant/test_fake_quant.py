@@ -1,4 +1,4 @@
-"""Fake quantization against torch's own, bit for bit, and the rules of when it watches."""
+"""Fake quantization against torch's own, bit for bit, and when it observes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptpipe_quant.fake_quant import ActivationFakeQuant, StraightThrough, WeightFakeQuant, qat_qconfig
-from ptpipe_quant.torch_ao import FusedMovingAvgObsFakeQuantize, MovingAverageMinMaxObserver
 from ptpipe_torch import TrainingCallback
+from ptpipe_torch.int8.observers import FusedMovingAvgObsFakeQuantize, MovingAverageMinMaxObserver
 
 
 def activation(**options: bool | float) -> ActivationFakeQuant:
@@ -22,19 +22,19 @@ def weight(*, per_channel: bool) -> WeightFakeQuant:
     return qat_qconfig(per_channel=per_channel, reduce_range=False, freeze_at=1.0).weight()
 
 
-def reference(x, scale, zero_point, greatest):
+def reference(x, scale, zero_point, maximum):
     """Values and gradient of torch's own operator."""
     x = x.detach().clone().requires_grad_()
-    y = torch.fake_quantize_per_tensor_affine(x, scale, zero_point, 0, greatest)
+    y = torch.fake_quantize_per_tensor_affine(x, scale, zero_point, 0, maximum)
     y.backward(torch.arange(1.0, y.numel() + 1).view_as(y))
     return y.detach(), x.grad
 
 
-def ours(x, scale, zero_point, greatest):
+def ours(x, scale, zero_point, maximum):
     x = x.detach().clone().requires_grad_()
     scale_1 = torch.tensor(scale)
     inverse = scale_1.reciprocal().item()
-    y = StraightThrough.apply(x, inverse, scale_1.item(), -zero_point, greatest - zero_point)
+    y = StraightThrough.apply(x, inverse, scale_1.item(), -zero_point, maximum - zero_point)
     y.backward(torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view_as(y))
     return y.detach(), x.grad
 
@@ -44,14 +44,12 @@ def ours(x, scale, zero_point, greatest):
     values=st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=60),
     scale=st.floats(0.0009765625, 4, width=32),
     zero_point=st.integers(0, 255),
-    greatest=st.sampled_from([127, 255]),
+    maximum=st.sampled_from([127, 255]),
 )
-def test_values_and_gradients_are_torchs_own(values, scale, zero_point, greatest) -> None:
-    zero_point = min(zero_point, greatest)
+def test_values_and_gradients_are_torchs_own(values, scale, zero_point, maximum) -> None:
+    zero_point = min(zero_point, maximum)
     x = torch.tensor(values, dtype=torch.float32)
-    for mine, theirs in zip(
-        ours(x, scale, zero_point, greatest), reference(x, scale, zero_point, greatest), strict=True
-    ):
+    for mine, theirs in zip(ours(x, scale, zero_point, maximum), reference(x, scale, zero_point, maximum), strict=True):
         assert torch.equal(mine, theirs)
 
 
@@ -132,7 +130,7 @@ class TestWeights:
         assert torch.equal(weight(per_channel=True)(torch.zeros(3, 4)), torch.zeros(3, 4))
 
 
-class TestWatching:
+class TestObserving:
     def test_the_range_is_a_moving_average_in_training_only(self) -> None:
         fake_quant, expected = activation(), MovingAverageMinMaxObserver()
         for scale in (1.0, 3.0, 0.2):
@@ -171,9 +169,9 @@ class TestWatching:
     def test_from_freeze_at_on_the_range_stays(self) -> None:
         fake_quant = activation(freeze_at=0.5).train()
         assert isinstance(fake_quant, TrainingCallback)
-        for share, greatest, expected in ((0.0, 1.0, 1.0), (0.49, 2.0, 1.01), (0.5, 50.0, 1.01), (0.9, 50.0, 1.01)):
-            fake_quant.on_progress(share)
-            fake_quant(torch.tensor([0.0, greatest]))
+        for fraction, maximum, expected in ((0.0, 1.0, 1.0), (0.49, 2.0, 1.01), (0.5, 50.0, 1.01), (0.9, 50.0, 1.01)):
+            fake_quant.on_progress(fraction)
+            fake_quant(torch.tensor([0.0, maximum]))
             assert fake_quant.activation_post_process.max_val.item() == pytest.approx(expected)
         again = activation(freeze_at=0.5).train()
         again.load_state_dict(fake_quant.state_dict())

@@ -72,16 +72,16 @@ def test_the_key_holds_what_auto_decides_here() -> None:
         assert stage.fingerprint(stage.config_type(reduce_range=True)) is None
 
 
-def test_preflight_names_what_this_machine_lacks(monkeypatch) -> None:
-    monkeypatch.setattr("ptpipe_quant.backends.offered_backends", lambda: ("qnnpack",))
+def test_preflight_names_an_unsupported_backend(monkeypatch) -> None:
+    monkeypatch.setattr("ptpipe_torch.int8.engine.supported_engines", lambda: ("qnnpack",))
     for stage in ptpipe_stages():
         if stage.preflight is not None:
             assert list(stage.preflight(stage.config_type(backend="qnnpack"))) == []
             assert list(stage.preflight(stage.config_type(backend="fbgemm"))) == [
-                "torch offers no int8 backend fbgemm here (this machine has: qnnpack)"
+                "torch does not support int8 backend fbgemm on this machine (supported: qnnpack)"
             ]
 
 
-def test_the_plugin_is_one_that_anybody_could_write() -> None:
+def test_the_plugin_uses_public_hooks() -> None:
     assert ptpipe_quant.ptpipe_stages.ptpipe_impl
     assert ptpipe_quant.ptpipe_check.ptpipe_impl

@@ -1,4 +1,4 @@
-"""ReLU6 in int8: left out where it is idle, and right on every backend where it is not."""
+"""ReLU6 in int8: removed if redundant, else correct on every backend."""
 
 from __future__ import annotations
 

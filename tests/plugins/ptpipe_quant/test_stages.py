@@ -1,4 +1,4 @@
-"""The stages on handwritten digits: every backend, every way, and what they refuse."""
+"""The quant stages on handwritten digits: every backend and method, and their errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from ptpipe_quant import (
     prepare_qat,
 )
 from ptpipe_torch import Data, Model
+from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
+from ptpipe_torch.int8.layers import has_int8_weights
 
+from . import layerwise
 from .conftest import (
     BACKENDS,
     accuracy,
@@ -41,15 +44,15 @@ from .conftest import (
 )
 
 WEIGHTS = ["per_channel", "per_tensor"]
-WAYS = ["dynamic", "static", "qat"]
+METHODS = ["dynamic", "static", "qat"]
 FIRST = BACKENDS[0]
 
 
-def int8(way: str, model: Model, data: Data, ctx, **options) -> Model:
-    """That model by that way."""
-    if way == "dynamic":
+def int8(method: str, model: Model, data: Data, ctx, **options) -> Model:
+    """Quantize the model by that method."""
+    if method == "dynamic":
         return dynamic(DynamicConfig(**options), ctx, model)
-    if way == "static":
+    if method == "static":
         ready = calibrate(CalibrateConfig(), ctx, prepare(PrepareConfig(**options), ctx, model), data).model
     else:
         ready = train(prepare_qat(PrepareQatConfig(**options), ctx, model), data, lr=0.005)
@@ -64,16 +67,16 @@ def stored(model: Model, folder: Path) -> Model:
 
 @pytest.fixture(scope="module")
 def variants(trained, digits, tmp_path_factory) -> dict[str, Model]:
-    """Every backend of this machine, every way, both kinds of weights."""
+    """Every backend of this machine, every method, both kinds of weights."""
     from ptpipe import Context
 
     ctx = Context("int8", "quant.test", 7, tmp_path_factory.mktemp("scratch"))
     return {
-        f"{backend}-{way}-{weights}": int8(
-            way, trained, digits, ctx, backend=backend, weights=weights, reduce_range=False
+        f"{backend}-{method}-{weights}": int8(
+            method, trained, digits, ctx, backend=backend, weights=weights, reduce_range=False
         )
         for backend in BACKENDS
-        for way in WAYS
+        for method in METHODS
         for weights in WEIGHTS
     }
 
@@ -122,30 +125,83 @@ def network_source() -> str:
     return head + inspect.getsource(small_net)
 
 
+@pytest.mark.parametrize("backend", [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS])
 @pytest.mark.parametrize("batch_norm", ["fold", "train"])
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("network", ["trained", "trained_mixed"])
-def test_int8_says_what_the_fake_quantized_network_said(request, digits, ctx, network, batch_norm, bf16) -> None:
+def test_int8_computes_what_fake_quantization_computes(
+    request, digits, ctx, network, bf16, batch_norm, backend
+) -> None:
     model = request.getfixturevalue(network)
-    options = {"backend": FIRST, "batch_norm": batch_norm, "reduce_range": False}
-    fine_tuned = train(prepare_qat(PrepareQatConfig(**options), ctx, model), digits, lr=0.005, bf16=bf16)
-    fake_NK = logits_of(fine_tuned, digits)
-    real_NK = logits_of(convert(ConvertConfig(), ctx, fine_tuned), digits)
-    step = np.diff(np.unique(real_NK)).min()
-    # int8 rounds once more in each hard-swish, average and sum of the mixed network.
-    agreement, num_steps = (0.998, 1.5) if network == "trained" else (0.99, 6)
+    # fbgemm's kernel for depthwise convolutions saturates with 8-bit activations, see int8/test_engine.py.
+    reduce_range = True if (network, backend) == ("trained_mixed", "fbgemm") else "auto"
+    config = PrepareQatConfig(backend=backend, batch_norm=batch_norm, reduce_range=reduce_range)
+    fine_tuned = train(prepare_qat(config, ctx, model), digits, lr=0.005, bf16=bf16)
+    int8_model = convert(ConvertConfig(), ctx, fine_tuned)
+    (batch,) = digits.batches("test", batch_size=600)
+    steps = layerwise.differences(int8_model, batch.images_NCHW)
+    assert sum(has_int8_weights(layer) for layer in int8_model.build().modules()) == (4 if network == "trained" else 7)
+    assert len(steps) == (8 if network == "trained" else 18 if reduce_range is True else 17)
+    for name, steps_of_layer in steps.items():
+        assert steps_of_layer.max() < 1.01, name
+        assert (steps_of_layer > 0.5).float().mean() < 0.05, name
+    difference_NK, bound_NK = layerwise.output_steps(int8_model, batch.images_NCHW)
+    assert (difference_NK < bound_NK + 0.01).all()
+    assert difference_NK.mean() < 0.5
+
+    fake_NK, real_NK = logits_of(fine_tuned, digits), logits_of(int8_model, digits)
+    agreement = 0.998 if network == "trained" else 0.99 if backend == FIRST else 0.98
     assert (fake_NK.argmax(1) == real_NK.argmax(1)).mean() > agreement
-    assert np.abs(fake_NK - real_NK).max() < num_steps * step
     assert accuracy(real_NK, digits) > accuracy(logits_of(model, digits), digits) - 0.015
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_network_with_everything_in_it(trained_mixed, digits, ctx, metrics, way) -> None:
+def zero_bias(net) -> None:
+    net.get_submodule("4").set_weight_bias(net.get_submodule("4").weight(), torch.zeros(16))
+
+
+def shift_zero_point(net) -> None:
+    net.get_submodule("9").zero_point += 1
+
+
+def change_input_scale(net) -> None:
+    net.get_buffer("0_input_scale_0").mul_(1.01)
+
+
+def negate_a_channel(net) -> None:
+    weight = net.get_submodule("11").weight()
+    integers = weight.int_repr()
+    integers[3] = -integers[3].clamp(min=-127)
+    scales, zero_points = weight.q_per_channel_scales(), weight.q_per_channel_zero_points()
+    changed = torch._make_per_channel_quantized_tensor(integers, scales, zero_points, 0)
+    net.get_submodule("11").set_weight_bias(changed, net.get_submodule("11").bias())
+
+
+@pytest.mark.parametrize(
+    ("fault", "layer"),
+    [
+        (zero_bias, "_4"),
+        (shift_zero_point, "_9"),
+        (change_input_scale, "quantize_per_tensor"),
+        (negate_a_channel, "_11"),
+    ],
+)
+def test_the_comparison_by_layers_finds_the_faulty_layer(variants, digits, fault, layer) -> None:
+    model = variants[f"{FIRST}-qat-per_channel"]
+    (batch,) = digits.batches("test", batch_size=600)
+    with quantized_engine(FIRST), deprecations_silenced():
+        net = model.build()
+        fault(net)
+        steps = layerwise.differences(model, batch.images_NCHW, net)
+    assert [name for name, steps_of_layer in steps.items() if steps_of_layer.max() > 1.01] == [layer]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_network_with_everything_in_it(trained_mixed, digits, ctx, metrics, method) -> None:
     for backend in BACKENDS:
-        model = int8(way, trained_mixed, digits, ctx, backend=backend, weights="per_channel")
+        model = int8(method, trained_mixed, digits, ctx, backend=backend, weights="per_channel")
         lost = accuracy(logits_of(trained_mixed, digits), digits) - accuracy(logits_of(model, digits), digits)
         assert lost < 0.02, backend
-        assert metrics()["int8_layers"] == (2 if way == "dynamic" else 7)
+        assert metrics()["int8_layers"] == (2 if method == "dynamic" else 7)
 
 
 @pytest.mark.parametrize("observer", ["histogram", "min_max", "moving_average"])
@@ -157,7 +213,7 @@ def test_observers_and_ranges(trained, digits, ctx, metrics, observer, reduce_ra
         "backend": FIRST,
         "weights": "per_tensor" if FIRST == "qnnpack" else "per_channel",
         "reduce_range": reduce_range,
-        "reduce_range_reason": "as told",
+        "reduce_range_reason": "set by the option",
     }
     calibrated, ranges = calibrate(CalibrateConfig(num_samples=200), ctx, prepared, digits)
     assert ranges.num_samples == 200
@@ -176,16 +232,16 @@ def test_observers_and_ranges(trained, digits, ctx, metrics, observer, reduce_ra
 
 
 class TestSkip:
-    @pytest.mark.parametrize("way", WAYS)
-    def test_layers_stay_float(self, trained, digits, ctx, metrics, way) -> None:
-        model = int8(way, trained, digits, ctx, backend=FIRST, skip=("11", "4"))
+    @pytest.mark.parametrize("method", METHODS)
+    def test_layers_stay_float(self, trained, digits, ctx, metrics, method) -> None:
+        model = int8(method, trained, digits, ctx, backend=FIRST, skip=("11", "4"))
         assert accuracy(logits_of(model, digits), digits) > 0.9
         packed = model.int8_tensors
         assert packed is not None
         floats = {name for name, tensor in packed.items() if tensor.dim() >= 2 and tensor.is_floating_point()}
         assert {name.rpartition(".")[0].partition(".")[0] for name in floats} == {"4", "11"}
-        assert metrics()["int8_layers"] == (1 if way == "dynamic" else 2)
-        assert len(metrics()["float_layers"]) == (3 if way == "dynamic" else 2)
+        assert metrics()["int8_layers"] == (1 if method == "dynamic" else 2)
+        assert len(metrics()["float_layers"]) == (3 if method == "dynamic" else 2)
 
     def test_a_whole_type(self, trained, digits, ctx, metrics) -> None:
         int8("static", trained, digits, ctx, backend=FIRST, skip=("Conv2d",))
@@ -194,12 +250,12 @@ class TestSkip:
     @pytest.mark.parametrize(
         "stage", [(dynamic, DynamicConfig), (prepare, PrepareConfig), (prepare_qat, PrepareQatConfig)]
     )
-    def test_a_name_that_nothing_has(self, trained, ctx, stage) -> None:
+    def test_a_name_without_a_match(self, trained, ctx, stage) -> None:
         with pytest.raises(StageError, match="'Linaer'; did you mean 'Linear'"):
             stage[0](stage[1](backend=FIRST, skip=("Linaer",)), ctx, trained)
 
     def test_everything(self, trained, ctx) -> None:
-        with pytest.raises(StageError, match=r"no layer of this network can become int8 \(skip: \*\)"):
+        with pytest.raises(StageError, match=r"no layer of this network can be quantized \(skip: \*\)"):
             prepare(PrepareConfig(backend=FIRST, skip=("*",)), ctx, trained)
 
 
@@ -210,7 +266,7 @@ class TestRefusals:
             prepare_qat(PrepareQatConfig(backend=FIRST), ctx, trained),
         ):
             with pytest.raises(
-                StageError, match=r"ranges saw no data .* run quant.calibrate after quant.prepare, or train"
+                StageError, match=r"observers saw no data .* run quant.calibrate after quant.prepare, or train"
             ):
                 convert(ConvertConfig(), ctx, prepared)
 
@@ -222,7 +278,7 @@ class TestRefusals:
                 convert(ConvertConfig(), ctx, model)
 
     def test_calibrate_needs_observers(self, trained, digits, ctx) -> None:
-        with pytest.raises(StageError, match="needs a model with reporters"):
+        with pytest.raises(StageError, match="needs a model with observers"):
             calibrate(CalibrateConfig(), ctx, trained, digits)
 
     def test_calibrate_needs_samples(self, trained, digits, ctx) -> None:
@@ -242,16 +298,16 @@ class TestRefusals:
 
     def test_nothing_to_quantize(self, ctx) -> None:
         model = make_model(nothing_to_quantize)
-        with pytest.raises(StageError, match="no layer of this network can become int8"):
+        with pytest.raises(StageError, match="no layer of this network can be quantized"):
             dynamic(DynamicConfig(backend=FIRST), ctx, model)
-        with pytest.raises(StageError, match="no layer of this network can become int8"):
+        with pytest.raises(StageError, match="no layer of this network can be quantized"):
             prepared = prepare(PrepareConfig(backend=FIRST), ctx, model)
             convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, make_digits_of_two()).model)
 
     def test_weights_that_are_not_numbers(self, trained, digits, ctx) -> None:
         broken = dict(trained.tensors) | {"0.weight": torch.full_like(trained.tensors["0.weight"], float("nan"))}
         prepared = prepare(PrepareConfig(backend=FIRST, observer="min_max"), ctx, Model(trained.recipe, broken))
-        with pytest.raises(StageError, match="gave a value that is not finite"):
+        with pytest.raises(StageError, match="is not finite"):
             calibrate(CalibrateConfig(), ctx, prepared, digits)
 
     def test_a_backend_that_is_not_there(self, variants, trained, digits, ctx, monkeypatch) -> None:
@@ -264,7 +320,7 @@ class TestRefusals:
             model.build,
             lambda: logits_of(model, digits),
         ):
-            with pytest.raises(StageError, match=f"backend {FIRST} is not offered here"):
+            with pytest.raises(StageError, match=f"does not support int8 backend {FIRST}"):
                 attempt()
 
 
@@ -332,7 +388,7 @@ def test_the_converted_model_gives_the_graph_that_exporters_know(variants) -> No
         assert difference.max() <= 1.5 * step, name
 
 
-def test_the_same_once_more_is_the_same(trained, digits, ctx) -> None:
+def test_results_are_reproducible(trained, digits, ctx) -> None:
     one, other = (int8("static", trained, digits, ctx, backend=FIRST) for _ in range(2))
     assert one.recipe == other.recipe
     assert all(torch.equal(tensor, other.int8_tensors[name]) for name, tensor in one.int8_tensors.items())
@@ -345,6 +401,6 @@ def engine_and_threads_stay() -> Iterator[None]:
     assert (torch.backends.quantized.engine, torch.get_num_threads()) == before
 
 
-def test_progress_is_told(trained, digits, ctx, told) -> None:
+def test_progress_is_reported(trained, digits, ctx, events) -> None:
     calibrate(CalibrateConfig(num_samples=100), ctx, prepare(PrepareConfig(backend=FIRST), ctx, trained), digits)
-    assert [(event.done, event.total) for event in told if isinstance(event, Progress)] == [(64, 100), (100, 100)]
+    assert [(event.done, event.total) for event in events if isinstance(event, Progress)] == [(64, 100), (100, 100)]

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ptpipe import StageError
 from ptpipe_torch import runtime
-from ptpipe_torch.runtime import freed_memory_kept, quantized_engine, released_memory, seeded, torch_threads
+from ptpipe_torch.runtime import freed_memory_kept, released_memory, seeded, torch_threads
 
 
 def test_importing_it_imports_no_torch() -> None:
@@ -83,18 +82,6 @@ def test_memory_is_given_back_afterwards() -> None:
     for _ in range(2):
         with freed_memory_kept():
             assert torch.ones(10_000_000).sum() == 10_000_000
-
-
-def test_an_engine_is_set_and_restored() -> None:
-    before = torch.backends.quantized.engine
-    offered = next(e for e in torch.backends.quantized.supported_engines if e not in ("none", before))
-    with quantized_engine(offered):
-        assert torch.backends.quantized.engine == offered
-    with quantized_engine(None):
-        assert torch.backends.quantized.engine == before
-    assert torch.backends.quantized.engine == before
-    with pytest.raises(StageError, match="backend tpu is not offered here"), quantized_engine("tpu"):
-        pass
 
 
 class Cycle:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ptpipe import StageError
-from ptpipe_quant.parts import prepare_qat
+from ptpipe_quant.transforms import prepare_qat
 from ptpipe_train.config import Parallel
 from ptpipe_train.parallel.fsdp import layers_to_wrap
 

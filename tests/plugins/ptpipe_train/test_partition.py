@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ptpipe import StageError
-from ptpipe_quant.parts import prepare_qat
+from ptpipe_quant.transforms import prepare_qat
 from ptpipe_torch import RangeObserver, TrainingCallback
 from ptpipe_train.parallel.partition import TracedNetwork, balanced, measure_costs_s, named_split_points, trace_network
 

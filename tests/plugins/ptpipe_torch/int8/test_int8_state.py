@@ -1,4 +1,4 @@
-"""int8 state as plain tensors: bit for bit there and back, and nothing that does not fit."""
+"""int8 state as plain tensors: a bit-exact round trip, and errors for what does not match."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptpipe import IntegrityError, StageError
-from ptpipe_torch.int8.int8_state import pack_state, quantized_tensors, unpack_state
+from ptpipe_torch.int8.engine import deprecations_silenced
+from ptpipe_torch.int8.int8_state import pack_state, unpack_state
 
 
 @pytest.fixture(autouse=True)
 def quiet():
-    with quantized_tensors():
+    with deprecations_silenced():
         yield
 
 
@@ -79,7 +80,7 @@ def same(one: object, other: object) -> bool:
     )
 
 
-def test_there_and_back() -> None:
+def test_round_trip() -> None:
     state = make_state()
     packed = pack_state(state)
     assert all(type(tensor) is torch.Tensor and not tensor.is_quantized for tensor in packed.values())
@@ -112,7 +113,7 @@ def test_what_is_stored() -> None:
 )
 def test_any_scale_and_axis(shape, axis, scale, zero_point) -> None:
     integers = torch.randint(-128, 128, shape, dtype=torch.int8)
-    with quantized_tensors():
+    with deprecations_silenced():
         if axis < 0:
             weight = torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)
         else:
@@ -134,24 +135,24 @@ def test_a_float_tensor_may_be_stored_as_integers() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda packed: packed.pop("conv.bias"), "lack conv.bias"),
+        (lambda packed: packed.pop("conv.bias"), "conv.bias is missing"),
         (lambda packed: packed.pop("conv.weight:int8"), "conv.weight"),
-        (lambda packed: packed.pop("conv.weight:scales"), "conv.weight has no fitting scales"),
-        (lambda packed: packed.pop("conv.weight:axis"), "conv.weight has no fitting scales"),
+        (lambda packed: packed.pop("conv.weight:scales"), "conv.weight has no valid scales"),
+        (lambda packed: packed.pop("conv.weight:axis"), "conv.weight has no valid scales"),
         (lambda packed: packed.pop("linear._packed_params._packed_params:bias"), "params:bias"),
-        (lambda packed: packed.update(extra=torch.zeros(1)), "that no layer has: extra"),
+        (lambda packed: packed.update(extra=torch.zeros(1)), "without a layer: extra"),
         (lambda packed: packed.update({"conv.bias": torch.zeros(5)}), r"conv.bias is torch.float32 \(5,\)"),
         (lambda packed: packed.update({"conv.bias": torch.zeros(4, dtype=torch.int32)}), "conv.bias is torch.int32"),
         (
             lambda packed: packed.update({"conv.weight:int8": torch.zeros(4, 3, 2, 2)}),
             "conv.weight:int8 is torch.float32",
         ),
-        (lambda packed: packed.update({"conv.weight:axis": torch.tensor(7)}), "no fitting channel axis"),
-        (lambda packed: packed.update({"conv.weight:axis": torch.tensor(-1)}), "no fitting channel axis"),
-        (lambda packed: packed["conv.weight:scales"].fill_(float("nan")), "no fitting scales"),
-        (lambda packed: packed["conv.weight:scales"].zero_(), "no fitting scales"),
-        (lambda packed: packed["prelu.weight:zero_points"].fill_(10**6), "no fitting zero points"),
-        (lambda packed: packed.update({"prelu.weight:zero_points": torch.zeros(1)}), "no fitting zero points"),
+        (lambda packed: packed.update({"conv.weight:axis": torch.tensor(7)}), "no valid channel axis"),
+        (lambda packed: packed.update({"conv.weight:axis": torch.tensor(-1)}), "no valid channel axis"),
+        (lambda packed: packed["conv.weight:scales"].fill_(float("nan")), "no valid scales"),
+        (lambda packed: packed["conv.weight:scales"].zero_(), "no valid scales"),
+        (lambda packed: packed["prelu.weight:zero_points"].fill_(10**6), "no valid zero points"),
+        (lambda packed: packed.update({"prelu.weight:zero_points": torch.zeros(1)}), "no valid zero points"),
     ],
 )
 def test_what_was_altered_is_refused(change, message) -> None:
@@ -164,7 +165,7 @@ def test_what_was_altered_is_refused(change, message) -> None:
 
 def test_scales_of_the_wrong_kind_are_refused() -> None:
     packed = pack_state({"weight": per_channel((3, 5))})
-    with pytest.raises(IntegrityError, match="scales per channel, its layer has not"):
+    with pytest.raises(IntegrityError, match="scales per channel, unlike its layer"):
         unpack_state(packed, OrderedDict(weight=per_tensor()))
 
 

@@ -33,5 +33,5 @@ def test_there_and_back(tmp_path_factory, limits, num_samples) -> None:
 )
 def test_anything_else_is_refused(tmp_path, content) -> None:
     (tmp_path / "ranges.json").write_text(content, encoding="latin-1")
-    with pytest.raises(IntegrityError, match="not a record of ranges"):
+    with pytest.raises(IntegrityError, match="not a file of ranges"):
         Ranges.load(tmp_path)

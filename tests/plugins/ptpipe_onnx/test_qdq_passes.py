@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from onnxscript import ir
 
-from ptpipe_onnx.integer_graph import Grid, output_step, run_in_integers
 from ptpipe_onnx.kernels import Kernels
+from ptpipe_onnx.qdq_passes import Grid, output_step, use_integer_kernels
 
 IMAGES_NCHW = (np.random.default_rng(9).normal(size=(3, 4, 6, 6)) * 4).astype(np.float32)
 WEIGHT = np.random.default_rng(1).integers(-127, 128, (4, 4, 3, 3))
@@ -66,7 +66,7 @@ class Draft:
 
 def rewritten(model: onnx.ModelProto) -> onnx.ModelProto:
     inferred = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model))
-    run_in_integers(inferred.graph)
+    use_integer_kernels(inferred)
     for node in inferred.graph:
         for value in node.outputs:
             if not value.is_graph_output():

@@ -1,4 +1,4 @@
-"""The graph that trains against the one that converts: same state, same numbers, fewer operators."""
+"""The training graph against the graph to convert: same state, same values, fewer operators."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from ptpipe_quant.fake_quant import ActivationFakeQuant
-from ptpipe_quant.parts import prepare_qat, prepare_static
-from ptpipe_quant.torch_ao import is_watching
+from ptpipe_quant.transforms import prepare_qat, prepare_static
 from ptpipe_torch import TrainingCallback
+from ptpipe_torch.int8.observers import is_observer
 
 from .conftest import Mixed, mixed_net, small_net
 
@@ -32,9 +32,9 @@ def pair(build: Any, seed: int = 0, **options: Any) -> tuple[Any, Any]:
     return graphs[0], graphs[1]
 
 
-def watchers(graph: Any) -> list[Any]:
+def observer_nodes(graph: Any) -> list[Any]:
     return [
-        node for node in graph.graph.nodes if node.op == "call_module" and is_watching(graph.get_submodule(node.target))
+        node for node in graph.graph.nodes if node.op == "call_module" and is_observer(graph.get_submodule(node.target))
     ]
 
 
@@ -64,21 +64,21 @@ def test_both_graphs_give_the_same_logits_after_training(build, batch_norm) -> N
     quick.eval(), standard.eval()
     with torch.no_grad():
         difference = (quick(images(3, 200)) - standard(images(3, 200))).abs()
-    step = quick.get_submodule(watchers(quick)[-1].target).scale
+    step = quick.get_submodule(observer_nodes(quick)[-1].target).scale
     assert difference.max() <= 2 * step  # batch norm folded in another order rounds a few values to the next integer
     assert (difference > step / 2).float().mean() < (0.001 if batch_norm == "fold" else 0.05)
-    assert len(watchers(quick)) < len(watchers(standard))
+    assert len(observer_nodes(quick)) < len(observer_nodes(standard))
 
 
-def test_a_small_network_watches_each_range_once() -> None:
+def test_a_small_network_observes_each_range_once() -> None:
     quick, standard = pair(partial(small_net, dropout=0.5))
-    assert len(watchers(standard)) == 9
-    assert len(watchers(quick)) == 5  # input, two poolings, two linear layers
-    assert not any("first" in node.kwargs for node in watchers(quick))
+    assert len(observer_nodes(standard)) == 9
+    assert len(observer_nodes(quick)) == 5  # input, two poolings, two linear layers
+    assert not any("first" in node.kwargs for node in observer_nodes(quick))
 
 
 class Branches(nn.Module):
-    """Two branches of which one also goes on alone: its range can't be watched behind the concatenation only."""
+    """Two branches of which one also goes on alone: its range can't be observed behind the concatenation only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Branches(nn.Module):
 
 def test_a_range_of_several_places_advances_once_a_batch() -> None:
     quick, _ = pair(Branches)
-    shared = [node for node in watchers(quick) if "first" in node.kwargs]
+    shared = [node for node in observer_nodes(quick) if "first" in node.kwargs]
     targets = {id(quick.get_submodule(node.target)): node.target for node in shared}
     assert targets
     seen: dict[str, list[torch.Tensor]] = {target: [] for target in targets.values()}
@@ -158,12 +158,12 @@ def test_the_range_in_front_of_relu6_ends_where_relu6_does(static) -> None:
     if static:
         graph = prepare_static(net, **STATIC, calibrating=True)
         graph(images())
-        ends = [(part.min_val.item(), part.max_val.item()) for part in graph.children() if is_watching(part)]
+        ends = [(part.min_val.item(), part.max_val.item()) for part in graph.children() if is_observer(part)]
     else:
         graph = prepare_qat(net, **QAT, batch_norm="fold", freeze_at=1.0)
         see(graph, images())
-        reporters = [part.activation_post_process for part in graph.children() if is_watching(part)]
-        ends = [(observer.min_val.item(), observer.max_val.item()) for observer in reporters]
+        observers = [part.activation_post_process for part in graph.children() if is_observer(part)]
+        ends = [(observer.min_val.item(), observer.max_val.item()) for observer in observers]
     assert (0.0, 6.0) in ends
     assert (min(ends)[0], max(ends)[1]) > (-1000, 6)
 
@@ -206,8 +206,8 @@ def test_a_training_that_was_interrupted_ends_with_the_same_bits(batch_norm) -> 
     def steps(graph: Any, optimizer: Any, numbers: range) -> None:
         graph.train()
         for number in numbers:
-            for listener in [part for part in graph.modules() if isinstance(part, TrainingCallback)]:
-                listener.on_progress(number / 8)
+            for callback in [part for part in graph.modules() if isinstance(part, TrainingCallback)]:
+                callback.on_progress(number / 8)
             F.cross_entropy(graph(images(number)), torch.arange(16) % 10).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ptpipe import StageError
-from ptpipe_quant.network import as_graph, float_names, layers_to_quantize
+from ptpipe_quant.trace import float_names, layers_to_quantize, trace_network
 
 from .conftest import Mixed, small_net
 
@@ -42,7 +42,7 @@ class Functions(nn.Module):
 
 def test_every_relu_becomes_a_module_of_its_own() -> None:
     torch.manual_seed(0)
-    graph, scopes = as_graph(Functions())
+    graph, scopes = trace_network(Functions())
     relus = [node for node in graph.graph.nodes if "elu" in str(node.target) or "ReLU" in str(node.target)]
     assert len(relus) == 8
     assert all(type(graph.get_submodule(node.target)) is nn.ReLU for node in relus)
@@ -53,7 +53,7 @@ def test_every_relu_becomes_a_module_of_its_own() -> None:
 
 
 def test_dropout_is_kept_aside() -> None:
-    graph, _ = as_graph(Functions())
+    graph, _ = trace_network(Functions())
     kept = [layer.__dict__["dropout"] for layer in graph.modules() if type(layer) is nn.Identity]
     assert [(type(layer), layer.p) for layer in kept] == [(nn.Dropout2d, 0.3), (nn.Dropout, 0.4)]
     assert not any(isinstance(layer, nn.Dropout | nn.Dropout2d) for layer in graph.modules())
@@ -64,11 +64,11 @@ def test_dropout_that_never_stops_is_left_alone() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.dropout(x, 0.5)  # always training: so its author wants it
 
-    assert operators(as_graph(Restless())[0]) == [F.dropout]
+    assert operators(trace_network(Restless())[0]) == [F.dropout]
 
 
 def test_flatten_becomes_a_function() -> None:
-    graph, _ = as_graph(small_net().eval())
+    graph, _ = trace_network(small_net().eval())
     assert torch.flatten in operators(graph)
     assert nn.Flatten not in operators(graph)
 
@@ -96,16 +96,16 @@ class Outer(nn.Module):
 
 def test_the_line_that_cannot_be_traced_is_named() -> None:
     with pytest.raises(StageError) as caught:
-        as_graph(Outer())
+        trace_network(Outer())
     message = str(caught.value)
-    assert "test_network.py:" in message
+    assert "test_trace.py:" in message
     assert "`if x.sum() > 0:`" in message
     assert "skip: [gate]" in message
     assert "\n" not in message
 
 
 def test_what_is_left_float_need_not_be_traceable() -> None:
-    graph, _ = as_graph(Outer(), leaves=["gate"])
+    graph, _ = trace_network(Outer(), leaves=["gate"])
     assert operators(graph) == [nn.Conv2d, Branching]
 
 

@@ -1,32 +1,33 @@
-"""Layers that fake-quantize their weights while training, with no work on whole activations beyond a float layer's.
+"""QAT layers that fake-quantize their weights without more passes over activations than a float layer makes.
 
-torch.ao's convolution with batch norm scales the weights by gamma / sigma before rounding them, as int8 will have
-them, and divides the whole output by it again so that batch norm sees the convolution's own. Here the rounded
-weights are divided instead: the same function (a convolution is linear in its weights) with the same gradient, at
-the weights' price. Source: R. Krishnamoorthi, arXiv 1806.08342, section 3.2.2 and figure 7.
+torch's `ConvBn2d` for QAT scales the weights by gamma / sigma before it rounds them, as in int8, and divides the
+whole output by it again to recover the convolution's own output for batch norm. Here the rounded weights are divided
+instead: the same function (a convolution is linear in its weights) with the same gradient, at the cost of the
+weights' size. Source: R. Krishnamoorthi, arXiv 1806.08342, section 3.2.2 and figure 7.
 
-Shape legend: K output channels, and whatever a layer's weights have more.
+Shape legend: K output channels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Self
 
 import torch
 from torch import nn
 
-from ptpipe_quant.torch_ao import fused_relu
+from ptpipe_torch.int8.layers import fused_relu
 
 F = nn.functional
 
-_CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
-# Below this a channel's gamma is taken for 0: its weights would be divided by nearly nothing.
+_CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+# A channel whose |gamma / sigma| is below this counts as switched off: dividing by it would overflow.
 _TINY = 1e-12
 
 
-class TrainingLayer(nn.Module):  # type: ignore[misc]  # torch comes without types
-    """A convolution or linear layer, with what is fused with it, made of the parameters of torch.ao's own layer.
+class QatLayer(nn.Module):
+    """A convolution or linear layer, with its fused batch norm and ReLU, that shares a torch QAT layer's parameters.
 
     While its batch norm is in training mode it normalizes by the batch's statistics; otherwise gamma, beta and the
     running statistics are folded into the weights and bias, which is the arithmetic of the int8 layer.
@@ -34,10 +35,18 @@ class TrainingLayer(nn.Module):  # type: ignore[misc]  # torch comes without typ
 
     freeze_at: float
     relu: bool
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    bn: Any  # one of torch's batch norms; only layers fused with one have it
+    weight_fake_quant: Callable[[torch.Tensor], torch.Tensor]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
 
     @classmethod
     def of(cls, layer: nn.Module, *, relu: bool, freeze_at: float) -> Self:
-        """Share everything with this layer: parameters, buffers, fake quantization, hyperparameters."""
+        """Return a layer that shares parameters, buffers, fake quantization and hyperparameters with this one."""
         twin = cls.__new__(cls)
         twin.__dict__.update(layer.__dict__)
         twin.relu, twin.freeze_at = relu, freeze_at
@@ -60,7 +69,7 @@ class TrainingLayer(nn.Module):  # type: ignore[misc]  # torch comes without typ
             factor_K, scaled = self._scaled_weights()
             bias_K = 0 if self.bias is None else self.bias
             y = self._apply_weights(x, scaled, self.bn.bias + (bias_K - self.bn.running_mean) * factor_K)
-        # In place: no layer's gradient needs its own output.
+        # In place: the gradient of a convolution or batch norm does not need its output.
         return F.relu(y, inplace=True) if self.relu else y
 
     def _scaled_weights(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,16 +86,16 @@ class TrainingLayer(nn.Module):  # type: ignore[misc]  # torch comes without typ
         return convolve(x, weight, bias_K, self.stride, self.padding, self.dilation, self.groups)
 
 
-def training_layer(layer: nn.Module, freeze_at: float) -> TrainingLayer | None:
-    """The quick twin of torch.ao's layer; None for layers that have none."""
+def qat_layer(layer: nn.Module, freeze_at: float) -> QatLayer | None:
+    """Return the faster equivalent of a torch QAT layer; None for layers that have none."""
     relu = fused_relu(layer)
     if relu is None or getattr(layer, "padding_mode", "zeros") != "zeros":
         return None
-    return TrainingLayer.of(layer, relu=relu, freeze_at=freeze_at)
+    return QatLayer.of(layer, relu=relu, freeze_at=freeze_at)
 
 
 class _Freezing:
-    """Mixed into a batch norm that no layer took in: lets it freeze with the others."""
+    """Mixin for a batch norm that is not fused with a layer: freezes with the others."""
 
     freeze_at: float
 
@@ -95,7 +104,7 @@ class _Freezing:
 
 
 def freezing_batch_norm(layer: nn.Module, freeze_at: float) -> nn.Module | None:
-    """The same batch norm, which from this share of the training on uses its running statistics."""
+    """Return the same batch norm, frozen after this fraction of the training; None for other layers."""
     if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return None
     type_: Any = type(layer)

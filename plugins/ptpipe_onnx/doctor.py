@@ -1,4 +1,4 @@
-"""Whether ONNX files can be written and run here."""
+"""Checks of `ptpipe doctor`: whether ONNX files can be written and run."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from ptpipe import Check, CheckState, installed
 _OPSET, _IR_VERSION = 18, 10
 
 
-def findings() -> Iterator[Check]:
-    """Look at onnx, onnxscript and ONNX Runtime, and run a small file."""
+def run_checks() -> Iterator[Check]:
+    """Check onnx, onnxscript and ONNX Runtime, and run a small file."""
     versions = [installed("onnx"), installed("onnxscript"), installed(_runtime(), bounds_of="onnxruntime")]
     yield from versions
     if all(version.state is CheckState.OK for version in versions):
-        yield _ran()
+        yield _run_session()
 
 
 def _runtime() -> str:
-    """The name that ONNX Runtime is installed under: the build for CUDA has one of its own."""
+    """Return the name of the installed distribution of ONNX Runtime: the CUDA build has another one."""
     names = {distribution.name for distribution in distributions()}
     return "onnxruntime-gpu" if "onnxruntime-gpu" in names and "onnxruntime" not in names else "onnxruntime"
 
 
-def _ran() -> Check:
-    """Find whether a session gives the right numbers."""
-    remedy = "install them anew: pip install --force-reinstall onnx onnxruntime"
+def _run_session() -> Check:
+    """Check that a session computes correct numbers."""
+    remedy = "reinstall them: pip install --force-reinstall onnx onnxruntime"
     try:
         import onnxruntime
 
-        sums = _sums_from_session()
+        sums = _session_sums()
         providers = ", ".join(name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers())
-    except Exception as error:  # noqa: BLE001  # ONNX Runtime's exceptions have no common base of their own
+    except Exception as error:  # noqa: BLE001  # ONNX Runtime's exceptions have no common base class
         return Check.fail("onnx session", str(error).strip().partition("\n")[0], remedy)
     if sums != [11.0, 22.0]:
-        return Check.fail("onnx session", f"1 + 10 and 2 + 20 gave {sums}", remedy)
+        return Check.fail("onnx session", f"1 + 10 and 2 + 20 returned {sums}", remedy)
     return Check.ok("onnx session", f"runs opset {_OPSET}; providers: {providers}")
 
 
-def _sums_from_session() -> list[float]:
+def _session_sums() -> list[float]:
     import numpy as np
     import onnxruntime
     from onnx import TensorProto, checker, helper
@@ -50,6 +50,6 @@ def _sums_from_session() -> list[float]:
     model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
     checker.check_model(model)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    fed = {"a": np.array([1, 2], np.float32), "b": np.array([10, 20], np.float32)}
-    sums: list[float] = session.run(None, fed)[0].tolist()
+    feeds = {"a": np.array([1, 2], np.float32), "b": np.array([10, 20], np.float32)}
+    sums: list[float] = session.run(None, feeds)[0].tolist()
     return sums

@@ -1,50 +1,55 @@
-"""The work of export.onnx: a torch model to one self-contained file that was compared with it."""
+"""Implementation of export.onnx: export a torch model to one self-contained file, and compare the two."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import torch
 from torch import nn
 
 from ptpipe import Context, StageError, __version__
-from ptpipe_onnx import ExportConfig, dynamic_graph, graph, integer_graph, torch_ao, torch_exporter
+from ptpipe_onnx import dynamic_passes, graph, qdq_passes, torch_exporter
+from ptpipe_onnx.config import ExportConfig
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.parity import Logits, Parity
 from ptpipe_onnx.weights import store_convolutions, store_weights
 from ptpipe_torch import Data, Model, OnnxFile, Predictor, epoch_order
-from ptpipe_torch.runtime import quantized_engine, released_memory, torch_threads
+from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
+from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, stored_weights
+from ptpipe_torch.runtime import released_memory, torch_threads
 
 MAX_BYTES = 2**31 - 2**20
-"""protobuf's limit, less some room for what is not weights."""
+"""protobuf's limit, minus some room for everything but weights."""
 _BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
-class Draft:
-    """An exported graph that was not yet written."""
+class BuiltGraph:
+    """An exported graph, before it is written."""
 
-    model: graph.Model
+    model: ir.Model
     precision: str
     """As in `OnnxFile.precision`."""
 
 
 def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) -> OnnxFile:
-    """Do the stage `export.onnx`."""
+    """Implement the stage `export.onnx`."""
     _check_inputs(config, model, data)
     path = ctx.scratch / "model.onnx"
-    with torch.random.fork_rng(devices=[]):  # converted layers are born with random weights, drawn from nobody's stream
+    with torch.random.fork_rng(devices=[]):  # converted layers draw random initial weights
         with released_memory():
             precision, step = _write(config, path, model, data)
         onnx.checker.check_model(str(path), full_check=True)
         file = OnnxFile(path, model.input_shape_CHW, model.num_classes, precision)
-        parity = _compared(config, ctx, file, model, data, step)
+        parity = _compare(config, ctx, file, model, data, step)
     ctx.metric(opset=config.opset, size_bytes=file.size_bytes, **parity.figures)
     if precision != "float32":
         _count_kernels(ctx, path)
@@ -61,54 +66,66 @@ def _check_inputs(config: ExportConfig, model: Model, data: Data) -> None:
         raise StageError(f"the data has no samples in {config.split} to compare the file with: choose another `split`")
 
 
-def _drafted(model: Model, opset: int) -> Draft:
-    """Export, and bring the int8 parts into the form that integer kernels run."""
-    ends = model.input_shape_CHW, model.num_classes
+def build_graph(model: Model, opset: int) -> BuiltGraph:
+    """Export a model, and rewrite its int8 parts into the form that runtimes fuse into integer kernels.
+
+    Raises StageError for a model that can't be exported.
+    """
     if not model.recipe.backend:
-        exported = torch_exporter.exported(model.build(), *ends, opset)
-        return Draft(torch_exporter.tidied(exported), "float32")
+        return BuiltGraph(torch_exporter.optimize(_export(model, model.build(), opset)), "float32")
     prepared = model.build_prepared()
-    if torch_ao.is_prepared(prepared):
+    if is_prepared(prepared):
         with quantized_engine(model.recipe.backend):
-            network, weights = torch_ao.reference_network(prepared)
-        exported = torch_exporter.exported(network, *ends, opset)
-        store_weights(exported.graph, weights)
-        integer_graph.run_in_integers(torch_exporter.tidied(exported).graph)
-        return Draft(exported, "int8")
+            network, weights = reference_network(prepared)
+        exported = _export(model, network, opset)
+        store_weights(exported, weights)
+        qdq_passes.use_integer_kernels(torch_exporter.optimize(exported))
+        return BuiltGraph(exported, "int8")
     converted = model.build()
-    weights = torch_ao.dynamic_weights(converted)
+    weights = dynamic_weights(converted)
     if not weights:
         raise StageError(f"no layer of this {model.recipe.backend} model is quantized in a way that can be exported")
-    stored = torch_ao.stored_weights(model.int8_tensors or {}, converted)
-    exported = torch_exporter.exported(torch_ao.with_stored_weights(prepared, stored), *ends, opset)
-    dynamic_graph.quantize_linear_layers(exported.graph, weights)
-    store_convolutions(torch_exporter.tidied(exported).graph, stored)
-    return Draft(exported, "int8 dynamic")
+    stored = stored_weights(model.int8_tensors or {}, converted)
+    exported = _export(model, _with_rounded_weights(prepared, stored), opset)
+    dynamic_passes.quantize_linear_layers(exported, weights)
+    store_convolutions(torch_exporter.optimize(exported), stored)
+    return BuiltGraph(exported, "int8 dynamic")
+
+
+def _export(model: Model, network: nn.Module, opset: int) -> ir.Model:
+    return torch_exporter.export(network, model.input_shape_CHW, model.num_classes, opset)
+
+
+def _with_rounded_weights(network: nn.Module, weights: Mapping[str, QuantizedWeight]) -> nn.Module:
+    with torch.no_grad():
+        for name, weight in weights.items():
+            network.get_parameter(name).copy_(torch.from_numpy(weight.dequantized()))
+    return network
 
 
 def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> tuple[str, float | None]:
-    """Write the file; return its precision and the quantization step of its output, None where that is float."""
-    draft = _drafted(model, config.opset)
-    content = draft.model
+    """Write the file; return its precision and the quantization step of its output, None if that is not quantized."""
+    built = build_graph(model, config.opset)
+    content = built.model
     size_bytes = graph.weight_bytes(content.graph)
     if size_bytes > MAX_BYTES:
         raise StageError(f"the weights are {size_bytes:,} bytes; one ONNX file holds less than 2 GiB")
-    graph.describe_ends(content.graph, torch_exporter.BATCH_AXIS, model.input_shape_CHW, model.num_classes)
+    graph.set_shapes(content.graph, torch_exporter.BATCH_AXIS, model.input_shape_CHW, model.num_classes)
     content.producer_name, content.producer_version = "ptpipe", __version__
-    content.metadata_props.update(_metadata(draft, model, data))
-    step = integer_graph.output_step(content.graph)
+    content.metadata_props.update(_metadata(built, model, data))
+    step = qdq_passes.output_step(content.graph)
     graph.write(content, path)
-    return draft.precision, step
+    return built.precision, step
 
 
-def _metadata(draft: Draft, model: Model, data: Data) -> dict[str, str]:
+def _metadata(built: BuiltGraph, model: Model, data: Data) -> dict[str, str]:
     info = data.info
     metadata = {
-        "input": "images (N, C, H, W) float32: pixels / 255, less mean, divided by std, per channel",
+        "input": "images (N, C, H, W) float32: (pixels / 255 - mean) / std, per channel",
         "mean": json.dumps(info.mean),
         "std": json.dumps(info.std),
         "data": info.name,
-        "precision": draft.precision,
+        "precision": built.precision,
         "backend": model.recipe.backend or "",
         "builder": model.recipe.builder.address,
         "torch": str(torch.__version__),
@@ -118,7 +135,7 @@ def _metadata(draft: Draft, model: Model, data: Data) -> dict[str, str]:
     return metadata
 
 
-def _compared(
+def _compare(
     config: ExportConfig, ctx: Context, file: OnnxFile, model: Model, data: Data, step: float | None
 ) -> Parity:
     order_N = epoch_order(len(data.splits[config.split]), ctx.seed, 0)[: config.num_samples]
@@ -126,7 +143,10 @@ def _compared(
     num_done = 0
     with file.predictor() as onnx_logits, model.predictor() as torch_logits, _float_predictor(model) as float_logits:
         predictors = [onnx_logits, torch_logits, *([float_logits] if float_logits else [])]
-        for part_N, batch_size in ((order_N[:1], 1), (order_N[1:], _BATCH_SIZE)):  # the batch axis is dynamic: try it
+        for part_N, batch_size in (
+            (order_N[:1], 1),
+            (order_N[1:], _BATCH_SIZE),
+        ):  # tests that the batch axis is dynamic
             for batch in data.batches(config.split, order_N=part_N, batch_size=batch_size):
                 images_NCHW = np.ascontiguousarray(batch.images_NCHW.numpy())
                 rows.append([predict(images_NCHW) for predict in predictors])
@@ -138,11 +158,12 @@ def _compared(
 
 @contextmanager
 def _float_predictor(model: Model) -> Iterator[Predictor | None]:
-    """The float network that an int8 model stands for; None for a float model."""
+    """Yield a predictor of the float network of an int8 model; None for a float model."""
     if not model.recipe.backend:
         yield None
         return
-    network: nn.Module = torch_ao.float_network(model.build_prepared()).to(memory_format=torch.channels_last)
+    network = float_network(model.build_prepared())
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's annotations
 
     def predict(images_NCHW: Logits) -> Logits:
         logits_NK: Logits = network(torch.from_numpy(images_NCHW)).numpy()
@@ -155,6 +176,6 @@ def _float_predictor(model: Model) -> Iterator[Predictor | None]:
 def _count_kernels(ctx: Context, path: Path) -> None:
     kernels = Kernels.of(path, ctx.scratch)
     ctx.metric(num_int8_nodes=kernels.integer.total(), num_float_nodes=kernels.float.total())
-    for words, counts in (("integers", kernels.integer), ("float", kernels.float)):
+    for precision, counts in (("int8", kernels.integer), ("float", kernels.float)):
         listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-        ctx.log(f"ONNX Runtime computes in {words}: {listed or 'nothing'}")
+        ctx.log(f"ONNX Runtime computes in {precision}: {listed or 'nothing'}")

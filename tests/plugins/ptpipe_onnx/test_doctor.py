@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import onnxruntime
 
-from ptpipe_onnx import diagnosis
-from ptpipe_onnx.diagnosis import findings
+from ptpipe_onnx import doctor
+from ptpipe_onnx.doctor import run_checks
 
 
 def test_what_is_here():
-    found = list(findings())
-    assert [finding.subject for finding in found] == ["onnx", "onnxscript", diagnosis._runtime(), "onnx session"]
+    found = list(run_checks())
+    assert [finding.subject for finding in found] == ["onnx", "onnxscript", doctor._runtime(), "onnx session"]
     assert {finding.state for finding in found} == {"ok"}
     assert found[2].detail == onnxruntime.__version__
     assert "CPU" in found[3].detail
@@ -16,14 +16,14 @@ def test_what_is_here():
 
 def test_no_session_beside_a_version_that_does_not_fit(monkeypatch):
     monkeypatch.setattr("ptpipe.check._requirements", lambda: {"onnx": ">=100,<101"})
-    found = list(findings())
+    found = list(run_checks())
     assert [finding.state for finding in found] == ["fail", "ok", "ok"]
     assert found[0].remedy == "pip install 'onnx>=100,<101'"
 
 
 def test_a_session_that_fails_is_one_line(monkeypatch):
-    monkeypatch.setattr(diagnosis, "_OPSET", 9999)  # which no release runs
-    session = list(findings())[-1]
+    monkeypatch.setattr(doctor, "_OPSET", 9999)  # which no release runs
+    session = list(run_checks())[-1]
     assert (session.subject, session.state) == ("onnx session", "fail")
     assert session.detail
     assert "\n" not in session.detail
@@ -31,7 +31,7 @@ def test_a_session_that_fails_is_one_line(monkeypatch):
 
 def test_the_build_for_cuda_has_the_bounds_of_the_other(monkeypatch):
     monkeypatch.setattr("ptpipe.check._requirements", lambda: {"onnxruntime": ">=100"})
-    monkeypatch.setattr(diagnosis, "_runtime", lambda: "onnxruntime-gpu")
-    assert next(found.remedy for found in findings() if found.subject == "onnxruntime-gpu") == (
+    monkeypatch.setattr(doctor, "_runtime", lambda: "onnxruntime-gpu")
+    assert next(found.remedy for found in run_checks() if found.subject == "onnxruntime-gpu") == (
         "pip install 'onnxruntime-gpu>=100'"
     )

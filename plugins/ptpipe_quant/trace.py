@@ -1,4 +1,4 @@
-"""The network as a graph, in the form that FX quantization understands best."""
+"""Trace a network into an FX graph, normalized for quantization, and resolve the patterns of `skip`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import StageError, nearest
-from ptpipe_quant.torch_ao import trace
+from ptpipe_torch.int8.fx import Scopes, trace
 
 F = nn.functional
 
 _RELU_FUNCTIONS = (torch.relu, torch.relu_, F.relu, F.relu_)
 _RELU_METHODS = ("relu", "relu_")
 _DROPOUT_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-# By name: torchvision's is among them, and is not imported here.
+# By name, because torchvision's stochastic_depth is not imported here.
 _DROPOUT_FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "stochastic_depth")
 
 
 def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
-    """Names of the submodules that these patterns leave float: by name (`features.0`, `layer4.*`) or type (`Linear`).
+    """Return the names of the submodules that match `skip`, by name (`features.0`, `layer4.*`) or type (`Linear`).
 
-    Raises StageError for a pattern that fits nothing, with the nearest name or type.
+    Raises StageError for a pattern without a match, with the nearest name or type.
     """
     named = {name: type(part).__name__ for name, part in module.named_modules() if name}
     found: dict[str, None] = {}
@@ -44,58 +44,60 @@ def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
 
 
 def layers_to_quantize(module: nn.Module, skip: Sequence[str], *types: type[nn.Module]) -> list[str]:
-    """Names of the layers of exactly these types that no pattern leaves float."""
+    """Return the names of the layers of exactly these types that no pattern of `skip` matches."""
     left_float = tuple(f"{name}." for name in float_names(module, skip))
     return [
         name for name, layer in module.named_modules() if type(layer) in types and not f"{name}.".startswith(left_float)
     ]
 
 
-def as_graph(module: nn.Module, leaves: Iterable[str] = ()) -> tuple[GraphModule, dict[str, tuple[str, Any]]]:
-    """Trace the network's forward pass in eval mode; give the graph and the scope of each node.
+def trace_network(module: nn.Module, leaves: Iterable[str] = ()) -> tuple[GraphModule, Scopes]:
+    """Trace the network's forward pass in eval mode; return the graph and the scope of each node.
 
-    Submodules named by `leaves` are not looked into. Each ReLU, function or not, becomes a module of its own, which
-    fuses with what is in front of it; `nn.Flatten` becomes a function, which has an int8 form; dropout becomes an
+    Submodules named by `leaves` are not traced into. Each ReLU, function or module, becomes a separate module, which
+    fuses with the layer before it; `nn.Flatten` becomes a function, which has an int8 form; dropout becomes an
     `nn.Identity` that keeps it as `dropout`. Raises StageError with the line of the model that can't be traced.
     """
     try:
         graph, scopes = trace(module.eval(), leaves)
-    except Exception as error:  # a network may raise anything; each means that it can't be traced
+    except Exception as error:  # a network may raise anything while it is traced
         raise StageError(_untraceable(module, error)) from error
-    rewrite = _Rewrite(graph, scopes)
+    normalizer = _Normalizer(graph, scopes)
     for node in list(graph.graph.nodes):
-        rewrite.node(node)
+        normalizer.normalize(node)
     graph.delete_all_unused_submodules()
     graph.graph.lint()
     graph.recompile()
     return graph, scopes
 
 
-class _Rewrite:
+class _Normalizer:
     """Replaces nodes one by one, keeping their scopes."""
 
-    def __init__(self, graph: GraphModule, scopes: dict[str, tuple[str, Any]]) -> None:
+    def __init__(self, graph: GraphModule, scopes: Scopes) -> None:
         self.graph, self.scopes = graph, scopes
 
-    def node(self, node: Node) -> None:
+    def normalize(self, node: Node) -> None:
         layer: Any = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         is_function = node.target in _RELU_FUNCTIONS or (node.op == "call_method" and node.target in _RELU_METHODS)
-        if is_function or type(layer) is nn.ReLU:  # its own for each call: fusing one must leave the others alone
+        if is_function or type(layer) is nn.ReLU:  # one per call: fusing one must not affect the others
             self._replace(node, nn.ReLU())
         elif type(layer) is nn.Flatten:
             self._replace(node, torch.flatten, layer.start_dim, layer.end_dim)
         elif isinstance(layer, _DROPOUT_LAYERS):
-            self._replace(node, _quiet(layer))
+            self._replace(node, _disabled(layer))
         elif node.op == "call_function" and getattr(node.target, "__name__", "") in _DROPOUT_FUNCTIONS:
             self._replace_dropout_function(node)
 
     def _replace_dropout_function(self, node: Node) -> None:
-        # Traced in eval mode: a training flag that is still set was meant so by the author, and stays.
-        names = ("input", "p", "mode", "training") if _name(node) == "stochastic_depth" else ("input", "p", "training")
-        arguments = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        # Traced in eval mode, so a training flag that is still True is deliberate: that dropout stays.
+        parameters = (
+            ("input", "p", "mode", "training") if _name(node) == "stochastic_depth" else ("input", "p", "training")
+        )
+        arguments: dict[str, Any] = dict(zip(parameters, node.args, strict=False)) | dict(node.kwargs)
         if arguments.get("training", True) is False:
             p = arguments.get("p", 0.5) if _name(node) == "dropout" else 0.0
-            self._replace(node, _quiet(nn.Dropout(p)))
+            self._replace(node, _disabled(nn.Dropout(p)))
 
     def _replace(self, node: Node, replacement: nn.Module | Callable[..., Any], *arguments: Any) -> None:
         source = node.args[0] if node.args else node.kwargs["input"]
@@ -118,20 +120,20 @@ def _name(node: Node) -> str:
     return getattr(node.target, "__name__", "")
 
 
-def _quiet(dropout: nn.Module) -> nn.Identity:
+def _disabled(dropout: nn.Module) -> nn.Identity:
     identity = nn.Identity()
-    identity.__dict__["dropout"] = dropout  # not a submodule: it has no part in the graph until training puts it back
+    identity.__dict__["dropout"] = dropout  # not a submodule: not part of the graph until training_graph restores it
     return identity
 
 
 def _untraceable(module: nn.Module, error: Exception) -> str:
-    """Name the line and the layer of the model where tracing stopped."""
-    ours = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+    """Return a message with the line and the layer of the model where tracing stopped."""
+    internal = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
     names = {id(part): name for name, part in module.named_modules()}
     place, layer = "", ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
-        if path.startswith(ours):
+        if path.startswith(internal):
             continue
         place = f"{path}:{line}: `{linecache.getline(path, line).strip()}`"
         layer = names.get(id(frame.f_locals.get("self")), layer)

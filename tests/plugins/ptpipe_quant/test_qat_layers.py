@@ -1,4 +1,4 @@
-"""The quick layers against torch.ao's own: outputs, gradients, statistics."""
+"""QAT layers against torch's own: outputs, gradients, statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from torch.ao.nn.intrinsic import qat as fused_qat_layers
 
 from ptpipe_quant.fake_quant import qat_qconfig
-from ptpipe_quant.training_layers import freezing_batch_norm, training_layer
+from ptpipe_quant.qat_layers import freezing_batch_norm, qat_layer
 from ptpipe_torch import TrainingCallback
 
 QCONFIG = qat_qconfig(per_channel=True, reduce_range=False, freeze_at=0.5)
@@ -51,7 +51,7 @@ def outcome(layer: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_same_as_torchs_own(name, dimensions, bias, frozen) -> None:
     stock = stock_layer(name, dimensions, bias=bias).train()
-    twin = training_layer(copy.deepcopy(stock), 0.5).train()
+    twin = qat_layer(copy.deepcopy(stock), 0.5).train()
     if frozen:
         stock.freeze_bn_stats()
         twin.on_progress(0.5)
@@ -64,7 +64,7 @@ def test_same_as_torchs_own(name, dimensions, bias, frozen) -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_linear_layers_as_well(frozen) -> None:
     stock = linear_layer().train()
-    twin = training_layer(copy.deepcopy(stock), 0.5).train()
+    twin = qat_layer(copy.deepcopy(stock), 0.5).train()
     if frozen:
         stock.freeze_bn_stats()
         twin.on_progress(0.5)
@@ -73,7 +73,7 @@ def test_linear_layers_as_well(frozen) -> None:
 
 
 def test_a_dead_channel_gives_its_bias_and_no_nan() -> None:
-    layer = training_layer(stock_layer("ConvBn", "2d", bias=False), 1.0).train()
+    layer = qat_layer(stock_layer("ConvBn", "2d", bias=False), 1.0).train()
     with torch.no_grad():
         layer.bn.weight[2] = 0
     results = outcome(layer, torch.randn(SHAPES["2d"]))
@@ -82,12 +82,12 @@ def test_a_dead_channel_gives_its_bias_and_no_nan() -> None:
 
 
 def test_the_batch_norm_freezes_and_thaws_with_the_schedule() -> None:
-    layer = training_layer(stock_layer("ConvBn", "2d", bias=False), 0.5)
+    layer = qat_layer(stock_layer("ConvBn", "2d", bias=False), 0.5)
     assert isinstance(layer, TrainingCallback)
     x = torch.randn(SHAPES["2d"]) + 5
-    for share, moves in ((0.0, True), (0.49, True), (0.5, False), (0.99, False), (0.1, True)):
+    for fraction, moves in ((0.0, True), (0.49, True), (0.5, False), (0.99, False), (0.1, True)):
         layer.train()  # as a trainer does after each evaluation
-        layer.on_progress(share)
+        layer.on_progress(fraction)
         before = layer.bn.running_mean.clone()
         layer(x)
         assert (not torch.equal(layer.bn.running_mean, before)) is moves
@@ -108,7 +108,7 @@ def test_a_lone_batch_norm_freezes_as_well() -> None:
 
 
 def test_other_layers_and_other_padding_are_left_to_torch() -> None:
-    assert training_layer(nn.Conv2d(1, 1, 1), 1.0) is None
+    assert qat_layer(nn.Conv2d(1, 1, 1), 1.0) is None
     layer = stock_layer("ConvBn", "2d", bias=False)
     layer.padding_mode = "reflect"
-    assert training_layer(layer, 1.0) is None
+    assert qat_layer(layer, 1.0) is None

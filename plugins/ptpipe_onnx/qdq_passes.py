@@ -1,0 +1,271 @@
+"""Graph passes that bring a QDQ graph into the form that runtimes fuse into integer kernels.
+
+The input is torch's reference form: every operator computes in float between a DequantizeLinear (DQ) and a
+QuantizeLinear (Q). A runtime fuses DQ-operator-Q into an integer kernel only if there is nothing else in between.
+Every pass leaves the computed values unchanged, but for the rounding of biases (`_quantize_biases`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ptpipe_onnx.graph import (
+    Array,
+    add_initializer,
+    constant,
+    consumers,
+    first_consumer,
+    insert_node,
+    int_attribute,
+    nodes,
+    only_consumer,
+    producer,
+    remove_unused,
+    replace,
+    source,
+)
+
+_MOVES = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Split", "Slice", "Gather")
+"""Operators whose output elements are input elements: they can work on integers as on floats."""
+_CLIPS = ("Relu", "Clip")
+_INT32_ROOM = 2**30
+"""Limit of int32 biases: the sum of a bias and of products must fit int32."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Per-tensor quantization parameters; a value is (integer - zero point) * scale."""
+
+    scale: np.float32
+    zero_point: int
+    dtype: np.dtype[np.generic]
+
+    @classmethod
+    def of(cls, node: ir.Node) -> Grid | None:
+        """Return the grid of a QuantizeLinear or DequantizeLinear; None if it is per channel or not constant."""
+        scale, zero_point = (constant(value) for value in node.inputs[1:3])
+        if scale is None or zero_point is None or scale.size != 1:
+            return None
+        return cls(np.float32(scale.item()), int(zero_point.item()), zero_point.dtype)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Minimum and maximum integer."""
+        info = np.iinfo(self.dtype)  # type: ignore[type-var]  # an integer type, as ONNX demands of a zero point
+        return int(info.min), int(info.max)
+
+    def integer(self, value: float) -> int:
+        """Quantize a number as QuantizeLinear does: rounded half to even, saturated."""
+        scaled = np.rint(np.float32(value) / self.scale) + self.zero_point
+        return int(np.clip(scaled, *self.limits))
+
+
+def use_integer_kernels(model: ir.Model) -> None:
+    """Apply all passes to a model in reference form, in place."""
+    for apply in (_clip_after_quantizing, _use_global_pooling, _move_integers, _quantize_biases):
+        apply(model.graph)
+        remove_unused(model)  # an unused reader would hide that a value has only one consumer
+
+
+def output_step(graph: ir.Graph) -> float | None:
+    """Return the scale of the graph's output, None if it is not quantized."""
+    dequantize = producer(graph.outputs[0], "DequantizeLinear")
+    grid = None if dequantize is None else Grid.of(dequantize)
+    return None if grid is None else float(grid.scale)
+
+
+def _clip_after_quantizing(graph: ir.Graph) -> None:
+    """Rewrite operator-activation-Q as operator-Q-clip of integers, without the clip if the grid has its bounds.
+
+    Rounding and saturating are monotone, so Q(clip(x, a, b)) = clip(Q(x), Q(a), Q(b)) for every x. A ReLU in front
+    of a grid that starts at zero disappears, and the operator before it can fuse with its Q.
+    """
+    for quantize in nodes(graph, "QuantizeLinear"):
+        grid = Grid.of(quantize)
+        while grid is not None and (activation := _exclusive_activation(quantize)) is not None:
+            bounds = _integer_bounds(activation, grid)
+            quantize.replace_input_with(0, activation.inputs[0])
+            graph.remove(activation, safe=True)
+            if bounds != grid.limits:
+                readers = list(quantize.outputs[0].uses())
+                clip = _insert_clip(first_consumer(quantize.outputs[0]), quantize.outputs[0], bounds, grid)
+                for reader, index in readers:
+                    reader.replace_input_with(index, clip)
+
+
+def _exclusive_activation(quantize: ir.Node) -> ir.Node | None:
+    activation = producer(quantize.inputs[0], *_CLIPS)
+    if activation is None or only_consumer(activation.outputs[0]) is not quantize:
+        return None
+    return None if producer(activation.inputs[0], "DequantizeLinear") else activation
+
+
+def _integer_bounds(activation: ir.Node, grid: Grid) -> tuple[int, int]:
+    """Return the integers of an activation's bounds."""
+    minimum, maximum = 0.0, np.inf
+    if activation.op_type == "Clip":
+        bounds = [constant(value) for value in (*activation.inputs[1:], None, None)[:2]]
+        minimum = -np.inf if bounds[0] is None else bounds[0].item()
+        maximum = np.inf if bounds[1] is None else bounds[1].item()
+    return grid.integer(minimum), grid.integer(maximum)
+
+
+def _insert_clip(before: ir.Node, value: ir.Value, bounds: tuple[int, int], grid: Grid) -> ir.Value:
+    assert before.graph is not None
+    limits = [
+        add_initializer(before.graph, f"{value.name}.{name}", np.array(bound, grid.dtype))
+        for name, bound in zip(("min", "max"), bounds, strict=True)
+    ]
+    return insert_node(before, "Clip", [value, *limits]).outputs[0]
+
+
+def _use_global_pooling(graph: ir.Graph) -> None:
+    """Rewrite the mean over height and width as GlobalAveragePool, which has an integer kernel."""
+    for mean in nodes(graph, "ReduceMean"):
+        quantize = only_consumer(mean.outputs[0], "QuantizeLinear")
+        is_between = quantize is not None and producer(mean.inputs[0], "DequantizeLinear") is not None
+        if quantize is None or not is_between or not _is_over_height_and_width(mean):
+            continue
+        pool = insert_node(mean, "GlobalAveragePool", [mean.inputs[0]])
+        quantize.replace_input_with(0, pool.outputs[0])
+        if not int_attribute(mean, "keepdims", (1,))[0]:
+            readers = list(quantize.outputs[0].uses())
+            flatten = insert_node(first_consumer(quantize.outputs[0]), "Flatten", [quantize.outputs[0]], axis=1)
+            for reader, index in readers:
+                reader.replace_input_with(index, flatten.outputs[0])
+
+
+def _is_over_height_and_width(mean: ir.Node) -> bool:
+    axes = constant(mean.inputs[1]) if len(mean.inputs) > 1 else None
+    shape = source(mean).shape
+    return axes is not None and shape is not None and len(shape) == 4 and {int(axis) % 4 for axis in axes} == {2, 3}
+
+
+def _move_integers(graph: ir.Graph) -> None:
+    """Rewrite DQ-operator-Q on one grid as the operator on integers, for operators that move or clip values."""
+    for node in nodes(graph):
+        if node.op_type == "Concat":
+            _concatenate_integers(node)
+            continue
+        dequantize = producer(node.inputs[0], "DequantizeLinear") if node.inputs else None
+        grid = None if dequantize is None else Grid.of(dequantize)
+        if dequantize is None or grid is None:
+            continue
+        if node.op_type == "QuantizeLinear":
+            _skip_requantizing(dequantize, node)
+        elif node.op_type in (*_MOVES, *_CLIPS):
+            quantizes = [only_consumer(output, "QuantizeLinear") for output in node.outputs]
+            if any(quantize is None or Grid.of(quantize) != grid for quantize in quantizes):
+                continue
+            node.replace_input_with(0, dequantize.inputs[0])
+            results = [_clip_integers(node, grid)] if node.op_type in _CLIPS else node.outputs
+            for quantize, result in zip(quantizes, results, strict=True):
+                assert quantize is not None
+                replace(quantize.outputs[0], result)
+
+
+def _clip_integers(activation: ir.Node, grid: Grid) -> ir.Value:
+    bounds = _integer_bounds(activation, grid)
+    value = source(activation)
+    return value if bounds == grid.limits else _insert_clip(activation, value, bounds, grid)
+
+
+def _skip_requantizing(dequantize: ir.Node, quantize: ir.Node) -> None:
+    """Remove a Q that reads a DQ directly, whatever its grid.
+
+    torch's reference form has one behind dropout, whose output is observed again; its int8 form has none.
+    """
+    readers = consumers(quantize.outputs[0])
+    if Grid.of(quantize) == Grid.of(dequantize):
+        replace(quantize.outputs[0], source(dequantize))
+    elif readers and all(reader.op_type == "DequantizeLinear" for reader in readers):
+        for reader in readers:
+            replace(reader.outputs[0], dequantize.outputs[0])
+
+
+def _concatenate_integers(concat: ir.Node) -> None:
+    quantize = only_consumer(concat.outputs[0], "QuantizeLinear")
+    dequantizes = [producer(value, "DequantizeLinear") for value in concat.inputs]
+    grids = {None if dequantize is None else Grid.of(dequantize) for dequantize in dequantizes}
+    if quantize is None or grids != {Grid.of(quantize)} or None in grids:
+        return
+    for index, dequantize in enumerate(dequantizes):
+        assert dequantize is not None
+        concat.replace_input_with(index, dequantize.inputs[0])
+    replace(quantize.outputs[0], concat.outputs[0])
+
+
+def _quantize_biases(graph: ir.Graph) -> None:
+    """Store biases as int32 on the grid of the sums they are added to, as integer kernels require.
+
+    torch's x86 kernels add the float bias to the sum. Rounding it to this grid changes the sum by at most half of
+    input scale * weight scale, some thousandths of a step of the output.
+    """
+    layers = [layer for node in nodes(graph, "Conv", "Gemm") if (layer := _IntegerLayer.of(node)) is not None]
+    for layer in layers:
+        layer.coarsen_weights()
+    for layer in layers:
+        layer.quantize_bias(graph)
+
+
+@dataclass(frozen=True)
+class _IntegerLayer:
+    """A Conv or Gemm between DQ and Q, with a float bias."""
+
+    node: ir.Node
+    input_scale: np.float32
+    weight: ir.Node
+    """The DequantizeLinear of the weight."""
+    bias: Array
+
+    @classmethod
+    def of(cls, node: ir.Node) -> _IntegerLayer | None:
+        data, weight = (producer(value, "DequantizeLinear") for value in node.inputs[:2])
+        bias = constant(node.inputs[2]) if len(node.inputs) == 3 else None
+        grid = None if data is None else Grid.of(data)
+        if grid is None or weight is None or bias is None or constant(weight.inputs[0]) is None:
+            return None
+        is_fusable = only_consumer(node.outputs[0], "QuantizeLinear") is not None
+        return cls(node, grid.scale, weight, bias) if is_fusable and bias.ndim == 1 else None
+
+    @property
+    def bias_scales(self) -> Array:
+        scales: Array = self.input_scale * _content(self.weight.inputs[1])
+        return scales
+
+    def coarsen_weights(self) -> None:
+        """Increase the weight scales of channels whose bias would not fit int32.
+
+        Such a bias is some 2**30 times the scale of the products: the channel's weights are almost zero. Coarser
+        weights change its sum by less than num_products * 127 / 2**30 of the bias.
+        """
+        factors = np.ceil(np.abs(self.bias.astype(np.float64)) / self.bias_scales / _INT32_ROOM)
+        if factors.max() <= 1:
+            return
+        integers, scales = (_content(value) for value in self.weight.inputs[:2])
+        factors = np.maximum(factors if scales.ndim else factors.max(), 1)
+        per_channel = factors.reshape(-1, *[1] * (integers.ndim - 1)) if scales.ndim else factors
+        _set_content(source(self.weight, 0), np.rint(integers / per_channel).astype(integers.dtype))
+        _set_content(source(self.weight, 1), (scales * factors).astype(np.float32))
+
+    def quantize_bias(self, graph: ir.Graph) -> None:
+        """Replace the float bias by an int32 initializer and a DequantizeLinear."""
+        name = source(self.node, 2).name
+        scales = self.bias_scales.astype(np.float32)
+        rounded = np.rint(self.bias.astype(np.float64) / scales).astype(np.int32)
+        inputs = add_initializer(graph, f"{name}.int32", rounded), add_initializer(graph, f"{name}.scale", scales)
+        dequantize = insert_node(self.node, "DequantizeLinear", inputs, axis=0)
+        self.node.replace_input_with(2, dequantize.outputs[0])
+
+
+def _content(value: ir.Value | None) -> Array:
+    content = constant(value)
+    assert content is not None
+    return content
+
+
+def _set_content(value: ir.Value, content: Array) -> None:
+    value.const_value = ir.tensor(content, name=value.name)

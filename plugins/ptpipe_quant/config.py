@@ -1,0 +1,93 @@
+"""Options of the quant stages."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pydantic import Field
+
+from ptpipe import StageConfig
+from ptpipe_quant.cpu import Backend
+
+Weights: TypeAlias = Literal["auto", "per_channel", "per_tensor"]
+
+
+class BackendConfig(StageConfig):
+    """Options of every stage that chooses how layers become int8."""
+
+    backend: Backend = Field(
+        "fbgemm",
+        description="quantized engine of torch: fbgemm, x86 and onednn for servers and PCs, qnnpack for ARM and phones",
+    )
+    weights: Weights = Field(
+        "auto",
+        description="granularity of weight scales: one per output channel or one per tensor; auto: per_tensor on "
+        "qnnpack, else per_channel",
+    )
+    skip: tuple[str, ...] = Field(
+        (), description="layers to keep float, by name (`classifier`, `layer4.*`) or type (`Linear`, `BasicBlock`)"
+    )
+
+
+class ActivationConfig(BackendConfig):
+    """Options of the stages that choose how activations are quantized."""
+
+    reduce_range: Literal["auto"] | bool = Field(
+        "auto",
+        description="quantize activations to 7 bits, because sums of 8-bit products overflow on x86 processors "
+        "without VNNI. auto: only if this processor requires it; set true if the model will run on older ones",
+    )
+
+
+class DynamicConfig(ActivationConfig):
+    """Options of `quant.dynamic`."""
+
+    convolutions: Literal["store_int8", "float"] = Field(
+        "store_int8",
+        description="store_int8: round convolution weights to int8 and store them as int8, a quarter of the size; "
+        "they are dequantized when the model is loaded. float: leave them unchanged",
+    )
+
+
+class PrepareConfig(ActivationConfig):
+    """Options of `quant.prepare`."""
+
+    observer: Literal["histogram", "min_max", "moving_average"] = Field(
+        "histogram",
+        description="how ranges are computed from calibration data: the range of minimum quantization error over a "
+        "histogram, the minimum and maximum of all values, or a moving average of each batch's minimum and maximum",
+    )
+
+
+class PrepareQatConfig(ActivationConfig):
+    """Options of `quant.prepare_qat`."""
+
+    batch_norm: Literal["fold", "train"] = Field(
+        "fold",
+        description="fold: fold batch norms permanently into the preceding layers, as in int8, which trains fastest; "
+        "train: normalize by batch statistics during training, by frozen running statistics from freeze_at on",
+    )
+    freeze_at: float = Field(
+        0.75,
+        ge=0,
+        le=1,
+        description="fraction of the training after which activation ranges and batch norm statistics are frozen",
+    )
+
+
+class CalibrateConfig(StageConfig):
+    """Options of `quant.calibrate`."""
+
+    split: Literal["calibration", "train", "val"] = Field("calibration", description="split to calibrate on")
+    num_samples: int | None = Field(2000, gt=0, description="maximum number of samples; null: all")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="number of processes that split the samples batch by batch; the result equals that of one "
+        "process. Meant for several machines: on one machine, the threads of a single process are as fast",
+    )
+
+
+class ConvertConfig(StageConfig):
+    """Options of `quant.convert`: none, because backend and ranges come with the model."""

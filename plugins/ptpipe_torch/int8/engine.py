@@ -1,0 +1,77 @@
+"""Quantized engines of torch (fbgemm, x86, onednn, qnnpack): which ones run on this machine, and selecting one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ptpipe import StageError
+
+PROBE_STEP = 8.0
+"""Output scale of the probe's convolution, whose sums lie within -74 and 32."""
+
+
+@contextmanager
+def deprecations_silenced() -> Iterator[None]:
+    """Silence torch's warnings that `torch.ao` and quantized tensors will be removed, inside the `with`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*quantized tensor creation functions", UserWarning)
+        warnings.filterwarnings("ignore", r"(?s).*torch\.ao\.quantization is deprecated", DeprecationWarning)
+        yield
+
+
+def supported_engines() -> tuple[str, ...]:
+    """Return the names of the quantized engines that this build of torch supports on this machine, sorted."""
+    import torch
+
+    return tuple(sorted(set(torch.backends.quantized.supported_engines) - {"none"}))
+
+
+def unsupported_engine(backend: str) -> str | None:
+    """Return an error message if `backend` can't be used on this machine, else None."""
+    supported = supported_engines()
+    if backend in supported:
+        return None
+    return (
+        f"torch does not support int8 backend {backend} on this machine (supported: {', '.join(supported) or 'none'})"
+    )
+
+
+@contextmanager
+def quantized_engine(backend: str | None) -> Iterator[None]:
+    """Select the engine of torch's int8 operators inside the `with`; None keeps the current one.
+
+    Raises StageError if this build of torch or this machine does not support it.
+    """
+    if backend is None:
+        yield
+        return
+    import torch
+
+    if (message := unsupported_engine(backend)) is not None:
+        raise StageError(message)
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = backend
+    try:
+        yield
+    finally:
+        torch.backends.quantized.engine = before
+
+
+def probe_error(backend: str) -> float:
+    """Return the largest difference between a small convolution in int8 on this engine and in float32.
+
+    Rounding explains half of `PROBE_STEP`.
+    """
+    import torch
+
+    images_NCHW = torch.arange(2 * 16, dtype=torch.float32).reshape(1, 2, 4, 4)
+    weights_OIHW = torch.arange(3 * 2 * 9, dtype=torch.float32).reshape(3, 2, 3, 3) % 7 - 3
+    expected = torch.nn.functional.conv2d(images_NCHW, weights_OIHW)
+    with quantized_engine(backend), warnings.catch_warnings(action="ignore"):
+        images = torch.quantize_per_tensor(images_NCHW, 1.0, 0, torch.quint8)
+        weights = torch.quantize_per_tensor(weights_OIHW, 1.0, 0, torch.qint8)
+        packed = torch.ops.quantized.conv2d_prepack(weights, torch.zeros(3), [1, 1], [0, 0], [1, 1], 1)
+        found = torch.ops.quantized.conv2d(images, packed, PROBE_STEP, 128).dequantize()
+    return float((found - expected).abs().max())

@@ -1,0 +1,174 @@
+"""FX graph mode quantization: trace, fuse, prepare, convert, and the reference form that exporters take.
+
+`prepare_fx`, `prepare_qat_fx` and `convert_fx` are made of the `fuse`, `prepare` and `convert` used here. They trace
+the network themselves and record a stack trace at every node, which imports torch's compiler (2 s); here the traced
+graph is passed in. `tests/plugins/ptpipe_torch/int8/test_fx.py` compares the results with those public functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from ptpipe_torch.int8.engine import deprecations_silenced
+from ptpipe_torch.int8.fx_cache import release_networks
+from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
+from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig
+
+with deprecations_silenced():
+    from torch.ao.nn.quantized.reference.modules.utils import ReferenceQuantizedModule
+    from torch.ao.quantization import (
+        disable_fake_quant,
+        disable_observer,
+        get_default_qat_qconfig_mapping,
+        get_default_qconfig_mapping,
+    )
+    from torch.ao.quantization.backend_config import get_native_backend_config
+    from torch.ao.quantization.fx.convert import convert as convert_graph
+    from torch.ao.quantization.fx.custom_config import FuseCustomConfig
+    from torch.ao.quantization.fx.fuse import fuse as fuse_graph
+    from torch.ao.quantization.fx.prepare import prepare as prepare_graph
+    from torch.ao.quantization.fx.tracer import QuantizationTracer
+
+Scopes: TypeAlias = dict[str, tuple[str, Any]]
+"""For each node of a graph: path and type of the module that it belongs to."""
+
+# Weights of these are bare tensors of the graph: torch packs them into objects that only pickle can store.
+_FLOAT_FUNCTIONS = tuple(
+    getattr(nn.functional, name)
+    for name in ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+)
+# No int8 kernels, or none whose weights are worth it in a classifier of images.
+_FLOAT_LAYERS = (nn.Embedding, nn.EmbeddingBag, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LAYER_NORMS: tuple[Any, ...] = (nn.LayerNorm, nn.functional.layer_norm)
+_INTEGER_TYPES = {torch.quint8: (torch.uint8, 0, 255), torch.qint8: (torch.int8, -128, 127)}
+
+
+def trace(module: nn.Module, leaves: Iterable[str] = ()) -> tuple[GraphModule, Scopes]:
+    """Trace a network into a graph; return it with the scope of each node.
+
+    `leaves`: names of submodules not to trace into. Raises whatever the network raises while it is traced.
+    """
+    tracer = QuantizationTracer(list(leaves), [])
+    tracer.record_stack_traces = False
+    graph = GraphModule(module, tracer.trace(module))
+    return graph, tracer.node_name_to_scope
+
+
+def qconfig_mapping(
+    backend: str, qconfig: Any, per_tensor_qconfig: Any, *, is_qat: bool, float_names: Iterable[str] = ()
+) -> Any:
+    """Return torch's default QConfigMapping of a backend with `qconfig` as the global QConfig.
+
+    `per_tensor_qconfig` is for transposed convolutions, which torch can't quantize per channel; `float_names` are
+    submodules to leave float.
+    """
+    with deprecations_silenced():
+        mapping = (get_default_qat_qconfig_mapping if is_qat else get_default_qconfig_mapping)(backend)
+    mapping.set_global(qconfig)
+    for transposed in _TRANSPOSED:
+        mapping.set_object_type(transposed, per_tensor_qconfig)
+    for layer_norm in _LAYER_NORMS:
+        mapping.set_object_type(layer_norm, make_qconfig(qconfig.activation, PlaceholderObserver))
+    for float_operator in (*_FLOAT_FUNCTIONS, *_FLOAT_LAYERS):
+        mapping.set_object_type(float_operator, None)
+    for name in float_names:
+        mapping.set_module_name(name, None)
+    return mapping
+
+
+def fold_batch_norms(graph: GraphModule) -> GraphModule:
+    """Fold each batch norm into the weights of the layer before it, and fuse ReLU with that layer."""
+    with deprecations_silenced():
+        return _fuse(graph.eval(), is_qat=False)
+
+
+def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: bool) -> GraphModule:
+    """Fuse layers and insert observers, for QAT fake quantization, wherever the int8 network has int8 tensors."""
+    with deprecations_silenced():
+        graph = _fuse(graph.train(is_qat), is_qat=is_qat)
+        unused_inputs = (torch.zeros(1),)  # read for nested standalone modules only
+        backend = get_native_backend_config()
+        prepared = prepare_graph(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
+    release_networks()
+    return prepared
+
+
+def _fuse(graph: GraphModule, *, is_qat: bool) -> GraphModule:
+    return fuse_graph(graph, is_qat, FuseCustomConfig(), get_native_backend_config())
+
+
+def convert(prepared: GraphModule) -> GraphModule:
+    """Replace layers and observers by int8 layers for the selected engine. Consumes `prepared`."""
+    with deprecations_silenced():
+        # Also called on networks whose observers saw no data, to load stored integers into.
+        warnings.filterwarnings("ignore", ".*must run observer before calling calculate_qparams", UserWarning)
+        converted = convert_graph(prepared.eval(), backend_config=get_native_backend_config())
+    release_networks()
+    return converted
+
+
+def is_prepared(module: nn.Module) -> bool:
+    """Return whether a network is a graph with observers or fake quantization."""
+    return isinstance(module, GraphModule) and any(is_observer(part) for part in module.modules())
+
+
+def float_network(prepared: nn.Module) -> nn.Module:
+    """Switch observers and fake quantization off, in place: the network computes in float."""
+    return prepared.apply(disable_fake_quant).apply(disable_observer)
+
+
+def reference_network(prepared: nn.Module) -> tuple[GraphModule, dict[str, QuantizedWeight]]:
+    """Convert to explicit quantize and dequantize operators; return int8 weights by parameter name as well.
+
+    It has the scales of torch's int8 network. Its weights are float, rounded to what the integers stand for, so that
+    an exporter sees plain layers; the caller puts the integers in their place. Consumes `prepared`.
+    """
+    assert isinstance(prepared, GraphModule), type(prepared)
+    with warnings.catch_warnings(action="ignore"):
+        network = convert_graph(prepared, is_reference=True, backend_config=get_native_backend_config())
+        release_networks()
+        weights = {}
+        for name, layer in network.named_modules():
+            if isinstance(layer, ReferenceQuantizedModule):
+                weights[f"{name}.weight"] = _use_rounded_weight(name, layer)
+    _spell_out_quantization(network)
+    return network.eval(), weights
+
+
+def _use_rounded_weight(name: str, layer: Any) -> QuantizedWeight:
+    quantized = layer.get_quantized_weight()
+    layer.weight = nn.Parameter(quantized.dequantize(), requires_grad=False)
+    layer.get_weight = functools.partial(getattr, layer, "weight")
+    return quantized_weight(name, quantized)
+
+
+def _spell_out_quantization(network: GraphModule) -> None:
+    """Replace quantized tensors, which no exporter knows, by plain integers with their scale and zero point.
+
+    They saturate at the ends of the integer type, also where fewer integers were observed (`reduce_range`): so do
+    torch's int8 operators.
+    """
+    decomposed = torch.ops.quantized_decomposed
+    for quantize in list(network.graph.find_nodes(op="call_function", target=torch.quantize_per_tensor)):
+        value, scale, zero_point, dtype = quantize.args
+        integer_dtype, minimum, maximum = _INTEGER_TYPES[dtype]
+        offset = int(network.get_buffer(zero_point.target))
+        grid = (network.get_buffer(scale.target).item(), offset, minimum, maximum, integer_dtype)
+        with network.graph.inserting_before(quantize):
+            integers = network.graph.call_function(decomposed.quantize_per_tensor.default, (value, *grid))
+            floats = network.graph.call_function(decomposed.dequantize_per_tensor.default, (integers, *grid))
+        for dequantize in list(quantize.users):
+            assert dequantize.target == "dequantize", dequantize
+            dequantize.replace_all_uses_with(floats)
+            network.graph.erase_node(dequantize)
+        network.graph.erase_node(quantize)
+    network.graph.eliminate_dead_code()
+    network.recompile()

@@ -1,0 +1,68 @@
+"""FX graph mode quantization against torch's public functions. A failure here means that torch has changed them.
+
+The fix is then in `ptpipe_torch/int8` alone, or another implementation of the same kinds.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from ptpipe_torch.int8 import fx
+
+
+def small_net() -> nn.Module:
+    """A traceable CNN for images of 1x8x8."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
+    )
+
+
+def prepared(qat: bool) -> torch.fx.GraphModule:
+    torch.manual_seed(0)
+    graph, scopes = fx.trace(small_net().eval())
+    public = torch.ao.quantization.get_default_qat_qconfig if qat else torch.ao.quantization.get_default_qconfig
+    with warnings.catch_warnings(action="ignore"):  # torch's own defaults are deprecated
+        qconfig = public("fbgemm")
+        mapping = fx.qconfig_mapping("fbgemm", qconfig, qconfig, is_qat=qat)
+        return fx.add_observers(graph, scopes, mapping, is_qat=qat)
+
+
+@pytest.mark.parametrize("qat", [True, False])
+def test_the_result_equals_that_of_torchs_public_functions(qat) -> None:
+    from torch.ao.quantization import get_default_qat_qconfig_mapping, get_default_qconfig_mapping, quantize_fx
+
+    ours = prepared(qat)
+    torch.manual_seed(0)
+    graph, _ = fx.trace(small_net().eval())
+    with warnings.catch_warnings(action="ignore"):
+        prepare = quantize_fx.prepare_qat_fx if qat else quantize_fx.prepare_fx
+        mapping = get_default_qat_qconfig_mapping("fbgemm") if qat else get_default_qconfig_mapping("fbgemm")
+        theirs = prepare(graph.train(qat), mapping, (torch.zeros(1, 1, 8, 8),))
+        x = torch.randn(32, 1, 8, 8)
+        with torch.no_grad():
+            assert torch.equal(ours(x), theirs(x))
+        assert ours.code == theirs.code
+        public = quantize_fx.convert_fx(theirs.eval())
+        converted = fx.convert(ours)
+    assert converted.code == public.code
+    assert torch.equal(converted(x), public(x))
+
+
+def test_tracing_does_not_import_torchs_compiler() -> None:
+    code = (
+        "import sys, torch\nfrom torch import nn\nfrom ptpipe_quant.transforms import prepare_static, to_int8\n"
+        "net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))\n"
+        "options = dict(backend='fbgemm', observer='min_max', weights='per_channel', reduce_range=False, skip=())\n"
+        "to_int8(prepare_static(net, **options, calibrating=False), backend='fbgemm')\n"
+        "print([name for name in ('torch._dynamo.convert_frame', 'torch._inductor.compile_fx') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")  # and there is no warning

@@ -1,0 +1,55 @@
+"""QAT, int8 and dynamically quantized layers and their weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ptpipe_torch.int8 import layers
+from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.int8.layers import QuantizedWeight, int8_weight, swap_dynamic_linears
+
+
+def test_qat_layers_with_and_without_relu() -> None:
+    relus = {type_.__name__: relu for type_, relu in layers._QAT_LAYERS.items()}
+    expected = {
+        f"{name}{n}d": "ReLU" in name for name in ("Conv", "ConvReLU", "ConvBn", "ConvBnReLU") for n in (1, 2, 3)
+    }
+    assert relus.items() >= (expected | {"Linear": False, "LinearReLU": True, "LinearBn1d": False}).items() - {
+        ("ConvReLU1d", True)  # not in every release
+    }
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_weights_are_rounded_to_int8(per_channel) -> None:
+    weight = torch.randn(6, 3, 3, 3)
+    quantized = int8_weight(weight, per_channel=per_channel, axis=1)
+    limits = weight.abs().amax((0, 2, 3)) if per_channel else weight.abs().amax().repeat(3)
+    step = (limits / 127.5).reshape(1, 3, 1, 1)
+    expected = (weight / step).round().clamp(-128, 127)
+    assert (quantized.int_repr() - expected).abs().max() <= 1  # torch multiplies by 1 / step: ties may fall otherwise
+    assert (quantized.int_repr() == expected).float().mean() > 0.95
+    torch.testing.assert_close(quantized.dequantize(), quantized.int_repr() * step)
+
+
+def test_a_dynamic_layer_uses_all_of_8_bits() -> None:
+    torch.manual_seed(0)
+    x, linear = torch.rand(64, 200) * 3, nn.Linear(200, 5)
+    errors = []
+    for reduce_range in (False, True):
+        net = nn.Sequential(nn.Linear(200, 5))
+        net.load_state_dict({f"0.{name}": value for name, value in linear.state_dict().items()})
+        swap_dynamic_linears(net, ["0"], per_channel=True, reduce_range=reduce_range)
+        with quantized_engine("fbgemm"):
+            exact = nn.functional.linear(x, net[0].weight().dequantize(), linear.bias)
+            errors.append((net(x) - exact).pow(2).mean().sqrt().item())
+    assert errors[0] < 0.7 * errors[1]
+
+
+def test_a_weight_and_its_transpose_have_the_same_values() -> None:
+    weight = QuantizedWeight(np.int8([[1, -2, 3], [4, 5, -6]]), np.float32([0.5, 2]), np.int8([0, 1]))
+    expected = np.float32([[0.5, -1, 1.5], [6, 8, -14]])
+    np.testing.assert_array_equal(weight.dequantized(), expected)
+    np.testing.assert_array_equal(weight.transposed().dequantized(), expected.T)
