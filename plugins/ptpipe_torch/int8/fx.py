@@ -109,7 +109,7 @@ def convert(prepared: GraphModule) -> GraphModule:
     """Replace layers and observers by int8 layers for the selected engine. Consumes `prepared`."""
     with deprecations_silenced():
         # Also called on networks whose observers saw no data, to load stored integers into.
-        warnings.filterwarnings("ignore", ".*must run observer before calling calculate_qparams", UserWarning)
+        warnings.filterwarnings("ignore", ".*observer before calling calculate_qparams", UserWarning)
         converted = convert_graph(prepared.eval(), backend_config=get_native_backend_config())
     release_networks()
     return converted
