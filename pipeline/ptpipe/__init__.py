@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ptpipe.execution.engine import RunOptions
     from ptpipe.hookspecs import hookimpl
     from ptpipe.plan.bind import Plan, PlannedStage, Reference
-    from ptpipe.store.files import write_atomically
+    from ptpipe.store.files import atomic_path, write_atomically
     from ptpipe.store.store import Store
 
 __version__ = "0.1.0"
@@ -87,6 +87,7 @@ __all__ = [
     "Terminated",
     "UsageError",
     "Verdict",
+    "atomic_path",
     "hookimpl",
     "installed",
     "load_plan",
@@ -107,6 +108,7 @@ _LATER = {
     "RunResult": "api",
     "StageConfig": "config",
     "Store": "store.store",
+    "atomic_path": "store.files",
     "hookimpl": "hookspecs",
     "load_plan": "api",
     "run": "api",

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load, save_file
 
-from ptpipe import write_atomically
+from ptpipe import atomic_path, write_atomically
 
 _FORMAT = 1
 NUM_KEPT = 2
@@ -44,18 +45,18 @@ class Damage:
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint durably, then remove all but the two newest. Raise OSError where the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.tensors.items()})
-    body = json.dumps(
-        {
-            "format": _FORMAT,
-            "step": checkpoint.step,
-            "tensors_sha256": hashlib.sha256(content).hexdigest(),
-            "metadata": checkpoint.metadata,
-        },
-        allow_nan=False,
-    )
     name = checkpoint_name(checkpoint.step)
-    write_atomically(folder / (name + _TENSORS), content)
+    with atomic_path(folder / (name + _TENSORS)) as file:
+        save_file(_unshared(checkpoint.tensors), file)
+        with file.open("rb") as stream:
+            tensors_sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    content = {
+        "format": _FORMAT,
+        "step": checkpoint.step,
+        "tensors_sha256": tensors_sha256,
+        "metadata": checkpoint.metadata,
+    }
+    body = json.dumps(content, allow_nan=False)
     write_atomically(folder / (name + _METADATA), f"{_digest(body)}\n{body}\n".encode())
     kept = _names(folder)[:NUM_KEPT]
     _remove(file for file in folder.iterdir() if file.stem not in kept)
@@ -78,6 +79,16 @@ def read_checkpoints(folder: Path) -> Iterator[Checkpoint | Damage]:
 def remove_checkpoint(folder: Path, name: str) -> None:
     """Remove the checkpoint of that name, if there is one."""
     _remove(folder.glob(f"{name}.*"))
+
+
+def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors on the CPU, copied only where two share memory, which safetensors refuses to write."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    num_users = Counter(tensor.untyped_storage().data_ptr() for tensor in plain.values())
+    return {
+        name: tensor.clone() if num_users[tensor.untyped_storage().data_ptr()] > 1 else tensor
+        for name, tensor in plain.items()
+    }
 
 
 def checkpoint_name(step: int) -> str:

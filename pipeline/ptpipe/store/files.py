@@ -6,17 +6,23 @@ import contextlib
 import json
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace the file's content: a reader, and a power cut, see all of the old or all of the new."""
+    with atomic_path(path) as temporary, temporary.open("xb") as file:  # not tempfile: others may read our files
+        file.write(content)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a path to write a file to, which replaces `path` durably when the `with` ends without error."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
     try:
-        with temporary.open("xb") as file:  # not tempfile, whose files are closed to all other users
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        sync(temporary)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
