@@ -89,6 +89,16 @@ def deliverables(finished: RunFinished) -> list[Path]:
     return [path.relative_to(folder) if path.is_relative_to(folder) else path for path in paths]
 
 
+def grouped_by_folder(files: Iterable[Path]) -> list[str]:
+    """Return a name per folder: `onnx/model.onnx` where it has one of the files, else `qat/ (2 files)`."""
+    groups: dict[str, list[Path]] = {}
+    for file in files:
+        groups.setdefault(file.parts[0], []).append(file)
+    return [
+        f"{folder}/ ({len(group)} files)" if len(group) > 1 else group[0].as_posix() for folder, group in groups.items()
+    ]
+
+
 def stage_figures(stage: StageFinished) -> tuple[Figure, ...]:
     """Return the figures of a stage's metrics and outputs, best known names first."""
     verdicts = [Figure("", gate.decision) for gate in gates([stage])]

@@ -149,9 +149,9 @@ class Screen(Reporter):
         if event.exit_code not in {ExitCode.DONE, ExitCode.REFUSED, ExitCode.UNDECIDED}:
             self._writer.verbatim(Text(f"{_MARGIN}resume with:   ", FAINT), run_summary.command(self._started))
         self._writer.verbatim(Text(f"{_MARGIN}run folder:    ", FAINT), _relative_to_cwd(event.folder))
-        files = [path.as_posix() for path in run_summary.deliverables(event)]
-        if files:
-            self._writer.entry(Text(f"{_MARGIN}deliverables:  ", FAINT), self._writer.theme.separator.join(files))
+        if files := run_summary.deliverables(event):
+            names = self._writer.theme.separator.join(run_summary.grouped_by_folder(files))
+            self._writer.entry(Text(f"{_MARGIN}deliverables:  ", FAINT), names)
 
 
 def _relative_to_cwd(path: Path) -> str:

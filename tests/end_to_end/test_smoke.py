@@ -58,6 +58,7 @@ def test_the_models_to_ship_lie_in_the_runs_folder(smoke, tmp_path):
     assert stages["pretrain"]["deliverables"] == ["pretrain/recipe.json", "pretrain/tensors.safetensors"]
     assert stages["qat"]["deliverables"] == ["qat/recipe.json", "qat/int8.safetensors"]
     assert stages["data"]["deliverables"] == stages["compare"]["deliverables"] == []
+    assert stages["fake_quant"]["deliverables"] == [], "a prepared model is not shipped"
     for stage in ("onnx", "qat"):
         assert ptpipe("get", "last", stage, tmp_path / stage, "--artifacts", artifacts).returncode == 0
     shipped = OnnxFile(tmp_path / "onnx" / "model.onnx", (1, 16, 16), 10)

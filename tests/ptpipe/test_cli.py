@@ -272,8 +272,7 @@ def test_get_copies_deliverables(delivered, tmp_path):
     (folder,) = tmp_path.glob("artifacts/runs/*")
     shown = delivered("show", "last", alone=True).out
     assert shown.endswith(
-        f"\n{folder}\n  {folder}/one/number.json\n  {folder}/sum/number.json\n"
-        f"  {folder}/two/low/number.json\n  {folder}/two/high/number.json\n"
+        f"\n{folder}\n  one/number.json\n  sum/number.json\n  two/low/number.json\n  two/high/number.json\n"
     )
     got = delivered("get", "last", "sum", alone=True)
     assert (got.code, got.out) == (0, "wrote number.json\n")

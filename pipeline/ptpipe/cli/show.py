@@ -41,7 +41,7 @@ def show(run: str, artifacts: Path, as_json: bool) -> None:
     click.echo(f"\n{folder}")
     for stage in record["stages"]:
         for name in stage.get("deliverables", ()):  # runs of former versions have none
-            click.echo(f"  {folder / name}")
+            click.echo(f"  {name}")
 
 
 def _stage_row(stage: dict[str, Any]) -> tuple[str, ...]:

@@ -185,6 +185,9 @@ class Model(Deployable):
 
     @classmethod
     def deliverables(cls, folder: Path) -> tuple[str, ...]:
+        recipe = cls.load(folder).recipe
+        if recipe.backend and not recipe.convert:  # observers and fake quantization are for training
+            return ()
         return (_RECIPE, _INT8_TENSORS if (folder / _INT8_TENSORS).exists() else _TENSORS)
 
     def summary(self) -> dict[str, JSON]:

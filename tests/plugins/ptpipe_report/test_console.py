@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from ptpipe.events import LogLine, Notice, Progress, StageStarted
 from ptpipe_report import ConsoleReporter
 from ptpipe_report.comparison_table import fitting_columns
 from ptpipe_report.console import TerminalWriter
+from ptpipe_report.run_summary import grouped_by_folder
 from ptpipe_report.screen import Screen
 
 
@@ -108,12 +110,13 @@ def test_the_end_names_the_deliverables_in_the_run_folder(script, delivered) -> 
     shown = shown_lines(on(None), script, delivered)
     assert shown[-2:] == [
         f"  run folder:    {script.folder}",
-        "  deliverables:  pretrain/model.onnx · pretrain/odd*name.data",
+        "  deliverables:  pretrain/ (2 files)",
     ]
-    assert shown_lines(on(46), script, delivered)[-2:] == [
-        "  deliverables:  pretrain/model.onnx ·",
-        "                 pretrain/odd*name.data",
-    ]
+
+
+def test_deliverables_are_grouped_by_stage() -> None:
+    files = [Path("net/model.onnx"), Path("qat/recipe.json"), Path("qat/int8.safetensors"), Path("loose")]
+    assert grouped_by_folder(files) == ["net/model.onnx", "qat/ (2 files)", "loose"]
 
 
 def test_a_failure_names_its_cause_and_the_command_that_resumes(script) -> None:
