@@ -70,7 +70,7 @@ class Bench:
         config = TrainConfig.model_validate(
             {"epochs": 1, "lr": 0.005, "precision": precision, "num_threads": self.num_threads, "device": "cpu"}
         )
-        context = replace(self.context(), tell=events.append)
+        context = replace(self.context(), _tell=events.append)
         trained = train(config, context, model, self.data)
         metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
         step_ms = 1e3 * self.data.loader.batch_size / float(str(metrics["images_per_s"]))
