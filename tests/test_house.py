@@ -181,13 +181,14 @@ def hooks():
 
 def hook_table():
     """The README's table, from the specifications."""
-    lines = ["| hook | says |", "| --- | --- |"]
+    lines = ["| hook | purpose |", "| --- | --- |"]
     for name, function in hooks().items():
         signature = inspect.signature(function)
         parameters = ", ".join(f"{p.name}: {p.annotation}" for p in signature.parameters.values())
         returns = "" if signature.return_annotation == "None" else f" -> {signature.return_annotation}"
         words = " ".join(inspect.getdoc(function).split())
-        lines.append(f"| `{name}({parameters}){returns}` | {words} |".replace(" | None`", " \\| None`"))
+        code = f"{name}({parameters}){returns}".replace("|", "\\|")  # also in code a pipe would end the cell
+        lines.append(f"| `{code}` | {words} |")
     return "\n".join(lines) + "\n"
 
 

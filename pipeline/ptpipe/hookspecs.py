@@ -68,9 +68,9 @@ def ptpipe_launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Art
     """Execute one stage and return its outputs by name, or None to leave it to the next launcher.
 
     `call`: the stage, its options and inputs, as JSON that any process can read. `tell`: receives the stage's events
-    while it runs. An output may be a folder that another process saved the artifact to. The first result counts; the
-    default launcher, which is asked last, runs the stage in this process. Raise StageError for a failure that the user
-    can act on.
+    while it runs. An output may be a folder that another process saved the artifact to: it is moved into the store. The
+    first result counts; the default launcher, which is asked last, runs the stage in this process. Raise StageError for
+    a failure that the user can act on.
     """
 
 

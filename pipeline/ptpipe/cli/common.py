@@ -120,3 +120,8 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(highlight=False, markup=False).print(table)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 run`, `2 runs`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
