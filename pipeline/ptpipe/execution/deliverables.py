@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from ptpipe.stage import Port
+from ptpipe.store.files import atomic_path
 from ptpipe.store.store import Entry, Store
 
 
@@ -40,14 +39,8 @@ def place_deliverables(store: Store, ports: Sequence[Port], entry: Entry, folder
 
 def copy_atomically(source: Path, target: Path) -> None:
     """Copy a file's content; `target` is replaced when all of it is written."""
-    temporary = target.with_name(f".{target.name}-{secrets.token_hex(6)}")
-    try:
+    with atomic_path(target) as temporary:
         shutil.copyfile(source, temporary)
-        temporary.replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def _place(source: Path, target: Path) -> None:
