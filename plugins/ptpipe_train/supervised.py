@@ -59,11 +59,12 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             ctx, parallel.comm or "auto", parallel.timeout_s or TIMEOUT_S, config.device != "cpu"
         ) as workers,
     ):
-        settings, choice = _resolve_settings(config, ctx, model, data, workers)
+        plan = StepPlan(config.epochs, len(data.splits["train"]), batch_size, config.accumulate, ctx.seed)
+        settings, choice = _resolve_settings(config, ctx, model, data, plan, workers)
         with seeded(_seed(ctx, workers), settings.device), deterministic_kernels(settings.device):
             module = model.build_prepared().train()
             inputs = TrainingInputs(ctx, model, module, data, batch_size, settings, parallel, workers)
-            training = _set_up(config, inputs, choice)
+            training = _set_up(config, inputs, plan, choice)
             training.run()
             training.report()
             trained = model.with_state_dict_of(training.loop.strategy.module)
@@ -72,7 +73,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
 
 
 def _resolve_settings(
-    config: TrainConfig, ctx: Context, model: Model, data: Data, workers: WorkerGroup
+    config: TrainConfig, ctx: Context, model: Model, data: Data, plan: StepPlan, workers: WorkerGroup
 ) -> tuple[DeviceSettings, PrecisionChoice]:
     """Resolve every `auto` of device, memory format and precision; the same on every rank."""
     device = resolve_device(config.device)
@@ -80,13 +81,12 @@ def _resolve_settings(
     if config.memory_format == "auto":
         channels_last = prefers_channels_last(ctx, model, data, device)
     settings = DeviceSettings(device, channels_last=channels_last)
-    batch_size = config.batch_size or data.loader.batch_size
 
     def measure(num_rounds: int) -> list[float]:
-        images_per_pass = max(1, batch_size // config.parallel.passes_per_batch)
+        images_per_pass = max(1, plan.batch_size // config.parallel.passes_per_batch)
         return measure_step_ms(model, first_batch(data, settings, images_per_pass), settings, num_rounds)
 
-    num_batches = config.epochs * math.ceil(len(data.splits["train"]) / batch_size)
+    num_batches = plan.epochs * plan.num_batches(plan.num_samples)
     choice = choose_precision(config.precision, device, ctx, workers, num_batches, measure)
     return replace(settings, precision=choice.precision), choice
 
@@ -145,15 +145,14 @@ def _warn_of_small_passes(parallel: Parallel, ctx: Context, module: nn.Module, b
         )
 
 
-def _set_up(config: TrainConfig, inputs: TrainingInputs, choice: PrecisionChoice) -> Training:
-    ctx, data, batch_size = inputs.ctx, inputs.data, inputs.batch_size
+def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice: PrecisionChoice) -> Training:
+    ctx = inputs.ctx
     strategy = choose_strategy(inputs)
     device = strategy.settings.device
-    plan = StepPlan(config.epochs, len(data.splits["train"]), batch_size, config.accumulate, ctx.seed)
     lr = LearningRate(peak_lr(config), config.schedule, plan.num_steps, plan.steps_per_epoch)
     if lr.maximum() < 0.9 * lr.peak:
         ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
-    _warn_of_small_passes(config.parallel, ctx, strategy.module, batch_size)
+    _warn_of_small_passes(config.parallel, ctx, strategy.module, plan.batch_size)
     best = Best(config.early_stopping) if config.early_stopping else None
     optimizer = make_optimizer(config, strategy.trained)
     state = TrainingState(strategy.trained, optimizer, strategy.grad_scaler(), device, TrainingProgress(), best)
@@ -163,7 +162,7 @@ def _set_up(config: TrainConfig, inputs: TrainingInputs, choice: PrecisionChoice
     return Training(
         ctx,
         state,
-        Loop(data, plan, lr, strategy, config.label_smoothing, config.clip_grad_norm),
+        Loop(inputs.data, plan, lr, strategy, config.label_smoothing, config.clip_grad_norm),
         TrainingMonitor(ctx, plan, lr, choice.precision, utilization, workers, poll_every_s),
         Checkpointer(
             ctx,
