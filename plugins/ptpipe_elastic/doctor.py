@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ptpipe import Check
+from ptpipe import Check, host
 from ptpipe_elastic.collectives import Collective, run_collectives
-from ptpipe_torch.runtime import num_cpus
 
 if TYPE_CHECKING:
     from ptpipe_elastic.torch_elastic import WorkerFailure
@@ -87,7 +86,7 @@ def check_collectives(comm: str, workers: int, timeout_s: float | None = None) -
     """
     from ptpipe_elastic.torch_elastic import WorkersFailed
 
-    timeout_s = timeout_s or _TIMEOUT_S + _TIMEOUT_PER_CROWDED_S * max(0, workers - num_cpus())
+    timeout_s = timeout_s or _TIMEOUT_S + _TIMEOUT_PER_CROWDED_S * max(0, workers - host.num_threads())
     subject = f"{workers} workers, {comm}"
     try:
         with _deadline(3 * timeout_s):

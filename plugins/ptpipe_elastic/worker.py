@@ -16,12 +16,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NoReturn
 
-from ptpipe import Event, LogLine, StageError
+from ptpipe import Event, LogLine, StageError, host
 from ptpipe.launching import Call, Store, execute, load_vocabulary
 from ptpipe_elastic.bootstrap import exit_now, write_error_file
 from ptpipe_elastic.event_log import write_event
 from ptpipe_torch.distributed.worker_group import WorkerGroupError
-from ptpipe_torch.runtime import num_cpus
 
 OUTPUTS = "outputs"
 # A worker that lost its connection to another waits this long, so that the one that failed first is seen first.
@@ -35,7 +34,7 @@ def call_file(folder: Path, node: int) -> Path:
 
 def main(folder: Path, node: int) -> NoReturn:
     """Execute this worker's part of the call, and exit with 0, or 1 if it failed."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cpus() // int(os.environ["LOCAL_WORLD_SIZE"]))))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, host.num_threads() // int(os.environ["LOCAL_WORLD_SIZE"]))))
     try:
         _work(folder, node, int(os.environ["RANK"]))
     except BaseException as error:  # noqa: BLE001  # a plugin may raise anything

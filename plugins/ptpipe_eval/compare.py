@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ptpipe import Context, StageError, nearest
+from ptpipe import Context, StageError, host, nearest
 from ptpipe_eval import timing
 from ptpipe_eval.classify import EvalSplit, check_fit, predict_split, progress_callback, select_split
 from ptpipe_eval.comparison import Comparison, Latency, Row, Threads
 from ptpipe_eval.metrics import count_correct
 from ptpipe_torch import Data, Deployable, Predictor
-from ptpipe_torch.runtime import num_cpus
 
 if TYPE_CHECKING:
     from ptpipe_eval.config import CompareConfig
@@ -43,7 +42,7 @@ class ModelTimer:
             done = position * len(self.split.samples)
             on_batch = progress_callback(self.ctx, self._num_images, done, model=name)
             logits_NK = predict_split(name, predict, self.split, self.config.batch_size, on_batch)
-            cells = self._cells(predict, "all", num_cpus()) if "all" in self.config.threads else []
+            cells = self._cells(predict, "all", host.num_threads()) if "all" in self.config.threads else []
         if "one" in self.config.threads and self.inputs:
             with model.predictor(1) as predict:
                 cells = self._cells(predict, "one", 1) + cells

@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from ptpipe import Check, installed
-from ptpipe_torch.runtime import num_cpus
+from ptpipe import Check, host, installed
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _CPU_FEATURES = ("avx2", "avx512_f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
@@ -77,7 +76,7 @@ def _threads() -> Check:
     import os
 
     present = os.cpu_count() or 1
-    usable = num_cpus()
+    usable = host.num_threads()
     detail = f"{usable} of {present} processors usable"
     if usable >= present:
         return Check.ok("threads", detail)

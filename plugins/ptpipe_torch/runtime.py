@@ -29,18 +29,13 @@ _NEVER = -1
 _ADAPTED_MMAP_BYTES, _ADAPTED_TRIM_BYTES = 32 << 20, 64 << 20
 
 
-def num_cpus() -> int:
-    """Return how many threads a computation with all of the machine takes: `ptpipe.host.num_threads()`."""
-    return host.num_threads()
-
-
 @contextmanager
 def torch_threads(num_threads: int | None) -> Iterator[None]:
-    """Set torch's intra-op threads inside the `with`. `num_threads`: None means `num_cpus()`."""
+    """Set torch's intra-op threads inside the `with`. `num_threads`: None means `ptpipe.host.num_threads()`."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(num_threads or num_cpus())
+    torch.set_num_threads(num_threads or host.num_threads())
     try:
         yield
     finally:

@@ -171,8 +171,9 @@ class Model(Deployable):
     def save(self, folder: Path) -> None:
         (folder / _RECIPE).write_text(self.recipe.to_json(), encoding="utf-8")
         self._saved_bytes = _write(self.tensors, folder / _TENSORS)
-        if self.int8_tensors is not None:
-            self._saved_bytes = _write(self.int8_tensors, folder / _INT8_TENSORS)
+        int8_tensors = self.int8_tensors  # mapped from its file at each access
+        if int8_tensors is not None:
+            self._saved_bytes = _write(int8_tensors, folder / _INT8_TENSORS)
 
     @classmethod
     def load(cls, folder: Path) -> Self:

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from ptpipe import JSON, IntegrityError, StageError
+from ptpipe import JSON, IntegrityError, StageError, host
 from ptpipe_torch.model.deployable import Deployable, Predictor
-from ptpipe_torch.runtime import num_cpus, released_memory
+from ptpipe_torch.runtime import released_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +60,7 @@ class OnnxFile(Deployable):
     @contextmanager
     def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
         with released_memory():
-            sessions = [_session(self.path, num_threads or num_cpus())]
+            sessions = [_session(self.path, num_threads or host.num_threads())]
             inputs = [value.name for value in sessions[0].get_inputs()]
             outputs = [value.name for value in sessions[0].get_outputs()]
             if len(inputs) != 1 or len(outputs) != 1:

@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from ptpipe import Context, IntegrityError, StageError
+from ptpipe import Context, IntegrityError, StageError, host
 from ptpipe.events import Metric, Notice, Progress
 from ptpipe_eval import Comparison, Latency, Row, eval_classify, eval_compare, timing
 from ptpipe_eval.config import ClassifyConfig, CompareConfig
-from ptpipe_torch.runtime import num_cpus
 
 QUICK = {"budget_s": 0.002}
 
@@ -43,8 +42,8 @@ def test_every_cell_is_timed(digits, pair, context) -> None:
         assert [(cell.batch_size, cell.threads, cell.num_threads) for cell in row.latencies] == [
             (1, "one", 1),
             (5, "one", 1),
-            (1, "all", num_cpus()),
-            (5, "all", num_cpus()),
+            (1, "all", host.num_threads()),
+            (5, "all", host.num_threads()),
         ]
         for cell in row.latencies:
             assert 0 < cell.p10_ms <= cell.median_ms <= cell.p90_ms

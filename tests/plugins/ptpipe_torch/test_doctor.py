@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ptpipe import host
 from ptpipe.check import CheckState
 from ptpipe_torch.doctor import _device, findings
-from ptpipe_torch.runtime import num_cpus
 
 
 def found():
@@ -22,7 +22,7 @@ def test_what_is_here():
     here = found()
     assert {"torch", "torchvision", "processor", "threads"} <= set(here)
     assert here["torch"].detail == torch.__version__
-    assert here["threads"].detail.startswith(f"{num_cpus()} of ")
+    assert here["threads"].detail.startswith(f"{host.num_threads()} of ")
     assert CheckState.FAIL not in {finding.state for finding in here.values()}
 
 

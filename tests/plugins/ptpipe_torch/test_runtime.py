@@ -30,7 +30,7 @@ def test_threads_are_set_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError), torch_threads(1):
         _ = 1 / 0
     assert torch.get_num_threads() == before
-    monkeypatch.setattr(runtime, "num_cpus", lambda: 3)
+    monkeypatch.setattr("ptpipe.host.num_threads", lambda: 3)
     with torch_threads(None):
         assert torch.get_num_threads() == 3
     assert torch.get_num_threads() == before

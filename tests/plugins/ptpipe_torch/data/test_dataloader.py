@@ -18,10 +18,9 @@ import pytest
 import torch
 from PIL import Image
 
-from ptpipe import StageError
+from ptpipe import StageError, host
 from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Split, epoch_order
 from ptpipe_torch.data.images import FileImages
-from ptpipe_torch.runtime import num_cpus
 
 NUM = 40
 AUGMENT = ("crop", "flip", "rotate", "erase")
@@ -135,7 +134,7 @@ def test_no_warnings(pictures: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         epoch(file_data(pictures, num_workers=2, pin_memory=True))
-        epoch(array_data(num_workers=num_cpus() + 1))
+        epoch(array_data(num_workers=host.num_threads() + 1))
 
 
 def test_streaming_keeps_memory_bounded(pictures: Path) -> None:

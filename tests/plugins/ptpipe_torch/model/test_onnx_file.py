@@ -10,9 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ptpipe import IntegrityError, StageError
+from ptpipe import IntegrityError, StageError, host
 from ptpipe_torch import OnnxFile
-from ptpipe_torch.runtime import num_cpus
 
 WEIGHTS_KD = np.random.default_rng(3).normal(size=(5, 12)).astype(np.float32)
 
@@ -63,7 +62,7 @@ def test_it_runs_on_as_many_threads_as_told(file: OnnxFile, monkeypatch: pytest.
     for num_threads in (None, 1, 5):
         with file.predictor(num_threads):
             pass
-    assert seen == [(num_cpus(), 1), (1, 1), (5, 1)]
+    assert seen == [(host.num_threads(), 1), (1, 1), (5, 1)]
 
 
 def test_it_comes_back_as_it_was_saved(file: OnnxFile, tmp_path: Path) -> None:
