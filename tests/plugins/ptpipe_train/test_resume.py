@@ -172,10 +172,10 @@ def test_a_checkpoint_of_other_work_is_not_taken(lab: Lab) -> None:
 
 def test_another_number_of_threads_gets_a_notice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"epochs": 2, "checkpoint_every_s": EVERY_STEP, "num_threads": None}
-    monkeypatch.setattr("ptpipe_torch.runtime.num_cpus", lambda: 1)
+    monkeypatch.setattr("ptpipe.host.num_threads", lambda: 1)
     with pytest.raises(Stopped):
         lab.train(lab.make_model(), make_data(lab, stop_train=9), **options)
-    monkeypatch.setattr("ptpipe_torch.runtime.num_cpus", lambda: 2)
+    monkeypatch.setattr("ptpipe.host.num_threads", lambda: 2)
     (notice,) = lab.train(lab.make_model(), make_data(lab), **options).notices
     assert "number of threads was 1, is 2" in notice
     assert "torch was" not in notice
