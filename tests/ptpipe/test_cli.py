@@ -15,6 +15,7 @@ import pytest
 
 from ptpipe import ExitCode, __version__
 from ptpipe.cli import _COMMANDS
+from ptpipe.store.documents import read_document, write_document
 
 STAGES = """
 one: {uses: toy.make, with: {value: 3, note: look here}}
@@ -319,7 +320,7 @@ def test_get_refuses_altered_bytes(delivered, tmp_path):
 @pytest.mark.parametrize("name", ["sum/../../../../m.yaml", "/etc/hostname", "one/number.json"])
 def test_get_stays_inside_the_stages_folder(delivered, tmp_path, name):
     (record,) = tmp_path.glob("artifacts/runs/*/record.json")
-    record.write_text(record.read_text().replace("sum/number.json", name))
+    write_document(record, json.dumps(read_document(record)).replace("sum/number.json", name))
     got = delivered("get", "last", "sum", "new", alone=True)
     assert (got.code, list(tmp_path.glob("new/*"))) == (5, [])
 

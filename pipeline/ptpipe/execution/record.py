@@ -19,7 +19,8 @@ from ptpipe.errors import ExitCode, PtpipeError
 from ptpipe.events import Attachment, LogLine, RunFinished, RunStarted, StageFinished
 from ptpipe.plan.bind import Plan
 from ptpipe.plan.keys import Key
-from ptpipe.store.files import strict_json, write_atomically
+from ptpipe.store.documents import write_document
+from ptpipe.store.files import strict_json
 from ptpipe.store.store import Store
 
 
@@ -126,7 +127,7 @@ class RunRecord:
             "keys": {stage_id: key.digest for stage_id, key in self.keys.items()},
             "stages": [self._stage_facts(event) for event in finished],
         }
-        write_atomically(self.folder / "record.json", strict_json(record).encode())
+        write_document(self.folder / "record.json", strict_json(record))
 
     def _stage_facts(self, event: StageFinished) -> dict[str, Any]:
         # Relative: the artifacts folder may be moved.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ptpipe.errors import Problem, UsageError, nearest
+from ptpipe.errors import IntegrityError, Problem, UsageError, nearest
+from ptpipe.store.documents import read_document
 from ptpipe.store.store import Store
 
 _TIME_LENGTH = len("20260102-030405")
@@ -28,10 +28,10 @@ def run_records(store: Store, name: str = "") -> Iterator[dict[str, Any]]:
 
 def _record(folder: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        record = read_document(folder / "record.json")
+    except (IntegrityError, OSError):
         return None
-    return record | {"run_id": folder.name} if isinstance(record, dict) and record.keys() >= _REQUIRED else None
+    return record | {"run_id": folder.name} if record.keys() >= _REQUIRED else None
 
 
 def find_run(store: Store, wanted: str) -> tuple[dict[str, Any], Path]:

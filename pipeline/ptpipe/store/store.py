@@ -23,7 +23,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.errors import IntegrityError, PtpipeError
-from ptpipe.store.files import sync, write_atomically
+from ptpipe.store.documents import read_document, write_document
+from ptpipe.store.files import sync
 from ptpipe.store.locks import LockedError, exclusive_lock, shared_lock
 
 A = TypeVar("A", bound=Artifact)
@@ -204,8 +205,8 @@ class Store:
         """Return a key's entry; None where there is none, it is damaged, or one of its outputs is missing."""
         path = self.root / "index" / f"{key}.json"
         try:
-            entry = Entry.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            entry = Entry.from_json(read_document(path))
+        except (IntegrityError, OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         intact = entry.key == key and all(self.has(stored.digest) for stored in entry.outputs.values())
         return entry if intact else None
@@ -213,7 +214,7 @@ class Store:
     def put_entry(self, entry: Entry) -> None:
         """Record a finished stage."""
         path = self.root / "index" / f"{entry.key}.json"
-        write_atomically(path, json.dumps(asdict(entry), indent=1).encode())
+        write_document(path, json.dumps(asdict(entry), indent=1))
 
     # Scratch folders and locks
 

@@ -688,7 +688,7 @@ def test_a_record_that_cannot_be_written_ends_no_run(project, monkeypatch):
 
     project.write(SUM)
     ear = Ear()
-    ear.stage_started = lambda event: monkeypatch.setattr("ptpipe.execution.record.write_atomically", full)
+    ear.stage_started = lambda event: monkeypatch.setattr("ptpipe.execution.record.write_document", full)
     result = project.run(reporters=[ear])
     assert result.exit_code == ExitCode.DONE
     assert len(ear.ends) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ptpipe import PtpipeError
@@ -9,6 +11,7 @@ from ptpipe.execution.engine import source_digests
 from ptpipe.execution.gc import collect_garbage
 from ptpipe.execution.record import RunRecord
 from ptpipe.plan.keys import compute_keys
+from ptpipe.store.documents import read_document, write_document
 from ptpipe.store.runs import run_records
 from ptpipe.store.store import Store
 
@@ -86,7 +89,7 @@ def test_a_record_cannot_point_outside(project):
     result = project.run()
     (project.folder / "precious").mkdir()
     record = result.folder / "record.json"
-    record.write_text(record.read_text().replace(result.run_id, "../../precious"))
+    write_document(record, json.dumps(read_document(record)).replace(result.run_id, "../../precious"))
     collect_garbage(Store(project.artifacts), 0)
     assert (project.folder / "precious").is_dir()
 

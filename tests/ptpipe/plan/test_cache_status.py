@@ -11,6 +11,7 @@ from ptpipe.errors import UsageError
 from ptpipe.execution.engine import source_digests
 from ptpipe.plan.cache_status import cache_statuses
 from ptpipe.plan.keys import compute_keys
+from ptpipe.store.documents import write_document
 from ptpipe.store.runs import find_run, run_records
 from ptpipe.store.store import Store
 
@@ -106,7 +107,7 @@ def write_record(store, run_id, **changes):
     }  # fmt: skip
     path = store.root / "runs" / run_id / "record.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(record | changes))
+    write_document(path, json.dumps(record | changes))
     return path
 
 
