@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import subprocess
 import sys
 import weakref
@@ -9,7 +10,6 @@ from typing import Any
 
 import pluggy
 import pytest
-import torch
 
 import ptpipe_torch
 from ptpipe import hookimpl, hookspecs
@@ -36,7 +36,9 @@ class Cycle:
     """An object that only the garbage collector frees, as a traced network is."""
 
     def __init__(self) -> None:
-        self.itself, self.weights = self, torch.ones(100 << 18)
+        # Not a tensor: malloc may give it memory that is resident already, and then the process does not grow.
+        self.itself, self.weights = self, mmap.mmap(-1, 100 << 20)
+        self.weights.write(b"1" * (100 << 20))
 
 
 class Launcher:
