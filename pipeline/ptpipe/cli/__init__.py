@@ -20,7 +20,7 @@ import click
 
 from ptpipe import __version__
 from ptpipe.errors import ExitCode, ManifestError, PtpipeError, Terminated, nearest
-from ptpipe.execution.signals import terminate
+from ptpipe.execution.signals import SignalHandlers
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -145,8 +145,14 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its code; a traceback is shown only for a bug in ptpipe."""
-    signal.signal(signal.SIGTERM, terminate)
-    code = _exit_code()
+    handlers = SignalHandlers()
+    handlers.install()
+    try:
+        code = _exit_code()
+        code = handlers.exit_code or code  # whatever became of the exception, it was a signal that ended this
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):  # the exit code is decided
+            signal.signal(number, signal.SIG_IGN)
     try:
         sys.stdout.flush()
     except BrokenPipeError:

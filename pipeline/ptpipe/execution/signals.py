@@ -1,20 +1,71 @@
-"""Signal handling: SIGINT (Ctrl-C) and SIGTERM as exceptions, deferred over critical sections."""
+"""Signal handling: SIGINT (Ctrl-C) and SIGTERM as exceptions, deferred over critical sections and imports."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
-from ptpipe.errors import Terminated
+from ptpipe.errors import ExitCode, Terminated
+
+_IMPORT_FRAMES = "<frozen importlib._bootstrap>"
+_LONGEST_IMPORT_S = 20.0
+"""How long a signal waits for an import that does not end."""
+_RETRY_S = 0.02
 
 
-def terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise Terminated: the handler of SIGTERM, as KeyboardInterrupt is that of Ctrl-C."""
-    raise Terminated
+class SignalHandlers:
+    """Handlers that raise KeyboardInterrupt for SIGINT and Terminated for SIGTERM, but not inside an import.
+
+    An exception in the middle of an import breaks extension modules: they report another error in its place, or abort
+    the process. For processes of our own: a library must leave its caller's handlers alone.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[signal.Signals, float] | None = None
+        self._retry_at = 0.0
+
+    def install(self) -> None:
+        """Handle both signals from now on; one that the process was started to ignore (`nohup`) stays ignored."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
+
+    @property
+    def exit_code(self) -> ExitCode | None:
+        """The exit code for the first signal received; None where there was none."""
+        if self._first is None:
+            return None
+        return ExitCode.INTERRUPTED if self._first[0] == signal.SIGINT else ExitCode.TERMINATED
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        self._first = self._first or (signal.Signals(number), now)
+        if _is_importing(frame) and now - self._first[1] < _LONGEST_IMPORT_S:
+            if now >= self._retry_at:  # otherwise one is under way: two Ctrl-C in one import are one
+                self._retry(number, now)
+        elif number == signal.SIGTERM:
+            raise Terminated
+        else:
+            raise KeyboardInterrupt
+
+    def _retry(self, number: int, now: float) -> None:
+        """Send the signal again a little later: nothing else tells when the import has ended."""
+        self._retry_at = now + _RETRY_S
+        timer = threading.Timer(_RETRY_S, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != _IMPORT_FRAMES:
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextlib.contextmanager
