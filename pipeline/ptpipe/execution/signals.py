@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,10 +21,11 @@ _RETRY_S = 0.02
 
 
 class SignalHandlers:
-    """Handlers that raise KeyboardInterrupt for SIGINT and Terminated for SIGTERM, but not inside an import.
+    """Handlers that raise KeyboardInterrupt for SIGINT and Terminated for SIGTERM where that ends the program.
 
-    An exception in the middle of an import breaks extension modules: they report another error in its place, or abort
-    the process. For processes of our own: a library must leave its caller's handlers alone.
+    Not inside an import: extension modules report another error in its place, or abort the process. And again where
+    the exception was discarded, as those of a weak reference's callback or `__del__` are. For processes of our own: a
+    library must leave its caller's handlers alone.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,16 @@ class SignalHandlers:
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
+        report = sys.unraisablehook
+
+        def repeat_or_report(unraisable: sys.UnraisableHookArgs) -> None:
+            if isinstance(unraisable.exc_value, KeyboardInterrupt | Terminated):
+                is_interrupt = isinstance(unraisable.exc_value, KeyboardInterrupt)
+                self._retry(signal.SIGINT if is_interrupt else signal.SIGTERM)
+            else:
+                report(unraisable)
+
+        sys.unraisablehook = repeat_or_report
 
     @property
     def exit_code(self) -> ExitCode | None:
@@ -48,15 +60,15 @@ class SignalHandlers:
         self._first = self._first or (signal.Signals(number), now)
         if _is_importing(frame) and now - self._first[1] < _LONGEST_IMPORT_S:
             if now >= self._retry_at:  # otherwise one is under way: two Ctrl-C in one import are one
-                self._retry(number, now)
+                self._retry(number)
         elif number == signal.SIGTERM:
             raise Terminated
         else:
             raise KeyboardInterrupt
 
-    def _retry(self, number: int, now: float) -> None:
-        """Send the signal again a little later: nothing else tells when the import has ended."""
-        self._retry_at = now + _RETRY_S
+    def _retry(self, number: int) -> None:
+        """Send the signal again a little later: nothing tells when an import has ended."""
+        self._retry_at = time.monotonic() + _RETRY_S
         timer = threading.Timer(_RETRY_S, os.kill, (os.getpid(), number))
         timer.daemon = True
         timer.start()

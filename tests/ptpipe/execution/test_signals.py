@@ -17,9 +17,11 @@ from ptpipe.execution.signals import SignalHandlers, signals_deferred
 @pytest.fixture(autouse=True)
 def handlers():
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    hook = sys.unraisablehook
     handlers = SignalHandlers()
     handlers.install()
     yield handlers
+    sys.unraisablehook = hook
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -133,3 +135,32 @@ def test_a_signal_that_is_ignored_from_the_start_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     SignalHandlers().install()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_a_signal_whose_exception_is_discarded_is_sent_again(capsys, number, error):
+    class Dying:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    with pytest.raises(error):
+        discard_and_wait([Dying()])
+    assert capsys.readouterr().err == ""
+
+
+def discard_and_wait(holder):
+    holder.clear()
+    time.sleep(5)
+
+
+def test_other_errors_that_python_discards_are_reported(monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    SignalHandlers().install()
+
+    class Dying:
+        def __del__(self):
+            raise ValueError("in __del__")
+
+    Dying()
+    assert [str(each.exc_value) for each in reported] == ["in __del__"]
