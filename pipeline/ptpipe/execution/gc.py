@@ -103,7 +103,7 @@ class _Survey:
             self.problems.insert(
                 0,
                 "every stored result is kept, because it is unknown which of them these unreadable files need; restore"
-                " or delete the files, and run gc again",
+                " them, or delete the run's folder or the index entry, and run gc again",
             )
 
     def _find_old_runs(self, runs: Iterable[Run], keep_runs: int) -> Iterator[Path]:
