@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
+
+from ptpipe.artifact import JSON
 
 
 class StageConfig(BaseModel):
@@ -19,3 +21,30 @@ class StageConfig(BaseModel):
 
     renamed_options: ClassVar[Mapping[str, str]] = {}
     """Former option names to present ones: the error for a former name in a manifest suggests the present one."""
+    unkeyed_options: ClassVar[frozenset[str]] = frozenset()
+    """Options that stay out of the key: those that change no bit of the result, only how it is computed (how often a
+    checkpoint is written), and those whose resolved value is in the stage's `fingerprint`. Each class of nested options
+    has its own; a subclass that sets it replaces its base's."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if unknown := cls.unkeyed_options - cls.model_fields.keys():
+            raise TypeError(f"{cls.__name__}.unkeyed_options names no option: {', '.join(sorted(unknown))}")
+
+    def keyed_options(self) -> dict[str, JSON]:
+        """Return the options that enter the key, as JSON: all but `unkeyed_options`, nested ones too."""
+        return self.model_dump(mode="json", round_trip=True, by_alias=True, exclude=_unkeyed(self))
+
+    def unkeyed_values(self) -> dict[str, JSON]:
+        """Return the options of this class that stay out of the key, as JSON."""
+        return self.model_dump(mode="json", include=set(self.unkeyed_options))
+
+
+def _unkeyed(value: object) -> dict[Any, Any]:
+    """Return what pydantic is to exclude from a config, or from a sequence of them."""
+    if isinstance(value, StageConfig):
+        inner = {name: found for name, item in value if (found := _unkeyed(item))}
+        return inner | dict.fromkeys(value.unkeyed_options, True)
+    if isinstance(value, list | tuple):
+        return {number: found for number, item in enumerate(value) if (found := _unkeyed(item))}
+    return {}

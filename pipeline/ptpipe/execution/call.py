@@ -9,7 +9,7 @@ from typing import Any
 
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.context import Context
-from ptpipe.events import Event
+from ptpipe.events import Event, ModulesImported
 from ptpipe.plan.vocabulary import Vocabulary
 from ptpipe.stage import Stage
 from ptpipe.store.store import Store
@@ -90,7 +90,10 @@ def execute(
     config = stage.config_type.model_validate_json(json.dumps(call.options), strict=True)
     input_names = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}
     ctx = Context(call.stage_id, call.kind, call.seed, store.scratch(call.key), input_names, tell, rank, call.workers)
-    return stage.named(stage.function(config, ctx, **_read_inputs(call, stage, vocabulary, store)))
+    vocabulary.imports.update()
+    outputs = stage.named(stage.function(config, ctx, **_read_inputs(call, stage, vocabulary, store)))
+    tell(ModulesImported(call.stage_id, vocabulary.imports.update()))
+    return outputs
 
 
 def _read_inputs(

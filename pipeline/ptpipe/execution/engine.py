@@ -17,13 +17,25 @@ from typing import Any
 from ptpipe import host
 from ptpipe.artifact import JSON, Artifact, Decision, Verdict
 from ptpipe.errors import ExitCode, IntegrityError, ManifestError, Problem, PtpipeError, StageError, Terminated
-from ptpipe.events import Attachment, Event, LogLine, Metric, Notice, Outcome, RunFinished, StageFinished, StageStarted
+from ptpipe.events import (
+    Attachment,
+    Event,
+    LogLine,
+    Metric,
+    ModulesImported,
+    Notice,
+    Outcome,
+    RunFinished,
+    StageFinished,
+    StageStarted,
+)
 from ptpipe.execution.call import ONE_NODE, Call, Nodes, StoredInput
 from ptpipe.execution.deliverables import place_deliverables
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.record import RunRecord, StageOutput
 from ptpipe.execution.reporters import ReporterGroup
 from ptpipe.execution.signals import signals_deferred
+from ptpipe.execution.unchanged import check_unchanged
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.cache_status import CacheStatus, cache_statuses, is_current
 from ptpipe.plan.keys import compute_keys
@@ -64,12 +76,12 @@ def execute(plan: Plan, store: Store, options: RunOptions, reporters: Sequence[R
     with gc_paused():
         sources = source_digests(plan, store)
         keys = compute_keys(plan, sources)
-        if _preflight(plan, cache_statuses(plan, keys, store, options.fresh)):
+        if _preflight(plan, cache_statuses(plan, keys, store, sources, options.fresh)):
             keys = compute_keys(plan, sources)  # a preflight may have fetched what a stage reads
     store.open_for_writing()
     with store.in_use():
         sources.save()
-        return _Execution(RunRecord(plan, store, keys), options, reporters).execute()
+        return _Execution(RunRecord(plan, store, keys), sources, options, reporters).execute()
 
 
 def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
@@ -95,8 +107,10 @@ def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
 class _Execution:
     """The state of one run."""
 
-    def __init__(self, record: RunRecord, options: RunOptions, reporters: Sequence[Reporter]) -> None:
-        self.record, self.options = record, options
+    def __init__(
+        self, record: RunRecord, sources: SourceDigests, options: RunOptions, reporters: Sequence[Reporter]
+    ) -> None:
+        self.record, self.sources, self.options = record, sources, options
         self.plan, self.store, self.keys = record.plan, record.store, record.keys
         self.entries: dict[str, Entry | None] = {}
         self.finished: list[StageFinished] = []
@@ -185,7 +199,8 @@ class _Execution:
 
     def _current(self, stage: PlannedStage) -> Entry | None:
         entry = self.store.entry(self.keys[stage.id].digest)
-        return entry if entry is not None and is_current(entry, self.plan, stage.id, self.entries) else None
+        is_usable = entry is not None and is_current(entry, self.plan, stage.id, self.entries, self.sources)
+        return entry if is_usable else None
 
     def _launch(self, stage: PlannedStage) -> Entry:
         self._rebuild_inputs(stage)
@@ -194,6 +209,11 @@ class _Execution:
         call = self._call(stage)
         outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._on_event)
         stored = self._store_outputs(stage, outputs)
+        try:
+            dependencies = check_unchanged(self.plan, stage, key, self.sources, self.stage_output.imported)
+        except StageError:
+            self.store.drop_scratch(key.digest)  # its checkpoints are no truer than the result
+            raise
         entry = Entry(
             key=key.digest,
             kind=stage.kind,
@@ -205,6 +225,7 @@ class _Execution:
             seconds=time.perf_counter() - start,
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=host.fingerprint() if stage.stage.per_machine else "",
+            dependencies=dependencies,
         )
         self.store.put_entry(entry)
         self.store.drop_scratch(key.digest)
@@ -338,6 +359,9 @@ class _Execution:
                 self.record.log(event)
             case Attachment():
                 self.record.attach(event)
+            case ModulesImported():
+                self.stage_output.imported.append(event)
+                return
         self.reporters.event(event)
 
     def _notify(self, stage_id: str, text: str) -> None:

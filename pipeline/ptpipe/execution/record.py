@@ -16,7 +16,7 @@ from typing import Any
 from ptpipe import host
 from ptpipe.artifact import JSON
 from ptpipe.errors import ExitCode, PtpipeError
-from ptpipe.events import Attachment, LogLine, RunFinished, RunStarted, StageFinished
+from ptpipe.events import Attachment, LogLine, ModulesImported, RunFinished, RunStarted, StageFinished
 from ptpipe.plan.bind import Plan
 from ptpipe.plan.keys import Key
 from ptpipe.store.documents import write_document
@@ -32,6 +32,8 @@ class StageOutput:
     notices: list[str] = field(default_factory=list)
     asides: list[str] = field(default_factory=list)
     """Notices of the run about the stage: not part of its result, so not repeated when that is cached."""
+    imported: list[ModulesImported] = field(default_factory=list)
+    """One for each process that executed the stage."""
 
 
 class RunRecord:

@@ -15,7 +15,7 @@ from ptpipe.errors import ManifestError, Problem, StageError
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.source_digest import SourceDigests
 
-FORMAT = 2
+FORMAT = 3
 
 _DIGESTS = {"source": "the plugin's code", "machine": "measured on another machine"}
 """Parts that are digests, and what to print instead of them."""
@@ -46,18 +46,28 @@ def compute_keys(plan: Plan, sources: SourceDigests) -> dict[str, Key]:
     for stage in plan.stages:
         fingerprint: JSON = None
         try:
-            # As it will be read back from the store, so that `differences` can compare the two.
-            fingerprint = (
-                json.loads(json.dumps(stage.stage.fingerprint(stage.config))) if stage.stage.fingerprint else None
-            )
+            fingerprint = fingerprint_of(stage)
         except (StageError, OSError) as error:
             problems.append(plan.problem(stage.id, str(error)))
         except Exception as error:  # noqa: BLE001  # a plugin may raise anything
             problems.append(plan.plugin_problem(stage.id, "fingerprint()", error))
-        keys[stage.id] = Key.of(_parts(stage, plan.manifest.seed, keys, fingerprint, sources))
+        source = sources.of(*code_roots(plan, stage))
+        keys[stage.id] = Key.of(_parts(stage, plan.manifest.seed, keys, fingerprint, source))
     if problems:
         raise ManifestError(problems)
     return keys
+
+
+def fingerprint_of(stage: PlannedStage) -> JSON:
+    """Return what the stage's `fingerprint` says now, as it will be read back from the store; None without one."""
+    function = stage.stage.fingerprint
+    fingerprint: JSON = json.loads(json.dumps(function(stage.config))) if function else None
+    return fingerprint
+
+
+def code_roots(plan: Plan, stage: PlannedStage) -> tuple[str, ...]:
+    """Return the names of the modules that the code behind a stage starts from: its function's and its plugin's."""
+    return stage.stage.function.__module__, plan.vocabulary.owners[stage.kind].module.__name__
 
 
 def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
@@ -71,9 +81,7 @@ def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
     return lines
 
 
-def _parts(
-    stage: PlannedStage, seed: int, keys: Mapping[str, Key], fingerprint: JSON, sources: SourceDigests
-) -> dict[str, JSON]:
+def _parts(stage: PlannedStage, seed: int, keys: Mapping[str, Key], fingerprint: JSON, source: str) -> dict[str, JSON]:
     inputs: dict[str, JSON] = {}
     several = {port.name for port in stage.stage.inputs if port.several}
     for port, references in stage.wiring.items():
@@ -88,8 +96,8 @@ def _parts(
         "format": FORMAT,
         "kind": stage.kind,
         "version": stage.stage.version,
-        "source": sources.of(stage.stage.function.__module__),
-        "config": stage.options,
+        "source": source,
+        "config": stage.config.keyed_options(),
         "seed": seed,
         "inputs": inputs,
         "fingerprint": fingerprint,
