@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ptpipe.artifact import JSON, Artifact
@@ -24,6 +24,8 @@ class StoredInput:
     digest: str
     reference: str
     """Its name in the manifest."""
+    options: Mapping[str, JSON] = field(default_factory=dict)
+    """Options of the stages that it comes from that are in no key: see `Artifact.with_options`."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,10 @@ def _read_inputs(
 ) -> dict[str, Artifact | list[Artifact]]:
     values: dict[str, Artifact | list[Artifact]] = {}
     for port in stage.inputs:
-        items = [store.get(stored.digest, _type_of(stored, vocabulary)) for stored in call.inputs.get(port.name, ())]
+        items = [
+            store.get(stored.digest, _type_of(stored, vocabulary)).with_options(stored.options)
+            for stored in call.inputs.get(port.name, ())
+        ]
         if port.several:
             values[port.name] = items
         elif items:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import sys
 import time
 import traceback
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ptpipe import host
-from ptpipe.artifact import JSON, Artifact, Decision, Verdict
+from ptpipe.artifact import Artifact, Decision, Verdict
 from ptpipe.errors import ExitCode, IntegrityError, ManifestError, Problem, PtpipeError, StageError, Terminated
 from ptpipe.events import (
     Attachment,
     Event,
     LogLine,
-    Metric,
     ModulesImported,
     Notice,
     Outcome,
@@ -300,7 +298,8 @@ class _Execution:
     def _stored_input(self, stage_id: str, output: str, reference: str) -> StoredInput:
         entry = self.entries[stage_id]
         assert entry is not None, stage_id
-        return StoredInput(self.plan[stage_id].kind, output, entry.outputs[output].digest, reference)
+        digest, options = entry.outputs[output].digest, self.plan.unkeyed_values[stage_id]
+        return StoredInput(self.plan[stage_id].kind, output, digest, reference, options)
 
     def _judge(self, stage: PlannedStage, entry: Entry, outcome: Outcome) -> tuple[Outcome, str]:
         """Apply the verdicts among the outputs: the outcome, and the reason where it is refused."""
@@ -350,34 +349,20 @@ class _Execution:
 
     def _on_event(self, event: Event) -> None:
         """Pass a stage's event on to the reporters, and keep what belongs to its result."""
+        self.stage_output.keep(event)
         match event:
-            case Metric():
-                self.stage_output.metrics[event.name] = _as_json(event)
-            case Notice():
-                self.stage_output.notices.append(event.text)
             case LogLine():
                 self.record.log(event)
             case Attachment():
                 self.record.attach(event)
-            case ModulesImported():
-                self.stage_output.imported.append(event)
-                return
-        self.reporters.event(event)
+        if not isinstance(event, ModulesImported):  # of no use to a user
+            self.reporters.event(event)
 
     def _notify(self, stage_id: str, text: str) -> None:
         """Give a notice of this run: not part of the stage's result, so not repeated when that is cached."""
         self.stage_output.asides.append(text)
         self.record.log(LogLine(stage_id, text))
         self.reporters.event(Notice(stage_id, text))
-
-
-def _as_json(metric: Metric) -> JSON:
-    """Return a metric's value as it will be read back from the store."""
-    try:
-        value: JSON = json.loads(json.dumps(metric.value))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"metric {metric.name}: {error}; say float(...), int(...) or str(...)") from None
-    return value
 
 
 def _severity(code: ExitCode) -> int:

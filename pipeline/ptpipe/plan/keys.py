@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
 from ptpipe import host
@@ -44,15 +44,12 @@ def compute_keys(plan: Plan, sources: SourceDigests) -> dict[str, Key]:
     keys: dict[str, Key] = {}
     problems: list[Problem] = []
     for stage in plan.stages:
-        fingerprint: JSON = None
-        try:
-            fingerprint = fingerprint_of(stage)
-        except (StageError, OSError) as error:
-            problems.append(plan.problem(stage.id, str(error)))
-        except Exception as error:  # noqa: BLE001  # a plugin may raise anything
-            problems.append(plan.plugin_problem(stage.id, "fingerprint()", error))
-        source = sources.of(*code_roots(plan, stage))
-        keys[stage.id] = Key.of(_parts(stage, plan.manifest.seed, keys, fingerprint, source))
+        ask = partial(_ask, plan, stage, problems)
+        parts = _known_parts(stage, plan.manifest.seed, keys)
+        parts["source"] = sources.of(*code_roots(plan, stage))
+        parts["config"] = ask("resolved_options()", partial(_options_of, stage))
+        parts["fingerprint"] = ask("fingerprint()", partial(fingerprint_of, stage))
+        keys[stage.id] = Key.of(parts)
     if problems:
         raise ManifestError(problems)
     return keys
@@ -61,8 +58,11 @@ def compute_keys(plan: Plan, sources: SourceDigests) -> dict[str, Key]:
 def fingerprint_of(stage: PlannedStage) -> JSON:
     """Return what the stage's `fingerprint` says now, as it will be read back from the store; None without one."""
     function = stage.stage.fingerprint
-    fingerprint: JSON = json.loads(json.dumps(function(stage.config))) if function else None
-    return fingerprint
+    return _as_stored(function(stage.config)) if function else None
+
+
+def _options_of(stage: PlannedStage) -> JSON:
+    return _as_stored(stage.config.keyed_options())
 
 
 def code_roots(plan: Plan, stage: PlannedStage) -> tuple[str, ...]:
@@ -81,7 +81,25 @@ def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
     return lines
 
 
-def _parts(stage: PlannedStage, seed: int, keys: Mapping[str, Key], fingerprint: JSON, source: str) -> dict[str, JSON]:
+def _ask(plan: Plan, stage: PlannedStage, problems: list[Problem], what: str, function: Callable[[], JSON]) -> JSON:
+    """Return what a plugin's function says; None, and a problem more, where it fails."""
+    try:
+        return function()
+    except (StageError, OSError) as error:
+        problems.append(plan.problem(stage.id, str(error)))
+    except Exception as error:  # noqa: BLE001  # a plugin may raise anything
+        problems.append(plan.plugin_problem(stage.id, what, error))
+    return None
+
+
+def _as_stored(value: JSON) -> JSON:
+    """Return it as it will be read back from the store, so that `differences` can compare the two."""
+    stored: JSON = json.loads(json.dumps(value))
+    return stored
+
+
+def _known_parts(stage: PlannedStage, seed: int, keys: Mapping[str, Key]) -> dict[str, JSON]:
+    """Return the parts that follow from the plan alone."""
     inputs: dict[str, JSON] = {}
     several = {port.name for port in stage.stage.inputs if port.several}
     for port, references in stage.wiring.items():
@@ -96,11 +114,8 @@ def _parts(stage: PlannedStage, seed: int, keys: Mapping[str, Key], fingerprint:
         "format": FORMAT,
         "kind": stage.kind,
         "version": stage.stage.version,
-        "source": source,
-        "config": stage.config.keyed_options(),
         "seed": seed,
         "inputs": inputs,
-        "fingerprint": fingerprint,
         "packages": {name: _version(name) for name in stage.stage.packages},
     }
     if stage.stage.per_machine:
