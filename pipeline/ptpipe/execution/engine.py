@@ -78,8 +78,9 @@ def execute(plan: Plan, store: Store, options: RunOptions, reporters: Sequence[R
             keys = compute_keys(plan, sources)  # a preflight may have fetched what a stage reads
     store.open_for_writing()
     with store.in_use():
-        sources.save()
-        return _Execution(RunRecord(plan, store, keys), sources, options, reporters).execute()
+        ended = _Execution(RunRecord(plan, store, keys), sources, options, reporters).execute()
+        sources.save()  # last: the check after a stage looks at all plugins
+        return ended
 
 
 def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:

@@ -45,8 +45,7 @@ def _check_data(stage: PlannedStage, key: Key) -> None:
 
 
 def _dependency(name: str, module: ImportedModule, sources: SourceDigests) -> dict[str, str]:
-    found = sources.find(name)
-    has_name = found is not None and found.samefile(module.file)
+    has_name = sources.can_import(name, module.file)
     if not module.is_settled:
         if has_name:
             raise _changed(module)

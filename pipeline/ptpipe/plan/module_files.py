@@ -41,6 +41,14 @@ class ModuleFinder:
             self._found[name] = self._search(name)
         return self._found[name]
 
+    def searches(self, name: str, file: str) -> bool:
+        """Return whether the file is, or was, in one of the folders that the name is searched in."""
+        parent = name.rpartition(".")[0]
+        package = self.find(parent) if parent else None
+        path = Path(file)
+        folder = path.parents[1] if path.stem == "__init__" else path.parent
+        return str(folder) in (package.folders if package else self._folders)
+
     def _search(self, name: str) -> ModuleFile | None:
         parent, _, own_name = name.rpartition(".")
         if parent:
@@ -143,11 +151,11 @@ class ImportLog:
         self._since_ns = now_ns
         return found
 
-    def _look(self, file: str) -> ImportedModule | None:
+    def _look(self, file: str) -> ImportedModule:
         try:
             status, content = os.stat(file), Path(file).read_bytes()  # noqa: PTH116 - as above
-        except OSError:
-            return None
+        except OSError:  # deleted meanwhile
+            return ImportedModule(file, "", is_settled=False, is_new=True)
         # ctime: it can't be set, so a file that was replaced by one with an older mtime is noticed.
         is_settled = status.st_ctime_ns <= self._since_ns
         return ImportedModule(file, hashlib.sha256(content).hexdigest(), is_settled, is_new=True)

@@ -83,6 +83,11 @@ class SourceDigests:
         path = Path(found.file if found else module)
         return path if path.is_absolute() and path.is_file() else None
 
+    def can_import(self, name: str, file: str) -> bool:
+        """Return whether a module's name stands for this file; if that is missing, whether it was looked for there."""
+        found = self.find(name)
+        return found.resolve() == Path(file).resolve() if found else self._finder.searches(name, file)
+
     def digest(self, module: str) -> ModuleCode | None:
         """Return the code of a module as it is now, given as for `find`; None where it is missing."""
         path = self.find(module)
@@ -135,7 +140,7 @@ class SourceDigests:
                 return
             package = package.rpartition(".")[0]
         for file in sorted(path.parent.rglob("*")):
-            if file.suffix in _CODE_SUFFIXES:
+            if file.suffix in _CODE_SUFFIXES and file.is_file():  # editors leave links to nothing
                 *folders, name = file.relative_to(path.parent).parts
                 own_name = file.stem if file.suffix == ".py" else name.partition(".")[0]
                 yield ".".join((package, *folders, own_name)).removesuffix(".__init__"), file

@@ -395,3 +395,40 @@ def test_a_generation_of_imports_has_its_own_entry(bench):
     for word in (1, 2, 1):
         (bench.folder / "helper.py").write_text(f"WORD = {word}")
         assert bench.outcome() == "done"
+
+
+def test_a_module_that_is_deleted_after_its_import(bench):
+    bench.write(helper_py="WORD = 1")
+    bench.plugin(
+        "",
+        "m = importlib.import_module('hel' + 'per'); Path(__file__).with_name('helper.py').unlink(); return m.WORD",
+    )
+    event = bench.event()
+    assert event.outcome == "failed"
+    assert "helper.py changed during the run" in event.message
+
+
+def test_links_to_nothing_in_a_package(bench):
+    """Emacs leaves them beside a file that is being edited."""
+    beside_a_package_plugin(bench)
+    (bench.folder / "acme" / ".#__init__.py").symlink_to("me@machine.17")
+    assert bench.outcome() == "done"
+    assert bench.reasons() == ["cached"]
+
+
+def test_a_module_in_a_temporary_folder(bench):
+    """Some libraries import a configuration from a copy, and delete it."""
+    bench.plugin(
+        "import importlib.util, shutil",
+        """folder = Path(__file__).with_name("temporary")
+    folder.mkdir()
+    (folder / "settings.py").write_text("WORD = 1")
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module("set" + "tings").WORD
+    finally:
+        sys.path.remove(str(folder))
+        shutil.rmtree(folder)""",
+    )
+    assert bench.outcome() == "done"
+    assert bench.reasons() == ["cached"]
