@@ -32,7 +32,7 @@ class ModuleFinder:
 
     def __init__(self, folders: Sequence[str] = ()) -> None:
         """Search `sys.path` as it is now, then `folders`."""
-        self._folders = tuple(dict.fromkeys((*(folder or os.getcwd() for folder in sys.path), *folders)))  # noqa: PTH109 - a Path per folder is slow
+        self._folders = tuple(dict.fromkeys(map(os.path.abspath, (*sys.path, *folders))))
         self._found: dict[str, ModuleFile | None] = {}
 
     def find(self, name: str) -> ModuleFile | None:
@@ -113,6 +113,15 @@ def is_own_code(file: str) -> bool:
     )
 
 
+def _members(module: object) -> Mapping[str, Any]:
+    """Return what is in a module; asking for an attribute would import a lazy one."""
+    try:
+        members: Mapping[str, Any] = object.__getattribute__(module, "__dict__")
+    except AttributeError:  # Python allows any object in `sys.modules`
+        return {}
+    return members
+
+
 class ImportedModule(NamedTuple):
     """A module that a process imported."""
 
@@ -140,7 +149,7 @@ class ImportLog:
         """Look at what was imported since the last update; return all modules by name."""
         now_ns, found = time.time_ns(), {}
         for name, module in list(sys.modules.items()):
-            members: dict[str, Any] = getattr(module, "__dict__", {})  # not the attributes: a lazy module has none yet
+            members = _members(module)
             # Without a spec, it was not imported: compilers write and execute modules of their own.
             file, spec, is_new = members.get("__file__"), members.get("__spec__"), self._before.get(name) is not module
             if isinstance(spec, ModuleSpec) and isinstance(file, str) and is_own_code(file):

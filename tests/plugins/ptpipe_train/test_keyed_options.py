@@ -9,10 +9,12 @@ import pytest
 
 import ptpipe_data.config
 import ptpipe_train.config
+from ptpipe import StageError
 from ptpipe_eval.config import ClassifyConfig
 from ptpipe_quant.config import CalibrateConfig
 from ptpipe_torch import Data
 from ptpipe_torch.data.data import LOADING_OPTIONS
+from ptpipe_train import device
 from ptpipe_train.config import Parallel, TrainConfig
 
 from .conftest import Lab, Trained, assert_same_bits
@@ -76,6 +78,16 @@ def test_the_device_enters_the_key_as_it_is_taken(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("ptpipe_train.config.finds_cuda_device", lambda: True)
     assert keyed(device="auto") == keyed(device="cuda") != keyed(device="cpu")
     assert keyed(device="cuda", num_threads=2) == keyed(device="cuda", num_threads=3), "the CPU computes nothing"
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_another_device_than_that_in_the_key_is_refused(monkeypatch: pytest.MonkeyPatch, is_found: bool) -> None:
+    monkeypatch.setattr("ptpipe_train.device.finds_cuda_device", lambda: is_found)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: not is_found)
+    (line,) = device.find_missing("auto", "fp32")
+    assert line.startswith(f"device auto: torch finds {'no' if is_found else 'a'} CUDA device, ")
+    with pytest.raises(StageError, match="set device to cpu or cuda"):
+        device.resolve_device("auto")
 
 
 def test_threads_enter_the_key_as_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

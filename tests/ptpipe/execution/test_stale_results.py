@@ -432,3 +432,25 @@ def test_a_module_in_a_temporary_folder(bench):
     )
     assert bench.outcome() == "done"
     assert bench.reasons() == ["cached"]
+
+
+def test_a_lazy_module_is_left_lazy(bench):
+    bench.write(helper_py="raise SystemExit('it was imported')")
+    bench.plugin(
+        "import importlib.util as u",
+        """s = u.find_spec("helper")
+    s.loader = u.LazyLoader(s.loader)
+    m = sys.modules["helper"] = u.module_from_spec(s)
+    s.loader.exec_module(m)
+    return 1""",
+    )
+    assert bench.outcome() == "done"
+
+
+def test_a_relative_folder_on_the_path(bench, monkeypatch):
+    monkeypatch.chdir(bench.folder)
+    bench.write(lib__helper_py="WORD = 1")
+    bench.plugin('sys.path.insert(0, "lib")\nfrom helper import WORD')
+    assert bench.outcome() == "done"
+    (bench.folder / "lib" / "helper.py").write_text("WORD = 2")
+    assert bench.reasons() == ["the plugin's code"]
