@@ -30,6 +30,14 @@ class Artifact(ABC):
     def load(cls, folder: Path) -> Self:
         """Read what `save` wrote. `folder` is read-only and outlives the returned value, which may map its files."""
 
+    def with_options(self, options: Mapping[str, JSON]) -> Self:
+        """Return the value with options applied that say how to use it and change nothing in it; by default ignored.
+
+        `options`: by name, the `unkeyed_options` of the stage that the value is an output of, and of the stages above
+        it. They are not saved with the value, because a cached one must follow the present manifest's.
+        """
+        return self
+
     def summary(self) -> dict[str, JSON]:
         """Return a few facts for listings and reports, as JSON."""
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -74,7 +74,16 @@ class Attachment:
     """In the stage's scratch folder."""
 
 
-Event: TypeAlias = Progress | Metric | Notice | LogLine | Attachment
+@dataclass(frozen=True)
+class ModulesImported:
+    """What the process that executed a stage had imported at its end. Not passed on to reporters."""
+
+    stage_id: str
+    modules: Mapping[str, Sequence[str | bool]]
+    """The user's own modules by name, each with the fields of an ImportedModule (ptpipe.plan.module_files)."""
+
+
+Event: TypeAlias = Progress | Metric | Notice | LogLine | Attachment | ModulesImported
 _EVENT_TYPES: dict[str, Callable[..., Event]] = {type_.__name__: type_ for type_ in get_args(Event)}
 
 

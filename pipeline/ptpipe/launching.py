@@ -10,7 +10,7 @@ That process saves each output of rank 0 to an empty folder (`artifact.save(fold
 folders by output name. Events travel back as `event_to_json(event)`.
 """
 
-from ptpipe.events import event_from_json, event_to_json
+from ptpipe.events import ModulesImported, event_from_json, event_to_json
 from ptpipe.execution.call import Call, Nodes, StoredInput, execute
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.plan.vocabulary import Plugin, Vocabulary, load_vocabulary
@@ -19,6 +19,7 @@ from ptpipe.store.store import Store
 __all__ = [
     "Call",
     "LocalLauncher",
+    "ModulesImported",
     "Nodes",
     "Plugin",
     "Store",

@@ -107,12 +107,14 @@ def stage(  # noqa: PLR0913  # one parameter for each thing a stage may declare
     `per_machine`: the result holds only for the machine that measured it, such as a latency.
     `packages`: distributions whose versions the result depends on.
     `fingerprint`: `fingerprint(config)` returns, as JSON, digests of the files outside the store that the stage reads.
-    Called for every plan: must be fast and not import torch.
+    Called for every plan: must be fast and not import torch. Called again after the stage: a result is kept only if it
+    returns the same, so it must not tell the time.
     `preflight`: `preflight(config)` returns what is missing on this machine, a line each. Called before the first stage
     runs, unless the stage is cached; may import torch, and may download files that `fingerprint` reads.
     `workers`: `workers(config)` returns how many processes execute the stage together; 1 without it.
 
-    `version`, `packages`, `fingerprint` and the source of the function's plugin enter the key of the result.
+    `version`, `packages`, `fingerprint`, the source of the function's plugin and of what it imports, and the options
+    enter the key of the result: `StageConfig.unkeyed_options` are the exception.
     Raises TypeError, when the plugin is imported, if the signature breaks these rules.
     """
     if not KIND_PATTERN.fullmatch(kind):

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ptpipe import StageConfig
 from ptpipe_torch import LoaderOptions
+from ptpipe_torch.data.data import LOADING_OPTIONS
 
 Augmentation = Literal["crop", "erase", "flip", "rotate", "shift", "zoom"]
 
@@ -24,6 +25,8 @@ Size = Annotated[float, Field(ge=0), AfterValidator(_fraction_or_number)]
 
 class LoaderConfig(StageConfig):
     """Options of batching, named as in torch.utils.data.DataLoader."""
+
+    unkeyed_options: ClassVar[frozenset[str]] = frozenset(LOADING_OPTIONS)
 
     batch_size: int = Field(128, ge=1, le=1_000_000, description="samples per batch")
     num_workers: int = Field(

@@ -34,12 +34,20 @@ def find_root(path: str) -> Path:
 
 
 def fingerprint(path: str) -> JSON:
-    """Return the folder, the number of images, and a digest of their relative paths, sizes and modification times."""
+    """Return the folder, the number of images, and a digest of their relative paths, sizes and times of change.
+
+    Both times: the modification time can be set, to hide a change (`touch -r`), the time of the last change to the file
+    cannot. So a copy, a rename or another owner is a change too.
+    """
     root = find_root(path)
     digest, num_files = hashlib.sha256(), 0
     for relative, entry in _walk(root, ""):
         status = entry.stat()
-        digest.update(f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        digest.update(
+            f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n".encode(
+                errors="surrogateescape"
+            )
+        )
         num_files += 1
     return {"root": str(root), "num_files": num_files, "digest": digest.hexdigest()}
 

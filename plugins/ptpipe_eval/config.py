@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from ptpipe import StageConfig
+from ptpipe import JSON, StageConfig, host
 from ptpipe_eval.comparison import Threads
 
 BatchSize: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
@@ -22,6 +22,10 @@ class ClassifyConfig(StageConfig):
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="threads per prediction; null: as many as the machine has processors"
     )
+
+    def resolved_options(self) -> dict[str, JSON]:
+        """Return the number of threads here: the last bits of logits depend on it."""
+        return {"num_threads": self.num_threads or host.num_threads()}
 
 
 class CompareConfig(StageConfig):

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from ptpipe import StageConfig
+from ptpipe import JSON, StageConfig, host
 from ptpipe_quant.cpu import Backend
 
 Weights: TypeAlias = Literal["auto", "per_channel", "per_tensor"]
@@ -87,6 +87,10 @@ class CalibrateConfig(StageConfig):
         description="number of processes that split the samples batch by batch; the result equals that of one "
         "process. Meant for several machines: on one machine, the threads of a single process are as fast",
     )
+
+    def resolved_options(self) -> dict[str, JSON]:
+        """Return the number of threads here: the last bits of what the network computes depend on it."""
+        return {"num_threads": host.num_threads()}
 
 
 class ConvertConfig(StageConfig):

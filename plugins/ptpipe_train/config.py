@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from ptpipe import StageConfig, StageError
+from ptpipe import JSON, StageConfig, StageError, host
+from ptpipe_torch.cuda import finds_cuda_device
 
 ScheduleName: TypeAlias = Literal["constant", "step", "cosine", "one_cycle"]
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -90,6 +91,7 @@ class Parallel(StageConfig):
     """How the training is distributed over devices and processes."""
 
     renamed_options: ClassVar[Mapping[str, str]] = {"chunks": "pipeline_stages"}
+    unkeyed_options: ClassVar[frozenset[str]] = frozenset({"timeout_s"})
 
     mode: Mode = Field(
         "single",
@@ -273,6 +275,8 @@ class Profile(StageConfig):
 class TrainConfig(StageConfig):
     """Options of `train.supervised`."""
 
+    unkeyed_options: ClassVar[frozenset[str]] = frozenset({"checkpoint_every_s", "profile"})
+
     epochs: int = Field(3, ge=1, le=1_000_000, description="passes over the train split")
     batch_size: int | None = Field(
         None,
@@ -327,7 +331,7 @@ class TrainConfig(StageConfig):
     profile: Profile | None = Field(
         None,
         description="write a PyTorch profiler trace and a table of the most expensive operators into the run's folder "
-        "(of rank 0, with several processes); null: don't",
+        "(of rank 0, with several processes); null: don't. A cached training isn't profiled: run it with --fresh STAGE",
     )
     parallel: Parallel = Field(Parallel(), description="how the training is distributed over devices and processes")
 
@@ -344,3 +348,12 @@ class TrainConfig(StageConfig):
         if self.batch_size is not None:
             self.parallel.check_batch_size(self.batch_size)
         return self
+
+    def resolved_options(self) -> dict[str, JSON]:
+        """Return the device and the number of CPU threads that the training takes here; the latter on a CPU only.
+
+        With several workers, `num_threads: null` is the machine's threads: how many each takes follows from `workers`.
+        """
+        on_cuda = self.device == "cuda" or (self.device == "auto" and finds_cuda_device())
+        num_threads = None if on_cuda else self.num_threads or host.num_threads()
+        return {"device": "cuda" if on_cuda else "cpu", "num_threads": num_threads}

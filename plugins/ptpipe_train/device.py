@@ -13,6 +13,7 @@ from torch import nn
 
 from ptpipe import StageError, host
 from ptpipe_torch import Batch, Data
+from ptpipe_torch.cuda import finds_cuda_device
 
 if TYPE_CHECKING:
     from ptpipe_train.config import Device, Parallel, Precision, PrecisionOption
@@ -53,15 +54,25 @@ class DeviceSettings:
 
 def resolve_device(device: Device) -> torch.device:
     """Resolve `auto`. Raise StageError for a CUDA device that this machine doesn't have."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise StageError(_NO_CUDA)
+    if reason := _unusable(device):
+        raise StageError(reason)
     return _device(device)
 
 
 def _device(device: Device) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "auto":  # as in the key
+        device = "cuda" if finds_cuda_device() else "cpu"
     return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+
+
+def _unusable(device: Device) -> str | None:
+    """Return why torch can't use the device, or finds another one than the key names; None if neither."""
+    if device == "cuda" and not torch.cuda.is_available():
+        return _NO_CUDA
+    if device == "auto" and finds_cuda_device() != torch.cuda.is_available():
+        found = "no CUDA device, although there is a GPU" if finds_cuda_device() else "a CUDA device, but ptpipe no GPU"
+        return f"device auto: torch finds {found}; set device to cpu or cuda"
+    return None
 
 
 def first_batch(data: Data, settings: DeviceSettings, num_samples: int) -> Batch:
@@ -78,8 +89,8 @@ def first_batch(data: Data, settings: DeviceSettings, num_samples: int) -> Batch
 
 def find_missing(device: Device, precision: PrecisionOption) -> Iterator[str]:
     """Yield a line for each requirement of device and precision that this machine doesn't meet."""
-    if device == "cuda" and not torch.cuda.is_available():
-        yield _NO_CUDA
+    if reason := _unusable(device):
+        yield reason
     elif precision == "fp16" and _device(device).type == "cpu" and not has_fast_fp16():
         # Measured without fp16 instructions: small_cnn takes 20 to 30 times as long as in bf16.
         yield "precision fp16: this CPU has no fp16 instructions and would take many times as long; use bf16"

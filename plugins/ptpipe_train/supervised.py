@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -156,7 +157,9 @@ def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice:
     best = Best(config.early_stopping) if config.early_stopping else None
     optimizer = make_optimizer(config, strategy.trained)
     state = TrainingState(strategy.trained, optimizer, strategy.grad_scaler(), device, TrainingProgress(), best)
-    work = f"{config.model_dump_json()}{inputs.model.recipe.to_json()}{plan}{choice.precision}"
+    # Device and threads as written: where they come to something else, resuming gives a notice.
+    options = json.dumps({**config.keyed_options(), "device": config.device, "num_threads": config.num_threads})
+    work = f"{options}{inputs.model.recipe.to_json()}{plan}{choice.precision}"
     poll_every_s = min(POLL_EVERY_S, config.checkpoint_every_s or POLL_EVERY_S)
     utilization, workers = Utilization(device), strategy.workers
     return Training(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ptpipe import JSON, Context, Stage, hookimpl, nearest, stage
+from ptpipe import JSON, Context, Stage, StageError, hookimpl, nearest, stage
 from ptpipe_torch import Data, FunctionRef, Model
+from ptpipe_zoo import names, published
 from ptpipe_zoo.config import MlpConfig, SmallCnnConfig, TorchvisionConfig
 
 
@@ -53,12 +53,16 @@ def _weights_path(config: TorchvisionConfig) -> Path | None:
 
 
 def _fingerprint(config: TorchvisionConfig) -> JSON:
-    """Return the SHA-256 of the weights file; None without one, or if it is missing (the preflight reports that)."""
+    """Return the SHA-256 of the weights' file by name; None without one.
+
+    The published name alone for a file that is not there: the preflight downloads it, or reports what is missing.
+    """
+    if config.weights:
+        url = names.weight_urls(config.name).get(config.weights)
+        path = published.cached_file(url) if url else None
+        return {path.name: published.sha256_of(path) if path.is_file() else None} if path else None
     path = _weights_path(config)
-    if path is None or not path.is_file():
-        return None
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return published.sha256_of(path) if path is not None and path.is_file() else None
 
 
 def _preflight(config: TorchvisionConfig) -> Iterable[str]:
@@ -71,11 +75,27 @@ def _preflight(config: TorchvisionConfig) -> Iterable[str]:
     except (ImportError, RuntimeError) as error:
         yield f"torchvision can't be imported: {error}"
         return
-    names = torchvision_models.list_classifiers()
-    if config.name not in names:
-        yield f"the installed torchvision has no classifier {config.name!r}{_hint(config.name, names)}"
-    elif config.weights and config.weights not in (urls := torchvision_models.weight_urls(config.name)):
-        yield f"{config.name} has no published weights {config.weights!r}; available: {', '.join(urls)}"
+    known = torchvision_models.list_classifiers()
+    if config.name not in known:
+        yield f"the installed torchvision has no classifier {config.name!r}{_hint(config.name, known)}"
+    elif config.weights:
+        yield from _missing_weights(config.name, config.weights, torchvision_models.weight_urls(config.name))
+
+
+def _missing_weights(name: str, weights: str, urls: Mapping[str, str]) -> Iterable[str]:
+    """Download published weights; yield a line if that fails, or if they are not the published ones.
+
+    `urls`: as torchvision has them.
+    """
+    if weights not in urls:
+        yield f"{name} has no published weights {weights!r}; available: {', '.join(urls)}"
+    elif names.weight_urls(name).get(weights) != urls[weights]:
+        yield f"can't read from torchvision's source which file {weights} of {name} is: download it, use weights_file"
+    else:
+        try:
+            published.fetch(urls[weights])
+        except StageError as error:
+            yield str(error)
 
 
 def _hint(word: str, words: Iterable[str]) -> str:
@@ -88,9 +108,10 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
     """Build one of torchvision's classification networks for the data set's channels, image size and classes.
 
     The weights are random, as a function of the seed alone; or from a local file; or published weights, downloaded
-    once into torch's hub cache. Pretrained weights for RGB are adapted to other numbers of channels, and a last layer
-    for other classes is reinitialized; a notice reports either. The data set's own mean and standard deviation
-    normalize the images, even where the published weights were trained with ImageNet's.
+    once into torch's hub cache, before the first stage, and verified by the digest in their name. Pretrained weights
+    for RGB are adapted to other numbers of channels, and a last layer for other classes is reinitialized; a notice
+    reports either. The data set's own mean and standard deviation normalize the images, even where the published
+    weights were trained with ImageNet's.
     """
     from ptpipe_zoo import nets, torchvision_models, weights
 
@@ -103,7 +124,11 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
     torchvision_models.check_images(config.name, network, info.shape_CHW, info.num_classes)
     path = _weights_path(config)
     if config.weights:
-        path = weights.download(torchvision_models.weight_urls(config.name)[config.weights], ctx)
+        url = torchvision_models.weight_urls(config.name)[config.weights]
+        path = published.cached_file(url)
+        if not path.is_file():
+            raise StageError(f"{path} was not found: a run downloads it before its first stage")
+        published.verify(path, url)
     if path is not None:
         for notice in weights.load_weights(network, weights.read_weights(path), info.num_classes, str(path)):
             ctx.notice(notice)

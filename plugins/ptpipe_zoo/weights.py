@@ -1,64 +1,26 @@
-"""Pretrained weights: download from torchvision's URLs, read a state dict, adapt it to a network.
+"""Pretrained weights: read a state dict, adapt it to a network.
 
 Shape legend: O outputs, I inputs of a layer, h and w its kernel.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ptpipe import Context, StageError
-from ptpipe_torch.download import download_file
+from ptpipe import StageError
 from ptpipe_zoo.torchvision_models import head, stem
 
-_TIMEOUT_S = 10.0
-_PROGRESS_BYTES = 1 << 20
 # DenseNet's published files have `norm.1`, but module names must no longer contain dots.
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 _COUNTER = ".num_batches_tracked"
-
-
-def download(url: str, ctx: Context) -> Path:
-    """Download a published file into torch.hub's cache, unless it is there, and return its path.
-
-    Progress goes to `ctx`. Raises StageError if the download fails or the file is not the published one.
-    """
-    name = Path(urlsplit(url).path).name
-    path = Path(torch.hub.get_dir()) / "checkpoints" / name
-    if path.exists():
-        return path
-    prefix = re.search(r"-([0-9a-f]{8,})\.", name)  # torch.hub's convention: the name has the digest's first digits
-
-    def verify(file: Path) -> None:
-        with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        if prefix and not digest.startswith(prefix[1]):
-            raise StageError(f"{url}: downloaded file has SHA-256 {digest[:12]}..., not {prefix[1]}...; try again")
-
-    reported = 0
-
-    def report(done: int, total: int | None) -> None:
-        nonlocal reported
-        if done - reported >= _PROGRESS_BYTES or done == total:  # blocks can be as small as a network packet
-            ctx.progress(done, total, "bytes")
-            reported = done
-
-    try:
-        download_file(url, path, report, timeout_s=_TIMEOUT_S, verify=verify)
-    except (OSError, HTTPException) as error:
-        raise StageError(f"can't download {url} ({error}): specify a local file with weights_file") from error
-    return path
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:

@@ -46,7 +46,7 @@ def plan(
     bound = read_plan(manifest, settings)
     store = open_store(artifacts)
     sources = source_digests(bound, store)
-    statuses = cache_statuses(bound, compute_keys(bound, sources), store, fresh)
+    statuses = cache_statuses(bound, compute_keys(bound, sources), store, sources, fresh)
     sources.save()
     if as_json:
         print_json({"stages": [_facts(bound[item.stage_id], item) for item in statuses]})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.context import Context
-from ptpipe.events import Event
+from ptpipe.events import Event, ModulesImported
 from ptpipe.plan.vocabulary import Vocabulary
 from ptpipe.stage import Stage
 from ptpipe.store.store import Store
@@ -24,6 +24,8 @@ class StoredInput:
     digest: str
     reference: str
     """Its name in the manifest."""
+    options: Mapping[str, JSON] = field(default_factory=dict)
+    """Options of the stages that it comes from that are in no key: see `Artifact.with_options`."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,10 @@ def execute(
     config = stage.config_type.model_validate_json(json.dumps(call.options), strict=True)
     input_names = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}
     ctx = Context(call.stage_id, call.kind, call.seed, store.scratch(call.key), input_names, tell, rank, call.workers)
-    return stage.named(stage.function(config, ctx, **_read_inputs(call, stage, vocabulary, store)))
+    vocabulary.imports.update()
+    outputs = stage.named(stage.function(config, ctx, **_read_inputs(call, stage, vocabulary, store)))
+    tell(ModulesImported(call.stage_id, vocabulary.imports.update()))
+    return outputs
 
 
 def _read_inputs(
@@ -98,7 +103,10 @@ def _read_inputs(
 ) -> dict[str, Artifact | list[Artifact]]:
     values: dict[str, Artifact | list[Artifact]] = {}
     for port in stage.inputs:
-        items = [store.get(stored.digest, _type_of(stored, vocabulary)) for stored in call.inputs.get(port.name, ())]
+        items = [
+            store.get(stored.digest, _type_of(stored, vocabulary)).with_options(stored.options)
+            for stored in call.inputs.get(port.name, ())
+        ]
         if port.several:
             values[port.name] = items
         elif items:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import sys
 import time
 import traceback
@@ -15,15 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from ptpipe import host
-from ptpipe.artifact import JSON, Artifact, Decision, Verdict
+from ptpipe.artifact import Artifact, Decision, Verdict
 from ptpipe.errors import ExitCode, IntegrityError, ManifestError, Problem, PtpipeError, StageError, Terminated
-from ptpipe.events import Attachment, Event, LogLine, Metric, Notice, Outcome, RunFinished, StageFinished, StageStarted
+from ptpipe.events import (
+    Attachment,
+    Event,
+    LogLine,
+    ModulesImported,
+    Notice,
+    Outcome,
+    RunFinished,
+    StageFinished,
+    StageStarted,
+)
 from ptpipe.execution.call import ONE_NODE, Call, Nodes, StoredInput
 from ptpipe.execution.deliverables import place_deliverables
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.record import RunRecord, StageOutput
 from ptpipe.execution.reporters import ReporterGroup
 from ptpipe.execution.signals import signals_deferred
+from ptpipe.execution.unchanged import check_unchanged
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.cache_status import CacheStatus, cache_statuses, is_current
 from ptpipe.plan.keys import compute_keys
@@ -64,12 +74,13 @@ def execute(plan: Plan, store: Store, options: RunOptions, reporters: Sequence[R
     with gc_paused():
         sources = source_digests(plan, store)
         keys = compute_keys(plan, sources)
-        if _preflight(plan, cache_statuses(plan, keys, store, options.fresh)):
+        if _preflight(plan, cache_statuses(plan, keys, store, sources, options.fresh)):
             keys = compute_keys(plan, sources)  # a preflight may have fetched what a stage reads
     store.open_for_writing()
     with store.in_use():
-        sources.save()
-        return _Execution(RunRecord(plan, store, keys), options, reporters).execute()
+        ended = _Execution(RunRecord(plan, store, keys), sources, options, reporters).execute()
+        sources.save()  # last: the check after a stage looks at all plugins
+        return ended
 
 
 def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
@@ -95,8 +106,10 @@ def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
 class _Execution:
     """The state of one run."""
 
-    def __init__(self, record: RunRecord, options: RunOptions, reporters: Sequence[Reporter]) -> None:
-        self.record, self.options = record, options
+    def __init__(
+        self, record: RunRecord, sources: SourceDigests, options: RunOptions, reporters: Sequence[Reporter]
+    ) -> None:
+        self.record, self.sources, self.options = record, sources, options
         self.plan, self.store, self.keys = record.plan, record.store, record.keys
         self.entries: dict[str, Entry | None] = {}
         self.finished: list[StageFinished] = []
@@ -185,7 +198,8 @@ class _Execution:
 
     def _current(self, stage: PlannedStage) -> Entry | None:
         entry = self.store.entry(self.keys[stage.id].digest)
-        return entry if entry is not None and is_current(entry, self.plan, stage.id, self.entries) else None
+        is_usable = entry is not None and is_current(entry, self.plan, stage.id, self.entries, self.sources)
+        return entry if is_usable else None
 
     def _launch(self, stage: PlannedStage) -> Entry:
         self._rebuild_inputs(stage)
@@ -194,6 +208,11 @@ class _Execution:
         call = self._call(stage)
         outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._on_event)
         stored = self._store_outputs(stage, outputs)
+        try:
+            dependencies = check_unchanged(self.plan, stage, key, self.sources, self.stage_output.imported)
+        except StageError:
+            self.store.drop_scratch(key.digest)  # its checkpoints are no truer than the result
+            raise
         entry = Entry(
             key=key.digest,
             kind=stage.kind,
@@ -205,6 +224,7 @@ class _Execution:
             seconds=time.perf_counter() - start,
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=host.fingerprint() if stage.stage.per_machine else "",
+            dependencies=dependencies,
         )
         self.store.put_entry(entry)
         self.store.drop_scratch(key.digest)
@@ -279,7 +299,8 @@ class _Execution:
     def _stored_input(self, stage_id: str, output: str, reference: str) -> StoredInput:
         entry = self.entries[stage_id]
         assert entry is not None, stage_id
-        return StoredInput(self.plan[stage_id].kind, output, entry.outputs[output].digest, reference)
+        digest, options = entry.outputs[output].digest, self.plan.unkeyed_values[stage_id]
+        return StoredInput(self.plan[stage_id].kind, output, digest, reference, options)
 
     def _judge(self, stage: PlannedStage, entry: Entry, outcome: Outcome) -> tuple[Outcome, str]:
         """Apply the verdicts among the outputs: the outcome, and the reason where it is refused."""
@@ -329,31 +350,20 @@ class _Execution:
 
     def _on_event(self, event: Event) -> None:
         """Pass a stage's event on to the reporters, and keep what belongs to its result."""
+        self.stage_output.keep(event)
         match event:
-            case Metric():
-                self.stage_output.metrics[event.name] = _as_json(event)
-            case Notice():
-                self.stage_output.notices.append(event.text)
             case LogLine():
                 self.record.log(event)
             case Attachment():
                 self.record.attach(event)
-        self.reporters.event(event)
+        if not isinstance(event, ModulesImported):  # of no use to a user
+            self.reporters.event(event)
 
     def _notify(self, stage_id: str, text: str) -> None:
         """Give a notice of this run: not part of the stage's result, so not repeated when that is cached."""
         self.stage_output.asides.append(text)
         self.record.log(LogLine(stage_id, text))
         self.reporters.event(Notice(stage_id, text))
-
-
-def _as_json(metric: Metric) -> JSON:
-    """Return a metric's value as it will be read back from the store."""
-    try:
-        value: JSON = json.loads(json.dumps(metric.value))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"metric {metric.name}: {error}; say float(...), int(...) or str(...)") from None
-    return value
 
 
 def _severity(code: ExitCode) -> int:

@@ -16,7 +16,17 @@ from typing import Any
 from ptpipe import host
 from ptpipe.artifact import JSON
 from ptpipe.errors import ExitCode, PtpipeError
-from ptpipe.events import Attachment, LogLine, RunFinished, RunStarted, StageFinished
+from ptpipe.events import (
+    Attachment,
+    Event,
+    LogLine,
+    Metric,
+    ModulesImported,
+    Notice,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+)
 from ptpipe.plan.bind import Plan
 from ptpipe.plan.keys import Key
 from ptpipe.store.documents import write_document
@@ -33,6 +43,27 @@ class StageOutput:
     notices: list[str] = field(default_factory=list)
     asides: list[str] = field(default_factory=list)
     """Notices of the run about the stage: not part of its result, so not repeated when that is cached."""
+    imported: list[ModulesImported] = field(default_factory=list)
+    """One for each process that executed the stage."""
+
+    def keep(self, event: Event) -> None:
+        """Add what belongs to the stage's result."""
+        match event:
+            case Metric():
+                self.metrics[event.name] = _as_json(event)
+            case Notice():
+                self.notices.append(event.text)
+            case ModulesImported():
+                self.imported.append(event)
+
+
+def _as_json(metric: Metric) -> JSON:
+    """Return a metric's value as it will be read back from the store."""
+    try:
+        value: JSON = json.loads(json.dumps(metric.value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metric {metric.name}: {error}; say float(...), int(...) or str(...)") from None
+    return value
 
 
 class RunRecord:

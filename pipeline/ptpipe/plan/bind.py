@@ -71,6 +71,16 @@ class Plan:
     def _by_id(self) -> dict[str, PlannedStage]:
         return {stage.id: stage for stage in self.stages}
 
+    @cached_property
+    def unkeyed_values(self) -> dict[str, dict[str, JSON]]:
+        """For each stage, the options that are in no key: its own, and those of the stages above it."""
+        values: dict[str, dict[str, JSON]] = {}
+        for stage in self.stages:
+            values[stage.id] = {}
+            for options in (*(values[name] for name in stage.upstream), stage.config.unkeyed_values()):
+                values[stage.id] |= options
+        return values
+
     def subplan(self, stage_id: str) -> Plan:
         """Return the plan of one stage and the stages that it depends on."""
         wanted = {stage_id}

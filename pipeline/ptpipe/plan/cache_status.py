@@ -10,6 +10,7 @@ from ptpipe.errors import ManifestError, Problem, nearest
 from ptpipe.events import Outcome
 from ptpipe.plan.bind import Plan
 from ptpipe.plan.keys import Key, differences
+from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.store.runs import run_records
 from ptpipe.store.store import Entry, Store
 
@@ -29,7 +30,9 @@ class CacheStatus:
     """Why it would run the stage."""
 
 
-def cache_statuses(plan: Plan, keys: Mapping[str, Key], store: Store, fresh: Collection[str] = ()) -> list[CacheStatus]:
+def cache_statuses(
+    plan: Plan, keys: Mapping[str, Key], store: Store, sources: SourceDigests, fresh: Collection[str] = ()
+) -> list[CacheStatus]:
     """Return for each stage its stored result, or what differs from the last run of this manifest's name.
 
     Raises ManifestError where a name in `fresh` is no stage's.
@@ -45,27 +48,42 @@ def cache_statuses(plan: Plan, keys: Mapping[str, Key], store: Store, fresh: Col
     for stage in plan.stages:
         key = keys[stage.id]
         entry = None if stage.id in fresh else store.entry(key.digest)
-        if entry is not None and not is_current(entry, plan, stage.id, entries):
+        changed = _changed_modules(entry, sources) if entry else ()
+        if entry is not None and not is_current(entry, plan, stage.id, entries, sources):
             entry = None
         entries[stage.id] = entry
-        reasons = () if entry else tuple(_reasons(plan, stage.id, key, past, fresh, entries))
+        reasons = () if entry else changed or tuple(_reasons(plan, stage.id, key, past, fresh, entries))
         result.append(CacheStatus(stage.id, key, entry, reasons))
     return result
 
 
-def is_current(entry: Entry, plan: Plan, stage_id: str, upstream: Mapping[str, Entry | None]) -> bool:
-    """Return whether a result was computed from the very objects that the stages above have now.
+def is_current(
+    entry: Entry, plan: Plan, stage_id: str, upstream: Mapping[str, Entry | None], sources: SourceDigests
+) -> bool:
+    """Return whether a result was computed by code, and from the very objects, that are there now.
 
-    Keys alone don't tell after `--fresh`, or after a lost object was rebuilt: a measured value, or a stage that is not
-    reproducible, gives another object under the same key. A stage above that will run (None) is assumed to give what
-    it gave before; the run checks again afterwards.
+    Keys don't know modules that a stage imports by names that it computes: the entry has them. And keys alone don't
+    tell after `--fresh`, or after a lost object was rebuilt: a measured value, or a stage that is not reproducible,
+    gives another object under the same key. A stage above that will run (None) is assumed to give what it gave before;
+    the run checks again afterwards.
     """
     for port, references in plan[stage_id].wiring.items():
         for reference, digest in zip(references, entry.inputs.get(port, ()), strict=False):
             made = upstream.get(reference.stage)
             if made is not None and made.outputs[reference.output].digest != digest:
                 return False
-    return True
+    return not _changed_modules(entry, sources)
+
+
+def _changed_modules(entry: Entry, sources: SourceDigests) -> tuple[str, ...]:
+    """Return a line for each module that the stage imported, beyond the code in its key, and that has changed since."""
+    changed = []
+    for name, digest in entry.dependencies.items():
+        now = sources.digest(name)
+        if now is None or now.digest != digest:
+            shown = name if name.startswith("/") else f"{name.replace('.', '/')}.py"
+            changed.append(f"a module it imported {'changed' if now else 'is missing'}: {shown}")
+    return tuple(changed)
 
 
 def _reasons(

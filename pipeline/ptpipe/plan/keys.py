@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
 from ptpipe import host
@@ -15,7 +15,7 @@ from ptpipe.errors import ManifestError, Problem, StageError
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.source_digest import SourceDigests
 
-FORMAT = 2
+FORMAT = 3
 
 _DIGESTS = {"source": "the plugin's code", "machine": "measured on another machine"}
 """Parts that are digests, and what to print instead of them."""
@@ -44,20 +44,30 @@ def compute_keys(plan: Plan, sources: SourceDigests) -> dict[str, Key]:
     keys: dict[str, Key] = {}
     problems: list[Problem] = []
     for stage in plan.stages:
-        fingerprint: JSON = None
-        try:
-            # As it will be read back from the store, so that `differences` can compare the two.
-            fingerprint = (
-                json.loads(json.dumps(stage.stage.fingerprint(stage.config))) if stage.stage.fingerprint else None
-            )
-        except (StageError, OSError) as error:
-            problems.append(plan.problem(stage.id, str(error)))
-        except Exception as error:  # noqa: BLE001  # a plugin may raise anything
-            problems.append(plan.plugin_problem(stage.id, "fingerprint()", error))
-        keys[stage.id] = Key.of(_parts(stage, plan.manifest.seed, keys, fingerprint, sources))
+        ask = partial(_ask, plan, stage, problems)
+        parts = _known_parts(stage, plan.manifest.seed, keys)
+        parts["source"] = sources.of(*code_roots(plan, stage))
+        parts["config"] = ask("resolved_options()", partial(_options_of, stage))
+        parts["fingerprint"] = ask("fingerprint()", partial(fingerprint_of, stage))
+        keys[stage.id] = Key.of(parts)
     if problems:
         raise ManifestError(problems)
     return keys
+
+
+def fingerprint_of(stage: PlannedStage) -> JSON:
+    """Return what the stage's `fingerprint` says now, as it will be read back from the store; None without one."""
+    function = stage.stage.fingerprint
+    return _as_stored(function(stage.config)) if function else None
+
+
+def _options_of(stage: PlannedStage) -> JSON:
+    return _as_stored(stage.config.keyed_options())
+
+
+def code_roots(plan: Plan, stage: PlannedStage) -> tuple[str, ...]:
+    """Return the names of the modules that the code behind a stage starts from: its function's and its plugin's."""
+    return stage.stage.function.__module__, plan.vocabulary.owners[stage.kind].module.__name__
 
 
 def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
@@ -71,9 +81,25 @@ def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
     return lines
 
 
-def _parts(
-    stage: PlannedStage, seed: int, keys: Mapping[str, Key], fingerprint: JSON, sources: SourceDigests
-) -> dict[str, JSON]:
+def _ask(plan: Plan, stage: PlannedStage, problems: list[Problem], what: str, function: Callable[[], JSON]) -> JSON:
+    """Return what a plugin's function says; None, and a problem more, where it fails."""
+    try:
+        return function()
+    except (StageError, OSError) as error:
+        problems.append(plan.problem(stage.id, str(error)))
+    except Exception as error:  # noqa: BLE001  # a plugin may raise anything
+        problems.append(plan.plugin_problem(stage.id, what, error))
+    return None
+
+
+def _as_stored(value: JSON) -> JSON:
+    """Return it as it will be read back from the store, so that `differences` can compare the two."""
+    stored: JSON = json.loads(json.dumps(value))
+    return stored
+
+
+def _known_parts(stage: PlannedStage, seed: int, keys: Mapping[str, Key]) -> dict[str, JSON]:
+    """Return the parts that follow from the plan alone."""
     inputs: dict[str, JSON] = {}
     several = {port.name for port in stage.stage.inputs if port.several}
     for port, references in stage.wiring.items():
@@ -88,11 +114,8 @@ def _parts(
         "format": FORMAT,
         "kind": stage.kind,
         "version": stage.stage.version,
-        "source": sources.of(stage.stage.function.__module__),
-        "config": stage.options,
         "seed": seed,
         "inputs": inputs,
-        "fingerprint": fingerprint,
         "packages": {name: _version(name) for name in stage.stage.packages},
     }
     if stage.stage.per_machine:

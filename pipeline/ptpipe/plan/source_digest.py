@@ -1,4 +1,4 @@
-"""Digests of plugins' source code by its syntax tree: comments and layout do not count."""
+"""Digests of the source code behind stages by its syntax tree: comments and layout do not count."""
 
 from __future__ import annotations
 
@@ -12,83 +12,154 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-_PYTHON = [1, *sys.version_info[:2]]
+from ptpipe.errors import IntegrityError
+from ptpipe.plan.module_files import ModuleFinder, is_own_code
+from ptpipe.store.documents import read_document, write_document
+
+_LAYOUT = 2
+_MADE_BY = [_LAYOUT, *sys.version_info[:2]]
+"""Other versions of Python have other syntax trees."""
+_CODE_SUFFIXES = (".py", ".so", ".pyd")
+
+
+class ModuleCode(NamedTuple):
+    """The code of one module."""
+
+    digest: str
+    """Of its syntax tree; of the bytes of what is not Python."""
+    sha256: str
+    """Of the file's bytes."""
 
 
 @dataclass
 class SourceDigests:
     """Digests of the code behind stages, cached by file in `cache_path` between processes.
 
-    The code behind a stage is its plugin's package (or file, with the files beside it that it imports) and the
-    other plugins' packages that these import. Libraries enter a key by version, through `packages`.
+    The code behind a stage is the module that defines it, its plugin (a package as a whole), and everything that these
+    import, directly or not, that is neither installed nor in the standard library. Imports are read from the source:
+    nothing is executed. Libraries enter a key by version, through `packages`.
     """
 
     cache_path: Path | None
     modules: Mapping[str, ModuleType]
     """The loaded plugins by the top-level name of their module."""
     _files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _by_module: dict[str, str] = field(default_factory=dict)
+    _code: dict[tuple[str, ...], dict[str, ModuleCode]] = field(default_factory=dict)
     _changed: bool = False
 
     def __post_init__(self) -> None:
-        if self.cache_path is not None and self.cache_path.exists():
-            with contextlib.suppress(OSError, ValueError):
-                cached = json.loads(self.cache_path.read_text(encoding="utf-8"))
-                self._files = cached["files"] if _is_compatible(cached) else {}
+        files = (getattr(plugin, "__file__", None) for plugin in self.modules.values())
+        beside = [str(Path(file).parent) for file in files if file]
+        self._finder = ModuleFinder(beside)
+        if self.cache_path is not None:
+            with contextlib.suppress(IntegrityError, OSError, ValueError):
+                cached = read_document(self.cache_path)
+                self._files = cached["files"] if cached.get("made_by") == _MADE_BY else {}
 
-    def of(self, module_name: str) -> str:
-        """Return the digest of the code behind a function that was defined in this module."""
-        top = module_name.partition(".")[0]
-        if top not in self._by_module:
-            parts = sorted((str(name), str(self._file(path)["digest"])) for name, path in self._reachable(top))
-            self._by_module[top] = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        return self._by_module[top]
+    def of(self, *names: str) -> str:
+        """Return the digest of the code behind a stage, as it was when first asked for.
+
+        `names`: of the modules that the stage's function and its plugin are defined in.
+        """
+        parts = sorted((name, code.digest) for name, code in self.code(*names).items())
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def code(self, *names: str) -> Mapping[str, ModuleCode]:
+        """Return the modules that `of(*names)` is the digest of, by name."""
+        if names not in self._code:
+            reachable = self._reachable(names)
+            self._code[names] = {name: self._code_of(path) for name, path in reachable.items()}
+        return self._code[names]
+
+    def plugins_code(self) -> Mapping[str, ModuleCode]:
+        """Return the modules of all plugins, by name."""
+        return self.code(*sorted(plugin.__name__ for plugin in self.modules.values()))
+
+    def find(self, module: str) -> Path | None:
+        """Return the file of a module, given by name, or by path where it can't be imported by name."""
+        found = None if module.startswith("/") else self._finder.find(module)
+        path = Path(found.file if found else module)
+        return path if path.is_absolute() and path.is_file() else None
+
+    def can_import(self, name: str, file: str) -> bool:
+        """Return whether a module's name stands for this file; if that is missing, whether it was looked for there."""
+        found = self.find(name)
+        return found.resolve() == Path(file).resolve() if found else self._finder.searches(name, file)
+
+    def digest(self, module: str) -> ModuleCode | None:
+        """Return the code of a module as it is now, given as for `find`; None where it is missing."""
+        path = self.find(module)
+        return self._code_of(path) if path else None
 
     def save(self) -> None:
         """Write the cache. Where that fails, the next start is slower, nothing else."""
-        if not self._changed or self.cache_path is None:
-            return
-        from ptpipe.store.files import write_atomically
+        if self._changed and self.cache_path is not None:
+            with contextlib.suppress(OSError):
+                write_document(self.cache_path, json.dumps({"made_by": _MADE_BY, "files": self._files}))
 
-        try:
-            content = {"made_by": _PYTHON, "files": self._files}
-            write_atomically(self.cache_path, json.dumps(content).encode())
-        except OSError:
-            return
-
-    def _reachable(self, top: str) -> Iterator[tuple[str, Path]]:
-        waiting, seen = [top], {top}
+    def _reachable(self, roots: tuple[str, ...]) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        seen = {name for root in roots for name in _with_packages(root)}
+        waiting = sorted(seen)
         while waiting:
             name = waiting.pop()
-            for relative, path in self._files_of(name, top):
-                yield relative, path
-                for other in self._file(path)["imports"]:
-                    if other not in seen and (other in self.modules or self._beside(top, other)):
-                        seen.add(other)
-                        waiting.append(other)
+            for module, path in self._files_of(name, is_root=name in roots):
+                if module in found:
+                    continue
+                found[module] = path
+                new = self._imported(module, path) - seen
+                seen |= new
+                waiting += new
+        return found
 
-    def _files_of(self, name: str, top: str) -> list[tuple[str, Path]]:
-        plugin = self.modules.get(name)
+    def _files_of(self, name: str, is_root: bool) -> Iterator[tuple[str, Path]]:
+        """Yield the modules that count where this one is imported: all of a plugin's package, else itself alone."""
+        if name in self.modules or is_root:
+            yield from self._plugin_files(name.partition(".")[0])
+        module = self._finder.find(name)
+        file = module.file if module else ""
+        if is_root and not file:  # a plugin in one file has a name that can't be imported
+            file = getattr(sys.modules.get(name), "__file__", None) or ""
+        if file and (is_root or is_own_code(file)):
+            yield name, Path(file)
+
+    def _plugin_files(self, top: str) -> Iterator[tuple[str, Path]]:
+        plugin = self.modules.get(top)
         # A plugin may be a module inside a package: then the whole package is the code behind it.
-        module = plugin if plugin is not None and plugin.__name__ == name else sys.modules.get(name, plugin)
-        file = getattr(module, "__file__", None) or getattr(plugin, "__file__", None)
-        path = Path(file) if file else self._beside(top, name)
-        if path is None:
-            return []
-        if path.name != "__init__.py" and "." not in getattr(plugin, "__name__", name):
-            return [(name, path)]
-        folder = path.parent
-        return [(f"{name}/{file.relative_to(folder).as_posix()}", file) for file in sorted(folder.rglob("*.py"))]
+        module = plugin if plugin is None or plugin.__name__ == top else sys.modules.get(top, plugin)
+        if module is not None and module.__file__ is None:  # a namespace package
+            module = plugin
+        if module is None or module.__file__ is None:
+            return
+        path, package = Path(module.__file__), module.__name__
+        if path.name != "__init__.py":
+            if "." not in package:
+                yield package, path
+                return
+            package = package.rpartition(".")[0]
+        for file in sorted(path.parent.rglob("*")):
+            if file.suffix in _CODE_SUFFIXES and file.is_file():  # editors leave links to nothing
+                *folders, name = file.relative_to(path.parent).parts
+                own_name = file.stem if file.suffix == ".py" else name.partition(".")[0]
+                yield ".".join((package, *folders, own_name)).removesuffix(".__init__"), file
 
-    def _beside(self, top: str, name: str) -> Path | None:
-        """Return the file of a module beside a one-file plugin; None where there is none."""
-        plugin = Path(getattr(self.modules.get(top), "__file__", None) or "")
-        if plugin.name in ("", "__init__.py"):
-            return None
-        choices = (plugin.parent / f"{name}.py", plugin.parent / name / "__init__.py")
-        return next((choice for choice in choices if choice.is_file()), None)
+    def _imported(self, module: str, path: Path) -> set[str]:
+        """Return the absolute names of what a module imports and of the packages around it, where they may count."""
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        names: set[str] = set()
+        for written in self._file(path)["imports"]:
+            name = _absolute(written, package)
+            top = name.partition(".")[0]
+            found = self._finder.find(top) if top and top not in self.modules else None
+            if top in self.modules or (found is not None and (not found.file or is_own_code(found.file))):
+                names |= _with_packages(name)
+        return names
+
+    def _code_of(self, path: Path) -> ModuleCode:
+        file = self._file(path)
+        return ModuleCode(file["digest"], file["sha256"])
 
     def _file(self, path: Path) -> dict[str, Any]:
         status = path.stat()
@@ -102,28 +173,48 @@ class SourceDigests:
         return known
 
 
+def _with_packages(name: str) -> set[str]:
+    """Return a module's name and those of the packages that it is in: importing it executes them, too."""
+    parts = name.split(".")
+    return {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
+
+
+def _absolute(written: str, package: str) -> str:
+    """Return an import's absolute name: `..x` in the package `a.b` is `a.x`."""
+    name = written.lstrip(".")
+    level = len(written) - len(name)
+    if not level:
+        return name
+    parts = package.split(".") if package else []
+    return ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
+
+
 def _digest(content: bytes) -> dict[str, Any]:
+    sha256 = hashlib.sha256(content).hexdigest()
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # SyntaxWarning and the like: Python gives them when it compiles the code
+        with warnings.catch_warnings(action="ignore"):  # Python gives a SyntaxWarning when it compiles the code
             tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError):  # a template that only looks like Python
-        return {"digest": hashlib.sha256(content).hexdigest(), "imports": []}
-    return {"digest": hashlib.sha256(ast.dump(tree).encode()).hexdigest(), "imports": sorted(_imports(tree))}
+    except (SyntaxError, ValueError, RecursionError):  # a library, or a template that only looks like Python
+        return {"digest": sha256, "sha256": sha256, "imports": []}
+    digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    return {"digest": digest, "sha256": sha256, "imports": sorted(set(_imports(tree)))}
 
 
-def _is_compatible(cached: object) -> bool:
-    """Return whether a cache was written by this version of Python: others have other syntax trees."""
-    return isinstance(cached, dict) and cached.get("made_by") == _PYTHON and "files" in cached
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a module imports, anywhere in it; relative ones with their dots.
 
-
-def _imports(tree: ast.AST) -> set[str]:
-    """Return the top-level names that a module imports, anywhere in it."""
-    names = set()
+    `from a import b` is `a.b`, because b may be a module; `import_module("a.b")` counts where the name is written out.
+    """
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    return names
+        match node:
+            case ast.Import():
+                yield from (alias.name for alias in node.names)
+            case ast.ImportFrom():
+                base = "." * node.level + (node.module or "")
+                dot = "." if node.module else ""
+                yield from (base if alias.name == "*" else f"{base}{dot}{alias.name}" for alias in node.names)
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield name

@@ -20,6 +20,7 @@ import pluggy
 
 from ptpipe import hookspecs
 from ptpipe.errors import ExitCode, Problem, Terminated, nearest
+from ptpipe.plan.module_files import ImportLog
 from ptpipe.stage import Stage
 
 BUILT_IN = (
@@ -60,6 +61,8 @@ class Vocabulary:
     """Built-in and installed plugins that failed to load, and why; fatal only to a manifest that needs them."""
     problems: tuple[Problem, ...] = ()
     """Plugins named in the manifest that failed to load, and duplicate kinds."""
+    imports: ImportLog = field(default_factory=ImportLog)
+    """What was imported since loading began."""
 
     @contextlib.contextmanager
     def importable(self) -> Iterator[None]:
@@ -120,6 +123,7 @@ class _Loader:
         self.broken: dict[str, str] = {}
         self.problems: list[Problem] = []
         self.files: dict[str, Path] = {}
+        self.imports = ImportLog()
 
     def load(self, named: Sequence[str], folder: Path) -> Vocabulary:
         for name in BUILT_IN:
@@ -133,9 +137,9 @@ class _Loader:
                 self.problems.append(
                     Problem(f"plugin {name} failed to load: {reason}", suggestion=suggestion, code=ExitCode.PLUGIN)
                 )
-        return Vocabulary(
-            self.manager, tuple(self.plugins), self.stages, self.owners, self.broken, tuple(self.problems)
-        )
+        self.imports.update()
+        plugins, problems = tuple(self.plugins), tuple(self.problems)
+        return Vocabulary(self.manager, plugins, self.stages, self.owners, self.broken, problems, self.imports)
 
     def _add_optional(self, name: str, module: str, source: str) -> None:
         reason = self._attempt(lambda: self._add(Plugin(name, importlib.import_module(module), source)))

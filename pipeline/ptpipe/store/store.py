@@ -58,6 +58,9 @@ class Entry:
     seconds: float
     made_at: str
     machine: str = ""
+    dependencies: Mapping[str, str] = field(default_factory=dict)
+    """Modules that the stage imported besides the code in its key, by name (by path where it has no name to import it
+    by), with the digests of their code: the result is current only while they are the same."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Entry:

@@ -6,9 +6,10 @@ Shape legend: N images of a split, B of a batch, C channels, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, Artifact, StageError
 from ptpipe_torch.data.images import ArrayImages, Images, SubsetImages
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ptpipe_torch.data.dataloader import Loading
 
 SPLITS = ("train", "val", "test", "calibration")
+LOADING_OPTIONS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+"""Options that change no bit of a batch: they are not stored with a data set."""
 _DISJOINT = (("test", "train"), ("test", "val"), ("test", "calibration"), ("val", "train"))
 
 
@@ -91,6 +94,8 @@ class Batch:
 class Data(Artifact):
     """A data set in splits `train`, `val`, `test` and `calibration` (some may be empty), with its loader options.
 
+    Those of `LOADING_OPTIONS` are not saved: a loaded data set has their defaults until `with_options`.
+
     Raises StageError where an id is in two splits that must be disjoint (test and any other, val and train) or twice
     in one, where a label is not a class, and for an unknown augmentation.
     """
@@ -152,6 +157,13 @@ class Data(Artifact):
         from ptpipe_torch.data.data_folder import read_data
 
         return cls(*read_data(folder))
+
+    def with_options(self, options: Mapping[str, JSON]) -> Self:
+        """Return the same data set, loaded with those of the options that change no batch (`num_workers`)."""
+        given: dict[str, Any] = {name: options[name] for name in LOADING_OPTIONS if name in options}
+        other = copy(self)
+        other.loader, other._loading = replace(self.loader, **given), None
+        return other
 
     def summary(self) -> dict[str, JSON]:
         sizes: dict[str, JSON] = {f"num_{name}": len(split) for name, split in self.splits.items()}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import StageError
-from ptpipe_torch.data.data import DatasetInfo, LoaderOptions, Split
+from ptpipe_torch.data.data import LOADING_OPTIONS, DatasetInfo, LoaderOptions, Split
 from ptpipe_torch.data.images import ArrayImages, FileImages, Images, SubsetImages, flatten
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def write_data(data: Data, folder: Path) -> None:
         np.save(folder / f"{name}.ids.npy", np.char.encode(data.splits[name].ids, "utf-8"))
     record = {
         "info": asdict(data.info),
-        "loader": asdict(data.loader),
+        "loader": {name: value for name, value in asdict(data.loader).items() if name not in LOADING_OPTIONS},
         "sources": described,
         "splits": {name: numbers[id(source)] for name, (source, _) in flat.items()},
     }

@@ -97,6 +97,7 @@ def test_the_preflight_reports_every_reason(tmp_path, monkeypatch):
     def reasons(**options: str) -> list[str]:
         return list(ptpipe_zoo.torchvision.preflight(ptpipe_zoo.TorchvisionConfig(**options)))
 
+    monkeypatch.setattr("ptpipe_zoo.published.fetch", lambda url: None)
     assert reasons(name="resnet18", weights="DEFAULT") == []
     assert reasons(name="resnet18", weights="IMAGENET") == [
         "resnet18 has no published weights 'IMAGENET'; available: IMAGENET1K_V1, DEFAULT"

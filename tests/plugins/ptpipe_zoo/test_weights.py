@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import re
 import stat
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,16 +15,16 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from ptpipe import StageError
-from ptpipe.events import Notice, Progress
+from ptpipe.events import Notice
 from ptpipe_torch.torchvision_compat import torchvision
-from ptpipe_zoo import TorchvisionConfig, torchvision_models, weights
+from ptpipe_zoo import TorchvisionConfig, names, published, torchvision_models, weights
 from ptpipe_zoo import torchvision as torchvision_stage
 
 NAME = "shufflenet_v2_x0_5"
 
 
 @pytest.fixture(scope="module")
-def published():
+def published_net():
     """A network as torchvision publishes it: RGB, 1000 classes; its batch norm moved away from the start."""
     torch.manual_seed(5)
     network = torchvision().models.get_model(NAME, num_classes=1000)
@@ -49,40 +51,42 @@ def notices(events):
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_file_for_the_same_classes_and_channels_is_taken_as_it_is(make, published, tmp_path, events, suffix):
-    model = make(published.state_dict(), tmp_path / f"w{suffix}", num_classes=1000)
+def test_a_file_for_the_same_classes_and_channels_is_taken_as_it_is(make, published_net, tmp_path, events, suffix):
+    model = make(published_net.state_dict(), tmp_path / f"w{suffix}", num_classes=1000)
     images_NCHW = torch.rand(2, 3, 32, 32)
-    assert torch.equal(model.build()(images_NCHW), published(images_NCHW))
+    assert torch.equal(model.build()(images_NCHW), published_net(images_NCHW))
     assert notices(events) == []
 
 
-def test_the_last_layer_is_reinitialized_for_other_classes(make, published, tmp_path, events, make_data, ctx):
-    model = make(published.state_dict(), tmp_path / "w.pth")
+def test_the_last_layer_is_reinitialized_for_other_classes(make, published_net, tmp_path, events, make_data, ctx):
+    model = make(published_net.state_dict(), tmp_path / "w.pth")
     fresh = torchvision_stage(TorchvisionConfig(name=NAME), ctx, make_data((3, 32, 32), 5))
     for name, tensor in model.tensors.items():
-        expected = fresh.tensors[name] if name.startswith("fc.") else published.state_dict()[name]
+        expected = fresh.tensors[name] if name.startswith("fc.") else published_net.state_dict()[name]
         assert torch.equal(tensor, expected), name
     assert notices(events) == ["the weights' last layer (fc) has 1000 classes: reinitialized for 5"]
 
 
-def test_a_grey_image_gives_what_the_same_image_in_rgb_gave(make, published, tmp_path, events):
-    model = make(published.state_dict(), tmp_path / "w.pth", channels=1, num_classes=1000)
+def test_a_grey_image_gives_what_the_same_image_in_rgb_gave(make, published_net, tmp_path, events):
+    model = make(published_net.state_dict(), tmp_path / "w.pth", channels=1, num_classes=1000)
     grey_NCHW = torch.rand(2, 1, 32, 32)
-    torch.testing.assert_close(model.build()(grey_NCHW), published(grey_NCHW.expand(2, 3, 32, 32)))
+    torch.testing.assert_close(model.build()(grey_NCHW), published_net(grey_NCHW.expand(2, 3, 32, 32)))
     assert notices(events) == ["the weights' first layer has 3 input channels: adapted to 1"]
 
 
 @pytest.mark.parametrize("channels", [2, 6])
-def test_further_channels_repeat_the_three_at_their_share(make, published, tmp_path, channels):
-    model = make(published.state_dict(), tmp_path / "w.pth", channels=channels, num_classes=1000)
-    given_OIhw = published.state_dict()["conv1.0.weight"]
+def test_further_channels_repeat_the_three_at_their_share(make, published_net, tmp_path, channels):
+    model = make(published_net.state_dict(), tmp_path / "w.pth", channels=channels, num_classes=1000)
+    given_OIhw = published_net.state_dict()["conv1.0.weight"]
     for channel in range(channels):
         expected = given_OIhw[:, channel % 3] * 3 / channels
         torch.testing.assert_close(model.tensors["conv1.0.weight"][:, channel], expected)
 
 
-def test_a_file_of_dataparallel_and_one_without_counters_are_understood(make, published, tmp_path):
-    state = {f"module.{name}": tensor for name, tensor in published.state_dict().items() if "num_batches" not in name}
+def test_a_file_of_dataparallel_and_one_without_counters_are_understood(make, published_net, tmp_path):
+    state = {
+        f"module.{name}": tensor for name, tensor in published_net.state_dict().items() if "num_batches" not in name
+    }
     model = make(state, tmp_path / "w.pth", num_classes=1000)
     assert torch.equal(model.tensors["fc.weight"], state["module.fc.weight"])
     assert model.tensors["conv1.1.num_batches_tracked"] == 0
@@ -113,8 +117,8 @@ def test_auxiliary_branches_in_a_file_are_left_out():
     assert torch.equal(ours.fc.weight, theirs.fc.weight)
 
 
-def test_a_file_that_does_not_fit_is_described_in_one_line(make, published, tmp_path):
-    state = published.state_dict()
+def test_a_file_that_does_not_fit_is_described_in_one_line(make, published_net, tmp_path):
+    state = published_net.state_dict()
     for name in ("conv5.0.weight", "conv5.1.weight", "conv5.1.bias", "conv5.1.running_mean"):
         del state[name]
     state["extra"] = torch.zeros(1)
@@ -176,12 +180,12 @@ def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path_factory, content):
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_truncated_file_is_refused(published, tmp_path, suffix):
+def test_a_truncated_file_is_refused(published_net, tmp_path, suffix):
     file = tmp_path / f"w{suffix}"
     if suffix == ".pth":
-        torch.save(published.state_dict(), file)
+        torch.save(published_net.state_dict(), file)
     else:
-        save_file(published.state_dict(), file)
+        save_file(published_net.state_dict(), file)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(StageError, match="is not a file of plain tensors"):
         weights.read_weights(file)
@@ -223,45 +227,135 @@ def server(tmp_path):
         thread.join()
 
 
-def test_published_weights_are_taken_from_torchs_cache(published, cache, make_data, ctx, events):
+@pytest.fixture
+def publish(monkeypatch):
+    """Pretend that torchvision publishes a file of this content; returns its URL."""
+
+    def publish_(content: bytes, address: str = "http://127.0.0.1:1") -> str:
+        url = f"{address}/net-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+        for module in (names, torchvision_models):
+            monkeypatch.setattr(module, "weight_urls", lambda name: {"DEFAULT": url})
+        return url
+
+    return publish_
+
+
+DEFAULT = TorchvisionConfig(name=NAME, weights="DEFAULT")
+
+
+def test_published_weights_are_taken_from_torchs_cache(published_net, cache, make_data, ctx, publish):
+    content = io.BytesIO()
+    torch.save(published_net.state_dict(), content)
+    url = publish(content.getvalue())
+    data = make_data((3, 32, 32), 1000)
+    with pytest.raises(StageError, match=r"net-.*pth was not found: a run downloads it before its first stage"):
+        torchvision_stage(DEFAULT, ctx, data)
+    cache.mkdir(parents=True)
+    file = cache / url.rpartition("/")[2]
+    file.write_bytes(content.getvalue())
+    model = torchvision_stage(DEFAULT, ctx, data)
+    assert torch.equal(model.tensors["fc.weight"], published_net.state_dict()["fc.weight"])
+    assert list(torchvision_stage.preflight(DEFAULT)) == []
+
+
+def test_a_file_of_the_right_name_is_refused(published_net, cache, make_data, ctx):
+    """As somebody else may have put it there."""
     url = torchvision_models.weight_urls(NAME)["DEFAULT"]
     cache.mkdir(parents=True)
-    torch.save(published.state_dict(), cache / url.rpartition("/")[2])
-    model = torchvision_stage(TorchvisionConfig(name=NAME, weights="DEFAULT"), ctx, make_data((3, 32, 32), 1000))
-    assert torch.equal(model.tensors["fc.weight"], published.state_dict()["fc.weight"])
-    assert not any(isinstance(event, Progress) for event in events)
+    file = cache / url.rpartition("/")[2]
+    torch.save(published_net.state_dict(), file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    message = f"{file} is not the file published as {url}: its SHA-256 begins with {digest[:10]}; delete it"
+    with pytest.raises(StageError) as caught:
+        torchvision_stage(DEFAULT, ctx, make_data((3, 32, 32), 1000))
+    assert str(caught.value) == message
+    assert list(torchvision_stage.preflight(DEFAULT)) == [message]
+    assert torchvision_stage.fingerprint(DEFAULT) == {file.name: digest}
 
 
-def test_a_download_is_checked_and_kept(server, cache, ctx, events, capfd):
+def test_the_preflight_downloads_and_the_content_enters_the_key(server, cache, publish):
+    address, folder = server
+    url = publish(b"weights", address)
+    name = url.rpartition("/")[2]
+    (folder / name).write_bytes(b"weights")
+    assert torchvision_stage.fingerprint(DEFAULT) == {name: None}
+    assert list(torchvision_stage.preflight(DEFAULT)) == []
+    assert torchvision_stage.fingerprint(DEFAULT) == {name: hashlib.sha256(b"weights").hexdigest()}
+
+
+def test_the_preflight_reports_what_it_cannot_download(cache, publish):
+    publish(b"weights")
+    (line,) = torchvision_stage.preflight(DEFAULT)
+    assert re.fullmatch(r"can't download http.*: specify a local file with weights_file", line)
+
+
+def test_weights_that_the_source_does_not_name_are_refused(monkeypatch):
+    monkeypatch.setattr(names, "weight_urls", lambda name: {})
+    (line,) = torchvision_stage.preflight(DEFAULT)
+    assert line.startswith("can't read from torchvision's source which file DEFAULT of shufflenet_v2_x0_5 is")
+
+
+def test_a_download_is_checked_and_kept(server, cache, capfd):
     address, folder = server
     content = os.urandom(3 << 20)
     name = f"net-{hashlib.sha256(content).hexdigest()[:8]}.pth"
     (folder / name).write_bytes(content)
-    file = weights.download(f"{address}/{name}", ctx)
-    assert file == cache / name
+    published.fetch(f"{address}/{name}")
+    file = cache / name
     assert file.read_bytes() == content
     umask = os.umask(0o022)
     os.umask(umask)
     assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask, "others share torch's cache"
-    assert len(events) <= 3, "a report per MiB"
     assert capfd.readouterr() == ("", "")
-    assert (events[-1].done, events[-1].total, events[-1].unit) == (len(content), len(content), "bytes")
     (folder / name).unlink()
-    assert weights.download(f"{address}/{name}", ctx) == file
+    published.fetch(f"{address}/{name}")
+    assert list(cache.iterdir()) == [file]
 
 
-def test_a_download_of_other_bytes_is_discarded(server, cache, ctx):
+def test_a_download_of_other_bytes_is_discarded(server, cache):
     address, folder = server
     (folder / "net-0123abcd.pth").write_bytes(b"something else")
-    with pytest.raises(StageError, match=r"downloaded file has SHA-256 .*, not 0123abcd"):
-        weights.download(f"{address}/net-0123abcd.pth", ctx)
+    with pytest.raises(StageError, match=r"net-0123abcd.pth was downloaded damaged, or is another file now; try again"):
+        published.fetch(f"{address}/net-0123abcd.pth")
     assert list(cache.iterdir()) == []
 
 
-def test_a_failed_download_suggests_a_local_file(server, cache, ctx):
+def test_a_failed_download_suggests_a_local_file(server, cache):
     address, _ = server
     with pytest.raises(StageError, match=r"can't download .*404.*: specify a local file with weights_file"):
-        weights.download(f"{address}/none-0123abcd.pth", ctx)
+        published.fetch(f"{address}/none-0123abcd.pth")
     with pytest.raises(StageError, match="can't download"):
-        weights.download("http://127.0.0.1:1/none.pth", ctx)
+        published.fetch("http://127.0.0.1:1/none.pth")
     assert list(cache.iterdir()) == []
+
+
+def test_a_name_that_somebody_may_guess_is_not_written_through(server, cache, tmp_path):
+    """The temporary file has a random name, and is a new one."""
+    address, folder = server
+    content = b"weights"
+    name = f"net-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+    (folder / name).write_bytes(content)
+    cache.mkdir(parents=True)
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    for guess in (f"{name}.part", f"{name}.{os.getpid()}.part", f".{name}.part"):
+        (cache / guess).symlink_to(victim)
+    published.fetch(f"{address}/{name}")
+    assert victim.read_bytes() == b"precious"
+    assert not (cache / name).is_symlink()
+
+
+def test_the_cache_is_torchs(monkeypatch, tmp_path):
+    def folder():
+        return str(published.cached_file("http://x/y.pth").parent.parent)
+
+    for name, value in (("TORCH_HOME", str(tmp_path)), ("TORCH_HOME", "~/t"), ("XDG_CACHE_HOME", str(tmp_path))):
+        monkeypatch.delenv("TORCH_HOME", raising=False)
+        monkeypatch.setenv(name, value)
+        assert folder() == torch.hub.get_dir()
+
+
+def test_the_source_names_the_weights_that_torchvision_has():
+    for name in names.classifier_names():
+        assert names.weight_urls(name) == torchvision_models.weight_urls(name), name
+    assert names.weight_urls("none") == {}

@@ -73,6 +73,8 @@ def number(vocabulary, store, value):
 def test_a_call_is_done(project, vocabulary, store):
     told = []
     outputs = execute(call_of(project, "toy.make", value=3.0, mode="loud"), vocabulary, store, told.append)
+    imported = told.pop()
+    assert imported.modules["ptpipe_file_toy"].file == str(project.plugin)
     assert outputs["output"].value == 3
     assert told == [
         Progress("x", 1, 2, "digits"),
@@ -109,7 +111,7 @@ def test_what_it_returned_is_checked(project, vocabulary, store):
 
 def test_the_launcher_here(project, vocabulary, store, capsys):
     launcher = LocalLauncher(vocabulary, store)
-    assert launcher.ptpipe_launch(call_of(project, "toy.odd", how="print"), print).keys() == {"output"}
+    assert launcher.ptpipe_launch(call_of(project, "toy.odd", how="print"), lambda event: None).keys() == {"output"}
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "on stdout\n")
 

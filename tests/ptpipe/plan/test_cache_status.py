@@ -28,7 +28,8 @@ def reasons(project):
 
     def look(overrides=None, fresh=()):
         plan, store = project.plan(overrides), Store(project.artifacts)
-        statuses = cache_statuses(plan, compute_keys(plan, source_digests(plan, store)), store, fresh)
+        sources = source_digests(plan, store)
+        statuses = cache_statuses(plan, compute_keys(plan, sources), store, sources, fresh)
         return {item.stage_id: list(item.reasons) if item.entry is None else "cached" for item in statuses}
 
     return look

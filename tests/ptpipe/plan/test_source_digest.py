@@ -153,6 +153,17 @@ def test_a_damaged_memory_is_forgotten(tmp_path, digest, damage):
     assert json.loads(cache.read_text())["files"], "and written anew"
 
 
+def test_any_flipped_bit_of_the_memory_is_noticed(tmp_path, digest):
+    cache = tmp_path / "sources.cache"
+    before, intact = digest(cache), cache.read_bytes()
+    for position in range(0, len(intact) * 8, 41):
+        damaged = bytearray(intact)
+        damaged[position // 8] ^= 1 << position % 8
+        cache.write_bytes(damaged)
+        assert digest(cache) == before
+        assert cache.read_bytes() == intact, "written anew"
+
+
 def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, digest):
     assert digest(tmp_path / "not" / "there") == digest()
 

@@ -220,6 +220,8 @@ class TestFolder:
         data = Data(info(), splits, LoaderOptions(batch_size=5, augment=("flip", "shift"), num_workers=1))
         data.save(tmp_path)
         again = Data.load(tmp_path)
+        assert again.loader == LoaderOptions(batch_size=5, augment=("flip", "shift"))
+        again = again.with_options({"num_workers": 1, "batch_size": 7, "strange": 2})
         assert again.info == data.info and again.loader == data.loader and again.summary() == data.summary()
         for name, split in data.splits.items():
             other = again.splits[name]

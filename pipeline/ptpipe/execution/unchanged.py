@@ -1,0 +1,65 @@
+"""The check after a stage: its key still describes the code that was executed and the files that were read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ptpipe.errors import StageError
+from ptpipe.events import ModulesImported
+from ptpipe.plan.bind import Plan, PlannedStage
+from ptpipe.plan.keys import Key, code_roots, fingerprint_of
+from ptpipe.plan.module_files import ImportedModule
+from ptpipe.plan.source_digest import SourceDigests
+
+
+def check_unchanged(
+    plan: Plan, stage: PlannedStage, key: Key, sources: SourceDigests, imported: Iterable[ModulesImported]
+) -> dict[str, str]:
+    """Return the modules that the stage's result depends on besides the code in its key, with their digests.
+
+    `sources`: as the key was computed with. `imported`: from each process that executed the stage.
+    Raises StageError where the files outside the store that the stage reads are not those of its key any more, or where
+    a module that it imported is not that of the key, or changed while it was imported.
+    """
+    _check_data(stage, key)
+    own, plugins = sources.code(*code_roots(plan, stage)), sources.plugins_code()
+    dependencies: dict[str, str] = {}
+    for name, facts in (item for event in imported for item in event.modules.items()):
+        module = ImportedModule(*facts)  # type: ignore[arg-type]  # from another process: a list
+        if name in own:
+            if module.sha256 != own[name].sha256:
+                raise _changed(module)
+        # Modules that other plugins import themselves were imported for their stages, perhaps in this same process.
+        elif module.is_new and name not in plugins:
+            dependencies |= _dependency(name, module, sources)
+    return dependencies
+
+
+def _check_data(stage: PlannedStage, key: Key) -> None:
+    try:
+        is_same = fingerprint_of(stage) == key.parts["fingerprint"]
+    except Exception as error:  # a plugin may raise anything; it did not when the key was computed
+        raise StageError(f"data changed while the stage ran, so its result is not kept: {error}") from error
+    if not is_same:
+        raise StageError("data changed while the stage ran, so its result is not kept: run it again")
+
+
+def _dependency(name: str, module: ImportedModule, sources: SourceDigests) -> dict[str, str]:
+    has_name = sources.can_import(name, module.file)
+    if not module.is_settled:
+        if has_name:
+            raise _changed(module)
+        return {}  # the stage wrote it
+    address = name if has_name else module.file
+    now = sources.digest(address)
+    # A file that changed after its import: the digest of what was imported is one that it never has again.
+    return {address: now.digest if now is not None and now.sha256 == module.sha256 else module.sha256}
+
+
+def _changed(module: ImportedModule) -> StageError:
+    if module.is_new:
+        return StageError(f"{module.file} changed during the run, so the stage's result is not kept: run it again")
+    return StageError(
+        f"this process imported {module.file} before it changed, so the stage's result is not kept: "
+        "run it again in a new one"
+    )

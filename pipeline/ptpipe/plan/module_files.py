@@ -1,0 +1,170 @@
+"""Files of modules: which file a name would be imported from, and which modules this process has imported."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
+_SEEN = "_ptpipe_imported"
+_STANDARD_FINDERS = (BuiltinImporter, FrozenImporter, PathFinder)
+
+
+class ModuleFile(NamedTuple):
+    """What a module's name stands for."""
+
+    file: str
+    """Empty for a namespace package."""
+    folders: tuple[str, ...] = ()
+    """Of a package: where its submodules are."""
+
+
+class ModuleFinder:
+    """Finds modules as an import would, but imports nothing: not even the package that a module is in."""
+
+    def __init__(self, folders: Sequence[str] = ()) -> None:
+        """Search `sys.path` as it is now, then `folders`."""
+        self._folders = tuple(dict.fromkeys(map(os.path.abspath, (*sys.path, *folders))))
+        self._found: dict[str, ModuleFile | None] = {}
+
+    def find(self, name: str) -> ModuleFile | None:
+        """Return what the dotted name stands for; None where nothing is found, and for built-in modules."""
+        if name not in self._found:
+            self._found[name] = self._search(name)
+        return self._found[name]
+
+    def searches(self, name: str, file: str) -> bool:
+        """Return whether the file is, or was, in one of the folders that the name is searched in."""
+        parent = name.rpartition(".")[0]
+        package = self.find(parent) if parent else None
+        path = Path(file)
+        folder = path.parents[1] if path.stem == "__init__" else path.parent
+        return str(folder) in (package.folders if package else self._folders)
+
+    def _search(self, name: str) -> ModuleFile | None:
+        parent, _, own_name = name.rpartition(".")
+        if parent:
+            package = self.find(parent)
+            return _in_folders(own_name, package.folders) if package else None
+        if name in sys.builtin_module_names:
+            return None
+        return _in_folders(name, self._folders) or _from_other_finders(name)
+
+
+def _in_folders(name: str, folders: Sequence[str]) -> ModuleFile | None:
+    """Search as Python's path finder does: packages before modules, namespace packages where there is neither."""
+    portions = []
+    for folder in folders:
+        path = f"{folder}/{name}"
+        if os.path.isdir(path):  # noqa: PTH112 - a Path per candidate is slow
+            if file := _existing(f"{path}/__init__"):
+                return ModuleFile(file, (path,))
+            portions.append(path)
+        if file := _existing(path):
+            return ModuleFile(file)
+    return ModuleFile("", tuple(portions)) if portions else None
+
+
+def _existing(path: str) -> str:
+    return next((path + suffix for suffix in _SUFFIXES if os.path.isfile(path + suffix)), "")  # noqa: PTH113 - as above
+
+
+def _from_other_finders(name: str) -> ModuleFile | None:
+    """Ask the finders that editable installations add."""
+    for finder in sys.meta_path:
+        if finder in _STANDARD_FINDERS:
+            continue
+        try:
+            spec = finder.find_spec(name, None, None)
+            if spec is not None:
+                file = spec.origin if spec.has_location and spec.origin else ""
+                return ModuleFile(file, tuple(spec.submodule_search_locations or ()))
+        except Exception:  # noqa: BLE001, S112 - a finder of somebody else's; Python asks the next one, too
+            continue
+    return None
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    core = Path(__file__).parents[1]
+    stdlib = {os.__file__.rpartition("/")[0], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    return tuple(f"{folder}/" for folder in (*stdlib, core))
+
+
+def is_own_code(file: str) -> bool:
+    """Return whether a module's file belongs to neither the standard library, an installed package nor the core.
+
+    Those change by version only: an installed package's version enters keys through `packages`, the core's through
+    their format.
+    """
+    return (
+        bool(file)
+        and not file.startswith(_library_folders())
+        and "/site-packages/" not in file
+        and "/dist-packages/" not in file
+    )
+
+
+def _members(module: object) -> Mapping[str, Any]:
+    """Return what is in a module; asking for an attribute would import a lazy one."""
+    try:
+        members: Mapping[str, Any] = object.__getattribute__(module, "__dict__")
+    except AttributeError:  # Python allows any object in `sys.modules`
+        return {}
+    return members
+
+
+class ImportedModule(NamedTuple):
+    """A module that a process imported."""
+
+    file: str
+    sha256: str
+    """Of the file's bytes, soon after it was imported."""
+    is_settled: bool
+    """Whether the file is older than the interval in which it was imported, so that it is what was imported."""
+    is_new: bool
+    """Whether it was imported since the log was created, not by an earlier run of this process."""
+
+
+class ImportLog:
+    """The modules of the user's own code that this process has imported since its first log was created.
+
+    What was seen of a module stays with its spec, as long as the module: so a second run in one process knows which
+    code it executes. A file that changes between the import and the next `update` is not settled.
+    """
+
+    def __init__(self) -> None:
+        self._before = dict(sys.modules)
+        self._since_ns = time.time_ns()
+
+    def update(self) -> Mapping[str, ImportedModule]:
+        """Look at what was imported since the last update; return all modules by name."""
+        now_ns, found = time.time_ns(), {}
+        for name, module in list(sys.modules.items()):
+            members = _members(module)
+            # Without a spec, it was not imported: compilers write and execute modules of their own.
+            file, spec, is_new = members.get("__file__"), members.get("__spec__"), self._before.get(name) is not module
+            if isinstance(spec, ModuleSpec) and isinstance(file, str) and is_own_code(file):
+                seen = getattr(spec, _SEEN, None) or (self._look(file) if is_new else None)
+                setattr(spec, _SEEN, seen)
+                if seen:
+                    found[name] = seen._replace(is_new=is_new)
+        self._since_ns = now_ns
+        return found
+
+    def _look(self, file: str) -> ImportedModule:
+        try:
+            status, content = os.stat(file), Path(file).read_bytes()  # noqa: PTH116 - as above
+        except OSError:  # deleted meanwhile
+            return ImportedModule(file, "", is_settled=False, is_new=True)
+        # ctime: it can't be set, so a file that was replaced by one with an older mtime is noticed.
+        is_settled = status.st_ctime_ns <= self._since_ns
+        return ImportedModule(file, hashlib.sha256(content).hexdigest(), is_settled, is_new=True)
