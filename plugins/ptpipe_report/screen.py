@@ -21,6 +21,7 @@ from ptpipe import (
     RunStarted,
     StageFinished,
     StageStarted,
+    one_line,
 )
 from ptpipe_report import run_summary
 from ptpipe_report.comparison import tables
@@ -28,7 +29,6 @@ from ptpipe_report.comparison_table import print_table
 from ptpipe_report.console import TerminalWriter
 from ptpipe_report.formatting import seconds_text
 from ptpipe_report.progress_bar import LiveBar, StageProgress
-from ptpipe_report.sanitize import one_line
 from ptpipe_report.stage_lines import StageLines
 from ptpipe_report.theme import FAINT, NOTICE, STYLES
 
