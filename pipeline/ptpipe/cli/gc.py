@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ptpipe.cli.common import artifacts_option, counted, json_option, open_store, print_json
+from ptpipe.cli.common import artifacts_option, counted, echo, json_option, open_store, print_json
 
 
 @click.command()
@@ -31,4 +31,4 @@ def gc(artifacts: Path, keep_runs: int, dry_run: bool, as_json: bool) -> None:
     deleted = "would delete" if dry_run else "deleted"
     size = f"{garbage.size_bytes / 1e6:.1f} MB"
     runs, objects = counted(garbage.num_runs, "run"), counted(garbage.num_objects, "stored object")
-    click.echo(f"{deleted} {runs} and {objects}, {size} in all")
+    echo(f"{deleted} {runs} and {objects}, {size} in all")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ptpipe.cli.common import artifacts_option, describe_end, json_option, open_store, print_json, print_table
+from ptpipe.cli.common import artifacts_option, describe_end, echo, json_option, open_store, print_json, print_table
 
 
 @click.command()
@@ -25,7 +25,7 @@ def runs(artifacts: Path, name: str | None, as_json: bool) -> None:
     elif records:
         print_table(("run", "started (UTC)", "took", "ended", "stages"), map(_row, records))
     else:
-        click.echo(f"no runs under {artifacts}")
+        echo(f"no runs under {artifacts}")
 
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ Path: TypeAlias = tuple[str | int, ...]
 MAX_BYTES = 256_000
 MAX_DEPTH = 32
 MAX_VALUES = 50_000
+MAX_LETTERS = 1_000_000
 
 _REWORDED = {
     "found character '\\t' that cannot start": "a tab; YAML is indented with spaces",
@@ -84,12 +85,11 @@ def read(text: str, name: str) -> Document:
 
     Raises ManifestError where the text can't be read at all: not YAML, too deep, too large, tagged.
     """
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
     from ruamel.yaml.reader import ReaderError
 
     try:
-        root = _Composer(name).compose(YAML(typ="safe", pure=True).parse(text))
+        root = _Composer(name).compose(_events(text, name))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ManifestError([Problem(f"not YAML: {_reworded(error)}", _place(name, mark))]) from error
@@ -102,6 +102,27 @@ def read(text: str, name: str) -> Document:
     reader = _Reader(name)
     value = reader.convert(root, ()) if root is not None else None
     return Document(value, reader.keys, reader.values, tuple(reader.problems))
+
+
+def _events(text: str, name: str) -> Iterator[Any]:
+    """Yield the parser's events. Raises ManifestError with the place where the parser itself fails."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.docinfo import DocInfo
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML(typ="safe", pure=True)  # not its parse(): it forgets where it was before an error arrives here
+    yaml.doc_infos.append(DocInfo())
+    _, parser = yaml.get_constructor_parser(text)
+    try:
+        while parser.check_event():
+            yield parser.get_event()
+    except YAMLError:
+        raise
+    except Exception as error:  # `"\UFFFFFFFF"`: a parser of hostile text may raise anything
+        place = _place(name, yaml.reader.get_mark())
+        raise ManifestError(
+            [Problem(f"not YAML: the parser failed here: {type(error).__name__}: {error}", place)]
+        ) from error
 
 
 @dataclass
@@ -184,6 +205,7 @@ class _Reader:
         self.keys: dict[Path, Location] = {}
         self.values: dict[Path, Location] = {}
         self.problems: list[Problem] = []
+        self.num_letters = 0
 
     def convert(self, node: _Node, path: Path) -> JSON:
         self.values[path] = node.place
@@ -214,6 +236,9 @@ class _Reader:
         return result
 
     def _check_text(self, text: str, place: Location) -> None:
+        self.num_letters += len(text)
+        if self.num_letters > MAX_LETTERS:
+            raise ManifestError([Problem(f"more than {MAX_LETTERS} letters, aliases expanded", place)])
         if _SURROGATE.search(text):  # "\uD800" in quotes: it has no UTF-8
             self.problems.append(Problem("half of a surrogate pair is not text", place))
 
