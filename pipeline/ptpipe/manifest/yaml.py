@@ -157,7 +157,7 @@ class _Composer:
                 case "DocumentStartEvent" if self.root is not None:
                     raise self._refusal("a second YAML document; a manifest is one", event)
                 case "ScalarEvent":
-                    self._add(event, _Node(_place(self.name, event.start_mark), event.value, not event.style))
+                    self._add(event, _Node(_place(self.name, event.start_mark), _joined(event.value), not event.style))
                 case "MappingStartEvent" | "SequenceStartEvent" as kind:
                     node = _Node(_place(self.name, event.start_mark), is_mapping=kind == "MappingStartEvent")
                     self._add(event, node)
@@ -241,6 +241,13 @@ class _Reader:
             raise ManifestError([Problem(f"more than {MAX_LETTERS} letters, aliases expanded", place)])
         if _SURROGATE.search(text):  # "\uD800" in quotes: it has no UTF-8
             self.problems.append(Problem("half of a surrogate pair is not text", place))
+
+
+def _joined(text: str) -> str:
+    r"""Join the halves of surrogate pairs: JSON, which is YAML, escapes an emoji as `"\ud83d\ude00"`."""
+    if not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 def _place(name: str, mark: Any) -> Location:
