@@ -90,7 +90,7 @@ class Screen(Reporter):
             for frame in event.frames:
                 self._writer.entry(Text(_MARGIN * 2), frame, FAINT)
         if self._is_verbose and event.key:
-            self._writer.line(Text(f"{_MARGIN}key {event.key[:12]}  {event.made_at}".rstrip(), FAINT))
+            self._writer.line(Text(one_line(f"{_MARGIN}key {event.key[:12]}  {event.made_at}").rstrip(), FAINT))
         for notice in self._notices.add_all(event):
             self._write_notice(notice)
 

@@ -150,6 +150,7 @@ class _Composer:
         self.open: list[_Node] = []
         self.anchors: dict[str, _Node] = {}
         self.tags: list[Problem] = []
+        self.num_values = 0
 
     def compose(self, events: Iterable[Any]) -> _Node | None:
         for event in events:
@@ -180,10 +181,15 @@ class _Composer:
         self._attach(node)
 
     def _attach(self, node: _Node) -> None:
-        if self.open:
-            self.open[-1].children.append(node)
-        else:
+        parent = self.open[-1] if self.open else None
+        if parent is None or not parent.is_mapping or len(parent.children) % 2:
+            self.num_values += 1  # no key
+        if self.num_values > MAX_VALUES:  # here already: reading on to the end takes its time
+            raise ManifestError([Problem(f"more than {MAX_VALUES} values, aliases expanded", node.place)])
+        if parent is None:
             self.root = node
+        else:
+            parent.children.append(node)
 
     def _aliased(self, event: Any) -> _Node:
         node = self.anchors.get(event.anchor)
