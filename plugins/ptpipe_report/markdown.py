@@ -15,8 +15,8 @@ _INLINE_MARKUP = re.compile(r"([\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])|:(?=[a-
 """What could start inline markup; underscores only at the edge of a word."""
 _BLOCK_MARKUP = re.compile(r"^(\d+(?=[.)])|(?=[-+=#]))(.)(?=[-=#\s]*(?:\s|$))")
 """What starts a list, a heading or a rule at the start of a line; not the sign of a number."""
-_LIVE = re.compile(r"@|#\d|://|www\.|gh-\d", re.IGNORECASE)
-"""What GitHub and others turn into a mention or a link without any markup; nothing but code keeps it from that."""
+_LIVE = re.compile(r"@|#\d|://|www\.|gh-\d|\b(?=\d*[a-f])[\da-f]{7,40}\b", re.IGNORECASE)
+"""What GitHub and others turn into a mention or a link (a commit's digits too); nothing but code keeps it from that."""
 _WORD = re.compile(r"[^ |`]+|[|`]")
 _TIMED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.REFUSED})
 _LEFT, _RIGHT = ":---", "---:"

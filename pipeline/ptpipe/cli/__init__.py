@@ -83,7 +83,8 @@ class _Commands(click.Group):
         rows = [(name, help_) for name, (_, help_) in _COMMANDS.items()]
         for name, entry_point in _plugin_commands().items():
             try:
-                rows.append((name, _load(entry_point).get_short_help_str(limit=formatter.width)))
+                help_ = _load(entry_point).get_short_help_str(limit=formatter.width)
+                rows.append((one_line(name), one_line(help_)))
             except PtpipeError as error:
                 click.echo(one_line(f"ptpipe: {error}"), err=True)
         with formatter.section("Commands"):

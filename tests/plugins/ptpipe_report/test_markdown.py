@@ -21,7 +21,17 @@ READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 NASTY = st.text(st.sampled_from("|\\`*_~<>[]()#+-=.!&$:1a \n\r\t\u2028\x1b\x00é"), max_size=24) | st.text(
     st.characters(categories=None), max_size=24
 )
-LINKS = ["@name", "@org/team", "#1", "owner/repo#12", "GH-7", "https://a.example/x_y", "www.a.example", "a@b.example"]
+LINKS = [
+    "@name",
+    "@org/team",
+    "#1",
+    "owner/repo#12",
+    "GH-7",
+    "https://a.example/x_y",
+    "www.a.example",
+    "a@b.example",
+    "0123456789ab",
+]
 NASTY |= st.lists(st.sampled_from([*LINKS, "|", "`", "\\", " ", "*", "$", ",", "("]), max_size=8).map("".join)
 
 
