@@ -32,6 +32,7 @@ from ptpipe.events import (
     StageFinished,
     StageStarted,
 )
+from ptpipe.printable import one_line
 from ptpipe.reporter import Reporter
 from ptpipe.stage import Port, Stage, stage
 
@@ -92,6 +93,7 @@ __all__ = [
     "installed",
     "load_plan",
     "nearest",
+    "one_line",
     "run",
     "stage",
     "write_atomically",

@@ -56,15 +56,17 @@ class RunResult:
 def load_plan(manifest: Path | str | Plan, overrides: Mapping[str, JSON] | None = None) -> Plan:
     """Read a manifest, apply overrides and bind it to the loaded plugins. Runs no stage, writes nothing.
 
+    The plugins that the manifest names are loaded, which executes their code.
+
     `manifest`: the YAML file, or a plan to bind again with further overrides. `overrides`: values by
     `"stage.option"` (nested options: `"stage.option.name"`) or `"seed"`.
     Raises ManifestError with every problem at once.
     """
     if isinstance(manifest, Plan):
         return bind(manifest.manifest.overridden_by(overrides), manifest.vocabulary) if overrides else manifest
-    path = Path(manifest)
-    loaded = load(path).overridden_by(overrides or {})
-    return bind(loaded, load_vocabulary(loaded.plugins, path.parent))
+    loaded = load(Path(manifest)).overridden_by(overrides or {})
+    places = [loaded.locate("plugins", position) for position in range(len(loaded.plugins))]
+    return bind(loaded, load_vocabulary(loaded.plugins, loaded.path.parent, places))
 
 
 def run(

@@ -5,12 +5,14 @@ A distribution adds a command with an entry point of the group `ptpipe.commands`
     [project.entry-points."ptpipe.commands"]
     prune-report = "my_plugin.command:prune_report"
 
-The command returns its exit code (None: 0). It prints results to stdout and everything else to stderr; it raises
-`ptpipe.UsageError` for a mistake on the command line. Keep its module light: `ptpipe --help` imports it.
+The command returns its exit code (None: 0). It prints results to stdout and everything else to stderr, with `echo` and
+`print_table`, which escape what others' text may do to a terminal; it raises `ptpipe.UsageError` for a mistake on the
+command line. Keep its module light: `ptpipe --help` imports it.
 """
 
 from ptpipe.cli.common import (
     artifacts_option,
+    echo,
     json_option,
     manifest_argument,
     open_store,
@@ -23,6 +25,7 @@ from ptpipe.cli.common import (
 
 __all__ = [
     "artifacts_option",
+    "echo",
     "json_option",
     "manifest_argument",
     "open_store",

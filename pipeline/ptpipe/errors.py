@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import heapq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
+
+from ptpipe.printable import one_line
+
+MAX_PROBLEMS = 100
+"""How many problems of a manifest are reported; of the others only the number, and no suggestion is sought."""
+_MAX_LENGTH = 1000
+_MAX_WORDS, _MAX_LETTERS = 500, 100
 
 
 class ExitCode(IntEnum):
@@ -55,10 +64,23 @@ class Problem:
     """The valid word nearest to a mistyped one: see `nearest`."""
     code: ExitCode = ExitCode.USAGE
 
+    def __post_init__(self) -> None:
+        if len(self.message) > _MAX_LENGTH:  # it quotes a text of any length
+            shown = f"{self.message[: _MAX_LENGTH // 2]} ... {self.message[-_MAX_LENGTH // 3 :]}"
+            object.__setattr__(self, "message", shown)
+
     def __str__(self) -> str:
         place = f"{self.location}: " if self.location else ""
         hint = f" (did you mean {self.suggestion!r}?)" if self.suggestion else ""
-        return f"{place}{self.message}{hint}"
+        return one_line(f"{place}{self.message}{hint}")
+
+
+def first_problems(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    """Return the first 100 problems; if there are more, with one that says how many."""
+    num_more = len(problems) - MAX_PROBLEMS
+    if num_more <= 1:
+        return tuple(problems)
+    return (*problems[:MAX_PROBLEMS], Problem(f"... and {num_more:,} more problems"))
 
 
 class PtpipeError(Exception):
@@ -68,16 +90,17 @@ class PtpipeError(Exception):
 
 
 class ManifestError(PtpipeError, ValueError):
-    """A manifest, an override or a plugin that it names is wrong; `problems` has every problem found."""
+    """A manifest, an override or a plugin that it names is wrong.
+
+    `problems` has every problem found; after the 100th, one that says how many more there are.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
-        assert self.problems, "a ManifestError without problems"
+        found = tuple(problems)
+        assert found, "a ManifestError without problems"
+        self.exit_code = max((problem.code for problem in found), key=_gravity)
+        self.problems = first_problems(found)
         super().__init__("\n".join(str(problem) for problem in self.problems))
-
-    @property
-    def exit_code(self) -> ExitCode:  # type: ignore[override]  # depends on the problems
-        return max((problem.code for problem in self.problems), key=_gravity)
 
 
 class UsageError(PtpipeError, ValueError):
@@ -106,6 +129,21 @@ def _gravity(code: ExitCode) -> bool:
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the word of `words` that is closest to a mistyped one, or None if none is close."""
-    matches = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
+    """Return the word of `words` that is closest to a mistyped one, or None if none is close.
+
+    Only the first 500 words are compared, and only with a word of at most 100 letters: a list of thousands is no
+    vocabulary, and comparing takes its time.
+    """
+    if len(word) > _MAX_LETTERS:
+        return None
+    matcher = difflib.SequenceMatcher(b=word)
+
+    def upper_bound(other: str) -> float:
+        matcher.set_seq1(other)
+        return matcher.quick_ratio()
+
+    likely = heapq.nlargest(
+        10, (other for other in islice(words, _MAX_WORDS) if len(other) <= _MAX_LETTERS), key=upper_bound
+    )
+    matches = difflib.get_close_matches(word, likely, n=1, cutoff=0.6)
     return matches[0] if matches else None

@@ -8,10 +8,10 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ptpipe import one_line
 from ptpipe_report.comparison import Column, Table
 from ptpipe_report.console import TerminalWriter
 from ptpipe_report.formatting import figure
-from ptpipe_report.sanitize import one_line
 from ptpipe_report.theme import FAINT
 
 _MARGIN = "  "

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ptpipe_report.sanitize import one_line
+from ptpipe import one_line
 from ptpipe_report.theme import ASCII, UNICODE
 
 _LOG_FILE_WIDTH = 120

@@ -6,16 +6,18 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from ptpipe import Notice, Outcome, RunFinished, RunStarted, StageFinished, host, write_atomically
+from ptpipe import Notice, Outcome, RunFinished, RunStarted, StageFinished, host, one_line, write_atomically
 from ptpipe_report import run_summary
 from ptpipe_report.comparison import Column, Table, metric_tables, tables
 from ptpipe_report.formatting import figure, joined, seconds_text
-from ptpipe_report.sanitize import one_line
 
 _INLINE_MARKUP = re.compile(r"([\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])|:(?=[a-z+-][\w+-]*:))")
 """What could start inline markup; underscores only at the edge of a word."""
 _BLOCK_MARKUP = re.compile(r"^(\d+(?=[.)])|(?=[-+=#]))(.)(?=[-=#\s]*(?:\s|$))")
 """What starts a list, a heading or a rule at the start of a line; not the sign of a number."""
+_LIVE = re.compile(r"@|#\d|://|www\.|gh-\d|\b(?=\d*[a-f])[\da-f]{7,40}\b", re.IGNORECASE)
+"""What GitHub and others turn into a mention or a link (a commit's digits too); nothing but code keeps it from that."""
+_WORD = re.compile(r"[^ |`]+|[|`]")
 _TIMED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.REFUSED})
 _LEFT, _RIGHT = ":---", "---:"
 
@@ -55,8 +57,15 @@ def report(started: RunStarted, finished: RunFinished, notices: Iterable[Notice]
 
 
 def escape(text: str) -> str:
-    """Escape text to Markdown that renders as exactly this text on one line, in a paragraph or a table cell."""
-    return _BLOCK_MARKUP.sub(r"\1\\\2", _INLINE_MARKUP.sub(r"\\\1", one_line(text)))
+    """Escape text to Markdown that renders as exactly this text on one line, in a paragraph or a table cell.
+
+    A word that would become a mention or a link (`@name`, `#1`, an address) is shown as code.
+    """
+    return _BLOCK_MARKUP.sub(r"\1\\\2", _WORD.sub(_escape_word, one_line(text).strip()))
+
+
+def _escape_word(word: re.Match[str]) -> str:
+    return f"`{word[0]}`" if _LIVE.search(word[0]) else _INLINE_MARKUP.sub(r"\\\1", word[0])
 
 
 def _placed(notice: Notice) -> str:

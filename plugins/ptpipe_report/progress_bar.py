@@ -14,10 +14,9 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from ptpipe import Progress, StageStarted
+from ptpipe import Progress, StageStarted, one_line
 from ptpipe_report.console import TerminalWriter
 from ptpipe_report.formatting import clock_text, figure, joined
-from ptpipe_report.sanitize import one_line
 from ptpipe_report.stage_lines import StageLines
 from ptpipe_report.theme import ACCENT, BAR_REMAINDER, FAINT
 

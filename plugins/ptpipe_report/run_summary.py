@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ptpipe import Decision, ExitCode, Notice, Outcome, RunFinished, RunStarted, StageFinished
+from ptpipe import Decision, ExitCode, Notice, Outcome, RunFinished, RunStarted, StageFinished, one_line
 from ptpipe_report.comparison import tables, type_name
 from ptpipe_report.formatting import Figure, key_figures
 
@@ -79,7 +80,19 @@ def command(started: RunStarted) -> str:
     artifacts = started.folder.parent.parent
     if started.folder.parent.name == "runs" and artifacts.absolute() != Path("artifacts").absolute():
         words += ["--artifacts", str(artifacts)]
-    return shlex.join(words)
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """Quote a word for a shell; one that is not printable as bytes in `$'...'`, which stays the same word."""
+    if word == one_line(word):
+        return shlex.quote(word)
+    # Python carries the bytes of undecodable file names as the surrogates U+DC80 to U+DCFF; others stand for nothing.
+    content = re.sub("[\ud800-\udc7f\udd00-\udfff]", "\N{REPLACEMENT CHARACTER}", word).encode(
+        "utf-8", "surrogateescape"
+    )
+    shown = (chr(byte) if 32 <= byte < 127 and chr(byte) not in "\\'" else f"\\x{byte:02x}" for byte in content)
+    return f"$'{''.join(shown)}'"
 
 
 def deliverables(finished: RunFinished) -> list[Path]:

@@ -21,6 +21,7 @@ from ptpipe import (
     RunStarted,
     StageFinished,
     StageStarted,
+    one_line,
 )
 from ptpipe_report import run_summary
 from ptpipe_report.comparison import tables
@@ -28,7 +29,6 @@ from ptpipe_report.comparison_table import print_table
 from ptpipe_report.console import TerminalWriter
 from ptpipe_report.formatting import seconds_text
 from ptpipe_report.progress_bar import LiveBar, StageProgress
-from ptpipe_report.sanitize import one_line
 from ptpipe_report.stage_lines import StageLines
 from ptpipe_report.theme import FAINT, NOTICE, STYLES
 
@@ -90,7 +90,7 @@ class Screen(Reporter):
             for frame in event.frames:
                 self._writer.entry(Text(_MARGIN * 2), frame, FAINT)
         if self._is_verbose and event.key:
-            self._writer.line(Text(f"{_MARGIN}key {event.key[:12]}  {event.made_at}".rstrip(), FAINT))
+            self._writer.line(Text(one_line(f"{_MARGIN}key {event.key[:12]}  {event.made_at}").rstrip(), FAINT))
         for notice in self._notices.add_all(event):
             self._write_notice(notice)
 

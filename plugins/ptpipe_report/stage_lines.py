@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from ptpipe import Outcome, StageFinished
+from ptpipe import Outcome, StageFinished, one_line
 from ptpipe_report import run_summary
 from ptpipe_report.console import TerminalWriter
 from ptpipe_report.formatting import seconds_text
-from ptpipe_report.sanitize import one_line
 from ptpipe_report.theme import FAINT, STYLES
 
 _MAX_ID_WIDTH, _KIND_WIDTH, _TIME_WIDTH = 24, 17, 11

@@ -307,7 +307,8 @@ def test_validate_says_the_same_as_json(project, run_cli):
                 "suggestion": "value",
                 "code": 2,
             },
-        ]
+        ],
+        "notes": [],
     }
 
 

@@ -185,7 +185,7 @@ def test_the_script_is_the_module(run_cli, tmp_path):
 
 def test_every_listing_is_strict_json(ran):
     assert [stage["cached"] for stage in ran("plan", "m.yaml", "--json", alone=True).json["stages"]] == [True] * 3
-    assert ran("validate", "m.yaml", "--json", alone=True).json == {"problems": []}
+    assert ran("validate", "m.yaml", "--json", alone=True).json == {"problems": [], "notes": []}
     (run,) = ran("runs", "--json", alone=True).json
     assert (run["name"], run["exit_code"], run["finished"]) == ("toy", 0, True)
     assert "stages" not in run

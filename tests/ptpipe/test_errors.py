@@ -22,8 +22,26 @@ def test_a_manifest_error_carries_every_problem():
         ManifestError([])
 
 
+def test_a_problem_is_short_and_printable_whatever_it_quotes():
+    problem = Problem("-s " + "x\x1b" * 100_000 + ": nested too deep", Location("a\u202eb", 1, 1), "\x9b")
+    assert len(problem.message) < 1000
+    assert problem.message.startswith("-s x") and problem.message.endswith(": nested too deep")
+    assert str(problem).isprintable()
+    assert str(problem).startswith("a\\u202eb:1:1: -s x\\x1b")
+
+
+def test_a_hundred_problems_are_told_and_the_others_counted():
+    def told(number):
+        return ManifestError([Problem("a")] * number).problems
+
+    assert [len(told(number)) for number in (1, 100, 101, 102, 5000)] == [1, 100, 101, 101, 101]
+    assert told(101)[-1] == Problem("a")
+    assert told(5000)[-1] == Problem("... and 4,900 more problems")
+
+
 def test_a_broken_plugin_gives_the_exit_code():
     plain, broken = Problem("a"), Problem("b", code=ExitCode.PLUGIN)
+    assert ManifestError([*[plain] * 5000, broken]).exit_code == 6
     assert ManifestError([plain]).exit_code == 2
     assert ManifestError([plain, broken, plain]).exit_code == 6
 
@@ -47,3 +65,5 @@ def test_nearest():
     assert nearest("quant.convrt", ["quant.convert", "quant.prepare"]) == "quant.convert"
     assert nearest("zebra", ["quant.convert", "quant.prepare"]) is None
     assert nearest("", []) is None
+    assert nearest("noe", [*(f"{number:05}" for number in range(400)), "one"]) == "one"
+    assert nearest("x" * 101, ["x" * 101]) is None, "no mistyped word is as long"

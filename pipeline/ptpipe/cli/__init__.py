@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ import click
 from ptpipe import __version__
 from ptpipe.errors import ExitCode, ManifestError, PtpipeError, Terminated, nearest
 from ptpipe.execution.signals import SignalHandlers
+from ptpipe.printable import one_line
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -81,9 +83,10 @@ class _Commands(click.Group):
         rows = [(name, help_) for name, (_, help_) in _COMMANDS.items()]
         for name, entry_point in _plugin_commands().items():
             try:
-                rows.append((name, _load(entry_point).get_short_help_str(limit=formatter.width)))
+                help_ = _load(entry_point).get_short_help_str(limit=formatter.width)
+                rows.append((one_line(name), one_line(help_)))
             except PtpipeError as error:
-                click.echo(f"ptpipe: {error}", err=True)
+                click.echo(one_line(f"ptpipe: {error}"), err=True)
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -99,7 +102,8 @@ def _plugin_commands() -> dict[str, EntryPoint]:
             found[name] = entry_point
             continue
         owner = "ptpipe itself" if name in _COMMANDS else _owner(found[name])
-        click.echo(f"ptpipe: command {name!r} of {_owner(entry_point)} is ignored: {owner} has one", err=True)
+        ignored = f"ptpipe: command {name!r} of {_owner(entry_point)} is ignored: {owner} has one"
+        click.echo(one_line(ignored), err=True)
     return found
 
 
@@ -145,6 +149,8 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its code; a traceback is shown only for a bug in ptpipe."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may be ASCII
     handlers = SignalHandlers()
     handlers.install()
     try:
@@ -174,14 +180,16 @@ def _exit_code() -> int:
     try:
         return int(cli.main(prog_name="ptpipe", standalone_mode=False) or ExitCode.DONE)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        print("\n".join(map(one_line, shown.getvalue().splitlines())), file=sys.stderr)  # noqa: T201
         return ExitCode.USAGE
     except ManifestError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)  # noqa: T201  # the command line's own output
         return error.exit_code
     except PtpipeError as error:
-        print(f"ptpipe: {error}", file=sys.stderr)  # noqa: T201
+        print(one_line(f"ptpipe: {error}"), file=sys.stderr)  # noqa: T201
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)  # noqa: T201
@@ -191,7 +199,7 @@ def _exit_code() -> int:
     except Exception:  # noqa: BLE001  # the last line of defence
         import traceback
 
-        traceback.print_exc()
+        print("\n".join(map(one_line, traceback.format_exc().splitlines())), file=sys.stderr)  # noqa: T201
         print(f"ptpipe {__version__}: this is a bug in ptpipe; please report the lines above", file=sys.stderr)  # noqa: T201
         return ExitCode.BUG
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptpipe.errors import ManifestError, Problem
+from ptpipe.printable import one_line
 from ptpipe.store.files import strict_json
 
 if TYPE_CHECKING:
@@ -104,9 +105,15 @@ def print_json(value: object) -> None:
     click.echo(strict_json(value))
 
 
+def echo(text: str = "", err: bool = False) -> None:
+    """Print lines of text to stdout, or stderr: what a reader could not see, such as a terminal's codes, is escaped."""
+    for line in text.split("\n"):
+        click.echo(one_line(line), err=err)
+
+
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table to stdout: folded to a terminal's width, whole lines in a pipe."""
-    rows = list(rows)
+    """Print a table to stdout: folded to a terminal's width, whole lines in a pipe; cells are escaped as by `echo`."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(len(headings))]
         for row in (headings, *rows):

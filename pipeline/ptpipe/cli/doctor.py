@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.common import artifacts_option, counted, json_option, plugin_option, print_json, print_table
+from ptpipe.cli.common import artifacts_option, counted, echo, json_option, plugin_option, print_json, print_table
 from ptpipe.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -53,4 +53,4 @@ def _print(checks: Sequence[Check]) -> None:
             rows.append(("", "", f"  -> {check.remedy}"))
     print_table(("", "check", "result"), rows)
     counts = Counter(str(check.state) for check in checks)
-    click.echo(f"\n{counts['ok']} ok, {counted(counts['warn'], 'warning')}, {counts['fail']} failed")
+    echo(f"\n{counts['ok']} ok, {counted(counts['warn'], 'warning')}, {counts['fail']} failed")

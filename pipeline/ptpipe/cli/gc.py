@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ptpipe.cli.common import artifacts_option, counted, json_option, open_store, print_json
+from ptpipe.cli.common import artifacts_option, counted, echo, json_option, open_store, print_json
 from ptpipe.errors import ExitCode
 
 _MAX_LINES = 10
@@ -41,10 +41,10 @@ def gc(artifacts: Path, keep_runs: int, dry_run: bool, empty_quarantine: bool, a
     deleted = "would delete" if dry_run else "deleted"
     size = f"{garbage.size_bytes / 1e6:.1f} MB"
     runs, objects = counted(garbage.num_runs, "run"), counted(garbage.num_objects, "stored object")
-    click.echo(f"{deleted} {runs} and {objects}, {size} in all")
+    echo(f"{deleted} {runs} and {objects}, {size} in all")
     quarantined = [f"  {path}  {size_bytes / 1e6:.1f} MB" for path, size_bytes in garbage.quarantine.items()]
     if quarantined:
-        click.echo("kept what failed verification (--empty-quarantine deletes it):")
+        echo("kept what failed verification (--empty-quarantine deletes it):")
     _print_lines(quarantined)
     _print_lines([f"ptpipe: {problem}" for problem in garbage.problems], err=True)
     return exit_code
@@ -52,6 +52,6 @@ def gc(artifacts: Path, keep_runs: int, dry_run: bool, empty_quarantine: bool, a
 
 def _print_lines(lines: Sequence[str], err: bool = False) -> None:
     for line in lines[:_MAX_LINES]:
-        click.echo(line if line.isprintable() else ascii(line), err=err)
+        echo(line, err=err)
     if len(lines) > _MAX_LINES:
-        click.echo(f"and {len(lines) - _MAX_LINES} more: --json lists all", err=err)
+        echo(f"and {len(lines) - _MAX_LINES} more: --json lists all", err=err)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ptpipe.cli.common import artifacts_option, json_option, open_store, print_json
+from ptpipe.cli.common import artifacts_option, echo, json_option, open_store, print_json
 from ptpipe.errors import IntegrityError, Problem, UsageError, nearest
 
 
@@ -47,7 +47,7 @@ def get(run: str, stage: str, dest: Path, force: bool, artifacts: Path, as_json:
     if as_json:
         print_json([str(target) for target in targets.values()])
     else:
-        click.echo("\n".join(f"wrote {target}" for target in targets.values()))
+        echo("\n".join(f"wrote {target}" for target in targets.values()))
 
 
 def _stage_facts(record: dict[str, Any], stage_id: str) -> dict[str, Any]:

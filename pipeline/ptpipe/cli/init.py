@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from ptpipe.cli.common import echo
 from ptpipe.errors import UsageError
 from ptpipe.manifest.yaml import scalar
 
@@ -23,7 +24,7 @@ def init(path: Path | None, plugin: str | None, force: bool) -> None:
     if plugin is None:
         target = path or Path("ptpipe.yaml")
         _write({target: _filled("manifest.yaml", file=str(target), name=_name(target))}, force)
-        click.echo(f"wrote {target}; next: ptpipe run {target}")
+        echo(f"wrote {target}; next: ptpipe run {target}")
         return
     module = re.sub(r"\W", "_", plugin.removesuffix(".py").lower(), flags=re.ASCII)
     if not module[:1].isalpha() or keyword.iskeyword(module) or module in sys.stdlib_module_names:
@@ -32,9 +33,9 @@ def init(path: Path | None, plugin: str | None, force: bool) -> None:
     plugin_file, test_file = folder / f"{module}.py", folder / f"test_{module}.py"
     contents = {plugin_file: "plugin.py.txt", test_file: "test_plugin.py.txt"}
     _write({target: _filled(template, module=module) for target, template in contents.items()}, force)
-    click.echo(f"wrote {plugin_file} and {test_file}; next:")
-    click.echo(f"  pytest {test_file}")
-    click.echo(f"  plugins: [./{plugin_file.name}]   # in a manifest beside it, then `uses: model.{module}`")
+    echo(f"wrote {plugin_file} and {test_file}; next:")
+    echo(f"  pytest {test_file}")
+    echo(f"  plugins: [./{plugin_file.name}]   # in a manifest beside it, then `uses: model.{module}`")
 
 
 def _name(path: Path) -> str:

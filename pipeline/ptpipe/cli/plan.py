@@ -9,6 +9,7 @@ import click
 
 from ptpipe.cli.common import (
     artifacts_option,
+    echo,
     json_option,
     manifest_argument,
     open_store,
@@ -38,7 +39,10 @@ def plan(
     fresh: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Print the wiring, and for each stage whether a run would run it or find it cached, and why."""
+    """Print the wiring, and for each stage whether a run would run it or find it cached, and why.
+
+    Loads the plugins that the manifest names, which executes their code: see `ptpipe validate --no-plugins`.
+    """
     from ptpipe.execution.engine import source_digests
     from ptpipe.plan.cache_status import cache_statuses
     from ptpipe.plan.keys import compute_keys
@@ -53,7 +57,7 @@ def plan(
         return
     print_table(("stage", "kind", "inputs", "key", "action"), [_row(bound, item, why) for item in statuses])
     num_cached = sum(item.entry is not None for item in statuses)
-    click.echo(f"{num_cached} of {len(statuses)} stages are cached")
+    echo(f"{num_cached} of {len(statuses)} stages are cached")
 
 
 def _row(bound: Plan, item: CacheStatus, why: bool) -> tuple[str, ...]:

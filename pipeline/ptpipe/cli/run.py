@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptpipe.cli.common import artifacts_option, json_option, manifest_argument, print_json, read_plan, set_option
+from ptpipe.cli.common import artifacts_option, echo, json_option, manifest_argument, print_json, read_plan, set_option
 from ptpipe.errors import UsageError
 from ptpipe.events import Event, LogLine, Notice, RunFinished, RunStarted
 from ptpipe.reporter import Reporter
@@ -125,4 +125,4 @@ def _nodes_of_environment(plan: Plan) -> Nodes | None:
 def _echo(event: Event) -> None:
     """Show on stderr what a node other than node 0 reports; results and reports are node 0's."""
     if isinstance(event, LogLine | Notice) and not (isinstance(event, LogLine) and event.stage_id):
-        click.echo(event.text, err=True)
+        echo(event.text, err=True)

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptpipe.cli.common import artifacts_option, counted, describe_end, json_option, open_store, print_json, print_table
+from ptpipe.cli.common import (
+    artifacts_option,
+    counted,
+    describe_end,
+    echo,
+    json_option,
+    open_store,
+    print_json,
+    print_table,
+)
 from ptpipe.errors import PtpipeError
 
 if TYPE_CHECKING:
@@ -41,9 +50,9 @@ def runs(artifacts: Path, name: str | None, limit: int, as_json: bool) -> None:
     elif listed:
         print_table(("run", "started (UTC)", "took", "ended", "stages"), map(_row, listed))
         if left := len(found) - len(listed):
-            click.echo(f"and {counted(left, 'older run')}: --limit 0 lists all")
+            echo(f"and {counted(left, 'older run')}: --limit 0 lists all")
     else:
-        click.echo(f"no runs under {artifacts}")
+        echo(f"no runs under {artifacts}")
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ptpipe.cli.common import artifacts_option, describe_end, json_option, open_store, print_json, print_table
+from ptpipe.cli.common import artifacts_option, describe_end, echo, json_option, open_store, print_json, print_table
 
 
 @click.command()
@@ -26,22 +26,22 @@ def show(run: str, artifacts: Path, as_json: bool) -> None:
     if as_json:
         print_json(record)
         return
-    click.echo(f"{record['run_id']}  {describe_end(record)} after {record['seconds']:.1f} s")
-    click.echo(f"manifest {record['manifest']}, seed {record['seed']}")
+    echo(f"{record['run_id']}  {describe_end(record)} after {record['seconds']:.1f} s")
+    echo(f"manifest {record['manifest']}, seed {record['seed']}")
     for setting, value in record["overrides"].items():
-        click.echo(f"-s {setting}={json.dumps(value)}")
+        echo(f"-s {setting}={json.dumps(value)}")
     machine = record["machine"]
-    click.echo(f"on {machine['processor']}, {machine['num_cpus']} CPUs ({machine['fingerprint']})\n")
+    echo(f"on {machine['processor']}, {machine['num_cpus']} CPUs ({machine['fingerprint']})\n")
     print_table(("stage", "kind", "outcome", "took", "key", "metrics"), [_stage_row(s) for s in record["stages"]])
     for stage in record["stages"]:
         for notice in stage["notices"]:
-            click.echo(f"! {stage['stage_id']}: {notice}")
+            echo(f"! {stage['stage_id']}: {notice}")
         if stage["message"]:
-            click.echo(f"{stage['outcome']} {stage['stage_id']}: {stage['message']}")
-    click.echo(f"\n{folder}")
+            echo(f"{stage['outcome']} {stage['stage_id']}: {stage['message']}")
+    echo(f"\n{folder}")
     for stage in record["stages"]:
         for name in stage["deliverables"]:
-            click.echo(f"  {name}")
+            echo(f"  {name}")
 
 
 def _stage_row(stage: dict[str, Any]) -> tuple[str, ...]:

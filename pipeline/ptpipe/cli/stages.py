@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.common import json_option, plugin_option, print_json, print_table, read_vocabulary
+from ptpipe.cli.common import echo, json_option, plugin_option, print_json, print_table, read_vocabulary
 from ptpipe.errors import Problem, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def _describe(vocabulary: Vocabulary, stage: Stage[..., object], as_json: bool) 
     if as_json:
         print_json(facts)
         return
-    click.echo(f"{stage.kind}  (plugin {facts['plugin']}, version {stage.version})\n\n{stage.help}\n")
-    click.echo(f"inputs:   {', '.join(map(_port_words, stage.inputs)) or 'none'}")
-    click.echo(f"outputs:  {', '.join(map(_port_words, stage.outputs))}\n")
+    echo(f"{stage.kind}  (plugin {facts['plugin']}, version {stage.version})\n\n{stage.help}\n")
+    echo(f"inputs:   {', '.join(map(_port_words, stage.inputs)) or 'none'}")
+    echo(f"outputs:  {', '.join(map(_port_words, stage.outputs))}\n")
     rows = [(row["name"], row["type"], row["default"], row["help"]) for row in option_rows(stage)]
     if rows:
         print_table(("option", "type", "default", "help"), rows)
     else:
-        click.echo("options:  none")
+        echo("options:  none")
 
 
 def _facts(vocabulary: Vocabulary, stage: Stage[..., object]) -> dict[str, object]:

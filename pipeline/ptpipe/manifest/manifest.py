@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ptpipe.artifact import JSON
-from ptpipe.errors import Location, ManifestError, Problem, nearest
-from ptpipe.manifest.yaml import MAX_BYTES, Document, read
+from ptpipe.errors import MAX_PROBLEMS, Location, ManifestError, Problem, nearest
+from ptpipe.manifest.yaml import MAX_BYTES, MAX_DEPTH, Document, read
 
 VERSION = 1
 MAX_SEED = 2**32 - 1
@@ -54,7 +55,8 @@ class Manifest:
         Raises ManifestError for a name that is neither `seed` nor `STAGE.OPTION`.
         """
         problems: list[Problem] = []
-        options = {entry.id: dict(entry.options) for entry in self.stages}
+        written = {entry.id: entry.options for entry in self.stages}
+        options: dict[str, dict[str, Any]] = {}
         seed = self.seed
         for name, value in overrides.items():
             stage_id, _, rest = name.partition(".")
@@ -62,16 +64,20 @@ class Manifest:
                 seed = int(value)  # type: ignore[arg-type]  # checked by _is_seed
             elif name == "seed":
                 problems.append(Problem(f"-s seed={value}: a seed is a whole number from 0 to {MAX_SEED}"))
-            elif stage_id not in options:
-                suggestion = nearest(stage_id, options)
+            elif stage_id not in written:
+                suggestion = nearest(stage_id, written) if len(problems) < MAX_PROBLEMS else None
                 problems.append(Problem(f"-s {name}: there is no stage {stage_id!r}", suggestion=suggestion))
             elif not rest:
                 problems.append(Problem(f"-s {name}: name one of its options: {stage_id}.OPTION=VALUE"))
+            elif rest.count(".") >= MAX_DEPTH:
+                problems.append(Problem(f"-s {name}: nested more than {MAX_DEPTH} levels deep"))
             else:
+                if stage_id not in options:
+                    options[stage_id] = deepcopy(dict(written[stage_id]))
                 _assign(options[stage_id], rest.split("."), value)
         if problems:
             raise ManifestError(problems)
-        stages = tuple(replace(entry, options=options[entry.id]) for entry in self.stages)
+        stages = tuple(replace(entry, options=options.get(entry.id, entry.options)) for entry in self.stages)
         return replace(self, seed=seed, stages=stages, overrides={**self.overrides, **overrides})
 
 
@@ -127,10 +133,10 @@ def _decode(content: bytes, name: str) -> str:
 def _assign(options: dict[str, Any], names: Sequence[str], value: JSON) -> None:
     *parents, last = names
     for parent in parents:
-        inner = options.get(parent)
-        options[parent] = dict(inner) if isinstance(inner, Mapping) else {}
+        if not isinstance(options.get(parent), dict):
+            options[parent] = {}
         options = options[parent]
-    options[last] = value
+    options[last] = deepcopy(value)
 
 
 def _is_seed(value: JSON) -> bool:
@@ -189,6 +195,7 @@ class _StructureCheck:
             self._complain(
                 f"stage id {stage_id!r}: lower-case letters, digits, '_' and '-' are allowed", path, key=True
             )
+            stage_id = stage_id[:64]  # as long as one may be: further messages begin with it
         if not isinstance(stage, dict):
             self._complain(f"{stage_id}: must be a mapping with `uses`, not {word_for(stage)}", path)
             return None
@@ -199,11 +206,10 @@ class _StructureCheck:
         if not isinstance(options, dict | None):
             self._complain(f"{stage_id}: `with` holds options by name, not {word_for(options)}", (*path, "with"))
             options = None
-        needs = self._needs(stage_id, stage.get("needs"))
+        needs = self._needs(stage_id, (*path, "needs"), stage.get("needs"))
         return StageEntry(stage_id, str(uses), needs, options or {})
 
-    def _needs(self, stage_id: str, needs: JSON) -> dict[str, tuple[str, ...]]:
-        path = ("stages", stage_id, "needs")
+    def _needs(self, stage_id: str, path: tuple[str, ...], needs: JSON) -> dict[str, tuple[str, ...]]:
         if needs is None:
             return {}
         if not isinstance(needs, dict):
@@ -224,8 +230,9 @@ class _StructureCheck:
         for key in mapping:
             if key not in known:
                 place = self.document.locate((*path, key), key=True)
-                where = f" in stage {path[-1]}" if path else ""
-                meant = nearest(key, [word for word in known if word not in mapping])
+                where = f" in stage {path[-1][:64]}" if path else ""
+                missing = [word for word in known if word not in mapping]
+                meant = nearest(key, missing) if len(self.problems) < MAX_PROBLEMS else None
                 misspelt.add(meant)
                 self.problems.append(Problem(f"unknown key {key!r}{where}", place, meant))
         return misspelt

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ Path: TypeAlias = tuple[str | int, ...]
 MAX_BYTES = 256_000
 MAX_DEPTH = 32
 MAX_VALUES = 50_000
+MAX_LETTERS = 1_000_000
 
 _REWORDED = {
     "found character '\\t' that cannot start": "a tab; YAML is indented with spaces",
@@ -84,12 +85,11 @@ def read(text: str, name: str) -> Document:
 
     Raises ManifestError where the text can't be read at all: not YAML, too deep, too large, tagged.
     """
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
     from ruamel.yaml.reader import ReaderError
 
     try:
-        root = _Composer(name).compose(YAML(typ="safe", pure=True).parse(text))
+        root = _Composer(name).compose(_events(text, name))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ManifestError([Problem(f"not YAML: {_reworded(error)}", _place(name, mark))]) from error
@@ -102,6 +102,27 @@ def read(text: str, name: str) -> Document:
     reader = _Reader(name)
     value = reader.convert(root, ()) if root is not None else None
     return Document(value, reader.keys, reader.values, tuple(reader.problems))
+
+
+def _events(text: str, name: str) -> Iterator[Any]:
+    """Yield the parser's events. Raises ManifestError with the place where the parser itself fails."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.docinfo import DocInfo
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML(typ="safe", pure=True)  # not its parse(): it forgets where it was before an error arrives here
+    yaml.doc_infos.append(DocInfo())
+    _, parser = yaml.get_constructor_parser(text)
+    try:
+        while parser.check_event():
+            yield parser.get_event()
+    except YAMLError:
+        raise
+    except Exception as error:  # `"\UFFFFFFFF"`: a parser of hostile text may raise anything
+        place = _place(name, yaml.reader.get_mark())
+        raise ManifestError(
+            [Problem(f"not YAML: the parser failed here: {type(error).__name__}: {error}", place)]
+        ) from error
 
 
 @dataclass
@@ -129,6 +150,7 @@ class _Composer:
         self.open: list[_Node] = []
         self.anchors: dict[str, _Node] = {}
         self.tags: list[Problem] = []
+        self.num_values = 0
 
     def compose(self, events: Iterable[Any]) -> _Node | None:
         for event in events:
@@ -136,7 +158,7 @@ class _Composer:
                 case "DocumentStartEvent" if self.root is not None:
                     raise self._refusal("a second YAML document; a manifest is one", event)
                 case "ScalarEvent":
-                    self._add(event, _Node(_place(self.name, event.start_mark), event.value, not event.style))
+                    self._add(event, _Node(_place(self.name, event.start_mark), _joined(event.value), not event.style))
                 case "MappingStartEvent" | "SequenceStartEvent" as kind:
                     node = _Node(_place(self.name, event.start_mark), is_mapping=kind == "MappingStartEvent")
                     self._add(event, node)
@@ -159,10 +181,15 @@ class _Composer:
         self._attach(node)
 
     def _attach(self, node: _Node) -> None:
-        if self.open:
-            self.open[-1].children.append(node)
-        else:
+        parent = self.open[-1] if self.open else None
+        if parent is None or not parent.is_mapping or len(parent.children) % 2:
+            self.num_values += 1  # no key
+        if self.num_values > MAX_VALUES:  # here already: reading on to the end takes its time
+            raise ManifestError([Problem(f"more than {MAX_VALUES} values, aliases expanded", node.place)])
+        if parent is None:
             self.root = node
+        else:
+            parent.children.append(node)
 
     def _aliased(self, event: Any) -> _Node:
         node = self.anchors.get(event.anchor)
@@ -184,6 +211,7 @@ class _Reader:
         self.keys: dict[Path, Location] = {}
         self.values: dict[Path, Location] = {}
         self.problems: list[Problem] = []
+        self.num_letters = 0
 
     def convert(self, node: _Node, path: Path) -> JSON:
         self.values[path] = node.place
@@ -214,8 +242,18 @@ class _Reader:
         return result
 
     def _check_text(self, text: str, place: Location) -> None:
+        self.num_letters += len(text)
+        if self.num_letters > MAX_LETTERS:
+            raise ManifestError([Problem(f"more than {MAX_LETTERS} letters, aliases expanded", place)])
         if _SURROGATE.search(text):  # "\uD800" in quotes: it has no UTF-8
             self.problems.append(Problem("half of a surrogate pair is not text", place))
+
+
+def _joined(text: str) -> str:
+    r"""Join the halves of surrogate pairs: JSON, which is YAML, escapes an emoji as `"\ud83d\ude00"`."""
+    if not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 def _place(name: str, mark: Any) -> Location:

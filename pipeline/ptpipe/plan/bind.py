@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from ptpipe.artifact import JSON
 from ptpipe.config import StageConfig
-from ptpipe.errors import ExitCode, ManifestError, Problem, nearest
+from ptpipe.errors import MAX_PROBLEMS, ExitCode, ManifestError, Problem, nearest
 from ptpipe.manifest.manifest import Manifest, StageEntry
 from ptpipe.plan.options import config_problems
-from ptpipe.plan.vocabulary import Vocabulary, call_each, describe_error
+from ptpipe.plan.vocabulary import Vocabulary, call_each, describe_error, no_bytecode
 from ptpipe.stage import Port, Stage
+
+_MAX_NAMED = 5
+"""How many of the stages that fit an input a message names."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,8 @@ class Plan:
     manifest: Manifest
     vocabulary: Vocabulary
     stages: tuple[PlannedStage, ...]
+    notes: tuple[Problem, ...] = ()
+    """What could not be checked, because the manifest's plugins were not loaded: such a plan can't be run."""
 
     def __getitem__(self, stage_id: str) -> PlannedStage:
         return self._by_id[stage_id]
@@ -103,14 +110,17 @@ class Plan:
 
 
 def bind(manifest: Manifest, vocabulary: Vocabulary) -> Plan:
-    """Resolve every stage's kind, options and inputs. Raises ManifestError with every problem found."""
-    problems = [_placed(problem, manifest) for problem in vocabulary.problems]
+    """Resolve every stage's kind, options and inputs. Raises ManifestError with every problem found.
+
+    Without the manifest's plugins (`Vocabulary.without_named`), a kind that is not known is a note.
+    """
     binder = _Binder(manifest, vocabulary)
     stages = tuple(stage for entry in manifest.stages if (stage := binder.bind(entry)))
-    problems += binder.problems
-    plan = Plan(manifest, vocabulary, stages)
-    if not problems:
-        problems += _checked(plan)
+    plan = Plan(manifest, vocabulary, stages, tuple(binder.notes))
+    problems = [*vocabulary.problems, *binder.problems]
+    if not problems and not plan.notes:
+        with no_bytecode():
+            problems += _checked(plan)
     if problems:
         raise ManifestError(problems)
     return plan
@@ -127,13 +137,6 @@ def _checked(plan: Plan) -> Iterator[Problem]:
             yield from result.items
 
 
-def _placed(problem: Problem, manifest: Manifest) -> Problem:
-    for position, name in enumerate(manifest.plugins):
-        if problem.message.startswith(f"plugin {name} ") and problem.location is None:
-            return Problem(problem.message, manifest.locate("plugins", position), problem.suggestion, problem.code)
-    return problem
-
-
 class _Binder:
     """Binds stage after stage, collecting every problem."""
 
@@ -141,9 +144,14 @@ class _Binder:
         self.manifest = manifest
         self.vocabulary = vocabulary
         self.problems: list[Problem] = []
+        self.notes: list[Problem] = []
         self.above: dict[str, Stage[..., object] | None] = {}
         """Stages bound so far; None where the kind is unknown, so that one mistake gives one message."""
-        self.order = [entry.id for entry in manifest.stages]
+        self.candidates = _Candidates()
+        self.stage_ids = {entry.id for entry in manifest.stages}
+        self.knows_all_above = True
+        self.has_failed_plugin = any(problem.code is ExitCode.PLUGIN for problem in vocabulary.problems)
+        self.has_named_broken = False
 
     def bind(self, entry: StageEntry) -> PlannedStage | None:
         stage = self._kind(entry)
@@ -152,6 +160,10 @@ class _Binder:
             config = self._config(entry, stage)
             wiring = self._wiring(entry, stage)
             bound = PlannedStage(entry.id, stage, config, wiring) if config is not None else None
+            self.candidates.add(entry.id, stage)
+        else:
+            self._check_needs(entry)
+            self.knows_all_above = False
         self.above[entry.id] = stage
         return bound
 
@@ -170,30 +182,52 @@ class _Binder:
     def _kind(self, entry: StageEntry) -> Stage[..., object] | None:
         stage = self.vocabulary.stages.get(entry.uses)
         if stage is None:
-            suggestion = nearest(entry.uses, self.vocabulary.stages)
-            if suggestion is None and any(problem.code is ExitCode.PLUGIN for problem in self.vocabulary.problems):
+            suggestion = self._nearest(entry.uses, self.vocabulary.stages)
+            if self.vocabulary.without_named:
+                message = f"{entry.id}: stage kind {entry.uses!r} is not checked: it is neither built in nor installed"
+                place = self.manifest.locate("stages", entry.id, "uses")
+                self.notes.append(Problem(message, place, suggestion, ExitCode.DONE))
+                return None
+            if suggestion is None and self.has_failed_plugin:
                 return None  # one mistake, one message: the plugin that may offer it has failed
             self._complain(entry, f"unknown stage kind {entry.uses!r}", "uses", suggestion=suggestion)
-            if suggestion is None:
+            if suggestion is None and self._is_reported():
                 self._complain_of_broken_plugins()
         return stage
 
+    def _is_reported(self) -> bool:
+        """Return whether a further problem is reported, and not only counted."""
+        return len(self.problems) + len(self.notes) < MAX_PROBLEMS
+
+    def _nearest(self, word: str, words: Iterable[str]) -> str | None:
+        return nearest(word, words) if self._is_reported() else None
+
     def _complain_of_broken_plugins(self) -> None:
-        for name, reason in self.vocabulary.broken.items():
-            problem = Problem(f"plugin {name} failed to load: {reason}", code=ExitCode.PLUGIN)
-            if problem not in self.problems:
-                self.problems.append(problem)
+        if not self.has_named_broken:
+            self.has_named_broken = True
+            for name, reason in self.vocabulary.broken.items():
+                self.problems.append(Problem(f"plugin {name} failed to load: {reason}", code=ExitCode.PLUGIN))
+
+    def _check_needs(self, entry: StageEntry) -> None:
+        """Check what can be checked of the inputs of an unknown kind."""
+        for port, texts in entry.needs.items():
+            for position, text in enumerate(texts):
+                stage_id = text.partition(".")[0]
+                if stage_id not in self.above:
+                    self._complain_absent(entry, stage_id, ("needs", port, position))
 
     def _config(self, entry: StageEntry, stage: Stage[..., object]) -> StageConfig | None:
         try:
-            config, problems = config_problems(stage, entry.options)
+            num_reported = max(0, MAX_PROBLEMS - len(self.problems))
+            config, problems = config_problems(stage, entry.options, num_reported)
         except Exception as error:  # noqa: BLE001  # a plugin's validator may raise anything
             message = f"checking the options of {stage.kind} failed: {describe_error(error)}"
             self._complain(entry, message, "with", code=ExitCode.PLUGIN)
             return None
         for path, message, suggestion, at_key in problems:
-            name = ".".join((entry.id, *map(str, path)))
-            if any(name == given or name.startswith(f"{given}.") for given in self.manifest.overrides):
+            names = accumulate((entry.id, *map(str, path)), "{}.{}".format)
+            if self.manifest.overrides and any(name in self.manifest.overrides for name in names):
+                name = ".".join((entry.id, *map(str, path)))
                 self.problems.append(Problem(f"-s {name}: {message}", suggestion=suggestion))
             else:
                 self._complain(entry, message, "with", *path, suggestion=suggestion, key=at_key)
@@ -205,7 +239,7 @@ class _Binder:
             if name not in ports:
                 has = f"it has {', '.join(ports)}" if ports else "it has none"
                 message = f"{entry.uses} has no input {name!r}; {has}"
-                self._complain(entry, message, "needs", name, suggestion=nearest(name, ports), key=True)
+                self._complain(entry, message, "needs", name, suggestion=self._nearest(name, ports), key=True)
         wiring = {}
         for port in stage.inputs:
             named = entry.needs.get(port.name)
@@ -218,7 +252,7 @@ class _Binder:
         if len(texts) > 1 and not port.several:
             self._complain(entry, f"{port.name} takes one input, not {len(texts)}", "needs", port.name)
             return ()
-        for text in sorted({text for text in texts if texts.count(text) > 1}):
+        for text in sorted(text for text, number in Counter(texts).items() if number > 1):
             self._complain(entry, f"{port.name} names {text!r} twice", "needs", port.name)
         references = (self._resolve(entry, port, text, position) for position, text in enumerate(texts))
         return tuple(reference for reference in references if reference)
@@ -235,7 +269,7 @@ class _Binder:
         names = [candidate.name for candidate in stage.outputs]
         if output and output not in names:
             message = f"{stage_id} ({stage.kind}) has no output {output!r}; it has {', '.join(names)}"
-            self._complain(entry, message, *path, suggestion=nearest(output, names))
+            self._complain(entry, message, *path, suggestion=self._nearest(output, names))
             return None
         fitting = [o for o in stage.outputs if issubclass(o.type, port.type) and output in ("", o.name)]
         if len(fitting) == 1:
@@ -251,27 +285,23 @@ class _Binder:
     def _complain_absent(self, entry: StageEntry, stage_id: str, path: tuple[str | int, ...]) -> None:
         if stage_id == entry.id:
             self._complain(entry, "a stage cannot need itself", *path)
-        elif stage_id in self.order:
+        elif stage_id in self.stage_ids:
             self._complain(entry, f"{stage_id!r} comes later; needs refer to stages above only", *path)
         else:
-            self._complain(entry, f"there is no stage {stage_id!r}", *path, suggestion=nearest(stage_id, self.above))
+            suggestion = self._nearest(stage_id, reversed(self.above))
+            self._complain(entry, f"there is no stage {stage_id!r}", *path, suggestion=suggestion)
 
     def _found(self, entry: StageEntry, port: Port) -> tuple[Reference, ...]:
         if port.optional:
             return ()
-        if None in self.above.values():
+        if not self.knows_all_above:
             return ()  # the outputs of an unknown kind are unknown
-        fitting = [
-            _reference(stage_id, stage, output, port)
-            for stage_id, stage in self.above.items()
-            if stage is not None
-            for output in stage.outputs
-            if issubclass(output.type, port.type)
-        ]
+        fitting = self.candidates.fitting(port)
         if len(fitting) == 1:
             return (fitting[0],)
         if fitting:
-            choices = ", ".join(map(str, fitting))
+            choices = ", ".join(map(str, fitting[:_MAX_NAMED]))
+            choices += f" and {len(fitting) - _MAX_NAMED:,} more" if len(fitting) > _MAX_NAMED else ""
             message = (
                 f"input {port.name} ({port.type.__name__}) fits several stages above: {choices}; name one under needs"
             )
@@ -279,6 +309,27 @@ class _Binder:
             message = f"input {port.name}: no stage above has an output of type {port.type.__name__}"
         self._complain(entry, message)
         return ()
+
+
+class _Candidates:
+    """The outputs of the stages above, found by the type of an input in time that does not grow with their number."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, Stage[..., object]]] = []
+        self.found: dict[type, tuple[int, list[Reference]]] = {}
+        """A type to the number of stages that were searched for it, and their outputs that fit."""
+
+    def add(self, stage_id: str, stage: Stage[..., object]) -> None:
+        self.stages.append((stage_id, stage))
+
+    def fitting(self, port: Port) -> list[Reference]:
+        """Return all outputs above that fit an input."""
+        num_searched, found = self.found.get(port.type, (0, []))
+        for stage_id, stage in self.stages[num_searched:]:
+            fitting = (output for output in stage.outputs if issubclass(output.type, port.type))
+            found.extend(_reference(stage_id, stage, output, port) for output in fitting)
+        self.found[port.type] = (len(self.stages), found)
+        return found
 
 
 def _reference(stage_id: str, stage: Stage[..., object], output: Port, port: Port) -> Reference:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from ptpipe.artifact import JSON
 from ptpipe.config import StageConfig
-from ptpipe.errors import nearest
+from ptpipe.errors import MAX_PROBLEMS, nearest
 from ptpipe.manifest.manifest import word_for
 from ptpipe.manifest.yaml import scalar
 from ptpipe.stage import Stage
@@ -45,10 +45,11 @@ class OptionProblem(NamedTuple):
 
 
 def config_problems(
-    stage: Stage[..., object], options: Mapping[str, JSON]
+    stage: Stage[..., object], options: Mapping[str, JSON], num_reported: int = MAX_PROBLEMS
 ) -> tuple[StageConfig | None, list[OptionProblem]]:
     """Validate options as a manifest's. Returns the config, or None and every problem.
 
+    `num_reported`: how many problems will be reported; the others have pydantic's message and no suggestion.
     Strict on JSON's types: "3" is not a number; but 1 may be 1.0, and a list may be a tuple.
     """
     try:
@@ -58,8 +59,11 @@ def config_problems(
     by_place: dict[Place, list[Any]] = {}
     for detail in details:
         by_place.setdefault(_written_part(detail["loc"], options, detail["type"]), []).append(detail)
-    places = [place for place in by_place if not any(_is_above(place, other) for other in by_place)]
-    return None, [_problem(stage, place, by_place[place]) for place in places]
+    # A problem of a group is explained by one inside it.
+    explained = {place[:length] for place in by_place for length in range(len(place))}
+    places = [place for place in by_place if place not in explained]
+    reported = [_problem(stage, place, by_place[place]) for place in places[:num_reported]]
+    return None, reported + [OptionProblem(place, by_place[place][0]["msg"]) for place in places[num_reported:]]
 
 
 def _written_part(loc: Sequence[str | int], options: Any, type_: str) -> Place:
@@ -76,11 +80,6 @@ def _written_part(loc: Sequence[str | int], options: Any, type_: str) -> Place:
     if type_ == "missing":
         place.append(loc[-1])
     return tuple(place)
-
-
-def _is_above(place: Place, other: Place) -> bool:
-    """Return whether a problem of a group is explained by one inside it."""
-    return len(place) < len(other) and other[: len(place)] == place
 
 
 def _problem(stage: Stage[..., object], place: Place, details: Sequence[Any]) -> OptionProblem:

@@ -12,6 +12,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import pluggy
 
 from ptpipe import hookspecs
-from ptpipe.errors import ExitCode, Problem, Terminated, nearest
+from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, Problem, Terminated, nearest
 from ptpipe.plan.module_files import ImportLog
 from ptpipe.stage import Stage
 
@@ -63,6 +64,8 @@ class Vocabulary:
     """Plugins named in the manifest that failed to load, and duplicate kinds."""
     imports: ImportLog = field(default_factory=ImportLog)
     """What was imported since loading began."""
+    without_named: bool = False
+    """Whether the manifest names plugins that were not loaded."""
 
     @contextlib.contextmanager
     def importable(self) -> Iterator[None]:
@@ -86,13 +89,27 @@ class HookResult(NamedTuple):
     """Why it has none; empty where the hook succeeded."""
 
 
-def load_vocabulary(named: Sequence[str] = (), folder: Path | None = None) -> Vocabulary:
+def load_vocabulary(
+    named: Sequence[str] = (), folder: Path | None = None, places: Sequence[Location | None] = ()
+) -> Vocabulary:
     """Load the built-in plugins, the installed ones, and those a manifest names (files relative to `folder`).
 
-    Loading runs the plugins' module code and nothing else. Files are loaded afresh at each call.
+    `places`: where the manifest names them. Loading runs the plugins' module code and nothing else. Files are loaded
+    afresh at each call. After 100 problems the remaining plugins are not loaded.
     """
     with gc_paused():
-        return _Loader().load(named, folder or Path())
+        return _Loader().load(named, folder or Path(), places)
+
+
+@contextlib.contextmanager
+def no_bytecode() -> Iterator[None]:
+    """Write no `__pycache__` inside the `with`: `validate` and `plan` leave a stranger's folder as it was."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 @contextlib.contextmanager
@@ -124,19 +141,22 @@ class _Loader:
         self.problems: list[Problem] = []
         self.files: dict[str, Path] = {}
         self.imports = ImportLog()
+        self.place: Location | None = None
+        """Where the manifest names the plugin that is being loaded."""
 
-    def load(self, named: Sequence[str], folder: Path) -> Vocabulary:
+    def load(self, named: Sequence[str], folder: Path, places: Sequence[Location | None]) -> Vocabulary:
         for name in BUILT_IN:
             self._add_optional(name, name, "built in")
         for entry_point in _entry_points():
             self._add_optional(entry_point.name, entry_point.value.partition(":")[0], "entry point")
-        for name in named:
+        for name, self.place in zip_longest(named, places):
+            if len(self.problems) >= MAX_PROBLEMS:
+                self.problems.append(Problem("no further plugin was loaded", self.place))
+                break
             reason = self._attempt(lambda: self._add_named(name, folder))  # noqa: B023  # called at once
             if reason:
-                suggestion = _similar_file(name, folder)
-                self.problems.append(
-                    Problem(f"plugin {name} failed to load: {reason}", suggestion=suggestion, code=ExitCode.PLUGIN)
-                )
+                message = f"plugin {name} failed to load: {reason}"
+                self.problems.append(Problem(message, self.place, _similar_file(name, folder), ExitCode.PLUGIN))
         self.imports.update()
         plugins, problems = tuple(self.plugins), tuple(self.problems)
         return Vocabulary(self.manager, plugins, self.stages, self.owners, self.broken, problems, self.imports)
@@ -147,8 +167,9 @@ class _Loader:
             self.broken[name] = reason
 
     def _add_named(self, name: str, folder: Path) -> None:
-        module = self._import_file(folder / name) if _is_file_name(name) else importlib.import_module(name)
-        self._add(Plugin(name, module, "manifest"))
+        with no_bytecode():
+            module = self._import_file(folder / name) if _is_file_name(name) else importlib.import_module(name)
+            self._add(Plugin(name, module, "manifest"))
         if not self.manager.get_hookcallers(module) and not _stages_in(module):
             raise TypeError("it has no stage and no hook; is `@stage` or `@hookimpl` missing above a function?")
 
@@ -206,7 +227,7 @@ class _Loader:
         owner = self.owners[stage.kind]
         offers = "offers it twice" if owner is plugin else f"and plugin {owner.name} both offer it"
         message = f"plugin {plugin.name} {offers}: stage kind {stage.kind}"
-        self.problems.append(Problem(message, code=ExitCode.PLUGIN))
+        self.problems.append(Problem(message, self.place, code=ExitCode.PLUGIN))
 
 
 def _stages_in(module: ModuleType) -> list[Stage[..., object]]:
@@ -251,7 +272,7 @@ def _similar_file(name: str, folder: Path) -> str | None:
     if (folder / name).is_file():
         return None
     parent = (folder / name).parent
-    names = [file.name for file in parent.glob("*.py")] if parent.is_dir() else []
+    names = [file.name for file in islice(parent.glob("*.py"), 500)] if parent.is_dir() else []
     if not _is_file_name(name):
         return f"./{name}.py" if f"{name}.py" in names else None
     found = nearest(Path(name).name, names)

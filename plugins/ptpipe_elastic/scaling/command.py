@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptpipe import UsageError
-from ptpipe.commands import json_option, manifest_argument, print_json, print_table, read_plan, set_option
+from ptpipe.commands import echo, json_option, manifest_argument, print_json, print_table, read_plan, set_option
 
 if TYPE_CHECKING:
     from ptpipe_elastic.scaling.fit import AllReduceTime
@@ -112,7 +112,7 @@ def scaling(  # noqa: PLR0913  # one parameter an option
 
 
 def _tell(line: str) -> None:
-    click.echo(line, err=True)
+    echo(line, err=True)
 
 
 def _temporary() -> AbstractContextManager[str]:
@@ -148,7 +148,7 @@ def _time_all_reduce(numbers: Sequence[int]) -> list[AllReduceTime]:
 
 def _print(report: Report) -> None:
     subject = report.subject
-    click.echo(
+    echo(
         f"{subject.stage} ({subject.kind}) of {subject.manifest}: {subject.images_per_worker} images per worker "
         "and batch, one thread per worker\n"
     )
@@ -158,7 +158,7 @@ def _print(report: Report) -> None:
         _print_predicted(report, mode)
     for title, lines in (("assumptions", report.assumptions), ("notices", report.notices)):
         if lines:
-            click.echo("\n".join((f"\n{title}", *(f"- {line}" for line in lines))))
+            echo("\n".join((f"\n{title}", *(f"- {line}" for line in lines))))
 
 
 def _print_measured(report: Report) -> None:
@@ -183,7 +183,7 @@ def _print_fits(report: Report) -> None:
         rows.append(("all-reduce: bandwidth", f"{link.bandwidth_gbit_s:.3g} Gbit/s", ""))
     rows += [(f"{mode}: gradients", f"{size / 1e6:.3g} MB", "") for mode, size in report.gradient_bytes.items()]
     if rows:
-        click.echo("")
+        echo("")
         print_table(("fitted", "", ""), rows)
 
 
@@ -202,5 +202,5 @@ def _print_predicted(report: Report, mode: str) -> None:
             cells += [f"{1000 * row.comm_s:.3g}", f"{row.efficiency_low:.1%} to {row.efficiency_high:.1%}"]
         rows.append([*cells, f"{law.efficiency(workers):.1%}"] if law else cells)
     headings = ["workers", "measured", *(("communication, ms", "predicted from it") if predictions else ())]
-    click.echo(f"\n{mode}: efficiency" + ("" if predictions else "; this mode's communication is not modelled"))
+    echo(f"\n{mode}: efficiency" + ("" if predictions else "; this mode's communication is not modelled"))
     print_table([*headings, "by Amdahl's law"] if law else headings, rows)

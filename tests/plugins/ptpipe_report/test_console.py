@@ -216,7 +216,7 @@ def test_a_notice_is_shown_on_arrival_and_at_the_end(script) -> None:
 def test_untrusted_text_is_neither_markup_nor_terminal_code(script) -> None:
     stages = [script.stage("a[red]b", "x.y", Outcome.FAILED, message="[bold]50 %[/] \x1b]0;title\x07 :smile:\nnext")]
     shown = shown_lines(on(100), script, stages, exit_code=1)
-    assert "  [bold]50 %[/] \ufffd]0;title\ufffd :smile: next" in shown
+    assert "  [bold]50 %[/] \\x1b]0;title\\x07 :smile: next" in shown
     assert shown[2].startswith("✗ 1/1 a[red]b")
 
 

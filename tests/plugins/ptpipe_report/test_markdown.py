@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,17 +10,29 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from ptpipe import Outcome, host
+from ptpipe import Outcome, host, one_line
 from ptpipe.events import Notice, RunFinished, RunStarted, StageFinished
 from ptpipe_report import MarkdownReport
 from ptpipe_report.markdown import escape, report, write_report
-from ptpipe_report.sanitize import one_line
 
 AT = datetime(2026, 7, 1, 12, 0, 3, tzinfo=UTC)
+LIVE = re.compile(r"@|#\d|://|www\.|GH-\d")
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 NASTY = st.text(st.sampled_from("|\\`*_~<>[]()#+-=.!&$:1a \n\r\t\u2028\x1b\x00é"), max_size=24) | st.text(
     st.characters(categories=None), max_size=24
 )
+LINKS = [
+    "@name",
+    "@org/team",
+    "#1",
+    "owner/repo#12",
+    "GH-7",
+    "https://a.example/x_y",
+    "www.a.example",
+    "a@b.example",
+    "0123456789ab",
+]
+NASTY |= st.lists(st.sampled_from([*LINKS, "|", "`", "\\", " ", "*", "$", ",", "("]), max_size=8).map("".join)
 
 
 def cells_of(markdown: str) -> list[list[str]]:
@@ -44,16 +57,17 @@ def test_escaped_text_reads_as_itself_in_a_paragraph_and_in_a_list(text) -> None
         tokens = READER.parse(start + "x " + escape(text) + " x")
         inline = [token for token in tokens if token.type == "inline"]
         assert len(inline) == 1
-        assert "".join(child.content for child in inline[0].children) == f"x {one_line(text)} x"
-        assert {child.type for child in inline[0].children} == {"text"}
+        assert "".join(child.content for child in inline[0].children) == f"x {one_line(text).strip()} x".rstrip()
+        assert {child.type for child in inline[0].children} <= {"text", "code_inline"}
+        assert not [child for child in inline[0].children if child.type == "text" and LIVE.search(child.content)]
 
 
-@given(NASTY.filter(lambda text: one_line(text).strip("\ufffd ")))
+@given(NASTY.filter(lambda text: one_line(text).strip()))
 @example("0 \xad")
 def test_escaped_text_begins_no_block(text) -> None:
     tokens = READER.parse(escape(text))
     assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
-    assert "".join(child.content for child in tokens[1].children) == one_line(text)
+    assert "".join(child.content for child in tokens[1].children) == one_line(text).strip()
 
 
 @given(st.lists(NASTY, min_size=5, max_size=5))
@@ -73,9 +87,14 @@ def test_a_row_always_has_the_same_number_of_cells_and_shows_what_it_was_given(w
     for table in filter(None, tables):
         assert len({len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in table}) == 1
     shown = cells_of(text)
-    assert ["1", *(one_line(word) for word in (stage_id, kind)), "skipped", ""] == shown[-3][:5]
-    assert shown[-3][5] == one_line(message)
+    assert ["1", *(one_line(word).strip() for word in (stage_id, kind)), "skipped", ""] == shown[-3][:5]
+    assert shown[-3][5] == one_line(message).strip()
     assert len({len(row) for row in shown[-4:]}) == 1
+
+
+@pytest.mark.parametrize("text", LINKS)
+def test_a_mention_or_a_link_is_shown_as_code(text) -> None:
+    assert escape(f"see {text} (*)") == f"see `{text}` (\\*)"
 
 
 def test_a_metric_that_is_rows_is_a_table_of_its_own(script) -> None:
@@ -153,6 +172,15 @@ def test_deliverables_are_listed_relative_to_the_run_folder(script, delivered) -
 def test_the_command_is_fenced_even_around_backticks(script) -> None:
     script.manifest_path = "odd```name.yaml"
     assert "````sh\nptpipe run 'odd```name.yaml'\n````" in written(script, script.mnist())
+
+
+@pytest.mark.parametrize("name", ["a\x1b]0;x\x07", "\u202eb", "it's\nnew", "\udcff", "a\\\x9b", "é\u200b"])
+def test_the_command_is_printable_and_means_the_same_to_a_shell(script, name) -> None:
+    script.manifest_path = name
+    (line,) = re.findall("^ptpipe run .*", written(script, script.mnist()), re.MULTILINE)
+    assert line.isprintable()
+    given = subprocess.check_output(["bash", "-c", f"printf %s {line.removeprefix('ptpipe run ')}"])
+    assert given == name.encode("utf-8", "surrogateescape")
 
 
 def test_this_machine_is_described(script) -> None:

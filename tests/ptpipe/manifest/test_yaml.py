@@ -99,6 +99,11 @@ def test_any_text_is_read_or_refused(text):
         assert all(place.line >= 1 and place.column >= 1 for place in document.values.values())
 
 
+@given(st.text())
+def test_any_text_in_json_is_read(text):
+    assert read(json.dumps({text: [text]}), "m").value == {text: [text]}
+
+
 def test_places_of_keys_and_values():
     document = read("version: 1\nstages:\n  net: {uses: model.mlp, with: {width: 3}}\n  list:\n  - a\n  - b\n", "m")
     assert str(document.locate(("stages", "net"), key=True)) == "m:3:3"

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from ptpipe import ExitCode
+from ptpipe import ExitCode, Location
 from ptpipe.plan.vocabulary import call_each, gc_paused, load_vocabulary, own_frames
 
 GOOD = """
@@ -163,6 +163,15 @@ def test_names_that_lead_nowhere(tmp_path):
     (tmp_path / "text.txt").write_text("")
     assert "a plugin's name ends in .py" in the_problem(load_vocabulary(["./text.txt"], tmp_path))
     assert "there is no file" in the_problem(load_vocabulary(["./"], tmp_path))
+
+
+def test_after_a_hundred_broken_plugins_no_further_one_is_executed(tmp_path):
+    names = [f"./absent{number}.py" for number in range(100)]
+    (tmp_path / "executed.py").write_text("from pathlib import Path\nPath(__file__).with_suffix('.seen').touch()")
+    vocabulary = load_vocabulary([*names, "./executed.py"], tmp_path, [Location("m", line, 1) for line in range(101)])
+    assert not (tmp_path / "executed.seen").exists()
+    assert str(vocabulary.problems[7]).startswith("m:7:1: plugin ./absent7.py failed to load: ")
+    assert str(vocabulary.problems[-1]) == "m:100:1: no further plugin was loaded"
 
 
 def test_a_plugin_that_prints_does_not_spoil_stdout(tmp_path, capsys):

@@ -1,0 +1,28 @@
+"""Text of manifests, records, plugins and files, made safe to print."""
+
+from __future__ import annotations
+
+import re
+
+_WHITESPACE = re.compile(r"\s+")
+# Characters without a shape of their own that Unicode does not count as format characters: they hide text.
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U0001d159\U000e0100-\U000e01ef]"
+)
+
+
+def one_line(text: str) -> str:
+    r"""Return the text on one line, with every character that a reader could not see escaped: `\x1b`, `\u202e`.
+
+    Control characters start a terminal's commands, format characters reverse or hide what follows, private and
+    unassigned ones show as anything, and lone surrogates (undecodable file names) can't be encoded. Line breaks and
+    tabs become a space.
+    """
+    if not text.isprintable():
+        text = _WHITESPACE.sub(lambda run: " " if run[0].strip(" ") else run[0], text.rstrip())
+        text = "".join(character if character.isprintable() else _escaped(character) for character in text)
+    return _INVISIBLE.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

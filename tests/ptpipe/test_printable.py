@@ -1,0 +1,49 @@
+"""What ptpipe prints of others' text moves no cursor, sets no clipboard, and hides and reverses nothing."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ptpipe import one_line
+
+ANY_TEXT = st.text(st.characters(categories=None))  # lone surrogates and control characters too
+
+
+@given(ANY_TEXT)
+def test_the_result_is_one_printable_line(text) -> None:
+    line = one_line(text)
+    assert line.isprintable()
+    assert not [character for character in line if unicodedata.category(character)[0] == "C"]
+    assert one_line(line) == line
+    line.encode("utf-8")
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S"], max_codepoint=0x10FF)))
+def test_what_a_reader_sees_stays(text) -> None:
+    assert one_line(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("\x1b[2Jgone\r\nnext\ttab", "\\x1b[2Jgone next tab"),
+        ("\x1b]52;c;cm0gLXJm\x07", "\\x1b]52;c;cm0gLXJm\\x07"),
+        ("\x9b2J\x7f\0", "\\x9b2J\\x7f\\x00"),
+        ("a\u202egnp.exe", "a\\u202egnp.exe"),
+        ("a\u200bb\u2066c\ufeff\xad", "a\\u200bb\\u2066c\\ufeff\\xad"),
+        ("\ue000 \U000e0041 \u0378 \udcff", "\\ue000 \\U000e0041 \\u0378 \\udcff"),
+        ("\u3164\u2800\U000e0100\ufe0f", "\\u3164\\u2800\\U000e0100\\ufe0f"),
+        ("a  b\xa0c\u2028d ", "a  b c d"),
+        ("  indented", "  indented"),
+    ],
+)
+def test_what_a_reader_cannot_see_is_escaped(text, line) -> None:
+    assert one_line(text) == line
+
+
+def test_a_long_text_takes_linear_time() -> None:
+    assert len(one_line((" " * 1000 + "\x1b") * 1000)) == 1_004_000
