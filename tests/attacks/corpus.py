@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import archives, folders, images, manifests, models, onnx_files, stored
+from . import alterations, archives, folders, images, manifests, models, onnx_files, stored
 
 ATTACKS = [
     *images.ATTACKS,
@@ -12,4 +12,5 @@ ATTACKS = [
     *onnx_files.ATTACKS,
     *stored.ATTACKS,
     *manifests.ATTACKS,
+    *alterations.ATTACKS,
 ]

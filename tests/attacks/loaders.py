@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,21 +23,31 @@ def image(folder: Path) -> None:
     FileImages(folder, np.array([b"a.png"]), 224, 224, 3).take(np.arange(1))
 
 
-def altered_images(folder: Path) -> None:
-    """Flip bytes of each image, many times over."""
+def altered(load: Callable[[Path], None], folder: Path) -> None:
+    """Alter a few bytes of one of the files and read it, many times over: nothing else than an error may come of it."""
     rng = random.Random(5)
-    for path in sorted(folder.iterdir()):
-        content = path.read_bytes()
-        for _ in range(int(folder.name.rpartition("x")[2])):
-            altered = bytearray(content)
-            for _ in range(rng.randint(1, 8)):
-                # Headers more often than pixels.
-                altered[int(len(altered) * rng.random() ** 3)] = rng.randrange(256)
-            path.write_bytes(altered)
-            try:
+    originals = {path: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    for _ in range(int(folder.name.rpartition("x")[2])):
+        path, content = rng.choice(list(originals.items()))
+        changed = bytearray(content)
+        for _ in range(rng.randint(1, 8)):
+            # Headers more often than values.
+            changed[int(len(changed) * rng.random() ** 3)] = rng.randrange(256)
+        path.write_bytes(changed[: rng.choice([len(changed), len(changed), rng.randrange(len(changed))])])
+        try:
+            load(folder)
+        except ERRORS as error:
+            assert str(error).isprintable(), error
+        path.write_bytes(content)
+
+
+def altered_images(folder: Path) -> None:
+    def load(folder: Path) -> None:
+        for path in folder.iterdir():
+            with contextlib.suppress(StageError):
                 FileImages(folder, np.array([path.name.encode()]), 16, 16, 3, 1_000_000).take(np.arange(1))
-            except StageError as error:
-                assert str(error).isprintable()
+
+    altered(load, folder)
 
 
 def image_folder(folder: Path) -> None:
@@ -103,3 +116,6 @@ def manifest(folder: Path) -> None:
 
 
 ERRORS = (StageError, IntegrityError, ManifestError)
+
+altered_idx, altered_cifar, altered_data = (partial(altered, load) for load in (own_mnist, own_cifar, stored_data))
+altered_model, altered_onnx = (partial(altered, load) for load in (model, onnx))

@@ -45,6 +45,10 @@ def proto(nodes: list[Any] | None = None, *initializers: Any, ops: int = 17) -> 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", ops)], ir_version=8)
 
 
+def sound() -> Any:
+    return proto(None, weights())
+
+
 def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> Any:
     from onnx import helper
 
@@ -178,13 +182,13 @@ def unknown_op() -> Any:
 
 
 def pipe(folder: Path) -> None:
-    write(folder, lambda: proto(None, weights()))
+    write(folder, sound)
     (folder / "model.onnx").unlink()
     os.mkfifo(folder / "model.onnx")
 
 
 def info(folder: Path, text: str) -> None:
-    write(folder, lambda: proto(None, weights()))
+    write(folder, sound)
     (folder / "info.json").write_text(text)
 
 
@@ -246,5 +250,5 @@ ATTACKS = [
         Attack(f"ONNX, a pipe, {load}", pipe, load, "Error: .*not a regular file")
         for load in ("onnx", "stored_onnx", "saved_onnx")
     ),
-    Attack("ONNX, a sound file", partial(write, make=lambda: proto(None, weights())), "onnx", None),
+    Attack("ONNX, a sound file", partial(write, make=sound), "onnx", None),
 ]

@@ -143,8 +143,9 @@ def _session(path: Path, num_threads: int) -> Any:
     import onnxruntime as ort
 
     _check_self_contained(path)
+    options, cpu = session_options(num_threads), ["CPUExecutionProvider"]
     with _one_line_errors(path):
-        return ort.InferenceSession(str(path), session_options(num_threads), providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(str(path), options, providers=cpu, enable_fallback=0)  # which prints
 
 
 def _check_self_contained(path: Path) -> None:
