@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -143,9 +143,8 @@ def _session(path: Path, num_threads: int) -> Any:
     import onnxruntime as ort
 
     _check_self_contained(path)
-    options, cpu = session_options(num_threads), ["CPUExecutionProvider"]
-    with _one_line_errors(path):
-        return ort.InferenceSession(str(path), options, providers=cpu, enable_fallback=0)  # which prints
+    with _one_line_errors(path), redirect_stdout(None):  # for some files it prints that it tries again
+        return ort.InferenceSession(str(path), session_options(num_threads), providers=["CPUExecutionProvider"])
 
 
 def _check_self_contained(path: Path) -> None:
