@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from ptpipe import JSON, StageError
+from ptpipe_torch.files import open_regular
 
 DIGITS_FILE = Path(__file__).with_name("digits.npz")
 
@@ -179,11 +180,14 @@ def fingerprint(entry: CatalogEntry, path: str | None, fallback: str | None) -> 
     """Return digests of the data set's content: the same before and after its download.
 
     Where no copy is found and there is a `fallback`, the fallback's. Raises StageError if the user's own `path` is
-    incomplete.
+    incomplete, and for a file that can't be read.
     """
     found = find_files(entry, path)
     if found is not None:
-        return {file.name: _digest(file, found[file.name]) for file in entry.files}
+        try:
+            return {file.name: _digest(file, found[file.name]) for file in entry.files}
+        except OSError as error:
+            raise StageError(f"{error.filename} can't be read: {error.strerror}") from error
     if path is not None:
         raise StageError(describe_missing(entry, path))
     if fallback is not None:
@@ -206,8 +210,8 @@ def describe_missing(entry: CatalogEntry, path: str | None) -> str:
 
 
 def file_digest(path: Path, algorithm: str) -> str:
-    """Return the hex digest of a file's content; `algorithm` as hashlib names it."""
-    with path.open("rb") as file:
+    """Return the hex digest of a file's content; `algorithm` as hashlib names it. Raises OSError, naming the file."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 

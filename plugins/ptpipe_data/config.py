@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from ptpipe import StageConfig
 from ptpipe_torch import LoaderOptions
 from ptpipe_torch.data.data import LOADING_OPTIONS
+from ptpipe_torch.data.images import MAX_PIXELS
 
 Augmentation = Literal["crop", "erase", "flip", "rotate", "shift", "zoom"]
 
@@ -111,6 +112,13 @@ class ImageFolderConfig(SplitConfig):
         "imagenet",
         description="imagenet: by ImageNet's mean and standard deviation, as pretrained weights expect; "
         "measured: by those of 512 training images",
+    )
+    max_pixels: int = Field(
+        MAX_PIXELS,
+        ge=1,
+        le=178_000_000,  # Pillow opens no larger one
+        description="maximum width times height of an image, as stored and after resizing; a larger one is an error "
+        "before it is decoded, which takes up to 16 bytes per pixel",
     )
     in_memory: bool = Field(
         False, description="decode once and keep the pixels; false: decode in every epoch, in bounded memory"

@@ -6,6 +6,7 @@ Shape legend: N images, H height, W width.
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,30 +18,35 @@ from ptpipe import StageError
 from ptpipe_data.catalog import CatalogEntry, RemoteFile
 from ptpipe_torch.data.data import Split
 from ptpipe_torch.data.images import ArrayImages
+from ptpipe_torch.files import open_regular
 
+MAX_BYTES = 4 << 30
+"""Maximum size of a data set's file, packed or unpacked."""
+_MAX_IMAGES = 5_000_000
+"""Each has an id, which takes more memory than an image of a few pixels."""
 _UNSIGNED_BYTE = 0x08
 _GZIP = 16 + zlib.MAX_WBITS
-_MAX_BYTES = 4 << 30
-"""Limit of the unpacked size: a small gzip file can unpack to any size."""
+_BLOCK_BYTES = 16 << 10
+_MAX_HEADER_BYTES = 4 + 4 * 255
+_MAX_PUBLISHED_RATIO = 64
+"""No published file unpacks to more times its size."""
 
 
-def parse_idx(content: bytes, name: str) -> npt.NDArray[np.uint8]:
-    """Return the array in an IDX file of unsigned bytes, without copying `content` (the array is read-only).
+def max_unpacked_bytes(packed_bytes: int) -> int:
+    """Return the size up to which a compressed file is unpacked: 16 MiB, or 100 times its own size up to 4 GiB.
+
+    Images and labels are far from it; a kilobyte of gzip that unpacks to a megabyte is made to fill the memory.
+    """
+    return min(max(16 << 20, 100 * packed_bytes), MAX_BYTES)
+
+
+def parse_idx(content: bytes | bytearray, name: str) -> npt.NDArray[np.uint8]:
+    """Return the array in an IDX file of unsigned bytes, without copying `content`.
 
     Raises StageError with `name` and the reason for anything else. Format: http://yann.lecun.com/exdb/mnist, "THE IDX
     FILE FORMAT".
     """
-    if len(content) < 4 or content[:2] != b"\0\0":
-        raise StageError(
-            f"{name} is not an IDX file: it starts with {content[:4].hex(' ') or 'nothing'}, not with 00 00"
-        )
-    kind, num_dimensions = content[2], content[3]
-    if kind != _UNSIGNED_BYTE:
-        raise StageError(f"{name} holds values of IDX type 0x{kind:02x}; only unsigned bytes (0x08) are supported")
-    header_bytes = 4 + 4 * num_dimensions
-    if len(content) < header_bytes:
-        raise StageError(f"{name} is truncated: it ends inside the header")
-    shape = tuple(int(size) for size in np.frombuffer(content, dtype=">u4", count=num_dimensions, offset=4))
+    shape, header_bytes = _parse_header(content, name)
     expected, actual = int(np.prod(shape, dtype=object)) if shape else 1, len(content) - header_bytes
     if actual != expected:
         sizes = " x ".join(str(size) for size in shape)
@@ -54,20 +60,60 @@ def parse_idx(content: bytes, name: str) -> npt.NDArray[np.uint8]:
         ) from error
 
 
-def gunzip(content: bytes, name: str) -> bytes:
-    """Unpack one gzip member and check its CRC-32 and length. Raises StageError with `name` and the reason."""
-    unpacker = zlib.decompressobj(_GZIP)
+def _parse_header(content: bytes | bytearray, name: str) -> tuple[tuple[int, ...], int]:
+    """Return the shape that a file announces, and where its values start."""
+    if len(content) < 4 or content[:2] != b"\0\0":
+        raise StageError(
+            f"{name} is not an IDX file: it starts with {content[:4].hex(' ') or 'nothing'}, not with 00 00"
+        )
+    kind, num_dimensions = content[2], content[3]
+    if kind != _UNSIGNED_BYTE:
+        raise StageError(f"{name} holds values of IDX type 0x{kind:02x}; only unsigned bytes (0x08) are supported")
+    header_bytes = 4 + 4 * num_dimensions
+    if len(content) < header_bytes:
+        raise StageError(f"{name} is truncated: it ends inside the header")
+    sizes = np.frombuffer(content, dtype=">u4", count=num_dimensions, offset=4)
+    return tuple(int(size) for size in sizes), header_bytes
+
+
+def gunzip(content: bytes, name: str, max_bytes: int = MAX_BYTES) -> bytearray:
+    """Unpack one gzip member of at most `max_bytes`, and check its CRC-32 and length.
+
+    Raises StageError with `name` and the reason.
+    """
+    unpacker, unpacked, end = zlib.decompressobj(_GZIP), bytearray(), 0
     try:
-        unpacked = unpacker.decompress(content, _MAX_BYTES)
+        while end < len(content) and not unpacker.eof and len(unpacked) <= max_bytes:
+            block = content[end : end + _BLOCK_BYTES]
+            unpacked += unpacker.decompress(block, max_bytes + 1 - len(unpacked))
+            end += len(block)
     except zlib.error as error:
         raise StageError(f"{name} is damaged: {str(error).rpartition(': ')[2]}") from error
+    if len(unpacked) > max_bytes:
+        raise StageError(f"{name} is damaged: it unpacks to more than the {max_bytes} bytes that it announces")
     if not unpacker.eof:
-        too_long = len(unpacked) == _MAX_BYTES
-        reason = "unpacks to more than 4 GiB" if too_long else "is truncated: the compressed data has no end"
-        raise StageError(f"{name} {reason}")
-    if unpacker.unused_data:
-        raise StageError(f"{name} is damaged: {len(unpacker.unused_data)} bytes follow the end of the compressed data")
+        raise StageError(f"{name} is truncated: the compressed data has no end")
+    if num_unused := len(unpacker.unused_data) + len(content) - end:
+        raise StageError(f"{name} is damaged: {num_unused} bytes follow the end of the compressed data")
     return unpacked
+
+
+def _unpack(content: bytes, name: str, max_bytes: int) -> bytearray:
+    """Unpack an IDX file, as many bytes as its header announces."""
+    try:
+        head = zlib.decompressobj(_GZIP).decompress(content, _MAX_HEADER_BYTES)
+    except zlib.error:
+        head = b""  # `gunzip` says what is wrong
+    if len(head) < _MAX_HEADER_BYTES:
+        return gunzip(content, name, _MAX_HEADER_BYTES)
+    shape, header_bytes = _parse_header(head, name)
+    num_bytes = header_bytes + int(np.prod(shape, dtype=object))
+    if num_bytes > max_bytes:
+        raise StageError(
+            f"{name} announces more than {max_bytes} bytes, suspiciously many for a gzip file of {len(content)}: "
+            "if you trust it, unpack it with gunzip"
+        )
+    return gunzip(content, name, num_bytes)
 
 
 def read_idx_splits(entry: CatalogEntry, found: Mapping[str, Path], verify: bool) -> tuple[Split, Split, list[str]]:
@@ -92,25 +138,41 @@ def read_idx_splits(entry: CatalogEntry, found: Mapping[str, Path], verify: bool
 def _read_file(file: RemoteFile, path: Path, title: str | None) -> tuple[npt.NDArray[np.uint8], bool]:
     """Return the array, and whether a published digest confirmed it. `title`: None skips the comparison."""
     is_packed = path.name == file.name
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StageError(f"{path} can't be read: {error.strerror}") from error
-    is_published = is_packed and hashlib.md5(content, usedforsecurity=False).hexdigest() == file.md5
-    content = gunzip(content, str(path)) if is_packed else content
+    max_bytes = MAX_BYTES if title is None else _MAX_PUBLISHED_RATIO * file.size_bytes
+    altered = StageError(f"{path} was altered: it is not the published {title} (to use your own data: verify: false)")
+    stored = read_bytes(path, max_bytes)
+    is_published = is_packed and hashlib.md5(stored, usedforsecurity=False).hexdigest() == file.md5
+    if is_packed and title is not None and not is_published and file.unpacked_sha256 is None:
+        raise altered
+    limit = min(max_bytes, max_unpacked_bytes(len(stored)))
+    content = _unpack(stored, str(path), limit) if is_packed else stored
     array = parse_idx(content, str(path))
     if title is None or is_published:
         return array, is_published
     if file.unpacked_sha256 is None and not is_packed:
         return array, False
     if file.unpacked_sha256 is None or hashlib.sha256(content).hexdigest() != file.unpacked_sha256:
-        raise StageError(f"{path} was altered: it is not the published {title} (to use your own data: verify: false)")
+        raise altered
     return array, True
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Return a file's content. Raises StageError with its path where it can't be read or is larger than that."""
+    try:
+        with open_regular(path) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            if num_bytes > max_bytes:
+                raise StageError(f"{path} is too large: {num_bytes} bytes, where at most {max_bytes} are expected")
+            return file.read(num_bytes)
+    except OSError as error:
+        raise StageError(f"{path} can't be read: {error.strerror}") from error
 
 
 def _split(name: str, images_NHW: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.uint8], paths: list[Path]) -> Split:
     if images_NHW.ndim != 3 or 0 in images_NHW.shape:
         raise StageError(f"{paths[0]} holds an array of shape {images_NHW.shape}, not images (N x H x W)")
+    if len(images_NHW) > _MAX_IMAGES:
+        raise StageError(f"{paths[0]} holds {len(images_NHW)} images; at most {_MAX_IMAGES} are supported")
     if labels_N.shape != images_NHW.shape[:1]:
         raise StageError(
             f"{paths[1]} holds labels of shape {labels_N.shape} for the {len(images_NHW)} images in {paths[0]}"
@@ -120,5 +182,7 @@ def _split(name: str, images_NHW: npt.NDArray[np.uint8], labels_N: npt.NDArray[n
 
 def make_split(name: str, pixels_NHWC: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.integer]) -> Split:
     """Return a split of all these samples, with ids `name/00000`, `name/00001` and so on."""
-    ids = np.array([f"{name}/{number:05d}" for number in range(len(labels_N))], dtype=np.str_)
+    last = f"{name}/{max(0, len(labels_N) - 1):05d}"
+    ids_iter = (f"{name}/{number:05d}" for number in range(len(labels_N)))
+    ids = np.fromiter(ids_iter, dtype=f"U{len(last)}", count=len(labels_N))
     return Split(ids, labels_N.astype(np.int64), ArrayImages(pixels_NHWC))

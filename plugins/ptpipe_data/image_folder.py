@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Context, StageError
+from ptpipe_torch.data.images import FORMATS
 
 if TYPE_CHECKING:
     from ptpipe_data.config import ImageFolderConfig
     from ptpipe_torch.data.data import Data, Split
 
-_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+_MAX_DEPTH = 32
+_MAX_PATH = 512
+"""In an array of paths each takes as much memory as the longest."""
+_MAX_LINKS = 2
+"""Links to folders are followed where a split or a class is one. More, one inside another, may be a loop."""
 _IMAGENET = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
 """Mean and standard deviation of torchvision's ImageNet models; for grayscale, averaged over the channels."""
 _MEASURED_IMAGES = 512
@@ -80,17 +86,27 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     return Data(info, splits, config.loader_options())
 
 
-def _walk(folder: Path, relative: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield relative path and entry of each image file below a folder, sorted by name, without hidden ones."""
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            path = f"{relative}{entry.name}"
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield from _walk(folder / entry.name, f"{path}/")
-            elif os.path.splitext(entry.name)[1].lower() in _SUFFIXES:  # noqa: PTH122 - a Path per file is slow
-                yield path, entry
+def _walk(folder: Path, relative: str, num_links: int = 0) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield relative path and entry of each image file below a folder, sorted by name, without hidden ones.
+
+    `num_links`: how many links to folders led to `folder`.
+    """
+    if num_links > _MAX_LINKS or relative.count("/") > _MAX_DEPTH:
+        reason = "its links to folders may be a loop" if num_links > _MAX_LINKS else "folders are nested too deeply"
+        raise StageError(f"{str(folder)!r}: {reason}")
+    try:
+        with os.scandir(folder) as entries:
+            found = [(entry, entry.is_dir(), entry.is_file()) for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:  # also a link to itself
+        raise StageError(f"{error.filename!r} can't be read: {error.strerror}") from error
+    for entry, is_folder, is_file in sorted(found, key=lambda item: item[0].name):
+        path = f"{relative}{entry.name}"
+        if is_folder:
+            yield from _walk(folder / entry.name, f"{path}/", num_links + entry.is_symlink())
+        elif os.path.splitext(entry.name)[1].lower() in _SUFFIXES:  # noqa: PTH122 - a Path per file is slow
+            if not is_file:
+                raise StageError(f"{entry.path!r} is neither a file nor a folder: remove it")
+            yield path, entry
 
 
 def _list_images(root: Path, name: str) -> list[tuple[str, str]]:
@@ -99,20 +115,22 @@ def _list_images(root: Path, name: str) -> list[tuple[str, str]]:
     files = [path for path, _ in _walk(root / name, prefix)]
     listed = []
     for path in files:
+        if not path.isprintable():  # a name that is not UTF-8 has surrogates, which are not printable
+            raise StageError(f"{str(root / path)!r}: rename it; image names must be printable UTF-8")
+        if len(path) > _MAX_PATH:
+            raise StageError(f"{root / path} is longer than {_MAX_PATH} characters: rename it")
         class_name, slash, _ = path[len(prefix) :].partition("/")
         if not slash:
             raise StageError(
                 f"{root / path} is not in a class folder ({root / name} must contain one folder per class)"
             )
-        if not path.isprintable():  # a name that is not UTF-8 has surrogates, which are not printable
-            raise StageError(f"{str(root / path)!r}: rename it; image names must be printable UTF-8")
         listed.append((class_name, path))
     if not listed:
         raise StageError(f"{root / name} has no images in class folders ({', '.join(sorted(_SUFFIXES))})")
     with_images = {class_name for class_name, _ in listed}
     for entry in sorted((root / name).iterdir()):
         if entry.is_dir() and entry.name not in with_images and not entry.name.startswith("."):
-            raise StageError(f"{entry} has no images")
+            raise StageError(f"{entry if entry.name.isprintable() else repr(str(entry))} has no images")
     return listed
 
 
@@ -126,7 +144,8 @@ def _lazy_split(root: Path, files: list[tuple[str, str]], classes: list[str], co
     numbers = {class_name: number for number, class_name in enumerate(classes)}
     labels_N = np.array([numbers[class_name] for class_name, _ in files], dtype=np.int64)
     paths_N = np.array([path.encode() for _, path in files], dtype=np.bytes_)
-    images = FileImages(root, paths_N, config.image_size, config.resize or config.image_size, config.channels)
+    resize = config.resize or config.image_size
+    images = FileImages(root, paths_N, config.image_size, resize, config.channels, config.max_pixels)
     return Split(np.array([path for _, path in files], dtype=np.str_), labels_N, images)
 
 

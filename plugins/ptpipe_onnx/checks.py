@@ -5,6 +5,8 @@ from __future__ import annotations
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from ptpipe_torch.model.onnx_file import session_options
+
 
 def unsupported_opset(opset: int) -> str | None:
     """Return an error message if ONNX Runtime can't run files of this opset, else None."""
@@ -12,7 +14,7 @@ def unsupported_opset(opset: int) -> str | None:
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", ends[:1], ends[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     try:
-        ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
     except Exception:  # noqa: BLE001  # its exceptions have no common base class
         return f"onnxruntime {ort.__version__} does not run opset {opset}: choose a lower `opset`"
     return None

@@ -44,12 +44,15 @@ def _session_sums() -> list[float]:
     import onnxruntime
     from onnx import TensorProto, checker, helper
 
+    from ptpipe_torch.model.onnx_file import session_options
+
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("a", "b", "sums")]
     graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["sums"])], "probe", ends[:2], ends[2:])
     opsets = [helper.make_opsetid("", _OPSET)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
     checker.check_model(model)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    content, options = model.SerializeToString(), session_options(num_threads=1)
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     feeds = {"a": np.array([1, 2], np.float32), "b": np.array([10, 20], np.float32)}
     sums: list[float] = session.run(None, feeds)[0].tolist()
     return sums

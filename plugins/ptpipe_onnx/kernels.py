@@ -9,6 +9,8 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
+from ptpipe_torch.model.onnx_file import session_options
+
 _INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 _EITHER = ("MaxPool", "NhwcMaxPool", "Clip")
 """Compute on integers or floats, depending on their input."""
@@ -33,10 +35,8 @@ class Kernels:
         `scratch`: folder for the optimized file, which is removed.
         """
         optimized = scratch / "optimized.onnx"
-        options = ort.SessionOptions()
+        options = session_options(num_threads=1)
         options.optimized_model_filepath = str(optimized)
-        options.log_severity_level = 3
-        options.intra_op_num_threads = 1
         ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         graph = onnx.load(optimized, load_external_data=False).graph
         optimized.unlink()

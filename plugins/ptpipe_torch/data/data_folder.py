@@ -6,15 +6,15 @@ Splits drawn from the same source (val and calibration from the training images)
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from ptpipe import StageError
+from ptpipe import IntegrityError, StageError
 from ptpipe_torch.data.data import LOADING_OPTIONS, DatasetInfo, LoaderOptions, Split
 from ptpipe_torch.data.images import ArrayImages, FileImages, Images, SubsetImages, flatten
 
@@ -23,6 +23,45 @@ if TYPE_CHECKING:
 
 _RECORD = "data.json"
 _CHUNK_BYTES = 32 << 20
+
+
+class _Part(BaseModel):
+    """A part of the record: the bounds keep a record that somebody else wrote from starting a thousand processes."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _Info(_Part):
+    name: str
+    class_names: tuple[str, ...]
+    shape_CHW: tuple[PositiveInt, PositiveInt, PositiveInt]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class _Loader(_Part):
+    batch_size: int = Field(ge=1, le=1_000_000)
+    num_workers: int = Field(ge=0, le=256)
+    pin_memory: bool
+    prefetch_factor: int = Field(ge=1, le=1000)
+    persistent_workers: bool
+    augment: tuple[str, ...]
+
+
+class _Source(_Part):
+    kind: Literal["array", "files"]
+    root: str = ""
+    size: int = Field(1, ge=1, le=8192)
+    resize: int = Field(1, ge=1, le=8192)
+    channels: Literal[1, 3] = 3
+    max_pixels: int = Field(1, ge=1)
+
+
+class _Record(_Part):
+    info: _Info
+    loader: _Loader
+    sources: tuple[_Source, ...]
+    splits: dict[Literal["train", "val", "test", "calibration"], NonNegativeInt]
 
 
 def write_data(data: Data, folder: Path) -> None:
@@ -50,24 +89,29 @@ def write_data(data: Data, folder: Path) -> None:
 
 
 def read_data(folder: Path) -> tuple[DatasetInfo, dict[str, Split], LoaderOptions]:
-    """Inverse of `write_data`. Raises StageError where the original folder of an image folder is missing."""
-    record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-    sources = [
-        _read_source(described, folder / f"images_{number}.npy") for number, described in enumerate(record["sources"])
-    ]
-    splits = {name: _read_split(sources[source], folder, name) for name, source in record["splits"].items()}
-    info: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in record["info"].items()
-    }
-    loader = record["loader"] | {"augment": tuple(record["loader"]["augment"])}
-    return DatasetInfo(**info), splits, LoaderOptions(**loader)
+    """Inverse of `write_data`.
+
+    Raises StageError where the original folder of an image folder is missing, IntegrityError for anything but a data
+    set's folder.
+    """
+    try:
+        record = _Record.model_validate_json((folder / _RECORD).read_bytes())
+        sources = [
+            _read_source(described, folder / f"images_{number}.npy") for number, described in enumerate(record.sources)
+        ]
+        splits = {str(name): _read_split(sources[source], folder, name) for name, source in record.splits.items()}
+    except StageError:
+        raise
+    except Exception as error:  # NumPy parses the headers of arrays with Python's own parser
+        raise IntegrityError(f"not a stored data set: {' '.join(str(error).split())[:300]}") from error
+    return DatasetInfo(**dict(record.info)), splits, LoaderOptions(**dict(record.loader))
 
 
 def _write_source(source: Images, used: npt.NDArray[np.int64], path: Path) -> dict[str, Any]:
     if isinstance(source, FileImages):
         np.save(path, source.paths_N[used])
-        geometry = {"size": source.size, "resize": source.resize, "channels": source.channels}
-        return {"kind": "files", "root": str(source.root), **geometry}
+        numbers = {name: getattr(source, name) for name in ("size", "resize", "channels", "max_pixels")}
+        return {"kind": "files", "root": str(source.root), **numbers}
     if isinstance(source, ArrayImages) and len(used) == len(source):
         np.save(path, source.pixels_NHWC)
         return {"kind": "array"}
@@ -80,21 +124,38 @@ def _write_source(source: Images, used: npt.NDArray[np.int64], path: Path) -> di
     return {"kind": "array"}
 
 
-def _read_source(described: Mapping[str, Any], path: Path) -> Images:
-    if described["kind"] == "array":
+def _read_source(described: _Source, path: Path) -> Images:
+    if described.kind == "array":
         # Copy-on-write: torch wants writable arrays, and the file is read-only.
-        return ArrayImages(np.load(path, mmap_mode="c"))
-    root = Path(described["root"])
+        return ArrayImages(_read_array(path, "u", 4, mmap_mode="c"))
+    root = Path(described.root)
     if not root.is_dir():
         raise StageError(
             f"the images of this data set are gone: {root} is not there; put it back, or rerun the data stage"
         )
-    return FileImages(root, np.load(path), described["size"], described["resize"], described["channels"])
+    numbers = (described.size, described.resize, described.channels, described.max_pixels)
+    return FileImages(root, _read_array(path, "S", 1), *numbers)
 
 
 def _read_split(source: Images, folder: Path, name: str) -> Split:
-    ids, labels_N, positions_N = (np.load(folder / f"{name}.{array}.npy") for array in ("ids", "labels", "positions"))
+    ids, labels_N, positions_N = (
+        _read_array(folder / f"{name}.{array}.npy", kind, 1)
+        for array, kind in (("ids", "S"), ("labels", "iu"), ("positions", "i"))
+    )
+    if not len(ids) == len(labels_N) == len(positions_N):
+        raise ValueError(f"ids, labels and positions of {name} differ in number")
+    if len(positions_N) and not 0 <= positions_N.min() <= positions_N.max() < len(source):
+        raise ValueError(f"{name} has positions outside of its {len(source)} images")
     return Split(_decoded(ids), labels_N, SubsetImages(source, positions_N))
+
+
+def _read_array(path: Path, kinds: str, num_axes: int, mmap_mode: Literal["c"] | None = None) -> npt.NDArray[Any]:
+    """Read an array of a file's size. `kinds`: letters of `numpy.dtype.kind`."""
+    # Mapped first: a header may announce any size, which would be allocated. Not np.load: it also reads other formats.
+    array: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="c")
+    if array.dtype.kind not in kinds or array.ndim != num_axes:
+        raise ValueError(f"{path.name} holds {array.dtype} {array.shape}")
+    return array if mmap_mode else np.array(array)
 
 
 def _decoded(ids: npt.NDArray[np.bytes_]) -> npt.NDArray[np.str_]:

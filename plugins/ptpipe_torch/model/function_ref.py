@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _MARK = "__ptpipe_role__"
+_ADDRESS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_MAX_ADDRESS = 200
 _HOOK_MARK = "ptpipe_impl"  # the attribute that pluggy's `hookimpl` sets on a function
 F = TypeVar("F", bound=Callable[..., "nn.Module"])
 
@@ -64,8 +67,11 @@ class FunctionRef:
 
         Raises IntegrityError where the address names anything but a function so marked in a loaded plugin.
         """
+        if len(self.address) > _MAX_ADDRESS or not _ADDRESS.fullmatch(self.address):
+            raise IntegrityError(f"{self.address[:_MAX_ADDRESS]!r} is not the address of a {role}, package.module:name")
         module_name, _, function_name = self.address.partition(":")
-        function: Callable[..., nn.Module] | None = getattr(self._module(module_name), function_name, None)
+        # Not getattr: it would run the `__getattr__` of a module that imports others on demand.
+        function: Callable[..., nn.Module] | None = vars(self._module(module_name)).get(function_name)
         if _role(function) != role:
             raise IntegrityError(f"{self.address} is not a {role}")
         assert function is not None
@@ -74,8 +80,8 @@ class FunctionRef:
     def _module(self, name: str) -> ModuleType:
         # Importing runs a module's top level, so only packages that the user already trusts are imported from,
         # and never a `__main__`, which is a program.
-        if name in sys.modules:
-            return sys.modules[name]
+        if isinstance(loaded := sys.modules.get(name), ModuleType):
+            return loaded
         root = name.partition(".")[0]
         if "__" in name or not (root == __name__.partition(".")[0] or _has_plugin(root)):
             raise IntegrityError(f"{self.address}: its plugin is not loaded (name it under `plugins:`)")

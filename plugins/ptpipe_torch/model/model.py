@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, IntegrityError, PtpipeError, StageError
+from ptpipe_torch.files import open_regular
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.int8_state import unpack_state
 from ptpipe_torch.model.deployable import Deployable, Predictor
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 _RECIPE, _TENSORS, _INT8_TENSORS = "recipe.json", "tensors.safetensors", "int8.safetensors"
+_SPARE_VALUES = 100_000_000
+"""How many values a builder may allocate beyond those stored: a head of the network that it replaces."""
+_TENSOR_VALUES = 10_000
+"""What a tensor counts beside its values: a million layers of one value take memory too."""
 
 
 class Model(Deployable):
@@ -115,8 +120,10 @@ class Model(Deployable):
         import torch
 
         # Initial weights are overwritten, so drawing them must not advance the caller's random stream.
+        max_values = _SPARE_VALUES + 4 * _num_bytes(self._int8_tensors or self._tensors)
         with torch.random.fork_rng(devices=[]):
-            module = _apply(self.recipe.builder, "builder")
+            with _limited_values(max_values):
+                module = _apply(self.recipe.builder, "builder")
             for reference in self.recipe.prepare:
                 module = _apply(reference, "transform", module)
         return module
@@ -179,7 +186,8 @@ class Model(Deployable):
     def load(cls, folder: Path) -> Self:
         int8_tensors = folder / _INT8_TENSORS
         try:
-            recipe = Recipe.from_json((folder / _RECIPE).read_text(encoding="utf-8"))
+            with open_regular(folder / _RECIPE) as file:
+                recipe = Recipe.from_json(file.read().decode())
         except (OSError, UnicodeDecodeError) as error:
             raise IntegrityError(f"{_RECIPE} can't be read: {error}") from error
         return cls(recipe, folder / _TENSORS, int8_tensors if int8_tensors.exists() else None)
@@ -202,7 +210,40 @@ def _apply(reference: FunctionRef, role: str, *module: nn.Module) -> nn.Module:
     except PtpipeError:
         raise
     except Exception as error:  # it worked when the recipe was written: since then the recipe or the code has changed
-        raise IntegrityError(f"{reference.address} can't be applied as the recipe says: {error!r}") from error
+        reason = repr(error)[:300]
+        raise IntegrityError(f"{reference.address} can't be applied as the recipe says: {reason}") from error
+
+
+@contextmanager
+def _limited_values(max_values: int) -> Iterator[None]:
+    """Refuse to build a network of more values: `width: 1000000` in a recipe would allocate terabytes.
+
+    Raises IntegrityError from inside the builder, where a parameter or buffer is registered and before it is filled.
+    """
+    from torch.nn.modules import module as hooks
+    from torch.nn.parameter import is_lazy
+
+    num_values = 0
+
+    def count(_module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        nonlocal num_values
+        num_values += _TENSOR_VALUES + (0 if tensor is None or is_lazy(tensor) else tensor.numel())
+        if num_values > max_values:
+            raise IntegrityError(f"the recipe builds a network of over {max_values} values, far more than are stored")
+
+    parameters = hooks.register_module_parameter_registration_hook(count)
+    buffers = hooks.register_module_buffer_registration_hook(count)
+    try:
+        yield
+    finally:
+        parameters.remove()
+        buffers.remove()
+
+
+def _num_bytes(tensors: Mapping[str, torch.Tensor] | Path) -> int:
+    if isinstance(tensors, Path):
+        return tensors.stat().st_size if tensors.exists() else 0
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _load(module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -228,6 +269,7 @@ def _read(tensors: Mapping[str, torch.Tensor] | Path) -> Mapping[str, torch.Tens
     from safetensors.torch import load_file
 
     try:
+        open_regular(tensors).close()
         content: dict[str, torch.Tensor] = load_file(tensors)
     except (SafetensorError, OSError) as error:
         raise IntegrityError(f"{tensors.name} can't be read: {error}") from error

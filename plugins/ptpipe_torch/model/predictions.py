@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _ARRAYS, _METRICS = "predictions.safetensors", "predictions.json"
+_MAX_ID_BYTES = 4 << 30
+"""Of all ids as an array, where each takes as much as the longest: one long id among many short ones is a bomb."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,16 +58,23 @@ class Predictions(Artifact):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read back what `save` wrote. Raises IntegrityError where ids, labels and logits differ in number."""
+        """Read back what `save` wrote. Raises IntegrityError for anything else."""
         import numpy as np
+        from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        arrays = load_file(folder / _ARRAYS)
-        content = json.loads((folder / _METRICS).read_text(encoding="utf-8"))
-        ids = np.array(content["ids"], dtype=np.str_)
-        if not len(ids) == len(arrays["labels_N"]) == len(arrays["logits_NK"]):
+        try:
+            arrays = load_file(folder / _ARRAYS)
+            content = json.loads((folder / _METRICS).read_text(encoding="utf-8"))
+            labels_N, logits_NK, metrics = arrays["labels_N"], arrays["logits_NK"], dict(content["metrics"])
+            if 4 * len(content["ids"]) * max(map(len, content["ids"]), default=0) > _MAX_ID_BYTES:
+                raise ValueError("the ids are too long")
+            ids = np.array(content["ids"], dtype=np.str_)
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise IntegrityError(f"not stored predictions: {' '.join(str(error).split())[:300]}") from error
+        if not (len(ids),) == labels_N.shape == logits_NK.shape[:1] or logits_NK.ndim != 2:
             raise IntegrityError(f"{folder}: ids, labels and logits differ in number")
-        return cls(ids, arrays["labels_N"], arrays["logits_NK"], content["metrics"])
+        return cls(ids, labels_N, logits_NK, metrics)
 
     def summary(self) -> dict[str, JSON]:
         """The metrics that are single numbers or strings."""

@@ -261,3 +261,14 @@ def test_in_memory(one_folder: Path, ctx: Context, tmp_path: Path) -> None:
     again = Data.load(tmp_path / "stored")
     for one, other in zip(expected, again.batches("train"), strict=True):
         assert one.equal(other.images_NCHW)
+
+
+def test_large_images_are_refused_until_the_limit_is_raised(one_folder: Path, ctx: Context) -> None:
+    paint(one_folder / "red" / "zz.png", (255, 0, 0), (300, 200))
+    options = {"val_size": 0, "test_size": 0, "max_pixels": 59_999}
+    train = front.load_image_folder(config(one_folder, **options), ctx).splits["train"]
+    position = train.ids.tolist().index("red/zz.png")
+    with pytest.raises(StageError, match=r"zz\.png has 300 x 200 pixels, more than max_pixels: 59999; remove it"):
+        train.images.take(np.array([position]))
+    larger = front.load_image_folder(config(one_folder, **options | {"max_pixels": 60_000}), ctx).splits["train"]
+    assert larger.images.take(np.array([position])).shape == (1, 16, 16, 3)

@@ -123,6 +123,15 @@ def packages(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_module_that_imports_on_demand_is_not_asked(monkeypatch):
+    def imported(name):
+        raise AssertionError(f"{name} would be imported")
+
+    monkeypatch.setattr(sys.modules[__name__], "__getattr__", imported, raising=False)
+    with pytest.raises(IntegrityError, match="is not a builder"):
+        FunctionRef(f"{__name__}:missing").resolve("builder")
+
+
 RESOLVE = """
 from ptpipe import IntegrityError
 from ptpipe_torch import FunctionRef

@@ -245,3 +245,20 @@ class TestAltered:
 def test_the_parts_of_this_file_are_found() -> None:
     assert HERE in sys.modules
     assert RegistryPart.to(small).resolve("builder") is small
+
+
+@builder
+def with_replaced_head(*, width: int) -> nn.Module:
+    """A network whose first head is larger than all that remains of it."""
+    network = small(width=4)
+    network[4] = nn.Linear(144, width)
+    network[4] = nn.Linear(144, 3)
+    return network
+
+
+def test_a_builder_may_drop_layers_but_not_allocate_far_more_than_is_stored() -> None:
+    model = Model.from_module(Recipe(FunctionRef.to(with_replaced_head, width=1), (1, 8, 8), 3), small(width=4))
+    model.with_recipe(builder=FunctionRef.to(with_replaced_head, width=50_000)).build()
+    with pytest.raises(IntegrityError, match=r"builds a network of over 1000.* values, far more than are stored"):
+        model.with_recipe(builder=FunctionRef.to(with_replaced_head, width=1_000_000)).build()
+    assert nn.Linear(1, 200_000_000, bias=False, device="meta").out_features, "other networks may be of any size"

@@ -120,3 +120,29 @@ def test_two_outputs_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "two.onnx", "flat")
     with pytest.raises(StageError, match="1 inputs and 2 outputs"), OnnxFile(path, (3, 2, 2), 5).predictor():
         pass
+
+
+def test_an_error_of_a_run_is_one_line(file: OnnxFile, capfd: pytest.CaptureFixture[str]) -> None:
+    with file.predictor() as predict:
+        with pytest.raises(StageError, match=r"^ONNX Runtime can't run any\.onnx: .*invalid dimensions") as caught:
+            predict(np.zeros((2, 3, 2, 9), np.float32))
+        assert predict(np.zeros((2, 3, 2, 2), np.float32)).shape == (2, 5), "the session is still good"
+    assert str(caught.value).isprintable()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_logits_of_another_shape_are_refused(file: OnnxFile) -> None:
+    wrong = OnnxFile(file.path, (3, 2, 2), 6)
+    with wrong.predictor() as predict, pytest.raises(StageError, match=r"other than float32 logits of shape \(2, 6\)"):
+        predict(np.zeros((2, 3, 2, 2), np.float32))
+
+
+def test_a_file_that_needs_another_is_not_saved(file: OnnxFile, tmp_path: Path) -> None:
+    onnx.save(onnx.load(file.path), tmp_path / "apart.onnx", save_as_external_data=True, size_threshold=0)
+    apart = OnnxFile(tmp_path / "apart.onnx", (3, 2, 2), 5)
+    (tmp_path / "stored").mkdir()
+    with pytest.raises(StageError, match=r"apart\.onnx keeps tensors in other files, which are not read: write them"):
+        apart.save(tmp_path / "stored")
+    onnx.save_model(onnx.load(apart.path), apart.path)  # as the message says
+    apart.save(tmp_path / "stored")
+    assert OnnxFile.load(tmp_path / "stored").num_classes == 5

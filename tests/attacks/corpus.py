@@ -1,0 +1,16 @@
+"""All attacks, by the kind of file."""
+
+from __future__ import annotations
+
+from . import alterations, archives, folders, images, manifests, models, onnx_files, stored
+
+ATTACKS = [
+    *images.ATTACKS,
+    *folders.ATTACKS,
+    *archives.ATTACKS,
+    *models.ATTACKS,
+    *onnx_files.ATTACKS,
+    *stored.ATTACKS,
+    *manifests.ATTACKS,
+    *alterations.ATTACKS,
+]
