@@ -57,7 +57,7 @@ def train(config: StageConfig, ctx: Context, numbers: Numbers) -> Numbers:
     checkpoint.parent.mkdir(exist_ok=True)
     state = json.loads(checkpoint.read_text()) if checkpoint.exists() else list(numbers.values)
     for step in range(len(state), 6):
-        state.append(state[-1] * state[-2] % 97 + step)
+        state.append(state[-1] * state[-3] % 97 + step)
         temporary = checkpoint.with_suffix(".new")
         temporary.write_text(json.dumps(state))
         temporary.replace(checkpoint)

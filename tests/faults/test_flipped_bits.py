@@ -144,12 +144,12 @@ class Stored:
             "events.jsonl": tuple(run / "events.jsonl" for run in runs),
             "report.md": tuple(run / "report.md" for run in runs),
             "log.txt": tuple(run / "log.txt" for run in runs),
-            "attachment": (runs[1] / "files" / "train" / "curve.txt", runs[0] / "record.json"),
-            "sources.cache": (root / "index" / "sources.cache", runs[0] / "record.json"),
+            "attachment": (runs[0] / "files" / "train" / "curve.txt", runs[0] / "report.md"),
+            "sources.cache": (root / "index" / "sources.cache", runs[0] / "report.md"),
             "lock of a stage": tuple(root / "locks" / key["train"] for key in keys),
-            "lock of the store": (root / "locks" / "in-use", root / "locks" / keys[0]["train"]),
-            "format": (root / "format", runs[0] / "record.json"),
-            "checkpoint": (scratch[0], runs[0] / "record.json"),
+            "lock of the store": (root / "locks" / "in-use", runs[0] / "report.md"),
+            "format": (root / "format", runs[0] / "report.md"),
+            "checkpoint": (scratch[0], runs[0] / "report.md"),
             "object": tuple(each["export"] for each in objects),
             "object's files": tuple(each["export"] / "files" for each in objects),
             "objects": (root / "objects", root / "index"),
@@ -251,8 +251,6 @@ def attempt(place: Workplace, views: Views, kind: str, name: str, damage: Damage
         outside = place.folder / "outside"
         shutil.rmtree(outside, ignore_errors=True)
         outside.unlink(missing_ok=True)
-        if not path.exists() and kind == "format":
-            return  # stores had none
         damage(path, other, outside)
         for step in order:
             if step == "views":  # of a run whose record is lost nothing can be known
