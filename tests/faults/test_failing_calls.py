@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from .workplace import HERE, Ended, Workplace, workplace
+from .workplace import HERE, Ended, Workplace, differences, workplace
 
 THOROUGH = os.environ.get("PTPIPE_THOROUGH", "0") != "0"
 NUM_CASES = 8
@@ -118,14 +118,14 @@ def judged(place: Workplace, case: Case, ended: Ended, undisturbed: Ended) -> It
         told = [line for line in ended.err.splitlines() if reason in line]
         if not told or not ("stages.py:" in ended.err or any(str(place.artifacts) in line for line in told)):
             yield f"no line names reason and file: exit code {ended.code}, {ended.err[-500:]!r}"
-    elif not same_output(place, ended, undisturbed):
-        yield f"silently different: {ended.out[-300:]!r}, {ended.err[-300:]!r}"
+    elif not same_output(place, ended, undisturbed, getattr(errno, case.error)):
+        changed = differences(place.outcome(ended), place.outcome(undisturbed))
+        yield f"silently different: {str(changed)[:600]}, {ended.err[-500:]!r}"
 
 
-def same_output(place: Workplace, ended: Ended, undisturbed: Ended) -> bool:
-    """Whether a command that claims to have done its work did the same as undisturbed, or says on stderr what not."""
-    says_so = "denied" in ended.err or "rror" in ended.err or "quota" in ended.err or "handle" in ended.err
-    says_so = says_so or "No locks" in ended.err or "No space" in ended.err
+def same_output(place: Workplace, ended: Ended, undisturbed: Ended, error: int) -> bool:
+    """Whether a command that claims to have done its work did the same as undisturbed, or says why not."""
+    says_so = os.strerror(error) in ended.out + ended.err
     found, expected = place.outcome(ended), place.outcome(undisturbed)
     if "out" not in found and says_so:  # deliverables that could not be placed
         for outcome in (found, expected):

@@ -208,9 +208,10 @@ def unclear(ended: Ended, path: Path) -> str:
 
 
 def is_told(ended: Ended, path: Path) -> bool:
-    """Whether stderr names the damaged file or its folder (a digest, a key or a run by its start)."""
+    """Whether a command names the damaged file or its folder (a digest, a key or a run by its start)."""
     marks = {part[:12] for part in path.parts[-3:] if len(part) >= 12} | {path.name}
-    return any(mark in ended.err for mark in marks) or "altered" in ended.out + ended.err
+    words = ("altered", "unreadable", "missing")
+    return any(mark in ended.err for mark in marks) or any(word in ended.out + ended.err for word in words)
 
 
 def wrong_views(views: Views, path: Path) -> Iterator[str]:
