@@ -1,4 +1,4 @@
-"""Atomic file writes, fsync, strict JSON text."""
+"""Reading plain files, atomic file writes, fsync, strict JSON text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,21 @@ import contextlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from ptpipe.errors import IntegrityError
+
+GONE = (FileNotFoundError, NotADirectoryError)
+"""What a missing file raises; any other OSError says nothing about the file's content."""
+
+
+def read_plain_file(path: Path) -> bytes:
+    """Return a file's content. Raises IntegrityError where a link, a folder or a device is in its place."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise IntegrityError(f"{path} was altered: it is not a plain file")
+    return path.read_bytes()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -28,7 +41,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    sync(path.parent)
+    try:
+        sync(path.parent)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(error.errno, f"written, but a power cut may still undo it: {reason}", str(path)) from error
 
 
 def strict_json(value: object) -> str:
@@ -38,6 +55,23 @@ def strict_json(value: object) -> str:
         return json.dumps(value, indent=1, default=str, allow_nan=False)
     except ValueError:
         return json.dumps(json.loads(json.dumps(value, default=str), parse_constant=str), indent=1)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder (and those above) unless it exists; whoever may write to the one that it is in may write to it.
+
+    A team's folder thus stays writable for the team, whatever the umask of its members.
+    """
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return
+    open_to = stat.S_IMODE(path.parent.stat().st_mode) & 0o022
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode | open_to != mode:
+        path.chmod(mode | open_to)
 
 
 def sync(path: Path) -> None:

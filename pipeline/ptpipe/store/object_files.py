@@ -1,0 +1,44 @@
+"""The files of a stored object: list them with their digests, make them read-only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ptpipe.store.files import sync
+
+Listing: TypeAlias = dict[str, dict[str, Any]]
+"""File name to `{"size_bytes": int, "sha256": str}`."""
+
+
+def list_files(folder: Path, prefix: str = "") -> Listing:
+    """Return the size and SHA-256 of each file below a folder.
+
+    `prefix`: precedes their names. Raises ValueError for links, pipes and the like, OSError for what cannot be read.
+    """
+    listing: Listing = {}
+    with os.scandir(folder) as items:  # not Path.rglob, which takes an unreadable folder for an empty one
+        for item in sorted(items, key=lambda item: item.name):
+            name = prefix + item.name
+            if item.is_dir(follow_symlinks=False):
+                listing |= list_files(folder / item.name, f"{name}/")
+                continue
+            if not item.is_file(follow_symlinks=False):
+                raise ValueError(f"an artifact is plain files and folders, and {name} is neither")
+            with Path(item.path).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                listing[name] = {"size_bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
+    return listing
+
+
+def seal(folder: Path) -> None:
+    """Flush the files to the disk, and make them read-only against accidents."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            path = Path(parent) / name
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
+            sync(path)
+        sync(Path(parent))
