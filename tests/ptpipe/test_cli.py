@@ -17,6 +17,8 @@ from ptpipe import ExitCode, __version__
 from ptpipe.cli import _COMMANDS
 from ptpipe.store.documents import read_document, write_document
 
+from ..conftest import environment
+
 STAGES = """
 one: {uses: toy.make, with: {value: 3, note: look here}}
 sum: {uses: toy.add, needs: {a: one, b: one}}
@@ -197,9 +199,11 @@ def test_every_listing_is_strict_json(ran):
     (plugin,) = ran("plugins", "--plugin", "./toy.py", "--json", alone=True).json
     assert "toy.make" in plugin["kinds"]
     assert ran("schema", alone=True).json["title"] == "ptpipe manifest"
-    assert ran("gc", "--dry-run", "--json", alone=True).json == {
-        "num_runs": 0, "num_objects": 0, "size_bytes": 0, "dry_run": True,
+    garbage = ran("gc", "--dry-run", "--json", alone=True).json
+    assert {name: value for name, value in garbage.items() if name != "paths"} == {
+        "num_runs": 0, "num_objects": 0, "size_bytes": 0, "quarantine": {}, "problems": [], "dry_run": True,
     }  # fmt: skip
+    assert [path for path in garbage["paths"] if not path.startswith("locks/")] == []
     again = ran("run", "m.yaml", "--json", alone=True)
     assert [stage["outcome"] for stage in again.json["stages"]] == ["cached"] * 3
 
@@ -365,6 +369,85 @@ def test_gc(ran):
     assert len(ran("runs", "--json", alone=True).json) == 2
     nowhere = ran("gc", "--artifacts", "elsewhere", alone=True)
     assert (nowhere.code, nowhere.err.startswith("ptpipe: there is no artifacts folder at ")) == (1, True)
+
+
+def test_gc_names_what_it_keeps(ran, tmp_path):
+    assert ran("run", "m.yaml", "-s", "one.value=4", alone=True).code == 0
+    older, newer = sorted(tmp_path.glob("artifacts/runs/*"), key=lambda path: path.name[-5:])
+    (tmp_path / "artifacts/runs/la\x1btest").symlink_to(newer.name)
+    (tmp_path / "artifacts/quarantine/0123-4").mkdir(parents=True)
+    (tmp_path / "artifacts/quarantine/0123-4/bytes").write_bytes(bytes(1_200_000))
+    linked = ran("gc", "--keep-runs", "1", "--dry-run", alone=True)
+    assert linked.code == ExitCode.FAILED
+    assert linked.out.splitlines()[1:] == [
+        "kept what failed verification (--empty-quarantine deletes it):",
+        "  quarantine/0123-4  1.2 MB",
+    ]
+    assert linked.err == f"'ptpipe: {tmp_path}/artifacts/runs/la\\x1btest is kept: it is not the folder of a run'\n"
+    (older / "record.json").write_text("x")
+    for number in range(12):
+        (tmp_path / f"artifacts/index/{number}.json").write_text("")
+    altered = ran("gc", "--keep-runs", "0", alone=True)
+    assert altered.code == ExitCode.FAILED
+    assert altered.out.startswith("deleted 1 run and 0 stored objects, ")
+    lines = altered.err.splitlines()
+    assert lines[0].startswith("ptpipe: every stored result is kept, because ")
+    assert lines[1] == f"ptpipe: the record of run {older.name} was altered: {older / 'record.json'}"
+    assert lines[10] == "and 5 more: --json lists all"
+    assert len(lines) == 11
+
+
+def test_an_altered_record_is_named_and_stops_nothing(ran, tmp_path):
+    (record,) = tmp_path.glob("artifacts/runs/*/record.json")
+    record.write_text(record.read_text().replace('"stage_id"', '"stagf_id"', 1))
+    run_id = record.parent.name
+    assert ran("run", "m.yaml", alone=True).code == 0
+    assert ran("plan", "m.yaml", "-s", "one.value=9", alone=True).code == 0
+    reason = f"the record of run {run_id} was altered: {record}"
+    listed = ran("runs", alone=True)
+    assert listed.code == 0
+    assert re.search(rf"\n{run_id} +unreadable  {re.escape(reason)}\n$", listed.out)
+    assert ran("runs", "--json", alone=True).json[1] == {"run_id": run_id, "name": "toy", "error": reason}
+    for arguments in (["show", run_id], ["get", run_id, "one"], ["show", "00001"]):
+        ended = ran(*arguments, alone=True)
+        assert (ended.code, ended.err) == (ExitCode.INTEGRITY, f"ptpipe: {reason}\n")
+    assert ran("show", "last", alone=True).code == 0
+    record.unlink()
+    assert "is missing" in ran("show", run_id, alone=True).err
+
+
+def test_runs_lists_the_newest(ran):
+    for _ in range(2):
+        assert ran("run", "m.yaml", "-q", alone=True).code == 0
+    limited = ran("runs", "--limit", "2", alone=True).out.splitlines()
+    assert len(limited) == 4
+    assert limited[-1] == "and 1 older run: --limit 0 lists all"
+    assert "-toy-00003 " in limited[1]
+    assert len(ran("runs", "--limit", "0", "--json", alone=True).json) == 3
+
+
+def test_json_of_a_run_does_not_depend_on_what_gc_left(project, tmp_path):
+    project.write(STAGES)
+    code = """
+import ptpipe.api as api, ptpipe.plan.vocabulary as vocabulary
+from ptpipe.cli import main
+from ptpipe.execution.gc import collect_garbage
+vocabulary.BUILT_IN = ()
+run = api.run
+def run_and_collect(*arguments, **keywords):
+    result = run(*arguments, **keywords)
+    assert collect_garbage(result.store, 0).num_runs == 1
+    return result
+api.run = run_and_collect
+main()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "run", "m.yaml", "--json"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    record = json.loads(ended.stdout)
+    assert (record["finished"], len(record["stages"])) == (True, 3)
 
 
 def test_the_artifacts_folder_may_come_from_the_environment(project, run_cli, tmp_path):

@@ -53,7 +53,7 @@ def get(run: str, stage: str, dest: Path, force: bool, artifacts: Path, as_json:
 def _stage_facts(record: dict[str, Any], stage_id: str) -> dict[str, Any]:
     """Return the record of a stage that has deliverables. Raises UsageError where it has none."""
     stages: dict[str, dict[str, Any]] = {stage["stage_id"]: stage for stage in record["stages"]}
-    having = [name for name, stage in stages.items() if stage.get("deliverables")]
+    having = [name for name, stage in stages.items() if stage["deliverables"]]
     if stage_id not in stages:
         problem = Problem(f"run {record['run_id']} has no stage {stage_id!r}", suggestion=nearest(stage_id, stages))
         raise UsageError(str(problem))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ptpipe.cli.common import artifacts_option, json_option, manifest_argument, print_json, read_plan, set_option
 from ptpipe.errors import UsageError
-from ptpipe.events import Event, LogLine, Notice, RunStarted
+from ptpipe.events import Event, LogLine, Notice, RunFinished, RunStarted
 from ptpipe.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -24,6 +25,17 @@ class _FreezeImports(Reporter):
 
     def run_started(self, event: RunStarted) -> None:
         gc.freeze()
+
+
+class _ReadRecord(Reporter):
+    """Reads the run's record while the run still holds the store: afterwards `ptpipe gc` may delete it."""
+
+    record: Mapping[str, Any] | None = None
+
+    def run_finished(self, event: RunFinished) -> None:
+        from ptpipe.store.runs import read_record
+
+        self.record = read_record(event.folder)
 
 
 @click.command()
@@ -71,7 +83,6 @@ def run(  # noqa: PLR0913  # one parameter an option
     """
     from ptpipe import api
     from ptpipe.execution.engine import RunOptions
-    from ptpipe.store.runs import find_run
 
     nodes = _nodes(nnodes, node_rank, rdzv_endpoint, max_restarts)
     plan = read_plan(manifest, settings)
@@ -80,10 +91,12 @@ def run(  # noqa: PLR0913  # one parameter an option
     options = RunOptions(fresh, keep_going, verbosity=int(verbose) - int(quiet), nodes=nodes)
     if nodes.rank:
         return int(api.join_run(plan, artifacts=artifacts, options=options, tell=_echo))
-    result = api.run(plan, artifacts=artifacts, options=options, reporters=[_FreezeImports()])
+    ending = _ReadRecord()
+    reporters = (_FreezeImports(), ending) if as_json else (_FreezeImports(),)
+    result = api.run(plan, artifacts=artifacts, options=options, reporters=reporters)
     if as_json:
         with contextlib.suppress(BrokenPipeError):  # the exit code is the run's, even if its JSON has no reader
-            print_json(find_run(result.store, result.run_id)[0])
+            print_json(ending.record)
     return int(result.exit_code)
 
 

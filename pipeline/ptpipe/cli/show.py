@@ -40,7 +40,7 @@ def show(run: str, artifacts: Path, as_json: bool) -> None:
             click.echo(f"{stage['outcome']} {stage['stage_id']}: {stage['message']}")
     click.echo(f"\n{folder}")
     for stage in record["stages"]:
-        for name in stage.get("deliverables", ()):  # runs of former versions have none
+        for name in stage["deliverables"]:
             click.echo(f"  {name}")
 
 

@@ -20,7 +20,8 @@ from ptpipe.events import Attachment, LogLine, RunFinished, RunStarted, StageFin
 from ptpipe.plan.bind import Plan
 from ptpipe.plan.keys import Key
 from ptpipe.store.documents import write_document
-from ptpipe.store.files import strict_json
+from ptpipe.store.files import strict_json, sync
+from ptpipe.store.runs import next_run_number
 from ptpipe.store.store import Store
 
 
@@ -40,13 +41,13 @@ class RunRecord:
     def __init__(self, plan: Plan, store: Store, keys: Mapping[str, Key]) -> None:
         self.plan, self.store, self.keys = plan, store, keys
         now = datetime.now(UTC)
-        self.folder = store.root / "runs" / f"{now:%Y%m%d-%H%M%S}-{plan.manifest.name}-{secrets.token_hex(2)}"
+        self.folder = store.root / "runs" / f"{now:%Y%m%d-%H%M%S}-{plan.manifest.name}"  # `open` adds the number
         self.started_at = now.isoformat(timespec="milliseconds")
         self._start = time.perf_counter()
 
     @property
     def run_id(self) -> str:
-        """The run's id: start time, manifest name, and four random hex digits."""
+        """The run's id: start time, manifest name, and the number of the run in its artifacts folder."""
         return self.folder.name
 
     @property
@@ -55,24 +56,27 @@ class RunRecord:
         return time.perf_counter() - self._start
 
     def open(self) -> None:
-        """Create the folder. Raises PtpipeError where it can't be written."""
+        """Create the folder with its first record: it is never seen without one.
+
+        Raises PtpipeError where it can't be written.
+        """
+        parent = self.folder.parent
+        staging = parent / f".new-{secrets.token_hex(8)}"
         try:
-            while True:
-                try:
-                    self.folder.mkdir(parents=True)
-                    break
-                except FileExistsError:
-                    if not self.folder.is_dir():
-                        raise
-                    self.folder = self.folder.with_name(f"{self.folder.name[:-4]}{secrets.token_hex(2)}")
-            self._write((), ExitCode.DONE)
+            with self.store.lock("runs"):  # so that no two runs get one number
+                self.folder = parent / f"{self.folder.name}-{next_run_number(parent):05}"
+                staging.mkdir()
+                self._write((), ExitCode.DONE, staging)
+                staging.rename(self.folder)
+            sync(parent)
         except OSError as error:
+            shutil.rmtree(staging, ignore_errors=True)
             raise PtpipeError(f"cannot write to {self.folder}: {error.strerror or error}") from error
 
     def write(self, finished: Sequence[StageFinished], exit_code: ExitCode) -> None:
         """Update the record. Where it can't be written (a full disk) the run goes on without it."""
         try:
-            self._write(finished, exit_code)
+            self._write(finished, exit_code, self.folder)
         except OSError as error:
             self.log(LogLine("", f"the record could not be written: {error}"))
 
@@ -111,7 +115,7 @@ class RunRecord:
         name = self.plan.manifest.name
         return RunFinished(self.run_id, name, self.folder, int(exit_code), self.seconds, tuple(stages), interrupted)
 
-    def _write(self, finished: Sequence[StageFinished], exit_code: ExitCode) -> None:
+    def _write(self, finished: Sequence[StageFinished], exit_code: ExitCode, folder: Path) -> None:
         manifest = self.plan.manifest
         record = {
             "run_id": self.run_id,
@@ -127,7 +131,7 @@ class RunRecord:
             "keys": {stage_id: key.digest for stage_id, key in self.keys.items()},
             "stages": [self._stage_facts(event) for event in finished],
         }
-        write_document(self.folder / "record.json", strict_json(record))
+        write_document(folder / "record.json", strict_json(record))
 
     def _stage_facts(self, event: StageFinished) -> dict[str, Any]:
         # Relative: the artifacts folder may be moved.

@@ -14,6 +14,7 @@ from ptpipe.store.runs import run_records
 from ptpipe.store.store import Entry, Store
 
 _WITH_RESULT = (Outcome.DONE, Outcome.CACHED, Outcome.REFUSED)
+_MAX_RECORDS = 20  # a stage that is new in a manifest with thousands of runs must not cost reading them all
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _reasons(
         return
     old = past.parts(stage_id)
     if old is None:
-        yield "no earlier result"
+        yield past.describe_absence()
         return
     lines = differences(old, key.parts)
     for line in lines:
@@ -115,18 +116,23 @@ def _reasons(
 
 
 class _PastParts:
-    """The key parts of each stage's last result in runs of one name; records are read back as far as needed."""
+    """The key parts of each stage's last result in recent runs of one name; records are read back as far as needed."""
 
     def __init__(self, name: str, store: Store) -> None:
-        self._records = (record for record in run_records(store, name) if record["name"] == name)
+        self._records = run_records(store, name)
+        self._num_read = 0
         self._parts: dict[str, Mapping[str, Any]] = {}
 
     def parts(self, stage_id: str) -> Mapping[str, Any] | None:
         while stage_id not in self._parts:
-            record = next(self._records, None)
+            record = next(self._records, None) if self._num_read < _MAX_RECORDS else None
             if record is None:
                 return None
+            self._num_read += 1
             for stage in record["stages"]:
                 if stage["outcome"] in _WITH_RESULT:
                     self._parts.setdefault(stage["stage_id"], stage["parts"])
         return self._parts[stage_id]
+
+    def describe_absence(self) -> str:
+        return "no earlier result" if self._num_read < _MAX_RECORDS else f"no result in the last {_MAX_RECORDS} runs"

@@ -338,15 +338,32 @@ def test_an_interrupt_ends_the_run_in_good_order(project):
     assert ear.ends[0].interrupted
 
 
-def test_two_runs_of_one_second_have_two_names(project, monkeypatch):
+def test_runs_are_numbered(project, monkeypatch):
     project.write(SUM)
-    digits = iter(["aaaa", "aaaa", "aaaa", "bbbb"])
-    monkeypatch.setattr(
-        "ptpipe.execution.record.secrets.token_hex", lambda size: next(digits) if size == 2 else f"{id({}):x}"
-    )
     now = type("Now", (), {"now": staticmethod(lambda zone: datetime(2026, 1, 2, 3, 4, 5, tzinfo=zone))})
     monkeypatch.setattr("ptpipe.execution.record.datetime", now)
-    assert [project.run().run_id for _ in range(2)] == ["20260102-030405-toy-aaaa", "20260102-030405-toy-bbbb"]
+    assert [project.run().run_id for _ in range(2)] == ["20260102-030405-toy-00001", "20260102-030405-toy-00002"]
+    (project.artifacts / "runs" / "20250102-030405-other-00009").write_text("")
+    assert project.run().run_id == "20260102-030405-toy-00010"
+
+
+def test_a_run_is_never_seen_without_its_record(project, monkeypatch):
+    project.write(SUM)
+    monkeypatch.setattr("ptpipe.execution.record.write_document", lambda path, text: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        project.run()
+    assert [path.name[:5] for path in (project.artifacts / "runs").iterdir()] == [".new-"]
+    monkeypatch.undo()
+    project.run()
+    with monkeypatch.context() as patched:
+        patched.setattr("ptpipe.execution.record.write_document", full_disk)
+        with pytest.raises(PtpipeError, match=r"cannot write to .*-toy-00002: No space left on device"):
+            project.run()
+    assert len(list((project.artifacts / "runs").iterdir())) == 2, "and that of before"
+
+
+def full_disk(path, text):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class Raises(Ear):

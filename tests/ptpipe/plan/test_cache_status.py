@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 
 from ptpipe import ManifestError
-from ptpipe.errors import UsageError
+from ptpipe.errors import IntegrityError, UsageError
 from ptpipe.execution.engine import source_digests
 from ptpipe.plan.cache_status import cache_statuses
 from ptpipe.plan.keys import compute_keys
-from ptpipe.store.documents import write_document
-from ptpipe.store.runs import find_run, run_records
+from ptpipe.store.runs import find_run, list_runs, run_records
 from ptpipe.store.store import Store
+
+from ..synthetic import stage_facts, write_record
 
 STAGES = """
 one: {uses: toy.make, with: {value: 3}}
@@ -107,52 +107,85 @@ def test_an_unknown_stage_that_is_to_be_fresh(project, reasons):
     ]
 
 
-def write_record(store, run_id, **changes):
-    record = {
-        "name": "toy", "started_at": "2026-01-01T00:00:00", "seconds": 1, "exit_code": 0, "finished": True,
-        "keys": {}, "stages": [], "run_id": "../../somewhere/else",
-    }  # fmt: skip
-    path = store.root / "runs" / run_id / "record.json"
-    path.parent.mkdir(parents=True)
-    write_document(path, json.dumps(record | changes))
-    return path
-
-
 def test_records_come_newest_first(tmp_path):
     store = Store(tmp_path)
     assert list(run_records(store)) == []
-    write_record(store, "20260101-000000-toy-ffff", started_at="2026-01-01T00:00:00.100")
-    write_record(store, "20260101-000000-toy-0000", started_at="2026-01-01T00:00:00.900")
-    write_record(store, "20260301-000000-other-aaaa", started_at="2026-03-01T00:00:00")
-    write_record(store, "20260201-000000-toy-aaaa", started_at="2026-02-01T00:00:00")
-    ids = [record["run_id"] for record in run_records(store)]
-    assert ids == [
-        "20260301-000000-other-aaaa",
-        "20260201-000000-toy-aaaa",
-        "20260101-000000-toy-0000",
-        "20260101-000000-toy-ffff",
-    ], "by time, and named after their folders"
-    assert [record["run_id"] for record in run_records(store, "other")] == ["20260301-000000-other-aaaa"]
+    write_record(store, "20260101-000000-toy-00001", run_id="../../somewhere/else")
+    write_record(store, "20670301-000000-toy-00002")  # the clock was ahead
+    write_record(store, "20260301-000000-other-00003", name="other")
+    write_record(store, "20260201-000000-toy-100000")
+    write_record(store, "20260201-000000-toy-00004")
+    write_record(store, "20260401-000000-toy-aaaa")
+    write_record(store, "20260402-000000-toy-0000")
+    assert [record["run_id"] for record in run_records(store)] == [
+        "20260201-000000-toy-100000",
+        "20260201-000000-toy-00004",
+        "20260301-000000-other-00003",
+        "20670301-000000-toy-00002",
+        "20260101-000000-toy-00001",
+        "20260402-000000-toy-0000",
+        "20260401-000000-toy-aaaa",
+    ], "by number, then (former versions) by time, and named after their folders"
+    assert [record["run_id"] for record in run_records(store, "other")] == ["20260301-000000-other-00003"]
+    assert list(run_records(store, "the")) == []
 
 
 def test_a_folder_without_a_readable_record_is_passed_over(tmp_path):
     store = Store(tmp_path)
     for number, text in enumerate(["", "{", "[]", "{}", '{"started_at": 1}', "\0"]):
-        write_record(store, f"20260101-00000{number}-toy-aaaa").write_text(text)
-    (store.root / "runs" / "20260101-000009-toy-aaaa").mkdir()
+        write_record(store, f"20260101-000000-toy-0000{number}").write_text(text)
+    (store.root / "runs" / "20260101-000009-toy-00009").mkdir()
+    (store.root / "runs" / "notes").mkdir()
+    (store.root / "runs" / "20260101-000009-toy-00010").write_text("")
+    (store.root / "runs" / "20260101-000009-toy-00011").symlink_to("20260101-000009-toy-00011")
     assert list(run_records(store)) == []
+    assert [run.number for run in list_runs(store)] == [9, 5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stages": {}}, {"stages": [1]}, {"stages": [stage_facts("one", "k", outcome=1)]}, {"keys": {"one": 1}},
+        {"stages": [stage_facts("one", "k") | {"outputs": {"output": {"digest": 1}}}]}, {"machine": {}},
+        {"stages": [stage_facts("one", "k", deliverables=[1])]}, {"seconds": "1"}, {"started_at": None},
+    ],
+)  # fmt: skip
+def test_a_record_of_another_form_is_no_record(tmp_path, changes):
+    store = Store(tmp_path)
+    write_record(store, "20260101-000000-toy-00001", **changes)
+    assert list(run_records(store)) == []
+    with pytest.raises(IntegrityError, match="written by another version of ptpipe"):
+        find_run(store, "last")
 
 
 def test_a_run_is_found_by_a_part_of_its_id(tmp_path):
     store = Store(tmp_path)
-    write_record(store, "20260101-000000-toy-aaaa")
-    write_record(store, "20260102-000000-toy-bbbb")
-    for wanted in ("20260102-000000-toy-bbbb", "bbbb", "20260102", "last"):
+    write_record(store, "20260101-000000-toy-00001")
+    write_record(store, "20260102-000000-toy-00002")
+    for wanted in ("20260102-000000-toy-00002", "00002", "20260102", "last"):
         record, folder = find_run(store, wanted)
-        assert record["run_id"] == folder.name == "20260102-000000-toy-bbbb"
+        assert record["run_id"] == folder.name == "20260102-000000-toy-00002"
     with pytest.raises(UsageError, match="'2026' matches 2 runs; give more of the id"):
         find_run(store, "2026")
-    with pytest.raises(UsageError, match=r"there is no run '20260103-000000-toy-bbbb'.*did you mean '20260102"):
-        find_run(store, "20260103-000000-toy-bbbb")
+    with pytest.raises(UsageError, match=r"there is no run '20260103-000000-toy-00002'.*did you mean '20260102"):
+        find_run(store, "20260103-000000-toy-00002")
     with pytest.raises(UsageError, match="there is no run 'last'"):
         find_run(Store(tmp_path / "empty"), "last")
+
+
+def test_only_recent_records_are_read_for_a_stage_that_was_never_made(project, reasons):
+    project.write("one: {uses: toy.make}")
+    store = Store(project.artifacts)
+    for number in range(20):
+        write_record(store, f"20260101-000000-toy-{number:05}")
+    assert reasons()["one"] == ["no result in the last 20 runs"]
+
+
+def test_an_altered_record_stops_no_plan(project, reasons):
+    project.write(STAGES)
+    project.run()
+    second = project.run({"one.value": 4})
+    record = second.folder / "record.json"
+    record.write_text(record.read_text().replace('"parts"', '"partz"'))
+    assert reasons({"one.value": 5})["one"] == ["config.value: 3.0 -> 5.0"]
+    assert project.run({"one.value": 5}).exit_code == 3
