@@ -180,7 +180,7 @@ class Model(Deployable):
         int8_tensors = folder / _INT8_TENSORS
         try:
             recipe = Recipe.from_json((folder / _RECIPE).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+        except (FileNotFoundError, UnicodeDecodeError) as error:
             raise IntegrityError(f"{_RECIPE} can't be read: {error}") from error
         return cls(recipe, folder / _TENSORS, int8_tensors if int8_tensors.exists() else None)
 
@@ -229,7 +229,7 @@ def _read(tensors: Mapping[str, torch.Tensor] | Path) -> Mapping[str, torch.Tens
 
     try:
         content: dict[str, torch.Tensor] = load_file(tensors)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, FileNotFoundError) as error:
         raise IntegrityError(f"{tensors.name} can't be read: {error}") from error
     return content
 

@@ -94,7 +94,7 @@ class OnnxFile(Deployable):
             info = json.loads((folder / _INFO).read_text(encoding="utf-8"))
             channels, height, width = info.pop("input_shape_CHW")
             return cls(folder / _MODEL, (channels, height, width), **info)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise IntegrityError(f"{_INFO} can't be read: {error!r}") from error
 
     @classmethod
