@@ -111,3 +111,19 @@ def check_index(store: Store) -> None:
         entry = fresh.entry(path.stem)
         for stored in entry.outputs.values() if entry else ():
             fresh.verify(stored.digest)
+
+
+def fill(store: Store, num_objects: int, num_runs: int) -> None:
+    """Write objects, each with its entry, and runs that share them out: half of them named `toy`, half of 50 names."""
+    stages = []
+    with without_fsync():
+        store.open_for_writing()
+        for number in range(num_objects):
+            stored = store.put(Bytes(number.to_bytes(4, "big")))
+            put_entry(store, key_of(number), {"output": stored})
+            stages.append(stage_facts(f"s{number % 100}", key_of(number), {"output": stored}, deliverables=[]))
+        share = num_objects // num_runs
+        for number in range(num_runs):
+            name = "toy" if number % 2 else f"other-{number % 100 // 2}"
+            mine = stages[number * share : (number + 1) * share]
+            write_record(store, f"20260101-000000-{name}-{number + 1:05}", *mine, name=name)

@@ -25,7 +25,7 @@ from ptpipe.store.files import sync
 from ptpipe.store.runs import Run, list_runs, read_record
 from ptpipe.store.store import Entry, Store
 
-_DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = re.compile(r"\..+-[0-9a-f]{12}")  # what a killed `store.files.atomic_path` leaves
 _HALF = re.compile(r"\.(new|old)-.+|" + _TEMPORARY.pattern)  # what any killed process leaves
 _UNREADABLE = (PtpipeError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -85,8 +85,8 @@ class _Survey:
         self.problems: list[str] = []
         self.leftovers: list[Path] = []
         """What killed processes left: no reader sees it."""
-        # Every key and digest that a kept document mentions, whatever the place: a record keeps the very objects that
-        # it lists, though the index may list others by now, and so does a document of a form that is not known here.
+        # Every key and digest that a kept record mentions, in whatever place: it keeps the very objects that it lists,
+        # though the index may list others by now. So does a document of a form that is not known here.
         self._keys: set[str] = set()
         self._digests: set[str] = set()
         self._are_needs_known = True
@@ -103,7 +103,7 @@ class _Survey:
             self.problems.insert(
                 0,
                 "every stored result is kept, because it is unknown which of them these unreadable files need; restore"
-                " or delete the files, and run gc again",
+                " them, or delete the run's folder or the index entry, and run gc again",
             )
 
     def _find_old_runs(self, runs: Iterable[Run], keep_runs: int) -> Iterator[Path]:
@@ -146,13 +146,14 @@ class _Survey:
             except _UNREADABLE as error:
                 self._is_unreadable(_describe(error, f"cannot read {path}"))
                 continue
-            is_known = _is_entry(document, path.stem)
-            if is_known and path.stem not in self._keys:
-                yield path
-                continue
-            self._digests |= _mentioned(document)
-            if not is_known:
+            entry = _known_entry(document, path.stem)
+            if entry is None:
+                self._digests |= _mentioned(document)
                 self.problems.append(f"{path} is kept: another version of ptpipe wrote it, or for another key")
+            elif entry.key in self._keys:
+                self._digests |= {stored.digest for stored in entry.outputs.values()}
+            else:
+                yield path
 
     def _find_dead_objects(self) -> Iterator[Path]:
         for folder in self._visible("objects"):
@@ -180,7 +181,7 @@ class _Survey:
 def _children(folder: Path) -> list[Path]:
     """Return what is in a folder. Raises PtpipeError where it can't be listed."""
     try:
-        return sorted(folder.iterdir())
+        return sorted(folder.iterdir(), key=lambda path: path.name)  # by name: comparing paths is slow
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -209,12 +210,13 @@ def _mentioned(document: Mapping[str, Any]) -> set[str]:
     return set(_DIGEST.findall(json.dumps(document)))
 
 
-def _is_entry(document: Mapping[str, Any], key: str) -> bool:
-    """Return whether a document is the index entry of that key, in a form that this version knows."""
+def _known_entry(document: Mapping[str, Any], key: str) -> Entry | None:
+    """Return a key's index entry; None if the document is another key's, or of a form that is not known here."""
     try:
-        return Entry.from_json(document).key == key
+        entry = Entry.from_json(document)
     except _UNREADABLE:
-        return False
+        return None
+    return entry if entry.key == key else None
 
 
 def _delete(root: Path, leftovers: Iterable[Path], steps: Iterable[Collection[Path]]) -> list[str]:

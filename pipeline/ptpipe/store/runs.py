@@ -40,12 +40,14 @@ class Run(NamedTuple):
     """UTC, `YYYYMMDD-HHMMSS`, by the clock of then."""
     name: str
     """The manifest's."""
-    folder: Path
+    id: str
+    """The folder's name."""
+    parent: Path
 
     @property
-    def id(self) -> str:
-        """The run's id: its folder's name."""
-        return self.folder.name
+    def folder(self) -> Path:
+        """The folder with `record.json`, the log, reports and deliverables."""
+        return self.parent / self.id
 
 
 def list_runs(store: Store, name: str | None = None) -> list[Run]:
@@ -62,7 +64,7 @@ def list_runs(store: Store, name: str | None = None) -> list[Run]:
     except OSError as error:
         raise PtpipeError(f"cannot read {parent}: {error.strerror or error}") from error
     runs = [
-        Run(int(match[3] or 0), match[1], match[2], parent / match[0])
+        Run(int(match[3] or 0), match[1], match[2], match[0], parent)
         for match in map(_RUN_ID.fullmatch, folders)
         if match and name in (None, match[2])
     ]
