@@ -128,7 +128,7 @@ class Workplace:
         self.run("m", 2, FAULTS_KILLED_AT="4")
         self.run("other", 1)
         self.run("m")
-        for name in ("objects/.new-0123/files/x", "index/.k.json-0123456789ab", "runs/20260101-000000-m-00099/.new-01"):
+        for name in ("objects/.new-0123/files/x", "index/.k.json-0123456789ab", "runs/20260101-000000-m-00000/.new-01"):
             (self.artifacts / name).parent.mkdir(parents=True, exist_ok=True)
             (self.artifacts / name).write_text("x")
 

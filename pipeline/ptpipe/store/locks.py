@@ -56,7 +56,8 @@ def _lock(path: Path, operation: int, on_wait: Callable[[], None] | None) -> Ite
                 fcntl.flock(descriptor, operation)
         yield
     finally:
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # the lock is released, whatever the file system reports on closing
+            os.close(descriptor)
 
 
 def _open(path: Path) -> int:
