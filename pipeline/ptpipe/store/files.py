@@ -20,7 +20,19 @@ def read_plain_file(path: Path) -> bytes:
     """Return a file's content. Raises IntegrityError where a link, a folder or a device is in its place."""
     if not stat.S_ISREG(path.lstat().st_mode):
         raise IntegrityError(f"{path} was altered: it is not a plain file")
-    return path.read_bytes()
+    with errors_naming(path):
+        return path.read_bytes()
+
+
+@contextlib.contextmanager
+def errors_naming(path: Path) -> Iterator[None]:
+    """Let an OSError inside the `with` name the path, unless it names one: a failing write or fsync does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -34,7 +46,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a path to write a file to, which replaces `path` durably when the `with` ends without error."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
     try:
-        yield temporary
+        with errors_naming(path):
+            yield temporary
         sync(temporary)
         temporary.replace(path)
     except BaseException:
@@ -78,6 +91,7 @@ def sync(path: Path) -> None:
     """Flush a file's content, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with errors_naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

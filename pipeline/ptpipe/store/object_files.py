@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ptpipe.store.files import sync
+from ptpipe.store.files import errors_naming, sync
 
 Listing: TypeAlias = dict[str, dict[str, Any]]
 """File name to `{"size_bytes": int, "sha256": str}`."""
@@ -28,7 +28,8 @@ def list_files(folder: Path, prefix: str = "") -> Listing:
                 continue
             if not item.is_file(follow_symlinks=False):
                 raise ValueError(f"an artifact is plain files and folders, and {name} is neither")
-            with Path(item.path).open("rb") as file:
+            path = Path(item.path)
+            with errors_naming(path), path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 listing[name] = {"size_bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
     return listing

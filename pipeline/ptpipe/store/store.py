@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.errors import IntegrityError, PtpipeError
 from ptpipe.store.documents import read_document, write_document
-from ptpipe.store.files import GONE, make_folder, read_plain_file, sync
+from ptpipe.store.files import GONE, errors_naming, make_folder, read_plain_file, sync
 from ptpipe.store.format import FORMAT, read_format, write_format
 from ptpipe.store.locks import LockedError, exclusive_lock, shared_lock
 from ptpipe.store.object_files import Listing, list_files, seal
@@ -132,7 +132,8 @@ class Store:
     def get(self, digest: str, type_: type[A]) -> A:
         """Load a value, its bytes verified. Raises IntegrityError where they are not those written."""
         self.verify(digest)
-        return type_.load(self.files(digest))
+        with errors_naming(self.files(digest)):
+            return type_.load(self.files(digest))
 
     def files(self, digest: str) -> Path:
         """Return the read-only folder that the artifact was saved to; its bytes are not verified."""
@@ -240,7 +241,8 @@ class Store:
         folder = self.root / "objects" / f".new-{secrets.token_hex(8)}"
         make_folder(folder)
         try:
-            yield folder
+            with errors_naming(folder):
+                yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -12,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ptpipe import IntegrityError
-from ptpipe.store.files import make_folder, read_plain_file, strict_json, write_atomically
+from ptpipe.store.files import (
+    atomic_path,
+    errors_naming,
+    make_folder,
+    read_plain_file,
+    strict_json,
+    write_atomically,
+)
 
 ANY_TEXT = st.text(st.characters())  # surrogates too
 
@@ -103,3 +112,18 @@ def test_an_undecodable_file_name_is_kept():
 )
 def test_json_is_always_strict(value):
     json.loads(strict_json(value), parse_constant=lambda word: pytest.fail(word))
+
+
+def test_an_error_without_a_file_gets_the_name(tmp_path):
+    """As those of write(2), fsync(2) and close(2) are."""
+    path = tmp_path / "a.json"
+    for error in (OSError(errno.EIO, "Input/output error"), OSError(errno.EIO, "Input/output error", str(path))):
+        with (
+            pytest.raises(OSError, match=re.escape(f"Input/output error: '{path}'")),
+            errors_naming(tmp_path / "a.json"),
+        ):
+            raise error
+    with pytest.raises(OSError, match="^no number$"), errors_naming(path):
+        raise OSError("no number")
+    with pytest.raises(OSError, match=re.escape(str(path))), atomic_path(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
