@@ -37,9 +37,13 @@ def list_files(folder: Path, prefix: str = "") -> Listing:
 
 def seal(folder: Path) -> None:
     """Flush the files to the disk, and make them read-only against accidents."""
-    for parent, _, names in os.walk(folder, topdown=False):
+    for parent, _, names in os.walk(folder, topdown=False, onerror=_raise):
         for name in names:
             path = Path(parent) / name
             path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
             sync(path)
         sync(Path(parent))
+
+
+def _raise(error: OSError) -> None:
+    raise error  # os.walk passes over a folder that it can't read

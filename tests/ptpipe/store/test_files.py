@@ -123,7 +123,7 @@ def test_an_error_without_a_file_gets_the_name(tmp_path):
             errors_naming(tmp_path / "a.json"),
         ):
             raise error
-    with pytest.raises(OSError, match="^no number$"), errors_naming(path):
+    with pytest.raises(OSError, match=r"^no number$"), errors_naming(path):
         raise OSError("no number")
     with pytest.raises(OSError, match=re.escape(str(path))), atomic_path(path):
         raise OSError(errno.ENOSPC, "No space left on device")
