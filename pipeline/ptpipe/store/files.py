@@ -71,20 +71,22 @@ def strict_json(value: object) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder (and those above) unless it exists; whoever may write to the one that it is in may write to it.
-
-    A team's folder thus stays writable for the team, whatever the umask of its members.
-    """
+    """Create a folder (and those above) unless it exists. A team's folder stays the team's, whatever the umask."""
     try:
         path.mkdir(parents=True)
     except FileExistsError:
         if not path.is_dir():
             raise
         return
-    open_to = stat.S_IMODE(path.parent.stat().st_mode) & 0o022
+    inherit_writers(path)
+
+
+def inherit_writers(path: Path) -> None:
+    """Let whoever may write to the folder that a path is in write to the path too."""
+    writers = stat.S_IMODE(path.parent.stat().st_mode) & 0o022
     mode = stat.S_IMODE(path.stat().st_mode)
-    if mode | open_to != mode:
-        path.chmod(mode | open_to)
+    if mode | writers != mode:
+        path.chmod(mode | writers)
 
 
 def sync(path: Path) -> None:

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ptpipe.errors import PtpipeError
+from ptpipe.store.files import inherit_writers
 
 _HINTS = {
     **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS),
+        (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBADF),  # EBADF: over NFS, a file that is open for reading
         "everybody who uses an artifacts folder must be able to write to it (a common group, umask 002)",
     ),
     **dict.fromkeys(
-        (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF),
+        (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS),
         "the artifacts folder must be on a file system that supports file locks (flock)",
     ),
 }
@@ -63,7 +64,10 @@ def _lock(path: Path, operation: int, on_wait: Callable[[], None] | None) -> Ite
 def _open(path: Path) -> int:
     # For reading and writing: over NFS a shared lock needs the one, an exclusive lock the other.
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            inherit_writers(path)
+        return descriptor
     except PermissionError:
         if not path.exists():
             raise

@@ -27,7 +27,7 @@ from ptpipe.store.documents import read_document, write_document
 from ptpipe.store.files import GONE, errors_naming, make_folder, read_plain_file, sync
 from ptpipe.store.format import FORMAT, read_format, write_format
 from ptpipe.store.locks import LockedError, exclusive_lock, shared_lock
-from ptpipe.store.object_files import Listing, list_files, seal
+from ptpipe.store.object_files import Listing, Stamps, list_files, seal, stamp_files
 
 A = TypeVar("A", bound=Artifact)
 
@@ -82,7 +82,7 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self._format = read_format(self.root)
-        self._verified: set[str] = set()
+        self._verified: dict[str, Stamps] = {}
 
     def open_for_writing(self) -> str:
         """Create the folders and check that they are writable. Raises PtpipeError with the reason.
@@ -167,27 +167,28 @@ class Store:
         return listing
 
     def verify(self, digest: str) -> None:
-        """Compare an object's files with their digests, once per process.
+        """Compare an object's files with their digests, once per process unless they were written to since.
 
         Raises IntegrityError where a file is missing or differs, or a link is in its place. Raises OSError where a file
         can't be read (EIO, EACCES, ESTALE): that says nothing about its bytes, so the object must stay where it is.
         """
-        if digest in self._verified:
-            return
-        written, files = self.listing(digest), self.files(digest)
+        self.require(digest)
+        files = self.files(digest)
         if files.is_symlink():
             raise IntegrityError(f"object {digest[:12]} was altered: its folder of files is a link")
         try:
-            found = list_files(files)
+            stamps = stamp_files(files)
+            if self._verified.get(digest) == stamps:
+                return
+            written, found = self.listing(digest), list_files(files)
         except (*GONE, ValueError) as error:
             raise IntegrityError(f"object {digest[:12]} was altered: {error}") from error
         if changed := sorted(name for name in {*found, *written} if found.get(name) != written.get(name)):
             raise IntegrityError(f"object {digest[:12]} was altered: {', '.join(changed)}")
-        self._verified.add(digest)
+        self._verified[digest] = stamps
 
     def quarantine(self, digest: str) -> Path | None:
         """Move an object aside for inspection. Returns its new place, None where there is no such object."""
-        self._verified.discard(digest)
         return self._set_aside(self._object(digest))
 
     def _set_aside(self, path: Path) -> Path | None:
@@ -215,7 +216,7 @@ class Store:
         (folder / "record.json").write_text(_record_text(record), encoding="utf-8")
         seal(folder)
         self._publish(folder, digest)
-        self._verified.add(digest)
+        self._verified[digest] = stamp_files(self.files(digest))
         return StoredObject(digest, type_name, size_bytes, summary)
 
     def _publish(self, folder: Path, digest: str) -> None:

@@ -261,6 +261,23 @@ def test_altered_bytes_are_seen(store, alter):
     assert Store(store.root).get(stored.digest, Files) == Files({"a": b"1", "b": b"1"})
 
 
+def test_what_is_altered_after_it_was_verified_is_seen(store):
+    stored = store.put(Files({"a": b"1"}))
+    assert store.get(stored.digest, Files) == Files({"a": b"1"})
+    os.link(store.files(stored.digest) / "a", store.root / "shipped")
+    (store.root / "shipped").write_bytes(b"22")
+    with pytest.raises(IntegrityError, match="was altered: a"):
+        store.get(stored.digest, Files)
+
+
+def test_what_was_verified_is_not_read_again(store, monkeypatch):
+    stored = store.put(Files({"a": b"1"}))
+    monkeypatch.setattr("ptpipe.store.object_files.hashlib.file_digest", lambda *_: pytest.fail("it was read"))
+    store.verify(stored.digest)
+    os.link(store.files(stored.digest) / "a", store.root / "shipped")
+    store.verify(stored.digest)
+
+
 def test_what_cannot_be_read_is_no_damage(store):
     stored = store.put(Files({"a": b"1"}))
     fresh = Store(store.root)
@@ -506,6 +523,7 @@ def test_a_team_with_any_umask_shares_a_folder_that_all_may_write_to(store):
                 (store.scratch("k") / "of mine").write_text("1")
                 stored = store.put(Files({"a": b"1"}))
                 make_folder(store.root / "objects" / blob[:2])
+            (root / "locks" / "in-use").chmod(0o644)  # as former versions created it
         finally:
             os.umask(before)
         script = Path(folder) / "mate.py"
