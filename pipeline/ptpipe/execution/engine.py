@@ -137,7 +137,8 @@ class _Execution:
         elif ending is not None:
             self.exit_code = ExitCode.BUG
             self._skip_rest("ptpipe failed: this is a bug of ours")
-        self.record.write(self.finished, self.exit_code)
+        if problem := self.record.write(self.finished, self.exit_code):
+            self.reporters.event(Notice("", problem))
         finished = self.record.finished(self.finished, self.exit_code, interrupted)
         self.reporters.run_finished(finished)
         return finished
