@@ -12,8 +12,7 @@ from typing import Any, Self
 from unittest import mock
 
 from ptpipe import Artifact
-from ptpipe.store.documents import write_document
-from ptpipe.store.runs import read_record
+from ptpipe.store.documents import read_document, write_document
 from ptpipe.store.store import Entry, Store, StoredObject
 
 
@@ -94,7 +93,7 @@ def contents(root: Path) -> set[str]:
 
 def check_run(store: Store, folder: Path) -> dict[str, Any]:
     """Assert that everything that a run's record lists is there and unaltered; returns the record."""
-    record = read_record(folder)
+    record = read_document(folder / "record.json")
     fresh = Store(store.root)  # verifies each object anew
     for stage in record["stages"]:
         for output in stage["outputs"].values():

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from ptpipe import ExitCode, __version__
-from ptpipe.cli import _COMMANDS
+from ptpipe.cli import _COMMANDS, _exit_code
 from ptpipe.store.documents import read_document, write_document
 
 from ..conftest import environment
@@ -619,3 +619,21 @@ def test_a_cached_run_imports_no_torch(project):
     project.write(STAGES)
     for _ in range(2):
         assert watched(project.folder, "run", "m.yaml")[:2] == (0, "heavy: []")
+
+
+def test_an_error_of_the_system_is_no_bug(monkeypatch, capsys):
+    def fails(**_):
+        raise OSError(5, "Input/output error", "artifacts/runs")
+
+    monkeypatch.setattr("ptpipe.cli.cli.main", fails)
+    assert _exit_code() == ExitCode.FAILED
+    assert capsys.readouterr().err == "ptpipe: [Errno 5] Input/output error: 'artifacts/runs'\n"
+
+
+@pytest.mark.parametrize("arguments", ["run m.yaml", "plan m.yaml", "runs", "show last", "get last one", "gc"])
+def test_a_newer_store_is_refused_by_every_command(ran, project, arguments):
+    (project.artifacts / "format").write_text("1000\n")
+    ended = ran(*arguments.split(), alone=True)
+    assert (ended.code, ended.out) == (ExitCode.USAGE, "")
+    assert ended.err.startswith(f"ptpipe: {project.artifacts} was written by a newer ptpipe: its format is 1000, and")
+    assert len(ended.err.splitlines()) == 1

@@ -191,6 +191,9 @@ def _exit_code() -> int:
     except PtpipeError as error:
         print(one_line(f"ptpipe: {error}"), file=sys.stderr)  # noqa: T201
         return error.exit_code
+    except OSError as error:  # what a disk, a network or another user's file did is no bug
+        print(f"ptpipe: {error}", file=sys.stderr)  # noqa: T201
+        return ExitCode.FAILED
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)  # noqa: T201
         return ExitCode.INTERRUPTED

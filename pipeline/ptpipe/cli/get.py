@@ -68,6 +68,8 @@ def _stage_facts(record: dict[str, Any], stage_id: str) -> dict[str, Any]:
 
 def _verify(file: Path, stored: Collection[str], stage_id: str) -> None:
     try:
+        if not file.is_file():  # a pipe would block
+            raise IntegrityError(f"{file} is missing or no file; `ptpipe run --fresh {stage_id}` rebuilds it")
         with file.open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptpipe.cli.common import artifacts_option, echo, json_option, manifest_argument, print_json, read_plan, set_option
-from ptpipe.errors import UsageError
+from ptpipe.errors import PtpipeError, UsageError
 from ptpipe.events import Event, LogLine, Notice, RunFinished, RunStarted
 from ptpipe.reporter import Reporter
 
@@ -95,6 +95,8 @@ def run(  # noqa: PLR0913  # one parameter an option
     reporters = (_FreezeImports(), ending) if as_json else (_FreezeImports(),)
     result = api.run(plan, artifacts=artifacts, options=options, reporters=reporters)
     if as_json:
+        if ending.record is None or not ending.record["finished"]:  # that of an earlier moment would be misleading
+            raise PtpipeError(f"the record of the run cannot be written or read: {result.folder}")
         with contextlib.suppress(BrokenPipeError):  # the exit code is the run's, even if its JSON has no reader
             print_json(ending.record)
     return int(result.exit_code)

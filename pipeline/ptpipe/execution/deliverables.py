@@ -7,9 +7,15 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ptpipe.artifact import Artifact
 from ptpipe.stage import Port
 from ptpipe.store.files import atomic_path
 from ptpipe.store.store import Entry, Store
+
+
+def may_deliver(type_: type[Artifact]) -> bool:
+    """Return whether artifacts of this type may have deliverables."""
+    return type_.deliverables.__func__ is not Artifact.deliverables.__func__  # type: ignore[attr-defined]
 
 
 def place_deliverables(store: Store, ports: Sequence[Port], entry: Entry, folder: Path) -> tuple[Path, ...]:

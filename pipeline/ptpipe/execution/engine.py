@@ -7,14 +7,14 @@ import errno
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ptpipe import host
-from ptpipe.artifact import Artifact, Decision, Verdict
+from ptpipe.artifact import Artifact, Verdict
 from ptpipe.errors import ExitCode, IntegrityError, ManifestError, Problem, PtpipeError, StageError, Terminated
 from ptpipe.events import (
     Attachment,
@@ -29,13 +29,15 @@ from ptpipe.events import (
 )
 from ptpipe.execution.call import ONE_NODE, Call, Nodes, StoredInput
 from ptpipe.execution.deliverables import place_deliverables
+from ptpipe.execution.gates import judge
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.record import RunRecord, StageOutput
 from ptpipe.execution.reporters import ReporterGroup
 from ptpipe.execution.signals import signals_deferred
+from ptpipe.execution.stored_results import StoredResults
 from ptpipe.execution.unchanged import check_unchanged
 from ptpipe.plan.bind import Plan, PlannedStage
-from ptpipe.plan.cache_status import CacheStatus, cache_statuses, is_current
+from ptpipe.plan.cache_status import CacheStatus, cache_statuses
 from ptpipe.plan.keys import compute_keys
 from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.plan.vocabulary import gc_paused, own_frames
@@ -76,11 +78,16 @@ def execute(plan: Plan, store: Store, options: RunOptions, reporters: Sequence[R
         keys = compute_keys(plan, sources)
         if _preflight(plan, cache_statuses(plan, keys, store, sources, options.fresh)):
             keys = compute_keys(plan, sources)  # a preflight may have fetched what a stage reads
-    store.open_for_writing()
-    with store.in_use():
-        ended = _Execution(RunRecord(plan, store, keys), sources, options, reporters).execute()
+    notice = store.open_for_writing()
+    with store.in_use(_report_wait):
+        ended = _Execution(RunRecord(plan, store, keys), sources, options, reporters).execute(notice)
         sources.save()  # last: the check after a stage looks at all plugins
         return ended
+
+
+def _report_wait() -> None:
+    # No reporter hears of a run that has not begun, and it must not begin while runs are being deleted.
+    print("`ptpipe gc` is using the artifacts folder; waiting for it", file=sys.stderr)  # noqa: T201
 
 
 def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
@@ -111,6 +118,7 @@ class _Execution:
     ) -> None:
         self.record, self.sources, self.options = record, sources, options
         self.plan, self.store, self.keys = record.plan, record.store, record.keys
+        self.results = StoredResults(self.plan, self.keys, self.store, sources)
         self.entries: dict[str, Entry | None] = {}
         self.finished: list[StageFinished] = []
         self.stage_output = StageOutput()
@@ -118,12 +126,12 @@ class _Execution:
         self.reporters = ReporterGroup.of_plugins(self.plan.vocabulary.manager, reporters, record.log)
         self.launcher = LocalLauncher(self.plan.vocabulary, self.store)
 
-    def execute(self) -> RunFinished:
+    def execute(self, notice: str) -> RunFinished:
         self.record.open()
         self.plan.vocabulary.manager.register(self.launcher)
         ending: BaseException | None = None
         try:
-            self._execute_stages()
+            self._execute_stages(notice)
         except BaseException as error:  # noqa: BLE001  # raised again below, after the reporters have heard of it
             ending = error
         with signals_deferred():
@@ -142,14 +150,17 @@ class _Execution:
         elif ending is not None:
             self.exit_code = ExitCode.BUG
             self._skip_rest("ptpipe failed: this is a bug of ours")
-        self.record.write(self.finished, self.exit_code)
+        if problem := self.record.write(self.finished, self.exit_code):
+            self.reporters.event(Notice("", problem))
         finished = self.record.finished(self.finished, self.exit_code, interrupted)
         self.reporters.run_finished(finished)
         return finished
 
-    def _execute_stages(self) -> None:
+    def _execute_stages(self, notice: str) -> None:
         self.reporters.run_started(self.record.started(self.options.verbosity))
         self.reporters.report_missing()
+        if notice:
+            self._notify("", notice)
         for position, stage in enumerate(self.plan.stages, start=1):
             missing = [name for name in stage.upstream if self.entries.get(name) is None]
             if missing:
@@ -166,6 +177,7 @@ class _Execution:
         self.stage_output = StageOutput()
         try:
             entry, cached = self._result(stage)
+            code, reason = judge(stage, entry)
         except (KeyboardInterrupt, Terminated):
             self._finish(stage, Outcome.FAILED, seconds=time.perf_counter() - start, message="interrupted")
             raise
@@ -177,29 +189,32 @@ class _Execution:
             self._finish(stage, Outcome.FAILED, seconds=seconds, message=_cause(error), frames=frames)
             return
         self.entries[stage.id] = entry
-        outcome, message = self._judge(stage, entry, Outcome.CACHED if cached else Outcome.DONE)
-        self._finish(stage, outcome, entry, seconds=time.perf_counter() - start, message=message)
+        outcome = Outcome.REFUSED if code else Outcome.CACHED if cached else Outcome.DONE
+        self.exit_code = max(self.exit_code, code, key=_severity)
+        self._finish(stage, outcome, entry, seconds=time.perf_counter() - start, message=reason)
 
-    def _result(self, stage: PlannedStage) -> tuple[Entry, bool]:
-        """Return the stage's stored result, and whether it was cached."""
-        key = self.keys[stage.id]
-        fresh = stage.id in self.options.fresh
-        entry = None if fresh else self._current(stage)
-        if entry is not None:
+    def _result(self, stage: PlannedStage, suspects: Collection[str] = ()) -> tuple[Entry, bool]:
+        """Return the stage's stored result, and whether it was cached; `suspects`: outputs to verify in any case."""
+        is_fresh = stage.id in self.options.fresh and stage.id not in self.entries
+        if not is_fresh and (entry := self._stored(stage, suspects)):
+            self.store.drop_leftover_scratch(entry.key)
             return entry, True
         with self.store.lock(
-            key.digest, lambda: self._notify(stage.id, "another run is running this stage; waiting for it")
+            self.keys[stage.id].digest,
+            lambda: self._notify(stage.id, "another run is running this stage; waiting for it"),
         ):
-            entry = None if fresh else self._current(stage)  # another run may just have stored it
-            if entry is not None:
+            # Another run may just have stored it, or rebuilt what was altered.
+            if not is_fresh and (entry := self._stored(stage, suspects, is_locked=True)):
                 return entry, True
-            entry = self._launch(stage)
-        return entry, False
+            return self._launch(stage), False
 
-    def _current(self, stage: PlannedStage) -> Entry | None:
-        entry = self.store.entry(self.keys[stage.id].digest)
-        is_usable = entry is not None and is_current(entry, self.plan, stage.id, self.entries, self.sources)
-        return entry if is_usable else None
+    def _stored(self, stage: PlannedStage, suspects: Collection[str], is_locked: bool = False) -> Entry | None:
+        """Return the stage's stored result if it is sound. With its key locked, what was altered goes to quarantine."""
+        entry, faults = self.results.find(stage, self.entries, suspects)
+        for fault in faults if is_locked else ():
+            place = fault.quarantine()
+            self._notify(stage.id, f"{fault.error}; {f'moved to {place}, and ' if place else ''}{stage.id} is rerun")
+        return None if faults else entry
 
     def _launch(self, stage: PlannedStage) -> Entry:
         self._rebuild_inputs(stage)
@@ -251,15 +266,12 @@ class _Execution:
             name = reference.stage
             entry = self.entries[name]
             assert entry is not None, f"{stage.id} started without {name}"
-            digest = entry.outputs[reference.output].digest
             try:
-                self.store.verify(digest)
-            except IntegrityError as error:
-                place = self.store.quarantine(digest)
-                self._notify(stage.id, f"{error}; moved to {place}, and {name} is rerun")
+                self.store.verify(entry.outputs[reference.output].digest)
+            except IntegrityError:
                 output, self.stage_output = self.stage_output, StageOutput()
                 try:
-                    self.entries[name] = self._result(self.plan[name])[0]
+                    self.entries[name] = self._result(self.plan[name], {reference.output})[0]
                     self._place_deliverables(self.plan[name])
                 finally:
                     output.asides += self.stage_output.asides
@@ -301,21 +313,6 @@ class _Execution:
         assert entry is not None, stage_id
         digest, options = entry.outputs[output].digest, self.plan.unkeyed_values[stage_id]
         return StoredInput(self.plan[stage_id].kind, output, digest, reference, options)
-
-    def _judge(self, stage: PlannedStage, entry: Entry, outcome: Outcome) -> tuple[Outcome, str]:
-        """Apply the verdicts among the outputs: the outcome, and the reason where it is refused."""
-        for port in stage.stage.outputs:
-            if not issubclass(port.type, Verdict):
-                continue
-            summary = entry.outputs[port.name].summary
-            decision, reason = summary["decision"], str(summary["reason"])
-            if decision == Decision.REFUSED:
-                self.exit_code = max(self.exit_code, ExitCode.REFUSED, key=_severity)
-                return Outcome.REFUSED, reason
-            if decision == Decision.UNDECIDED and summary["fail_undecided"]:
-                self.exit_code = max(self.exit_code, ExitCode.UNDECIDED, key=_severity)
-                return Outcome.REFUSED, f"undecided: {reason}"
-        return outcome, ""
 
     def _skip_rest(self, message: str) -> None:
         finished = {event.stage_id for event in self.finished}

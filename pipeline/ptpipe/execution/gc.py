@@ -97,6 +97,7 @@ class _Survey:
         self.dead_objects = [*self._find_dead_objects()]
         self.dead_scratch = [path for path in self._visible("scratch") if self._is_dead_scratch(path.name)]
         self.leftovers += [path for path in _children(store.root / "locks") if path.name != "in-use"]
+        self.leftovers += [path for path in _children(store.root) if _TEMPORARY.fullmatch(path.name)]
         if not self._are_needs_known:
             # Any result may be one that the file needs once it is restored, or a newer version reads it.
             self.dead_entries, self.dead_objects, self.dead_scratch = [], [], []

@@ -104,12 +104,14 @@ class RunRecord:
             shutil.rmtree(staging, ignore_errors=True)
             raise PtpipeError(f"cannot write to {self.folder}: {error.strerror or error}") from error
 
-    def write(self, finished: Sequence[StageFinished], exit_code: ExitCode) -> None:
-        """Update the record. Where it can't be written (a full disk) the run goes on without it."""
+    def write(self, finished: Sequence[StageFinished], exit_code: ExitCode) -> str:
+        """Update the record. Where it can't be written (a full disk) the run goes on: returns the reason, else ""."""
         try:
             self._write(finished, exit_code, self.folder)
         except OSError as error:
             self.log(LogLine("", f"the record could not be written: {error}"))
+            return f"the record could not be written: {error}"
+        return ""
 
     def log(self, line: LogLine) -> None:
         """Append a line to the log; a failure to write is ignored."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ptpipe.errors import ManifestError, Problem, nearest
+from ptpipe.errors import IntegrityError, ManifestError, Problem, nearest
 from ptpipe.events import Outcome
 from ptpipe.plan.bind import Plan
 from ptpipe.plan.keys import Key, differences
@@ -47,14 +47,39 @@ def cache_statuses(
     entries: dict[str, Entry | None] = {}
     for stage in plan.stages:
         key = keys[stage.id]
-        entry = None if stage.id in fresh else store.entry(key.digest)
+        entry: Entry | None = None
+        faults: list[Exception] = []
+        if stage.id not in fresh:
+            try:
+                entry = stored_entry(plan, stage.id, key, store)
+                for stored in entry.outputs.values() if entry else ():
+                    store.require(stored.digest)
+            except (IntegrityError, OSError) as error:
+                entry, faults = None, [error]
         changed = _changed_modules(entry, sources) if entry else ()
         if entry is not None and not is_current(entry, plan, stage.id, entries, sources):
             entry = None
         entries[stage.id] = entry
-        reasons = () if entry else changed or tuple(_reasons(plan, stage.id, key, past, fresh, entries))
+        found = faults or changed or _reasons(plan, stage.id, key, past, fresh, entries)
+        reasons = () if entry else tuple(map(str, found))
         result.append(CacheStatus(stage.id, key, entry, reasons))
     return result
+
+
+def stored_entry(plan: Plan, stage_id: str, key: Key, store: Store) -> Entry | None:
+    """Return the index entry of a stage's key; None where there is none.
+
+    Raises IntegrityError where it was altered or is no result of such a stage, OSError where it can't be read. Its
+    objects are not looked at.
+    """
+    entry, stage = store.read_entry(key.digest), plan[stage_id]
+    if entry is None:
+        return None
+    num_inputs = {port: len(references) for port, references in stage.wiring.items()}
+    outputs = {port.name for port in stage.stage.outputs}
+    if entry.outputs.keys() != outputs or num_inputs != {port: len(made) for port, made in entry.inputs.items()}:
+        raise IntegrityError(f"the index entry {key.short} is no result of {stage.kind}")
+    return entry
 
 
 def is_current(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ptpipe.errors import IntegrityError
-from ptpipe.store.files import write_atomically
+from ptpipe.store.files import read_plain_file, write_atomically
 
 
 def write_document(path: Path, text: str) -> None:
@@ -23,14 +23,17 @@ def write_document(path: Path, text: str) -> None:
 def read_document(path: Path) -> dict[str, Any]:
     """Return a document's members, without the digest.
 
-    Raises IntegrityError where its bytes are not those written, OSError where they cannot be read (FileNotFoundError
-    where there is no file).
+    Raises IntegrityError where its bytes are not those written, or a link is in its place; OSError where they cannot be
+    read (FileNotFoundError where there is no file).
     """
-    content = path.read_bytes()
+    content = read_plain_file(path)
     body, separator, _ = content.rpartition(_SEPARATOR)
     if not separator or content != body + _ending(body):
         raise IntegrityError(f"{path} was altered")
-    members: dict[str, Any] = json.loads(body + b"}")
+    try:
+        members: dict[str, Any] = json.loads(body + b"}")
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{path} is no document: {error}") from error
     return members
 
 

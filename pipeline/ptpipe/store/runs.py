@@ -78,9 +78,10 @@ def next_run_number(folder: Path) -> int:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the record in a run's folder, with `run_id` as the folder is named.
+    """Return the record in a run's folder.
 
-    Raises IntegrityError where it is missing, altered or of another version's form, PtpipeError where it can't be read.
+    Raises IntegrityError where it is missing, altered, another run's or of another version's form, PtpipeError where it
+    can't be read.
     """
     path = folder / "record.json"
     try:
@@ -91,9 +92,11 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise PtpipeError(f"cannot read {path}: {error.strerror or error}") from error
     except (IntegrityError, ValueError, RecursionError) as error:
         raise IntegrityError(f"the record of run {folder.name} was altered: {path}") from error
+    if record.get("run_id") != folder.name:
+        raise IntegrityError(f"the record of run {folder.name} was altered: it is that of another run: {path}")
     if not _is_record(record):
         raise IntegrityError(f"the record of run {folder.name} was written by another version of ptpipe: {path}")
-    return record | {"run_id": folder.name}
+    return record
 
 
 def _is_record(value: Mapping[str, Any]) -> bool:

@@ -8,29 +8,28 @@ failed verification. Everything is written beside its place, fsynced, and rename
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
-import os
+import re
 import secrets
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.errors import IntegrityError, PtpipeError
 from ptpipe.store.documents import read_document, write_document
-from ptpipe.store.files import sync
+from ptpipe.store.files import GONE, errors_naming, make_folder, read_plain_file, sync
+from ptpipe.store.format import FORMAT, read_format, write_format
 from ptpipe.store.locks import LockedError, exclusive_lock, shared_lock
+from ptpipe.store.object_files import Listing, Stamps, list_files, seal, stamp_files
 
 A = TypeVar("A", bound=Artifact)
-
-Listing: TypeAlias = dict[str, dict[str, Any]]
-"""File name to `{"size_bytes": int, "sha256": str}`."""
 
 
 @dataclass(frozen=True)
@@ -64,28 +63,50 @@ class Entry:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Entry:
-        """Inverse of `dataclasses.asdict`."""
-        outputs = {name: StoredObject(**stored) for name, stored in content["outputs"].items()}
-        inputs = {port: tuple(digests) for port, digests in content["inputs"].items()}
-        return cls(**{**content, "outputs": outputs, "inputs": inputs, "notices": tuple(content["notices"])})
+        """Inverse of `dataclasses.asdict`. Raises ValueError for anything else."""
+        try:
+            outputs = {name: StoredObject(**stored) for name, stored in content["outputs"].items()}
+            inputs = {port: tuple(digests) for port, digests in content["inputs"].items()}
+            entry = cls(**{**content, "outputs": outputs, "inputs": inputs, "notices": tuple(content["notices"])})
+            has_digests = all(re.fullmatch("[0-9a-f]{64}", stored.digest) for stored in outputs.values())
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no index entry of this version of ptpipe: {error!r}") from error
+        if not has_digests:
+            raise ValueError("no index entry: an output has no digest")
+        return entry
 
 
 class Store:
-    """An artifacts folder. Writes nothing before `open_for_writing`."""
+    """An artifacts folder. Writes nothing before `open_for_writing`.
+
+    Raises UsageError where a newer version of ptpipe wrote it.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        self._verified: set[str] = set()
+        self._format = read_format(self.root)
+        self._verified: dict[str, Stamps] = {}
 
-    def open_for_writing(self) -> None:
-        """Create the folders and check that they are writable. Raises PtpipeError with the reason."""
+    def open_for_writing(self) -> str:
+        """Create the folders and check that they are writable. Raises PtpipeError with the reason.
+
+        Returns a notice about results of a former format, if there are any.
+        """
+        notice = ""
         try:
+            self.root.mkdir(parents=True, exist_ok=True)
             for name in ("objects", "index", "runs", "scratch", "locks"):
-                (self.root / name).mkdir(parents=True, exist_ok=True)
+                make_folder(self.root / name)
             with tempfile.TemporaryFile(dir=self.root / "objects"):
                 pass
+            if self._format < FORMAT:
+                if any((self.root / "index").glob("*.json")):
+                    notice = f"{self.root} is of a former version: results without a digest are kept, but not used"
+                write_format(self.root)
+                self._format = FORMAT
         except OSError as error:
             raise PtpipeError(f"cannot write to the artifacts folder {self.root}: {error.strerror or error}") from error
+        return notice
 
     # Objects
 
@@ -93,9 +114,9 @@ class Store:
         """Save a value under the digest of its content. A value that is stored already is only compared."""
         with self._staging() as folder:
             files = folder / "files"
-            files.mkdir()
+            make_folder(files)
             artifact.save(files)
-            return self._commit(folder, type(artifact).__name__, _listing(files), artifact.summary())
+            return self._commit(folder, type(artifact).__name__, list_files(files), artifact.summary())
 
     def adopt(self, source: Path, type_: type[Artifact]) -> StoredObject:
         """Store a folder that an artifact was saved to, by moving it (copying from another file system).
@@ -108,54 +129,78 @@ class Store:
         with self._staging() as folder:
             files = folder / "files"
             shutil.move(source, files)
-            listing = _listing(files)  # first: it refuses links, which `load` would follow
+            listing = list_files(files)  # first: it refuses links, which `load` would follow
             return self._commit(folder, type_.__name__, listing, type_.load(files).summary())
 
     def get(self, digest: str, type_: type[A]) -> A:
         """Load a value, its bytes verified. Raises IntegrityError where they are not those written."""
         self.verify(digest)
-        return type_.load(self.files(digest))
+        with errors_naming(self.files(digest)):
+            return type_.load(self.files(digest))
 
     def files(self, digest: str) -> Path:
         """Return the read-only folder that the artifact was saved to; its bytes are not verified."""
         return self._object(digest) / "files"
 
     def has(self, digest: str) -> bool:
-        """Return whether the object exists; its bytes are not verified."""
-        return (self._object(digest) / "record.json").is_file()
+        """Return whether the object exists; its bytes are not verified. Raises OSError where it can't be accessed."""
+        try:
+            (self._object(digest) / "record.json").lstat()
+        except GONE:
+            return False
+        return True
+
+    def require(self, digest: str) -> None:
+        """Raise IntegrityError where the object is missing, OSError where it can't be accessed."""
+        if self._object(digest).is_symlink():
+            raise IntegrityError(f"object {digest[:12]} was altered: a link is in its place")
+        if not self.has(digest):
+            raise IntegrityError(f"object {digest[:12]} is missing, or its record")
 
     def listing(self, digest: str) -> Listing:
-        """Return the size and SHA-256 of an object's files as written. Raises IntegrityError if its record changed."""
+        """Return the size and SHA-256 of an object's files as written. Raises as `verify` does."""
+        self.require(digest)
         try:
-            record = json.loads((self._object(digest) / "record.json").read_text(encoding="utf-8"))
+            record = json.loads(read_plain_file(self._object(digest) / "record.json"))
             listing, is_intact = dict(record["files"]), _digest(record["type"], record["files"]) == digest
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise IntegrityError(f"object {digest[:12]} cannot be read: {error}") from error
         if not is_intact:
             raise IntegrityError(f"object {digest[:12]} was altered: its record")
         return listing
 
     def verify(self, digest: str) -> None:
-        """Compare an object's files with their digests, once per process. Raises IntegrityError."""
-        if digest in self._verified:
-            return
-        written = self.listing(digest)
+        """Compare an object's files with their digests, once per process unless they were written to since.
+
+        Raises IntegrityError where a file is missing or differs, or a link is in its place. Raises OSError where a file
+        can't be read (EIO, EACCES, ESTALE): that says nothing about its bytes, so the object must stay where it is.
+        """
+        self.require(digest)
+        files = self.files(digest)
+        if files.is_symlink():
+            raise IntegrityError(f"object {digest[:12]} was altered: its folder of files is a link")
         try:
-            found = _listing(self.files(digest))
-        except (OSError, ValueError) as error:
-            raise IntegrityError(f"object {digest[:12]} cannot be read: {error}") from error
+            stamps = stamp_files(files)
+            if self._verified.get(digest) == stamps:
+                return
+            written, found = self.listing(digest), list_files(files)
+        except (*GONE, ValueError) as error:
+            raise IntegrityError(f"object {digest[:12]} was altered: {error}") from error
         if changed := sorted(name for name in {*found, *written} if found.get(name) != written.get(name)):
             raise IntegrityError(f"object {digest[:12]} was altered: {', '.join(changed)}")
-        self._verified.add(digest)
+        self._verified[digest] = stamps
 
-    def quarantine(self, digest: str) -> Path:
-        """Move an object aside for inspection. Returns its new place."""
+    def quarantine(self, digest: str) -> Path | None:
+        """Move an object aside for inspection. Returns its new place, None where there is no such object."""
+        return self._set_aside(self._object(digest))
+
+    def _set_aside(self, path: Path) -> Path | None:
         folder = self.root / "quarantine"
-        folder.mkdir(exist_ok=True)
-        place = folder / f"{digest[:12]}-{time.time_ns()}"
-        with contextlib.suppress(FileNotFoundError):
-            self._object(digest).rename(place)
-        return place
+        make_folder(folder)
+        try:
+            return path.rename(folder / f"{path.stem[:12]}-{time.time_ns()}{path.suffix}")
+        except GONE:
+            return None
 
     def _object(self, digest: str) -> Path:
         return self.root / "objects" / digest[:2] / digest
@@ -172,19 +217,21 @@ class Store:
             "summary": summary,
         }
         (folder / "record.json").write_text(_record_text(record), encoding="utf-8")
-        _seal(folder)
+        seal(folder)
         self._publish(folder, digest)
-        self._verified.add(digest)
+        self._verified[digest] = stamp_files(self.files(digest))
         return StoredObject(digest, type_name, size_bytes, summary)
 
     def _publish(self, folder: Path, digest: str) -> None:
         place = self._object(digest)
         if not place.parent.exists():
-            place.parent.mkdir(exist_ok=True)
+            make_folder(place.parent)
             sync(place.parent.parent)
         try:
             folder.rename(place)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
             try:
                 self.verify(digest)  # an object with this content exists already
             except IntegrityError:
@@ -196,48 +243,78 @@ class Store:
     def _staging(self) -> Iterator[Path]:
         # Not tempfile, whose folders are closed to all other users: a team may share a store.
         folder = self.root / "objects" / f".new-{secrets.token_hex(8)}"
-        folder.mkdir()
+        make_folder(folder)
         try:
-            yield folder
+            with errors_naming(folder):
+                yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     # The index
 
-    def entry(self, key: str) -> Entry | None:
-        """Return a key's entry; None where there is none, it is damaged, or one of its outputs is missing."""
-        path = self.root / "index" / f"{key}.json"
+    def read_entry(self, key: str) -> Entry | None:
+        """Return a key's entry; None where there is none.
+
+        Raises IntegrityError where it was altered, OSError where it can't be read. Its objects are not looked at.
+        """
+        path = self._entry_path(key)
         try:
             entry = Entry.from_json(read_document(path))
-        except (IntegrityError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        except GONE:
             return None
-        intact = entry.key == key and all(self.has(stored.digest) for stored in entry.outputs.values())
-        return entry if intact else None
+        except ValueError as error:
+            raise IntegrityError(f"{path}: {error}") from error
+        if entry.key != key:
+            raise IntegrityError(f"{path} was altered: it is the entry of another key")
+        return entry
+
+    def entry(self, key: str) -> Entry | None:
+        """Return a key's entry; None where there is none, it can't be read, or one of its outputs is missing."""
+        try:
+            entry = self.read_entry(key)
+            return entry if entry and all(self.has(stored.digest) for stored in entry.outputs.values()) else None
+        except (IntegrityError, OSError):
+            return None
 
     def put_entry(self, entry: Entry) -> None:
         """Record a finished stage."""
-        path = self.root / "index" / f"{entry.key}.json"
+        path = self._entry_path(entry.key)
+        if path.is_dir() and not path.is_symlink():  # which no file can replace
+            self.quarantine_entry(entry.key)
         write_document(path, json.dumps(asdict(entry), indent=1))
+
+    def quarantine_entry(self, key: str) -> Path | None:
+        """Move an entry aside for inspection. Returns its new place, None where there is none."""
+        return self._set_aside(self._entry_path(key))
+
+    def _entry_path(self, key: str) -> Path:
+        return self.root / "index" / f"{key}.json"
 
     # Scratch folders and locks
 
     def scratch(self, key: str) -> Path:
         """Return the folder for an unfinished stage's checkpoints, created if missing."""
         folder = self.root / "scratch" / key
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         return folder
 
     def drop_scratch(self, key: str) -> None:
-        """Delete a finished stage's scratch folder."""
+        """Delete a finished stage's scratch folder; the key must be locked."""
         shutil.rmtree(self.root / "scratch" / key, ignore_errors=True)
+
+    def drop_leftover_scratch(self, key: str) -> None:
+        """Delete the scratch folder that a killed run left of a stage that it had finished, if no run uses it."""
+        if (self.root / "scratch" / key).exists():
+            with contextlib.suppress(OSError, PtpipeError), exclusive_lock(self.root / "locks" / key):
+                self.drop_scratch(key)
 
     def lock(self, key: str, on_wait: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[None]:
         """Lock a key against other processes inside the `with`; `on_wait` is called before waiting."""
         return exclusive_lock(self.root / "locks" / key, on_wait)
 
-    def in_use(self) -> contextlib.AbstractContextManager[None]:
-        """Keep `collect_garbage` out while a run uses the store inside the `with`."""
-        return shared_lock(self.root / "locks" / "in-use")
+    def in_use(self, on_wait: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[None]:
+        """Keep `collect_garbage` out while a run uses the store inside the `with`; `on_wait` as in `lock`."""
+        return shared_lock(self.root / "locks" / "in-use", on_wait)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -256,20 +333,6 @@ class Store:
         return self.root / "index" / "sources.cache"
 
 
-def _listing(folder: Path) -> Listing:
-    """Return the size and SHA-256 of each file below a folder. Raises ValueError for links, pipes and the like."""
-    listing = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise ValueError(f"an artifact is plain files and folders, and {name} is neither")
-        if path.is_file():
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            listing[name] = {"size_bytes": path.stat().st_size, "sha256": digest}
-    return listing
-
-
 def _digest(type_name: str, listing: Listing) -> str:
     return hashlib.sha256(json.dumps([type_name, listing], sort_keys=True).encode()).hexdigest()
 
@@ -279,13 +342,3 @@ def _record_text(record: Mapping[str, Any]) -> str:
         return json.dumps(record, indent=1)
     except (TypeError, ValueError) as error:
         raise TypeError(f"the summary of {record['type']} is not JSON: {error}") from error
-
-
-def _seal(folder: Path) -> None:
-    """Flush the files to the disk, and make them read-only against accidents."""
-    for parent, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            path = Path(parent) / name
-            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
-            sync(path)
-        sync(Path(parent))

@@ -30,7 +30,7 @@ class Ranges(Artifact):
             num_samples = content["num_samples"]
             if type(num_samples) is not int:
                 raise TypeError("num_samples is not an integer")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise IntegrityError(f"not a file of ranges: {error!r}") from error
         return cls(limits, num_samples)
 

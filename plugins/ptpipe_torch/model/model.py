@@ -188,7 +188,7 @@ class Model(Deployable):
         try:
             with open_regular(folder / _RECIPE) as file:
                 recipe = Recipe.from_json(file.read().decode())
-        except (OSError, UnicodeDecodeError) as error:
+        except (FileNotFoundError, UnicodeDecodeError) as error:
             raise IntegrityError(f"{_RECIPE} can't be read: {error}") from error
         return cls(recipe, folder / _TENSORS, int8_tensors if int8_tensors.exists() else None)
 
@@ -271,7 +271,7 @@ def _read(tensors: Mapping[str, torch.Tensor] | Path) -> Mapping[str, torch.Tens
     try:
         open_regular(tensors).close()
         content: dict[str, torch.Tensor] = load_file(tensors)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, FileNotFoundError) as error:
         raise IntegrityError(f"{tensors.name} can't be read: {error}") from error
     return content
 

@@ -102,7 +102,7 @@ class OnnxFile(Deployable):
         """Read back what `save` wrote. Raises IntegrityError where `info.json` is damaged or `model.onnx` altered."""
         try:
             info = _Info.model_validate_json((folder / _INFO).read_bytes())
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:
             raise IntegrityError(f"{_INFO} can't be read: {' '.join(str(error).split())[:300]}") from error
         try:
             _check_self_contained(folder / _MODEL)

@@ -132,6 +132,27 @@ def test_what_is_rerun_is_delivered_again(project):
     assert (second.folder / "one" / "number.json").read_text() == "3.0"
 
 
+@pytest.mark.parametrize("way", ["through the link", "in the store", "deleted"])
+def test_an_altered_deliverable_of_a_cached_stage_is_rebuilt(project, way):
+    deliver(project)
+    project.write("one: {uses: toy.make, with: {value: 3}}\nsum: {uses: toy.add, needs: {a: one, b: one}}")
+    first = project.run()
+    (path,) = first.stages["one"].deliverables
+    digest = first.stages["one"].outputs["output"]["digest"]
+    if way != "through the link":
+        path = first.store.files(digest) / "number.json"
+    path.chmod(0o644)
+    path.write_text("7.0")
+    if way == "deleted":
+        path.unlink()
+    second = project.run()
+    assert project.outcomes(second) == {"one": "done", "sum": "cached"}
+    assert second.stages["one"].notices[0].startswith(f"object {digest[:12]} was altered: number.json; moved to ")
+    (path,) = second.stages["one"].deliverables
+    assert path.read_text() == "3.0"
+    assert project.outcomes(project.run()) == {"one": "cached", "sum": "cached"}
+
+
 def fresh(*stages):
     from ptpipe.execution.engine import RunOptions
 

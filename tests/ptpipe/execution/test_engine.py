@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+from dataclasses import replace
 from datetime import datetime
+from unittest.mock import Mock
 
 import pytest
 
@@ -515,7 +518,7 @@ def test_the_engine_fails_loudly_and_tells_the_end(project, monkeypatch):
     def broken(self, *_):
         raise AssertionError("a bug of ours")
 
-    monkeypatch.setattr("ptpipe.execution.engine._Execution._judge", broken)
+    monkeypatch.setattr("ptpipe.execution.engine._Execution._place_deliverables", broken)
     project.write(SUM)
     ear = Ear()
     with pytest.raises(AssertionError, match="a bug of ours"):
@@ -595,12 +598,249 @@ def test_an_altered_object_is_no_artifact_for_python(project):
         again.artifact("one")
 
 
-def test_a_damaged_index_entry_is_made_again(project):
+def entry_path(project, result, stage_id):
+    return project.artifacts / "index" / f"{result.stages[stage_id].key}.json"
+
+
+def folder_in_place(path):
+    path.unlink()
+    path.mkdir()
+
+
+def link_in_place(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    "damage_entry",
+    [
+        lambda path: path.write_text(path.read_text()[:100]),
+        lambda path: path.write_text(path.read_text().replace("3.0", "4.0")),
+        folder_in_place,
+        link_in_place,
+    ],
+    ids=["cut short", "another figure", "folder", "link"],
+)
+def test_a_damaged_index_entry_is_reported_and_made_again(project, damage_entry):
     project.write(SUM)
     first = project.run()
-    entry = project.artifacts / "index" / f"{first.stages['one'].key}.json"
-    entry.write_text(entry.read_text()[:100])
-    assert project.outcomes(project.run()) == {"one": "done", "two": "cached", "sum": "cached"}
+    damage_entry(entry_path(project, first, "one"))
+    second = project.run()
+    assert project.outcomes(second) == {"one": "done", "two": "cached", "sum": "cached"}
+    assert second.stages["one"].metrics == first.stages["one"].metrics
+    _, notice = second.stages["one"].notices
+    (place,) = project.artifacts.glob("quarantine/*")
+    assert notice.startswith(f"{entry_path(project, first, 'one')} was altered")
+    assert notice.endswith(f"; moved to {place}, and one is rerun")
+    assert set(project.outcomes(project.run()).values()) == {"cached"}
+
+
+def test_an_index_entry_that_became_a_folder_does_not_stop_fresh_work(project):
+    project.write(SUM)
+    folder_in_place(entry_path(project, project.run(), "one"))
+    assert project.outcomes(project.run(options=RunOptions(fresh=("one",))))["one"] == "done"
+    assert set(project.outcomes(project.run()).values()) == {"cached"}
+
+
+def test_two_swapped_entries_are_two_damaged_ones(project):
+    project.write(SUM)
+    first = project.run()
+    one, two = entry_path(project, first, "one"), entry_path(project, first, "two")
+    content = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(content)
+    second = project.run()
+    assert project.outcomes(second) == {"one": "done", "two": "done", "sum": "cached"}
+    assert {event.stage_id: event.metrics for event in second.stages.values()} == {
+        event.stage_id: event.metrics for event in first.stages.values()
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: {"outputs": {"outpus": entry.outputs["output"]}},
+        lambda entry: {"outputs": {}},
+        lambda entry: {"inputs": {"a": entry.inputs["a"]}},
+        lambda entry: {"inputs": {**entry.inputs, "b": ()}},
+    ],
+    ids=["another output", "no output", "an input less", "an unconnected input"],
+)
+def test_an_entry_that_fits_no_port_is_damage(project, change):
+    project.write(SUM + "end: {uses: toy.split, needs: {a: sum}}")
+    first = project.run()
+    entry = first.store.read_entry(first.stages["sum"].key)
+    first.store.put_entry(replace(entry, **change(entry)))
+    second = project.run()
+    assert project.outcomes(second) == {"one": "cached", "two": "cached", "sum": "done", "end": "cached"}
+    assert "is no result of toy.add; moved to " in second.stages["sum"].notices[0]
+
+
+@pytest.mark.parametrize("stage_id", ["sum", "end"])
+@pytest.mark.parametrize("stored", ["kept", "gone"])
+def test_what_no_stage_reads_is_verified_too(project, stage_id, stored):
+    project.write(SUM + "end: {uses: toy.split, needs: {a: one}}")
+    first = project.run()
+    digest = digest_of(first, stage_id, "output" if stage_id == "sum" else "high")
+    damage(project, digest)
+    if stored == "gone":
+        shutil.rmtree(project.artifacts / "objects" / digest[:2] / digest)
+    second = project.run()
+    assert project.outcomes(second) == {**dict.fromkeys(["one", "two", "sum", "end"], "cached"), stage_id: "done"}
+    (notice,) = second.stages[stage_id].notices
+    what = "is missing, or its record" if stored == "gone" else "was altered: number.json; moved to "
+    assert notice.startswith(f"object {digest[:12]} {what}")
+    assert notice.endswith(f"{stage_id} is rerun")
+    second.store.verify(digest)
+    assert second.stages[stage_id].outputs == first.stages[stage_id].outputs
+    assert set(project.outcomes(project.run()).values()) == {"cached"}
+
+
+def test_several_altered_objects_of_one_stage_are_all_reported(project):
+    project.write("one: {uses: toy.make}\nend: {uses: toy.split}")
+    first = project.run()
+    for output in ("low", "high"):
+        damage(project, digest_of(first, "end", output))
+    assert len(project.run().stages["end"].notices) == 2
+    assert len(list(project.artifacts.glob("quarantine/*"))) == 2
+
+
+def test_an_altered_verdict_is_judged_again(project):
+    project.write(GATE)
+    first = project.run()
+    digest = digest_of(first, "gate")
+    path = first.store.files(digest) / "verdict.json"
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace("refused", "passed"))
+    second = project.run()
+    assert second.exit_code == ExitCode.REFUSED
+    assert f"object {digest[:12]} was altered: verdict.json" in second.stages["gate"].notices[0]
+
+
+def test_a_flipped_bit_never_opens_a_gate(project):
+    project.write(GATE)
+    first = project.run()
+    path = entry_path(project, first, "gate")
+    content = path.read_bytes()
+    start = content.index(b'"decision"')
+    for position in range(start, start + len(b'"decision": "refused"')):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << position % 8
+        path.write_bytes(flipped)
+        result = project.run()
+        assert (result.exit_code, project.outcomes(result)["gate"]) == (ExitCode.REFUSED, "refused")
+        assert result.stages["gate"].notices[0].startswith(f"{path} was altered; moved to ")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decision": "sefused"},
+        {"decision": "REFUSED"},
+        {"decision": None},
+        {"decision": "undecided", "fail_undecided": 0},
+        {"decision": "undecided", "fail_undecided": "yes"},
+    ],
+)
+def test_a_decision_that_is_none_ends_with_its_own_exit_code(project, change):
+    project.write(GATE)
+    first = project.run()
+    entry = first.store.read_entry(first.stages["gate"].key)
+    output = entry.outputs["output"]
+    first.store.put_entry(replace(entry, outputs={"output": replace(output, summary={**output.summary, **change})}))
+    result = project.run()
+    assert (result.exit_code, project.outcomes(result)["gate"]) == (ExitCode.INTEGRITY, "failed")
+    assert "is no decision; `ptpipe run --fresh gate` judges again" in result.stages["gate"].message
+    assert project.run(options=RunOptions(fresh=("gate",))).exit_code == ExitCode.REFUSED
+
+
+# What can't be read
+
+
+EIO = OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    ("function", "stage_id"),
+    [
+        ("ptpipe.store.object_files.hashlib.file_digest", "sum"),
+        ("ptpipe.store.object_files.os.scandir", "sum"),
+        ("ptpipe.store.store.read_document", "one"),
+    ],
+    ids=["object", "folder", "entry"],
+)
+def test_a_passing_error_fails_the_stage_and_touches_nothing(project, monkeypatch, function, stage_id):
+    project.write(SUM)
+    first = project.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(function, Mock(side_effect=EIO))
+        second = project.run()
+    assert second.exit_code == ExitCode.FAILED
+    assert project.outcomes(second)[stage_id] == "failed"
+    assert second.stages[stage_id].message == "OSError: [Errno 5] Input/output error"
+    assert not (project.artifacts / "quarantine").exists()
+    third = project.run()
+    assert set(project.outcomes(third).values()) == {"cached"}
+    assert third.artifact("sum").value == first.artifact("sum").value
+
+
+def test_an_input_that_cannot_be_read_stays_where_it_is(project, monkeypatch):
+    project.write(SUM)
+    project.run()
+    with monkeypatch.context() as patch:
+        patch.setattr("ptpipe.store.object_files.hashlib.file_digest", Mock(side_effect=EIO))
+        second = project.run(options=RunOptions(fresh=("sum",)))
+    assert (second.exit_code, project.outcomes(second)) == (1, {"one": "cached", "two": "cached", "sum": "failed"})
+    assert not (project.artifacts / "quarantine").exists()
+
+
+def test_a_result_that_may_be_undone_says_so(project, monkeypatch):
+    project.write("one: {uses: toy.make}")
+    project.run()
+    (project.artifacts / "index").rename(project.artifacts / "gone")
+    (project.artifacts / "index").mkdir()
+    sync = os.fsync
+
+    def fails_for_the_index(descriptor):
+        if os.path.samestat(os.fstat(descriptor), (project.artifacts / "index").stat()):
+            raise EIO
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails_for_the_index)
+        failed = project.run()
+    assert "written, but a power cut may still undo it" in failed.stages["one"].message
+    assert project.outcomes(project.run()) == {"one": "cached"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
+def test_a_file_system_without_locks_is_named(project, monkeypatch, number):
+    project.write(SUM)
+    monkeypatch.setattr("ptpipe.store.locks.fcntl.flock", Mock(side_effect=OSError(number, "No locks")))
+    with pytest.raises(PtpipeError, match=r"cannot lock .*/locks/in-use: No locks") as raised:
+        project.run()
+    assert raised.value.exit_code == ExitCode.FAILED
+
+
+def test_waiting_for_gc_is_reported(project, run_cli):
+    project.write(SUM)
+    project.run()
+    with Store(project.artifacts).exclusive():
+        process = run_cli.start("run", "m.yaml", alone=True)
+        assert process.stderr.readline() == b"`ptpipe gc` is using the artifacts folder; waiting for it\n"
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_results_of_a_former_version_are_named(project):
+    project.write(SUM)
+    project.run()
+    (project.artifacts / "format").unlink()
+    ear = Ear()
+    result = project.run(reporters=[ear])
+    assert [text for text in ear.notices if "of a former version" in text]
+    assert "of a former version" in log_of(result)
 
 
 def test_a_lost_object_that_comes_back_otherwise_is_noticed(project):
@@ -714,6 +954,14 @@ def test_a_record_that_cannot_be_written_ends_no_run(project, monkeypatch):
 
 
 # Scratch
+
+
+def test_scratch_that_a_killed_run_left_is_dropped(project):
+    project.write("one: {uses: toy.make}")
+    first = project.run()
+    (first.store.scratch(first.stages["one"].key) / "checkpoint").write_text("1")
+    assert project.outcomes(project.run()) == {"one": "cached"}
+    assert not list(project.artifacts.glob("scratch/*"))
 
 
 def test_scratch_is_handed_to_the_next_try_and_dropped_after_success(project):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from ptpipe import ManifestError
@@ -67,9 +69,15 @@ def test_reasons_name_what_changed(project, reasons):
 def test_a_result_that_has_gone(project, reasons):
     project.write(STAGES)
     result = project.run()
-    (project.artifacts / "index" / f"{result.stages['two'].key}.json").write_text("{")
-    assert reasons()["two"] == ["result missing, altered or unfinished"]
+    path = project.artifacts / "index" / f"{result.stages['two'].key}.json"
+    path.write_text("{")
+    assert reasons()["two"] == [f"{path} was altered"]
     assert reasons()["sum"] == "cached"
+    path.unlink()
+    assert reasons()["two"] == ["result missing, altered or unfinished"]
+    digest = result.stages["one"].outputs["output"]["digest"]
+    shutil.rmtree(project.artifacts / "objects" / digest[:2])
+    assert reasons()["one"] == [f"object {digest[:12]} is missing, or its record"]
 
 
 def test_a_failed_stage_was_never_made(project, reasons):

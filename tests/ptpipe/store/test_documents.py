@@ -46,3 +46,18 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
 def test_a_missing_file_is_no_damage(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_document(tmp_path / "document.json")
+
+
+def test_a_document_that_holds_no_json_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "document.json"
+    for text in ('{"a": nothing}', '{"a": ' + "[" * 100_000 + "}"):
+        write_document(path, text)
+        with pytest.raises(IntegrityError, match="is no document"):
+            read_document(path)
+
+
+def test_a_link_is_damage(tmp_path: Path) -> None:
+    write_document(tmp_path / "elsewhere", "{}")
+    (tmp_path / "document.json").symlink_to("elsewhere")
+    with pytest.raises(IntegrityError, match="was altered"):
+        read_document(tmp_path / "document.json")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+import resource
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
@@ -19,7 +23,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptpipe import Artifact, IntegrityError, PtpipeError
+from ptpipe import Artifact, IntegrityError, PtpipeError, UsageError
+from ptpipe.store.documents import read_document, write_document
+from ptpipe.store.files import make_folder
+from ptpipe.store.format import FORMAT
 from ptpipe.store.store import Entry, Store
 
 
@@ -202,6 +209,17 @@ def test_a_summary_that_is_not_json_is_named(store):
     assert not left_over(store)
 
 
+def linked(path):
+    """Replace a path by a link to the same content elsewhere."""
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def folder_in_place(path):
+    path.unlink()
+    path.mkdir()
+
+
 ALTERATIONS = {
     "changed": lambda files: (files / "a").write_bytes(b"2"),
     "longer": lambda files: (files / "a").write_bytes(b"11"),
@@ -210,6 +228,16 @@ ALTERATIONS = {
     "renamed": lambda files: (files / "a").rename(files / "c"),
     "added": lambda files: (files / "c").write_bytes(b""),
     "linked": lambda files: ((files / "a").unlink(), (files / "a").symlink_to(files / "b")),
+    "files linked": lambda files: linked(files),
+    "object linked": lambda files: linked(files.parent),
+    "record linked": lambda files: linked(files.parent / "record.json"),
+    "linked to itself": lambda files: (shutil.rmtree(files.parent), files.parent.symlink_to(files.parent)),
+    "a pipe": lambda files: ((files / "a").unlink(), os.mkfifo(files / "a")),
+    "a file in place of the folder": lambda files: (shutil.rmtree(files), files.write_text("")),
+    "a file in place of the object": lambda files: (shutil.rmtree(files.parent), files.parent.write_text("")),
+    "a folder in place of the record": lambda files: folder_in_place(files.parent / "record.json"),
+    "all gone": lambda files: shutil.rmtree(files.parent),
+    "deep record": lambda files: (files.parent / "record.json").write_text("[" * 100_000),
     "record gone": lambda files: (files.parent / "record.json").unlink(),
     "record truncated": lambda files: (files.parent / "record.json").write_text("{"),
     "record of another type": lambda files: (files.parent / "record.json").write_text('{"type": "X", "files": {}}'),
@@ -223,13 +251,61 @@ def test_altered_bytes_are_seen(store, alter):
     stored = store.put(Files({"a": b"1", "b": b"1"}))
     alter(folder_of(store, stored) / "files")
     fresh = Store(store.root)
-    with pytest.raises(IntegrityError, match=f"object {stored.digest[:12]}"):
+    with pytest.raises(IntegrityError, match=f"object {stored.digest[:12]}|record.json was altered"):
         fresh.get(stored.digest, Files)
+    was_there = os.path.lexists(folder_of(store, stored))
     place = fresh.quarantine(stored.digest)
-    assert place.is_dir()
+    assert was_there == bool(place and os.path.lexists(place))
     assert not fresh.has(stored.digest)
     assert fresh.put(Files({"a": b"1", "b": b"1"})).digest == stored.digest
     assert Store(store.root).get(stored.digest, Files) == Files({"a": b"1", "b": b"1"})
+
+
+def test_what_is_altered_after_it_was_verified_is_seen(store):
+    stored = store.put(Files({"a": b"1"}))
+    assert store.get(stored.digest, Files) == Files({"a": b"1"})
+    os.link(store.files(stored.digest) / "a", store.root / "shipped")
+    (store.root / "shipped").write_bytes(b"22")
+    with pytest.raises(IntegrityError, match="was altered: a"):
+        store.get(stored.digest, Files)
+
+
+def test_what_was_verified_is_not_read_again(store, monkeypatch):
+    stored = store.put(Files({"a": b"1"}))
+    monkeypatch.setattr("ptpipe.store.object_files.hashlib.file_digest", lambda *_: pytest.fail("it was read"))
+    store.verify(stored.digest)
+    os.link(store.files(stored.digest) / "a", store.root / "shipped")
+    store.verify(stored.digest)
+
+
+def test_what_cannot_be_read_is_no_damage(store):
+    stored = store.put(Files({"a": b"1"}))
+    fresh = Store(store.root)
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path("/dev/null").open() as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                fresh.verify(stored.digest)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+    fresh.verify(stored.digest)
+
+
+@pytest.mark.parametrize("function", ["hashlib.file_digest", "os.scandir"])
+def test_a_passing_error_is_no_damage(store, monkeypatch, function):
+    stored = store.put(Files({"a": b"1"}))
+    fresh = Store(store.root)
+
+    def fails(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"ptpipe.store.object_files.{function}", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            fresh.verify(stored.digest)
+    fresh.verify(stored.digest)
+    assert Store(store.root).get(stored.digest, Files) == Files({"a": b"1"})
 
 
 def test_storing_what_is_there_in_altered_form_mends_it(store):
@@ -243,7 +319,7 @@ def test_storing_what_is_there_in_altered_form_mends_it(store):
 
 
 def test_an_object_that_is_not_there(store):
-    with pytest.raises(IntegrityError, match="cannot be read"):
+    with pytest.raises(IntegrityError, match="is missing"):
         store.get("0" * 64, Files)
 
 
@@ -257,8 +333,43 @@ def entry_of(store, key="k" * 64):
 def test_entries_come_back(store):
     entry = entry_of(store)
     store.put_entry(entry)
-    assert store.entry(entry.key) == entry
-    assert store.entry("0" * 64) is None
+    assert store.entry(entry.key) == store.read_entry(entry.key) == entry
+    assert store.entry("0" * 64) is store.read_entry("0" * 64) is None
+
+
+def test_what_is_no_entry_of_the_key_is_damage(store):
+    entry = entry_of(store)
+    store.put_entry(entry)
+    path = store.root / "index" / f"{entry.key}.json"
+    content = read_document(path)
+    output = content["outputs"]["output"]
+    for changes in (
+        {"key": "j" * 64},
+        {"more": 1},
+        {"outputs": None},
+        {"outputs": {"output": output | {"digest": "../../../somewhere"}}},
+        {"outputs": {"output": output | {"digest": 1}}},
+        {"inputs": {"a": 1}},
+        {"notices": None},
+    ):
+        write_document(path, json.dumps(content | changes))
+        with pytest.raises(IntegrityError, match="entry"):
+            store.read_entry(entry.key)
+        assert store.entry(entry.key) is None
+
+
+@pytest.mark.parametrize("replace", [linked, folder_in_place], ids=["link", "folder"])
+def test_an_entry_is_a_plain_file(store, replace):
+    entry = entry_of(store)
+    store.put_entry(entry)
+    path = store.root / "index" / f"{entry.key}.json"
+    replace(path)
+    with pytest.raises(IntegrityError, match="not a plain file"):
+        store.read_entry(entry.key)
+    store.put_entry(entry)
+    assert store.read_entry(entry.key) == entry
+    assert path.is_file()
+    assert not path.is_symlink()
 
 
 def damaged(text):
@@ -311,6 +422,119 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, blocked):
     with pytest.raises(PtpipeError, match="cannot write to the artifacts folder") as raised:
         Store(tmp_path / "artifacts").open_for_writing()
     assert "\n" not in str(raised.value)
+
+
+def test_scratch_that_was_left_is_dropped_unless_it_is_used(store):
+    (store.scratch("k") / "checkpoint").write_text("1")
+    with Store(store.root).lock("k"):
+        store.drop_leftover_scratch("k")
+    assert (store.scratch("k") / "checkpoint").exists()
+    store.drop_leftover_scratch("k")
+    assert not (store.root / "scratch" / "k").exists()
+    store.drop_leftover_scratch("never made")
+
+
+# The format number
+
+
+def test_a_store_has_a_format_number(store):
+    assert (store.root / "format").read_text() == f"{FORMAT}\n"
+    assert Store(store.root).open_for_writing() == ""
+
+
+def test_a_newer_store_is_refused(store):
+    (store.root / "format").write_text(f"{FORMAT + 1}\n")
+    with pytest.raises(UsageError, match=f"newer ptpipe: its format is {FORMAT + 1}, and this version reads {FORMAT};"):
+        Store(store.root)
+
+
+@pytest.mark.parametrize("text", ["", "2", "x\n", "-2\n", "2\n2\n", "٢\n", "9" * 5000 + "\n"])
+def test_a_format_that_is_no_number_is_damage(store, text):
+    (store.root / "format").write_text(text)
+    with pytest.raises(IntegrityError, match="format was altered: it has no number; delete it if"):
+        Store(store.root)
+
+
+@pytest.mark.parametrize("replace", [linked, folder_in_place], ids=["link", "folder"])
+def test_a_format_is_a_plain_file(store, replace):
+    replace(store.root / "format")
+    with pytest.raises(IntegrityError, match="format was altered"):
+        Store(store.root)
+
+
+def test_results_of_a_former_format_are_named_and_kept(store):
+    (store.root / "format").unlink()
+    assert Store(store.root).open_for_writing() == "", "there are none"
+    (store.root / "format").unlink()
+    (store.root / "index" / "k.json").write_text("{}")
+    notice = Store(store.root).open_for_writing()
+    assert notice == f"{store.root} is of a former version: results without a digest are kept, but not used"
+    assert Store(store.root).open_for_writing() == "", "once is enough"
+    assert (store.root / "index" / "k.json").exists()
+
+
+# Locks
+
+
+TEAM_MATE = """
+import os, sys
+from pathlib import Path
+from ptpipe import Artifact
+from ptpipe.store.store import Entry, Store
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+os.umask(0o022)
+
+class Blob(Artifact):
+    def save(self, folder): (folder / "a").write_bytes(b"2")
+    @classmethod
+    def load(cls, folder): return cls()
+
+store = Store(Path(sys.argv[1]))
+store.open_for_writing()
+with store.in_use(), store.lock("k"):
+    (store.scratch("k") / "checkpoint").write_text("1")
+    stored = store.put(Blob())
+    store.put_entry(Entry("k", "a.b", {}, {}, {"output": stored}, {}, (), 0, ""))
+    store.quarantine(sys.argv[2])
+with store.exclusive():
+    pass
+"""
+
+
+class Blob(Files):
+    pass
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_a_team_with_any_umask_shares_a_folder_that_all_may_write_to(store):
+    blob = store.put(Blob({"a": b"2"})).digest
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path is closed to others
+        Path(folder).chmod(0o755)
+        root = Path(folder) / "artifacts"
+        root.mkdir()
+        root.chmod(0o777)
+        before = os.umask(0o022)
+        try:
+            store = Store(root)
+            store.open_for_writing()
+            with store.in_use(), store.lock("k"):
+                (store.scratch("k") / "of mine").write_text("1")
+                stored = store.put(Files({"a": b"1"}))
+                make_folder(store.root / "objects" / blob[:2])
+            (root / "locks" / "in-use").chmod(0o644)  # as former versions created it
+        finally:
+            os.umask(before)
+        script = Path(folder) / "mate.py"
+        script.write_text(TEAM_MATE)
+        ended = subprocess.run(
+            [sys.executable, script, root, stored.digest], capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert store.has(blob)
+        assert not store.has(stored.digest)
+        assert {path.stat().st_uid for path in root.glob("locks/*")} == {0}, "the same locks"
 
 
 def test_a_key_is_held_by_one_at_a_time(store):
