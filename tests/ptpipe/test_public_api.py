@@ -35,7 +35,15 @@ def test_every_event_is_public():
     defined = {name for name, value in vars(events).items() if getattr(value, "__module__", "") == "ptpipe.events"}
     launching = importlib.import_module("ptpipe.launching")
     assert {"Progress", "RunFinished"} < defined
-    assert defined - set(ptpipe.__all__) == {"event_from_json", "event_to_json"} <= set(launching.__all__)
+    assert (
+        defined - set(ptpipe.__all__)
+        == {
+            "ModulesImported",
+            "event_from_json",
+            "event_to_json",
+        }
+        <= set(launching.__all__)
+    )
 
 
 @pytest.mark.parametrize("page", ["ptpipe", "ptpipe.launching", "ptpipe.commands"])

@@ -21,6 +21,7 @@ from ptpipe.store.documents import read_document, write_document
 _LAYOUT = 2
 _MADE_BY = [_LAYOUT, *sys.version_info[:2]]
 """Other versions of Python have other syntax trees."""
+_RECORD = {"stamp", "digest", "sha256", "imports"}
 _CODE_SUFFIXES = (".py", ".so", ".pyd")
 
 
@@ -56,7 +57,7 @@ class SourceDigests:
         if self.cache_path is not None:
             with contextlib.suppress(IntegrityError, OSError, ValueError):
                 cached = read_document(self.cache_path)
-                self._files = cached["files"] if cached.get("made_by") == _MADE_BY else {}
+                self._files = cached["files"] if _is_usable(cached) else {}
 
     def of(self, *names: str) -> str:
         """Return the digest of the code behind a stage, as it was when first asked for.
@@ -173,6 +174,14 @@ class SourceDigests:
         return known
 
 
+def _is_usable(cached: Mapping[str, Any]) -> bool:
+    """Return whether a cache was written by this version of ptpipe and of Python."""
+    files = cached.get("files")
+    records = files.values() if isinstance(files, dict) else [None]
+    fits = all(isinstance(record, dict) and record.keys() == _RECORD for record in records)
+    return fits and cached.get("made_by") == _MADE_BY
+
+
 def _with_packages(name: str) -> set[str]:
     """Return a module's name and those of the packages that it is in: importing it executes them, too."""
     parts = name.split(".")
@@ -194,9 +203,9 @@ def _digest(content: bytes) -> dict[str, Any]:
     try:
         with warnings.catch_warnings(action="ignore"):  # Python gives a SyntaxWarning when it compiles the code
             tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError):  # a library, or a template that only looks like Python
+        digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # a library, or what only looks like Python
         return {"digest": sha256, "sha256": sha256, "imports": []}
-    digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
     return {"digest": digest, "sha256": sha256, "imports": sorted(set(_imports(tree)))}
 
 

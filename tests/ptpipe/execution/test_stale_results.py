@@ -98,7 +98,9 @@ class Bench:
     def event(self):
         with self.process():
             result = run(self.folder / "m.yaml", artifacts=self.folder / "artifacts")
-        return result.stages["word"]
+        event = result.stages["word"]
+        assert result.exit_code == (event.outcome == "failed")
+        return event
 
     def outcome(self) -> str:
         return str(self.event().outcome)

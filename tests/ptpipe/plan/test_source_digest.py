@@ -11,6 +11,7 @@ import pytest
 
 from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.plan.vocabulary import load_vocabulary
+from ptpipe.store.documents import read_document, write_document
 
 CODE = "import helper\n\ndef f(x):\n    return x + 1\n"
 
@@ -126,6 +127,23 @@ def test_what_is_no_python_counts_by_its_bytes(tmp_path, digest):
     before = digest()
     (tmp_path / "helper.py").write_bytes(b"print 'of another time'\n")
     assert digest() != before
+
+
+@pytest.mark.parametrize("text", ["(" * 5000 + ")" * 5000, "-" * 50_000 + "1", "a" + ".b" * 3000, "x = '\\ud800'"])
+def test_code_that_is_too_deep_to_parse_counts(tmp_path, digest, text):
+    (tmp_path / "helper.py").write_text(text)
+    before = digest()
+    (tmp_path / "helper.py").write_text(f"{text}\n1")
+    assert digest() != before
+
+
+def test_a_sound_memory_of_another_layout_is_forgotten(tmp_path, digest):
+    cache = tmp_path / "sources.cache"
+    before = digest(cache)
+    members = read_document(cache)
+    for files in ([], {"x": 1}, {str(tmp_path / "net.py"): {"stamp": []}}, None):
+        write_document(cache, json.dumps({**members, "files": files}))
+        assert digest(cache) == before
 
 
 def test_digests_are_remembered(tmp_path, digest, monkeypatch):
