@@ -30,8 +30,14 @@ def exclusive_lock(path: Path, on_wait: Callable[[], None] | None = None) -> Ite
 
 
 @contextlib.contextmanager
-def shared_lock(path: Path) -> Iterator[None]:
-    """Hold a file together with other sharers inside the `with`; waits for an exclusive holder."""
+def shared_lock(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold a file together with other sharers inside the `with`; as `exclusive_lock` otherwise."""
     with path.open("a+") as file:  # NFS grants a shared lock only on a file that is open for reading
-        fcntl.flock(file, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if on_wait is None:
+                raise LockedError(f"{path} is locked") from error
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_SH)
         yield

@@ -234,7 +234,7 @@ class Store:
 
     def in_use(self) -> contextlib.AbstractContextManager[None]:
         """Keep `collect_garbage` out while a run uses the store inside the `with`."""
-        return shared_lock(self.root / "locks" / "in-use")
+        return shared_lock(self.root / "locks" / "in-use", on_wait=lambda: None)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
