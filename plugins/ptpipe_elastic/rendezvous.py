@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from ptpipe import StageError
 from ptpipe.launching import Nodes
-from ptpipe_torch.distributed.stores import listening_store
+from ptpipe_torch.distributed.stores import describe, listening_store
 
 BACKEND = "ptpipe"
 _TIMEOUT_S = 600
@@ -183,8 +183,8 @@ def _wait_for_server(host: str, port: int, option: str) -> None:
         try:
             socket.create_connection((host, port), timeout=5).close()
             return
-        except socket.gaierror as error:
-            raise StageError(f"{option}: {error.strerror or error}") from error
+        except (socket.gaierror, UnicodeError) as error:
+            raise StageError(f"{option}: {describe(error)}") from error
         except OSError as error:
             if time.monotonic() > deadline:
                 raise StageError(f"{option}: node 0 can't be reached: {error.strerror or error}") from error

@@ -80,13 +80,17 @@ def listening_store(host: str, port: int, timeout: timedelta, option: str) -> St
             )
         # torch would listen on all addresses of the machine.
         listening = socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
-    except OSError as error:
-        reason = error.strerror or error
-        raise StageError(f"{option}: this machine can't listen on {host}:{port}: {reason}") from error
+    except (OSError, UnicodeError) as error:
+        raise StageError(f"{option}: this machine can't listen on {host}:{port}: {describe(error)}") from error
     port = listening.getsockname()[1]
     return TCPStore(
         address, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listening.detach()
     )
+
+
+def describe(error: OSError | UnicodeError) -> str:
+    """Return what is wrong with an address; a name that is no host name at all is a UnicodeError."""
+    return str(getattr(error, "strerror", None) or error)
 
 
 def is_one_machine(variables: Mapping[str, str]) -> bool:
@@ -121,8 +125,8 @@ def interface_towards(host: str) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
             probe.connect(address)
             own = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
-    except OSError as error:
-        raise StageError(f"{host} can't be reached: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:
+        raise StageError(f"{host} can't be reached: {describe(error)}") from error
     if own.is_loopback:
         return loopback_interface()
     return _interfaces_v4().get(own.packed, "") if own.version == 4 else _interfaces_v6().get(own.packed, "")
