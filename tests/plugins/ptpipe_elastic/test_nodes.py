@@ -464,3 +464,13 @@ def test_a_pipe_in_place_of_the_announcement_does_not_block(cluster: Cluster) ->
         cluster.file.unlink()
         os.mkfifo(cluster.file)
         assert "is no announcement" in str(following.end())
+
+
+def test_a_malformed_environment_is_a_mistake_of_the_command_line(run_cli) -> None:
+    (run_cli.folder / "m.yaml").write_text(
+        "version: 1\nname: n\nstages:\n  data: {uses: data.synthetic}\n", encoding="utf-8"
+    )
+    ended = run_cli("run", "m.yaml", SLURM_STEP_ID="0", SLURM_PROCID="0", SLURM_NTASKS="two")
+    assert ended.code == 2
+    words = "SLURM_STEP_ID is set, but SLURM_NTASKS is 'two', not a number; unset SLURM_STEP_ID outside a cluster"
+    assert ended.err == f"ptpipe: {words}\n"
