@@ -39,7 +39,15 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
     if call.workers % nodes.num:
         raise StageError(f"{call.workers} workers can't be divided evenly among {nodes.num} nodes")
     rendezvous = Rendezvous.of(nodes)
-    folder = _attempt_folder(Store(Path(call.artifacts)).scratch(call.key) / "workers", rendezvous)
+    try:
+        folder = _attempt_folder(call, rendezvous)
+        return _launch(call, tell, folder, rendezvous)
+    finally:
+        rendezvous.close()
+
+
+def _launch(call: Call, tell: Callable[[Event], None], folder: Path, rendezvous: Rendezvous) -> Mapping[str, Path]:
+    nodes = call.nodes
     logs = folder / f"logs-{nodes.rank}"
     logs.mkdir(exist_ok=True)  # a node that was killed and started again goes on in it
     _failure_file(folder, nodes.rank).unlink(missing_ok=True)
@@ -56,19 +64,19 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
     return _outputs(folder, nodes) if is_leader else {}
 
 
-def _attempt_folder(parent: Path, rendezvous: Rendezvous) -> Path:
+def _attempt_folder(call: Call, rendezvous: Rendezvous) -> Path:
     """Make a folder for this attempt, the same on all nodes, that no other user can open and no one can guess.
 
     The worker processes of an earlier run that was killed may still be ending: they must not write to the same folder.
     """
-    name = ""
+    parent, name = Store(Path(call.artifacts)).scratch(call.key) / "workers", ""
     if rendezvous.nodes.rank == 0:
         shutil.rmtree(parent, ignore_errors=True)
         parent.mkdir(exist_ok=True)
         if parent.is_symlink():
             raise StageError(f"{parent} is a link, and not ptpipe's: delete it")
         name = Path(tempfile.mkdtemp(prefix=_ATTEMPT, dir=parent)).name  # mode 0700
-    name = rendezvous.agree("attempt", name)
+    name = rendezvous.agree(f"attempt/{call.key}", name)
     if not re.fullmatch(rf"{_ATTEMPT}\w+", name, re.ASCII):
         raise StageError(f"{rendezvous.nodes.endpoint} is not node 0 of this run: it named the folder {name!r}")
     return parent / name

@@ -7,6 +7,7 @@ writes the round: the list of their words. A node's word that is not in the roun
 
 from __future__ import annotations
 
+import gc
 import re
 import secrets
 import socket
@@ -43,7 +44,7 @@ _CLOSED = "closed"
 _ROUND = "round"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rendezvous:
     """The nodes of a stage, seen from one of them, and the key-value store in which they meet."""
 
@@ -67,6 +68,12 @@ class Rendezvous:
             return cls(nodes, TCPStore(host, port, timeout=timeout, wait_for_workers=False))
         except DistError as error:
             raise StageError(f"{option}: {str(error).partition(chr(10))[0]}") from error
+
+    def close(self) -> None:
+        """End the store, so that node 0 can listen for the next stage: torch does so once nothing refers to it."""
+        self.store = HashStore()
+        if self.nodes.num > 1:
+            gc.collect()  # torch elastic's agent refers to itself
 
     def worker_url(self, folder: Path) -> str:
         """Return the URL of the workers' store, without its last part. `folder`: for the file of a single node."""
@@ -93,7 +100,7 @@ class WorkerRendezvous(RendezvousHandler):
     """torch elastic's view of a rendezvous. A node's rank is its own: worker 0 is on node 0."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        self._nodes, self._store = rendezvous.nodes, rendezvous.store
+        self._nodes, self._rendezvous = rendezvous.nodes, rendezvous
         self._keys = [f"arrival/{node}" for node in range(self._nodes.num)]
         self._round: list[str] = []
         """The arrivals of the nodes whose workers run together now."""
@@ -105,7 +112,7 @@ class WorkerRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait until all nodes have arrived. Raises RendezvousError where one gives up or does not come."""
         arrival = secrets.token_hex(8)
-        self._store.set(self._keys[self._nodes.rank], arrival)
+        self._rendezvous.store.set(self._keys[self._nodes.rank], arrival)
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
             if self._nodes.rank == 0:
@@ -119,26 +126,26 @@ class WorkerRendezvous(RendezvousHandler):
         self._round = found
         # The address is never used: workers find their store by its URL.
         info = RendezvousStoreInfo("localhost", 0)
-        return RendezvousInfo(PrefixStore(found[0], self._store), self._nodes.rank, self._nodes.num, info)
+        return RendezvousInfo(PrefixStore(found[0], self._rendezvous.store), self._nodes.rank, self._nodes.num, info)
 
     def _begin_round(self) -> None:
         arrivals = self._arrivals()
         if arrivals and not set(arrivals) & set(self._round):
-            self._store.set(_ROUND, ",".join(arrivals))
+            self._rendezvous.store.set(_ROUND, ",".join(arrivals))
 
     def _read_round(self) -> list[str]:
         """The arrivals of the latest round; nothing where there is none, or another program wrote something else."""
-        if not self._store.check([_ROUND]):
+        if not self._rendezvous.store.check([_ROUND]):
             return []
-        found = self._store.get(_ROUND).decode(errors="replace").split(",")
+        found = self._rendezvous.store.get(_ROUND).decode(errors="replace").split(",")
         is_ours = len(found) == self._nodes.num and all(re.fullmatch("[0-9a-f]{16}", arrival) for arrival in found)
         return found if is_ours else []
 
     def _arrivals(self) -> list[str]:
         """The last arrival of each node; nothing before all have come for the first time."""
-        if not self._store.check(self._keys):
+        if not self._rendezvous.store.check(self._keys):
             return []
-        return [arrival.decode(errors="replace") for arrival in self._store.multi_get(self._keys)]
+        return [arrival.decode(errors="replace") for arrival in self._rendezvous.store.multi_get(self._keys)]
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes have arrived since this round began."""
@@ -152,12 +159,12 @@ class WorkerRendezvous(RendezvousHandler):
 
     def is_closed(self) -> bool:
         """Return whether a node has ended its part."""
-        return bool(self._store.check([_CLOSED]))
+        return bool(self._rendezvous.store.check([_CLOSED]))
 
     def set_closed(self) -> None:
         """Let nodes that wait for another round end."""
         with suppress(DistError):  # node 0 has left
-            self._store.set(_CLOSED, "")
+            self._rendezvous.store.set(_CLOSED, "")
 
     def shutdown(self) -> bool:
         """End this node's part."""

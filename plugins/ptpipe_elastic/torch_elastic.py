@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -115,8 +116,10 @@ def run_workers(
         except SignalException as error:
             raise (Terminated if error.sigval == signal.SIGTERM else KeyboardInterrupt) from None
         except (RendezvousError, DistError) as error:
+            traceback.clear_frames(error.__traceback__)  # which refer to the agent, and it to the nodes' store
             raise _rendezvous_error(error, rendezvous.nodes.endpoint, log_folder) from error
         except ChildFailedError as error:
+            traceback.clear_frames(error.__traceback__)
             raise WorkersFailed(_failures(error, log_folder)) from None
 
 
