@@ -14,11 +14,13 @@ from ptpipe.events import ModulesImported, event_from_json, event_to_json
 from ptpipe.execution.call import Call, Nodes, StoredInput, execute
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.plan.vocabulary import Plugin, Vocabulary, load_vocabulary
+from ptpipe.store.locks import LockedError, exclusive_lock, shared_lock
 from ptpipe.store.store import Store
 
 __all__ = [
     "Call",
     "LocalLauncher",
+    "LockedError",
     "ModulesImported",
     "Nodes",
     "Plugin",
@@ -27,6 +29,8 @@ __all__ = [
     "Vocabulary",
     "event_from_json",
     "event_to_json",
+    "exclusive_lock",
     "execute",
     "load_vocabulary",
+    "shared_lock",
 ]

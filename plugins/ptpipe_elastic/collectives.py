@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from ptpipe import StageError
 from ptpipe_elastic.bootstrap import exit_now, write_error_file
+from ptpipe_torch.distributed.stores import interfaces_to_use, worker_store
 from ptpipe_torch.distributed.worker_group import is_comm_failure
 
 _TIMEOUT_S = 60.0
@@ -114,7 +115,10 @@ def _time_all(comm: str, timeout_s: float, collectives: Sequence[Collective]) ->
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(comm, timeout=timeout)
+    os.environ.update(interfaces_to_use(os.environ))
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = worker_store(rank, world_size)
+    dist.init_process_group(comm, store=store, rank=rank, world_size=world_size, timeout=timeout)
     medians_s = [_median_s(collective, device, timeout) for collective in collectives]
     slowest = torch.tensor(medians_s, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)  # a training step waits for the slowest worker

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import tempfile
@@ -27,7 +26,11 @@ _TIMEOUT_PER_CROWDED_S = 2.0
 
 # Words in an error message, and the fix to suggest.
 _REMEDIES = (
-    (("unable to find address", "ifa !="), "set GLOO_SOCKET_IFNAME to an interface of this machine ({interfaces})"),
+    (
+        ("unable to find address", "ifa !="),
+        "the workers of one machine connect over its loopback interface: bring it up (`ip link set lo up`; interfaces "
+        "of this machine: {interfaces})",
+    ),
     (
         ("getaddrinfo", "gai error", "resolve", "name or service not known"),
         "this machine's name does not resolve: add a line `127.0.0.1 localhost {host}` to /etc/hosts",
@@ -43,7 +46,7 @@ _REMEDIES = (
     (("no space left",), "make room in {temporary} and /dev/shm"),
 )
 _ANY_REMEDY = (
-    "allow processes of this machine to connect over loopback (firewall, VPN), try GLOO_SOCKET_IFNAME=lo; then check "
+    "allow processes of this machine to connect over loopback (firewall, VPN); then check "
     "`ulimit -n`, free memory, and whether `localhost` and {host} resolve"
 )
 _NCCL_REMEDY = (
@@ -120,11 +123,9 @@ def _remedy(comm: str, ending: str) -> str:
         "host": socket.gethostname(),
         "temporary": tempfile.gettempdir(),
     }
-    interface = os.environ.get("GLOO_SOCKET_IFNAME")
     for signs, remedy in _REMEDIES:
         if any(sign in ending.lower() for sign in signs):
-            known = remedy.format(**words)
-            return f"{known}; it is {interface!r}: unset it" if interface and "IFNAME" in remedy else known
+            return remedy.format(**words)
     return _NCCL_REMEDY if comm == "nccl" else _ANY_REMEDY.format(**words)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -14,14 +16,14 @@ from pathlib import Path
 from ptpipe import Event, LogLine, StageError, write_atomically
 from ptpipe.launching import Call, Nodes, Store
 from ptpipe_elastic.event_log import tailed
-from ptpipe_elastic.torch_elastic import Rendezvous, WorkerFailure, WorkersFailed, run_workers
+from ptpipe_elastic.rendezvous import Rendezvous
+from ptpipe_elastic.torch_elastic import WorkerFailure, WorkersFailed, run_workers
 from ptpipe_elastic.worker import OUTPUTS, call_file
 
 _FAILURE_FILES_S = 5.0
 """How long node 0 waits for the failure files of other nodes."""
-_NFS_DELAY_S = 60.0
-"""NFS may cache a folder's listing for so long (acdirmax)."""
 _POLL_S = 0.1
+_ATTEMPT = "attempt-"
 _SHOWN_LINES = 3
 """Of a failed worker's output; all of it is in the run's log."""
 
@@ -36,16 +38,21 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
     nodes = call.nodes
     if call.workers % nodes.num:
         raise StageError(f"{call.workers} workers can't be divided evenly among {nodes.num} nodes")
-    folder = Store(Path(call.artifacts)).scratch(call.key) / "workers"
+    rendezvous = Rendezvous.of(nodes)
+    try:
+        folder = _attempt_folder(call, rendezvous)
+        return _launch(call, tell, folder, rendezvous)
+    finally:
+        rendezvous.close()
+
+
+def _launch(call: Call, tell: Callable[[Event], None], folder: Path, rendezvous: Rendezvous) -> Mapping[str, Path]:
+    nodes = call.nodes
     logs = folder / f"logs-{nodes.rank}"
-    shutil.rmtree(logs, ignore_errors=True)
-    logs.mkdir(parents=True)
+    logs.mkdir(exist_ok=True)  # a node that was killed and started again goes on in it
     _failure_file(folder, nodes.rank).unlink(missing_ok=True)
     is_leader = nodes.rank == 0
-    rendezvous = Rendezvous(nodes.num, nodes.rank, nodes.endpoint, call.key[:16], nodes.max_restarts)
-    call_file(folder, nodes.rank).write_text(call.to_json(), encoding="utf-8")
-    if is_leader:
-        shutil.rmtree(folder / OUTPUTS, ignore_errors=True)
+    write_atomically(call_file(folder, nodes.rank), call.to_json().encode())
     try:
         with tailed(folder, tell) if is_leader else nullcontext():
             arguments = [str(folder), str(nodes.rank)]
@@ -57,17 +64,31 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
     return _outputs(folder, nodes) if is_leader else {}
 
 
+def _attempt_folder(call: Call, rendezvous: Rendezvous) -> Path:
+    """Make a folder for this attempt, the same on all nodes, that no other user can open and no one can guess.
+
+    The worker processes of an earlier run that was killed may still be ending: they must not write to the same folder.
+    """
+    parent, name = Store(Path(call.artifacts)).scratch(call.key) / "workers", ""
+    if rendezvous.nodes.rank == 0:
+        shutil.rmtree(parent, ignore_errors=True)
+        parent.mkdir(exist_ok=True)
+        if parent.is_symlink():
+            raise StageError(f"{parent} is a link, and not ptpipe's: delete it")
+        name = Path(tempfile.mkdtemp(prefix=_ATTEMPT, dir=parent)).name  # mode 0700
+    name = rendezvous.agree(f"attempt/{call.key}", name)
+    if not re.fullmatch(rf"{_ATTEMPT}\w+", name, re.ASCII):
+        raise StageError(f"{rendezvous.nodes.endpoint} is not node 0 of this run: it named the folder {name!r}")
+    return parent / name
+
+
 def _outputs(folder: Path, nodes: Nodes) -> Mapping[str, Path]:
-    """The outputs of rank 0. It may be on another node, whose files appear in a shared folder with a delay."""
-    deadline = time.monotonic() + (_NFS_DELAY_S if nodes.num > 1 else 0)
-    while True:
-        if failures := list(_failures_of_others(folder, nodes)):
-            raise StageError(_message(failures[0]))
-        if (folder / OUTPUTS).is_dir():
-            return {place.name: place for place in (folder / OUTPUTS).iterdir()}
-        if time.monotonic() > deadline:
-            raise StageError("the workers ended without an error, but worker 0 left no outputs")
-        time.sleep(_POLL_S)
+    """The outputs of rank 0, which is on this node."""
+    if failures := list(_failures_of_others(folder, nodes)):
+        raise StageError(_message(failures[0]))
+    if not (folder / OUTPUTS).is_dir():
+        raise StageError("the workers ended without an error, but worker 0 left no outputs")
+    return {place.name: place for place in (folder / OUTPUTS).iterdir()}
 
 
 def _failure_file(folder: Path, node: int) -> Path:
@@ -94,7 +115,7 @@ def _cause(error: WorkersFailed, folder: Path, nodes: Nodes) -> WorkerFailure:
 
 def _failures_of_others(folder: Path, nodes: Nodes) -> Iterator[WorkerFailure]:
     for node in range(1, nodes.num):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError):
             yield WorkerFailure(**json.loads(_failure_file(folder, node).read_text(encoding="utf-8")))
 
 

@@ -2,21 +2,26 @@
 
 Node 0 leads: it runs the plan as a single machine would, and announces each call with several workers. The other nodes
 follow: they take part in announced calls and do nothing else. Announcements are in `locks/nodes-<plan>.json`; node 0
-holds a kernel lock on a file beside it for as long as it lives.
+holds a kernel lock on a file beside it for as long as it lives. An announcement names a stage of the plan, its key and
+its inputs' digests; all else is in every node's own plan, so that the file can't make a node run anything else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
+import re
+import stat
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, ValidationError
 
 from ptpipe import (
     Event,
@@ -31,23 +36,69 @@ from ptpipe import (
     hookimpl,
     write_atomically,
 )
-from ptpipe.launching import Call, LocalLauncher, Nodes, Store
+from ptpipe.launching import (
+    Call,
+    LocalLauncher,
+    LockedError,
+    Nodes,
+    Store,
+    StoredInput,
+    exclusive_lock,
+    shared_lock,
+)
 
 _POLL_S = 0.2
 _LOCK_PROBE_S = 2.0
 """How long the lock may be held by nodes that only test whether node 0 is alive."""
 WAIT_FOR_LEADER_S = 600.0
+_MAX_BYTES = 1 << 20
+
+Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+
+
+class AnnouncedCall(BaseModel, frozen=True, extra="forbid"):
+    """What another node can't know of a call: everything else is in its own plan."""
+
+    stage_id: str
+    key: Digest
+    inputs: Mapping[str, tuple[Digest, ...]]
+    """Digests of the stored inputs, by port."""
+
+
+class Announcement(BaseModel, frozen=True, extra="forbid"):
+    """The content of the file."""
+
+    state: Literal["running", "ended"] = "running"
+    calls: int = Field(ge=0)
+    """How many calls were announced so far."""
+    call: AnnouncedCall | None = None
+    """The call that is executed now."""
+    exit_code: ExitCode = ExitCode.DONE
 
 
 def nodes_of_environment(variables: Mapping[str, str] = os.environ) -> Nodes | None:
-    """Return the nodes that torchrun or SLURM started, one process each; None if neither started this process."""
+    """Return the nodes that torchrun or SLURM started, one process each; None if neither started this process.
+
+    Raises UsageError where their variables contradict each other.
+    """
     if "TORCHELASTIC_RUN_ID" in variables:
-        rank, num = variables["RANK"], variables["WORLD_SIZE"]
+        rank, num = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
     elif "SLURM_STEP_ID" in variables and variables.get("SLURM_NTASKS", "1") != "1":
-        rank, num = variables["SLURM_PROCID"], variables["SLURM_NTASKS"]
+        rank, num = _number(variables, "SLURM_PROCID"), _number(variables, "SLURM_NTASKS")
     else:
         return None
-    return Nodes(num=int(num), rank=int(rank), started=True)
+    if rank >= num:
+        raise UsageError(f"the environment says that this is process {rank} of {num}; ranks are 0 to {num - 1}")
+    return Nodes(num=num, rank=rank, started=True)
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    value = variables.get(name, "")
+    if not re.fullmatch("[0-9]{1,9}", value):
+        launcher = "SLURM_STEP_ID" if name.startswith("SLURM") else "TORCHELASTIC_RUN_ID"
+        found = repr(value[:40]) if name in variables else "missing"
+        raise UsageError(f"{launcher} is set, but {name} is {found}, not a number; unset {launcher} outside a cluster")
+    return int(value)
 
 
 def lead(plan: Plan, store: Store, run: Callable[[], RunFinished]) -> RunFinished:
@@ -90,19 +141,19 @@ class Leader:
     @contextlib.contextmanager
     def leading(self) -> Iterator[None]:
         """Hold the lead until the end of the block. Raises UsageError if another process holds it."""
-        with self._file.with_suffix(".lock").open("a") as lock:
-            deadline = time.monotonic() + _LOCK_PROBE_S
+        deadline = time.monotonic() + _LOCK_PROBE_S
+        with contextlib.ExitStack() as lock:
             while True:
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock.enter_context(exclusive_lock(self._file.with_suffix(".lock")))
                     break
-                except BlockingIOError:  # another leader, or a follower that tests at this moment whether there is one
+                except LockedError:  # another leader, or a follower that tests at this moment whether there is one
                     if time.monotonic() > deadline:
                         raise UsageError(
                             "another node 0 is running this manifest in the same artifacts folder"
                         ) from None
                     time.sleep(_POLL_S / 10)
-            self._write(state="running")
+            self._write()
             yield
 
     @hookimpl(wrapper=True)
@@ -115,18 +166,22 @@ class Leader:
     def announced(self, call: Call) -> Iterator[None]:
         """Make the other nodes take part in the call until the end of the block."""
         self._calls += 1
-        self._write(state="running", call=asdict(call))
+        inputs = {port: tuple(stored.digest for stored in items) for port, items in call.inputs.items()}
+        self._write(AnnouncedCall(stage_id=call.stage_id, key=call.key, inputs=inputs))
         try:
             yield
         finally:
-            self._write(state="running")
+            self._write()
 
     def end(self, exit_code: ExitCode) -> None:
         """Let the other nodes end."""
-        self._write(state="ended", exit_code=int(exit_code))
+        self._replace(Announcement(state="ended", calls=self._calls, exit_code=exit_code))
 
-    def _write(self, **state: Any) -> None:
-        write_atomically(self._file, json.dumps({"calls": self._calls, **state}).encode())
+    def _write(self, call: AnnouncedCall | None = None) -> None:
+        self._replace(Announcement(calls=self._calls, call=call))
+
+    def _replace(self, announcement: Announcement) -> None:
+        write_atomically(self._file, announcement.model_dump_json().encode())
 
 
 @dataclass
@@ -145,21 +200,23 @@ class Follower:
         """
         self.plan.vocabulary.manager.register(LocalLauncher(self.plan.vocabulary, self.store))
         file = _file(self.plan, self.store)
-        begin_ns = self._now_ns(file)
+        begin_ns = _now_ns(file)
         deadline = time.monotonic() + WAIT_FOR_LEADER_S
         done, has_met = 0, False
         self._log("is waiting for node 0")
         while True:
-            is_led, state = _is_locked(file.with_suffix(".lock")), _read(file)
-            if state.get("state") == "ended" and (has_met or file.stat().st_mtime_ns > begin_ns):
-                self._log(f"ends: node 0 ended with exit code {state['exit_code']}")
-                return ExitCode(state["exit_code"])
+            is_led = _is_locked(file.with_suffix(".lock"))
+            # Before node 0 was seen, the file may be that of an earlier run.
+            announcement = _read(file, newer_than_ns=0 if has_met else begin_ns)
+            if announcement and announcement.state == "ended":
+                self._log(f"ends: node 0 ended with exit code {announcement.exit_code}")
+                return announcement.exit_code
             if is_led and not has_met:
-                has_met = True  # the file may still be that of an earlier run: read it again
+                has_met = True
             elif is_led:
-                if state.get("call") and state["calls"] > done:
-                    done = state["calls"]
-                    self._take_part(Call.from_json(json.dumps(state["call"])))
+                if announcement and announcement.call and announcement.calls > done:
+                    done = announcement.calls
+                    self._take_part(self._call(announcement.call))
                     continue
             elif has_met:
                 raise StageError("node 0 disappeared; start all nodes again to resume from the last checkpoint")
@@ -170,10 +227,40 @@ class Follower:
                 )
             time.sleep(_POLL_S)
 
+    def _call(self, announced: AnnouncedCall) -> Call:
+        """Return this node's own call of the announced stage. Raises StageError if its plan has no such call."""
+        stages = {stage.id: stage for stage in self.plan.stages if stage.stage.workers}
+        stage = stages.get(announced.stage_id)
+        ports = {port: len(references) for port, references in stage.wiring.items()} if stage else {}
+        if not stage or ports != {port: len(digests) for port, digests in announced.inputs.items()}:
+            raise StageError(
+                f"node 0 announced a stage {announced.stage_id!r} that this node's manifest does not have: do both "
+                "nodes have the same manifest?"
+            )
+        inputs = {
+            port: tuple(
+                StoredInput(self.plan[reference.stage].kind, reference.output, digest, str(reference))
+                for reference, digest in zip(references, announced.inputs[port], strict=True)
+            )
+            for port, references in stage.wiring.items()
+        }
+        manifest = self.plan.manifest
+        return Call(
+            stage_id=stage.id,
+            kind=stage.kind,
+            options=stage.options,
+            seed=manifest.seed,
+            key=announced.key,
+            inputs=inputs,
+            artifacts=str(self.store.root),
+            plugins=manifest.plugins,
+            folder=str(manifest.path.parent.absolute()),
+            workers=stage.stage.workers(stage.config) if stage.stage.workers else 1,
+            nodes=self.nodes,
+        )
+
     def _take_part(self, call: Call) -> None:
         self._log(f"takes part in {call.stage_id}")
-        folder = self.plan.manifest.path.parent.absolute()
-        call = replace(call, nodes=self.nodes, artifacts=str(self.store.root), folder=str(folder))
         try:
             self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self.tell)
         except StageError as error:  # node 0 sees the failure too, and decides what follows
@@ -182,13 +269,11 @@ class Follower:
     def _log(self, text: str) -> None:
         self.tell(LogLine("", f"node {self.nodes.rank} {text}"))
 
-    def _now_ns(self, file: Path) -> int:
-        """The time on the shared folder's server: the clocks of the nodes may differ."""
-        stamp = file.with_suffix(f".node-{self.nodes.rank}")
-        stamp.write_text("")
-        now_ns = stamp.stat().st_mtime_ns
-        stamp.unlink()
-        return now_ns
+
+def _now_ns(file: Path) -> int:
+    """The time on the shared folder's server: the clocks of the nodes may differ."""
+    with tempfile.NamedTemporaryFile(prefix=f"{file.stem}-", dir=file.parent) as stamp:
+        return os.fstat(stamp.fileno()).st_mtime_ns
 
 
 def _file(plan: Plan, store: Store) -> Path:
@@ -198,19 +283,42 @@ def _file(plan: Plan, store: Store) -> Path:
     return store.root / "locks" / f"nodes-{digest[:16]}.json"
 
 
-def _read(file: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return state
-    return {}
+def _read(file: Path, newer_than_ns: int) -> Announcement | None:
+    """Return the announcement; None where there is no newer one, or it can't be read now.
+
+    Raises StageError where the file is not what node 0 writes: a link, a huge file, any other content.
+    """
+    try:
+        # A pipe must not block; a link is not followed.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if file.is_symlink():
+            raise StageError(f"{file} is a link, which node 0 never makes: delete it") from error
+        return None
+    with os.fdopen(descriptor, "rb") as stream:
+        found = os.fstat(descriptor)
+        if found.st_mtime_ns <= newer_than_ns:
+            return None
+        try:
+            content = stream.read(_MAX_BYTES + 1) if stat.S_ISREG(found.st_mode) else b""
+        except OSError:  # as over NFS, where it was just replaced
+            return None
+    try:
+        return Announcement.model_validate_json(content[:_MAX_BYTES], strict=True)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]
+        place = ".".join(map(str, reason["loc"]))
+        raise StageError(
+            f"{file} is no announcement of node 0 ({place or 'content'}: {reason['msg']}); do all nodes have the same "
+            "version of ptpipe?"
+        ) from None
 
 
 def _is_locked(file: Path) -> bool:
     if not file.exists():
         return False
-    with file.open("a+") as lock:  # NFS grants a shared lock only on a file that is open for reading
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    try:
+        with shared_lock(file):  # shared: two followers that look at the same time must not see each other
+            return False
+    except LockedError:
+        return True

@@ -6,9 +6,9 @@ import inspect
 import logging
 import os
 import signal
-import socket
 import sys
-import uuid
+import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -20,20 +20,20 @@ from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry as registry
 from torch.distributed.launcher import api as launcher_api
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ptpipe import StageError, Terminated
 from ptpipe_elastic.bootstrap import log_file
+from ptpipe_elastic.rendezvous import BACKEND, Rendezvous, WorkerRendezvous, create_handler
 
 _SHUTDOWN_S = 3
 """Between SIGTERM and SIGKILL, for workers that the agent ends."""
 _EXIT_BARRIER_S = 20
 """How long a node that is done waits for the others, which must be able to reach its store until they are done."""
-_RENDEZVOUS_S = 600
 _LAST_LINES = 20
 _BOOTSTRAP = "ptpipe_elastic.bootstrap"
-_SEPARATE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,6 @@ class WorkerFailure:
         return self.message or next((line.strip() for line in reversed(self.last_lines) if line.strip()), "")
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """How the nodes of a stage find each other."""
-
-    num_nodes: int = 1
-    node_rank: int = 0
-    endpoint: str = ""
-    """`host:port` of node 0; empty for a single node, which takes any free port."""
-    run_id: str = ""
-    """The same on all nodes, and unique among runs at the same endpoint."""
-    max_restarts: int = 0
-
-
 class WorkersFailed(Exception):  # noqa: N818  # says what happened
     """Some workers failed; `failures` has the root cause first."""
 
@@ -90,63 +77,58 @@ class WorkersFailed(Exception):  # noqa: N818  # says what happened
 
 
 def run_workers(
-    module: str, arguments: Sequence[str], num_workers: int, log_folder: Path, rendezvous: Rendezvous = Rendezvous()
+    module: str, arguments: Sequence[str], num_workers: int, log_folder: Path, rendezvous: Rendezvous | None = None
 ) -> None:
     """Run `python -m module arguments` in worker processes of this machine until all, on all nodes, are done.
 
-    `num_workers`: on this machine. `log_folder`: takes the workers' output, one file per rank. Each worker has RANK,
-    WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port) in its environment. When one
-    fails the others are ended.
+    `num_workers`: on this machine. `log_folder`: takes the workers' output, one file per rank. `rendezvous`: None if
+    this is the only machine. Each worker has RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE in its environment, and
+    finds the others by `worker_store`. When one fails the others are ended.
 
     Raises WorkersFailed; StageError if the rendezvous fails; KeyboardInterrupt or Terminated on a signal. In each case
     no worker is left.
     """
+    rendezvous = rendezvous or Rendezvous()
     log_folder.mkdir(parents=True, exist_ok=True)
-    config = LaunchConfig(
-        min_nodes=rendezvous.num_nodes,
-        max_nodes=rendezvous.num_nodes,
-        nproc_per_node=num_workers,
-        run_id=rendezvous.run_id or uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint=rendezvous.endpoint or "localhost:0",
-        rdzv_configs={"is_host": rendezvous.node_rank == 0, "timeout": _RENDEZVOUS_S},
-        local_addr=_local_address(rendezvous.endpoint),
-        max_restarts=rendezvous.max_restarts,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(log_folder)),
-        **_supported({"shutdown_timeout": _SHUTDOWN_S}),
-    )
-    with _restored_process_state(), _quiet(), _short_exit_barrier():
+    registry.register(BACKEND, create_handler)
+    with (
+        tempfile.TemporaryDirectory(prefix="store-", dir=log_folder, ignore_cleanup_errors=True) as folder,  # mode 0700
+        _restored_process_state(),
+        _quiet(),
+        _short_exit_barrier(),
+    ):
+        config = LaunchConfig(
+            min_nodes=rendezvous.nodes.num,
+            max_nodes=rendezvous.nodes.num,
+            nproc_per_node=num_workers,
+            run_id=BACKEND,  # the handler's is used
+            rdzv_backend=BACKEND,
+            rdzv_configs={"handler": WorkerRendezvous(rendezvous)},
+            local_addr="localhost",
+            max_restarts=rendezvous.nodes.max_restarts,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=str(log_folder)),
+            **_supported({"shutdown_timeout": _SHUTDOWN_S}),
+        )
+        command = ["-m", _BOOTSTRAP, str(os.getpid()), rendezvous.worker_url(Path(folder)), str(log_folder.absolute())]
         try:
-            elastic_launch(config, sys.executable)("-m", _BOOTSTRAP, str(log_folder.absolute()), module, *arguments)
+            elastic_launch(config, sys.executable)(*command, module, *arguments)
         except SignalException as error:
             raise (Terminated if error.sigval == signal.SIGTERM else KeyboardInterrupt) from None
         except (RendezvousError, DistError) as error:
-            raise _rendezvous_error(error, rendezvous.endpoint, log_folder) from error
+            traceback.clear_frames(error.__traceback__)  # which refer to the agent, and it to the nodes' store
+            raise _rendezvous_error(error, rendezvous.nodes.endpoint, log_folder) from error
         except ChildFailedError as error:
+            traceback.clear_frames(error.__traceback__)
             raise WorkersFailed(_failures(error, log_folder)) from None
 
 
 def _rendezvous_error(error: Exception, endpoint: str, log_folder: Path) -> StageError:
-    if any(log_folder.glob("rank-*.log")):  # workers had started
+    if isinstance(error, DistError) and any(log_folder.glob("rank-*.log")):  # workers had started
         return StageError(f"node 0 has left, or can no longer be reached at {endpoint}")
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     reason = reason.removesuffix(" See inner exception for details.")
     return StageError(f"the rendezvous of the nodes at {endpoint or 'localhost'} failed: {reason}")
-
-
-def _local_address(endpoint: str) -> str:
-    """The address of this machine for the other nodes: the one that it reaches node 0 from."""
-    host = endpoint.rpartition(":")[0].strip("[]")
-    if not host:
-        return "localhost"
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    except OSError as error:
-        raise StageError(f"--rdzv-endpoint {endpoint}: {error.strerror or error}") from error
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
-        probe.connect(address)
-        return str(probe.getsockname()[0])
 
 
 def _supported(options: dict[str, Any]) -> dict[str, Any]:
@@ -187,21 +169,19 @@ def _last_lines(file: Path) -> tuple[str, ...]:
 
 @contextmanager
 def _restored_process_state() -> Iterator[None]:
-    """Restore the signal handlers and environment variables that the agent replaces and leaves behind."""
+    """Restore the signal handlers and environment variable that the agent replaces and leaves behind."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     handlers = {number: signal.getsignal(number) for number in numbers}
-    variables = {name: os.environ.get(name) for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", _SEPARATE_STORE)}
-    # Restarted workers must not find the keys of the previous attempt in the agents' store.
-    os.environ[_SEPARATE_STORE] = "1"
+    variable = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+    value = os.environ.get(variable)
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for name, value in variables.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        os.environ.pop(variable, None)
+        if value is not None:
+            os.environ[variable] = value
 
 
 @contextmanager

@@ -61,6 +61,7 @@ def _work(folder: Path, node: int, rank: int) -> None:
             place = staging / name
             place.mkdir(parents=True)
             artifact.save(place)
+        shutil.rmtree(folder / OUTPUTS, ignore_errors=True)  # of an attempt in which another worker failed later
         staging.rename(folder / OUTPUTS)  # atomic: the outputs are complete or absent
 
 

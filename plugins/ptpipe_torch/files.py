@@ -9,16 +9,20 @@ from io import BufferedReader
 from pathlib import Path
 
 
+class NotAFileError(OSError):
+    """The path names a pipe, a device or the like."""
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading.
 
-    Raises OSError also where the path names no regular file: opening a named pipe waits for a writer, and a device
+    Raises NotAFileError where the path names no regular file: opening a named pipe waits for a writer, and a device
     such as /dev/zero never ends.
     """
     file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # Path.open takes no opener
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise NotAFileError(errno.EINVAL, "not a regular file", str(path))
     return file
 
 

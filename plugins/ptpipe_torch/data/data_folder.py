@@ -41,10 +41,6 @@ class _Info(_Part):
 
 class _Loader(_Part):
     batch_size: int = Field(ge=1, le=1_000_000)
-    num_workers: int = Field(ge=0, le=256)
-    pin_memory: bool
-    prefetch_factor: int = Field(ge=1, le=1000)
-    persistent_workers: bool
     augment: tuple[str, ...]
 
 

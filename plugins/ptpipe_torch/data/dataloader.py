@@ -8,9 +8,11 @@ Shape legend: B images of a batch, C channels, H height, W width, P = H * W * C.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -101,7 +103,7 @@ class Loading:
             prefetch_factor=options.prefetch_factor,
             persistent_workers=options.persistent_workers,
             pin_memory=self._pins_memory(),
-            worker_init_fn=_init_worker,
+            worker_init_fn=partial(_init_worker, os.getpid()),
             generator=torch.Generator(),  # without one, each epoch draws from the global stream
         )
 
@@ -205,8 +207,8 @@ def _next(iterator: Iterator[torch.Tensor | str]) -> torch.Tensor | str:
         ) from error
 
 
-def _init_worker(worker_id: int) -> None:
-    exit_with_parent()
+def _init_worker(parent_pid: int, worker_id: int) -> None:
+    exit_with_parent(parent_pid)  # which may have ended before this process could ask for its parent
 
 
 def _end_workers(iterator: Any) -> None:

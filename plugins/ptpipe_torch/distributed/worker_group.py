@@ -1,6 +1,6 @@
 """The worker processes of a parallel stage, as a wrapper of torch's default process group.
 
-Launchers start the processes; each finds RANK, WORLD_SIZE, MASTER_ADDR and so on in its environment.
+Launchers start the processes; each finds RANK, WORLD_SIZE and so on in its environment.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ptpipe import Context, StageError
+from ptpipe_torch.distributed.stores import interfaces_to_use, worker_store
 
 if TYPE_CHECKING:
     import torch
@@ -131,38 +131,32 @@ def _init_process_group(ctx: Context, comm: Comm, timeout_s: float, on_cuda: boo
     import torch.distributed as dist
 
     os.environ.update(ranks_from_slurm(os.environ))
-    if int(os.environ.get("WORLD_SIZE", "1")) != ctx.num_workers:
+    if os.environ.get("WORLD_SIZE", "1") != str(ctx.num_workers):
         raise StageError(f"{ctx.kind} needs {ctx.num_workers} workers; this process was not launched as one of them")
+    os.environ.update(interfaces_to_use(os.environ))
     on_cuda = on_cuda and _take_own_device()
     backend = choose_comm(comm, on_cuda)
     # A unique prefix each time: a process launched by a cluster runs several stages, and reruns one whose result was
-    # altered, all through the same store.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _uses_agents_store() else "0"
+    # altered, all through the same store. torchrun's store outlives restarted processes as well.
+    uses_agents_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if uses_agents_store else "0"
     _NUM_INITS[ctx.stage_id] += 1
     name = f"{attempt}/{ctx.stage_id}/{_NUM_INITS[ctx.stage_id]}/"
-    store = dist.PrefixStore(name, _rendezvous_store(ctx.rank, ctx.num_workers))  # type: ignore[attr-defined]  # public
+    store = dist.PrefixStore(name, worker_store(ctx.rank, ctx.num_workers))  # type: ignore[attr-defined]  # public
     dist.init_process_group(
         backend, store=store, timeout=timedelta(seconds=timeout_s), rank=ctx.rank, world_size=ctx.num_workers
     )
 
 
-def _uses_agents_store() -> bool:
-    """Return whether the store outlives this process, so that a restarted one would find this one's keys."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-@cache
-def _rendezvous_store(rank: int, world_size: int) -> Any:
-    """Return the key-value store at MASTER_ADDR; rank 0 listens on MASTER_PORT for the rest of its life."""
-    from torch.distributed.rendezvous import rendezvous
-
-    return next(rendezvous("env://", rank, world_size))[0]
-
-
 def ranks_from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
-    """Derive torch's environment variables from SLURM's; empty where they are set or outside a SLURM step."""
+    """Derive torch's environment variables from SLURM's; empty where they are set or outside a SLURM step.
+
+    Raises StageError where a variable of the step is missing.
+    """
     if "RANK" in variables or "SLURM_STEP_ID" not in variables:
         return {}
+    if missing := {"SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"} - variables.keys():
+        raise StageError(f"SLURM_STEP_ID is set without {', '.join(sorted(missing))}")
     step = f"{variables['SLURM_JOB_ID']}.{variables['SLURM_STEP_ID']}"  # several steps of a job may run at once
     first = re.match(r"([^\[,]+)(?:\[(\d+))?", variables.get("SLURM_STEP_NODELIST", ""))
     found = {
@@ -182,8 +176,15 @@ def _take_own_device() -> bool:
 
     num = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % num)
-    return 0 < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= num
+        torch.cuda.set_device(_number("LOCAL_RANK", "0") % num)
+    return 0 < _number("LOCAL_WORLD_SIZE", "1") <= num
+
+
+def _number(variable: str, default: str) -> int:
+    value = os.environ.get(variable, default)
+    if not re.fullmatch(r"[0-9]{1,9}", value):
+        raise StageError(f"the environment variable {variable} must be a number, not {value!r}")
+    return int(value)
 
 
 def choose_comm(comm: Comm, has_own_device: bool) -> str:

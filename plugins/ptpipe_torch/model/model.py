@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, IntegrityError, PtpipeError, StageError
-from ptpipe_torch.files import open_regular
+from ptpipe_torch.files import NotAFileError, open_regular
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.int8_state import unpack_state
 from ptpipe_torch.model.deployable import Deployable, Predictor
@@ -188,7 +188,7 @@ class Model(Deployable):
         try:
             with open_regular(folder / _RECIPE) as file:
                 recipe = Recipe.from_json(file.read().decode())
-        except (FileNotFoundError, UnicodeDecodeError) as error:
+        except (FileNotFoundError, NotAFileError, UnicodeDecodeError) as error:
             raise IntegrityError(f"{_RECIPE} can't be read: {error}") from error
         return cls(recipe, folder / _TENSORS, int8_tensors if int8_tensors.exists() else None)
 
@@ -271,7 +271,7 @@ def _read(tensors: Mapping[str, torch.Tensor] | Path) -> Mapping[str, torch.Tens
     try:
         open_regular(tensors).close()
         content: dict[str, torch.Tensor] = load_file(tensors)
-    except (SafetensorError, FileNotFoundError) as error:
+    except (SafetensorError, FileNotFoundError, NotAFileError) as error:
         raise IntegrityError(f"{tensors.name} can't be read: {error}") from error
     return content
 

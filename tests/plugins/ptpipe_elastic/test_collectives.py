@@ -30,6 +30,6 @@ def test_two_workers_take_longer_for_more():
 
 
 def test_workers_that_cannot_meet(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
-    with pytest.raises(StageError, match=r"timing an all-reduce failed .*nosuch0.*`ptpipe doctor --workers 2`"):
+    monkeypatch.setenv("GLOO_DEVICE_TRANSPORT", "nosuch")
+    with pytest.raises(StageError, match=r"timing an all-reduce failed .*gloo.*`ptpipe doctor --workers 2`"):
         time_all_reduce(2, [1024])

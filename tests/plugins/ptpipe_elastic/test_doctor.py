@@ -93,7 +93,7 @@ def test_endings_are_told_in_a_line(failure, words):
 @pytest.mark.parametrize(
     ("ending", "words"),
     [
-        ("ifa != nullptr. Unable to find address for: x", "GLOO_SOCKET_IFNAME"),
+        ("ifa != nullptr. Unable to find address for: x", "ip link set lo up"),
         ("worker 0 was killed by SIGKILL", "memory"),
         ("OSError: [Errno 24] Too many open files", "ulimit -n"),
         ("gai error: -2 - Name or service not known", "/etc/hosts"),
@@ -105,11 +105,8 @@ def test_each_failure_has_its_remedy(ending, words):
     assert words in _remedy("gloo", ending)
 
 
-def test_the_remedy_names_the_interfaces_that_are_there(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
-    remedy = _remedy("gloo", "Unable to find address for: nosuch0")
-    assert "it is 'nosuch0': unset it" in remedy
-    assert "lo" in remedy
+def test_the_remedy_names_the_interfaces_that_are_there():
+    assert "lo" in re.split(r"[:,;] ?|\)", _remedy("gloo", "Unable to find address for: lo").partition("machine: ")[2])
     assert "/dev/shm" in _remedy("nccl", "unhandled system error")
 
 

@@ -65,9 +65,9 @@ stages:
 """
 
 
-def start(folder: Path, way: str, *options: str, **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, way: str, *options: str, more: str = "", **environment: str) -> subprocess.Popen[str]:
     (folder / "ends.py").write_text(PLUGIN, encoding="utf-8")
-    (folder / "m.yaml").write_text(MANIFEST, encoding="utf-8")
+    (folder / "m.yaml").write_text(MANIFEST + more, encoding="utf-8")
     command = [sys.executable, "-m", "ptpipe", "run", str(folder / "m.yaml"), "--artifacts", str(folder / "artifacts")]
     return subprocess.Popen(
         [*command, "-s", f"t.way={way}", *options], env=os.environ | environment, stderr=subprocess.PIPE, text=True
@@ -109,3 +109,15 @@ def test_a_node_does_not_end_well_where_anothers_worker_failed(tmp_path: Path, f
     assert [node.returncode for node in nodes] == [1, 1], said
     assert "worker 1 ended with exit code 7" in said[0]
     assert time.monotonic() - begin_s < 60
+
+
+@pytest.mark.thorough
+def test_node_0_listens_again_for_the_stage_after_one_that_failed(tmp_path: Path, free_port: int) -> None:
+    options = ["--keep-going", "--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
+    nodes = []
+    for rank in ("0", "1"):
+        nodes.append(start(tmp_path, "exit", *options, "--node-rank", rank, more="  u: {uses: workers.ends}\n"))
+    said = [node.communicate(timeout=120)[1] for node in nodes]
+    assert "worker 1 ended with exit code 7" in said[0]
+    assert "1 done, 1 failed" in said[0], said
+    assert "node 1 takes part in u" in said[1]

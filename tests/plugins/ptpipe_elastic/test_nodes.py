@@ -13,18 +13,43 @@ from pathlib import Path
 import pytest
 
 from ptpipe import Event, ExitCode, LogLine, ManifestError, Notice, Problem, RunFinished, StageError, UsageError
-from ptpipe.launching import Call, Nodes
+from ptpipe.launching import Call, Nodes, StoredInput
 from ptpipe.plan.bind import Plan
 from ptpipe.store.store import Store
-from ptpipe_elastic.nodes import Follower, Leader, _file, lead, nodes_of_environment
+from ptpipe_elastic.nodes import Follower, Leader, _file, _read, lead, nodes_of_environment
 
-STAGES = "one: {uses: toy.make}\ntwo: {uses: toy.add, needs: {a: one, b: one}}"
+STAGES = """
+single: {uses: pair.make}
+one: {uses: pair.sum, needs: {a: single, b: single}}
+two: {uses: pair.sum, needs: {a: one, b: single}}
+fails: {uses: pair.sum, needs: {a: one, b: two}}
+"""
 LAUNCHER = """
-from pathlib import Path
-
-from ptpipe import StageError, hookimpl
+from ptpipe import Context, StageConfig, StageError, hookimpl, stage
+from ptpipe_torch import Ranges
 
 calls = []
+
+
+class Config(StageConfig):
+    value: float = 1.0
+
+
+@stage("pair.make")
+def make(config: Config, ctx: Context) -> Ranges:
+    '''Make.'''
+    return Ranges({}, 0)
+
+
+@stage("pair.sum", workers=lambda config: 2)
+def pair(config: Config, ctx: Context, a: Ranges, b: Ranges) -> Ranges:
+    '''Add.'''
+    return a
+
+
+@hookimpl
+def ptpipe_stages():
+    return [make, pair]
 
 
 @hookimpl
@@ -34,6 +59,7 @@ def ptpipe_launch(call, tell):
         raise StageError("a worker here was killed")
     return {}
 """
+KEY, DIGEST = "a5" * 32, "d9" * 32
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "2", "WORLD_SIZE": "4"}
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
 
@@ -53,6 +79,29 @@ SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
 )
 def test_nodes_that_others_started(variables: dict[str, str], nodes: Nodes | None) -> None:
     assert nodes_of_environment(variables) == nodes
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "x"}, "TORCHELASTIC_RUN_ID is set, but RANK is missing, not a number"),
+        ({**TORCHRUN, "RANK": ""}, "RANK is '', not"),
+        ({**TORCHRUN, "RANK": "-1"}, "RANK is '-1', not"),
+        ({**TORCHRUN, "RANK": "1_0"}, "RANK is '1_0', not"),
+        ({**TORCHRUN, "RANK": "\u0662"}, "RANK is "),
+        ({**TORCHRUN, "WORLD_SIZE": "9" * 5000}, "WORLD_SIZE is '9999"),
+        ({**TORCHRUN, "RANK": "4"}, "process 4 of 4; ranks are 0 to 3"),
+        ({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "0"}, "process 0 of 0"),
+        ({**SLURM, "SLURM_NTASKS": "two"}, "SLURM_STEP_ID is set, but SLURM_NTASKS is 'two', not a number"),
+        ({**SLURM, "SLURM_NTASKS": ""}, "SLURM_NTASKS is '', not a number"),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "SLURM_PROCID is missing"),
+    ],
+)
+def test_ranks_that_make_no_sense_are_named(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        nodes_of_environment(variables)
+    assert message in str(raised.value)
+    assert len(str(raised.value)) < 200
 
 
 @dataclass
@@ -115,7 +164,12 @@ class Cluster:
         return module.calls
 
     def call(self, stage_id: str) -> Call:
-        return Call(stage_id, "toy.make", {}, 1, "k" * 64, {}, "/elsewhere", (), "/elsewhere", 2, Nodes(2, 0))
+        """A call as node 0 has it, with its own paths."""
+        inputs = {
+            port: tuple(StoredInput("?", "?", DIGEST, "?") for _ in references)
+            for port, references in self.plan[stage_id].wiring.items()
+        }
+        return Call(stage_id, "?", {}, 9, KEY, inputs, "/elsewhere", ("evil.py",), "/elsewhere", 2, Nodes(2, 0))
 
     @property
     def file(self) -> Path:
@@ -125,7 +179,7 @@ class Cluster:
 @pytest.fixture
 def cluster(project, tmp_path) -> Cluster:
     (tmp_path / "launcher.py").write_text(LAUNCHER, encoding="utf-8")
-    project.write(STAGES, head="name: toy\nplugins: [./toy.py, ./launcher.py]")
+    project.write(STAGES, head="name: toy\nplugins: [./launcher.py]")
     store = Store(project.artifacts)
     store.open_for_writing()
     return Cluster(project.plan(), store, project)
@@ -150,7 +204,9 @@ def test_followers_take_part_in_each_announced_call_once(cluster: Cluster) -> No
         assert call.nodes == Nodes(2, 1, "localhost:1")
         assert call.artifacts == str(cluster.store.root)
         assert call.folder == str(cluster.plan.manifest.path.parent.absolute())
-        assert (call.kind, call.key, call.workers) == ("toy.make", "k" * 64, 2)
+        assert (call.kind, call.key, call.workers) == ("pair.sum", KEY, 2)
+        assert (call.plugins, call.seed, call.options) == (("./launcher.py",), 0, {"value": 1.0})
+    assert calls[0].inputs["a"] == (StoredInput("pair.make", "output", DIGEST, "single"),)
     said = [event.text for event in following.events if isinstance(event, LogLine)]
     assert said == [
         "node 1 is waiting for node 0",
@@ -277,18 +333,18 @@ def test_two_leaders_are_refused(cluster: Cluster) -> None:
 
 
 def test_runs_of_another_manifest_do_not_meet(cluster: Cluster, project) -> None:
-    other = Leader(project.plan({"one.value": 2.0}), cluster.store)
+    other = Leader(project.plan({"single.value": 2.0}), cluster.store)
     with cluster.leader().leading(), other.leading():
         pass
-    assert _file(project.plan({"one.value": 2.0}), cluster.store) != cluster.file
-    assert _file(project.plan({"one.value": 1.0}), cluster.store) == cluster.file  # as the default is
+    assert _file(project.plan({"single.value": 2.0}), cluster.store) != cluster.file
+    assert _file(project.plan({"single.value": 1.0}), cluster.store) == cluster.file  # as the default is
 
 
 def test_a_manifest_is_the_same_wherever_it_lies(cluster: Cluster, project) -> None:
     before = cluster.file
     moved = project.folder / "elsewhere"
     moved.mkdir()
-    for name in ("m.yaml", "toy.py", "launcher.py"):
+    for name in ("m.yaml", "launcher.py"):
         (project.folder / name).rename(moved / name)
     project.manifest = moved / "m.yaml"
     assert _file(project.plan(), cluster.store) == before
@@ -304,7 +360,9 @@ def test_leading_announces_what_a_launcher_executes_if_it_has_several_workers(cl
             call = replace(cluster.call(stage_id), workers=workers)
             assert hook.ptpipe_launch(call=call, tell=lambda event: None) == {}
             announced = json.loads(cluster.file.read_text())
-            assert (announced["calls"], "call" in announced) == (workers - 1, False), "over when the launcher returns"
+            assert (announced["calls"], announced["call"] is not None) == (workers - 1, False), (
+                "over when the launcher returns"
+            )
         return RunFinished("r", "toy", cluster.file.parent, ExitCode.REFUSED, 1.0, ())
 
     assert lead(cluster.plan, cluster.store, run).exit_code == ExitCode.REFUSED
@@ -333,3 +391,86 @@ def test_nothing_is_left_behind_but_the_word_and_its_lock(cluster: Cluster) -> N
         cluster.file.name,
         cluster.file.with_suffix(".lock").name,
     ]
+
+
+def announced_text(**changes: object) -> str:
+    call = {"stage_id": "one", "key": KEY, "inputs": {"a": [DIGEST], "b": [DIGEST]}}
+    return json.dumps({"state": "running", "calls": 1, "call": call | changes})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("garbage", "is no announcement of node 0 (content: Invalid JSON"),
+        ("[]", "is no announcement"),
+        ("", "is no announcement"),
+        ("\x00\xff", "is no announcement"),
+        ("[" * 100_000, "is no announcement"),
+        (" " * (2 << 20), "is no announcement"),
+        ('{"state": "running", "calls": "1"}', "(calls: "),
+        ('{"state": "ended", "calls": 1, "exit_code": 9}', "(exit_code: "),
+        ('{"state": "over", "calls": 1}', "(state: "),
+        (announced_text(plugins=["evil.py"]), "(call.plugins: Extra inputs are not permitted)"),
+        (announced_text(kind="evil.kind"), "(call.kind: Extra inputs"),
+        (announced_text(key="../../../../tmp"), "(call.key: "),
+        (announced_text(key=KEY + "\n"), "(call.key: "),
+        (announced_text(inputs={"a": [7]}), "(call.inputs.a.0: "),
+        (announced_text(inputs={"a": ["../" * 21 + "x"], "b": [DIGEST]}), "(call.inputs.a.0: "),
+        (announced_text(inputs={"a": [DIGEST]}), "announced a stage 'one' that this node's manifest does not have"),
+        (announced_text(inputs={"a": [DIGEST] * 2, "b": [DIGEST]}), "announced a stage 'one' that"),
+        (announced_text(stage_id="single", inputs={}), "announced a stage 'single' that"),  # none with several workers
+        (announced_text(stage_id="\x1b]0;x\x07"), r"announced a stage '\x1b]0;x\x07' that"),
+    ],
+)
+def test_what_another_wrote_into_the_announcement_is_one_clear_error(
+    cluster: Cluster, content: str, words: str
+) -> None:
+    follower = Follower(cluster.plan, cluster.store, Nodes(2, 1, "localhost:1"), lambda event: None)
+    cluster.file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(StageError) as raised:
+        follower._call(_read(cluster.file, newer_than_ns=0).call)
+    assert words in str(raised.value)
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 500
+
+
+def test_it_ends_the_node_and_nothing_is_executed(cluster: Cluster) -> None:
+    following, leader = cluster.follow(), cluster.leader()
+    with leader.leading():
+        cluster.file.write_text(announced_text(plugins=["evil.py"]), encoding="utf-8")
+        ending = following.end()
+    assert "is no announcement" in str(ending)
+    assert cluster.calls(following) == []
+
+
+def test_links_in_the_shared_folder_are_not_followed(cluster: Cluster, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious", encoding="utf-8")
+    for rank in (1, 2):  # predictable names of old
+        cluster.file.with_suffix(f".node-{rank}").symlink_to(target)
+    following, leader = cluster.follow(), cluster.leader()
+    with leader.leading():
+        cluster.file.unlink()
+        cluster.file.symlink_to(target)
+        ending = following.end()
+    assert isinstance(ending, StageError)
+    assert "is a link" in str(ending)
+    assert target.read_text(encoding="utf-8") == "precious"
+
+
+def test_a_pipe_in_place_of_the_announcement_does_not_block(cluster: Cluster) -> None:
+    following, leader = cluster.follow(), cluster.leader()
+    with leader.leading():
+        cluster.file.unlink()
+        os.mkfifo(cluster.file)
+        assert "is no announcement" in str(following.end())
+
+
+def test_a_malformed_environment_is_a_mistake_of_the_command_line(run_cli) -> None:
+    (run_cli.folder / "m.yaml").write_text(
+        "version: 1\nname: n\nstages:\n  data: {uses: data.synthetic}\n", encoding="utf-8"
+    )
+    ended = run_cli("run", "m.yaml", SLURM_STEP_ID="0", SLURM_PROCID="0", SLURM_NTASKS="two")
+    assert ended.code == 2
+    words = "SLURM_STEP_ID is set, but SLURM_NTASKS is 'two', not a number; unset SLURM_STEP_ID outside a cluster"
+    assert ended.err == f"ptpipe: {words}\n"

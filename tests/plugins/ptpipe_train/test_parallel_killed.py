@@ -137,12 +137,34 @@ def workers_of(folder: Path) -> list[int]:
     return found
 
 
+NO_PICKLES = '''
+"""Refuses what torch's collectives of objects would unpickle: whoever sends it runs code."""
+import torch.distributed.distributed_c10d as c10d
+
+from ptpipe import hookimpl
+
+
+def refuse(*arguments):
+    raise AssertionError("a pickle was received")
+
+
+c10d._tensor_to_object = refuse
+
+
+@hookimpl
+def ptpipe_stages():
+    return []
+'''
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "pp", pytest.param("ddp+pp", marks=thorough)])
 @pytest.mark.timeout(900)
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, name: str) -> None:
     epochs = max(12, 3 * NUM_KILLS)
     options = ["-s", f"train.epochs={epochs}", "-s", f"train.early_stopping.patience={epochs}"]
-    undisturbed = Running(tmp_path, MODES[name], "undisturbed", *options)
+    no_pickles = tmp_path / "no_pickles.py"
+    no_pickles.write_text(NO_PICKLES, encoding="utf-8")
+    undisturbed = Running(tmp_path, MODES[name], "undisturbed", *options, plugin=no_pickles)
     undisturbed.end()
     rng, moments = random.Random(f"{name} {NUM_KILLS}"), []
     while len(moments) < NUM_KILLS:

@@ -271,7 +271,7 @@ def test_a_run_that_fails_is_one_line(run_cli):
 @pytest.mark.slow
 def test_workers_that_cannot_work_together_are_found_before_minutes_are_spent(run_cli):
     (run_cli.folder / "m.yaml").write_text(MANIFEST, encoding="utf-8")
-    ended = run_cli("scaling", "m.yaml", GLOO_SOCKET_IFNAME="nosuch0")
+    ended = run_cli("scaling", "m.yaml", GLOO_DEVICE_TRANSPORT="nosuch")
     assert ended.code == 1
     first, last = ended.err.strip().splitlines()
     assert first == "timing an all-reduce between 2 workers"

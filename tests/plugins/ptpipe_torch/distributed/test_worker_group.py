@@ -164,6 +164,32 @@ def test_a_process_that_is_not_one_of_several(world_size: str | None, tmp_path: 
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (
+            {"SLURM_STEP_ID": "0"},
+            "SLURM_STEP_ID is set without SLURM_JOB_ID, SLURM_LOCALID, SLURM_NTASKS, SLURM_PROCID",
+        ),
+        ({"WORLD_SIZE": "two"}, "this process was not launched as one of them"),
+        ({"WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT must be a host and its port, not '' and ''"),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, "not 'localhost' and 'x'"),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "99999"}, "not 'localhost' and '99999'"),
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "a" * 99, "MASTER_PORT": "1"}, "can't be reached"),
+    ],
+)
+def test_malformed_variables_are_named(variables: dict[str, str], words: str, tmp_path: Path, monkeypatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")  # restored at the end
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ctx = Context("t", "train.supervised", 1, tmp_path, rank=0, num_workers=2)
+    with pytest.raises(StageError, match=re.escape(words)), init_worker_group(ctx):
+        pytest.fail("no other worker")
+
+
 def test_a_stage_of_one_worker_needs_no_process_group(tmp_path: Path) -> None:
     with init_worker_group(Context("t", "train.supervised", 1, tmp_path)) as workers:
         assert workers == SINGLE_WORKER
