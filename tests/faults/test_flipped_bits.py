@@ -30,6 +30,7 @@ NUM_FLIPS = 150 if THOROUGH else 1
 NUM_DAMAGES = None if THOROUGH else 1
 """Other damages to each kind of file; None for all."""
 HANGS = "it hangs"
+ORDERS = (("views", "run", "gc", "run"), ("gc", "views", "run"))
 CODES = (0, 1, 2, REFUSED, 5)
 
 Damage: TypeAlias = Callable[[Path, Path, Path], None]
@@ -213,6 +214,8 @@ def unclear(ended: Ended, path: Path) -> str:
 def is_told(ended: Ended, path: Path) -> bool:
     """Whether a command names the damaged file or its folder (a digest, a key or a run by its start)."""
     marks = {part[:12] for part in path.parts[-3:] if len(part) >= 12} | {path.name}
+    if path.name in FOLDERS:  # one of the whole store's
+        marks.add(str(path.parent))
     words = ("altered", "unreadable", "missing", "is kept")
     return any(mark in ended.err for mark in marks) or any(word in ended.out + ended.err for word in words)
 
@@ -261,7 +264,7 @@ def attempt(place: Workplace, views: Views, kind: str, name: str, damage: Damage
     must_heal = (
         kind in FILES and kind != "format" and not kind.startswith("lock")
     )  # these a user mends, who is told how
-    for order in (("views", "run", "gc", "run"), ("gc", "views", "run")):
+    for order in ORDERS if not name.startswith("bit") else (random.Random(name).choice(ORDERS),):
         place.restore("old")
         path, other = Stored(place).places[kind]
         outside = place.folder / "outside"
@@ -269,8 +272,9 @@ def attempt(place: Workplace, views: Views, kind: str, name: str, damage: Damage
         outside.unlink(missing_ok=True)
         damage(path, other, outside)
         for step in order:
-            if step == "views":  # of a run whose record is lost nothing can be known
-                found = iter(()) if name == "lost" and "run" in kind else wrong_views(views, path)
+            if step == "views":  # of a run whose folder is gone nothing can be known
+                is_gone = kind in ("run", "runs") and name != "swapped"
+                found = iter(()) if is_gone else wrong_views(views, path)
                 found = itertools.chain(found, unverified(place, kind, path))
             elif step == "run":
                 found = wrong_runs(place, views, path, must_heal)
