@@ -6,11 +6,13 @@ very results and verdict of an undisturbed one, or names what was altered.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,6 +30,7 @@ NUM_FLIPS = 150 if THOROUGH else 1
 NUM_DAMAGES = None if THOROUGH else 1
 """Other damages to each kind of file; None for all."""
 HANGS = "it hangs"
+ORDERS = (("views", "run", "gc", "run"), ("gc", "views", "run"))
 CODES = (0, 1, 2, REFUSED, 5)
 
 Damage: TypeAlias = Callable[[Path, Path, Path], None]
@@ -108,6 +111,7 @@ FILES = (
     "format",
     "checkpoint",
 )
+DECISIVE = (*FILES[:8], "object", "object's files", "deliverables")
 FOLDERS = ("object", "object's files", "objects", "index", "run", "runs", "locks", "scratch", "deliverables")
 
 
@@ -210,8 +214,20 @@ def unclear(ended: Ended, path: Path) -> str:
 def is_told(ended: Ended, path: Path) -> bool:
     """Whether a command names the damaged file or its folder (a digest, a key or a run by its start)."""
     marks = {part[:12] for part in path.parts[-3:] if len(part) >= 12} | {path.name}
-    words = ("altered", "unreadable", "missing")
+    if path.name in FOLDERS:  # one of the whole store's
+        marks.add(str(path.parent))
+    words = ("altered", "unreadable", "missing", "is kept")
     return any(mark in ended.err for mark in marks) or any(word in ended.out + ended.err for word in words)
+
+
+def unverified(place: Workplace, kind: str, path: Path) -> Iterator[str]:
+    """Yield a problem where `verify` does not find the damage to something that decides or carries a result."""
+    if find_spec("ptpipe.cli.verify"):
+        ended = place.call("verify")
+        if problem := unclear(ended, path):
+            yield f"verify: {problem}"
+        elif ended.code == 0 and kind in DECISIVE:
+            yield "verify: it finds nothing"
 
 
 def wrong_views(views: Views, path: Path) -> Iterator[str]:
@@ -245,8 +261,10 @@ def wrong_runs(place: Workplace, views: Views, path: Path, must_heal: bool) -> I
 
 def attempt(place: Workplace, views: Views, kind: str, name: str, damage: Damage) -> Iterator[str]:
     """Damage a file and yield what is wrong afterwards."""
-    is_file = kind in FILES and not kind.startswith("lock")
-    for order in (("views", "run", "gc", "run"), ("gc", "views", "run")):
+    must_heal = (
+        kind in FILES and kind != "format" and not kind.startswith("lock")
+    )  # these a user mends, who is told how
+    for order in ORDERS if not name.startswith("bit") else (random.Random(name).choice(ORDERS),):
         place.restore("old")
         path, other = Stored(place).places[kind]
         outside = place.folder / "outside"
@@ -254,10 +272,12 @@ def attempt(place: Workplace, views: Views, kind: str, name: str, damage: Damage
         outside.unlink(missing_ok=True)
         damage(path, other, outside)
         for step in order:
-            if step == "views":  # of a run whose record is lost nothing can be known
-                found = iter(()) if name == "lost" and "run" in kind else wrong_views(views, path)
+            if step == "views":  # of a run whose folder is gone nothing can be known
+                is_gone = kind in ("run", "runs") and name != "swapped"
+                found = iter(()) if is_gone else wrong_views(views, path)
+                found = itertools.chain(found, unverified(place, kind, path))
             elif step == "run":
-                found = wrong_runs(place, views, path, is_file)
+                found = wrong_runs(place, views, path, must_heal)
             else:
                 ended = place.call("gc", "--keep-runs", 5)
                 problem = unclear(ended, path) if ended.code else ""

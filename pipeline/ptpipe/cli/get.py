@@ -11,6 +11,7 @@ import click
 
 from ptpipe.cli.common import artifacts_option, echo, json_option, open_store, print_json
 from ptpipe.errors import IntegrityError, Problem, UsageError, nearest
+from ptpipe.store.files import errors_naming
 
 
 @click.command()
@@ -43,6 +44,8 @@ def get(run: str, stage: str, dest: Path, force: bool, artifacts: Path, as_json:
             target.parent.mkdir(parents=True, exist_ok=True)
             copy_atomically(source, target)
         except OSError as error:
+            if error.filename == str(source) and error.filename2 is None:
+                raise  # it can't be read
             raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
     if as_json:
         print_json([str(target) for target in targets.values()])
@@ -67,12 +70,9 @@ def _stage_facts(record: dict[str, Any], stage_id: str) -> dict[str, Any]:
 
 
 def _verify(file: Path, stored: Collection[str], stage_id: str) -> None:
-    try:
-        if not file.is_file():  # a pipe would block
-            raise IntegrityError(f"{file} is missing or no file; `ptpipe run --fresh {stage_id}` rebuilds it")
-        with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-    except OSError as error:
-        raise IntegrityError(f"{file} cannot be read: {error.strerror or error}") from error
+    if not file.is_file():  # a pipe would block
+        raise IntegrityError(f"{file} is missing or no file; `ptpipe run --fresh {stage_id}` rebuilds it")
+    with errors_naming(file), file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
     if digest not in stored:
         raise IntegrityError(f"{file} was altered; `ptpipe run --fresh {stage_id}` rebuilds it")
