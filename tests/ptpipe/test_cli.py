@@ -383,7 +383,7 @@ def test_gc_names_what_it_keeps(ran, tmp_path):
         "kept what failed verification (--empty-quarantine deletes it):",
         "  quarantine/0123-4  1.2 MB",
     ]
-    assert linked.err == f"'ptpipe: {tmp_path}/artifacts/runs/la\\x1btest is kept: it is not the folder of a run'\n"
+    assert linked.err == f"ptpipe: {tmp_path}/artifacts/runs/la\\x1btest is kept: it is not the folder of a run\n"
     (older / "record.json").write_text("x")
     for number in range(12):
         (tmp_path / f"artifacts/index/{number}.json").write_text("")
