@@ -264,7 +264,8 @@ def attempt(place: Workplace, views: Views, kind: str, name: str, damage: Damage
     must_heal = (
         kind in FILES and kind != "format" and not kind.startswith("lock")
     )  # these a user mends, who is told how
-    for order in ORDERS if not name.startswith("bit") else (random.Random(name).choice(ORDERS),):
+    is_one_enough = name.startswith("bit") or not THOROUGH
+    for order in (random.Random(kind + name).choice(ORDERS),) if is_one_enough else ORDERS:
         place.restore("old")
         path, other = Stored(place).places[kind]
         outside = place.folder / "outside"
