@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import secrets
 import shutil
@@ -20,7 +21,7 @@ from ptpipe.events import Attachment, LogLine, RunFinished, RunStarted, StageFin
 from ptpipe.plan.bind import Plan
 from ptpipe.plan.keys import Key
 from ptpipe.store.documents import write_document
-from ptpipe.store.files import strict_json
+from ptpipe.store.files import strict_json, write_atomically
 from ptpipe.store.store import Store
 
 
@@ -65,6 +66,7 @@ class RunRecord:
                     if not self.folder.is_dir():
                         raise
                     self.folder = self.folder.with_name(f"{self.folder.name[:-4]}{secrets.token_hex(2)}")
+            write_atomically(self.folder / "manifest.yaml", self.plan.manifest.text.encode())
             self._write((), ExitCode.DONE)
         except OSError as error:
             raise PtpipeError(f"cannot write to {self.folder}: {error.strerror or error}") from error
@@ -117,6 +119,7 @@ class RunRecord:
             "run_id": self.run_id,
             "name": manifest.name,
             "manifest": str(manifest.path.absolute()),
+            "manifest_sha256": hashlib.sha256(manifest.text.encode()).hexdigest(),
             "seed": manifest.seed,
             "overrides": dict(manifest.overrides),
             "started_at": self.started_at,

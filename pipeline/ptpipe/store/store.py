@@ -58,6 +58,8 @@ class Entry:
     seconds: float
     made_at: str
     machine: str = ""
+    environment: Mapping[str, JSON] = field(default_factory=dict)
+    """Versions of ptpipe and Python, and the machine, that produced it."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Entry:
