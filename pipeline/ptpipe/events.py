@@ -124,8 +124,7 @@ class StageFinished:
     machine: str = ""
     """The fingerprint of the machine that a `per_machine` result was measured on; empty otherwise."""
     environment: Mapping[str, JSON] = field(default_factory=dict)
-    """Versions of ptpipe and Python, and the machine, that the result was produced with; for a cached stage, by an earlier
-    run."""
+    """Versions of ptpipe and Python, and the machine, that produced the result, in an earlier run if it is cached."""
     deliverables: tuple[Path, ...] = ()
     """Files to ship, by absolute path in the run's folder: `runs/<id>/<stage>/model.onnx`. Kept as long as the run."""
 

@@ -91,6 +91,14 @@ def open_store(artifacts: Path) -> Store:
     return Store(artifacts)
 
 
+def is_file(path: Path) -> bool:
+    """Return whether there is such a file; False for what can be no file's name, which `Path.is_file` raises for."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def describe_end(record: Mapping[str, Any]) -> str:
     """Return how a recorded run ended, in one word or two."""
     if not record["finished"]:

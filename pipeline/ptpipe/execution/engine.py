@@ -205,8 +205,8 @@ class _Execution:
             notices=tuple(self.stage_output.notices),
             seconds=time.perf_counter() - start,
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            machine=host.fingerprint() if stage.stage.per_machine else "",
             environment=describe_environment(),
+            machine=host.fingerprint() if stage.stage.per_machine else "",
         )
         self.store.put_entry(entry)
         self.store.drop_scratch(key.digest)

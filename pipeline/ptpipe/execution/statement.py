@@ -28,7 +28,7 @@ BUILD_TYPE = "urn:ptpipe:run:v1"
 
 def statement_path(deliverable: Path) -> Path:
     """Return the place of a deliverable's statement: beside it."""
-    return deliverable.with_name(deliverable.name + SUFFIX)
+    return deliverable.parent / f"{deliverable.name}{SUFFIX}"
 
 
 def describe_environment() -> dict[str, JSON]:

@@ -42,6 +42,10 @@ class StoredObject:
     size_bytes: int
     summary: Mapping[str, JSON] = field(default_factory=dict)
 
+    def has_files(self, listing: Listing) -> bool:
+        """Return whether its digest is that of its type and these files."""
+        return self.digest == _digest(self.type, listing)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -57,9 +61,9 @@ class Entry:
     notices: tuple[str, ...]
     seconds: float
     made_at: str
-    machine: str = ""
     environment: Mapping[str, JSON] = field(default_factory=dict)
     """Versions of ptpipe and Python, and the machine, that produced it."""
+    machine: str = ""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Entry:
