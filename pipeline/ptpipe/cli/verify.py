@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.common import artifacts_option, counted, is_file, json_option, open_store, print_json, print_table
+from ptpipe.cli.common import (
+    artifacts_option,
+    counted,
+    escaped,
+    is_file,
+    json_option,
+    open_store,
+    print_json,
+    print_table,
+)
 from ptpipe.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +73,8 @@ def _show(verification: Verification, as_json: bool) -> None:
         )
         return
     if faults:
-        print_table(("state", "what", "detail"), [(fault.state, fault.subject, fault.detail) for fault in faults])
+        rows = [(fault.state, escaped(fault.subject), escaped(fault.detail)) for fault in faults]
+        print_table(("state", "what", "detail"), rows)
     size = f"{checked['byte'] / 1e6:.1f} MB"
     counts = [counted(checked[noun], noun.replace("_", " ")) for noun in _NOUNS[:-1] if checked[noun]]
     found = counted(len(faults), "fault") if faults else "no fault"

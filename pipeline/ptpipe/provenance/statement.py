@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ptpipe.errors import IntegrityError
 from ptpipe.execution.statement import BUILD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE
+from ptpipe.manifest.yaml import MAX_BYTES
 from ptpipe.plan.keys import Key
 from ptpipe.store.documents import read_document
 from ptpipe.store.store import StoredObject
@@ -62,7 +63,7 @@ class ManifestText(BaseModel):
     """The manifest as written."""
 
     name: str
-    text: str
+    text: str = Field(max_length=MAX_BYTES)
 
 
 class Statement(BaseModel):

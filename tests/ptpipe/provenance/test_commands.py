@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 
@@ -9,6 +10,7 @@ import pytest
 
 from ptpipe import ExitCode
 from ptpipe.execution.statement import statement_path
+from ptpipe.store.documents import read_document, write_document
 
 
 def test_verify_says_what_it_compared_and_what_is_wrong(shop, run_cli):
@@ -95,7 +97,7 @@ def test_reproduce(shop, run_cli, tmp_path):
     assert same.out.splitlines()[0].split() == ["stage", "kind", "result"]
     assert same.out.count("bit-equal") == 4
     assert same.out.splitlines()[-1].endswith(" was reproduced")
-    shop.edit("return Number(a.value + b.value)", "return Number(a.value - b.value)")
+    shop.edit("return Number(a.value + b.value)", "return Number(a.value + b.value + 1)")
     other = run_cli("reproduce", "last", "--work", "kept", "--json", alone=True)
     assert other.code == ExitCode.FAILED
     assert (other.json["reproduced"], other.json["first_cause"]) == (False, "sum")
@@ -120,3 +122,23 @@ def test_an_interrupted_reproduction_says_so(shop, run_cli):
     shop.run()
     shop.edit("return Number(config.value)", "import signal; signal.raise_signal(signal.SIGINT)")
     assert run_cli("reproduce", "last", alone=True).code == ExitCode.INTERRUPTED
+
+
+def test_what_a_stranger_wrote_reaches_the_terminal_escaped(shop, run_cli, tmp_path):
+    shop.run()
+    file = next(shop.artifacts.glob("runs/*/sum/number.json"))
+    content = read_document(statement_path(file))
+    content["predicate"]["buildDefinition"]["internalParameters"]["stages"][2]["id"] = "\x1b]0;owned\x07"
+    content["predicate"]["runDetails"]["metadata"]["ptpipe_results"][2]["id"] = "\x1b]0;owned\x07"
+    write_document(statement_path(file), json.dumps(content))
+    for command in ("verify", "reproduce"):
+        ended = run_cli(command, file, alone=True)
+        assert ended.code == ExitCode.INTEGRITY
+        assert "\x1b" not in ended.out + ended.err
+    content = read_document(statement_path(shutil.copytree(file.parents[1] / "one", tmp_path / "x") / "number.json"))
+    result = content["predicate"]["runDetails"]["metadata"]["ptpipe_results"][0]
+    result["environment"]["python"] = "\x1b]0;owned\x07"
+    write_document(tmp_path / "x" / "number.json.intoto.json", json.dumps(content))
+    shop.edit("return Number(config.value)", "return Number(config.value + 1)")
+    ended = run_cli("reproduce", "x/number.json", alone=True)
+    assert (ended.code, "\x1b" in ended.out, "x1b]0;owned" in ended.out) == (ExitCode.FAILED, False, True)
