@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 GUIDES = {
     "Your first stage": "plugins/README.md",
     "Parallel training": "docs/parallel.md",
+    "Provenance": "docs/provenance.md",
 }
 API = {
     "ptpipe": "pipeline/ptpipe/__init__.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -88,6 +89,10 @@ def check_toml(language, block):
     assert tomllib.loads(block)
 
 
+def check_json(language, block):
+    assert json.loads(block)
+
+
 def check_text(language, block):
     """A drawing or an output: nothing to copy."""
     assert not re.search(r"^(\$ )?(ptpipe|make|pip) ", block, re.MULTILINE), "commands belong in a block of `sh`"
@@ -99,6 +104,7 @@ CHECKS = {
     "yaml": check_yaml,
     "python": check_python,
     "toml": check_toml,
+    "json": check_json,
     "text": check_text,
     "": check_text,
 }

@@ -132,6 +132,8 @@ class StageFinished:
     """ISO 8601, UTC: when the result was produced; for a cached stage, by an earlier run."""
     machine: str = ""
     """The fingerprint of the machine that a `per_machine` result was measured on; empty otherwise."""
+    environment: Mapping[str, JSON] = field(default_factory=dict)
+    """Versions of ptpipe and Python, and the machine, that produced the result, in an earlier run if it is cached."""
     deliverables: tuple[Path, ...] = ()
     """Files to ship, by absolute path in the run's folder: `runs/<id>/<stage>/model.onnx`. Kept as long as the run."""
 

@@ -92,6 +92,14 @@ def open_store(artifacts: Path) -> Store:
     return Store(artifacts)
 
 
+def is_file(path: Path) -> bool:
+    """Return whether there is such a file; False for what can be no file's name, which `Path.is_file` raises for."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def describe_end(record: Mapping[str, Any]) -> str:
     """Return how a recorded run ended, in one word or two."""
     if not record["finished"]:
@@ -127,6 +135,11 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(highlight=False, markup=False).print(table)
+
+
+def escaped(text: str) -> str:
+    """Return a text that may come from a stranger's file for the terminal: one line, nothing invisible."""
+    return text if text.isprintable() else ascii(text)
 
 
 def counted(number: int, noun: str) -> str:

@@ -25,9 +25,9 @@ def get(run: str, stage: str, dest: Path, force: bool, artifacts: Path, as_json:
     """Copy the deliverables of a run's stage (a model file) to DEST, verified against the digests in the store.
 
     RUN is a run's id, the unambiguous start or end of one, or `last`. DEST is a folder, by default the current one; it
-    is created if missing. `ptpipe show RUN` lists the deliverables.
+    is created if missing. `ptpipe show RUN` lists the deliverables. The statement of where each comes from, and its
+    signatures, are copied with it: `ptpipe verify FILE` checks it later, anywhere.
     """
-    from ptpipe.execution.deliverables import copy_atomically
     from ptpipe.store.runs import find_run
 
     store = open_store(artifacts)
@@ -36,21 +36,40 @@ def get(run: str, stage: str, dest: Path, force: bool, artifacts: Path, as_json:
     listings = (store.listing(output["digest"]) for output in facts["outputs"].values())
     stored = {file["sha256"] for listing in listings for file in listing.values()}
     targets = {folder / name: dest / PurePosixPath(name).relative_to(stage) for name in facts["deliverables"]}
-    if not force and (existing := [str(path) for path in targets.values() if path.exists()]):
+    files = {source: target for pair in targets.items() for source, target in _with_provenance(*pair).items()}
+    if not force and (existing := [str(path) for path in files.values() if path.exists()]):
         raise UsageError(f"{' and '.join(existing)} exists (--force replaces it)")
-    for source, target in targets.items():
+    for source in targets:
         _verify(source, stored, stage)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            copy_atomically(source, target)
-        except OSError as error:
-            if error.filename == str(source) and error.filename2 is None:
-                raise  # it can't be read
-            raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
+    for source, target in files.items():
+        _copy(source, target)
     if as_json:
         print_json([str(target) for target in targets.values()])
     else:
-        echo("\n".join(f"wrote {target}" for target in targets.values()))
+        echo("\n".join(f"wrote {target}" for target in files.values()))
+
+
+def _with_provenance(source: Path, target: Path) -> dict[Path, Path]:
+    """Return what is copied of a deliverable, and where to: the file, its statement, its signatures if it is signed."""
+    from ptpipe.execution.statement import statement_path
+    from ptpipe.provenance.envelope import envelope_path
+
+    found = {source: target, statement_path(source): statement_path(target)}
+    if envelope_path(source).exists():
+        found[envelope_path(source)] = envelope_path(target)
+    return found
+
+
+def _copy(source: Path, target: Path) -> None:
+    from ptpipe.execution.deliverables import copy_atomically
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy_atomically(source, target)
+    except OSError as error:
+        if error.filename == str(source) and error.filename2 is None:
+            raise  # it can't be read
+        raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
 
 
 def _stage_facts(record: dict[str, Any], stage_id: str) -> dict[str, Any]:
@@ -70,8 +89,13 @@ def _stage_facts(record: dict[str, Any], stage_id: str) -> dict[str, Any]:
 
 
 def _verify(file: Path, stored: Collection[str], stage_id: str) -> None:
-    if not file.is_file():  # a pipe would block
-        raise IntegrityError(f"{file} is missing or no file; `ptpipe run --fresh {stage_id}` rebuilds it")
+    from ptpipe.execution.statement import statement_path
+    from ptpipe.store.documents import read_document
+
+    for each in (file, statement_path(file)):
+        if not each.is_file():  # a pipe would block
+            raise IntegrityError(f"{each} is missing or no file; `ptpipe run --fresh {stage_id}` rebuilds it")
+    read_document(statement_path(file))
     with errors_naming(file), file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     if digest not in stored:

@@ -18,12 +18,12 @@ def may_deliver(type_: type[Artifact]) -> bool:
     return type_.deliverables.__func__ is not Artifact.deliverables.__func__  # type: ignore[attr-defined]
 
 
-def place_deliverables(store: Store, ports: Sequence[Port], entry: Entry, folder: Path) -> tuple[Path, ...]:
+def place_deliverables(store: Store, ports: Sequence[Port], entry: Entry, folder: Path) -> dict[Path, tuple[str, str]]:
     """Hard-link (or copy, where the file system has no hard links) an entry's deliverables into a folder.
 
     `folder` is created where there is something to place. With several outputs that name the same file, each output
-    has a subfolder. Returns the placed files. Raises OSError where one can't be written, ValueError where an artifact
-    names a file that it did not save.
+    has a subfolder. Returns for each placed file the output and the name of its file there. Raises OSError where one
+    can't be written, ValueError where an artifact names a file that it did not save.
     """
     named: dict[str, tuple[str, ...]] = {}
     for port in ports:
@@ -34,13 +34,13 @@ def place_deliverables(store: Store, ports: Sequence[Port], entry: Entry, folder
         named[port.name] = names
     all_names = [name for names in named.values() for name in names]
     is_ambiguous = len(set(all_names)) < len(all_names)
-    placed = []
+    placed = {}
     for output, names in named.items():
         for name in names:
             target = (folder / output if is_ambiguous else folder) / name
             _place(store.files(entry.outputs[output].digest) / name, target)
-            placed.append(target)
-    return tuple(placed)
+            placed[target] = (output, name)
+    return placed
 
 
 def copy_atomically(source: Path, target: Path) -> None:

@@ -34,6 +34,7 @@ from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.record import RunRecord, StageOutput
 from ptpipe.execution.reporters import ReporterGroup
 from ptpipe.execution.signals import signals_deferred
+from ptpipe.execution.statement import describe_environment, write_statements
 from ptpipe.execution.stored_results import StoredResults
 from ptpipe.execution.unchanged import check_unchanged
 from ptpipe.plan.bind import Plan, PlannedStage
@@ -238,6 +239,7 @@ class _Execution:
             notices=tuple(self.stage_output.notices),
             seconds=time.perf_counter() - start,
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            environment=describe_environment(),
             machine=host.fingerprint() if stage.stage.per_machine else "",
             dependencies=dependencies,
         )
@@ -281,7 +283,9 @@ class _Execution:
         """Place the files to ship in the run's folder; a failure is a notice, as the result itself is stored."""
         entry, folder = self.entries[stage.id], self.record.folder / stage.id
         try:
-            return place_deliverables(self.store, stage.stage.outputs, entry, folder) if entry else ()
+            placed = place_deliverables(self.store, stage.stage.outputs, entry, folder) if entry else {}
+            write_statements(self.record, stage.id, self.entries, placed)
+            return tuple(placed)
         except Exception as error:  # noqa: BLE001  # a full disk; a plugin's `deliverables` may raise anything
             self._notify(stage.id, f"the deliverables could not be placed in {folder}: {_cause(error)}")
             return ()
@@ -329,6 +333,7 @@ class _Execution:
                 outputs = {name: asdict(stored) for name, stored in entry.outputs.items()}
                 result = {"metrics": entry.metrics, "outputs": outputs}
                 result |= {"made_at": entry.made_at, "machine": entry.machine}
+                result["environment"] = entry.environment
                 result["deliverables"], notices = self._place_deliverables(stage), entry.notices
             event = StageFinished(
                 stage_id=stage.id,

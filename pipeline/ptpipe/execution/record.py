@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import secrets
 import shutil
@@ -30,7 +31,7 @@ from ptpipe.events import (
 from ptpipe.plan.bind import Plan
 from ptpipe.plan.keys import Key
 from ptpipe.store.documents import write_document
-from ptpipe.store.files import strict_json, sync
+from ptpipe.store.files import strict_json, sync, write_atomically
 from ptpipe.store.runs import next_run_number
 from ptpipe.store.store import Store
 
@@ -97,6 +98,7 @@ class RunRecord:
             with self.store.lock("runs"):  # so that no two runs get one number
                 self.folder = parent / f"{self.folder.name}-{next_run_number(parent):05}"
                 staging.mkdir()
+                write_atomically(staging / "manifest.yaml", self.plan.manifest.text.encode())
                 self._write((), ExitCode.DONE, staging)
                 staging.rename(self.folder)
             sync(parent)
@@ -154,6 +156,7 @@ class RunRecord:
             "run_id": self.run_id,
             "name": manifest.name,
             "manifest": str(manifest.path.absolute()),
+            "manifest_sha256": hashlib.sha256(manifest.text.encode()).hexdigest(),
             "seed": manifest.seed,
             "overrides": dict(manifest.overrides),
             "started_at": self.started_at,

@@ -44,6 +44,8 @@ class Manifest:
     stages: tuple[StageEntry, ...]
     document: Document
     overrides: Mapping[str, JSON] = field(default_factory=dict)
+    text: str = ""
+    """As written."""
 
     def locate(self, *path: str | int, key: bool = False) -> Location | None:
         """Return the location of the value (or key) at a path: `locate("stages", "net", "with", "width")`."""
@@ -104,7 +106,7 @@ def parse(text: str, path: Path) -> Manifest:
     manifest = check.manifest(path)
     if check.problems or manifest is None:
         raise ManifestError(sorted(check.problems, key=lambda problem: problem.location or Location("", 0, 0)))
-    return manifest
+    return replace(manifest, text=text)
 
 
 def parse_override(text: str) -> tuple[str, JSON]:

@@ -41,6 +41,10 @@ class StoredObject:
     size_bytes: int
     summary: Mapping[str, JSON] = field(default_factory=dict)
 
+    def has_files(self, listing: Listing) -> bool:
+        """Return whether its digest is that of its type and these files."""
+        return self.digest == _digest(self.type, listing)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -56,6 +60,8 @@ class Entry:
     notices: tuple[str, ...]
     seconds: float
     made_at: str
+    environment: Mapping[str, JSON] = field(default_factory=dict)
+    """Versions of ptpipe and Python, and the machine, that produced it."""
     machine: str = ""
     dependencies: Mapping[str, str] = field(default_factory=dict)
     """Modules that the stage imported besides the code in its key, by name (by path where it has no name to import it

@@ -34,7 +34,8 @@ def deliver(project, body='return ("number.json",)'):
 
 def placed(result):
     folders = [path for path in result.folder.iterdir() if path.is_dir()]
-    return sorted(p.relative_to(result.folder).as_posix() for f in folders for p in f.rglob("*") if p.is_file())
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    return sorted(p.relative_to(result.folder).as_posix() for p in files if p.suffixes[-2:] != [".intoto", ".json"])
 
 
 def record_of(result):

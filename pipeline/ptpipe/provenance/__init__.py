@@ -1,0 +1,1 @@
+"""Provenance: statements read back, verified, signed; runs reproduced."""
