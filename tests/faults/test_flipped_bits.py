@@ -214,7 +214,7 @@ def unclear(ended: Ended, path: Path) -> str:
 def is_told(ended: Ended, path: Path) -> bool:
     """Whether a command names the damaged file or its folder (a digest, a key or a run by its start)."""
     marks = {part[:12] for part in path.parts[-3:] if len(part) >= 12} | {path.name}
-    if path.name in FOLDERS:  # one of the whole store's
+    if path.name in FOLDERS:  # a folder of the store itself
         marks.add(str(path.parent))
     words = ("altered", "unreadable", "missing", "is kept")
     return any(mark in ended.err for mark in marks) or any(word in ended.out + ended.err for word in words)

@@ -110,7 +110,7 @@ def test_an_unknown_stage_that_is_to_be_fresh(project, reasons):
 def test_records_come_newest_first(tmp_path):
     store = Store(tmp_path)
     assert list(run_records(store)) == []
-    write_record(store, "20260101-000000-toy-00001", run_id="../../somewhere/else")
+    write_record(store, "20260101-000000-toy-00001")
     write_record(store, "20670301-000000-toy-00002")  # the clock was ahead
     write_record(store, "20260301-000000-other-00003", name="other")
     write_record(store, "20260201-000000-toy-100000")
@@ -125,7 +125,7 @@ def test_records_come_newest_first(tmp_path):
         "20260101-000000-toy-00001",
         "20260402-000000-toy-0000",
         "20260401-000000-toy-aaaa",
-    ], "by number, then (former versions) by time, and named after their folders"
+    ], "by number, then (former versions) by time"
     assert [record["run_id"] for record in run_records(store, "other")] == ["20260301-000000-other-00003"]
     assert list(run_records(store, "the")) == []
 
@@ -155,6 +155,15 @@ def test_a_record_of_another_form_is_no_record(tmp_path, changes):
     write_record(store, "20260101-000000-toy-00001", **changes)
     assert list(run_records(store)) == []
     with pytest.raises(IntegrityError, match="written by another version of ptpipe"):
+        find_run(store, "last")
+
+
+@pytest.mark.parametrize("run_id", ["20260101-000000-toy-00002", "../../somewhere/else", None])
+def test_a_record_of_another_run_is_no_record(tmp_path, run_id):
+    store = Store(tmp_path)
+    write_record(store, "20260101-000000-toy-00001", run_id=run_id)
+    assert list(run_records(store)) == []
+    with pytest.raises(IntegrityError, match="was altered: it is that of another run"):
         find_run(store, "last")
 
 
