@@ -214,10 +214,11 @@ def unclear(ended: Ended, path: Path) -> str:
 def is_told(ended: Ended, path: Path) -> bool:
     """Whether a command names the damaged file or its folder (a digest, a key or a run by its start)."""
     marks = {part[:12] for part in path.parts[-3:] if len(part) >= 12} | {path.name}
-    if path.name in FOLDERS:  # one of the whole store's
+    if path.name in FOLDERS:  # a folder of the store itself
         marks.add(str(path.parent))
     words = ("altered", "unreadable", "missing", "is kept")
-    return any(mark in ended.err for mark in marks) or any(word in ended.out + ended.err for word in words)
+    is_named = str(path) in ended.out or any(mark in ended.err for mark in marks)
+    return is_named or any(word in ended.out + ended.err for word in words)
 
 
 def unverified(place: Workplace, kind: str, path: Path) -> Iterator[str]:
@@ -274,7 +275,7 @@ def attempt(place: Workplace, views: Views, kind: str, name: str, damage: Damage
         damage(path, other, outside)
         for step in order:
             if step == "views":  # of a run whose folder is gone nothing can be known
-                is_gone = kind in ("run", "runs") and name != "swapped"
+                is_gone = kind == "runs" or (kind == "run" and name != "swapped")
                 found = iter(()) if is_gone else wrong_views(views, path)
                 found = itertools.chain(found, unverified(place, kind, path))
             elif step == "run":

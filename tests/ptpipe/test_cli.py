@@ -318,6 +318,10 @@ def test_get_refuses_altered_bytes(delivered, tmp_path):
     assert delivered("get", "last", "sum", "new", alone=True).code == 0
     assert (tmp_path / "new" / "number.json").read_text() == "6.0"
     file.unlink()
+    os.mkfifo(file)
+    piped = delivered("get", file.parents[1].name, "sum", alone=True, timeout_s=20)
+    assert piped.err == f"ptpipe: {file} is missing or no file; `ptpipe run --fresh sum` rebuilds it\n"
+    file.unlink()
     assert delivered("get", file.parents[1].name, "sum", alone=True).code == ExitCode.INTEGRITY
     assert not (tmp_path / "number.json").exists()
 

@@ -28,6 +28,7 @@ from ptpipe.store.store import Entry, Store
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = re.compile(r"\..+-[0-9a-f]{12}")  # what a killed `store.files.atomic_path` leaves
 _HALF = re.compile(r"\.(new|old)-.+|" + _TEMPORARY.pattern)  # what any killed process leaves
+_LOCK = re.compile(r"[0-9a-f]{64}|runs|nodes-[0-9a-f]{16}\.json|" + _TEMPORARY.pattern)  # all but the one that gc holds
 _UNREADABLE = (PtpipeError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -96,7 +97,7 @@ class _Survey:
         self.dead_entries = [*self._find_dead_entries()]
         self.dead_objects = [*self._find_dead_objects()]
         self.dead_scratch = [path for path in self._visible("scratch") if self._is_dead_scratch(path.name)]
-        self.leftovers += [path for path in _children(store.root / "locks") if path.name != "in-use"]
+        self.leftovers += [path for path in _children(store.root / "locks") if _LOCK.fullmatch(path.name)]
         self.leftovers += [path for path in _children(store.root) if _TEMPORARY.fullmatch(path.name)]
         if not self._are_needs_known:
             # Any result may be one that the file needs once it is restored, or a newer version reads it.
@@ -166,7 +167,8 @@ class _Survey:
             yield from (path for path in paths if _DIGEST.fullmatch(path.name) and path.name not in self._digests)
 
     def _is_dead_scratch(self, key: str) -> bool:
-        return key not in self._keys or self._store.entry(key) is not None
+        is_needed = key in self._keys and self._store.entry(key) is None
+        return _DIGEST.fullmatch(key) is not None and not is_needed  # a link may lead to a folder of other things
 
     def _visible(self, name: str) -> list[Path]:
         """Return what is in a folder of the store; what a killed process left there is put to the leftovers."""

@@ -110,10 +110,11 @@ class Store:
                     notice = f"{self.root} is of a former version: results without a digest are kept, but not used"
                 write_format(self.root)
                 self._format = FORMAT
-        except FileExistsError as error:
-            raise PtpipeError(f"{error.filename} must be a folder; remove what is in its place") from error
         except OSError as error:
-            raise PtpipeError(f"cannot write to the artifacts folder {self.root}: {error.strerror or error}") from error
+            reason = error.strerror or str(error)
+            if isinstance(error, FileExistsError):
+                reason = f"{error.filename} is not a folder"
+            raise PtpipeError(f"cannot write to the artifacts folder {self.root}: {reason}") from error
         return notice
 
     # Objects

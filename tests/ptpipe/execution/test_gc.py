@@ -281,6 +281,21 @@ def test_what_is_no_run_stays_with_what_its_record_needs(project):
     check_run(store, runs / "before the change")
 
 
+@pytest.mark.parametrize("name", ["scratch", "locks", "objects", "index"])
+def test_what_is_not_of_the_store_stays_where_a_link_leads(project, name):
+    """A disk of its own for checkpoints, say, that holds other things too."""
+    project.write(STAGES)
+    project.run()
+    elsewhere = (project.artifacts / name).rename(project.folder / "elsewhere")
+    (project.artifacts / name).symlink_to(elsewhere)
+    others = [elsewhere / "data" / "x.bin", elsewhere / "notes.txt", elsewhere / ".hidden"]
+    others[0].parent.mkdir()
+    for path in others:
+        path.write_text("x")
+    collect_garbage(Store(project.artifacts), 0)
+    assert [path.read_text() for path in others] == ["x"] * 3
+
+
 # What killed processes left
 
 

@@ -160,6 +160,15 @@ def test_a_record_of_another_form_is_no_record(tmp_path, changes):
         find_run(store, "last")
 
 
+@pytest.mark.parametrize("run_id", ["20260101-000000-toy-00002", "../../somewhere/else", None])
+def test_a_record_of_another_run_is_no_record(tmp_path, run_id):
+    store = Store(tmp_path)
+    write_record(store, "20260101-000000-toy-00001", run_id=run_id)
+    assert list(run_records(store)) == []
+    with pytest.raises(IntegrityError, match="was altered: it is that of another run"):
+        find_run(store, "last")
+
+
 def test_a_run_is_found_by_a_part_of_its_id(tmp_path):
     store = Store(tmp_path)
     write_record(store, "20260101-000000-toy-00001")
