@@ -108,7 +108,8 @@ class Store:
             if self._format < FORMAT:
                 if any((self.root / "index").glob("*.json")):
                     notice = f"{self.root} is of a former version: results without a digest are kept, but not used"
-                write_format(self.root)
+                with self.in_use():  # gc would delete the file that is being written
+                    write_format(self.root)
                 self._format = FORMAT
         except OSError as error:
             reason = error.strerror or str(error)

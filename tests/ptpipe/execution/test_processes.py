@@ -103,7 +103,7 @@ def test_kills_at_random_moments_leave_a_sound_store(project, run_cli):
 
 
 def test_two_runs_at_once_share_the_work(project, run_cli):
-    project.write(SLOW)
+    project.write(SLOW.replace("pause_s: 0.1", "pause_s: 0.4"))  # the second run must have begun by then
     with run_cli.start("run", "m.yaml", "--json", alone=True) as first:
         wait_for(lambda: step_reached(project) >= 1)
         with run_cli.start("run", "m.yaml", "--json", alone=True) as second:
