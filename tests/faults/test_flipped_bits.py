@@ -160,8 +160,8 @@ class Stored:
             "index": (root / "index", root / "objects"),
             "run": tuple(runs),
             "runs": (root / "runs", root / "objects"),
-            "locks": (root / "locks", root / "runs"),
-            "scratch": (root / "scratch", root / "runs"),
+            "locks": (root / "locks", root / "scratch"),
+            "scratch": (root / "scratch", root / "locks"),
             "deliverables": tuple(run / "export" for run in runs),
         }
 
