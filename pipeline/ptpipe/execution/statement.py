@@ -127,4 +127,5 @@ def _result(stage_id: str, entry: Entry | None) -> dict[str, Any]:
         "metrics": entry.metrics,
         "made_at": entry.made_at,
         "environment": entry.environment,
+        "dependencies": entry.dependencies,
     }

@@ -48,6 +48,8 @@ class StageResult(BaseModel):
     metrics: dict[str, Any]
     made_at: str
     environment: dict[str, Any]
+    dependencies: dict[str, Digest] = Field(default_factory=dict)
+    """Modules that were imported by computed names, with the digests of their source."""
 
 
 class StageDefinition(BaseModel):

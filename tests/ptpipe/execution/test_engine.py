@@ -782,8 +782,7 @@ def test_a_passing_error_fails_the_stage_and_touches_nothing(project, monkeypatc
         second = project.run()
     assert second.exit_code == ExitCode.FAILED
     assert project.outcomes(second)[stage_id] == "failed"
-    message = second.stages[stage_id].message
-    assert message.startswith(f"OSError: [Errno 5] Input/output error: '{project.artifacts}/")
+    assert second.stages[stage_id].message.startswith("OSError: [Errno 5] Input/output error")
     assert not (project.artifacts / "quarantine").exists()
     third = project.run()
     assert set(project.outcomes(third).values()) == {"cached"}
