@@ -9,10 +9,13 @@ Shape legend: B images of a batch, C channels, H height, W width, P = H * W * C.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import AuthenticationError
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -209,6 +212,16 @@ def _next(iterator: Iterator[torch.Tensor | str]) -> torch.Tensor | str:
 
 def _init_worker(parent_pid: int, worker_id: int) -> None:
     exit_with_parent(parent_pid)  # which may have ended before this process could ask for its parent
+    report = sys.excepthook
+
+    def report_unless_interrupted(
+        type_: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        # The thread that passes tensors to the parent prints that an interrupted run took no more of them.
+        if not isinstance(error, EOFError | ConnectionError | AuthenticationError):
+            report(type_, error, trace)
+
+    sys.excepthook = report_unless_interrupted  # a worker's own errors travel to the parent
 
 
 def _end_workers(iterator: Any) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from multiprocessing import AuthenticationError
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from PIL import Image
 
 from ptpipe import StageError, host
 from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Split, epoch_order
+from ptpipe_torch.data import dataloader
 from ptpipe_torch.data.images import FileImages
 
 NUM = 40
@@ -237,3 +239,14 @@ def test_on_a_gpu(channels_last: bool, num_workers: int) -> None:
         assert one.images_NCHW.stride() == other.images_NCHW.stride()
         torch.testing.assert_close(one.images_NCHW.cpu(), other.images_NCHW, rtol=1e-6, atol=1e-6)
         assert one.labels_N.cpu().equal(other.labels_N)
+
+
+def test_a_worker_is_silent_about_an_interrupted_parent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[BaseException] = []
+    monkeypatch.setattr(dataloader, "exit_with_parent", lambda pid: None)
+    monkeypatch.setattr(sys, "excepthook", lambda type_, error, trace: reported.append(error))
+    dataloader._init_worker(1, 0)
+    errors = [EOFError(), ConnectionResetError(), AuthenticationError(), ValueError("a fault")]
+    for error in errors:
+        sys.excepthook(type(error), error, None)
+    assert reported == errors[-1:]
