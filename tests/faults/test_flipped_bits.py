@@ -192,8 +192,8 @@ class Views:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    """Every file below a folder, but for statements, which tell the run's time."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(".intoto.json"))
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
@@ -225,10 +225,10 @@ def unverified(place: Workplace, kind: str, path: Path) -> Iterator[str]:
     """Yield a problem where `verify` does not find the damage to something that decides or carries a result."""
     if find_spec("ptpipe.cli.verify"):
         ended = place.call("verify")
-        if problem := unclear(ended, path):
+        if ended.code == 0:
+            yield from ["verify: it finds nothing"] if kind in DECISIVE else []
+        elif problem := unclear(ended, path):
             yield f"verify: {problem}"
-        elif ended.code == 0 and kind in DECISIVE:
-            yield "verify: it finds nothing"
 
 
 def wrong_views(views: Views, path: Path) -> Iterator[str]:
