@@ -118,12 +118,17 @@ def judged(place: Workplace, case: Case, ended: Ended, undisturbed: Ended) -> It
         yield f"exit code {ended.code}, {ended.err[-500:]!r}"
     elif ended.code != undisturbed.code:
         reason = os.strerror(getattr(errno, case.error))
-        told = [line for line in ended.err.splitlines() if reason in line]
-        if not told or not ("stages.py:" in ended.err or any(str(place.artifacts) in line for line in told)):
+        told = [line for line in (ended.out + ended.err).splitlines() if reason in line]
+        if not told or not ("stages.py:" in ended.err or any(names_file(line, place) for line in told)):
             yield f"no line names reason and file: exit code {ended.code}, {ended.err[-500:]!r}"
     elif not same_output(place, ended, undisturbed, getattr(errno, case.error)):
         changed = differences(place.outcome(ended), place.outcome(undisturbed))
         yield f"silently different: {str(changed)[:600]}, {ended.err[-500:]!r}"
+
+
+def names_file(line: str, place: Workplace) -> bool:
+    """Whether a line has a path: a whole one, or one relative to the artifacts folder."""
+    return str(place.artifacts) in line or re.search(r"\b(runs|objects|index)/\w", line) is not None
 
 
 def same_output(place: Workplace, ended: Ended, undisturbed: Ended, error: int) -> bool:
