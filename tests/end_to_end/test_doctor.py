@@ -63,14 +63,13 @@ def test_a_sound_machine(run_cli, temporary, tmp_path):
 
 def test_a_comm_that_cannot_work(run_cli, temporary):
     start = time.monotonic()
-    ended = run_cli("doctor", "--workers", 2, TMPDIR=str(temporary), GLOO_SOCKET_IFNAME="nosuch0")
+    ended = run_cli("doctor", "--workers", 2, TMPDIR=str(temporary), GLOO_DEVICE_TRANSPORT="nosuch")
     assert time.monotonic() - start < 30
     assert ended.code == 1
     lines = ended.out.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith(f"fail  {TEAM}"))
-    assert "Unable to find address for: nosuch0" in lines[at]
-    assert "-> set GLOO_SOCKET_IFNAME to an interface" in lines[at + 1]
-    assert "it is 'nosuch0': unset it" in lines[at + 1]
+    assert "unsupported gloo device" in lines[at]
+    assert "-> allow processes of this machine to connect over loopback" in lines[at + 1]
     assert lines[-1].endswith("1 failed")
     assert "Traceback" not in ended.out + ended.err
     assert workers_of(temporary) == []

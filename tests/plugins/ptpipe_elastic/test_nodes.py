@@ -388,6 +388,7 @@ def test_nothing_is_left_behind_but_the_word_and_its_lock(cluster: Cluster) -> N
     with leader.leading():
         end(leader, following)
     assert sorted(path.name for path in cluster.file.parent.iterdir()) == [
+        "in-use",
         cluster.file.name,
         cluster.file.with_suffix(".lock").name,
     ]

@@ -90,7 +90,7 @@ def test_the_same_gives_the_same_definition_elsewhere(project, tmp_path):
     second = statement_of(run(elsewhere / "m.yaml", artifacts=elsewhere / "store"), "sum")
     details = [statement["predicate"].pop("runDetails")["metadata"] for statement in (first, second)]
     assert first == second
-    assert details[0]["invocationId"] != details[1]["invocationId"]
+    assert details[0]["startedOn"] != details[1]["startedOn"]
     results = [{**result, "made_at": ""} for metadata in details for result in metadata["ptpipe_results"]]
     assert results[:3] == results[3:]
 
