@@ -60,8 +60,10 @@ class Running:
 
     def num_commits(self) -> int:
         """How many results and checkpoints there are."""
-        patterns = ("index/*.json", "scratch/*/checkpoints/**/step-*.json")
-        return sum(1 for pattern in patterns for _ in self.artifacts.glob(pattern))
+        folders = (self.artifacts / name for name in ("index", "scratch"))
+        # Not Path.glob: it fails where a finished stage's scratch folder is being deleted.
+        names = (name for folder in folders for _, _, names in os.walk(folder) for name in names)
+        return sum(name.endswith(".json") and not name.startswith(".") for name in names)
 
     def outputs(self) -> dict[str, Any]:
         stdout, stderr = self.process.communicate(timeout=120)

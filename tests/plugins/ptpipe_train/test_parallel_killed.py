@@ -96,7 +96,10 @@ class Running:
 
     def newest_step(self) -> int:
         """Of rank 0's checkpoints."""
-        files = self.artifacts.glob("scratch/*/checkpoints/rank-0/step-*.json")
+        try:
+            files = [*self.artifacts.glob("scratch/*/checkpoints/rank-0/step-*.json")]
+        except FileNotFoundError:  # the training has ended: its folder is being deleted
+            return -1
         return max((int(file.stem.removeprefix("step-")) for file in files), default=-1)
 
     def until(self, step: int) -> bool:
