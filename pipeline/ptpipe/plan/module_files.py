@@ -150,9 +150,10 @@ class ImportLog:
         now_ns, found = time.time_ns(), {}
         for name, module in list(sys.modules.items()):
             members = _members(module)
-            # Without a spec, it was not imported: compilers write and execute modules of their own.
+            # Without a spec, it was not imported: compilers write and execute modules of their own. With the spec of
+            # another name, it is an alias: multiprocessing calls the main module `__mp_main__`, too.
             file, spec, is_new = members.get("__file__"), members.get("__spec__"), self._before.get(name) is not module
-            if isinstance(spec, ModuleSpec) and isinstance(file, str) and is_own_code(file):
+            if isinstance(spec, ModuleSpec) and spec.name == name and isinstance(file, str) and is_own_code(file):
                 seen = getattr(spec, _SEEN, None) or (self._look(file) if is_new else None)
                 setattr(spec, _SEEN, seen)
                 if seen:

@@ -274,6 +274,12 @@ def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, two[key]) for key, tensor in one.items())
 
 
+def test_a_training_with_data_loaders_is_cached(tmp_path: Path) -> None:
+    options = ["-s", "data.num_workers=1", "-s", "train.epochs=1", "-s", "train.early_stopping=null"]
+    assert "3 done" in Running(tmp_path, MODES["ddp"], "artifacts", *options).end()
+    assert "3 cached" in Running(tmp_path, MODES["ddp"], "artifacts", *options).end()
+
+
 def same_bits(one: Running, other: Running) -> bool:
     expected, found = one.trained(), other.trained()
     return expected.keys() == found.keys() and all(torch.equal(found[key], value) for key, value in expected.items())
