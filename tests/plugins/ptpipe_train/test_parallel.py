@@ -121,8 +121,8 @@ def test_each_worker_reports_where_its_time_went(run: Train) -> None:
 
 
 def test_steps_of_several_workers_can_be_profiled(run: Train, folder: Path) -> None:
-    result = run(parallel=MODES["ddp"], profile={"steps": 2})
-    assert max_difference(model_of(run()), model_of(result)) < 1e-5
+    result = run(parallel=MODES["ddp"], profile={"steps": 2}, lr=0.043)  # no other test has trained that
+    assert max_difference(model_of(run(lr=0.043)), model_of(result)) < 1e-5
     (table,) = result.folder.rglob("*operators*")
     assert "DistributedDataParallel.forward" in table.read_text(encoding="utf-8")
 
