@@ -11,7 +11,7 @@ folders by output name. Events travel back as `event_to_json(event)`.
 """
 
 from ptpipe.events import ModulesImported, event_from_json, event_to_json
-from ptpipe.execution.call import Call, Nodes, StoredInput, execute
+from ptpipe.execution.call import Call, Nodes, StoredInput, execute, make_call
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.plan.vocabulary import Plugin, Vocabulary, load_vocabulary
 from ptpipe.store.locks import LockedError, exclusive_lock, shared_lock
@@ -32,5 +32,6 @@ __all__ = [
     "exclusive_lock",
     "execute",
     "load_vocabulary",
+    "make_call",
     "shared_lock",
 ]

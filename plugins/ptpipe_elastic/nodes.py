@@ -42,8 +42,8 @@ from ptpipe.launching import (
     LockedError,
     Nodes,
     Store,
-    StoredInput,
     exclusive_lock,
+    make_call,
     shared_lock,
 )
 
@@ -237,27 +237,7 @@ class Follower:
                 f"node 0 announced a stage {announced.stage_id!r} that this node's manifest does not have: do both "
                 "nodes have the same manifest?"
             )
-        inputs = {
-            port: tuple(
-                StoredInput(self.plan[reference.stage].kind, reference.output, digest, str(reference))
-                for reference, digest in zip(references, announced.inputs[port], strict=True)
-            )
-            for port, references in stage.wiring.items()
-        }
-        manifest = self.plan.manifest
-        return Call(
-            stage_id=stage.id,
-            kind=stage.kind,
-            options=stage.options,
-            seed=manifest.seed,
-            key=announced.key,
-            inputs=inputs,
-            artifacts=str(self.store.root),
-            plugins=manifest.plugins,
-            folder=str(manifest.path.parent.absolute()),
-            workers=stage.stage.workers(stage.config) if stage.stage.workers else 1,
-            nodes=self.nodes,
-        )
+        return make_call(self.plan, stage, announced.key, announced.inputs, self.store, self.nodes)
 
     def _take_part(self, call: Call) -> None:
         self._log(f"takes part in {call.stage_id}")

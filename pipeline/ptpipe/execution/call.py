@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.context import Context
 from ptpipe.events import Event, ModulesImported
+from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.vocabulary import Vocabulary
 from ptpipe.stage import Stage
 from ptpipe.store.store import Store
@@ -77,6 +78,43 @@ class Call:
         inputs = {port: tuple(StoredInput(**stored) for stored in items) for port, items in content["inputs"].items()}
         nodes = Nodes(**content["nodes"])
         return cls(**{**content, "inputs": inputs, "plugins": tuple(content["plugins"]), "nodes": nodes})
+
+
+def make_call(
+    plan: Plan, stage: PlannedStage, key: str, digests: Mapping[str, Sequence[str]], store: Store, nodes: Nodes
+) -> Call:
+    """Return the call of a plan's stage.
+
+    `digests`: of the objects that it reads, by input port, as many as are connected. `store`: holds them. `nodes`: the
+    machines that execute it together.
+    """
+    inputs = {
+        port: tuple(
+            StoredInput(
+                plan[reference.stage].kind,
+                reference.output,
+                digest,
+                str(reference),
+                plan.unkeyed_values[reference.stage],
+            )
+            for reference, digest in zip(references, digests[port], strict=True)
+        )
+        for port, references in stage.wiring.items()
+    }
+    manifest = plan.manifest
+    return Call(
+        stage_id=stage.id,
+        kind=stage.kind,
+        options=stage.options,
+        seed=manifest.seed,
+        key=key,
+        inputs=inputs,
+        artifacts=str(store.root),
+        plugins=manifest.plugins,
+        folder=str(manifest.path.parent.absolute()),
+        workers=stage.stage.workers(stage.config) if stage.stage.workers else 1,
+        nodes=nodes,
+    )
 
 
 def execute(

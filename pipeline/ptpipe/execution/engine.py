@@ -27,7 +27,7 @@ from ptpipe.events import (
     StageFinished,
     StageStarted,
 )
-from ptpipe.execution.call import ONE_NODE, Call, Nodes, StoredInput
+from ptpipe.execution.call import ONE_NODE, Call, Nodes, make_call
 from ptpipe.execution.deliverables import place_deliverables
 from ptpipe.execution.gates import judge
 from ptpipe.execution.local_launcher import LocalLauncher
@@ -291,32 +291,16 @@ class _Execution:
             return ()
 
     def _call(self, stage: PlannedStage) -> Call:
-        inputs = {
-            port: tuple(
-                self._stored_input(reference.stage, reference.output, str(reference)) for reference in references
-            )
+        digests = {
+            port: [self._output(reference.stage, reference.output) for reference in references]
             for port, references in stage.wiring.items()
         }
-        manifest = self.plan.manifest
-        return Call(
-            stage_id=stage.id,
-            kind=stage.kind,
-            options=stage.options,
-            seed=manifest.seed,
-            key=self.keys[stage.id].digest,
-            inputs=inputs,
-            artifacts=str(self.store.root),
-            plugins=manifest.plugins,
-            folder=str(manifest.path.parent.absolute()),
-            workers=stage.stage.workers(stage.config) if stage.stage.workers else 1,
-            nodes=self.options.nodes,
-        )
+        return make_call(self.plan, stage, self.keys[stage.id].digest, digests, self.store, self.options.nodes)
 
-    def _stored_input(self, stage_id: str, output: str, reference: str) -> StoredInput:
+    def _output(self, stage_id: str, output: str) -> str:
         entry = self.entries[stage_id]
         assert entry is not None, stage_id
-        digest, options = entry.outputs[output].digest, self.plan.unkeyed_values[stage_id]
-        return StoredInput(self.plan[stage_id].kind, output, digest, reference, options)
+        return entry.outputs[output].digest
 
     def _skip_rest(self, message: str) -> None:
         finished = {event.stage_id for event in self.finished}
