@@ -137,11 +137,6 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Console(highlight=False, markup=False).print(table)
 
 
-def escaped(text: str) -> str:
-    """Return a text that may come from a stranger's file for the terminal: one line, nothing invisible."""
-    return text if text.isprintable() else ascii(text)
-
-
 def counted(number: int, noun: str) -> str:
     """Return `1 run`, `2 runs`."""
     return f"{number} {noun}{'s' * (number != 1)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.common import artifacts_option, escaped, is_file, json_option, open_store, print_json, print_table
+from ptpipe.cli.common import artifacts_option, echo, is_file, json_option, open_store, print_json, print_table
 from ptpipe.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ def _show(past: PastRun, result: Reproduction, as_json: bool) -> None:
         return
     print_table(("stage", "kind", "result"), [(stage.stage_id, stage.kind, stage.status) for stage in result.stages])
     if cause is not None:
-        changes = "; ".join(map(escaped, cause.changes)) or _UNKNOWN
-        click.echo(f"first cause: {cause.stage_id} is {cause.status}: {changes}")
-    click.echo(f"{past.name} was {'' if result.is_complete else 'not '}reproduced")
+        changes = "; ".join(cause.changes) or _UNKNOWN
+        echo(f"first cause: {cause.stage_id} is {cause.status}: {changes}")
+    echo(f"{past.name} was {'' if result.is_complete else 'not '}reproduced")
 
 
 _UNKNOWN = (

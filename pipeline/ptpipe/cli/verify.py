@@ -11,7 +11,6 @@ import click
 from ptpipe.cli.common import (
     artifacts_option,
     counted,
-    escaped,
     is_file,
     json_option,
     open_store,
@@ -73,7 +72,7 @@ def _show(verification: Verification, as_json: bool) -> None:
         )
         return
     if faults:
-        rows = [(fault.state, escaped(fault.subject), escaped(fault.detail)) for fault in faults]
+        rows = [(fault.state, fault.subject, fault.detail) for fault in faults]
         print_table(("state", "what", "detail"), rows)
     size = f"{checked['byte'] / 1e6:.1f} MB"
     counts = [counted(checked[noun], noun.replace("_", " ")) for noun in _NOUNS[:-1] if checked[noun]]

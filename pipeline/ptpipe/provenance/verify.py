@@ -101,7 +101,7 @@ class Verification:
     def _run(self, folder: Path) -> None:
         self.checked["run"] += 1
         with self._collected(folder / "record.json"):
-            record = _read_document(folder / "record.json")
+            record = read_document(folder / "record.json")
             _check_record(record)
             self._manifest(folder, record["manifest_sha256"])
             for stage in record["stages"]:
@@ -156,7 +156,7 @@ class Verification:
         path = self.store.root / "index" / f"{key}.json"
         with self._collected(path):
             try:
-                entry = Entry.from_json(_read_document(path))
+                entry = Entry.from_json(read_document(path))
                 is_sound = entry.key == key and is_key_of(key, entry.parts)
             except _MALFORMED as error:
                 raise IntegrityError(f"it is no result of this version of ptpipe: {error}") from error
@@ -218,14 +218,6 @@ def _require_plain(path: Path) -> None:
         raise IntegrityError("it is no plain file")
 
 
-def _read_document(path: Path) -> dict[str, Any]:
-    _require_plain(path)
-    try:
-        return read_document(path)
-    except _MALFORMED as error:
-        raise IntegrityError(f"it is no document of ptpipe: {error!r}") from error
-
-
 def _check_record(record: Mapping[str, Any]) -> None:
     """Raise IntegrityError where a run's record is not of this version, or names keys that are not of their parts."""
     try:
@@ -250,7 +242,7 @@ def _run_folder(store: Store, wanted: str) -> Path:
     newest = max(folders.values(), default=None)
     if wanted == "last" and newest is not None:
         try:
-            _read_document(newest / "record.json")
+            read_document(newest / "record.json")
         except (IntegrityError, OSError):
             return newest  # `find_run` would pass over it
     return find_run(store, wanted)[1]
