@@ -172,8 +172,10 @@ class Store:
         self.require(digest)
         try:
             record = json.loads(read_plain_file(self._object(digest) / "record.json"))
-            listing, is_intact = dict(record["files"]), _digest(record["type"], record["files"]) == digest
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            record.pop("summary", None)  # former versions wrote it here too
+            listing = dict(record["files"])
+            is_intact = record == _record(record["type"], listing) and record["digest"] == digest
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise IntegrityError(f"object {digest[:12]} cannot be read: {error}") from error
         if not is_intact:
             raise IntegrityError(f"object {digest[:12]} was altered: its record")
@@ -217,20 +219,13 @@ class Store:
 
     def _commit(self, folder: Path, type_name: str, listing: Listing, summary: Mapping[str, JSON]) -> StoredObject:
         """Turn a staging folder with `files/` into an object."""
-        digest = _digest(type_name, listing)
-        size_bytes = sum(facts["size_bytes"] for facts in listing.values())
-        record = {
-            "digest": digest,
-            "type": type_name,
-            "files": listing,
-            "size_bytes": size_bytes,
-            "summary": summary,
-        }
-        (folder / "record.json").write_text(_record_text(record), encoding="utf-8")
+        _require_json(type_name, summary)
+        record = _record(type_name, listing)
+        (folder / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
         seal(folder)
-        self._publish(folder, digest)
-        self._verified[digest] = stamp_files(self.files(digest))
-        return StoredObject(digest, type_name, size_bytes, summary)
+        self._publish(folder, record["digest"])
+        self._verified[record["digest"]] = stamp_files(self.files(record["digest"]))
+        return StoredObject(record["digest"], type_name, record["size_bytes"], summary)
 
     def _publish(self, folder: Path, digest: str) -> None:
         place = self._object(digest)
@@ -347,8 +342,14 @@ def _digest(type_name: str, listing: Listing) -> str:
     return hashlib.sha256(json.dumps([type_name, listing], sort_keys=True).encode()).hexdigest()
 
 
-def _record_text(record: Mapping[str, Any]) -> str:
+def _record(type_name: str, listing: Listing) -> dict[str, Any]:
+    """Return an object's record: nothing that its digest does not decide, so that each changed byte is noticed."""
+    size_bytes = sum(facts["size_bytes"] for facts in listing.values())
+    return {"digest": _digest(type_name, listing), "type": type_name, "files": listing, "size_bytes": size_bytes}
+
+
+def _require_json(type_name: str, summary: Mapping[str, JSON]) -> None:
     try:
-        return json.dumps(record, indent=1)
+        json.dumps(summary)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"the summary of {record['type']} is not JSON: {error}") from error
+        raise TypeError(f"the summary of {type_name} is not JSON: {error}") from error
