@@ -12,7 +12,6 @@ Shape legend: R workers (batches of a round), T observed tensors, H of them obse
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,14 +24,8 @@ from ptpipe import Context, StageError
 from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_torch import Batch, Data
 from ptpipe_torch.distributed.worker_group import WorkerGroup
-from ptpipe_torch.int8.observers import (
-    HistogramObserver,
-    has_range,
-    histogram_counts,
-    merge_histogram,
-    min_max_of,
-    observes_range,
-)
+from ptpipe_torch.int8.histogram import MinErrorHistogramObserver, has_range, min_max_of
+from ptpipe_torch.int8.observers import observes_range
 from ptpipe_torch.runtime import torch_threads
 
 Statistic: TypeAlias = Callable[[int, Any, torch.Tensor], torch.Tensor]
@@ -89,12 +82,7 @@ def not_finite(ctx: Context, name: str) -> StageError:
 
 def _calibrate(module: GraphModule, samples: Samples) -> None:
     for batch in samples.batches(np.arange(samples.num)):
-        try:
-            module(batch.images_NCHW)
-        except RuntimeError:  # a histogram fails on NaN: name the layer that computed it
-            with suppress(RuntimeError):
-                _min_max(module, observed_tensors(module), batch, samples.ctx)
-            raise
+        module(batch.images_NCHW)
 
 
 def _calibrate_in_rounds(module: GraphModule, samples: Samples, workers: WorkerGroup) -> None:
@@ -115,10 +103,10 @@ def _update_observers(
     """Update observers as if they had observed the batch itself."""
     rows = iter(counts_HC)
     for tensor, limits, range_ in zip(tensors, limits_T2, ranges_T2, strict=True):
-        if isinstance(tensor.observer, HistogramObserver):
+        if isinstance(tensor.observer, MinErrorHistogramObserver):
             counts_C = next(rows)
             if has_range(limits):
-                merge_histogram(tensor.observer, range_, counts_C)
+                tensor.observer.merge(range_, counts_C)
         elif has_range(limits):
             tensor.observer(limits, **tensor.arguments)
 
@@ -158,7 +146,7 @@ class ObservedTensor:
     @property
     def has_histogram(self) -> bool:
         """Whether the observer is a histogram."""
-        return isinstance(self.observer, HistogramObserver)
+        return isinstance(self.observer, MinErrorHistogramObserver)
 
 
 def observed_tensors(module: GraphModule) -> list[ObservedTensor]:
@@ -193,7 +181,11 @@ def _record(module: GraphModule, batch: Batch, statistic: Statistic) -> list[tor
 
 def _min_max(module: GraphModule, tensors: Sequence[ObservedTensor], batch: Batch, ctx: Context) -> torch.Tensor:
     """Return the minimum and maximum of each observed tensor, T x 2. Raises StageError if one is not finite."""
-    recorded = _record(module, batch, lambda _, observer, x: min_max_of(x, observer))
+
+    def limits_of(_: int, observer: Any, x: torch.Tensor) -> torch.Tensor:
+        return min_max_of(x, ignore_infinite=isinstance(observer, MinErrorHistogramObserver))
+
+    recorded = _record(module, batch, limits_of)
     for tensor, limits in zip(tensors, recorded, strict=True):
         if has_range(limits) and not limits.isfinite().all():
             raise not_finite(ctx, tensor.name)
@@ -225,8 +217,8 @@ def _counts(
         return torch.empty(0)
 
     def count(index: int, observer: Any, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(observer, HistogramObserver):
-            return histogram_counts(x, observer, ranges_T2[index])
+        if isinstance(observer, MinErrorHistogramObserver):
+            return observer.counts(x, ranges_T2[index])
         return torch.empty(0)
 
     return torch.stack([counts_C for counts_C in _record(module, batch, count) if len(counts_C)])
