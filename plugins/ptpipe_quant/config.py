@@ -22,7 +22,8 @@ class BackendConfig(StageConfig):
     weights: Weights = Field(
         "auto",
         description="granularity of weight scales: one per output channel or one per tensor; auto: per_tensor on "
-        "qnnpack, else per_channel",
+        "qnnpack, else per_channel. In static quantization and QAT for fbgemm and x86, weights of depthwise 3x3 and "
+        "5x5 convolutions have 7 bits: sums of their products overflow with 8",
     )
     skip: tuple[str, ...] = Field(
         (), description="layers to keep float, by name (`classifier`, `layer4.*`) or type (`Linear`, `BasicBlock`)"

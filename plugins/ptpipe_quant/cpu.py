@@ -2,8 +2,9 @@
 
 Without VNNI, int8 kernels on x86 multiply with `vpmaddubsw`, which adds two products of an unsigned and a signed
 byte into 16 signed bits and saturates: 255 * 127 + 255 * 127 does not fit, 127 * 127 + 127 * 127 does. Exact sums
-require 7-bit activations there. `vpdpbusd` (VNNI) accumulates in 32 bits. qnnpack widens to 16 bits before it
-multiplies. Source: Intel, Lower Numerical Precision Deep Learning Inference and Training, 2018.
+require 7-bit activations there. `vpdpbusd` (VNNI) accumulates in 32 bits; `saturation.py` has the layers that do not
+use it. qnnpack widens to 16 bits before it multiplies. Source: Intel, Lower Numerical Precision Deep Learning
+Inference and Training, 2018.
 """
 
 from __future__ import annotations

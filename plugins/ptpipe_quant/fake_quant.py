@@ -21,6 +21,7 @@ from ptpipe_torch.int8.observers import (
     MovingAveragePerChannelMinMaxObserver,
     make_qconfig,
     max_activation_level,
+    weight_limits,
 )
 from ptpipe_torch.protocols import RangeReducer
 
@@ -174,12 +175,13 @@ class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):
         self.zero_point.zero_()
 
 
-def qat_qconfig(*, per_channel: bool, reduce_range: bool, freeze_at: float) -> Any:
+def qat_qconfig(*, per_channel: bool, reduce_range: bool, freeze_at: float, narrow_weights: bool = False) -> Any:
     """Return the fake quantization of activations (quint8, affine) and weights (qint8, symmetric).
 
     `per_channel`: one scale for each output channel of a weight. `reduce_range`: 7-bit activations. `freeze_at`:
-    fraction of the training after which activation ranges are frozen.
+    fraction of the training after which activation ranges are frozen. `narrow_weights`: see `weight_observer`.
     """
+    weight_min, weight_max = weight_limits(narrow=narrow_weights)
     activation = _factory(
         ActivationFakeQuant,
         observer=MovingAverageMinMaxObserver,
@@ -192,8 +194,8 @@ def qat_qconfig(*, per_channel: bool, reduce_range: bool, freeze_at: float) -> A
     weight = _factory(
         WeightFakeQuant,
         observer=MovingAveragePerChannelMinMaxObserver if per_channel else MovingAverageMinMaxObserver,
-        quant_min=-128,
-        quant_max=127,
+        quant_min=weight_min,
+        quant_max=weight_max,
         dtype=torch.qint8,
         qscheme=torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric,
         freeze_at=freeze_at,

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from ptpipe_quant.fake_quant import qat_qconfig
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
 from ptpipe_quant.qat_graph import calibration_graph, training_graph
+from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.trace import float_names, layers_to_quantize, trace_network
 from ptpipe_torch import transform
 from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconfig_mapping
@@ -30,16 +31,23 @@ class _Scheme:
     skip: Sequence[str]
 
     def prepare(self, module: nn.Module, qconfig: Callable[..., Any], *, is_qat: bool, fold: bool) -> GraphModule:
-        """Trace the network and insert what `qconfig(per_channel=, reduce_range=)` returns. `fold`: batch norms."""
+        """Trace the network and insert what `qconfig` returns. `fold`: batch norms.
+
+        `qconfig` takes per_channel, reduce_range and narrow_weights.
+        """
         names = float_names(module, self.skip)
         graph, scopes = trace_network(module, names)
+        narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in names]
         if fold:
             graph = fold_batch_norms(graph)
-        common, per_tensor = (
-            qconfig(per_channel=per_channel, reduce_range=self.reduce_range)
-            for per_channel in (self.weights == "per_channel", False)
+        per_channel = self.weights == "per_channel"
+        common, per_tensor, narrow = (
+            qconfig(per_channel=per_channel, reduce_range=self.reduce_range, narrow_weights=narrow_weights)
+            for per_channel, narrow_weights in ((per_channel, False), (False, False), (per_channel, True))
         )
         mapping = qconfig_mapping(self.backend, common, per_tensor, is_qat=is_qat, float_names=names)
+        for name in narrow_names:
+            mapping.set_module_name(name, narrow)
         return add_observers(graph, scopes, mapping, is_qat=is_qat)
 
 
@@ -51,8 +59,8 @@ def prepare_static(module: nn.Module, *, observer: str, calibrating: bool, **sch
     `scheme`: backend, weights, reduce_range, skip.
     """
 
-    def qconfig(*, per_channel: bool, reduce_range: bool) -> Any:
-        return static_qconfig(observer, per_channel=per_channel, reduce_range=reduce_range)
+    def qconfig(**choices: bool) -> Any:
+        return static_qconfig(observer, **choices)
 
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=False, fold=False)
     return calibration_graph(prepared) if calibrating else prepared
@@ -66,9 +74,8 @@ def prepare_qat(module: nn.Module, *, batch_norm: str, freeze_at: float | None, 
     graph to convert, not the one to train, with the same state dict. `scheme`: backend, weights, reduce_range, skip.
     """
 
-    def qconfig(*, per_channel: bool, reduce_range: bool) -> Any:
-        end = 1.0 if freeze_at is None else freeze_at
-        return qat_qconfig(per_channel=per_channel, reduce_range=reduce_range, freeze_at=end)
+    def qconfig(**choices: bool) -> Any:
+        return qat_qconfig(**choices, freeze_at=1.0 if freeze_at is None else freeze_at)
 
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=True, fold=batch_norm == "fold")
     return prepared if freeze_at is None else training_graph(prepared, freeze_at=freeze_at)

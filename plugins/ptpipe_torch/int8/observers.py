@@ -45,10 +45,15 @@ def max_activation_level(*, reduce_range: bool) -> int:
     return 127 if reduce_range else 255
 
 
-def static_qconfig(observer: str, *, per_channel: bool, reduce_range: bool) -> Any:
+def weight_limits(*, narrow: bool) -> tuple[int, int]:
+    """Return the smallest and largest integer of a weight: of a byte, or `narrow`, see `weight_observer`."""
+    return (-64, 64) if narrow else (-128, 127)
+
+
+def static_qconfig(observer: str, *, per_channel: bool, reduce_range: bool, narrow_weights: bool) -> Any:
     """Return the observers of activations (quint8, affine) and weights (qint8, symmetric) for calibration.
 
-    `observer`: a key of `ACTIVATION_OBSERVERS`. `per_channel`: one scale for each output channel of a weight.
+    `observer`: a key of `ACTIVATION_OBSERVERS`. For the others see `max_activation_level` and `weight_observer`.
     """
     activation = ACTIVATION_OBSERVERS[observer].with_args(
         dtype=torch.quint8,
@@ -56,14 +61,19 @@ def static_qconfig(observer: str, *, per_channel: bool, reduce_range: bool) -> A
         quant_min=0,
         quant_max=max_activation_level(reduce_range=reduce_range),
     )
-    return make_qconfig(activation, weight_observer(per_channel=per_channel))
+    return make_qconfig(activation, weight_observer(per_channel=per_channel, narrow=narrow_weights))
 
 
-def weight_observer(*, per_channel: bool) -> Any:
-    """Return the factory of observers of weights (qint8, symmetric)."""
-    if per_channel:
-        return PerChannelMinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_channel_symmetric)
-    return MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+def weight_observer(*, per_channel: bool, narrow: bool = False) -> Any:
+    """Return the factory of observers of weights (qint8, symmetric).
+
+    `per_channel`: one scale for each output channel. `narrow`: integers small enough that two products with 8-bit
+    activations add up within 16 bits.
+    """
+    observer: Any = PerChannelMinMaxObserver if per_channel else MinMaxObserver
+    qscheme = torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric
+    quant_min, quant_max = weight_limits(narrow=narrow)
+    return observer.with_args(dtype=torch.qint8, qscheme=qscheme, quant_min=quant_min, quant_max=quant_max)
 
 
 def is_observer(module: nn.Module) -> bool:

@@ -27,6 +27,7 @@ from ptpipe_quant import (
     prepare,
     prepare_qat,
 )
+from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_torch import Data, Model
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.layers import has_int8_weights
@@ -133,15 +134,13 @@ def test_int8_computes_what_fake_quantization_computes(
     request, digits, ctx, network, bf16, batch_norm, backend
 ) -> None:
     model = request.getfixturevalue(network)
-    # fbgemm's kernel for depthwise convolutions saturates with 8-bit activations, see int8/test_engine.py.
-    reduce_range = True if (network, backend) == ("trained_mixed", "fbgemm") else "auto"
-    config = PrepareQatConfig(backend=backend, batch_norm=batch_norm, reduce_range=reduce_range)
+    config = PrepareQatConfig(backend=backend, batch_norm=batch_norm)
     fine_tuned = train(prepare_qat(config, ctx, model), digits, lr=0.005, bf16=bf16)
     int8_model = convert(ConvertConfig(), ctx, fine_tuned)
     (batch,) = digits.batches("test", batch_size=600)
     steps = layerwise.differences(int8_model, batch.images_NCHW)
     assert sum(has_int8_weights(layer) for layer in int8_model.build().modules()) == (4 if network == "trained" else 7)
-    assert len(steps) == (8 if network == "trained" else 18 if reduce_range is True else 17)
+    assert len(steps) == (8 if network == "trained" else 18 if wants_reduced_range(backend)[0] else 17)
     for name, steps_of_layer in steps.items():
         assert steps_of_layer.max() < 1.01, name
         assert (steps_of_layer > 0.5).float().mean() < 0.05, name
