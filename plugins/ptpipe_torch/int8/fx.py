@@ -106,7 +106,13 @@ def _fuse(graph: GraphModule, *, is_qat: bool) -> GraphModule:
 
 
 def convert(prepared: GraphModule) -> GraphModule:
-    """Replace layers and observers by int8 layers for the selected engine. Consumes `prepared`."""
+    """Replace layers and observers by int8 layers for the selected engine. Consumes `prepared`.
+
+    The stack trace of a node of the result is the name of the node of `prepared` that it replaces: conversion copies
+    a stack trace, and nothing else, to the int8 operators that it puts in the place of float ones.
+    """
+    for node in prepared.graph.nodes:
+        node.stack_trace = node.name
     with deprecations_silenced():
         # Also called on networks whose observers saw no data, to load stored integers into.
         warnings.filterwarnings("ignore", ".*observer before calling calculate_qparams", UserWarning)
@@ -129,9 +135,11 @@ def reference_network(prepared: nn.Module) -> tuple[GraphModule, dict[str, Quant
     """Convert to explicit quantize and dequantize operators; return int8 weights by parameter name as well.
 
     It has the scales of torch's int8 network. Its weights are float, rounded to what the integers stand for, so that
-    an exporter sees plain layers; the caller puts the integers in their place. Consumes `prepared`.
+    an exporter sees plain layers; the caller puts the integers in their place. `meta["scopes"]` of the result has the
+    path of the module that each node belongs to. Consumes `prepared`.
     """
     assert isinstance(prepared, GraphModule), type(prepared)
+    scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
     with warnings.catch_warnings(action="ignore"):
         network = convert_graph(prepared, is_reference=True, backend_config=get_native_backend_config())
         release_networks()
@@ -140,6 +148,7 @@ def reference_network(prepared: nn.Module) -> tuple[GraphModule, dict[str, Quant
             if isinstance(layer, ReferenceQuantizedModule):
                 weights[f"{name}.weight"] = _use_rounded_weight(name, layer)
     _spell_out_quantization(network)
+    network.meta["scopes"] = {name: path for name, (path, _type) in scopes.items()}
     return network.eval(), weights
 
 
