@@ -33,6 +33,9 @@ class Context:
     """This worker's rank; the outputs of rank 0 are the stage's."""
     num_workers: int = 1
     """How many processes execute the stage together."""
+    input_digests: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """For each port, the digests of the stored objects that it is bound to, in the order of `input_names`. What is kept
+    in `scratch` belongs to these: an input that was made anew may differ under the same key."""
 
     def progress(self, done: int, total: int | None, unit: str, **facts: float | int | str) -> None:
         """Report how far the work is. Call it a few times per second, not thousands of times.

@@ -61,16 +61,26 @@ class Bench:
         _check_inputs(stage, inputs)
         _prepare(stage, options)
         self.metrics, self.notices, self.events = {}, [], []
-        stored = {name: self._passed_in(stage, name, value) for name, value in inputs.items()}
+        digests: dict[str, tuple[str, ...]] = {}
+        stored = {name: self._passed_in(stage, name, value, digests) for name, value in inputs.items()}
         with _silence(stage):
-            returned = stage.function(options, self._context(stage, inputs), **stored)  # type: ignore[arg-type]  # P is (config, ctx, ports)
+            returned = stage.function(options, self._context(stage, inputs, digests), **stored)  # type: ignore[arg-type]  # P is (config, ctx, ports)
         outputs = self._passed_out(stage, returned)
         self._store.drop_scratch(stage.kind)
         return _shaped(stage, outputs)
 
-    def _context(self, stage: Stage[..., Any], inputs: Mapping[str, Any]) -> Context:
-        input_names = {name: _references(name, value) for name, value in inputs.items()}
-        return Context("bench", stage.kind, self.seed, self._store.scratch(stage.kind), input_names, self._record)
+    def _context(
+        self, stage: Stage[..., Any], inputs: Mapping[str, Any], digests: Mapping[str, tuple[str, ...]]
+    ) -> Context:
+        return Context(
+            "bench",
+            stage.kind,
+            self.seed,
+            self._store.scratch(stage.kind),
+            {name: _references(name, value) for name, value in inputs.items()},
+            self._record,
+            input_digests=digests,
+        )
 
     def _record(self, event: Event) -> None:
         self.events.append(event)
@@ -84,11 +94,13 @@ class Bench:
             case Notice(text=text):
                 self.notices.append(text)
 
-    def _passed_in(self, stage: Stage[..., Any], name: str, value: Any) -> Any:
-        what = f"{stage.kind}: input {name}"
-        if isinstance(value, Sequence):
-            return [self._through_store(what, item, type(item)) for item in value]
-        return None if value is None else self._through_store(what, value, type(value))
+    def _passed_in(self, stage: Stage[..., Any], name: str, value: Any, digests: dict[str, tuple[str, ...]]) -> Any:
+        """Return an input as a run would pass it, and add its objects to `digests`."""
+        given = value if isinstance(value, Sequence) else () if value is None else (value,)
+        stored = [self._through_store(f"{stage.kind}: input {name}", item, type(item)) for item in given]
+        digests[name] = tuple(digest for _, digest in stored)
+        loaded = [item for item, _ in stored]
+        return loaded if isinstance(value, Sequence) else next(iter(loaded), None)
 
     def _passed_out(self, stage: Stage[..., Any], returned: object) -> list[Artifact]:
         try:
@@ -97,12 +109,12 @@ class Bench:
             raise BrokenContractError(str(error)) from error
         ports = {port.name: port for port in stage.outputs}
         return [
-            self._through_store(f"{stage.kind}: output {name}", value, ports[name].type)
+            self._through_store(f"{stage.kind}: output {name}", value, ports[name].type)[0]
             for name, value in outputs.items()
         ]
 
-    def _through_store(self, what: str, value: Artifact, type_: type[Artifact]) -> Artifact:
-        """Save the value, load it as the promised type, and compare what it saves again."""
+    def _through_store(self, what: str, value: Artifact, type_: type[Artifact]) -> tuple[Artifact, str]:
+        """Save the value, load it as the promised type, compare what it saves again; return it and its digest."""
         if type(value) is not type_:
             given = type(value).__name__
             raise BrokenContractError(f"{what}: a run loads it as the promised {type_.__name__}, but it is a {given}")
@@ -117,7 +129,7 @@ class Bench:
             raise BrokenContractError(
                 f"{what}: {type_.__name__}.load does not restore what save wrote: saved again it differs"
             )
-        return loaded
+        return loaded, stored.digest
 
 
 @pytest.fixture

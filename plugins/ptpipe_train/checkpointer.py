@@ -31,8 +31,9 @@ _MIN_COST_RATIO = 100
 class Checkpointer:
     """Writes and restores the checkpoints of one stage.
 
-    `work` identifies everything that decides the stage's result, `environment` what decides its last bits. Several
-    workers write at the same step, each what only it has, and resume from the newest step that all of them have.
+    `work` identifies everything that decides the stage's result except its inputs, whose digests `ctx` has;
+    `environment` what decides its last bits. Several workers write at the same step, each what only it has, and resume
+    from the newest step that all of them have.
     """
 
     ctx: Context
@@ -46,6 +47,7 @@ class Checkpointer:
     _written_s: float = field(default_factory=time.perf_counter)
     _cost_s: float = 0.0
     _has_failed: bool = False
+    _has_ignored: bool = False
 
     @property
     def folder(self) -> Path:
@@ -66,7 +68,8 @@ class Checkpointer:
         """Write a checkpoint. Where that fails, the training continues without and a notice is given, once."""
         begin_s = time.perf_counter()
         try:
-            checkpoint = state.checkpoint(step, {"work": self.work, "environment": self.environment})
+            metadata = {"work": self.work, "inputs": self._inputs, "environment": self.environment}
+            checkpoint = state.checkpoint(step, metadata)
             if self.workers.rank != 0:
                 checkpoint = state.without_shared(checkpoint, state_is_replicated=self.state_is_replicated)
             write_checkpoint(self.folder, checkpoint)
@@ -85,14 +88,34 @@ class Checkpointer:
         self._restore(state, newest)
         return True
 
+    @property
+    def _inputs(self) -> dict[str, list[str]]:
+        return {port: list(digests) for port, digests in self.ctx.input_digests.items()}
+
     def _valid(self) -> Iterator[Checkpoint]:
-        """Yield this worker's checkpoints of this work, newest first; report and remove damaged ones."""
+        """Yield this worker's checkpoints of this work on these inputs, newest first; remove the others it meets.
+
+        Those are removed because one of a later step would be kept in place of what is written next.
+        """
         for found in read_checkpoints(self.folder):
             if isinstance(found, Damage):
                 self.ctx.notice(f"checkpoint {found.name} is damaged ({found.reason}) and was skipped")
                 remove_checkpoint(self.folder, found.name)
-            elif found.metadata["work"] == self.work:
+            elif found.metadata["work"] == self.work and found.metadata.get("inputs") == self._inputs:
                 yield found
+            else:
+                self._discard(found)
+
+    def _discard(self, checkpoint: Checkpoint) -> None:
+        remove_checkpoint(self.folder, checkpoint_name(checkpoint.step))
+        before, now = checkpoint.metadata.get("inputs") or {}, self._inputs
+        others = [port for port in now if before.get(port) != now[port]]
+        if others and not self._has_ignored:
+            self._has_ignored = True
+            self.ctx.notice(
+                f"the checkpoint of step {checkpoint.step} was ignored: it is of another {' and '.join(others)}, which "
+                "a stage above made before it was rerun"
+            )
 
     def _newest_of_all(self, state: TrainingState) -> Checkpoint | None:
         own = {checkpoint.step: checkpoint for checkpoint in self._valid()}

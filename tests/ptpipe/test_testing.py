@@ -60,6 +60,7 @@ class Halves(NamedTuple):
 def split(config: StageConfig, ctx: Context, numbers: Sequence[Number], bias: Number | None = None) -> Halves:
     """Add up, then give a quarter and three quarters."""
     ctx.metric(sources={name: list(references) for name, references in ctx.input_names.items()})
+    ctx.metric(digests={name: list(digests) for name, digests in ctx.input_digests.items()})
     total = sum(number.value for number in numbers) + (bias.value if bias else 0)
     return Halves(Number(total / 4), Number(total * 3 / 4))
 
@@ -74,13 +75,17 @@ def test_runs_a_stage_on_what_the_store_gives_and_returns_what_the_store_gives(b
 def test_keeps_what_the_last_stage_said_only(bench: Bench):
     bench.run(scale, number=Number(1.0))
     bench.run(split, numbers=[Number(1.0)])
-    assert bench.notices == [] and list(bench.metrics) == ["sources"]
+    assert bench.notices == [] and list(bench.metrics) == ["sources", "digests"]
 
 
 def test_gives_several_inputs_and_several_outputs(bench: Bench):
     halves = bench.run(split, numbers=[Number(1.0), Number(3.0)], bias=Number(4.0))
     assert (halves.low.value, halves.high.value) == (2.0, 6.0)
-    assert bench.metrics == {"sources": {"numbers": ["numbers1", "numbers2"], "bias": ["bias"]}}
+    assert bench.metrics["sources"] == {"numbers": ["numbers1", "numbers2"], "bias": ["bias"]}
+    one, three = bench.metrics["digests"]["numbers"]
+    assert len({one, three, *bench.metrics["digests"]["bias"]}) == 3
+    bench.run(split, numbers=[Number(3.0), Number(1.0)])
+    assert bench.metrics["digests"] == {"numbers": [three, one]}
     assert bench.run(split, numbers=[Number(4.0)]).low.value == 1.0
 
 

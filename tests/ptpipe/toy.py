@@ -85,6 +85,7 @@ def split(config: StageConfig, ctx: Context, a: Number, bias: Number | None = No
 @stage("toy.total")
 def total(config: StageConfig, ctx: Context, numbers: Sequence[Number]) -> Text:
     """Add up several numbers and say what they are called."""
+    ctx.metric(digests={port: list(digests) for port, digests in ctx.input_digests.items()})
     return Text(f"{'+'.join(ctx.input_names['numbers'])}={sum(number.value for number in numbers)}")
 
 

@@ -129,7 +129,9 @@ def execute(
     stage = vocabulary.stages[call.kind]
     config = stage.config_type.model_validate_json(json.dumps(call.options), strict=True)
     input_names = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}
-    ctx = Context(call.stage_id, call.kind, call.seed, store.scratch(call.key), input_names, tell, rank, call.workers)
+    digests = {port: tuple(stored.digest for stored in items) for port, items in call.inputs.items()}
+    scratch = store.scratch(call.key)
+    ctx = Context(call.stage_id, call.kind, call.seed, scratch, input_names, tell, rank, call.workers, digests)
     vocabulary.imports.update()
     outputs = stage.named(stage.function(config, ctx, **_read_inputs(call, stage, vocabulary, store)))
     tell(ModulesImported(call.stage_id, vocabulary.imports.update()))

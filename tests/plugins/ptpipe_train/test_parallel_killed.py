@@ -188,6 +188,22 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, nam
     assert same_bits(undisturbed, last), moments
 
 
+@pytest.mark.timeout(300)
+def test_checkpoints_of_a_network_that_was_made_anew_are_ignored(tmp_path: Path) -> None:
+    first = Running(tmp_path, MODES["ddp"], environment={"NET_SEED": "1"})
+    assert first.until(20), "over before it could be killed"
+    first.parent.kill()
+    first.end()
+    environment = {"NET_SEED": "2"}
+    again = Running(tmp_path, MODES["ddp"], "artifacts", "--fresh", "net", environment=environment)
+    output = again.end()
+    assert again.process.returncode == 0
+    assert output.count("was ignored: it is of another model") == 1, output
+    undisturbed = Running(tmp_path, MODES["ddp"], "undisturbed", environment=environment)
+    undisturbed.end()
+    assert same_bits(undisturbed, again)
+
+
 DIES_AT_THE_END = '''
 """Kills worker 0 once, when the training is over and its result is not delivered yet."""
 import os

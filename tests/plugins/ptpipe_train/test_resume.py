@@ -14,9 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import ptpipe
+from ptpipe import StageError
+from ptpipe.api import RunResult
+from ptpipe.execution.engine import RunOptions
 from ptpipe_quant import PrepareQatConfig, prepare_qat
 from ptpipe_torch import ArrayImages, Data, epoch_order
 from ptpipe_train import checkpoint, checkpointer, state
+from ptpipe_train.parallel.ddp import SingleProcess
 
 from .conftest import Lab, Trained, assert_same_bits
 
@@ -168,6 +173,68 @@ def test_a_checkpoint_of_other_work_is_not_taken(lab: Lab) -> None:
     other = lab.train(lab.make_model(), make_data(lab), **options)
     assert other.log == []
     assert_same_bits(other.model, lab.train_afresh(lab.make_model(), make_data(lab), **options).model)
+
+
+MANIFEST = """
+version: 1
+name: anew
+seed: 7
+plugins: [{plugin}]
+stages:
+  data: {{uses: data.synthetic, with: {{num_train: 400, val_size: 20, num_test: 16, image_size: 12}}}}
+  net: {{uses: model.plain}}
+  train: {{uses: train.supervised, with: {{epochs: 2, batch_size: 16, checkpoint_every_s: 1e-9, num_threads: 1}}}}
+"""
+
+
+class Run:
+    """A run in this process, whose training fails after a number of batches."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.manifest, self.artifacts, self.monkeypatch = folder / "anew.yaml", folder / "artifacts", monkeypatch
+        plugin = Path(__file__).with_name("parallel_nets.py")
+        self.manifest.write_text(MANIFEST.format(plugin=plugin), encoding="utf-8")
+
+    def __call__(self, net_seed: int, num_batches: int = 10**9, **options: Any) -> RunResult:
+        calls, forward_backward = iter(range(10**9)), SingleProcess.forward_backward
+
+        def failing(*arguments: Any, **named: Any) -> torch.Tensor:
+            if next(calls) == num_batches:
+                raise StageError("killed")
+            return forward_backward(*arguments, **named)
+
+        self.monkeypatch.setenv("NET_SEED", str(net_seed))
+        with self.monkeypatch.context() as patch:
+            patch.setattr(SingleProcess, "forward_backward", failing)
+            return ptpipe.run(self.manifest, artifacts=self.artifacts, **options)
+
+    def newest_step(self) -> int:
+        return max(int(file.stem[5:]) for file in self.artifacts.glob("scratch/*/checkpoints/step-*.json"))
+
+
+def test_a_checkpoint_of_another_network_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, monkeypatch)
+    run(1, num_batches=30)
+    assert run.newest_step() == 30
+    fresh = RunOptions(fresh=("net",))
+    stopped = run(2, num_batches=12, options=fresh)
+    (notice,) = stopped.stages["train"].notices
+    assert notice.startswith("the checkpoint of step 30 was ignored: it is of another model, which a stage above made")
+    assert run.newest_step() == 12, "the former ones, though later, are gone"
+    resumed = run(2)
+    assert (resumed.exit_code, list(resumed.stages["train"].notices)) == (0, [])
+    run.artifacts = tmp_path / "undisturbed"
+    assert_same_bits(resumed.artifact("train"), run(2).artifact("train"))
+
+
+def test_a_network_that_was_made_anew_and_is_the_same_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, monkeypatch)
+    run(1, num_batches=30)
+    resumed = run(1, options=RunOptions(fresh=("net",)))
+    assert (resumed.exit_code, list(resumed.stages["train"].notices)) == (0, [])
+    assert "resumes from the checkpoint of step 30" in (resumed.folder / "log.txt").read_text(encoding="utf-8")
 
 
 def test_another_number_of_threads_gets_a_notice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

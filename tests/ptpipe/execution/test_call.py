@@ -95,6 +95,13 @@ def test_inputs_are_read_by_the_type_of_their_maker(project, vocabulary, store):
     assert text.text == "n2+n1=3", "several, in their order, with their names"
 
 
+def test_a_stage_is_told_the_digests_of_its_inputs(project, vocabulary, store):
+    one, two = number(vocabulary, store, 1), number(vocabulary, store, 2)
+    told = []
+    execute(call_of(project, "toy.total", {"numbers": (two, one)}), vocabulary, store, told.append)
+    assert told[0] == Metric("x", "digests", {"numbers": [two.digest, one.digest]})
+
+
 def test_an_altered_input_is_not_read(project, vocabulary, store):
     one = number(vocabulary, store, 1)
     path = store.root / "objects" / one.digest[:2] / one.digest / "files" / "number.json"
