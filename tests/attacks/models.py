@@ -103,14 +103,18 @@ ADDRESSES = {
 }
 BUILDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a width of 8,000": (CNN, {"width": 8000}, TOO_MANY),
-    "a width of 10^6": (CNN, {"width": 10**6}, "IntegrityError: .*(can't be applied|far more than are stored)"),
-    "a width of 10^18": (CNN, {"width": 10**18}, "IntegrityError: .*can't be applied"),
-    "a width of 10^3000": (CNN, {"width": 10**3000}, "IntegrityError: .*can't be applied"),
-    "a negative width": (CNN, {"width": -4}, "IntegrityError: .*can't be applied"),
+    "a width of 10^6": (
+        CNN,
+        {"width": 10**6},
+        "(StageError: .*can't be applied|IntegrityError: .*far more than are stored)",
+    ),
+    "a width of 10^18": (CNN, {"width": 10**18}, "StageError: .*can't be applied"),
+    "a width of 10^3000": (CNN, {"width": 10**3000}, "StageError: .*can't be applied"),
+    "a negative width": (CNN, {"width": -4}, "StageError: .*can't be applied"),
     "10^7 classes": (CNN, {"num_classes": 10**7}, TOO_MANY),
     "30,000 layers": (MLP, {"hidden": [1] * 30_000, "dropout": 0}, TOO_MANY),
-    "a list for a number": (CNN, {"width": [[]]}, "IntegrityError: .*can't be applied"),
-    "an argument too many": (CNN, {"__class__": 1}, "IntegrityError: .*can't be applied"),
+    "a list for a number": (CNN, {"width": [[]]}, "StageError: .*can't be applied"),
+    "an argument too many": (CNN, {"__class__": 1}, "IntegrityError: .*can't be applied as the recipe says"),
     "a transform for a builder": ("ptpipe_quant.transforms:fuse", {}, REFUSED + "|No module|not a builder"),
     "another shape": (CNN, {"width": 5}, "IntegrityError: the tensors don't fit"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -204,14 +206,38 @@ class Model(Deployable):
 
 
 def _apply(reference: FunctionRef, role: str, *module: nn.Module) -> nn.Module:
+    """Call the builder or transform of a recipe.
+
+    Raises IntegrityError for arguments that the function doesn't have, and StageError for what it raises itself: bytes
+    that were altered in the store are found by their digest, so that is a limit of the function or of torch.
+    """
     function = reference.resolve(role)
+    try:
+        inspect.signature(function).bind(*module, **reference.arguments)
+    except TypeError as error:
+        raise IntegrityError(f"{reference.address} can't be applied as the recipe says: {error}") from error
     try:
         return function(*module, **reference.arguments)
     except PtpipeError:
         raise
-    except Exception as error:  # it worked when the recipe was written: since then the recipe or the code has changed
-        reason = repr(error)[:300]
-        raise IntegrityError(f"{reference.address} can't be applied as the recipe says: {reason}") from error
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        layer = _refused_layer(error, *module)
+        if layer:
+            reason = f"{reason}; {layer} must stay as it is: leave it float"
+        raise StageError(f"{reference.address} can't be applied: {reason}") from error
+
+
+def _refused_layer(error: Exception, *network: nn.Module) -> str:
+    """Return name and type of the layer that the functions in the error's traceback worked on; "" if there is none."""
+    from torch import nn
+
+    layers = {id(layer): name for root in network for name, layer in root.named_modules() if name}
+    values = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
+    found = [layers[id(value)] for value in values if isinstance(value, nn.Module) and id(value) in layers]
+    # The innermost function may have a part of the layer: `conv.0` of the convolution that was fused into `conv`.
+    name = next((name for name in found if f"{found[-1]}.".startswith(f"{name}.")), "")
+    return f"layer {name} ({type(network[0].get_submodule(name)).__name__})" if name else ""
 
 
 @contextmanager

@@ -143,6 +143,22 @@ def test_a_state_that_is_not_tensors_is_refused() -> None:
         Model.from_module(Recipe(FunctionRef.to(secretive), (1, 1, 1), 2), Secretive())
 
 
+@transform
+def picky(module: nn.Module) -> nn.Module:
+    for layer in module.children():
+        if isinstance(layer, nn.Linear):
+            raise NotImplementedError("no linear layers")
+    return module
+
+
+def test_what_a_transform_refuses_is_no_damage(model) -> None:
+    """Exit code 1 and the layer: exit code 5 is for bytes alone."""
+    with pytest.raises(
+        StageError, match=r":picky can't be applied: NotImplementedError: no .*; layer 4 \(Linear\) must"
+    ):
+        model.with_recipe(convert=(FunctionRef.to(picky),)).build()
+
+
 def test_an_engine_that_is_not_there(model) -> None:
     alien = model.with_recipe(convert=(FunctionRef.to(doubled, times=1),), backend="tpu")
     with pytest.raises(StageError, match="does not support int8 backend tpu"):
@@ -199,10 +215,17 @@ class TestAltered:
         with pytest.raises(IntegrityError):
             altered.build()
 
-    @pytest.mark.parametrize("arguments", [{"width": "wide"}, {"depth": 3}, {"width": -1}, {"width": None}])
-    def test_arguments_that_the_builder_does_not_take(self, model, tmp_path, arguments) -> None:
+    @pytest.mark.parametrize("arguments", [{"depth": 3}, {"width": 4, "module": 1}])
+    def test_arguments_that_the_builder_does_not_have(self, model, tmp_path, arguments) -> None:
         altered = self.recipe(model, tmp_path / "a", builder={"address": f"{HERE}:small", "arguments": arguments})
         with pytest.raises(IntegrityError, match=r"can't be applied as the recipe says"):
+            altered.build()
+
+    @pytest.mark.parametrize("arguments", [{"width": "wide"}, {"width": -1}, {"width": None}])
+    def test_arguments_that_torch_refuses(self, model, tmp_path, arguments) -> None:
+        """No check of bytes says that they were altered: the store's digests do."""
+        altered = self.recipe(model, tmp_path / "a", builder={"address": f"{HERE}:small", "arguments": arguments})
+        with pytest.raises(StageError, match=r":small can't be applied: (TypeError|RuntimeError): "):
             altered.build()
 
     def test_another_architecture(self, model, tmp_path) -> None:
