@@ -18,8 +18,8 @@ def activation(**options: bool | float) -> ActivationFakeQuant:
     return qat_qconfig(**{"per_channel": True, "reduce_range": False, "freeze_at": 1.0, **options}).activation()
 
 
-def weight(*, per_channel: bool) -> WeightFakeQuant:
-    return qat_qconfig(per_channel=per_channel, reduce_range=False, freeze_at=1.0).weight()
+def weight(*, per_channel: bool, narrow: bool = False) -> WeightFakeQuant:
+    return qat_qconfig(per_channel=per_channel, reduce_range=False, freeze_at=1.0, narrow_weights=narrow).weight()
 
 
 def reference(x, scale, zero_point, maximum):
@@ -90,15 +90,16 @@ def test_the_layout_of_one_channel_images_is_kept() -> None:
 class TestWeights:
     @pytest.mark.parametrize("shape", [(8, 3, 3, 3), (8, 1, 3, 3), (5, 7), (4, 2, 3)])
     @pytest.mark.parametrize("per_channel", [True, False])
-    def test_values_gradients_and_scales_are_torchs_own(self, shape, per_channel) -> None:
+    @pytest.mark.parametrize(("narrow", "limits"), [(False, (-128, 127)), (True, (-64, 64))])
+    def test_values_gradients_and_scales_are_torchs_own(self, shape, per_channel, narrow, limits) -> None:
         theirs = FusedMovingAvgObsFakeQuantize(
             observer=type(weight(per_channel=per_channel).activation_post_process),
-            quant_min=-128,
-            quant_max=127,
+            quant_min=limits[0],
+            quant_max=limits[1],
             dtype=torch.qint8,
             qscheme=torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric,
         )
-        mine = weight(per_channel=per_channel)
+        mine = weight(per_channel=per_channel, narrow=narrow)
         first, second = (
             torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_() for seed in (1, 1)
         )
@@ -107,9 +108,9 @@ class TestWeights:
         )  # by torch's Python, whose scales its own kernels round a little otherwise
         scale, zero_point = theirs.activation_post_process.calculate_qparams()
         if per_channel:
-            expected = torch.fake_quantize_per_channel_affine(first, scale, zero_point.float(), 0, -128, 127)
+            expected = torch.fake_quantize_per_channel_affine(first, scale, zero_point.float(), 0, *limits)
         else:
-            expected = torch.fake_quantize_per_tensor_affine(first, scale, zero_point.int(), -128, 127)
+            expected = torch.fake_quantize_per_tensor_affine(first, scale, zero_point.int(), *limits)
         result = mine(second)
         assert torch.equal(result, expected)
         for y, x in ((result, second), (expected, first)):
