@@ -12,7 +12,8 @@ Shape legend: R workers (batches of a round), T observed tensors, H of them obse
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +27,7 @@ from ptpipe_torch import Batch, Data
 from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_torch.int8.histogram import MinErrorHistogramObserver, has_range, min_max_of
 from ptpipe_torch.int8.observers import observes_range
+from ptpipe_torch.memory_format import to_preferred_format
 from ptpipe_torch.runtime import torch_threads
 
 Statistic: TypeAlias = Callable[[int, Any, torch.Tensor], torch.Tensor]
@@ -40,6 +42,8 @@ class Samples:
     split: str
     num: int
     ctx: Context
+    channels_last: bool = False
+    """Memory format of the images."""
 
     @property
     def num_batches(self) -> int:
@@ -49,7 +53,7 @@ class Samples:
     def batches(self, order_N: npt.NDArray[np.int64]) -> Iterator[Batch]:
         """Yield batches of these samples, and report progress."""
         done = 0
-        for batch in self.data.batches(self.split, order_N=order_N, channels_last=True):
+        for batch in self.data.batches(self.split, order_N=order_N, channels_last=self.channels_last):
             yield batch
             done += len(batch.labels_N)
             self.ctx.progress(done, len(order_N), "samples")
@@ -64,7 +68,11 @@ def run_calibration(module: GraphModule, samples: Samples, workers: WorkerGroup)
     for fake_quant in fake_quants:  # they observe in training mode only, and must see the outputs of float layers
         fake_quant.train()
         fake_quant.fake_quant_enabled.zero_()
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's annotations
+    images_NCHW = torch.zeros(2, *samples.data.info.shape_CHW)
+    channels_last = to_preferred_format(deepcopy(module), images_NCHW, samples.ctx.log)  # observers must not see them
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    module.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's annotations
+    samples = replace(samples, channels_last=channels_last)
     with torch_threads(None), torch.no_grad():
         if workers.size == 1:
             _calibrate(module, samples)

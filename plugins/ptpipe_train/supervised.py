@@ -17,6 +17,7 @@ from torch import nn
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch import Data, Model
 from ptpipe_torch.distributed.worker_group import TIMEOUT_S, WorkerGroup, init_worker_group
+from ptpipe_torch.memory_format import view_failure
 from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
 from ptpipe_train.checkpointer import Checkpointer
 from ptpipe_train.device import (
@@ -55,7 +56,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
     with (
         torch_threads(config.num_threads),
         freed_memory_kept(),
-        _actionable_errors(),
+        _actionable_errors(config),
         init_worker_group(
             ctx, parallel.comm or "auto", parallel.timeout_s or TIMEOUT_S, config.device != "cpu"
         ) as workers,
@@ -295,7 +296,7 @@ class Training:
 
 
 @contextmanager
-def _actionable_errors() -> Iterator[None]:
+def _actionable_errors(config: TrainConfig) -> Iterator[None]:
     """Turn torch's errors about the user's options into StageErrors that name the option to change."""
     try:
         yield
@@ -304,6 +305,9 @@ def _actionable_errors() -> Iterator[None]:
             "the device's memory is full: use a smaller batch_size and a larger accumulate, or precision bf16"
         ) from error
     except RuntimeError as error:
+        if line := view_failure(error):
+            other = ", or memory_format auto" if config.memory_format == "channels_last" else ""
+            raise StageError(f"{line}: a view of memory in another order is impossible: use reshape{other}") from error
         if "Expected to have finished reduction" not in str(error):
             raise
         raise StageError(

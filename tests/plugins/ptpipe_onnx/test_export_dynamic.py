@@ -98,6 +98,32 @@ def test_the_arithmetic_is_that_of_the_onnx_specification(
     np.testing.assert_allclose(found_NK, expected_NK, atol=1e-5 * np.abs(expected_NK).max())
 
 
+class Viewing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(512, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        return self.fc(x.view(x.size(0), -1))
+
+
+@builder
+def viewing() -> nn.Module:
+    return Viewing()
+
+
+@transform
+def quantized_linears(module: nn.Module) -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(module, {nn.Linear})
+
+
+def test_a_view_behind_a_convolution(run_export: Export) -> None:
+    """Of its three networks, torch's and the float one are to run in channels-last where they can."""
+    recipe = Recipe(FunctionRef.to(viewing), (1, 16, 16), 10, (), (FunctionRef.to(quantized_linears),), "fbgemm")
+    assert run_export(Model.from_module(recipe, viewing())).precision == "int8 dynamic"
+
+
 def test_layers_that_have_no_such_form_are_named(run_export: Export) -> None:
     recipe = Recipe(FunctionRef.to(recurrent), (1, 16, 16), 10, (), (FunctionRef.to(quantized_everywhere),), "qnnpack")
     with pytest.raises(StageError, match=r"^1 \(LSTM\) can't be exported as dynamic int8: leave it float"):

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import ptpipe
 from ptpipe import StageError
 from ptpipe.api import RunResult
 from ptpipe_quant import CalibrateConfig, PrepareConfig, calibrate, prepare
-from ptpipe_torch import Model, Ranges
+from ptpipe_torch import Model, Ranges, builder
 from ptpipe_torch.int8.engine import supported_engines
+
+from .conftest import make_model
 
 FIRST = supported_engines()[0]
 
@@ -85,6 +88,31 @@ def test_several_workers_end_where_one_does(
     assert alone.tensors.keys() == together.tensors.keys()
     different = [name for name, tensor in alone.tensors.items() if not torch.equal(tensor, together.tensors[name])]
     assert not different
+
+
+@builder
+def flattening(*, view: bool) -> nn.Module:
+    return Flattening(view=view)
+
+
+class Flattening(nn.Module):
+    def __init__(self, *, view: bool) -> None:
+        super().__init__()
+        self.conv, self.fc, self.view = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(256, 10), view
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        return self.fc(x.view(x.size(0), -1) if self.view else x.flatten(1))
+
+
+@pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
+def test_a_view_behind_a_convolution_changes_no_range(digits, ctx, backend: str) -> None:
+    ranges = []
+    for view in (True, False):
+        model = prepare(PrepareConfig(backend=backend), ctx, make_model(flattening, view=view))
+        ranges.append(calibrate(CalibrateConfig(split="train", num_samples=64), ctx, model, digits)[1].limits)
+    for one, other in zip(*(limits.values() for limits in ranges), strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
 
 
 def test_what_is_not_a_number_is_named_also_by_histograms(trained, digits, ctx) -> None:

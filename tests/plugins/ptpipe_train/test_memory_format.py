@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ptpipe import StageError
 from ptpipe_quant import PrepareQatConfig, prepare_qat
 from ptpipe_torch import FunctionRef, builder
 
@@ -108,6 +109,12 @@ def test_a_network_that_needs_contiguous_memory_is_trained_and_the_log_says_why(
     (line,) = trained.log
     assert line.startswith("memory_format contiguous: the network's forward pass fails in channels_last")
     assert trained.notices == []
+
+
+def test_channels_last_where_a_view_forbids_it_names_the_line_and_the_remedy(lab: Lab) -> None:
+    model, data = lab.make_model(FunctionRef.to(viewing_net)), lab.make_data(16)
+    with pytest.raises(StageError, match=r"test_memory_format.py:\d+: .*x\.view\(.*use reshape, or memory_format auto"):
+        lab.train(model, data, epochs=1, memory_format="channels_last")
 
 
 def test_an_explicit_memory_format_is_taken(lab: Lab) -> None:
