@@ -35,7 +35,7 @@ class Context:
     """How many processes execute the stage together."""
     input_digests: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each port, the digests of the stored objects that it is bound to, in the order of `input_names`. What is kept
-    in `scratch` belongs to these: an input that was made anew may differ under the same key."""
+    in `scratch` belongs to these: an input that was rerun may differ under the same key."""
 
     def progress(self, done: int, total: int | None, unit: str, **facts: float | int | str) -> None:
         """Report how far the work is. Call it a few times per second, not thousands of times.

@@ -46,8 +46,9 @@ def _unsupported_backend(config: BackendConfig) -> Iterable[str]:
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Quantize the weights of linear layers to int8, and their inputs at run time.
 
-    Needs no data and no calibration. Convolutions compute in float; their weights are stored as int8. Fails if the
-    model is not float or has no layer to quantize.
+    Needs no data and no calibration. Convolutions compute in float; their weights are stored as int8. An input's scale
+    is that of its whole batch, so a sample's logits depend slightly on the others of its batch. Fails if the model is
+    not float or has no layer to quantize.
     """
     from ptpipe_quant import stages
 

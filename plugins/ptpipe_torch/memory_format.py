@@ -44,8 +44,8 @@ def to_preferred_format(
 
     Code such as `x.view(x.size(0), -1)` behind a convolution works in the contiguous format alone. So the forward pass
     is tried on `images_NCHW`: two at least, as strides of a single image don't tell the formats apart. Observers see
-    them: pass a copy of a network whose state counts. Random streams are restored. Where the trial fails, `log` is
-    told why. Returns whether the format is channels-last.
+    them: pass a copy of a network whose state counts. Random streams are restored. Where the trial fails, `log` gets
+    the reason. Returns whether the format is channels-last.
     """
     recorder = _ConvolutionRecorder()
     _convert(module, torch.channels_last)

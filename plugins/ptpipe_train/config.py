@@ -25,7 +25,7 @@ Compress: TypeAlias = Literal["none", "bf16", "fp16"]
 # Each schedule option and the one schedule that accepts it; `warmup` applies to all.
 _SCHEDULE_OF_OPTION = {"gamma": "step", "every_epochs": "step", "final": "cosine"}
 _MULTI_WORKER: tuple[Mode, ...] = ("ddp", "fsdp", "pp", "ddp+pp")
-_PIPELINED: tuple[Mode, ...] = ("pp", "ddp+pp")
+PIPELINED: tuple[Mode, ...] = ("pp", "ddp+pp")
 # Each option of `parallel:` and the modes that accept it.
 MODES_OF_OPTION: Mapping[str, tuple[Mode, ...]] = {
     "workers": _MULTI_WORKER,
@@ -42,10 +42,10 @@ MODES_OF_OPTION: Mapping[str, tuple[Mode, ...]] = {
     "wrap_min_parameters": ("fsdp",),
     "reshard_after_forward": ("fsdp",),
     "cpu_offload": ("fsdp",),
-    "pipeline_stages": _PIPELINED,
-    "microbatches": _PIPELINED,
-    "schedule": _PIPELINED,
-    "split_at": _PIPELINED,
+    "pipeline_stages": PIPELINED,
+    "microbatches": PIPELINED,
+    "schedule": PIPELINED,
+    "split_at": PIPELINED,
 }
 _INTERLEAVED_STAGES_PER_RANK = 2
 """Default of interleaved_1f1b, where `workers` doesn't determine it."""
@@ -173,7 +173,7 @@ class Parallel(StageConfig):
     @property
     def num_pipeline_stages(self) -> int:
         """Pieces of the network; 1 in modes without a pipeline."""
-        return (self.pipeline_stages or 2) if self.mode in _PIPELINED else 1
+        return (self.pipeline_stages or 2) if self.mode in PIPELINED else 1
 
     @property
     def num_microbatches(self) -> int:
@@ -196,14 +196,14 @@ class Parallel(StageConfig):
     @property
     def passes_per_batch(self) -> int:
         """Number of separate forward passes, over all workers, that one batch is divided into."""
-        return self.degrees.batch_shards * (self.num_microbatches if self.mode in _PIPELINED else 1)
+        return self.degrees.batch_shards * (self.num_microbatches if self.mode in PIPELINED else 1)
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raise ValueError where a batch of that size can't be divided among workers and micro-batches."""
         shards = self.degrees.batch_shards
         if batch_size < shards:
             raise ValueError(f"a batch of {batch_size} can't be shared by {shards} workers")
-        if self.mode in _PIPELINED and batch_size % self.passes_per_batch:
+        if self.mode in PIPELINED and batch_size % self.passes_per_batch:
             raise ValueError(
                 f"a batch of {batch_size} can't be divided into {shards} equal shards of {self.num_microbatches} equal "
                 "micro-batches"
@@ -286,6 +286,9 @@ class TrainConfig(StageConfig):
     )
     accumulate: int = Field(
         1, ge=1, le=65536, description="batches whose gradients are accumulated for one optimizer step"
+    )
+    drop_last: bool = Field(
+        False, description="leave out the samples of an epoch that don't fill its last batch; others in each epoch"
     )
     optimizer: Literal["sgd", "adamw"] = Field("sgd", description="the optimizer")
     lr: float | None = Field(None, gt=0, description="peak learning rate; null: 0.05 (sgd), 0.001 (adamw)")

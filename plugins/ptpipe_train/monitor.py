@@ -115,12 +115,11 @@ class TrainingMonitor:
 
     def _report(self, progress: TrainingProgress, loss: float, images_per_s: float) -> None:
         steps_done = self.steps_done(progress)
-        images_done = progress.epoch * self.plan.num_samples + min(
-            progress.step * self.plan.window, self.plan.num_samples
-        )
+        samples_per_epoch = self.plan.samples_per_epoch
+        images_done = progress.epoch * samples_per_epoch + min(progress.step * self.plan.window, samples_per_epoch)
         self.ctx.progress(
             images_done,
-            self.plan.epochs * self.plan.num_samples,
+            self.plan.epochs * samples_per_epoch,
             "images",
             epoch=progress.epoch + 1,
             step=steps_done,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ptpipe_torch import epoch_order
+from ptpipe_train.config import PIPELINED, Parallel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +18,7 @@ class StepPlan:
     """Assignment of samples to optimizer steps, known before the training begins.
 
     An epoch's order is divided into windows of `accumulate` batches, one window a step; the last window of an epoch
-    and its last batch may be smaller.
+    and, without `drop_last`, its last batch may be smaller.
     """
 
     epochs: int
@@ -27,6 +28,13 @@ class StepPlan:
     """Summed over all workers."""
     accumulate: int
     seed: int
+    drop_last: bool = False
+    """Leave out the last samples of an epoch's order that don't fill a batch."""
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples that an epoch takes."""
+        return self.num_samples - (self.num_samples % self.batch_size if self.drop_last else 0)
 
     @property
     def window(self) -> int:
@@ -36,7 +44,7 @@ class StepPlan:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of an epoch, including a smaller last one."""
-        return -(-self.num_samples // self.window)
+        return -(-self.samples_per_epoch // self.window)
 
     @property
     def num_steps(self) -> int:
@@ -45,7 +53,7 @@ class StepPlan:
 
     def window_size(self, step: int) -> int:
         """Return the number of samples of that step of an epoch."""
-        return min(self.window, self.num_samples - step * self.window)
+        return min(self.window, self.samples_per_epoch - step * self.window)
 
     def num_batches(self, num_samples: int) -> int:
         """Return the number of batches of that many samples, including a smaller last one."""
@@ -53,4 +61,14 @@ class StepPlan:
 
     def order(self, epoch: int, first_step: int) -> npt.NDArray[np.int64]:
         """Return the positions of an epoch's samples in their order, from that step of the epoch on."""
-        return epoch_order(self.num_samples, self.seed, epoch)[first_step * self.window :]
+        return epoch_order(self.num_samples, self.seed, epoch)[first_step * self.window : self.samples_per_epoch]
+
+    def pass_sizes(self, parallel: Parallel) -> set[int]:
+        """Return the numbers of samples that the forward passes of an epoch have, on all workers."""
+        shards, microbatch = parallel.degrees.batch_shards, max(1, self.batch_size // parallel.passes_per_batch)
+        last = self.samples_per_epoch % self.batch_size
+        batches = {last, self.batch_size} if self.samples_per_epoch >= self.batch_size else {last}
+        sizes = {len(range(rank, batch, shards)) for batch in batches for rank in range(min(shards, batch))}
+        if parallel.mode not in PIPELINED:
+            return sizes
+        return {min(size, microbatch) for size in sizes} | {size % microbatch for size in sizes} - {0}

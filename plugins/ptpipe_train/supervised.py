@@ -37,6 +37,7 @@ from ptpipe_train.precision import PrecisionChoice, choose_precision, measure_st
 from ptpipe_train.profiling import StepProfile
 from ptpipe_train.progress import Best, TrainingProgress
 from ptpipe_train.schedule import LearningRate
+from ptpipe_train.single_samples import refuse_single_samples
 from ptpipe_train.state import TrainingState
 from ptpipe_train.step_times import PARTS, Utilization
 from ptpipe_train.steps import StepPlan
@@ -61,7 +62,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             ctx, parallel.comm or "auto", parallel.timeout_s or TIMEOUT_S, config.device != "cpu"
         ) as workers,
     ):
-        plan = StepPlan(config.epochs, len(data.splits["train"]), batch_size, config.accumulate, ctx.seed)
+        plan = _plan_steps(config, ctx, model, data, batch_size)
         settings, choice = _resolve_settings(config, ctx, model, data, plan, workers)
         with seeded(_seed(ctx, workers), settings.device), deterministic_kernels(settings.device):
             module = model.build_prepared().train()
@@ -72,6 +73,16 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             trained = model.with_state_dict_of(training.loop.strategy.module)
             _refuse_disagreement(workers, trained)
             return trained
+
+
+def _plan_steps(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_size: int) -> StepPlan:
+    """Assign samples to steps. Raise StageError where an epoch has no batch, or one that the network can't take."""
+    num_samples = len(data.splits["train"])
+    if config.drop_last and num_samples < batch_size:
+        raise StageError(f"drop_last leaves no batch: {num_samples} samples don't fill one of {batch_size}")
+    plan = StepPlan(config.epochs, num_samples, batch_size, config.accumulate, ctx.seed, config.drop_last)
+    refuse_single_samples(model, plan, config.parallel)
+    return plan
 
 
 def _resolve_settings(
@@ -88,7 +99,7 @@ def _resolve_settings(
         images_per_pass = max(1, plan.batch_size // config.parallel.passes_per_batch)
         return measure_step_ms(model, first_batch(data, settings, images_per_pass), settings, num_rounds)
 
-    num_batches = plan.epochs * plan.num_batches(plan.num_samples)
+    num_batches = plan.epochs * plan.num_batches(plan.samples_per_epoch)
     choice = choose_precision(config.precision, device, ctx, workers, num_batches, measure)
     return replace(settings, precision=choice.precision), choice
 
@@ -230,13 +241,12 @@ class Training:
     def _finish_epoch(self) -> None:
         progress, plan, strategy = self.state.progress, self.loop.plan, self.loop.strategy
         last_step = self.monitor.steps_done(progress) - 1
-        metrics: dict[str, float] = {"train_loss": progress.loss_sum / plan.num_samples}
+        metrics: dict[str, float] = {"train_loss": progress.loss_sum / plan.samples_per_epoch}
         strategy.consolidate()
         if len(self.loop.data.splits["val"]):
             self._refuse_weights_not_finite()
-            score = evaluate(
-                strategy.module, self.loop.data, "val", strategy.settings, plan.batch_size, strategy.workers
-            )
+            pass_size = strategy.pass_size(plan.batch_size)
+            score = evaluate(strategy.module, self.loop.data, "val", strategy.settings, pass_size, strategy.workers)
             if not math.isfinite(score.loss):
                 raise self.monitor.not_finite(f"the loss on val became {score.loss}", last_step)
             metrics |= {"val_loss": score.loss, "val_top1": score.top1}
@@ -267,7 +277,7 @@ class Training:
             images_per_s=progress.num_images / progress.train_s,
             num_steps=self.monitor.steps_done(progress),
             epochs_done=progress.epoch,
-            samples_per_step=min(plan.window, plan.num_samples),
+            samples_per_step=min(plan.window, plan.samples_per_epoch),
             peak_lr=self.loop.lr.maximum(),
             precision=self.choice.precision,
             memory_format=strategy.settings.memory_format,

@@ -44,6 +44,10 @@ class SingleProcess(ParallelStrategy):
             torch.autograd.backward(scaler.scale(loss))
         return loss.detach()
 
+    def pass_size(self, batch_size: int) -> int:
+        devices = len(self.wrapped.device_ids) if isinstance(self.wrapped, nn.DataParallel) else 1
+        return -(-batch_size // devices)
+
 
 def data_parallel(module: nn.Module, settings: DeviceSettings, options: Parallel, ctx: Context) -> SingleProcess:
     """Wrap the network in torch's DataParallel; with fewer than two CUDA devices, train in one process on one device.

@@ -1,6 +1,6 @@
 """Pipeline parallelism: the only file that uses `torch.distributed.pipelining`.
 
-Shape legend: N images of a batch, M of a micro-batch, C channels, H height, W width, K classes.
+Shape legend: N images of a batch, B micro-batches of it, M images of one, C channels, H height, W width, K classes.
 """
 
 from __future__ import annotations
@@ -80,6 +80,11 @@ class PipelineStrategy(ParallelStrategy):
         ]
         self._stage_modules = [modules[number] for number in own]
         self._schedule = self._make_schedule(modules, own, images_MCHW, options.schedule or "1f1b")
+        if not self._can_trim:
+            inputs.ctx.notice(
+                "values between pipeline stages don't have a row for each sample: batch norm sees padding in the last "
+                "micro-batch of an epoch, unless drop_last leaves that out"
+            )
         if degrees.replicas > 1:
             self._ranges = RangeSync(self.trained, workers, self._replica_group)
             self._buffers = BufferSync(self.trained, self._replica_group)
@@ -100,6 +105,9 @@ class PipelineStrategy(ParallelStrategy):
     ) -> Any:
         with state_restored(self.module):
             values = _example_values(modules, images_MCHW)
+            # A micro-batch of one sample is never filled in part.
+            fewer = _example_values(modules, images_MCHW[1:]) if len(images_MCHW) > 1 else values
+        self._can_trim = _have_samples_first(values, fewer)
         pipeline_stages = [
             PipelineStage(
                 modules[number],
@@ -121,15 +129,21 @@ class PipelineStrategy(ParallelStrategy):
         batch = padded(batch, self._shard_size)
         self._losses.begin(objective, scaler)
         inputs = (batch.images_NCHW,) if self.needs_images else ()
-        counts_M = (batch.labels_N.view(self._num_microbatches, -1) != IGNORED).any(1).tolist()
+        labels_BM = batch.labels_N.view(self._num_microbatches, -1)
+        sizes_B = (labels_BM != IGNORED).sum(1).tolist()
+        if not self._can_trim:
+            sizes_B = [labels_BM.shape[1] if size else 0 for size in sizes_B]
         with self.times.part("forward_backward"), ExitStack() as batch_end:
             for module in self._stage_modules:
-                batch_end.enter_context(module.microbatches(counts_M))
+                batch_end.enter_context(module.microbatches(sizes_B))
             self._schedule.step(*inputs, target=batch.labels_N if self._has_last else None)
         if last:
             with self.times.part("communication"):
                 sum_gradients(self.trained.parameters(), self._replica_group, self._compress)
         return self._losses.total()
+
+    def pass_size(self, batch_size: int) -> int:
+        return self._shard_size // self._num_microbatches
 
     def grad_scaler(self) -> torch.amp.GradScaler:
         # Each rank holds other gradients: an overflow on one of them must skip the step on all.
@@ -177,7 +191,9 @@ class StageModule(nn.Module):
     """The module of a pipeline stage: a piece of the network in its precision and memory format.
 
     Messages are contiguous. Where pieces work in channels-last, images are sent as NHWC, so neither side reorders
-    them. Micro-batches of padding, which come last, leave no trace in the buffers.
+    them. Their shapes are static, so an epoch's last micro-batch may end in padding: the piece gets the samples before
+    it alone, as batch norm would count it. Micro-batches of nothing else, which come last, leave no trace in the
+    buffers.
     """
 
     def __init__(
@@ -192,29 +208,32 @@ class StageModule(nn.Module):
         super().__init__()
         self.piece, self.settings, self._set_takes_part = piece, settings, set_takes_part
         self._is_first, self._is_last = is_first, is_last
-        self._counts: Iterator[bool] = iter(())
+        self._sizes: Iterator[int] = iter(())
         self._is_restoring, self._batch_end = False, ExitStack()
 
     @contextmanager
-    def microbatches(self, counts_M: Sequence[bool]) -> Iterator[None]:
-        """Process one batch inside the `with`; `counts_M`: which micro-batches have samples that are not padding."""
-        self._counts, self._is_restoring = iter(counts_M), False
+    def microbatches(self, sizes_B: Sequence[int]) -> Iterator[None]:
+        """Process one batch inside the `with`; `sizes_B`: how many samples of each micro-batch are not padding."""
+        self._sizes, self._is_restoring = iter(sizes_B), False
         # Buffers are restored after all backward passes: autograd refuses tensors that were modified before.
         with ExitStack() as self._batch_end:
             yield
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the piece to a micro-batch."""
-        counts = next(self._counts, True)
-        self._set_takes_part(counts)
-        if not counts and not self._is_restoring:
+        num_padded = len(x)
+        num = next(self._sizes, num_padded)
+        self._set_takes_part(num > 0)
+        if num == 0 and not self._is_restoring:
             self._batch_end.enter_context(buffers_restored(self.piece))
             self._is_restoring = True
+        x = x[: num or num_padded]
         if self.settings.channels_last and x.dim() == 4:
             x = x if self._is_first else x.permute(0, 3, 1, 2)  # NHWC to NCHW, a view
             x = x.contiguous(memory_format=torch.channels_last)
         with self.settings.autocast():
             y: torch.Tensor = self.piece(x)
+        y = torch.cat([y, y.new_zeros(num_padded - len(x), *y.shape[1:])]) if len(x) < num_padded else y
         if self.settings.channels_last and y.dim() == 4 and not self._is_last:
             y = y.permute(0, 2, 3, 1)
         return y.contiguous()
@@ -247,6 +266,13 @@ def _example_values(modules: Sequence[nn.Module], images_MCHW: torch.Tensor) -> 
         for module in modules:
             values.append(module(values[-1]))
     return [images_MCHW, *(torch.empty_like(value).requires_grad_() for value in values[1:])]
+
+
+def _have_samples_first(values: Sequence[torch.Tensor], fewer: Sequence[torch.Tensor]) -> bool:
+    """Return whether values between pipeline stages have a row for each sample. `fewer`: those of one sample less."""
+    return all(
+        (len(value) - 1, *value.shape[1:]) == tuple(less.shape) for value, less in zip(values, fewer, strict=True)
+    )
 
 
 def _first_pieces(network: TracedNetwork, inputs: TrainingInputs, images_MCHW: torch.Tensor) -> list[int]:

@@ -85,6 +85,10 @@ class ParallelStrategy(ABC):
         `last`: whether it is the last batch of the step, after which gradients must be those of all ranks.
         """
 
+    def pass_size(self, batch_size: int) -> int:
+        """Return how many samples of a batch this worker's forward passes have at most."""
+        return self.batch_shard.size(batch_size)
+
     def grad_scaler(self) -> torch.amp.GradScaler:
         """Return the scaler of fp16 losses and gradients."""
         return self.settings.grad_scaler()

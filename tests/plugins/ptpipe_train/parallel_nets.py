@@ -14,7 +14,14 @@ from ptpipe_torch import Data, FunctionRef, Model, Recipe, builder
 
 @builder
 def plain_net(
-    *, num_classes: int, shape_CHW: tuple[int, int, int], norm: bool, unused: bool, differs: bool
+    *,
+    num_classes: int,
+    shape_CHW: tuple[int, int, int],
+    norm: bool,
+    norm_1d: bool,
+    unused: bool,
+    differs: bool,
+    max_eval_batch: int | None,
 ) -> nn.Module:
     channels, height, width = shape_CHW
     layers: dict[str, nn.Module] = {"conv1": nn.Conv2d(channels, 16, 3, padding=1)}
@@ -28,6 +35,7 @@ def plain_net(
         "pool2": nn.MaxPool2d(2),
         "flatten": nn.Flatten(),
         "fc1": nn.Linear(16 * (height // 4) * (width // 4), 32),
+        **({"norm_1d": nn.BatchNorm1d(32)} if norm_1d else {}),
         "relu3": nn.ReLU(),
         "fc2": nn.Linear(32, num_classes),
     }
@@ -36,6 +44,8 @@ def plain_net(
         network.add_module(name, layer)
     if unused:
         network.add_module("unused", Unused())
+    if max_eval_batch:
+        network.add_module("limited", Limited(max_eval_batch))
     if differs:
         network.add_module("differing", Differing())
     return network
@@ -49,6 +59,19 @@ class Unused(nn.Module):
         self.weight = nn.Parameter(torch.ones(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Limited(nn.Module):
+    """Takes so many samples at once in eval mode, as a device whose memory is full."""
+
+    def __init__(self, max_eval_batch: int) -> None:
+        super().__init__()
+        self.max_eval_batch = max_eval_batch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training and len(x) > self.max_eval_batch:
+            raise ValueError(f"a batch of {len(x)}")
         return x
 
 
@@ -86,8 +109,10 @@ def branching_net(*, num_classes: int, shape_CHW: tuple[int, int, int]) -> nn.Mo
 
 class PlainConfig(StageConfig):
     norm: bool = False
+    norm_1d: bool = False
     unused: bool = False
     differs: bool = False
+    max_eval_batch: int | None = None
     branching: bool = False
 
 
@@ -95,7 +120,7 @@ class PlainConfig(StageConfig):
 def plain(config: PlainConfig, ctx: Context, data: Data) -> Model:
     """Make the network."""
     arguments: dict[str, Any] = {"num_classes": data.info.num_classes, "shape_CHW": data.info.shape_CHW}
-    options = {"norm": config.norm, "unused": config.unused, "differs": config.differs}
+    options = config.model_dump(exclude={"branching"})
     ref = (
         FunctionRef.to(branching_net, **arguments)
         if config.branching

@@ -205,6 +205,47 @@ def test_nor_does_it_with_batch_norm(run: Train, name: str) -> None:
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
+@pytest.mark.parametrize(
+    "name", ["1f1b", "gpipe", *(pytest.param(name, marks=thorough) for name in ("interleaved", "1f1b, channels_last"))]
+)
+def test_batch_norm_sees_the_samples_of_a_micro_batch_alone(run: Train, name: str) -> None:
+    """An epoch's last 40 of 480 samples are a micro-batch of 22, one of 18, and two of padding."""
+    mode, _, memory_format = name.partition(", ")
+    options = {"batch_size": 88, "epochs": 2, "memory_format": memory_format or "contiguous"}
+    parallel = run({"norm": True}, parallel=MODES[mode], **options)
+    num = 4
+    options["batch_size"] = 88 // num
+    single = run({"norm": True}, **options, accumulate=num)
+    assert single.stages["train"].metrics["num_steps"] == 12 == parallel.stages["train"].metrics["num_steps"]
+    assert (
+        model_of(single).tensors["norm.num_batches_tracked"] == model_of(parallel).tensors["norm.num_batches_tracked"]
+    )
+    assert max_difference(model_of(single), model_of(parallel)) < 1e-4
+
+
+DROPPED = {"drop_last": True, "batch_size": 92, "epochs": 2}
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "1f1b", pytest.param("ddp+pp", marks=thorough)])
+def test_without_the_last_batch_too(run: Train, name: str) -> None:
+    single, parallel = run(**DROPPED), run(parallel=MODES[name], **DROPPED)
+    assert single.stages["train"].metrics["num_steps"] == 10
+    assert max_difference(model_of(single), model_of(parallel)) < 1e-5
+
+
+def test_a_worker_that_would_get_one_sample_is_found_before_the_first_step(run: Train) -> None:
+    """Three whole batches leave three samples for three workers."""
+    options = {"batch_size": 159, "epochs": 1}
+    refused = run({"norm_1d": True}, parallel=MODES["ddp, three workers"], **options)
+    assert refused.exit_code == 1
+    message = refused.stages["train"].message
+    assert (
+        "480 samples in batches of 159, each divided into 3 forward passes, leave one: set drop_last to true, or"
+        in (message)
+    )
+    assert run({"norm_1d": True}, parallel=MODES["ddp, three workers"], drop_last=True, **options).exit_code == 0
+
+
 @pytest.mark.parametrize("name", ["ddp", pytest.param("ddp+pp", marks=thorough)])
 def test_fewer_samples_than_workers(run: Train, name: str) -> None:
     data = {"data.num_train": 103, "data.val_size": 102, "data.calibration_size": 1}
@@ -267,6 +308,13 @@ def test_every_val_sample_is_counted_once(run: Train, num_val: int, name: str) -
     single = run(data=data, **options).stages["train"].metrics["val_top1"]
     assert run(data=data, parallel=MODES[name], **options).stages["train"].metrics["val_top1"] == single
     assert single * num_val == pytest.approx(round(single * num_val), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=thorough)])
+def test_val_is_measured_in_batches_of_a_workers_share(run: Train, name: str) -> None:
+    """A worker has memory for its share of a batch, 40 of 80 samples, though all workers together measure 101."""
+    result = run({"max_eval_batch": 40}, parallel=MODES[name], batch_size=80, epochs=1)
+    assert result.exit_code == 0, result.stages["train"].message
 
 
 def test_a_network_that_cannot_be_split_is_refused_before_the_first_step(run: Train) -> None:

@@ -68,6 +68,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "fp16": {"precision": "fp16", "clip_grad_norm": 0.5},
     "adamw": {"optimizer": "adamw", "schedule": {"name": "cosine", "warmup": 3}},
     "accumulated": {"accumulate": 3, "label_smoothing": 0.1},
+    "without the last batch": {"accumulate": 4, "drop_last": True},
     "early stopping": {"early_stopping": {"patience": 1, "min_delta": 0.05}, "epochs": 6, "lr": 0.1},
 }
 

@@ -220,8 +220,29 @@ def test_refuses_what_can_not_be_trained(lab: Lab) -> None:
         lab.train(model, lab.make_data(0))
     with pytest.raises(StageError, match="early_stopping needs a val split"):
         lab.train(model, data, early_stopping={})
-    with pytest.raises(StageError, match=r"choose another batch_size"):
-        lab.train(lab.make_model(FunctionRef.to(one_value_norm)), lab.make_data(33))
+
+
+def test_a_batch_of_one_sample_is_refused_at_the_start_where_batch_norm_needs_more(lab: Lab) -> None:
+    model, data = lab.make_model(FunctionRef.to(one_value_norm)), lab.make_data(33)
+    with pytest.raises(StageError, match="33 samples in batches of 16 leave one: set drop_last to true, or") as caught:
+        lab.train(model, data)
+    assert str(caught.value).endswith("a batch_size such as 15 or 17")
+    assert lab.events == []
+    assert lab.train(model, data, drop_last=True, epochs=2).metrics["num_steps"] == 4
+    for batch_size in (15, 17):
+        lab.train(model, data, batch_size=batch_size, epochs=1)
+    with pytest.raises(StageError, match=r"leave one: choose a batch_size such as 3$"):
+        lab.train(model, data, batch_size=1)
+    lab.train(lab.make_model(norm=True), data, epochs=1)  # several values per channel: nothing to refuse
+
+
+def test_without_the_last_batch_an_epoch_takes_whole_ones_of_its_order(lab: Lab) -> None:
+    trained = lab.train(lab.make_model(), lab.make_data(40), epochs=2, drop_last=True)
+    assert (trained.metrics["num_steps"], trained.metrics["samples_per_step"]) == (4, 16)
+    assert [event.total for event in trained.progress] == [64] * len(trained.progress)
+    assert trained.progress[-1].done == 64
+    with pytest.raises(StageError, match="drop_last leaves no batch: 15 samples don't fill one of 16"):
+        lab.train(lab.make_model(), lab.make_data(15), drop_last=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -1,0 +1,67 @@
+"""Forward passes of a single sample, which batch norm can't normalize: found before the training begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ptpipe import StageError
+from ptpipe_torch import Model, TrainingCallback
+from ptpipe_torch.runtime import seeded
+from ptpipe_train.steps import StepPlan
+
+if TYPE_CHECKING:
+    from ptpipe_train.config import Parallel
+
+_REFUSAL = "Expected more than 1 value per channel"
+
+
+def refuse_single_samples(model: Model, plan: StepPlan, parallel: Parallel) -> None:
+    """Raise StageError where a forward pass of an epoch has a single sample and the network can't be trained on one."""
+    if _has_single_sample(plan, parallel) and not parallel.sync_bn and not _takes_single_sample(model):
+        remedies = []
+        if not plan.drop_last and not _has_single_sample(replace(plan, drop_last=True), parallel):
+            remedies.append("set drop_last to true")
+        if sizes := _working_batch_sizes(plan, parallel):
+            remedies.append(f"choose a batch_size such as {' or '.join(map(str, sizes))}")
+        passes = parallel.passes_per_batch
+        raise StageError(
+            f"batch norm can't normalize a single sample, and {plan.num_samples} samples in batches of "
+            f"{plan.batch_size}{f', each divided into {passes} forward passes,' if passes > 1 else ''} leave one: "
+            f"{', or '.join(remedies)}"
+        )
+
+
+def _has_single_sample(plan: StepPlan, parallel: Parallel) -> bool:
+    return 1 in plan.pass_sizes(parallel)
+
+
+def _working_batch_sizes(plan: StepPlan, parallel: Parallel) -> list[int]:
+    """Return the nearest batch sizes, one below and one above, that leave no single sample."""
+
+    def works(batch_size: int) -> bool:
+        try:
+            parallel.check_batch_size(batch_size)
+        except ValueError:
+            return False
+        return not _has_single_sample(replace(plan, batch_size=batch_size), parallel)
+
+    below, above = range(plan.batch_size - 1, 1, -1), range(plan.batch_size + 1, 2 * plan.batch_size + 2)
+    nearest = (next(filter(works, sizes), None) for sizes in (below, above))
+    return [size for size in nearest if size]
+
+
+def _takes_single_sample(model: Model) -> bool:
+    """Return whether a forward pass in training mode accepts one sample; tried on a second build of the network."""
+    module = model.build_prepared().train()
+    for layer in module.modules():
+        if isinstance(layer, TrainingCallback):
+            layer.on_progress(0.0)  # may freeze batch norms from the start
+    try:
+        with seeded(0), torch.no_grad():
+            module(torch.zeros(1, *model.input_shape_CHW))
+    except Exception as error:  # noqa: BLE001  # another one is raised again by the training
+        return _REFUSAL not in str(error)
+    return True
