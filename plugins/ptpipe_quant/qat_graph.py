@@ -103,7 +103,7 @@ def observer_at(prepared: GraphModule, node: Node) -> nn.Module | None:
 def _restore_dropout(prepared: GraphModule) -> None:
     """Restore dropout and remove the observer behind it: the int8 network has no dropout whose output to round."""
     for node in [node for node in prepared.graph.nodes if node.op == "call_module"]:
-        dropout = prepared.get_submodule(node.target).__dict__.get("dropout")
+        dropout = prepared.get_submodule(node.target).__dict__.get("_dropout_for_training")
         if dropout is None:
             continue
         _set_submodule(prepared, node.target, dropout)

@@ -53,6 +53,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.prepare`."""
     insert_observers = FunctionRef.to(
         transforms.prepare_static,
+        input_shape_CHW=model.input_shape_CHW,
         backend=config.backend,
         observer=config.observer,
         weights=_weights(config),
@@ -67,6 +68,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.prepare_qat`."""
     insert_fake_quant = FunctionRef.to(
         transforms.prepare_qat,
+        input_shape_CHW=model.input_shape_CHW,
         backend=config.backend,
         weights=_weights(config),
         reduce_range=_reduced_range(config, ctx),

@@ -5,25 +5,23 @@ from __future__ import annotations
 import linecache
 import os
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from ptpipe import StageError, nearest
-from ptpipe_torch.int8.fx import Scopes, trace
-
-F = nn.functional
-
-_RELU_FUNCTIONS = (torch.relu, torch.relu_, F.relu, F.relu_)
-_RELU_METHODS = ("relu", "relu_")
-_DROPOUT_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-# By name, because torchvision's stochastic_depth is not imported here.
-_DROPOUT_FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "stochastic_depth")
+from ptpipe_quant.float_nodes import operators_before_integers
+from ptpipe_quant.functionalize import functionalize
+from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
+from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
+from ptpipe_quant.shared_layers import separate_calls
+from ptpipe_torch.int8 import tracer
+from ptpipe_torch.int8.fx import FLOAT_SCOPE, Scopes, trace
 
 
 def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
@@ -51,84 +49,54 @@ def layers_to_quantize(module: nn.Module, skip: Sequence[str], *types: type[nn.M
     ]
 
 
-def trace_network(module: nn.Module, leaves: Iterable[str] = ()) -> tuple[GraphModule, Scopes]:
-    """Trace the network's forward pass in eval mode; return the graph and the scope of each node.
+@dataclass(frozen=True)
+class TracedNetwork:
+    """A traced network, normalized for quantization."""
 
-    Submodules named by `leaves` are not traced into. Each ReLU, function or module, becomes a separate module, which
-    fuses with the layer before it; `nn.Flatten` becomes a function, which has an int8 form; dropout becomes an
-    `nn.Identity` that keeps it as `dropout`. Raises StageError with the line of the model that can't be traced.
+    graph: GraphModule
+    scopes: Scopes
+    """For each node: path and type of the module that it belongs to; `FLOAT_SCOPE` for one that must stay float."""
+    float_names: list[str]
+    """Layers that must stay float."""
+
+
+def trace_network(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Sequence[str] = ()) -> TracedNetwork:
+    """Trace the network's forward pass in eval mode, for images of this shape, and normalize it.
+
+    The result is the same function. Submodules named by `leaves` are not traced into and stay float. Weights are plain
+    parameters, in-place operators out of place, each layer is called once, padding other than with zeros is an operator
+    of its own; each ReLU, function or module, is a separate module, which fuses with the layer before it; `nn.Flatten`
+    is a function, which has an int8 form; dropout is an `nn.Identity` that keeps it as `_dropout_for_training`.
+
+    Raises StageError with the line of the model that can't be traced, or not be made out of place.
     """
+    store_weights(module)
     try:
-        graph, scopes = trace(module.eval(), leaves)
+        graph, scopes = trace(module.eval(), input_shape_CHW, leaves)
     except Exception as error:  # a network may raise anything while it is traced
         raise StageError(_untraceable(module, error)) from error
-    normalizer = _Normalizer(graph, scopes)
+    pass_inputs_by_position(graph)
+    functionalize(graph, input_shape_CHW)
+    copies = separate_calls(graph)
+    use_foldable_batch_norms(graph)
+    normalizer = Normalizer(graph, scopes)
     for node in list(graph.graph.nodes):
         normalizer.normalize(node)
+    float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
+    for node in operators_before_integers(graph):
+        if node.op == "call_module":
+            float_names.append(str(node.target))
+        else:
+            scopes[node.name] = (FLOAT_SCOPE, scopes[node.name][1])
     graph.delete_all_unused_submodules()
     graph.graph.lint()
     graph.recompile()
-    return graph, scopes
-
-
-class _Normalizer:
-    """Replaces nodes one by one, keeping their scopes."""
-
-    def __init__(self, graph: GraphModule, scopes: Scopes) -> None:
-        self.graph, self.scopes = graph, scopes
-
-    def normalize(self, node: Node) -> None:
-        layer: Any = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        is_function = node.target in _RELU_FUNCTIONS or (node.op == "call_method" and node.target in _RELU_METHODS)
-        if is_function or type(layer) is nn.ReLU:  # one per call: fusing one must not affect the others
-            self._replace(node, nn.ReLU())
-        elif type(layer) is nn.Flatten:
-            self._replace(node, torch.flatten, layer.start_dim, layer.end_dim)
-        elif isinstance(layer, _DROPOUT_LAYERS):
-            self._replace(node, _disabled(layer))
-        elif node.op == "call_function" and getattr(node.target, "__name__", "") in _DROPOUT_FUNCTIONS:
-            self._replace_dropout_function(node)
-
-    def _replace_dropout_function(self, node: Node) -> None:
-        # Traced in eval mode, so a training flag that is still True is deliberate: that dropout stays.
-        parameters = (
-            ("input", "p", "mode", "training") if _name(node) == "stochastic_depth" else ("input", "p", "training")
-        )
-        arguments: dict[str, Any] = dict(zip(parameters, node.args, strict=False)) | dict(node.kwargs)
-        if arguments.get("training", True) is False:
-            p = arguments.get("p", 0.5) if _name(node) == "dropout" else 0.0
-            self._replace(node, _disabled(nn.Dropout(p)))
-
-    def _replace(self, node: Node, replacement: nn.Module | Callable[..., Any], *arguments: Any) -> None:
-        source = node.args[0] if node.args else node.kwargs["input"]
-        graph = self.graph.graph
-        with graph.inserting_before(node):
-            if isinstance(replacement, nn.Module):
-                name = node.name
-                while hasattr(self.graph, name):
-                    name += "_"
-                self.graph.add_submodule(name, replacement)
-                new = graph.call_module(name, (source,))
-            else:
-                new = graph.call_function(replacement, (source, *arguments))
-        self.scopes[new.name] = self.scopes[node.name]
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
-
-
-def _name(node: Node) -> str:
-    return getattr(node.target, "__name__", "")
-
-
-def _disabled(dropout: nn.Module) -> nn.Identity:
-    identity = nn.Identity()
-    identity.__dict__["dropout"] = dropout  # not a submodule: not part of the graph until training_graph restores it
-    return identity
+    return TracedNetwork(graph, scopes, float_names)
 
 
 def _untraceable(module: nn.Module, error: Exception) -> str:
     """Return a message with the line and the layer of the model where tracing stopped."""
-    internal = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+    internal = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__, tracer.__file__))
     names = {id(part): name for name, part in module.named_modules()}
     place, layer = "", ""
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from ptpipe_quant.fake_quant import qat_qconfig
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
+from ptpipe_quant.layer_forms import fold_into_transposed
 from ptpipe_quant.qat_graph import calibration_graph, training_graph
 from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.trace import float_names, layers_to_quantize, trace_network
@@ -23,8 +24,12 @@ from ptpipe_torch.int8.observers import static_qconfig
 
 @dataclass(frozen=True)
 class _Scheme:
-    """Arguments common to both prepare transforms; see the options of the same names in `ptpipe_quant.config`."""
+    """Arguments common to both prepare transforms; see the options of the same names in `ptpipe_quant.config`.
 
+    `input_shape_CHW`: of the images; sizes that branches of the network depend on, become constants of the graph.
+    """
+
+    input_shape_CHW: Sequence[int]
     backend: str
     weights: str
     reduce_range: bool
@@ -35,20 +40,22 @@ class _Scheme:
 
         `qconfig` takes per_channel, reduce_range and narrow_weights.
         """
-        names = float_names(module, self.skip)
-        graph, scopes = trace_network(module, names)
-        narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in names]
+        network = trace_network(module, self.input_shape_CHW, float_names(module, self.skip))
+        graph, left_float = network.graph, network.float_names
+        narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in left_float]
         if fold:
             graph = fold_batch_norms(graph)
+        elif is_qat:
+            fold_into_transposed(graph)
         per_channel = self.weights == "per_channel"
         common, per_tensor, narrow = (
             qconfig(per_channel=per_channel, reduce_range=self.reduce_range, narrow_weights=narrow_weights)
             for per_channel, narrow_weights in ((per_channel, False), (False, False), (per_channel, True))
         )
-        mapping = qconfig_mapping(self.backend, common, per_tensor, is_qat=is_qat, float_names=names)
+        mapping = qconfig_mapping(self.backend, common, per_tensor, is_qat=is_qat, float_names=left_float)
         for name in narrow_names:
             mapping.set_module_name(name, narrow)
-        return add_observers(graph, scopes, mapping, is_qat=is_qat)
+        return add_observers(graph, network.scopes, mapping, is_qat=is_qat)
 
 
 @transform
@@ -56,7 +63,7 @@ def prepare_static(module: nn.Module, *, observer: str, calibrating: bool, **sch
     """Fold batch norms and insert observers.
 
     `calibrating`: return the graph to calibrate, else the one to convert, which has the same state dict.
-    `scheme`: backend, weights, reduce_range, skip.
+    `scheme`: input_shape_CHW, backend, weights, reduce_range, skip.
     """
 
     def qconfig(**choices: bool) -> Any:
@@ -71,7 +78,7 @@ def prepare_qat(module: nn.Module, *, batch_norm: str, freeze_at: float | None, 
     """Insert fake quantization.
 
     `freeze_at`: fraction of the training after which ranges and batch norm statistics are frozen; None returns the
-    graph to convert, not the one to train, with the same state dict. `scheme`: backend, weights, reduce_range, skip.
+    graph to convert, not the one to train, with the same state dict. `scheme`: input_shape_CHW, backend, weights, reduce_range, skip.
     """
 
     def qconfig(**choices: bool) -> Any:

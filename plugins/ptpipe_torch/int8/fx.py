@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig
+from ptpipe_torch.int8.tracer import Scopes, trace_graph
 
 with deprecations_silenced():
     from torch.ao.nn.quantized.reference.modules.utils import ReferenceQuantizedModule
@@ -29,15 +30,17 @@ with deprecations_silenced():
         get_default_qat_qconfig_mapping,
         get_default_qconfig_mapping,
     )
-    from torch.ao.quantization.backend_config import get_native_backend_config
+    from torch.ao.quantization.backend_config import (
+        BackendConfig,
+        BackendPatternConfig,
+        DTypeConfig,
+        ObservationType,
+        get_native_backend_config,
+    )
     from torch.ao.quantization.fx.convert import convert as convert_graph
     from torch.ao.quantization.fx.custom_config import FuseCustomConfig
     from torch.ao.quantization.fx.fuse import fuse as fuse_graph
     from torch.ao.quantization.fx.prepare import prepare as prepare_graph
-    from torch.ao.quantization.fx.tracer import QuantizationTracer
-
-Scopes: TypeAlias = dict[str, tuple[str, Any]]
-"""For each node of a graph: path and type of the module that it belongs to."""
 
 # Weights of these are bare tensors of the graph: torch packs them into objects that only pickle can store.
 _FLOAT_FUNCTIONS = tuple(
@@ -48,18 +51,35 @@ _FLOAT_FUNCTIONS = tuple(
 _FLOAT_LAYERS = (nn.Embedding, nn.EmbeddingBag, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYER_NORMS: tuple[Any, ...] = (nn.LayerNorm, nn.functional.layer_norm)
+FLOAT_SCOPE = "ptpipe.float"
+"""The scope of operators to leave float: the name of no module."""
 _INTEGER_TYPES = {torch.quint8: (torch.uint8, 0, 255), torch.qint8: (torch.int8, -128, 127)}
 
 
-def trace(module: nn.Module, leaves: Iterable[str] = ()) -> tuple[GraphModule, Scopes]:
+def trace(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Iterable[str] = ()) -> tuple[GraphModule, Scopes]:
     """Trace a network into a graph; return it with the scope of each node.
 
     `leaves`: names of submodules not to trace into. Raises whatever the network raises while it is traced.
     """
-    tracer = QuantizationTracer(list(leaves), [])
-    tracer.record_stack_traces = False
-    graph = GraphModule(module, tracer.trace(module))
-    return graph, tracer.node_name_to_scope
+    graph, scopes = trace_graph(module, input_shape_CHW, leaves)
+    return GraphModule(module, graph), scopes
+
+
+def pad_with_input(x: torch.Tensor, padding: Sequence[int], mode: str) -> torch.Tensor:
+    """Pad with values of the input itself (mode `reflect`, `replicate` or `circular`), which need no range of their own.
+
+    `padding`: as `torch.nn.functional.pad` takes it.
+    """
+    return nn.functional.pad(x, list(padding), mode)
+
+
+@functools.cache
+def _backend_config() -> BackendConfig:
+    """Return torch's configuration, with padding whose output has the scale of its input."""
+    int8 = DTypeConfig(input_dtype=torch.quint8, output_dtype=torch.quint8)
+    padding = BackendPatternConfig(pad_with_input).set_dtype_configs([int8])
+    padding.set_observation_type(ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT)
+    return get_native_backend_config().set_backend_pattern_config(padding)
 
 
 def qconfig_mapping(
@@ -79,7 +99,7 @@ def qconfig_mapping(
         mapping.set_object_type(layer_norm, make_qconfig(qconfig.activation, PlaceholderObserver))
     for float_operator in (*_FLOAT_FUNCTIONS, *_FLOAT_LAYERS):
         mapping.set_object_type(float_operator, None)
-    for name in float_names:
+    for name in (FLOAT_SCOPE, *float_names):
         mapping.set_module_name(name, None)
     return mapping
 
@@ -95,14 +115,14 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
     with deprecations_silenced():
         graph = _fuse(graph.train(is_qat), is_qat=is_qat)
         unused_inputs = (torch.zeros(1),)  # read for nested standalone modules only
-        backend = get_native_backend_config()
+        backend = _backend_config()
         prepared = prepare_graph(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
     release_networks()
     return prepared
 
 
 def _fuse(graph: GraphModule, *, is_qat: bool) -> GraphModule:
-    return fuse_graph(graph, is_qat, FuseCustomConfig(), get_native_backend_config())
+    return fuse_graph(graph, is_qat, FuseCustomConfig(), _backend_config())
 
 
 def convert(prepared: GraphModule) -> GraphModule:
@@ -116,7 +136,7 @@ def convert(prepared: GraphModule) -> GraphModule:
     with deprecations_silenced():
         # Also called on networks whose observers saw no data, to load stored integers into.
         warnings.filterwarnings("ignore", ".*observer before calling calculate_qparams", UserWarning)
-        converted = convert_graph(prepared.eval(), backend_config=get_native_backend_config())
+        converted = convert_graph(prepared.eval(), backend_config=_backend_config())
     release_networks()
     return converted
 
@@ -141,7 +161,7 @@ def reference_network(prepared: nn.Module) -> tuple[GraphModule, dict[str, Quant
     assert isinstance(prepared, GraphModule), type(prepared)
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
     with warnings.catch_warnings(action="ignore"):
-        network = convert_graph(prepared, is_reference=True, backend_config=get_native_backend_config())
+        network = convert_graph(prepared, is_reference=True, backend_config=_backend_config())
         release_networks()
         weights = {}
         for name, layer in network.named_modules():

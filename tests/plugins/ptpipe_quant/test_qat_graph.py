@@ -17,8 +17,9 @@ from ptpipe_torch.int8.observers import is_observer
 
 from .conftest import Mixed, mixed_net, small_net
 
-QAT = {"backend": "fbgemm", "weights": "per_channel", "reduce_range": False, "skip": []}
-STATIC = {"backend": "fbgemm", "observer": "min_max", "weights": "per_channel", "reduce_range": False, "skip": []}
+COMMON = {"input_shape_CHW": (1, 8, 8), "weights": "per_channel", "reduce_range": False, "skip": []}
+QAT = {"backend": "fbgemm", **COMMON}
+STATIC = {"backend": "fbgemm", "observer": "min_max", **COMMON}
 
 
 def pair(build: Any, seed: int = 0, **options: Any) -> tuple[Any, Any]:

@@ -42,7 +42,8 @@ class Functions(nn.Module):
 
 def test_every_relu_becomes_a_module_of_its_own() -> None:
     torch.manual_seed(0)
-    graph, scopes = trace_network(Functions())
+    network = trace_network(Functions(), (4, 5, 5))
+    graph, scopes = network.graph, network.scopes
     relus = [node for node in graph.graph.nodes if "elu" in str(node.target) or "ReLU" in str(node.target)]
     assert len(relus) == 8
     assert all(type(graph.get_submodule(node.target)) is nn.ReLU for node in relus)
@@ -53,8 +54,8 @@ def test_every_relu_becomes_a_module_of_its_own() -> None:
 
 
 def test_dropout_is_kept_aside() -> None:
-    graph, _ = trace_network(Functions())
-    kept = [layer.__dict__["dropout"] for layer in graph.modules() if type(layer) is nn.Identity]
+    graph = trace_network(Functions(), (4, 5, 5)).graph
+    kept = [layer.__dict__["_dropout_for_training"] for layer in graph.modules() if type(layer) is nn.Identity]
     assert [(type(layer), layer.p) for layer in kept] == [(nn.Dropout2d, 0.3), (nn.Dropout, 0.4)]
     assert not any(isinstance(layer, nn.Dropout | nn.Dropout2d) for layer in graph.modules())
 
@@ -64,11 +65,11 @@ def test_dropout_that_never_stops_is_left_alone() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.dropout(x, 0.5)  # always training: so its author wants it
 
-    assert operators(trace_network(Restless())[0]) == [F.dropout]
+    assert operators(trace_network(Restless(), (1, 8, 8)).graph) == [F.dropout]
 
 
 def test_flatten_becomes_a_function() -> None:
-    graph, _ = trace_network(small_net().eval())
+    graph = trace_network(small_net().eval(), (1, 8, 8)).graph
     assert torch.flatten in operators(graph)
     assert nn.Flatten not in operators(graph)
 
@@ -96,7 +97,7 @@ class Outer(nn.Module):
 
 def test_the_line_that_cannot_be_traced_is_named() -> None:
     with pytest.raises(StageError) as caught:
-        trace_network(Outer())
+        trace_network(Outer(), (1, 8, 8))
     message = str(caught.value)
     assert "test_trace.py:" in message
     assert "`if x.sum() > 0:`" in message
@@ -105,7 +106,7 @@ def test_the_line_that_cannot_be_traced_is_named() -> None:
 
 
 def test_what_is_left_float_need_not_be_traceable() -> None:
-    graph, _ = trace_network(Outer(), leaves=["gate"])
+    graph = trace_network(Outer(), (1, 8, 8), leaves=["gate"]).graph
     assert operators(graph) == [nn.Conv2d, Branching]
 
 

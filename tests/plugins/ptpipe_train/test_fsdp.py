@@ -55,7 +55,13 @@ def test_only_layers_that_are_called_and_have_parameters_of_their_own() -> None:
 
 def test_a_graph_has_containers_that_nobody_calls() -> None:
     network = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), nn.Flatten(), nn.Linear(32, 4))
-    options = {"backend": "fbgemm", "weights": "per_channel", "reduce_range": False, "skip": ()}
+    options = {
+        "input_shape_CHW": (3, 2, 4),
+        "backend": "fbgemm",
+        "weights": "per_channel",
+        "reduce_range": False,
+        "skip": (),
+    }
     prepared = prepare_qat(network, **options, batch_norm="fold", freeze_at=1.0)
     assert "0" in dict(prepared.named_modules())
     assert chosen(prepared, wrap_min_parameters=1) == ["2", "0.0"]

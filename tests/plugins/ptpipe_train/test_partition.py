@@ -107,9 +107,8 @@ def prepared() -> nn.Module:
         nn.Flatten(),
         nn.Linear(32, 5),
     )
-    return prepare_qat(
-        net, backend="fbgemm", weights="per_channel", reduce_range=False, skip=[], batch_norm="fold", freeze_at=0.8
-    )
+    options = {"input_shape_CHW": (3, 8, 8), "weights": "per_channel", "reduce_range": False, "skip": ()}
+    return prepare_qat(net, backend="fbgemm", **options, batch_norm="fold", freeze_at=0.8)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {

@@ -1,0 +1,201 @@
+"""Replace in-place operators of a traced network by ones that return a new tensor.
+
+Observers, fake quantization and int8 operators break the link between a tensor and its views and other names, so what
+an in-place operator does to them would be lost. Which tensors it changes is found by running the graph once: torch
+counts the changes of each tensor, and tensors of one storage share memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils._pytree import tree_leaves
+
+from ptpipe import StageError
+from ptpipe_torch.int8.tracer import IN_PLACE_OPERATORS, SOURCE_LINE
+
+F = nn.functional
+
+TENSOR = "tensor"
+"""Key of `Node.meta`: dtype and number of dimensions of a node that computes a tensor."""
+
+_BATCH_SIZE = 2
+_MAX_VALUES = 1 << 26
+"""Of one image: a stored recipe, which may come from anywhere, names the size that is allocated."""
+
+
+def functionalize(graph: GraphModule, input_shape_CHW: Sequence[int]) -> None:
+    """Make all in-place operators out of place, in place of the graph; later uses of what they changed use the result.
+
+    Also records dtype and number of dimensions of each tensor, as `TENSOR`. Raises StageError, with the line, for an
+    in-place operator whose effect others see and that has no such form, and for a network that fails on an input of
+    this shape.
+    """
+    if math.prod(input_shape_CHW) > _MAX_VALUES:
+        raise StageError(f"images of {tuple(input_shape_CHW)} are too large to run the network once")
+    # Tensors of inference mode, in which a stored network may be built, count no changes.
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
+        _Run(graph, torch.zeros(_BATCH_SIZE, *input_shape_CHW)).functionalize()
+
+
+def set_items(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    """Return a copy of `x` in which `x[index]` is `value`."""
+    x = x.clone()
+    x[index] = value
+    return x
+
+
+class _Run(Interpreter):
+    """Runs a graph with its in-place operators, which are replaced one by one behind the run."""
+
+    def __init__(self, graph: GraphModule, images_NCHW: torch.Tensor) -> None:
+        super().__init__(graph, garbage_collect_values=False)
+        self.args_iter = iter([images_NCHW])
+        self._nodes = list(graph.graph.nodes)
+        self._positions = {node: position for position, node in enumerate(self._nodes)}
+        self._in_place_layers: list[Any] = []  # changed at the end: the run needs them as they are
+
+    def functionalize(self) -> None:
+        """Run all nodes."""
+        for node in self._nodes:
+            if node.op == "output":
+                break
+            versions = [(tensor, tensor._version) for value in self.env.values() for tensor in _tensors(value)]
+            self.env[node] = self._value(node)
+            changed = [tensor for tensor, version in versions if tensor._version != version]
+            self._replace(node, changed)
+            value = self.env[node]
+            if isinstance(value, torch.Tensor):
+                node.meta[TENSOR] = (value.dtype, value.dim())
+            self.env = {key: value for key, value in self.env.items() if self._is_used_after(key, node)}
+        for layer in self._in_place_layers:
+            layer.inplace = False
+
+    def _value(self, node: Node) -> Any:
+        try:
+            return self.run_node(node)
+        except Exception as error:  # a network may raise anything
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            shape = tuple(next(iter(self.env.values())).shape) if self.env else ()
+            raise StageError(f"{_place(node)}the network fails on an input of shape {shape}: {reason}") from error
+
+    def _replace(self, node: Node, changed: Sequence[torch.Tensor]) -> None:
+        storages = {tensor.untyped_storage()._cdata for tensor in changed}
+        target = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+        written = self.env.get(target) if target is not None else None
+        if not isinstance(written, torch.Tensor) or written.untyped_storage()._cdata not in storages:
+            written = None
+        is_functional = self._make_functional(node, is_changing=bool(changed))
+        if node.target is set_items:
+            self.env[node] = written
+        for other in list(self.env) if changed else ():
+            if other is node or not self._is_used_after(other, node) or not self._sees(other, written, storages):
+                continue
+            value = self.env[other]
+            if not is_functional or not _is_same(value, written) or not _is_same(self.env[node], written):
+                raise StageError(
+                    f"{_place(node)}changes a tensor in place that later operations use under another name or as a "
+                    "view; write it out of place, e.g. y = relu(x) for relu_(x), x = x + y for x += y"
+                )
+            other.replace_all_uses_with(node, delete_user_cb=lambda user: self._comes_after(user, node))
+
+    def _sees(self, other: Node, written: torch.Tensor | None, storages: set[int]) -> bool:
+        """Return whether a node's value shares memory with what was written; with all of a storage for None."""
+        for tensor in _tensors(self.env[other]):
+            if tensor.untyped_storage()._cdata not in storages:
+                continue
+            if written is None or tensor.untyped_storage()._cdata != written.untyped_storage()._cdata:
+                return True
+            if _overlaps(tensor, written):
+                return True
+        return False
+
+    def _make_functional(self, node: Node, *, is_changing: bool) -> bool:
+        """Replace an in-place operator by its out-of-place form; return whether it has one."""
+        target: Any = node.target
+        if node.op == "call_module":
+            layer: Any = self.submodules[target]
+            if not getattr(layer, "inplace", False):
+                return False
+            self._in_place_layers.append(layer)
+            return True
+        if target is operator.setitem:
+            node.target = set_items
+        elif target in IN_PLACE_OPERATORS:
+            node.target = IN_PLACE_OPERATORS[target]
+        elif node.op == "call_method":
+            return is_changing and _use_method(node)
+        elif node.op == "call_function":
+            return is_changing and _use_function(node)
+        return True
+
+    def _is_used_after(self, node: Node, current: Node) -> bool:
+        return any(self._comes_after(user, current) for user in node.users)
+
+    def _comes_after(self, user: Node, current: Node) -> bool:
+        return self._positions[user] > self._positions[current]
+
+
+def _use_method(node: Node) -> bool:
+    name = str(node.target).removesuffix("_")
+    if name == node.target or not hasattr(torch.Tensor, name):
+        return False
+    if name in ("add", "mul") and not node.kwargs:  # the functions have an int8 form, the methods don't
+        node.op, node.target = "call_function", getattr(torch, name)
+    else:
+        node.target = name
+    return True
+
+
+def _use_function(node: Node) -> bool:
+    target: Any = node.target
+    name = getattr(target, "__name__", "")
+    if name.endswith("_") and (function := getattr(F, name[:-1], getattr(torch, name[:-1], None))) is not None:
+        node.target = function
+        return True
+    try:
+        bound = inspect.signature(target).bind(*node.args, **node.kwargs)
+    except (TypeError, ValueError):  # written in C++, without a signature
+        return False
+    if bound.arguments.get("inplace") is not True:
+        return False
+    bound.arguments["inplace"] = False
+    node.args, node.kwargs = bound.args, bound.kwargs
+    return True
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and not leaf.is_inference())
+
+
+def _is_same(value: Any, written: torch.Tensor | None) -> bool:
+    """Return whether a value is the written tensor, under whatever name."""
+    return (
+        written is not None
+        and isinstance(value, torch.Tensor)
+        and value.dtype == written.dtype
+        and value.untyped_storage()._cdata == written.untyped_storage()._cdata
+        and (value.storage_offset(), value.shape, value.stride())
+        == (written.storage_offset(), written.shape, written.stride())
+    )
+
+
+def _overlaps(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors of one storage and dtype have an element in common."""
+    if one.dtype != other.dtype:
+        return True
+    is_written = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
+    is_written.as_strided(other.shape, other.stride(), other.storage_offset()).fill_(True)
+    return bool(is_written.as_strided(one.shape, one.stride(), one.storage_offset()).any())
+
+
+def _place(node: Node) -> str:
+    line = node.meta.get(SOURCE_LINE, "")
+    return f"{line} " if line else ""

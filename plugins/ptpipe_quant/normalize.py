@@ -1,0 +1,210 @@
+"""Rewrite the spellings of one operator into the one that FX quantization knows. The function stays the same."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from ptpipe_quant.functionalize import TENSOR
+from ptpipe_torch.int8.fx import pad_with_input
+from ptpipe_torch.int8.tracer import Scopes
+
+F = nn.functional
+
+Replacement: TypeAlias = "nn.Module | Callable[..., Any]"
+
+_RELU_FUNCTIONS = (torch.relu, torch.relu_, F.relu, F.relu_)
+_RELU_METHODS = ("relu", "relu_")
+_DROPOUT_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_DROPOUT_FUNCTIONS: Mapping[Any, type[nn.Module]] = {
+    F.dropout: nn.Dropout,
+    F.dropout1d: nn.Dropout1d,
+    F.dropout2d: nn.Dropout2d,
+    F.dropout3d: nn.Dropout3d,
+    F.alpha_dropout: nn.AlphaDropout,
+    F.feature_alpha_dropout: nn.FeatureAlphaDropout,
+}
+_RESHAPING = {"view": "reshape", "view_as": "reshape_as"}
+_PADDING_LAYERS = {
+    getattr(nn, f"{name}Pad{dimensions}d"): mode
+    for name, mode in (("Reflection", "reflect"), ("Replication", "replicate"), ("Circular", "circular"))
+    for dimensions in (1, 2, 3)
+}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# In the order of the functions' parameters; functions written in C++ have no signature to read.
+_LEADING_PARAMETERS = (("input", "tensors", "self"), ("other", "weight", "mat2", "tensor2"))
+
+
+class StochasticDepth(nn.Module):
+    """torchvision's function of that name as a module, for training."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], p: float, mode: str) -> None:
+        super().__init__()
+        self.function, self.p, self.mode = function, p, mode
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Set the residual branch of random samples (mode `row`) or of the whole batch to zero."""
+        return self.function(x, self.p, self.mode, training=self.training)
+
+
+def pass_inputs_by_position(graph: GraphModule) -> None:
+    """Turn keyword arguments of layers and functions into positional ones: FX looks for tensors there alone."""
+    for node in graph.graph.nodes:
+        if node.op == "call_module":
+            _pass_by_position(node, graph.get_submodule(str(node.target)).forward)
+        elif node.op == "call_function" and node.kwargs:
+            _pass_by_position(node, node.target)
+
+
+def _pass_by_position(node: Node, function: Any) -> None:
+    try:
+        parameters: Any = inspect.signature(function).parameters.values()
+        names = [(parameter.name,) for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    except ValueError:
+        names = list(_LEADING_PARAMETERS)
+    args, kwargs = list(node.args), dict(node.kwargs)
+    for alternatives in names[len(args) :]:
+        given = [name for name in alternatives if name in kwargs]
+        if not given:
+            break
+        args.append(kwargs.pop(given[0]))
+    node.args, node.kwargs = tuple(args), kwargs
+
+
+class Normalizer:
+    """Replaces nodes one by one, keeping their scopes."""
+
+    def __init__(self, graph: GraphModule, scopes: Scopes) -> None:
+        self.graph, self.scopes = graph, scopes
+
+    def normalize(self, node: Node) -> None:
+        """Replace a node, if there is a better form of it."""
+        if node.op == "call_module":
+            self._normalize_layer(node, self.graph.get_submodule(str(node.target)))
+        elif node.op == "call_method" and node.target in _RELU_METHODS or node.target in _RELU_FUNCTIONS:
+            self._replace(node, nn.ReLU())
+        elif (dimensions := _mean_over_image(node)) is not None:
+            self._replace_mean(node, keepdim=dimensions)
+        elif node.op == "call_method" and node.target in _RESHAPING:
+            self._replace_view(node)
+        elif node.op == "call_function":
+            self._normalize_function(node)
+
+    def _normalize_layer(self, node: Node, layer: Any) -> None:
+        if type(layer) is nn.ReLU:
+            self._replace(node, nn.ReLU())
+        elif type(layer) is nn.Flatten:
+            self._replace(node, torch.flatten, layer.start_dim, layer.end_dim)
+        elif isinstance(layer, _DROPOUT_LAYERS):
+            self._replace(node, _disabled(layer))
+        elif type(layer) in _PADDING_LAYERS:
+            self._replace(node, pad_with_input, list(layer.padding), _PADDING_LAYERS[type(layer)])
+        elif type(layer) in _CONVOLUTIONS and layer.padding_mode != "zeros":
+            self._insert_padding(node, layer)
+
+    def _normalize_function(self, node: Node) -> None:
+        arguments = _arguments(node)
+        if node.target in _DROPOUT_FUNCTIONS and arguments.get("training") is False:
+            # Traced in eval mode, so a training flag that is still True is deliberate: that dropout stays.
+            self._replace(node, _disabled(_DROPOUT_FUNCTIONS[node.target](arguments["p"])))
+        elif _name(node) == "stochastic_depth" and arguments.get("training") is False:
+            function: Any = node.target
+            self._replace(node, _disabled(StochasticDepth(function, arguments["p"], arguments["mode"])))
+        elif node.target is F.pad and arguments.get("mode", "constant") != "constant":
+            self._replace(node, pad_with_input, arguments["pad"], arguments["mode"])
+        elif node.target is torch.reshape and len(node.args) == 2:
+            node.op, node.target = "call_method", "reshape"
+
+    def _insert_padding(self, node: Node, layer: Any) -> None:
+        """Pad in front of a convolution: exporters and QAT know only zeros of its own."""
+        source, padding = node.args[0], list(layer._reversed_padding_repeated_twice)
+        with self.graph.graph.inserting_before(node):
+            padded = self.graph.graph.call_function(pad_with_input, (source, padding, layer.padding_mode))
+        node.args = (padded, *node.args[1:])
+        self._describe(padded, node)
+        layer.padding_mode, layer.padding = "zeros", (0,) * len(layer.kernel_size)
+        layer._reversed_padding_repeated_twice = [0] * len(padding)
+
+    def _replace_view(self, node: Node) -> None:
+        # Behind a convolution a tensor may be channels-last, of which `view` fails.
+        if not any(isinstance(argument, torch.dtype) for argument in (*node.args, *node.kwargs.values())):
+            node.target = _RESHAPING[str(node.target)]
+
+    def _replace_mean(self, node: Node, *, keepdim: bool) -> None:
+        # The int8 mean fails on 1x1 maps, pooling does not.
+        source = node.args[0]
+        with self.graph.graph.inserting_before(node):
+            pooled = self.graph.graph.call_function(F.adaptive_avg_pool2d, (source, (1, 1)))
+        self._describe(pooled, node)
+        if keepdim:
+            node.replace_all_uses_with(pooled)
+            self.graph.graph.erase_node(node)
+        else:
+            node.args = (pooled,)
+            self._replace(node, torch.flatten, 1)
+
+    def _replace(self, node: Node, replacement: Replacement, *arguments: Any) -> None:
+        source = node.args[0]
+        graph = self.graph.graph
+        with graph.inserting_before(node):
+            if isinstance(replacement, nn.Module):
+                new = graph.call_module(self._add(node.name, replacement), (source,))
+            else:
+                new = graph.call_function(replacement, (source, *arguments))
+        self._describe(new, node)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+
+    def _add(self, name: str, layer: nn.Module) -> str:
+        while hasattr(self.graph, name):
+            name += "_"
+        self.graph.add_submodule(name, layer)
+        return name
+
+    def _describe(self, new: Node, node: Node) -> None:
+        self.scopes[new.name] = self.scopes[node.name]
+        new.meta.update(node.meta)
+
+
+def _mean_over_image(node: Node) -> bool | None:
+    """Return `keepdim` of a mean over height and width of maps (N, C, H, W); None for all other nodes."""
+    if not (node.op == "call_method" and node.target == "mean" or node.target is torch.mean):
+        return None
+    source: Any = node.args[0]
+    named = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | dict(node.kwargs)
+    dims = named.pop("dim", named.pop("axis", None))
+    keepdim = named.pop("keepdim", named.pop("keepdims", False))
+    _, num_dims = source.meta.get(TENSOR, (None, 0))
+    if named or num_dims != 4 or not isinstance(dims, Sequence) or not isinstance(keepdim, bool):
+        return None
+    return keepdim if sorted(dim % 4 for dim in dims) == [2, 3] else None
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    """Return the arguments of a function by name, defaults included; nothing for one written in C++."""
+    target: Any = node.target
+    try:
+        bound = inspect.signature(target).bind(*node.args, **node.kwargs)
+    except (TypeError, ValueError):
+        return {}
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _name(node: Node) -> str:
+    # torchvision is not imported for one function.
+    return getattr(node.target, "__name__", "")
+
+
+def _disabled(dropout: Any) -> nn.Identity:
+    if hasattr(dropout, "inplace"):
+        dropout.inplace = False
+    identity = nn.Identity()
+    # Not a submodule: not part of the graph until `qat_graph` restores it.
+    identity.__dict__["_dropout_for_training"] = dropout
+    return identity

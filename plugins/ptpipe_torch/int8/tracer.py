@@ -1,0 +1,209 @@
+"""Tracing of a network into an FX graph: with in-place operators, source lines and, where needed, known sizes."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node, Proxy
+from torch.fx.node import map_aggregate
+
+from ptpipe_torch.int8.engine import deprecations_silenced
+
+with deprecations_silenced():
+    from torch.ao.quantization.fx.tracer import QuantizationTracer
+
+Scopes: TypeAlias = dict[str, tuple[str, Any]]
+"""For each node of a graph: path and type of the module that it belongs to."""
+
+SOURCE_LINE = "source_line"
+"""Key of `Node.meta`: the line of the network that recorded the node, as `path:number: code`."""
+
+IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
+    getattr(operator, f"i{name}"): getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+} | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
+"""From each in-place operator to the one that returns a new tensor."""
+
+_BATCH_SIZES = (2, 3)
+_INTERNAL = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+
+
+class NetworkProxy(Proxy):
+    """A proxy that records `x += y` and `x[i] = y`, whose effect all other references to `x` see.
+
+    FX's own takes the first for `x = x + y` and refuses the second.
+    """
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+
+def _recording(in_place: Callable[..., Any]) -> Callable[[Proxy, Any], Proxy]:
+    def method(self: Proxy, other: Any) -> Proxy:
+        return self.tracer.create_proxy("call_function", in_place, (self, other), {})
+
+    return method
+
+
+for _operator in IN_PLACE_OPERATORS:
+    setattr(NetworkProxy, f"__{_operator.__name__}__", _recording(_operator))
+
+
+class NetworkTracer(QuantizationTracer):
+    """Traces a network; arguments of its `forward` that have a default keep it.
+
+    `leaves`: names of submodules not to trace into.
+    """
+
+    def __init__(self, leaves: Iterable[str]) -> None:
+        super().__init__(list(leaves), [])
+        self.record_stack_traces = False  # its way of doing so imports torch's compiler
+
+    def proxy(self, node: Node) -> Proxy:
+        return NetworkProxy(node, self)
+
+    def create_node(self, *arguments: Any, **named: Any) -> Node:
+        """Record the user's line with the node."""
+        node = super().create_node(*arguments, **named)
+        node.meta[SOURCE_LINE] = _source_line()
+        return node
+
+    def _proxy_placeholder(self, name: str, concrete_args: Any, sig: inspect.Signature, fn: Any) -> Any:
+        # A proxy in place of None would take the wrong side of `if mask is None`.
+        default = sig.parameters[name].default if name in sig.parameters else inspect.Parameter.empty
+        if default is not inspect.Parameter.empty:
+            return default
+        return super()._proxy_placeholder(name, concrete_args, sig, fn)
+
+
+class SizedProxy(NetworkProxy):
+    """A proxy of values at two batch sizes: sizes that are equal in both are known, others are recorded."""
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return all sizes as a tuple, or one."""
+        sizes = self._sizes()
+        return sizes if dim is None else sizes[dim]
+
+    def dim(self) -> Any:
+        return len(self._tensors()[0].shape)
+
+    def __len__(self) -> int:
+        first, second = (len(value) for value in self.__dict__["values"])
+        if first != second:
+            raise TypeError("the length depends on the batch size")
+        return int(first)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "shape" and all(isinstance(value, torch.Tensor) for value in self.__dict__["values"]):
+            return self._sizes()
+        return self.dim() if name == "ndim" else super().__getattr__(name)
+
+    def _tensors(self) -> tuple[Any, Any]:
+        first, second = self.__dict__["values"]
+        if len(first.shape) != len(second.shape):
+            raise TypeError("the number of dimensions depends on the batch size")
+        return first, second
+
+    def _sizes(self) -> tuple[Any, ...]:
+        first, second = self._tensors()
+        return tuple(
+            size if size == other else self.tracer.create_proxy("call_method", "size", (self, dim), {})
+            for dim, (size, other) in enumerate(zip(first.shape, second.shape, strict=True))
+        )
+
+
+class SizedTracer(NetworkTracer):
+    """Runs the network while it traces it, so that branches on sizes (`if x.shape[-1] > 8:`) can be decided.
+
+    The graph is right for inputs of this shape, in batches of any size.
+    """
+
+    def __init__(self, leaves: Iterable[str], input_shape_CHW: Sequence[int]) -> None:
+        super().__init__(leaves)
+        self._input_shape_CHW = tuple(input_shape_CHW)
+        self._is_running = False
+        self._forward: Any = None
+
+    def proxy(self, node: Node) -> Proxy:
+        return SizedProxy(node, self)
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Proxy:
+        # In its own frame: a proxy that is made for an attribute has its values from here as well.
+        values = tuple(self._value(kind, target, args, kwargs, index) for index in range(len(_BATCH_SIZES)))
+        proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
+        proxy.__dict__["values"] = values
+        return proxy
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._is_running:
+            return forward(*args, **kwargs)
+        self._forward = forward
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+        return attr_val if self._is_running else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def _value(self, kind: str, target: Any, args: Any, kwargs: Any, index: int) -> Any:
+        if kind == "placeholder":
+            return torch.zeros(_BATCH_SIZES[index], *self._input_shape_CHW)
+        args, kwargs = map_aggregate((args, kwargs), lambda value: _value_of(value, index))  # type: ignore[misc]
+        self._is_running = True
+        try:
+            with torch.no_grad():
+                if kind == "call_method":
+                    return getattr(args[0], target)(*args[1:], **kwargs)
+                if kind == "call_module":
+                    return self._forward(*args, **kwargs)
+                return target(*args, **kwargs) if kind == "call_function" else self._attribute(target)
+        finally:
+            self._is_running = False
+
+    def _attribute(self, target: str) -> Any:
+        value: Any = self.root
+        for name in target.split("."):
+            value = getattr(value, name)
+        return value
+
+
+def _value_of(value: Any, index: int) -> Any:
+    if not isinstance(value, Proxy):
+        return value
+    if "values" not in value.__dict__:  # an attribute, whose node is recorded when it is used
+        attribute: Any = value
+        return getattr(_value_of(attribute.root, index), attribute.attr)
+    return value.__dict__["values"][index]
+
+
+def trace_graph(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Iterable[str]) -> tuple[Graph, Scopes]:
+    """Return the graph of a network and the scope of each node; sizes become constants only where they must be.
+
+    Raises whatever the network raises while it is traced.
+    """
+    leaves = list(leaves)
+    tracer: NetworkTracer = NetworkTracer(leaves)
+    try:
+        graph = tracer.trace(module)
+    except Exception:  # a network may raise anything while it is traced
+        tracer = SizedTracer(leaves, input_shape_CHW)
+        with torch.random.fork_rng(devices=[]):
+            graph = tracer.trace(module)
+    return graph, tracer.node_name_to_scope
+
+
+def _source_line() -> str:
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{path}:{line}: `{linecache.getline(path, line).strip()}`"

@@ -1,0 +1,77 @@
+"""Each ordinary spelling stays the same function: prepared, trained, and up to rounding in int8."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ptpipe_quant.transforms import prepare_qat, prepare_static, to_int8
+from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.int8.fx import float_network
+
+from .conftest import BACKENDS
+from .spellings import INPUT_SHAPE_CHW, NETWORKS, build
+
+ENGINES = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
+
+
+def scheme(backend: str) -> dict[str, Any]:
+    options = {"weights": "per_channel", "reduce_range": backend == "fbgemm", "skip": ()}
+    return {"input_shape_CHW": INPUT_SHAPE_CHW, "backend": backend, **options}
+
+
+def images(num: int = 6) -> torch.Tensor:
+    return torch.randn(num, *INPUT_SHAPE_CHW, generator=torch.Generator().manual_seed(1))
+
+
+def rounding(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The root of the mean square of the difference, relative to the logits' spread."""
+    return float((found - expected).square().mean().sqrt() / expected.std())
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", FutureWarning)  # of the old weight norm
+        yield
+
+
+def converted(prepared: Any, backend: str, x: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings(action="ignore"):
+        return to_int8(prepared, backend=backend)(x)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_static(name) -> None:
+    network, x = build(name), images()
+    expected = network(x.clone())
+    for backend in ENGINES:
+        with quantized_engine(backend):
+            options = {**scheme(backend), "observer": "min_max", "calibrating": False}
+            prepared = prepare_static(copy.deepcopy(network), **options)
+            torch.testing.assert_close(prepared(x.clone()), expected, rtol=1e-4, atol=1e-4)
+            assert rounding(converted(prepared, backend, x.clone()), expected) < 0.12, backend
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_qat(name) -> None:
+    network, x = build(name), images()
+    expected = network(x.clone())
+    backend = ENGINES[-1]
+    for batch_norm in ("fold", "train"):
+        options = {**scheme(backend), "batch_norm": batch_norm}
+        with quantized_engine(backend):
+            graph = prepare_qat(copy.deepcopy(network), **options, freeze_at=1.0)
+            found = float_network(copy.deepcopy(graph)).eval()(x.clone())
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            with torch.enable_grad():
+                F.cross_entropy(graph.train()(x.clone()), torch.arange(len(x)) % 5).backward()
+            trained = graph.eval()(x.clone())
+            standard = prepare_qat(copy.deepcopy(network), **options, freeze_at=None)
+            standard.load_state_dict(graph.state_dict())
+            assert rounding(converted(standard, backend, x.clone()), trained) < 0.12, batch_norm
