@@ -166,7 +166,7 @@ def _use_function(node: Node) -> bool:
         return False
     if bound.arguments.get("inplace") is not True:
         return False
-    bound.arguments["inplace"] = False
+    del bound.arguments["inplace"]  # int8 forms don't take it
     node.args, node.kwargs = bound.args, bound.kwargs
     return True
 

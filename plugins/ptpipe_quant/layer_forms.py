@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.nn.utils import parametrize, remove_spectral_norm, remove_weight_norm
-from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook
 from torch.nn.utils.weight_norm import WeightNorm
 
 F = nn.functional
@@ -51,9 +51,9 @@ def store_weights(module: nn.Module) -> None:
         for hook in _hooks(layer):
             if type(hook) in _REMOVERS:
                 _REMOVERS[type(hook)](layer, hook.name)
+                _drop_loading_hooks(layer)
         if parametrize.is_parametrized(layer):
-            for name in list(layer.parametrizations):  # type: ignore[arg-type]  # a ModuleDict
-                parametrize.remove_parametrizations(layer, name)
+            _store_parametrized(layer)
 
 
 def use_foldable_batch_norms(graph: GraphModule) -> None:
@@ -85,6 +85,22 @@ def fold_into_transposed(graph: GraphModule) -> None:
 
 def _layer(graph: GraphModule, node: Node) -> Any:
     return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _drop_loading_hooks(layer: nn.Module) -> None:
+    # torch leaves one, wrapped, that asks a state dict for the parameters that are gone.
+    for key, hook in list(layer._load_state_dict_pre_hooks.items()):
+        if isinstance(getattr(hook, "hook", hook), SpectralNormLoadStateDictPreHook):
+            del layer._load_state_dict_pre_hooks[key]
+
+
+def _store_parametrized(layer: Any) -> None:
+    # torch's function for this changes the class of the layer, which all copies of the layer have too.
+    weights = {name: getattr(layer, name).detach().clone() for name in layer.parametrizations}
+    del layer._modules["parametrizations"]
+    layer.__class__ = parametrize.type_before_parametrizations(layer)
+    for name, weight in weights.items():
+        layer.register_parameter(name, nn.Parameter(weight))
 
 
 def _hooks(layer: nn.Module) -> list[Any]:

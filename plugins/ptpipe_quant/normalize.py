@@ -29,6 +29,12 @@ _DROPOUT_FUNCTIONS: Mapping[Any, type[nn.Module]] = {
     F.alpha_dropout: nn.AlphaDropout,
     F.feature_alpha_dropout: nn.FeatureAlphaDropout,
 }
+# As functions, their int8 forms take arguments in another order.
+_ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
+    F.elu: (nn.ELU, "alpha"),
+    F.hardswish: (nn.Hardswish,),
+    F.leaky_relu: (nn.LeakyReLU, "negative_slope"),
+}
 _RESHAPING = {"view": "reshape", "view_as": "reshape_as"}
 _PADDING_LAYERS = {
     getattr(nn, f"{name}Pad{dimensions}d"): mode
@@ -115,6 +121,9 @@ class Normalizer:
         elif _name(node) == "stochastic_depth" and arguments.get("training") is False:
             function: Any = node.target
             self._replace(node, _disabled(StochasticDepth(function, arguments["p"], arguments["mode"])))
+        elif node.target in _ACTIVATIONS:
+            layer, *names = _ACTIVATIONS[node.target]
+            self._replace(node, layer(*(arguments[name] for name in names)))
         elif node.target is F.pad and arguments.get("mode", "constant") != "constant":
             self._replace(node, pad_with_input, arguments["pad"], arguments["mode"])
         elif node.target is torch.reshape and len(node.args) == 2:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ptpipe import StageError, nearest
-from ptpipe_quant.float_nodes import operators_before_integers
+from ptpipe_quant.float_nodes import operators_on_integers
 from ptpipe_quant.functionalize import functionalize
 from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
 from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
@@ -83,7 +83,7 @@ def trace_network(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Seq
     for node in list(graph.graph.nodes):
         normalizer.normalize(node)
     float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
-    for node in operators_before_integers(graph):
+    for node in operators_on_integers(graph):
         if node.op == "call_module":
             float_names.append(str(node.target))
         else:
