@@ -42,7 +42,7 @@ _PADDING_LAYERS = {
     for dimensions in (1, 2, 3)
 }
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# In the order of the functions' parameters; functions written in C++ have no signature to read.
+# In the order of the functions' parameters; those written in C++, and some others, have no signature to read.
 _LEADING_PARAMETERS = (("input", "tensors", "self"), ("other", "weight", "mat2", "tensor2"))
 
 
@@ -69,10 +69,11 @@ def pass_inputs_by_position(graph: GraphModule) -> None:
 
 def _pass_by_position(node: Node, function: Any) -> None:
     try:
-        parameters: Any = inspect.signature(function).parameters.values()
-        names = [(parameter.name,) for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        parameters = list(inspect.signature(function).parameters.values())
     except ValueError:
-        names = list(_LEADING_PARAMETERS)
+        parameters = []
+    by_position = [parameter for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    names: Sequence[Sequence[str]] = [(parameter.name,) for parameter in by_position] or _LEADING_PARAMETERS
     args, kwargs = list(node.args), dict(node.kwargs)
     for alternatives in names[len(args) :]:
         given = [name for name in alternatives if name in kwargs]
@@ -92,7 +93,7 @@ class Normalizer:
         """Replace a node, if there is a better form of it."""
         if node.op == "call_module":
             self._normalize_layer(node, self.graph.get_submodule(str(node.target)))
-        elif node.op == "call_method" and node.target in _RELU_METHODS or node.target in _RELU_FUNCTIONS:
+        elif (node.op == "call_method" and node.target in _RELU_METHODS) or node.target in _RELU_FUNCTIONS:
             self._replace(node, nn.ReLU())
         elif (dimensions := _mean_over_image(node)) is not None:
             self._replace_mean(node, keepdim=dimensions)
@@ -182,10 +183,10 @@ class Normalizer:
 
 def _mean_over_image(node: Node) -> bool | None:
     """Return `keepdim` of a mean over height and width of maps (N, C, H, W); None for all other nodes."""
-    if not (node.op == "call_method" and node.target == "mean" or node.target is torch.mean):
+    if not ((node.op == "call_method" and node.target == "mean") or node.target is torch.mean):
         return None
     source: Any = node.args[0]
-    named = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | dict(node.kwargs)
+    named: dict[str, Any] = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | dict(node.kwargs)
     dims = named.pop("dim", named.pop("axis", None))
     keepdim = named.pop("keepdim", named.pop("keepdims", False))
     _, num_dims = source.meta.get(TENSOR, (None, 0))

@@ -21,7 +21,8 @@ from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
 from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
 from ptpipe_quant.shared_layers import separate_calls
 from ptpipe_torch.int8 import tracer
-from ptpipe_torch.int8.fx import FLOAT_SCOPE, Scopes, trace
+from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
+from ptpipe_torch.int8.tracer import Scopes
 
 
 def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:

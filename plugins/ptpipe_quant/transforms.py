@@ -78,7 +78,8 @@ def prepare_qat(module: nn.Module, *, batch_norm: str, freeze_at: float | None, 
     """Insert fake quantization.
 
     `freeze_at`: fraction of the training after which ranges and batch norm statistics are frozen; None returns the
-    graph to convert, not the one to train, with the same state dict. `scheme`: input_shape_CHW, backend, weights, reduce_range, skip.
+    graph to convert, not the one to train, with the same state dict. `batch_norm`: `fold` or `train`; those behind
+    transposed convolutions are folded in any case. `scheme`: input_shape_CHW, backend, weights, reduce_range, skip.
     """
 
     def qconfig(**choices: bool) -> Any:

@@ -66,7 +66,7 @@ def trace(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Iterable[st
 
 
 def pad_with_input(x: torch.Tensor, padding: Sequence[int], mode: str) -> torch.Tensor:
-    """Pad with values of the input itself (mode `reflect`, `replicate` or `circular`), which need no range of their own.
+    """Pad with values of the input itself (mode `reflect`, `replicate`, `circular`): they need no range of their own.
 
     `padding`: as `torch.nn.functional.pad` takes it.
     """

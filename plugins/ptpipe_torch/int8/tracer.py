@@ -155,7 +155,7 @@ class SizedTracer(NetworkTracer):
     def _value(self, kind: str, target: Any, args: Any, kwargs: Any, index: int) -> Any:
         if kind == "placeholder":
             return torch.zeros(_BATCH_SIZES[index], *self._input_shape_CHW)
-        args, kwargs = map_aggregate((args, kwargs), lambda value: _value_of(value, index))  # type: ignore[misc]
+        args, kwargs = map_aggregate((args, kwargs), lambda value: _value_of(value, index))
         self._is_running = True
         try:
             with torch.no_grad():
@@ -192,7 +192,7 @@ def trace_graph(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Itera
     tracer: NetworkTracer = NetworkTracer(leaves)
     try:
         graph = tracer.trace(module)
-    except Exception:  # a network may raise anything while it is traced
+    except (TypeError, ValueError, RuntimeError):  # what proxies raise in the place of numbers
         tracer = SizedTracer(leaves, input_shape_CHW)
         with torch.random.fork_rng(devices=[]):
             graph = tracer.trace(module)

@@ -3,7 +3,6 @@
 All take images of 3x12x12 and return logits of 5 classes.
 """
 
-# ruff: noqa: E741, RUF012
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -60,7 +60,8 @@ def test_tracing_does_not_import_torchs_compiler() -> None:
     code = (
         "import sys, torch\nfrom torch import nn\nfrom ptpipe_quant.transforms import prepare_static, to_int8\n"
         "net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))\n"
-        "options = dict(input_shape_CHW=(1, 4, 4), backend='fbgemm', observer='min_max', weights='per_channel', reduce_range=False, skip=())\n"
+        "options = dict(input_shape_CHW=(1, 4, 4), skip=())\n"
+        "options |= dict(backend='fbgemm', observer='min_max', weights='per_channel', reduce_range=False)\n"
         "to_int8(prepare_static(net, **options, calibrating=False), backend='fbgemm')\n"
         "print([name for name in ('torch._dynamo.convert_frame', 'torch._inductor.compile_fx') if name in sys.modules])"
     )
