@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ptpipe_quant.config import PrepareQatConfig
 from ptpipe_torch import Model
 
 if TYPE_CHECKING:
@@ -22,10 +23,12 @@ class _State:
     """That stage's kind if it is a quant stage."""
     has_seen_data: bool = False
     """Whether a stage after that one may have run the model on data."""
+    needs_calibration: bool = False
+    """Whether ranges are frozen before the first step of a training, and quant.calibrate has not set them."""
 
 
 def order_problems(plan: Plan) -> Iterator[Problem]:
-    """Check the state of the model that each quant stage receives."""
+    """Check the state of the model that each quant stage, and each training of a prepared model, receives."""
     for stage in plan.stages:
         if stage.kind in _REQUIREMENTS and (reference := _model_reference(stage)) is not None:
             message = _REQUIREMENTS[stage.kind](_state(plan, reference))
@@ -36,12 +39,15 @@ def order_problems(plan: Plan) -> Iterator[Problem]:
 def _state(plan: Plan, reference: Reference) -> _State:
     stage = plan[reference.stage]
     if stage.kind in ("quant.prepare", "quant.prepare_qat", "quant.convert", "quant.dynamic"):
-        return _State(stage.id, stage.kind)
+        never_observes = isinstance(stage.config, PrepareQatConfig) and stage.config.freeze_at == 0
+        return _State(stage.id, stage.kind, needs_calibration=never_observes)
     upstream = _model_reference(stage)
     if upstream is None:
         return _State(stage.id)
     # Training, calibration and any third party's stage leave a prepared model prepared.
-    return replace(_state(plan, upstream), has_seen_data=True)
+    state = _state(plan, upstream)
+    needs_calibration = state.needs_calibration and stage.kind != "quant.calibrate"
+    return replace(state, has_seen_data=True, needs_calibration=needs_calibration)
 
 
 def _model_reference(stage: PlannedStage) -> Reference | None:
@@ -77,7 +83,17 @@ def _requires_ranges(state: _State) -> str | None:
     return f"needs a model whose observers have seen data: put {missing} between {state.stage} and this"
 
 
+def _requires_observed_ranges(state: _State) -> str | None:
+    if not state.needs_calibration:
+        return None
+    return (
+        f"would train without rounding activations, because freeze_at of {state.stage} is 0: their ranges are frozen "
+        f"before any is observed. Put quant.calibrate between {state.stage} and this, or set a freeze_at above 0"
+    )
+
+
 _REQUIREMENTS = {
+    "train.supervised": _requires_observed_ranges,
     "quant.dynamic": _requires_float,
     "quant.prepare": _requires_float,
     "quant.prepare_qat": _requires_float,

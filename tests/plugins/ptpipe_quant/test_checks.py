@@ -85,6 +85,17 @@ def problems(folder: Path, *stages: str) -> list[str]:
             "seen: {uses: quant.calibrate, needs: {model: fake}}",
             "int8: {uses: quant.convert, needs: {model: seen.model}}",
         ],
+        # Ranges that are frozen from the first step are observed before it, or have a first part of the training.
+        [
+            "fake: {uses: quant.prepare_qat, needs: {model: net}, with: {freeze_at: 0}}",
+            "seen: {uses: quant.calibrate, needs: {model: fake}}",
+            "tuned: {uses: train.supervised, needs: {model: seen.model}}",
+            "int8: {uses: quant.convert, needs: {model: tuned}}",
+        ],
+        [
+            "fake: {uses: quant.prepare_qat, needs: {model: net}, with: {freeze_at: 0.01}}",
+            "tuned: {uses: train.supervised, needs: {model: fake}}",
+        ],
         # A third party's stage that takes several models is assumed to return a float one.
         ["mean: {uses: toy.average, needs: {models: [net]}}", "small: {uses: quant.dynamic, needs: {model: mean}}"],
     ],
@@ -127,6 +138,15 @@ def test_an_order_that_works(tmp_path, stages) -> None:
         (
             [*QAT, "fake2: {uses: quant.prepare_qat, needs: {model: tuned}}"],
             "fake2: needs a float model, but fake (quant.prepare_qat) has already prepared it",
+        ),
+        (
+            [
+                "fake: {uses: quant.prepare_qat, needs: {model: net}, with: {freeze_at: 0}}",
+                "tuned: {uses: train.supervised, needs: {model: fake}}",
+                "int8: {uses: quant.convert, needs: {model: tuned}}",
+            ],
+            "tuned: would train without rounding activations, because freeze_at of fake is 0: their ranges are frozen "
+            "before any is observed. Put quant.calibrate between fake and this, or set a freeze_at above 0",
         ),
     ],
 )
