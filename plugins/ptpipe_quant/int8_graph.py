@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from ptpipe_quant.qat_graph import observer_at, reaches_only
+from ptpipe_quant.qat_graph import range_observer_at, reaches_only
 
 F = nn.functional
 
@@ -25,7 +25,7 @@ def drop_redundant_clamps(prepared: GraphModule) -> None:
     for node in list(graph.nodes):
         if not node.args or not isinstance(source := node.args[0], Node) or not _clamps_from_zero(prepared, node):
             continue
-        observer = observer_at(prepared, source)
+        observer = range_observer_at(prepared, source)
         if observer is None or not reaches_only(prepared, source, observer):
             continue
         if getattr(observer, "quant_max", None) == _FULL_RANGE:

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from ptpipe_quant.qat_layers import freezing_batch_norm, qat_layer
-from ptpipe_torch.int8.observers import is_observer
+from ptpipe_quant.fake_quant import ActivationFakeQuant
+from ptpipe_quant.qat_layers import QatLayer, freeze_batch_norm, qat_layer
+from ptpipe_torch.int8.observers import is_observer, observes_range
 
 F = nn.functional
 
@@ -54,11 +55,11 @@ def training_graph(prepared: GraphModule, *, freeze_at: float) -> GraphModule:
     _merge_observers(prepared)
     _mark_first_calls(prepared)
     for target, calls in _calls_by_target(prepared).items():
-        layer = prepared.get_submodule(target)
-        if replacement := qat_layer(layer, freeze_at) or freezing_batch_norm(layer, freeze_at):
+        if replacement := qat_layer(prepared.get_submodule(target), freeze_at):
             _set_submodule(prepared, target, replacement)
             if len(calls) == 1:
                 _move_relu_behind_pool(prepared, calls[0], replacement)
+    _freeze_batch_norms(prepared, freeze_at)
     prepared.recompile()
     return prepared
 
@@ -67,7 +68,7 @@ def _merge_observers(prepared: GraphModule) -> None:
     """Remove each observer whose output reaches only the same observer, through selecting operators."""
     graph = prepared.graph
     for node in reversed(list(graph.nodes)):
-        observer = observer_at(prepared, node)
+        observer = range_observer_at(prepared, node)
         if observer is not None and reaches_only(prepared, node, observer):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
@@ -100,6 +101,12 @@ def observer_at(prepared: GraphModule, node: Node) -> nn.Module | None:
     return module if module is not None and is_observer(module) else None
 
 
+def range_observer_at(prepared: GraphModule, node: Node) -> nn.Module | None:
+    """Return the observer or fake quantization that this node calls, if its range comes from data."""
+    observer = observer_at(prepared, node)
+    return observer if observer is not None and observes_range(observer) else None
+
+
 def _restore_dropout(prepared: GraphModule) -> None:
     """Restore dropout and remove the observer behind it: the int8 network has no dropout whose output to round."""
     for node in [node for node in prepared.graph.nodes if node.op == "call_module"]:
@@ -113,11 +120,11 @@ def _restore_dropout(prepared: GraphModule) -> None:
 
 
 def _mark_first_calls(prepared: GraphModule) -> None:
-    """Pass `first` to observers that are called several times in one forward pass."""
+    """Pass `first` to fake quantization that observes several tensors in one forward pass."""
     calls: dict[int, list[Node]] = defaultdict(list)
     for node in prepared.graph.nodes:
-        if (observer := observer_at(prepared, node)) is not None:
-            calls[id(observer)].append(node)
+        if isinstance(fake_quant := observer_at(prepared, node), ActivationFakeQuant):
+            calls[id(fake_quant)].append(node)
     for nodes in calls.values():
         for position, node in enumerate(nodes if len(nodes) > 1 else []):
             node.kwargs = {**node.kwargs, "first": position == 0}
@@ -129,6 +136,15 @@ def _calls_by_target(prepared: GraphModule) -> dict[str, list[Node]]:
         if node.op == "call_module":
             calls[str(node.target)].append(node)
     return calls
+
+
+def _freeze_batch_norms(prepared: GraphModule, freeze_at: float) -> None:
+    """Let every batch norm freeze that no QatLayer freezes: fused with ReLU alone, or inside other layers."""
+    modules = list(prepared.modules())
+    fused = {id(layer.bn) for layer in modules if isinstance(layer, QatLayer) and hasattr(layer, "bn")}
+    for layer in modules:
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and id(layer) not in fused:
+            freeze_batch_norm(layer, freeze_at)
 
 
 def _move_relu_behind_pool(prepared: GraphModule, node: Node, layer: Any) -> None:

@@ -94,28 +94,23 @@ def qat_layer(layer: nn.Module, freeze_at: float) -> QatLayer | None:
     return QatLayer.of(layer, relu=relu, freeze_at=freeze_at)
 
 
-class _Freezing:
-    """Mixin for a batch norm that is not fused with a layer: freezes with the others."""
+class _FreezingBatchNorm:
+    """Mixin of a batch norm that no layer is fused with."""
 
     freeze_at: float
 
     def on_progress(self: Any, fraction: float) -> None:
+        """See `ptpipe_torch.TrainingCallback`."""
         self.train(self.training and fraction < self.freeze_at)
 
 
-def freezing_batch_norm(layer: nn.Module, freeze_at: float) -> nn.Module | None:
-    """Return the same batch norm, frozen after this fraction of the training; None for other layers."""
-    if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        return None
+def freeze_batch_norm(layer: Any, freeze_at: float) -> None:
+    """Let a batch norm use its running statistics after this fraction of the training, in place."""
     type_: Any = type(layer)
-    frozen_type = _freezing(type_)
-    twin = frozen_type.__new__(frozen_type)
-    twin.__dict__.update(layer.__dict__)
-    twin.freeze_at = freeze_at
-    frozen: nn.Module = twin
-    return frozen
+    layer.__class__ = _freezing(type_)
+    layer.freeze_at = freeze_at
 
 
 @cache
 def _freezing(type_: Any) -> Any:
-    return type(f"Freezing{type_.__name__}", (_Freezing, type_), {})
+    return type(f"Freezing{type_.__name__}", (_FreezingBatchNorm, type_), {})

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from ptpipe import StageError
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
@@ -23,6 +24,7 @@ from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_q
 from ptpipe_torch.int8.tracer import Scopes, trace_graph
 
 with deprecations_silenced():
+    from torch.ao.nn.intrinsic.modules.fused import _FusedModule
     from torch.ao.nn.quantized.reference.modules.utils import ReferenceQuantizedModule
     from torch.ao.quantization import (
         disable_fake_quant,
@@ -114,11 +116,32 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
     """Fuse layers and insert observers, for QAT fake quantization, wherever the int8 network has int8 tensors."""
     with deprecations_silenced():
         graph = _fuse(graph.train(is_qat), is_qat=is_qat)
+        for name in _uncontrolled_layers(graph, is_qat=is_qat):
+            mapping.set_module_name(name, None)
         unused_inputs = (torch.zeros(1),)  # read for nested standalone modules only
         backend = _backend_config()
         prepared = prepare_graph(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
     release_networks()
     return prepared
+
+
+def _uncontrolled_layers(graph: GraphModule, *, is_qat: bool) -> Iterator[str]:
+    """Yield the names of layers that can't be quantized although torch would.
+
+    These are all layers inside a module that the graph calls as a whole (`nn.TransformerEncoder`): for QAT torch swaps
+    them too, but neither observes their activations nor converts them. And, for QAT, layers whose weight is computed
+    from other parameters before each call (weight norm): torch's QAT layers need it as a parameter.
+    """
+    for target in dict.fromkeys(str(node.target) for node in graph.graph.find_nodes(op="call_module")):
+        called = graph.get_submodule(target)
+        if is_qat and any(_has_computed_weight(layer) for layer in called.modules()):
+            yield target
+        if not isinstance(called, _FusedModule):
+            yield from (f"{target}.{name}" for name, _ in called.named_modules() if name)
+
+
+def _has_computed_weight(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and "weight" not in layer._parameters
 
 
 def _fuse(graph: GraphModule, *, is_qat: bool) -> GraphModule:
@@ -130,6 +153,8 @@ def convert(prepared: GraphModule) -> GraphModule:
 
     The stack trace of a node of the result is the name of the node of `prepared` that it replaces: conversion copies
     a stack trace, and nothing else, to the int8 operators that it puts in the place of float ones.
+
+    Raises StageError, naming the layer, if an observer or fake quantization is left.
     """
     for node in prepared.graph.nodes:
         node.stack_trace = node.name
@@ -138,7 +163,20 @@ def convert(prepared: GraphModule) -> GraphModule:
         warnings.filterwarnings("ignore", ".*observer before calling calculate_qparams", UserWarning)
         converted = convert_graph(prepared.eval(), backend_config=_backend_config())
     release_networks()
+    _refuse_observers(converted)
     return converted
+
+
+def _refuse_observers(converted: GraphModule) -> None:
+    """Raise StageError if a layer still imitates int8 in float: it is neither small nor fast."""
+    left = [(name, part) for name, part in converted.named_modules() if is_observer(part)]
+    if left:
+        name, part = left[0]
+        layer = name.rpartition(".")[0] or name
+        raise StageError(
+            f"{layer} can't become int8: its {type(part).__name__} is left after the conversion. Leave it float: "
+            f"skip: [{layer}] of quant.prepare or quant.prepare_qat"
+        )
 
 
 def is_prepared(module: nn.Module) -> bool:

@@ -47,3 +47,18 @@ def test_relu6_on_every_backend(digits, ctx, shared, reduce_range) -> None:
         assert error < 0.15, backend  # elements in the wrong places would make it 1 and more
         operators = [node.target for node in converted.build().graph.nodes]
         assert ("relu6" in operators) is (shared or reduce_range)
+
+
+@builder
+def clamped_tanh() -> nn.Module:
+    """A ReLU6 behind an operator whose int8 range is fixed, from -1 to 1."""
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.ReLU6(), nn.Flatten(), nn.Linear(4 * 36, NUM_CLASSES))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_relu6_behind_a_fixed_range_still_clamps(digits, ctx, backend) -> None:
+    model = make_model(clamped_tanh)
+    config = PrepareConfig(backend=backend, observer="min_max", reduce_range=False)
+    calibrated = calibrate(CalibrateConfig(), ctx, prepare(config, ctx, model), digits).model
+    expected_NK, found_NK = logits_of(model, digits), logits_of(convert(ConvertConfig(), ctx, calibrated), digits)
+    assert np.sqrt(np.square(found_NK - expected_NK).mean()) < 0.1 * expected_NK.std()

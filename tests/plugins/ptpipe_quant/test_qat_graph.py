@@ -14,6 +14,7 @@ from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_quant.transforms import prepare_qat, prepare_static
 from ptpipe_torch import TrainingCallback
 from ptpipe_torch.int8.observers import is_observer
+from ptpipe_torch.torchvision_compat import torchvision
 
 from .conftest import Mixed, mixed_net, small_net
 
@@ -231,3 +232,79 @@ def test_a_training_that_was_interrupted_ends_with_the_same_bits(batch_norm) -> 
         again.load_state_dict(optimizer.state_dict())
         steps(second, again, range(cut, 8))
         assert all(torch.equal(value, second.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+class DenseBlock(nn.Module):
+    """Batch norms as in DenseNet, in front of ReLU; one without ReLU; one in a skipped part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.stem_norm = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.norm, self.conv = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.last_norm, self.head = nn.BatchNorm2d(8), nn.Linear(8, 10)
+        self.odd = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), nn.BatchNorm2d(4))
+        self.skipped = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem_norm(self.stem(x))
+        y = self.skipped(self.odd(self.conv(torch.relu(self.norm(x)))))
+        logits_NK: torch.Tensor = self.head(self.last_norm(torch.cat([x, y], 1)).mean((2, 3)))
+        return logits_NK
+
+
+@pytest.mark.parametrize(("batch_norm", "num_norms"), [("fold", 3), ("train", 5)])
+def test_every_batch_norm_freezes(batch_norm, num_norms) -> None:
+    options = {**QAT, "skip": ["skipped"], "batch_norm": batch_norm}
+    graph = prepare_qat(DenseBlock(), **options, freeze_at=0.5)
+    norms = [layer for layer in graph.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert len(norms) == num_norms
+    for fraction, moves in ((0.4, True), (0.6, False)):
+        graph.train()
+        for callback in [part for part in graph.modules() if isinstance(part, TrainingCallback)]:
+            callback.on_progress(fraction)
+        before = [norm.running_mean.clone() for norm in norms]
+        graph(images(1) + 1)
+        assert [not torch.equal(norm.running_mean, mean) for norm, mean in zip(norms, before, strict=True)] == [
+            moves
+        ] * num_norms
+
+
+def test_every_batch_norm_of_densenet_freezes() -> None:
+    graph = prepare_qat(torchvision().models.densenet121(), **QAT, batch_norm="fold", freeze_at=0.5).train()
+    norms = [layer for layer in graph.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert len(norms) == 62 and all(norm.training for norm in norms)
+    for callback in [part for part in graph.modules() if isinstance(part, TrainingCallback)]:
+        callback.on_progress(0.5)
+    assert not any(norm.training for norm in norms)
+
+
+class StochasticDepth(nn.Module):
+    """A layer that a traced network carries for training: it drops whole samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.bernoulli(torch.full((len(x), 1, 1, 1), 0.5)) / 0.5 if self.training else x
+
+
+def test_whatever_layer_is_carried_for_training_comes_back() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.drop, self.head = nn.Conv2d(1, 1, 3, padding=1), nn.Identity(), nn.Linear(64, 10)
+            self.drop.__dict__["_dropout_for_training"] = StochasticDepth()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits_NK: torch.Tensor = self.head((x + self.drop(self.conv(x))).flatten(1))
+            return logits_NK
+
+    quick, standard = pair(Residual)
+    assert type(quick.get_submodule("drop")) is StochasticDepth
+    assert type(standard.get_submodule("drop")) is nn.Identity
+    (node,) = [node for node in quick.graph.nodes if node.target == "drop"]
+    assert not any(user in observer_nodes(quick) for user in node.users)  # what int8 doesn't have isn't rounded
+
+
+def test_a_users_own_attribute_called_dropout_is_no_layer() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Identity(), nn.Flatten(), nn.Linear(128, 10))
+    net[1].dropout = 0.1  # a float, as in nn.MultiheadAttention and nn.LSTM
+    graph = prepare_qat(net, **QAT, batch_norm="fold", freeze_at=1.0)
+    assert type(graph.get_submodule("1")) is nn.Identity

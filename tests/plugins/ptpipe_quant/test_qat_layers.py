@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.ao.nn.intrinsic import qat as fused_qat_layers
 
 from ptpipe_quant.fake_quant import qat_qconfig
-from ptpipe_quant.qat_layers import freezing_batch_norm, qat_layer
+from ptpipe_quant.qat_layers import freeze_batch_norm, qat_layer
 from ptpipe_torch import TrainingCallback
 
 QCONFIG = qat_qconfig(per_channel=True, reduce_range=False, freeze_at=0.5)
@@ -94,17 +95,18 @@ def test_the_batch_norm_freezes_and_thaws_with_the_schedule() -> None:
 
 
 def test_a_lone_batch_norm_freezes_as_well() -> None:
-    lone = nn.BatchNorm2d(3)
-    frozen = freezing_batch_norm(lone, 0.5)
-    assert frozen.state_dict().keys() == lone.state_dict().keys()
-    frozen.train()
-    frozen.on_progress(0.7)
+    layer: Any = nn.BatchNorm2d(3)
+    names = layer.state_dict().keys()
+    freeze_batch_norm(layer, 0.5)
+    assert isinstance(layer, nn.BatchNorm2d) and isinstance(layer, TrainingCallback)
+    assert layer.state_dict().keys() == names
+    layer.train()
+    layer.on_progress(0.7)
     x = torch.randn(4, 3, 5, 5) + 3
-    torch.testing.assert_close(frozen(x), x / (1 + lone.eps) ** 0.5)
-    frozen.train()
-    frozen.on_progress(0.2)
-    assert frozen(x).mean().abs() < 1e-5
-    assert freezing_batch_norm(nn.Conv2d(1, 1, 1), 0.5) is None
+    torch.testing.assert_close(layer(x), x / (1 + layer.eps) ** 0.5)
+    layer.train()
+    layer.on_progress(0.2)
+    assert layer(x).mean().abs() < 1e-5
 
 
 def test_other_layers_and_other_padding_are_left_to_torch() -> None:

@@ -56,6 +56,32 @@ def test_the_result_equals_that_of_torchs_public_functions(qat) -> None:
     assert torch.equal(converted(x), public(x))
 
 
+def prepared_for_qat(network: nn.Module) -> torch.fx.GraphModule:
+    graph, scopes = fx.trace(network.eval())
+    with warnings.catch_warnings(action="ignore"):
+        qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+        return fx.add_observers(graph, scopes, fx.qconfig_mapping("fbgemm", qconfig, qconfig, is_qat=True), is_qat=True)
+
+
+def test_a_layer_whose_weight_is_computed_stays_float() -> None:
+    normalized = nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 4, 3))
+    graph = prepared_for_qat(nn.Sequential(normalized, nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)))
+    assert type(graph.get_submodule("3")) is torch.ao.nn.qat.Linear
+    assert not any(hasattr(layer, "weight_fake_quant") for layer in graph.get_submodule("0").modules())
+    graph(torch.randn(2, 1, 8, 8)).sum().backward()
+    assert all(parameter.grad is not None for parameter in graph.parameters())
+
+
+def test_layers_inside_a_module_that_is_called_as_a_whole_stay_float() -> None:
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1, enable_nested_tensor=False
+    )
+    graph = prepared_for_qat(nn.Sequential(nn.Linear(8, 8), encoder, nn.Linear(8, 10)))
+    inside = [layer for layer in graph.get_submodule("1").modules() if isinstance(layer, nn.Linear)]
+    assert not any(hasattr(layer, "weight_fake_quant") for layer in inside)
+    assert all(type(graph.get_submodule(name)) is torch.ao.nn.qat.Linear for name in ("0", "2"))
+
+
 def test_tracing_does_not_import_torchs_compiler() -> None:
     code = (
         "import sys, torch\nfrom torch import nn\nfrom ptpipe_quant.transforms import prepare_static, to_int8\n"
