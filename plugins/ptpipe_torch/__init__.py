@@ -24,7 +24,7 @@ from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.onnx_file import OnnxFile
 from ptpipe_torch.model.predictions import Predictions
 from ptpipe_torch.model.recipe import Recipe
-from ptpipe_torch.protocols import RangeObserver, RangeReducer, TrainingCallback
+from ptpipe_torch.protocols import Freezing, RangeObserver, RangeReducer, TrainingCallback
 from ptpipe_torch.runtime import (
     exit_with_parent,
     freed_memory_kept,
@@ -44,6 +44,7 @@ __all__ = [
     "DatasetInfo",
     "Deployable",
     "FileImages",
+    "Freezing",
     "FunctionRef",
     "Images",
     "LoaderOptions",

@@ -22,6 +22,16 @@ class TrainingCallback(Protocol):
         ...
 
 
+@runtime_checkable
+class Freezing(Protocol):
+    """A module that no longer adapts once this fraction of the training is done (batch norm and ranges in QAT).
+
+    What it has by then must fit the weights of the last step, so a trainer's default is a learning rate that decays.
+    """
+
+    freeze_at: float
+
+
 RangeReducer: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]"
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from ptpipe import JSON, StageConfig, StageError, host
 from ptpipe_torch.cuda import finds_cuda_device
 
-ScheduleName: TypeAlias = Literal["constant", "step", "cosine", "one_cycle"]
+ScheduleName: TypeAlias = Literal["auto", "constant", "step", "cosine", "one_cycle"]
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 PrecisionOption: TypeAlias = Literal["auto", "fp32", "bf16", "fp16"]
 MemoryFormat: TypeAlias = Literal["auto", "channels_last", "contiguous"]
@@ -237,8 +237,9 @@ class Schedule(StageConfig):
     """Learning-rate schedule, evaluated at every optimizer step."""
 
     name: ScheduleName = Field(
-        "constant",
-        description="constant; step: multiplied by gamma every few epochs; cosine: decays along half a cosine; "
+        "auto",
+        description="auto: cosine if ranges or batch norms freeze before the last step (quant.prepare_qat), else "
+        "constant; step: multiplied by gamma every few epochs; cosine: decays along half a cosine; "
         "one_cycle: rises from lr/25 to lr and decays to nearly zero, both along cosines",
     )
     warmup: Count | Fraction | None = Field(

@@ -5,11 +5,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torch import nn
+
+from ptpipe_torch import Freezing
 from ptpipe_train.config import Schedule
 
 # torch's OneCycleLR: div_factor and final_div_factor.
 _ONE_CYCLE_START, _ONE_CYCLE_END = 1 / 25, 1 / 25 / 1e4
 _ONE_CYCLE_RISE = 0.3
+
+
+def resolve_schedule(schedule: Schedule, network: nn.Module) -> Schedule:
+    """Return the schedule that `auto` stands for in a training of this network.
+
+    After ranges and batch norm statistics are frozen, weights that still move by a constant learning rate leave them.
+    """
+    if schedule.name != "auto":
+        return schedule
+    freezes = any(isinstance(layer, Freezing) and layer.freeze_at < 1 for layer in network.modules())
+    return schedule.model_copy(update={"name": "cosine" if freezes else "constant"})
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from ptpipe_train.parallel import TrainingInputs, choose_strategy
 from ptpipe_train.precision import PrecisionChoice, choose_precision, measure_step_ms
 from ptpipe_train.profiling import StepProfile
 from ptpipe_train.progress import Best, TrainingProgress
-from ptpipe_train.schedule import LearningRate
+from ptpipe_train.schedule import LearningRate, resolve_schedule
 from ptpipe_train.single_samples import refuse_single_samples
 from ptpipe_train.state import TrainingState
 from ptpipe_train.step_times import PARTS, Utilization
@@ -162,7 +162,8 @@ def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice:
     ctx = inputs.ctx
     strategy = choose_strategy(inputs)
     device = strategy.settings.device
-    lr = LearningRate(peak_lr(config), config.schedule, plan.num_steps, plan.steps_per_epoch)
+    schedule = resolve_schedule(config.schedule, inputs.module)
+    lr = LearningRate(peak_lr(config), schedule, plan.num_steps, plan.steps_per_epoch)
     if lr.maximum() < 0.9 * lr.peak:
         ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
     _warn_of_small_passes(config.parallel, ctx, strategy.module, plan.batch_size)
@@ -279,6 +280,7 @@ class Training:
             epochs_done=progress.epoch,
             samples_per_step=min(plan.window, plan.samples_per_epoch),
             peak_lr=self.loop.lr.maximum(),
+            schedule=self.loop.lr.schedule.name,
             precision=self.choice.precision,
             memory_format=strategy.settings.memory_format,
             device=strategy.settings.device.type,

@@ -74,6 +74,35 @@ def test_learns_and_reports_metrics(lab: Lab) -> None:
     assert trained.notices == []
 
 
+class Freezing(nn.Identity):
+    """A part of a prepared network that stops adapting after a fraction of the training."""
+
+    def __init__(self, freeze_at: float) -> None:
+        super().__init__()
+        self.freeze_at = freeze_at
+
+
+@builder
+def freezing_net(*, freeze_at: float) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Freezing(freeze_at), nn.Linear(SIDE * SIDE, 4))
+
+
+@pytest.mark.parametrize(
+    ("freeze_at", "schedule", "resolved"),
+    [
+        (0.75, {}, "cosine"),
+        (1.0, {}, "constant"),
+        (0.75, {"name": "constant"}, "constant"),
+        (0.75, {"warmup": 2}, "cosine"),
+    ],
+)
+def test_the_learning_rate_decays_where_parts_freeze(lab: Lab, freeze_at: float, schedule: Any, resolved: str) -> None:
+    model = lab.make_model(FunctionRef.to(freezing_net, freeze_at=freeze_at))
+    metrics = lab.train(model, lab.make_data(64), epochs=2, lr=0.05, schedule=schedule).metrics
+    assert metrics["schedule"] == resolved
+    assert (metrics["history"][-1]["lr"] < 0.01) is (resolved == "cosine")
+
+
 def test_progress_counts_images_to_the_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ptpipe_train.supervised.POLL_EVERY_S", 0.0)
     progress = lab.train(lab.make_model(), lab.make_data(40), epochs=2).progress
