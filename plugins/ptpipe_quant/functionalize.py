@@ -58,6 +58,7 @@ class _Run(Interpreter):
     def __init__(self, graph: GraphModule, images_NCHW: torch.Tensor) -> None:
         super().__init__(graph, garbage_collect_values=False)
         self.args_iter = iter([images_NCHW])
+        self._input_shape_NCHW = tuple(images_NCHW.shape)
         self._nodes = list(graph.graph.nodes)
         self._positions = {node: position for position, node in enumerate(self._nodes)}
         self._in_place_layers: list[Any] = []  # changed at the end: the run needs them as they are
@@ -83,8 +84,8 @@ class _Run(Interpreter):
             return self.run_node(node)
         except Exception as error:  # a network may raise anything
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            shape = tuple(next(iter(self.env.values())).shape) if self.env else ()
-            raise StageError(f"{_place(node)}the network fails on an input of shape {shape}: {reason}") from error
+            message = f"{_place(node)}fails on images of shape {self._input_shape_NCHW}: {reason}"
+            raise StageError(message) from error
 
     def _replace(self, node: Node, changed: Sequence[torch.Tensor]) -> None:
         storages = {tensor.untyped_storage()._cdata for tensor in changed}
@@ -198,4 +199,4 @@ def _overlaps(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _place(node: Node) -> str:
     line = node.meta.get(SOURCE_LINE, "")
-    return f"{line} " if line else ""
+    return f"{line} " if line else "the network "

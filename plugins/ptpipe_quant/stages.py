@@ -23,6 +23,7 @@ from ptpipe_quant.config import (
 )
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
+from ptpipe_quant.layer_forms import reparametrized_layers
 from ptpipe_quant.trace import layers_to_quantize
 from ptpipe_torch import Data, FunctionRef, Model, Ranges
 from ptpipe_torch.distributed.worker_group import init_worker_group
@@ -66,6 +67,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
 
 def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.prepare_qat`."""
+    _report_reparametrized(ctx, model)
     insert_fake_quant = FunctionRef.to(
         transforms.prepare_qat,
         input_shape_CHW=model.input_shape_CHW,
@@ -126,6 +128,15 @@ def _check_float(model: Model, kind: str) -> None:
     if model.recipe.backend is not None:
         raise StageError(
             f"{kind} got a model that is already prepared for {model.recipe.backend}; it needs a float one"
+        )
+
+
+def _report_reparametrized(ctx: Context, model: Model) -> None:
+    names = [] if model.recipe.backend else reparametrized_layers(model.build())
+    if names:
+        ctx.notice(
+            f"the weights of {', '.join(map(str, _truncated(names, 5)))} are computed from other parameters (weight "
+            "norm, spectral norm); from here on they are parameters of their own, which training changes directly"
         )
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from ptpipe import StageError
 from ptpipe_quant.trace import float_names, layers_to_quantize, trace_network
+from ptpipe_torch import torchvision
 
 from .conftest import Mixed, small_net
 
@@ -66,6 +67,63 @@ def test_dropout_that_never_stops_is_left_alone() -> None:
             return F.dropout(x, 0.5)  # always training: so its author wants it
 
     assert operators(trace_network(Restless(), (1, 8, 8)).graph) == [F.dropout]
+
+
+def test_stochastic_depth_is_kept_with_its_mode() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 4, 1), torchvision().ops.StochasticDepth(0.5, "row"))
+    graph = trace_network(network, (1, 8, 8)).graph
+    (kept,) = [layer.__dict__["_dropout_for_training"] for layer in graph.modules() if type(layer) is nn.Identity]
+    assert (kept.p, kept.mode) == (0.5, "row")
+    x = torch.randn(16, 4, 2, 2)
+    torch.manual_seed(0)
+    found = kept.train()(x)
+    torch.manual_seed(0)
+    assert torch.equal(found, network[1].train()(x))
+    assert not torch.equal(found, x)
+    assert torch.equal(kept.eval()(x), x)
+
+
+class Sizes(nn.Module):
+    """Sizes decide how the network computes; the size of the batch may not."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim, self.conv = dim, nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        if x.shape[self.dim] > 4:
+            x = F.max_pool2d(x, 2)
+        batch, channels, *_ = x.size()
+        return x.reshape(batch * channels, -1).reshape(batch, len(x[0]), -1).mean(2)
+
+
+@pytest.mark.parametrize("size", [5, 9])
+def test_branches_on_sizes_are_decided_for_batches_of_any_size(size) -> None:
+    network = Sizes(-1)
+    graph = trace_network(network, (1, size, size)).graph
+    assert (F.max_pool2d in operators(graph)) is (size == 9)
+    for num in (1, 2, 5):
+        x = torch.randn(num, 1, size, size)
+        assert torch.equal(graph(x), network.eval()(x))
+
+
+def test_a_branch_on_the_batch_is_refused() -> None:
+    with pytest.raises(StageError, match=r"test_trace.py:\d+: `if x.shape\[self.dim\] > 4:` can't be traced"):
+        trace_network(Sizes(0), (1, 9, 9))
+
+
+def test_a_layer_called_twice_trains_one_weight() -> None:
+    layer = nn.Conv2d(1, 1, 3, padding=1)
+    graph = trace_network(nn.Sequential(layer, nn.ReLU(), layer), (1, 8, 8)).graph
+    assert [node.target for node in graph.graph.nodes if "0" in str(node.target)] == ["0", "0_call2"]
+    assert len(list(graph.parameters())) == 2
+
+
+def test_a_copy_of_a_layer_left_float_is_left_float() -> None:
+    layer = nn.Conv2d(1, 1, 3, padding=1)
+    network = trace_network(nn.Sequential(layer, nn.ReLU(), layer), (1, 8, 8), leaves=["0"])
+    assert network.float_names == ["0", "0_call2"]
 
 
 def test_flatten_becomes_a_function() -> None:
