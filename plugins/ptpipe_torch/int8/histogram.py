@@ -57,7 +57,7 @@ class MinErrorHistogramObserver(HistogramObserver):
             return (values - min_val).mul_(bins_per_unit).clamp_(0, self.bins - 1).to(torch.int32)
 
         counts_C, num_zeros = torch.zeros(self.bins, dtype=torch.int64), 0
-        for part in _flat(x).split(_PART_SIZE):
+        for part in torch.split(_flat(x), _PART_SIZE):
             counts_C += torch.bincount(bins_of(part), minlength=self.bins)
             num_zeros += len(part) - int(part.sign().abs_().sum())
         if num_zeros:
