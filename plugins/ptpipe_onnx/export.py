@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from ptpipe_onnx.weights import store_convolutions, store_weights
 from ptpipe_torch import Data, Model, OnnxFile, Predictor, epoch_order
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
-from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, stored_weights
+from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
 from ptpipe_torch.memory_format import to_preferred_format
 from ptpipe_torch.runtime import released_memory, torch_threads
 
@@ -82,15 +83,29 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
         store_weights(exported, weights)
         qdq_passes.use_integer_kernels(torch_exporter.optimize(exported))
         return BuiltGraph(exported, "int8")
+    return BuiltGraph(_dynamic_graph(model, prepared, opset), "int8 dynamic")
+
+
+def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> ir.Model:
     converted = model.build()
-    weights = dynamic_weights(converted)
-    if not weights:
+    weights, stored = dynamic_weights(converted), stored_weights(model.int8_tensors or {}, converted)
+    if not weights and not stored:
         raise StageError(f"no layer of this {model.recipe.backend} model is quantized in a way that can be exported")
-    stored = stored_weights(model.int8_tensors or {}, converted)
-    exported = _export(model, _with_rounded_weights(prepared, stored), opset)
+    network = _with_rounded_weights(float_network, stored)
+    # With weights of their own: one may be shared with a layer that is float.
+    replace_layers(network, [name.removesuffix(".weight") for name in weights], copy.deepcopy)
+    layers = {name: network.get_submodule(name.removesuffix(".weight")) for name in weights}
+    exported = _export(model, network, opset)
+    # The exporter gives a layer that has several names one of them.
+    found = {layer for name, layer in layers.items() if name in exported.graph.initializers}
+    weights = {
+        name: weight
+        for name, weight in weights.items()
+        if name in exported.graph.initializers or layers[name] not in found
+    }
     dynamic_passes.quantize_linear_layers(exported, weights)
     store_convolutions(torch_exporter.optimize(exported), stored)
-    return BuiltGraph(exported, "int8 dynamic")
+    return exported
 
 
 def _export(model: Model, network: nn.Module, opset: int) -> ir.Model:

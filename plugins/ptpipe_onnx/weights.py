@@ -48,12 +48,12 @@ def store_convolutions(model: ir.Model, weights: Mapping[str, QuantizedWeight]) 
     scales each channel, so each weight is found as the one whose integers are proportional to the floats, per channel.
     """
     remaining = dict(weights)
-    for node in nodes(model.graph, "Conv"):
+    for node in nodes(model.graph, "Conv", "ConvTranspose"):
         floats = constant(node.inputs[1])
         if floats is None:
             continue
         for name, weight in remaining.items():
-            scales = _scales(floats, weight)
+            scales = _scales(floats, weight, axis=0 if node.op_type == "Conv" else 1)
             if scales is not None:
                 integers = add_initializer(model.graph, f"{name}.int8", weight.integers)
                 scale = add_initializer(model.graph, f"{name}.scale", scales)
@@ -64,17 +64,22 @@ def store_convolutions(model: ir.Model, weights: Mapping[str, QuantizedWeight]) 
     remove_unused(model)
 
 
-def _scales(floats: npt.NDArray[np.float32], weight: QuantizedWeight) -> npt.NDArray[np.float32] | None:
-    """Return the factor of each output channel from integers to these floats; None if they are not proportional."""
+def _scales(floats: npt.NDArray[np.float32], weight: QuantizedWeight, axis: int = 0) -> npt.NDArray[np.float32] | None:
+    """Return the factor of each output channel from integers to these floats; None if they are not proportional.
+
+    `axis`: of the output channels.
+    """
     if floats.shape != weight.integers.shape or weight.zero_points.any():
         return None
-    integers_OX = weight.integers.reshape(len(floats), -1).astype(np.float64)
-    floats_OX = floats.reshape(len(floats), -1)
+    num_channels = floats.shape[axis]
+    integers_OX = np.moveaxis(weight.integers, axis, 0).reshape(num_channels, -1).astype(np.float64)
+    floats_OX = np.moveaxis(floats, axis, 0).reshape(num_channels, -1)
     squares_O = (integers_OX**2).sum(axis=1)
     scales_O = (integers_OX * floats_OX).sum(axis=1) / np.where(squares_O > 0, squares_O, 1)
     if not np.allclose(integers_OX * scales_O[:, np.newaxis], floats_OX, rtol=1e-5, atol=1e-7):
         return None
-    scales: npt.NDArray[np.float32] = scales_O.astype(np.float32).reshape(-1, *[1] * (floats.ndim - 1))
+    shape = [num_channels if index == axis else 1 for index in range(floats.ndim)]
+    scales: npt.NDArray[np.float32] = scales_O.astype(np.float32).reshape(shape)
     return scales
 
 

@@ -22,6 +22,7 @@ from ptpipe_quant.config import (
     PrepareQatConfig,
 )
 from ptpipe_quant.cpu import wants_reduced_range
+from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_linears, dynamic_linears, idle_patterns
 from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
 from ptpipe_quant.layer_forms import reparametrized_layers
 from ptpipe_quant.trace import layers_to_quantize
@@ -40,14 +41,22 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     _check_float(model, ctx.kind)
     weights = _weights(config)
     reduced = _reduced_range(config, ctx)
-    quantize = FunctionRef.to(transforms.to_dynamic_int8, weights=weights, reduce_range=reduced, skip=config.skip)
+    run = FloatRun.of(model, ctx.kind)
+    layers = dynamic_linears(model, config.skip, run, ctx)
+    quantize = FunctionRef.to(transforms.to_dynamic_int8, weights=weights, reduce_range=reduced, layers=layers)
     module = model.build()
+    convolutions = _CONVOLUTIONS if config.convolutions == "store_int8" else ()
+    for pattern in idle_patterns(module, config.skip, nn.Linear, *convolutions):
+        ctx.notice(f"skip: {pattern!r} matches no layer that {ctx.kind} would quantize")
     stored = {}
-    if config.convolutions == "store_int8":
-        names = layers_to_quantize(module, config.skip, *_CONVOLUTIONS)
+    if convolutions:
+        names = layers_to_quantize(module, config.skip, *convolutions)
+        names = [name for name in names if "weight" in module.get_submodule(name)._parameters]  # not weight_norm's
         stored = round_weights(module, names, per_channel=weights == "per_channel")
     recipe = replace(model.recipe, convert=(quantize,), backend=config.backend)
-    return _int8(Model.from_module(recipe, module), ctx, stored)
+    converted = _int8(Model.from_module(recipe, module), ctx, stored)
+    check_dynamic_linears(converted, run.images_NCHW, ctx.kind)
+    return converted
 
 
 def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:

@@ -15,7 +15,7 @@ from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguou
 from ptpipe_quant.layer_forms import fold_into_transposed
 from ptpipe_quant.qat_graph import calibration_graph, training_graph
 from ptpipe_quant.saturation import saturating_layers
-from ptpipe_quant.trace import float_names, layers_to_quantize, trace_network
+from ptpipe_quant.trace import float_names, trace_network
 from ptpipe_torch import transform
 from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconfig_mapping
 from ptpipe_torch.int8.layers import swap_dynamic_linears
@@ -101,8 +101,7 @@ def to_int8(module: nn.Module, *, backend: str) -> GraphModule:
 
 
 @transform
-def to_dynamic_int8(module: nn.Module, *, weights: str, reduce_range: bool, skip: Sequence[str]) -> nn.Module:
-    """Quantize the weights of linear layers to int8; inputs are quantized at run time by the range of each batch."""
-    names = layers_to_quantize(module, skip, nn.Linear)
+def to_dynamic_int8(module: nn.Module, *, weights: str, reduce_range: bool, layers: Sequence[str]) -> nn.Module:
+    """Quantize the weights of these linear layers to int8; inputs are quantized at run time by each batch's range."""
     with torch.no_grad():
-        return swap_dynamic_linears(module, names, per_channel=weights == "per_channel", reduce_range=reduce_range)
+        return swap_dynamic_linears(module, layers, per_channel=weights == "per_channel", reduce_range=reduce_range)

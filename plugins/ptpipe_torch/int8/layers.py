@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,13 +14,17 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.int8_state import stored_as_int8
-from ptpipe_torch.int8.observers import PlaceholderObserver, make_qconfig, weight_observer
+from ptpipe_torch.int8.observers import PlaceholderObserver, make_qconfig, max_activation_level, weight_observer
 
 with deprecations_silenced():
     import torch.ao.nn.intrinsic.qat as fused_qat_layers
     import torch.ao.nn.qat as qat_layers
     import torch.ao.nn.quantized.dynamic as dynamic_layers
     from torch.ao.nn.quantized.modules.utils import WeightedQuantizedModule
+
+_NUM_ROWS, _NUM_OUTPUTS = 16, 256
+"""How many rows of a dynamic layer's input are compared with its formula; how many outputs at a time."""
+_UNCERTAIN = 1e-4
 
 _QAT_LAYERS: Mapping[type[nn.Module], bool] = {
     getattr(home, name + dimensions): "ReLU" in name
@@ -53,14 +57,19 @@ def has_int8_weights(module: nn.Module) -> bool:
     return isinstance(module, WeightedQuantizedModule)
 
 
-class FullRangeLinear(dynamic_layers.Linear):
-    """A dynamically quantized linear layer with 8-bit inputs; torch's own always reduces them to 7 bits."""
+class DynamicLinear(dynamic_layers.Linear):
+    """A dynamically quantized linear layer, called like `nn.Linear`.
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    torch's own takes no `input=` and always reduces inputs to 7 bits.
+    """
+
+    reduce_range = False
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # the name that nn.Linear gives it
         """Apply the layer to float activations."""
         packed = cast(Any, self._packed_params)._packed_params
-        y: torch.Tensor = torch.ops.quantized.linear_dynamic(x, packed, reduce_range=False)
-        return y.to(x.dtype)
+        y: torch.Tensor = torch.ops.quantized.linear_dynamic(input, packed, reduce_range=self.reduce_range)
+        return y.to(input.dtype)
 
 
 def swap_dynamic_linears(
@@ -71,25 +80,95 @@ def swap_dynamic_linears(
     `per_channel`: one scale for each output channel's weights. `reduce_range`: quantize inputs to 7 bits.
     """
     activation = PlaceholderObserver.with_args(dtype=torch.quint8, is_dynamic=True)
-    layer_type: Any = dynamic_layers.Linear if reduce_range else FullRangeLinear
+    qconfig = make_qconfig(activation, weight_observer(per_channel=per_channel))
+
+    def quantized(linear: Any) -> nn.Module:
+        linear.qconfig = qconfig
+        layer: Any = cast(Any, DynamicLinear).from_float(linear)
+        layer.reduce_range = reduce_range
+        return cast(nn.Module, layer)
+
     with deprecations_silenced():
-        for name in names:
-            linear: Any = module.get_submodule(name)
-            linear.qconfig = make_qconfig(activation, weight_observer(per_channel=per_channel))
-            parent, _, child = name.rpartition(".")
-            setattr(module.get_submodule(parent), child, layer_type.from_float(linear))
+        return replace_layers(module, names, quantized)
+
+
+def dynamic_linear_error(layer: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Return the largest difference of a dynamically quantized layer's output from its formula; 1: all of rounding.
+
+    The formula, in float64: y = (q - z) s W + b, q = clamp(round(x / s) + z), with s and z from the range of x, and W
+    the integers of the weight times their scales. Engines sum integers exactly; what they round is, with the unit
+    roundoff u = 2**-24:
+    - 1 / s, x / s, which is at most 255, and the addition of z: an integer may differ by one where x / s is within
+      3 * 256 * u < 1e-4 of halfway between two, which changes y by s |W|;
+    - the sum, its products with s and with the weight's scale, and the addition of b: at most 8 u (|y - b| + |b|).
+    Some rows of x are compared, in all outputs.
+    """
+    linear = cast(Any, layer)
+    with deprecations_silenced():
+        weight, bias = linear._weight_bias()
+    is_reduced = linear.reduce_range and torch.backends.quantized.engine != "qnnpack"  # which ignores it
+    scale, zero_point = torch._choose_qparams_per_tensor(x, is_reduced)
+    rows_RI = x.flatten(0, -2)
+    rows = torch.linspace(0, len(rows_RI) - 1, min(_NUM_ROWS, len(rows_RI))).long()
+    levels_RI = rows_RI[rows].double() / scale
+    is_uncertain_RI = (levels_RI - levels_RI.floor() - 0.5).abs() < _UNCERTAIN
+    uncertain = is_uncertain_RI.any(0).nonzero().ravel()
+    max_level = max_activation_level(reduce_range=is_reduced)
+    levels_RI = levels_RI.round().clamp(-zero_point, max_level - zero_point)
+    error = 0.0
+    for first in range(0, linear.out_features, _NUM_OUTPUTS):  # float64 of a whole layer may be gigabytes
+        outputs = slice(first, first + _NUM_OUTPUTS)
+        integers_OI, scale_O = _integers_and_scales(weight[outputs])
+        bias_O = torch.zeros(1) if bias is None else bias[outputs].double()
+        sums_RO = levels_RI @ integers_OI.T * (scale * scale_O)
+        uncertain_RO = is_uncertain_RI[:, uncertain].double() @ integers_OI[:, uncertain].T.abs() * (scale * scale_O)
+        allowed_RO = uncertain_RO + 8 * 2**-24 * (sums_RO.abs() + bias_O.abs())
+        difference_RO = (y.flatten(0, -2)[rows][:, outputs] - bias_O - sums_RO).abs()
+        error = max(error, (difference_RO / allowed_RO.clamp(min=1e-30)).max().item())
+    return error
+
+
+def _integers_and_scales(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a qint8 weight's integers, less their zero points, and its scale or scales, as float64."""
+    integers_OI = weight.int_repr().double()
+    if weight.qscheme() is torch.per_tensor_affine:
+        return integers_OI.sub_(weight.q_zero_point()), torch.tensor(weight.q_scale(), dtype=torch.float64)
+    return integers_OI.sub_(weight.q_per_channel_zero_points()[:, None]), weight.q_per_channel_scales()
+
+
+def replace_layers(module: nn.Module, names: Iterable[str], replacement: Callable[[Any], nn.Module]) -> nn.Module:
+    """Replace submodules, by name, by what `replacement` returns for them, in place; return the module.
+
+    A submodule with two names stays one. An `nn.TransformerEncoderLayer` is set to call its layers: in eval mode it
+    would give their weights to one fused operator instead.
+    """
+    replaced: dict[nn.Module, nn.Module] = {}
+    for name in names:
+        layer = module.get_submodule(name)
+        if layer in replaced.values():  # reached through a parent with two names
+            continue
+        parent_name, _, child = name.rpartition(".")
+        parent = module.get_submodule(parent_name)
+        if layer not in replaced:
+            replaced[layer] = replacement(layer)
+        setattr(parent, child, replaced[layer])
+        if isinstance(parent, nn.TransformerEncoderLayer):
+            parent.activation_relu_or_gelu = 0
     return module
 
 
 def round_weights(module: nn.Module, names: Iterable[str], *, per_channel: bool) -> dict[str, torch.Tensor]:
     """Round the weights of convolutions to int8 values, in place; return quantized tensors by state dict name."""
-    quantized = {}
+    quantized: dict[str, torch.Tensor] = {}
+    rounded: dict[torch.Tensor, torch.Tensor] = {}
     for name in names:
         layer: Any = module.get_submodule(name)
-        weight = int8_weight(layer.weight.detach(), per_channel=per_channel, axis=1 if layer.transposed else 0)
-        quantized[f"{name}.weight"] = weight
-        with torch.no_grad():
-            layer.weight.copy_(weight.dequantize())
+        if layer.weight not in rounded:  # two layers may share it
+            axis = 1 if layer.transposed else 0
+            rounded[layer.weight] = int8_weight(layer.weight.detach(), per_channel=per_channel, axis=axis)
+            with torch.no_grad():
+                layer.weight.copy_(rounded[layer.weight].dequantize())
+        quantized[f"{name}.weight"] = rounded[layer.weight]
     return quantized
 
 
@@ -147,12 +226,12 @@ def quantized_weight(name: str, weight: torch.Tensor) -> QuantizedWeight:
 
 
 def dynamic_weights(converted: nn.Module) -> dict[str, QuantizedWeight]:
-    """Return the weights of dynamically quantized linear layers, by the float network's parameter name.
+    """Return the weights of dynamically quantized linear layers, by all of their names in the float network.
 
     Raises StageError if there are dynamically quantized layers of other types.
     """
     weights = {}
-    for name, layer in converted.named_modules():
+    for name, layer in converted.named_modules(remove_duplicate=False):
         if isinstance(layer, dynamic_layers.Linear):
             weights[f"{name}.weight"] = quantized_weight(name, cast(Any, layer).weight())
         elif type(layer).__module__.startswith(dynamic_layers.__name__) and "rnn" in type(layer).__module__:

@@ -19,7 +19,8 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_torch import FunctionRef, Model, OnnxFile, Recipe, builder, transform
-from ptpipe_torch.int8.layers import dynamic_weights
+from ptpipe_torch.int8.int8_state import pack_state
+from ptpipe_torch.int8.layers import dynamic_weights, round_weights, swap_dynamic_linears
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -28,6 +29,89 @@ Make = Callable[..., Model]
 @builder
 def one_layer() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
+
+
+class TwoNames(nn.Module):
+    """A layer and a block that have two names each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.block, self.head = nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16)), nn.Linear(256, 10)
+        self.same_rows, self.same_block = self.rows, self.block
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        x_NHC = self.same_rows(self.rows(images_NCHW.squeeze(1)).relu())
+        return self.head(self.same_block(self.block(x_NHC).relu()).flatten(1))
+
+
+class TiedLinears(nn.Module):
+    """Two layers share a weight, which the network uses once more itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(256, 10)
+        self.second.weight = self.matrix = self.first.weight
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        x_NHC = self.second(self.first(images_NCHW.squeeze(1)).relu()).relu()
+        return self.head((x_NHC @ self.matrix).flatten(1))
+
+
+class TiedEmbedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(10, 16), nn.Linear(16, 10)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(images_NCHW[:, 0, :, 7].abs().long()).sum(1))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(images_NCHW.squeeze(1)).flatten(1))
+
+
+class ViewBehindConvolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4 * 14 * 14, 10)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        x_NCHW = self.conv(images_NCHW)
+        return self.head(x_NCHW.view(x_NCHW.size(0), -1))
+
+
+_UNUSUAL = {
+    TwoNames: ["block.0", "head", "rows", "same_block.0", "same_rows"],
+    TiedLinears: ["first", "head", "second"],
+    TiedEmbedding: ["head"],
+    Encoder: ["encoder.linear1", "encoder.linear2", "head"],
+    ViewBehindConvolution: ["head"],
+}
+
+
+@builder
+def unusual(name: str) -> nn.Module:
+    return next(type_ for type_ in _UNUSUAL if type_.__name__ == name)()
+
+
+@transform
+def with_dynamic_layers(module: nn.Module, layers: list[str]) -> nn.Module:
+    with torch.no_grad():
+        return swap_dynamic_linears(module, layers, per_channel=True, reduce_range=False)
+
+
+@builder
+def convolutions(transposed: bool) -> nn.Module:
+    up = nn.ConvTranspose2d(4, 6, 3) if transposed else nn.Conv2d(4, 6, 3)
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), up, nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 10, 3)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 @builder
@@ -98,30 +182,44 @@ def test_the_arithmetic_is_that_of_the_onnx_specification(
     np.testing.assert_allclose(found_NK, expected_NK, atol=1e-5 * np.abs(expected_NK).max())
 
 
-class Viewing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.fc = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(512, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.conv(x)
-        return self.fc(x.view(x.size(0), -1))
-
-
-@builder
-def viewing() -> nn.Module:
-    return Viewing()
-
-
-@transform
-def quantized_linears(module: nn.Module) -> nn.Module:
-    return torch.ao.quantization.quantize_dynamic(module, {nn.Linear})
+@pytest.mark.parametrize("type_", _UNUSUAL)
+def test_shared_weights_and_names(type_, run_export: Export) -> None:
+    convert = FunctionRef.to(with_dynamic_layers, layers=_UNUSUAL[type_])
+    recipe = Recipe(FunctionRef.to(unusual, name=type_.__name__), (1, 16, 16), 10, (), (convert,), "qnnpack")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        file = run_export(Model.from_module(recipe, unusual(type_.__name__)))
+    nodes = Counter(node.op_type for node in onnx.load(file.path).graph.node)
+    num_products = {TwoNames: 5, TiedEmbedding: 1, ViewBehindConvolution: 1}.get(type_, 3)
+    assert nodes["MatMulInteger"] == nodes["DynamicQuantizeLinear"] == num_products
+    num_float = sum(array.size for array in arrays_of(file).values() if array.ndim == 2 and array.dtype == np.float32)
+    shared = {TiedLinears: 16 * 16, TiedEmbedding: 10 * 16, Encoder: 16 * 4 * 16}.get(type_, 0)  # attention is float
+    assert num_float == shared
 
 
-def test_a_view_behind_a_convolution(run_export: Export) -> None:
-    """Of its three networks, torch's and the float one are to run in channels-last where they can."""
-    recipe = Recipe(FunctionRef.to(viewing), (1, 16, 16), 10, (), (FunctionRef.to(quantized_linears),), "fbgemm")
-    assert run_export(Model.from_module(recipe, viewing())).precision == "int8 dynamic"
+@pytest.mark.parametrize(("backend", "transposed"), [("fbgemm", False), ("fbgemm", True), ("qnnpack", True)])
+def test_a_network_of_convolutions(backend: str, transposed: bool, run_export: Export, tmp_path: Path) -> None:
+    builder_ = FunctionRef.to(convolutions, transposed=transposed)
+    recipe = Recipe(builder_, (1, 16, 16), 10, (), (FunctionRef.to(as_it_is),), backend)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        module = convolutions(transposed).eval()
+        for layer in module:
+            if isinstance(layer, nn.BatchNorm2d):  # otherwise there is nothing to fold
+                layer.running_var.uniform_(0.5, 2)
+                layer.running_mean.normal_()
+    packed = round_weights(module, ["0", "3", "6"], per_channel=backend != "qnnpack")
+    model = Model.from_module(recipe, module)
+    state = {name: tensor for name, tensor in module.state_dict().items() if name not in packed}
+    file = run_export(Model(recipe, model.tensors, pack_state({**state, **packed})))
+    assert file.format == "onnx int8 dynamic"
+    assert file.parity["max_abs_logit_difference"] < 1e-4
+    arrays = arrays_of(file)
+    for name, weight in packed.items():
+        np.testing.assert_array_equal(arrays[f"{name}.int8"], weight.int_repr().numpy())
+    assert not [
+        name for name, array in arrays.items() if array.ndim == 4 and array.size > 10 and array.dtype != np.int8
+    ]
 
 
 def test_layers_that_have_no_such_form_are_named(run_export: Export) -> None:

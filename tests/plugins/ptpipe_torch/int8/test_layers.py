@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from ptpipe_torch.int8 import layers
-from ptpipe_torch.int8.engine import quantized_engine
-from ptpipe_torch.int8.layers import QuantizedWeight, int8_weight, swap_dynamic_linears
+from ptpipe_torch.int8.engine import quantized_engine, supported_engines
+from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_linear_error, int8_weight, swap_dynamic_linears
 
 
 def test_qat_layers_with_and_without_relu() -> None:
@@ -46,6 +46,34 @@ def test_a_dynamic_layer_uses_all_of_8_bits() -> None:
             exact = nn.functional.linear(x, net[0].weight().dequantize(), linear.bias)
             errors.append((net(x) - exact).pow(2).mean().sqrt().item())
     assert errors[0] < 0.7 * errors[1]
+
+
+@pytest.mark.parametrize("backend", supported_engines())
+@pytest.mark.filterwarnings("ignore:.*qnnpack incorrectly ignores reduce_range")
+def test_a_dynamic_layer_differs_from_its_formula_by_rounding_alone(backend) -> None:
+    torch.manual_seed(0)
+    for per_channel, reduce_range, inputs, outputs in (
+        (True, False, 300, 300),
+        (False, True, 7, 5),
+        (True, True, 64, 1),
+    ):
+        net = nn.Sequential(nn.Linear(inputs, outputs, bias=per_channel))
+        x = torch.randn(2, 20, inputs) + 1
+        with quantized_engine(backend):
+            swap_dynamic_linears(net, ["0"], per_channel=per_channel, reduce_range=reduce_range)
+            y = net(x)
+            assert dynamic_linear_error(net[0], x, y) <= 1
+            one_step_off = y + torch.tensor(torch._choose_qparams_per_tensor(x, reduce_range)[0]) * 0.05
+            for wrong in (y * 1.001, one_step_off, y.flip(-1) if outputs > 1 else -y):
+                assert dynamic_linear_error(net[0], x, wrong) > 1
+
+
+def test_convolutions_may_share_a_weight() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 2, 3), nn.ConvTranspose2d(2, 2, 3))
+    net[1].weight = net[0].weight
+    packed = layers.round_weights(net, ["0", "1"], per_channel=True)
+    for name, weight in packed.items():
+        torch.testing.assert_close(net.get_parameter(name).detach(), weight.dequantize(), rtol=0, atol=0)
 
 
 def test_a_weight_and_its_transpose_have_the_same_values() -> None:

@@ -1,0 +1,304 @@
+"""Networks that do more with a linear layer than call it, quantized dynamically.
+
+Shape legend: N images, C channels, H height, W width, K classes, T tokens (rows of an image), D values of a token.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ptpipe import StageError
+from ptpipe.events import LogLine, Notice
+from ptpipe_quant import DynamicConfig, dynamic
+from ptpipe_torch import Model, builder
+from ptpipe_torch.int8.layers import DynamicLinear
+
+from .conftest import BACKENDS, NUM_CLASSES, make_model
+
+ENGINES = [backend for backend in BACKENDS if backend in ("fbgemm", "qnnpack")]
+D = 8
+pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+
+
+class Network(nn.Module):
+    """A linear layer `inner` of the network, and the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(D, D), nn.Linear(D * D, NUM_CLASSES)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        return self.head(self.hidden(images_NCHW.squeeze(1)).flatten(1))
+
+    def hidden(self, x_NTD: torch.Tensor) -> torch.Tensor:
+        return self.inner(x_NTD).relu()
+
+
+class Keyword(Network):
+    def hidden(self, x_NTD):
+        return self.inner(input=x_NTD).relu()
+
+
+class BareWeight(Network):
+    def hidden(self, x_NTD):
+        return F.linear(x_NTD, self.inner.weight, self.inner.bias).relu()
+
+
+class AskedForItsType(Network):
+    def hidden(self, x_NTD):
+        y_NTD = self.inner(x_NTD)
+        return y_NTD.relu() if isinstance(self.inner, nn.Linear) else y_NTD
+
+
+class AllAskedForTheirTypes(Network):
+    """Each of two layers may change its type, but not both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.Linear(D, D)
+
+    def hidden(self, x_NTD):
+        floats = [layer for layer in (self.inner, self.outer) if isinstance(layer, nn.Linear)]
+        return (self.outer(self.inner(x_NTD)) if floats else x_NTD).relu()
+
+
+class Hooked(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner.register_forward_hook(lambda layer, inputs, output: output.relu())
+
+    def hidden(self, x_NTD):
+        return self.inner(x_NTD)
+
+
+class WeightNorm(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.utils.weight_norm(nn.Conv2d(1, 1, 3, padding=1))
+        nn.utils.weight_norm(self.inner)
+
+    def hidden(self, x_NTD):
+        return super().hidden(self.conv(x_NTD.unsqueeze(1)).squeeze(1))
+
+
+class Parametrized(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.utils.parametrizations.weight_norm(self.inner)
+
+
+class Listed(Network):
+    """Called through a plain list, which still has the float layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["layers"] = [self.inner]
+
+    def hidden(self, x_NTD):
+        return self.layers[0](x_NTD).relu()
+
+
+class OnlyInTraining(Network):
+    def hidden(self, x_NTD):
+        return super().hidden(x_NTD) if self.training else x_NTD
+
+
+class Double(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner.double()
+
+    def hidden(self, x_NTD):
+        return super().hidden(x_NTD.double()).float()
+
+
+class Masked(Network):
+    """torch turns the padded input into a nested tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(D, 2, 16, batch_first=True)
+        self.inner = nn.TransformerEncoder(layer, 2)
+
+    def hidden(self, x_NTD):
+        is_padding_NT = torch.arange(D).repeat(len(x_NTD), 1) > 5
+        return self.inner(x_NTD, src_key_padding_mask=is_padding_NT)
+
+
+class Encoder(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 16, batch_first=True), 2)
+
+    def hidden(self, x_NTD):
+        return self.inner(x_NTD)
+
+
+class Attention(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, 2, batch_first=True)
+
+    def hidden(self, x_NTD):
+        return super().hidden(self.attention(x_NTD, x_NTD, x_NTD, need_weights=False)[0])
+
+
+class Recurrent(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(D, D, batch_first=True), nn.GRU(D, D, batch_first=True)
+
+    def hidden(self, x_NTD):
+        return super().hidden(self.gru(self.lstm(x_NTD)[0])[0])
+
+
+class CalledTwice(Network):
+    def hidden(self, x_NTD):
+        return super().hidden(super().hidden(x_NTD))
+
+
+class TwoNames(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = self.inner
+        self.parent = nn.Sequential(nn.Linear(D, D))
+        self.same_parent = self.parent
+
+    def hidden(self, x_NTD):
+        return self.same_parent(self.parent(self.same(self.inner(x_NTD)).relu()))
+
+
+class TiedToAnEmbedding(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(D, D)
+        self.inner.weight = self.embedding.weight
+
+    def hidden(self, x_NTD):
+        return super().hidden(self.embedding(x_NTD[:, :, 0].abs().long().clamp(max=D - 1)))
+
+
+class TableOfPixels(Network):
+    """Takes no number below zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, D)
+
+    def hidden(self, x_NTD):
+        return super().hidden(self.embedding(x_NTD[:, :, 0].long()))
+
+
+class ViewBehindConvolution(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, D, 3, padding=1)
+        self.head = nn.Linear(D**3, NUM_CLASSES)
+
+    def hidden(self, x_NTD):
+        x_NCHW = self.conv(x_NTD.unsqueeze(1))
+        return x_NCHW.view(x_NCHW.size(0), -1)
+
+
+_INNER_FLOAT = {
+    BareWeight: "the network reads its bias itself",
+    AskedForItsType: "the network computes something else when its type is another",
+    Hooked: "it has hooks (as weight_norm and spectral_norm have)",
+    WeightNorm: "it has hooks (as weight_norm and spectral_norm have)",
+    Listed: "the network does not call it in eval mode",
+    OnlyInTraining: "the network does not call it in eval mode",
+    Double: "its weight is torch.float64",
+}
+_FLOAT_LAYERS = {
+    **{network: {"inner"} for network in _INNER_FLOAT},
+    WeightNorm: {"inner", "conv"},
+    AllAskedForTheirTypes: {"outer"},
+    Parametrized: {"inner"},
+    Masked: {f"inner.layers.{i}.{name}" for i in (0, 1) for name in ("self_attn.out_proj", "linear1", "linear2")},
+    Encoder: {f"inner.layers.{i}.self_attn.out_proj" for i in (0, 1)},
+    Attention: {"attention.out_proj"},
+    ViewBehindConvolution: {"conv", "inner"},
+}
+_NETWORKS = [*_FLOAT_LAYERS, Keyword, Recurrent, CalledTwice, TwoNames, TiedToAnEmbedding, TableOfPixels]
+
+
+@builder
+def network(name: str) -> nn.Module:
+    return next(type_ for type_ in _NETWORKS if type_.__name__ == name)()
+
+
+def float_model(type_: type[Network]) -> Model:
+    """Weights other than those that the builder draws."""
+    model = make_model(network, name=type_.__name__)
+    module = model.build_prepared()
+    with torch.no_grad():
+        for index, parameter in enumerate(module.parameters()):
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index)))
+    return model.with_state_dict_of(module)
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+@pytest.mark.parametrize("type_", _NETWORKS)
+def test_what_an_int8_layer_does_not_offer_stays_float(type_, backend, ctx, events, metrics, tmp_path: Path) -> None:
+    model = float_model(type_)
+    int8 = dynamic(DynamicConfig(backend=backend), ctx, model)
+    assert set(metrics()["float_layers"]) == _FLOAT_LAYERS.get(type_, set())
+    if type_ in _INNER_FLOAT:
+        lines = [event.text for event in events if isinstance(event, LogLine)]
+        assert f"inner stays float: {_INNER_FLOAT[type_]}" in lines
+
+    images_NCHW = np.random.default_rng(1).uniform(0, 3, (8, 1, D, D)).astype(np.float32)
+    with torch.no_grad(), int8.predictor(1) as predict:
+        logits_NK, expected_NK = predict(images_NCHW), model.build()(torch.from_numpy(images_NCHW)).numpy()
+    assert np.square(logits_NK - expected_NK).mean() ** 0.5 < 0.03 * expected_NK.std()
+    int8.save(tmp_path)
+    with Model.load(tmp_path).predictor(1) as predict:
+        np.testing.assert_array_equal(predict(images_NCHW), logits_NK)
+
+
+def test_a_layer_with_two_names_is_int8_under_both(ctx) -> None:
+    module = dynamic(DynamicConfig(backend=ENGINES[0]), ctx, float_model(TwoNames)).build()
+    assert isinstance(module.inner, DynamicLinear)
+    assert module.same is module.inner
+    assert isinstance(module.parent[0], DynamicLinear)
+    assert module.same_parent[0] is module.parent[0]
+    float_inner = dynamic(DynamicConfig(backend=ENGINES[0], skip=("inner",)), ctx, float_model(TwoNames)).build()
+    assert type(float_inner.same) is nn.Linear
+
+
+@pytest.mark.parametrize("skip", ["LSTM", "embedding"])
+def test_a_pattern_that_keeps_nothing_float_is_reported(skip, ctx, events) -> None:
+    type_ = Recurrent if skip == "LSTM" else TiedToAnEmbedding
+    dynamic(DynamicConfig(backend=ENGINES[0], skip=("inner", skip)), ctx, float_model(type_))
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    assert notices == [f"skip: {skip!r} matches no layer that quant.test would quantize"]
+
+
+def test_a_network_without_logits(ctx) -> None:
+    class Outputs(Network):
+        def forward(self, images_NCHW):
+            return {"logits": super().forward(images_NCHW)}
+
+    _NETWORKS.append(Outputs)
+    with pytest.raises(StageError, match="can't run: it returns dict, not a tensor of logits"):
+        dynamic(DynamicConfig(backend=ENGINES[0]), ctx, make_model(network, name="Outputs"))
+    _NETWORKS.remove(Outputs)
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_a_layer_that_is_not_its_formula_is_named(backend, ctx, monkeypatch) -> None:
+    whole = DynamicLinear.forward
+
+    def broken(layer, input):
+        y = whole(layer, input)
+        return y * torch.where(torch.arange(y.shape[-1]) == 1, 1.001, 1.0)  # one channel's scale
+
+    monkeypatch.setattr(DynamicLinear, "forward", broken)
+    with pytest.raises(StageError, match=rf"\({backend}\): the int8 layer inner is .* than rounding explains"):
+        dynamic(DynamicConfig(backend=backend), ctx, float_model(Keyword))
