@@ -8,13 +8,17 @@ Shape legend: B images of a batch, C channels, H height, W width, P = H * W * C.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +35,10 @@ from ptpipe_torch.runtime import exit_with_parent
 
 if TYPE_CHECKING:
     from ptpipe_torch.data.data import Data, DatasetInfo
+
+
+_START_TIMEOUTS_S = (5, 10, 20, 40)
+"""How long workers may take to start, by attempt. Tens of milliseconds are usual."""
 
 
 class Request(NamedTuple):
@@ -74,15 +82,41 @@ class Loading:
             yield pixels_BHWC.pin_memory() if pin else pixels_BHWC
 
     def _from_workers(self, split: str, requests: Sequence[Request]) -> Iterator[torch.Tensor]:
-        # Removed while in use: a second iteration at the same time gets its own workers.
+        """Yield a batch per request; start all workers once more if one hangs while it starts.
+
+        In Python 3.11 a forked process may hang before it runs any of our code: it takes a lock of the interpreter that
+        another thread of its parent held at the fork, one of torch's that was about to run Python.
+        """
+        num_done = 0
+        for timeout_s in _START_TIMEOUTS_S:
+            with closing(self._attempt(split, requests[num_done:], timeout_s)) as batches:
+                try:
+                    for batch in batches:
+                        num_done += 1
+                        yield batch
+                except _WorkerHangs:
+                    continue
+            return
+        raise StageError(
+            f"a data worker did not start within {_START_TIMEOUTS_S[-1]} s, in {len(_START_TIMEOUTS_S)} attempts: the "
+            "machine may be out of memory; use fewer num_workers, or 0"
+        )
+
+    def _attempt(self, split: str, requests: Sequence[Request], timeout_s: float) -> Generator[torch.Tensor]:
+        start = _Start(timeout_s)
         with _without_workers_warnings():
-            loader = self._idle.pop(split, None) or self._loader(split)
+            # Removed while in use: a second iteration at the same time gets its own workers.
+            idle = self._idle.pop(split, None)
+            loader = idle or self._loader(split, start)
             assert isinstance(loader.sampler, _Requests)
             loader.sampler.requests = requests
-            iterator = iter(loader)
+            iterator: Any = iter(loader)
+        if idle is None:
+            start.watch(iterator._workers)
         keep = self._options.persistent_workers
         try:
-            for _ in requests:
+            for number, _ in enumerate(requests):
+                start.wait_for(number)  # the worker that makes this batch
                 batch = _next(iterator)
                 if isinstance(batch, str):
                     raise StageError(batch)
@@ -91,12 +125,12 @@ class Loading:
             keep = False
             raise
         finally:
-            if keep:
-                self._idle[split] = loader
-            else:
+            if start.kill_hung() or not keep:
                 _end_workers(iterator)
+            else:
+                self._idle[split] = loader
 
-    def _loader(self, split: str) -> DataLoader[Any]:
+    def _loader(self, split: str, start: _Start) -> DataLoader[Any]:
         options = self._options
         return DataLoader(
             PixelBatches(self._splits[split].images, options.augment),
@@ -106,7 +140,7 @@ class Loading:
             prefetch_factor=options.prefetch_factor,
             persistent_workers=options.persistent_workers,
             pin_memory=self._pins_memory(),
-            worker_init_fn=partial(_init_worker, os.getpid()),
+            worker_init_fn=partial(_init_worker, os.getpid(), start.sender),
             generator=torch.Generator(),  # without one, each epoch draws from the global stream
         )
 
@@ -184,6 +218,47 @@ class Normalization:
         return self._rows[key]
 
 
+class _WorkerHangs(Exception):  # noqa: N818  # no error: the workers are started once more
+    pass
+
+
+class _Start:
+    """The start of worker processes, each of which reports on a pipe that it runs."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._receiver, self.sender = multiprocessing.Pipe(duplex=False)
+        self._missing: dict[int, BaseProcess] = {}
+
+    def watch(self, workers: Sequence[BaseProcess]) -> None:
+        """Expect the reports of these workers from now on."""
+        self._missing = dict(enumerate(workers))
+        self._deadline = time.monotonic() + self._timeout_s
+
+    def wait_for(self, number: int) -> None:
+        """Wait for a worker, unless it has ended. Raises _WorkerHangs if it does not report in time."""
+        while number in self._missing and (remaining_s := self._deadline - time.monotonic()) > 0:
+            ready = wait([self._receiver, *(worker.sentinel for worker in self._missing.values())], remaining_s)
+            if self._receiver in ready:
+                del self._missing[int(self._receiver.recv_bytes())]
+            self._missing = {key: worker for key, worker in self._missing.items() if worker.sentinel not in ready}
+        if number in self._missing:
+            raise _WorkerHangs
+
+    def kill_hung(self) -> bool:
+        """Wait for all workers; kill those that don't report in time: a signal does not reach them. Return if any."""
+        for number in list(self._missing):
+            try:
+                self.wait_for(number)
+            except _WorkerHangs:
+                with suppress(RuntimeError):  # from torch's signal handler: a worker was killed
+                    self._missing[number].kill()
+                    self._missing[number].join()
+        self._receiver.close()
+        self.sender.close()
+        return bool(self._missing)
+
+
 @contextmanager
 def _without_workers_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
@@ -210,8 +285,10 @@ def _next(iterator: Iterator[torch.Tensor | str]) -> torch.Tensor | str:
         ) from error
 
 
-def _init_worker(parent_pid: int, worker_id: int) -> None:
+def _init_worker(parent_pid: int, start: Connection, worker_id: int) -> None:
     exit_with_parent(parent_pid)  # which may have ended before this process could ask for its parent
+    start.send_bytes(str(worker_id).encode())
+    start.close()
     report = sys.excepthook
 
     def report_unless_interrupted(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError
 from pathlib import Path
 
@@ -225,6 +225,67 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+class Forks:
+    """Counts forks; those whose number is in `hanging` never run a line of their program, nor a signal handler."""
+
+    num, hanging = 0, frozenset[int]()
+
+    @classmethod
+    def count(cls) -> None:
+        cls.num += 1
+
+    @classmethod
+    def hang(cls) -> None:
+        if cls.num in cls.hanging:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            time.sleep(100)
+            os._exit(1)
+
+
+os.register_at_fork(before=Forks.count, after_in_child=Forks.hang)
+
+
+@pytest.fixture
+def hang(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make the forks of these numbers hang."""
+    monkeypatch.setattr(dataloader, "_START_TIMEOUTS_S", (0.5, 1, 30))
+
+    def hang(*numbers: int) -> None:
+        monkeypatch.setattr(Forks, "num", 0)
+        monkeypatch.setattr(Forks, "hanging", frozenset(numbers))
+
+    return hang
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("numbers", [(1,), (2,), (1, 2), (2, 3)])
+def test_workers_that_hang_in_fork_are_replaced(numbers, persistent: bool, hang) -> None:
+    data, single = array_data(num_workers=2, persistent_workers=persistent), array_data()
+    hang(*numbers)
+    for number in range(2):
+        assert same(epoch(data, number), epoch(single, number))
+    assert len(multiprocessing.active_children()) == 2 * persistent
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_hanging_worker_that_makes_no_batch_is_not_left_behind(persistent: bool, hang) -> None:
+    data = array_data(num_workers=2, persistent_workers=persistent, batch_size=NUM)
+    hang(2)
+    assert len(epoch(data)) == 1
+    assert multiprocessing.active_children() == []
+    assert len(epoch(data)) == 1
+
+
+@pytest.mark.timeout(60)
+def test_workers_that_never_start(hang, monkeypatch: pytest.MonkeyPatch) -> None:
+    hang(*range(10))
+    monkeypatch.setattr(dataloader, "_START_TIMEOUTS_S", (0.1, 0.2))
+    with pytest.raises(StageError, match=r"did not start within 0.2 s, in 2 attempts.* use fewer num_workers, or 0"):
+        epoch(array_data(num_workers=2))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -245,7 +306,10 @@ def test_a_worker_is_silent_about_an_interrupted_parent_alone(monkeypatch: pytes
     reported: list[BaseException] = []
     monkeypatch.setattr(dataloader, "exit_with_parent", lambda pid: None)
     monkeypatch.setattr(sys, "excepthook", lambda type_, error, trace: reported.append(error))
-    dataloader._init_worker(1, 0)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    dataloader._init_worker(1, sender, 3)
+    assert receiver.recv_bytes() == b"3"
+    receiver.close()
     errors = [EOFError(), ConnectionResetError(), AuthenticationError(), ValueError("a fault")]
     for error in errors:
         sys.excepthook(type(error), error, None)
