@@ -1,0 +1,160 @@
+"""Take a network along the ways that a manifest can take it, and check every form that it has on the way.
+
+Shape legend: N images, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from ptpipe import StageError
+from ptpipe.testing import Bench
+from ptpipe_onnx import export_onnx
+from ptpipe_quant import calibrate, convert, dynamic, prepare, prepare_qat
+from ptpipe_torch import Model
+from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.runtime import seeded
+from ptpipe_train import train
+
+from . import oracle
+from .networks import Network
+from .onnx_unrounded import run_file, unrounded_logits
+
+
+class Refused(Exception):  # a right outcome
+    """A stage refused the network with a clear line, before any training."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a network is quantized."""
+
+    path: str
+    """float, static, dynamic or qat."""
+    backend: str = "fbgemm"
+    observer: str = "min_max"
+    weights: str = "auto"
+    batch_norm: str = "fold"
+    freeze_at: float = 0.75
+    channels_last: bool = True
+    exported: bool = True
+
+
+def schemes(*paths: str, exported: st.SearchStrategy[bool]) -> st.SearchStrategy[Scheme]:
+    """Draw how to quantize on these paths."""
+    return st.builds(
+        Scheme,
+        path=st.sampled_from(paths),
+        backend=st.sampled_from([*["fbgemm", "qnnpack"] * 4, "x86", "onednn"]),
+        observer=st.sampled_from(["min_max", "histogram", "moving_average"]),
+        weights=st.sampled_from(["auto", "auto", "per_channel", "per_tensor"]),
+        batch_norm=st.sampled_from(["fold", "train"]),
+        freeze_at=st.sampled_from([0.75, 0.0, 0.5, 1.0]),
+        channels_last=st.booleans(),
+        exported=exported,
+    )
+
+
+class Trip:
+    """One network on its way along one path."""
+
+    def __init__(self, network: Network, scheme: Scheme, bench: Bench) -> None:
+        self.scheme, self.bench = scheme, bench
+        self.model, self.data = network.model(), network.data()
+        if scheme.path == "qat":
+            network.check_trains()
+        order_N = np.arange(24)
+        (batch,) = self.data.batches("calibration", order_N=order_N, batch_size=24)
+        self.images_NCHW = batch.images_NCHW.contiguous()
+
+    def travel(self) -> None:
+        """Raise Refused, or what goes wrong."""
+        with seeded(0):
+            getattr(self, f"_{self.scheme.path}")()
+
+    def _quantizing(self, stage: Any, **options: Any) -> Model:
+        common = {"backend": self.scheme.backend, "weights": self.scheme.weights}
+        try:
+            prepared: Model = self.bench.run(stage, {**common, **options}, model=self.model)
+        except StageError as error:
+            raise Refused(str(error)) from error
+        return prepared
+
+    def _float_logits(self, module: nn.Module) -> torch.Tensor:
+        return oracle.run(module, self.images_NCHW)
+
+    def _float(self) -> None:
+        self._export(self.model, self._float_logits(self.model.build()))
+
+    def _static(self) -> None:
+        float_NK = self._float_logits(self.model.build())
+        prepared = self._quantizing(prepare, observer=self.scheme.observer)
+        found_NK = self._float_logits(oracle.unobserved(prepared.build_prepared()))
+        oracle.assert_close(found_NK, float_NK, "the prepared network against the user's")
+        calibrated = self.bench.run(calibrate, {}, model=prepared, data=self.data).model
+        self._int8(calibrated, float_NK, saturates=self.scheme.observer != "min_max")
+
+    def _qat(self) -> None:
+        options = {"batch_norm": self.scheme.batch_norm, "freeze_at": self.scheme.freeze_at}
+        prepared = self._quantizing(prepare_qat, **options)
+        found_NK = self._float_logits(oracle.unobserved(prepared.build_prepared()))
+        oracle.assert_close(found_NK, self._float_logits(self.model.build()), "the prepared network against the user's")
+        self._compare_in_training(prepared)
+        if self.scheme.freeze_at == 0:  # nothing would be observed
+            prepared = self.bench.run(calibrate, {}, model=prepared, data=self.data).model
+        training = {"epochs": 1, "batch_size": 8, "lr": 0.003, "precision": "fp32", "device": "cpu", "num_threads": 1,
+                    "memory_format": "channels_last" if self.scheme.channels_last else "contiguous"}  # fmt: skip
+        trained = self.bench.run(train, training, model=prepared, data=self.data)
+        self._int8(trained, self._float_logits(oracle.unobserved(trained.build_prepared())), saturates=True)
+
+    def _compare_in_training(self, prepared: Model) -> None:
+        """In training mode too, with gradients; where batch norms are folded only in a network without them."""
+        network, own = oracle.unobserved(prepared.build_prepared()).train(), self.model.build().train()
+        has_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in own.modules())
+        if self.scheme.batch_norm == "fold" and has_norm:
+            return
+        (found_NK, gradient), (expected_NK, expected_gradient) = (
+            _trained_step(module, self.images_NCHW) for module in (network, own)
+        )
+        oracle.assert_close(found_NK, expected_NK, "the prepared network in training mode against the user's")
+        oracle.assert_close(gradient, expected_gradient, "the gradient of the images")
+
+    def _dynamic(self) -> None:
+        int8 = self._quantizing(dynamic)
+        with quantized_engine(self.scheme.backend):
+            oracle.check_dynamic(int8, self.model, self.images_NCHW)
+            expected_NK = oracle.run(oracle.without_dynamic_rounding(int8.build()), self.images_NCHW)
+        self._export(int8, expected_NK)
+
+    def _int8(self, prepared: Model, float_NK: torch.Tensor, *, saturates: bool) -> None:
+        int8 = self.bench.run(convert, {}, model=prepared)
+        expected_NK = oracle.check_int8(int8, self.images_NCHW, float_NK, saturates=saturates)
+        with int8.predictor() as predict:
+            assert np.isfinite(predict(self.images_NCHW.numpy().copy())).all()
+        self._export(int8, expected_NK)
+
+    def _export(self, model: Model, expected_NK: torch.Tensor) -> None:
+        if not self.scheme.exported:
+            return
+        file = self.bench.run(export_onnx, {"num_samples": 12}, model=model, data=self.data)
+        images_NCHW = self.images_NCHW.numpy().copy()
+        found_NK = unrounded_logits(file.path, images_NCHW)
+        oracle.assert_close(
+            torch.from_numpy(found_NK), expected_NK, "the ONNX file, unrounded, against torch's network"
+        )
+        assert np.isfinite(run_file(str(file.path), images_NCHW)).all()
+
+
+def _trained_step(module: nn.Module, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    images_NCHW = images_NCHW.clone().requires_grad_()
+    with seeded(1):
+        logits_NK = module(images_NCHW)
+    weights_NK = torch.linspace(-1, 1, logits_NK.numel()).reshape(logits_NK.shape)
+    (gradient,) = torch.autograd.grad((logits_NK * weights_NK).sum(), images_NCHW)
+    return logits_NK.detach(), gradient
