@@ -28,7 +28,7 @@ class Unrounding:
 
     def rewrite(self) -> None:
         for node in self._graph.node:
-            rewrite = getattr(self, f"_{node.op_type.lower()}", self._other)
+            rewrite = getattr(self, f"_rewrite_{node.op_type.lower()}", self._other)
             rewrite(node)
         kept = [*self._graph.initializer, *(numpy_helper.from_array(v, k) for k, v in self.initializers.items())]
         del self._graph.initializer[:], self._graph.node[:], self._graph.value_info[:]
@@ -48,13 +48,13 @@ class Unrounding:
         values = [(low - zero_point) * scale, (high - zero_point) * scale]
         return [self._constant(node, stem, value) for stem, value in zip(("low", "high"), values, strict=True)]
 
-    def _quantizelinear(self, node: onnx.NodeProto) -> None:
+    def _rewrite_quantizelinear(self, node: onnx.NodeProto) -> None:
         scale, zero_point = (self._constants[name] for name in node.input[1:3])
         assert zero_point.dtype == np.uint8 and scale.size == 1, node
         grid = self._grids[node.output[0]] = (float(scale), int(zero_point))
         self._add("Clip", [node.input[0], *self._bounds(node, grid)], node)
 
-    def _dequantizelinear(self, node: onnx.NodeProto) -> None:
+    def _rewrite_dequantizelinear(self, node: onnx.NodeProto) -> None:
         if node.input[0] in self._constants:
             self.nodes.append(node)
         else:
@@ -63,7 +63,7 @@ class Unrounding:
             assert found == expected, f"{node.name} reads integers of {expected} as {found}"
             self._add("Identity", [node.input[0]], node)
 
-    def _clip(self, node: onnx.NodeProto) -> None:
+    def _rewrite_clip(self, node: onnx.NodeProto) -> None:
         grid = self._grids.get(node.input[0])
         if grid is None:
             self.nodes.append(node)
@@ -72,7 +72,7 @@ class Unrounding:
         low, high = (int(self._constants[name]) for name in node.input[1:3])
         self._add("Clip", [node.input[0], *self._bounds(node, grid, low, high)], node)
 
-    def _concat(self, node: onnx.NodeProto) -> None:
+    def _rewrite_concat(self, node: onnx.NodeProto) -> None:
         grids = {self._grids.get(name) for name in node.input}
         assert len(grids) == 1, f"{node.name} concatenates integers of different grids: {grids}"
         self._carry(node, grids.pop())
@@ -87,12 +87,12 @@ class Unrounding:
         if grid is not None:
             self._grids.update(dict.fromkeys(node.output[:1] if node.op_type == "MaxPool" else node.output, grid))
 
-    def _dynamicquantizelinear(self, node: onnx.NodeProto) -> None:
+    def _rewrite_dynamicquantizelinear(self, node: onnx.NodeProto) -> None:
         self._add("Identity", [node.input[0]], node)
         self._add("Identity", [self._constant(node, "one", 1)], node, 1)
         self._add("Identity", [self._constant(node, "zero", 0)], node, 2)
 
-    def _matmulinteger(self, node: onnx.NodeProto) -> None:
+    def _rewrite_matmulinteger(self, node: onnx.NodeProto) -> None:
         weight = self._constants[node.input[1]].astype(np.float32)
         if len(node.input) > 3 and node.input[3]:
             weight = weight - self._constants[node.input[3]].astype(np.float32)
