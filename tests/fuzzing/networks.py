@@ -1,4 +1,4 @@
-"""Random networks as data: a short list of steps, drawn by hypothesis, from which the source of a module is written.
+"""Random networks as data: a short list of steps, from which the source of a module is written.
 
 The source is what users write, in-place operators and aliases included; it is compiled as it is printed.
 Shape legend: N images, C channels, H height, W width.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import linecache
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from hypothesis import strategies as st
 from torch import nn
 
 from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, LoaderOptions, Model, Recipe, Split
@@ -137,6 +137,12 @@ def _initialize(module: nn.Module) -> None:
                 layer.bias.uniform_(-0.5, 0.5)
 
 
+def frequent(registry: Mapping[str, StepWriter], **weights: int) -> list[str]:
+    """The names of steps, as often as they should occur; every fourth is none."""
+    names = [name for name in registry for _ in range(weights.get(name, 1))]
+    return [*[""] * (len(names) // 3), *names]
+
+
 @builder
 def from_source(*, source: str) -> nn.Module:
     """Compile a network's source; errors show its lines."""
@@ -148,30 +154,38 @@ def from_source(*, source: str) -> nn.Module:
     return network
 
 
-_NUMBERS = st.integers(0, 11)
+_IMAGE_NAMES = frequent(
+    IMAGE_STEPS, unit=4, activation=4, relu=3, residual=3, merge=4, save=2, pool=2, convolution=2,
+    repeated_convolution=2, concatenate=2,
+)  # fmt: skip
+_TOKEN_NAMES = frequent(TOKEN_STEPS, attention=3, linear=2)
+_VECTOR_NAMES = frequent(VECTOR_STEPS, dense=2, linear=2)
+_NUM_IMAGE_STEPS, _NUM_TOKEN_STEPS, _NUM_VECTOR_STEPS = 7, 3, 3
+NUM_BYTES = 9 + 2 + 3 * (_NUM_IMAGE_STEPS + _NUM_TOKEN_STEPS + _NUM_VECTOR_STEPS)
 
 
-def _steps(registry: dict[str, StepWriter], max_size: int, **frequent: int) -> st.SearchStrategy[tuple[Step, ...]]:
-    names = [name for name in registry for _ in range(frequent.get(name, 1))]
-    return st.lists(st.tuples(st.sampled_from(names), _NUMBERS, _NUMBERS), max_size=max_size).map(tuple)
+def decode(numbers: Iterator[int]) -> Network:
+    """Return the network that `NUM_BYTES` bytes choose; zeros choose the smallest.
 
+    One draw of all bytes: of many draws hypothesis would repeat parts, and nearly all networks would be alike.
+    """
 
-_IMAGE_STEPS = st.tuples(
-    st.tuples(st.sampled_from(FIRST_STEPS), _NUMBERS, _NUMBERS),
-    _steps(
-        IMAGE_STEPS, 8, unit=4, activation=4, relu=3, residual=3, merge=4, save=2, pool=2, convolution=2,
-        repeated_convolution=2, concatenate=2,
-    ),
-).map(lambda parts: (parts[0], *parts[1]))  # fmt: skip
+    def steps(names: Sequence[str], num: int) -> tuple[Step, ...]:
+        drawn = [(next(numbers), next(numbers) % 12, next(numbers) % 12) for _ in range(num)]
+        return tuple((names[number % len(names)], a, b) for number, a, b in drawn if names[number % len(names)])
 
-networks = st.builds(
-    Network,
-    shape_CHW=st.tuples(st.integers(1, 3), st.integers(5, 20), st.integers(5, 20)),
-    num_classes=st.integers(2, 10),
-    image_steps=_IMAGE_STEPS,
-    neck=st.integers(0, 29),
-    token_steps=st.just(()) | st.just(()) | st.just(()) | _steps(TOKEN_STEPS, 4, attention=3, linear=2),
-    vector_steps=_steps(VECTOR_STEPS, 3, dense=2, linear=2),
-    head=_NUMBERS,
-    seed=st.integers(0, 99),
-)
+    channels, height, width = (1 + next(numbers) % 3, 5 + next(numbers) % 16, 5 + next(numbers) % 16)
+    first = (FIRST_STEPS[next(numbers) % 3], next(numbers) % 12, next(numbers) % 12)
+    has_tokens = next(numbers) % 4 == 3
+    image_steps = (first, *steps(_IMAGE_NAMES, _NUM_IMAGE_STEPS))
+    token_steps, vector_steps = steps(_TOKEN_NAMES, _NUM_TOKEN_STEPS), steps(_VECTOR_NAMES, _NUM_VECTOR_STEPS)
+    return Network(
+        (channels, height, width),
+        num_classes=2 + next(numbers) % 9,
+        image_steps=image_steps,
+        neck=next(numbers),
+        token_steps=token_steps if has_tokens else (),
+        vector_steps=vector_steps,
+        head=next(numbers),
+        seed=next(numbers),
+    )

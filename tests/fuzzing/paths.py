@@ -23,7 +23,7 @@ from ptpipe_torch.runtime import seeded
 from ptpipe_train import train
 
 from . import oracle
-from .networks import Network
+from .networks import NUM_BYTES, Network, decode
 from .onnx_unrounded import run_file, unrounded_logits
 
 
@@ -46,19 +46,29 @@ class Scheme:
     exported: bool = True
 
 
-def schemes(*paths: str, exported: st.SearchStrategy[bool]) -> st.SearchStrategy[Scheme]:
-    """Draw how to quantize on these paths."""
-    return st.builds(
-        Scheme,
-        path=st.sampled_from(paths),
-        backend=st.sampled_from([*["fbgemm", "qnnpack"] * 4, "x86", "onednn"]),
-        observer=st.sampled_from(["min_max", "histogram", "moving_average"]),
-        weights=st.sampled_from(["auto", "auto", "per_channel", "per_tensor"]),
-        batch_norm=st.sampled_from(["fold", "train"]),
-        freeze_at=st.sampled_from([0.75, 0.0, 0.5, 1.0]),
-        channels_last=st.booleans(),
-        exported=exported,
-    )
+def drawn(*paths: str, exported: bool | None) -> st.SearchStrategy[tuple[Network, Scheme]]:
+    """Draw a network and how to quantize it on one of these paths. `exported`: whether to ONNX; None: every second."""
+
+    def choose(content: bytes) -> tuple[Network, Scheme]:
+        numbers = iter(content)
+
+        def one_of(*options: Any) -> Any:
+            return options[next(numbers) % len(options)]
+
+        scheme = Scheme(
+            path=one_of(*paths),
+            backend=one_of(*["fbgemm", "qnnpack"] * 4, "x86", "onednn"),
+            observer=one_of("min_max", "histogram", "moving_average"),
+            weights=one_of("auto", "auto", "per_channel", "per_tensor"),
+            batch_norm=one_of("fold", "train"),
+            freeze_at=one_of(0.75, 0.0, 0.5, 1.0),
+            channels_last=one_of(True, False),
+            exported=one_of(True, False) if exported is None else bool(one_of(exported)),
+        )
+        return decode(numbers), scheme
+
+    num_bytes = 8 + NUM_BYTES
+    return st.binary(min_size=num_bytes, max_size=num_bytes).map(choose)
 
 
 class Trip:

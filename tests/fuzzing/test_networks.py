@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, reject, settings
-from hypothesis import strategies as st
 
 from ptpipe.testing import Bench
 from ptpipe_torch.runtime import torch_threads
 
-from .networks import InvalidNetwork, Network, Step, networks
-from .paths import Refused, Scheme, Trip, schemes
+from .networks import InvalidNetwork, Network, Step
+from .paths import Refused, Scheme, Trip, drawn
 from .steps import IMAGE_STEPS, TOKEN_STEPS, VECTOR_STEPS
 from .writer import StepWriter
 
@@ -44,8 +43,9 @@ def test_every_form_is_the_network_that_the_user_wrote(paths: tuple[str, ...], t
         database=None,
         print_blob=False,
     )
-    @given(networks, schemes(*paths, exported=st.just(True) if THOROUGH else st.booleans()))
-    def travel(network: Network, scheme: Scheme) -> None:
+    @given(drawn(*paths, exported=True if THOROUGH else None))
+    def travel(example: tuple[Network, Scheme]) -> None:
+        network, scheme = example
         note(f"{scheme}\n{network}")
         try:
             Trip(network, scheme, Bench(tmp_path)).travel()
