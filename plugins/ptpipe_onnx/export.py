@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from ptpipe import Context, StageError, __version__
-from ptpipe_onnx import dynamic_passes, graph, qdq_passes, torch_exporter
+from ptpipe_onnx import dynamic_passes, graph, layerwise, qdq_passes, torch_exporter
 from ptpipe_onnx.config import ExportConfig
+from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.kernels import Kernels
+from ptpipe_onnx.metadata import metadata_of, reduced_range
 from ptpipe_onnx.parity import Logits, Parity
+from ptpipe_onnx.tensor_names import name_quantized_tensors
 from ptpipe_onnx.weights import store_convolutions, store_weights
 from ptpipe_torch import Data, Model, OnnxFile, Predictor, epoch_order
 from ptpipe_torch.int8.engine import quantized_engine
@@ -31,6 +36,7 @@ from ptpipe_torch.runtime import released_memory, torch_threads
 MAX_BYTES = 2**31 - 2**20
 """protobuf's limit, minus some room for everything but weights."""
 _BATCH_SIZE = 64
+Images: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,10 @@ class BuiltGraph:
     model: ir.Model
     precision: str
     """As in `OnnxFile.precision`."""
+    reference: GraphModule | None = None
+    """Of a static or QAT int8 model: its reference network."""
+    reduced: str = "false"
+    """As in the metadata `reduce_range`; DynamicQuantizeLinear always has 8 bits."""
 
 
 def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) -> OnnxFile:
@@ -48,15 +58,33 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     path = ctx.scratch / "model.onnx"
     with torch.random.fork_rng(devices=[]):  # converted layers draw random initial weights
         with released_memory():
-            precision, step = _write(config, path, model, data)
+            precision, step, reference = _write(config, path, model, data)
         onnx.checker.check_model(str(path), full_check=True)
         file = OnnxFile(path, model.input_shape_CHW, model.num_classes, precision)
+        ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
+        if precision != "float32":
+            _count_kernels(ctx, path)
+        if reference is not None:
+            with released_memory():
+                compare_layers(ctx, path, model, reference, _images(config, ctx, data, layerwise.MAX_IMAGES))
+            del reference
         parity = _compare(config, ctx, file, model, data, step)
-    ctx.metric(opset=config.opset, size_bytes=file.size_bytes, **parity.figures)
-    if precision != "float32":
-        _count_kernels(ctx, path)
+    ctx.metric(**parity.figures)
     parity.check()
     return OnnxFile(path, file.input_shape_CHW, file.num_classes, file.precision, parity.figures)
+
+
+def compare_layers(ctx: Context, path: Path, model: Model, reference: GraphModule, images_NCHW: Images) -> None:
+    """Compare the layers of a static int8 file with the model's: exactly, then by what they compute from the images.
+
+    Raises StageError, naming a layer, where they differ.
+    """
+    with quantized_engine(model.recipe.backend):
+        exact = compare_exactly(path, reference, model.build())
+    ctx.metric(**exact.figures)
+    layers = layerwise.compare_file(path, reference, images_NCHW, ctx.scratch)
+    ctx.metric(**layers.figures)
+    layers.check()
 
 
 def _check_inputs(config: ExportConfig, model: Model, data: Data) -> None:
@@ -77,12 +105,14 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
         return BuiltGraph(torch_exporter.optimize(_export(model, model.build(), opset)), "float32")
     prepared = model.build_prepared()
     if is_prepared(prepared):
+        reduced = reduced_range(prepared)
         with quantized_engine(model.recipe.backend):
             network, weights = reference_network(prepared)
         exported = _export(model, network, opset)
+        name_quantized_tensors(exported, network)
         store_weights(exported, weights)
         qdq_passes.use_integer_kernels(torch_exporter.optimize(exported))
-        return BuiltGraph(exported, "int8")
+        return BuiltGraph(exported, "int8", network, reduced)
     return BuiltGraph(_dynamic_graph(model, prepared, opset), "int8 dynamic")
 
 
@@ -119,8 +149,11 @@ def _with_rounded_weights(network: nn.Module, weights: Mapping[str, QuantizedWei
     return network
 
 
-def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> tuple[str, float | None]:
-    """Write the file; return its precision and the quantization step of its output, None if that is not quantized."""
+def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> tuple[str, float | None, GraphModule | None]:
+    """Write the file; return its precision, the quantization step of its output, and its reference network.
+
+    The last two are None where there is none.
+    """
     built = build_graph(model, config.opset)
     content = built.model
     size_bytes = graph.weight_bytes(content.graph)
@@ -128,33 +161,16 @@ def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> tuple[
         raise StageError(f"the weights are {size_bytes:,} bytes; one ONNX file holds less than 2 GiB")
     graph.set_shapes(content.graph, torch_exporter.BATCH_AXIS, model.input_shape_CHW, model.num_classes)
     content.producer_name, content.producer_version = "ptpipe", __version__
-    content.metadata_props.update(_metadata(built, model, data))
+    content.metadata_props.update(metadata_of(model, data, built.precision, built.reduced))
     step = qdq_passes.output_step(content.graph)
     graph.write(content, path)
-    return built.precision, step
-
-
-def _metadata(built: BuiltGraph, model: Model, data: Data) -> dict[str, str]:
-    info = data.info
-    metadata = {
-        "input": "images (N, C, H, W) float32: (pixels / 255 - mean) / std, per channel",
-        "mean": json.dumps(info.mean),
-        "std": json.dumps(info.std),
-        "data": info.name,
-        "precision": built.precision,
-        "backend": model.recipe.backend or "",
-        "builder": model.recipe.builder.address,
-        "torch": str(torch.__version__),
-    }
-    if info.num_classes == model.num_classes:
-        metadata["class_names"] = json.dumps(info.class_names)
-    return metadata
+    return built.precision, step, built.reference
 
 
 def _compare(
     config: ExportConfig, ctx: Context, file: OnnxFile, model: Model, data: Data, step: float | None
 ) -> Parity:
-    order_N = epoch_order(len(data.splits[config.split]), ctx.seed, 0)[: config.num_samples]
+    order_N = _order(config, ctx, data)
     rows: list[list[Logits]] = []
     num_done = 0
     with file.predictor() as onnx_logits, model.predictor() as torch_logits, _float_predictor(model) as float_logits:
@@ -169,7 +185,18 @@ def _compare(
                 num_done += len(images_NCHW)
                 ctx.progress(num_done, len(order_N), "samples")
     columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
-    return Parity(columns[0], columns[1], columns[2] if len(columns) == 3 else None, step)
+    float_NK = columns[2] if len(columns) == 3 else None
+    return Parity(columns[0], columns[1], float_NK, step, are_layers_proven=file.precision == "int8")
+
+
+def _order(config: ExportConfig, ctx: Context, data: Data) -> npt.NDArray[np.int64]:
+    return epoch_order(len(data.splits[config.split]), ctx.seed, 0)[: config.num_samples]
+
+
+def _images(config: ExportConfig, ctx: Context, data: Data, num_images: int) -> Images:
+    order_N = _order(config, ctx, data)[:num_images]
+    (batch,) = data.batches(config.split, order_N=order_N, batch_size=num_images)
+    return np.ascontiguousarray(batch.images_NCHW.numpy())
 
 
 @contextmanager

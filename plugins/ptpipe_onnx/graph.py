@@ -105,6 +105,12 @@ def replace(value: ir.Value, replacement: ir.Value) -> None:
     value.replace_all_uses_with(replacement, replace_graph_outputs=True)
 
 
+def take_name(value: ir.Value, former: ir.Value) -> None:
+    """Give a value the name of the one that it stands for from now on, which keeps it with a suffix."""
+    name, former.name = former.name, f"{former.name}.former"
+    value.name = name
+
+
 def remove_unused(model: ir.Model) -> None:
     """Remove nodes and initializers that no output depends on."""
     with dropped_arrays_released(model):

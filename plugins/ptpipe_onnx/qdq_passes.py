@@ -26,41 +26,15 @@ from ptpipe_onnx.graph import (
     remove_unused,
     replace,
     source,
+    take_name,
 )
+from ptpipe_onnx.grid import Grid
 
 _MOVES = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Split", "Slice", "Gather")
 """Operators whose output elements are input elements: they can work on integers as on floats."""
 _CLIPS = ("Relu", "Clip")
 _INT32_ROOM = 2**30
 """Limit of int32 biases: the sum of a bias and of products must fit int32."""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Per-tensor quantization parameters; a value is (integer - zero point) * scale."""
-
-    scale: np.float32
-    zero_point: int
-    dtype: np.dtype[np.generic]
-
-    @classmethod
-    def of(cls, node: ir.Node) -> Grid | None:
-        """Return the grid of a QuantizeLinear or DequantizeLinear; None if it is per channel or not constant."""
-        scale, zero_point = (constant(value) for value in node.inputs[1:3])
-        if scale is None or zero_point is None or scale.size != 1:
-            return None
-        return cls(np.float32(scale.item()), int(zero_point.item()), zero_point.dtype)
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        """Minimum and maximum integer."""
-        info = np.iinfo(self.dtype)  # type: ignore[type-var]  # an integer type, as ONNX demands of a zero point
-        return int(info.min), int(info.max)
-
-    def integer(self, value: float) -> int:
-        """Quantize a number as QuantizeLinear does: rounded half to even, saturated."""
-        scaled = np.rint(np.float32(value) / self.scale) + self.zero_point
-        return int(np.clip(scaled, *self.limits))
 
 
 def use_integer_kernels(model: ir.Model) -> None:
@@ -94,6 +68,7 @@ def _clip_after_quantizing(graph: ir.Graph) -> None:
                 clip = _insert_clip(first_consumer(quantize.outputs[0]), quantize.outputs[0], bounds, grid)
                 for reader, index in readers:
                     reader.replace_input_with(index, clip)
+                take_name(clip, quantize.outputs[0])
 
 
 def _exclusive_activation(quantize: ir.Node) -> ir.Node | None:
@@ -136,6 +111,7 @@ def _use_global_pooling(graph: ir.Graph) -> None:
             flatten = insert_node(first_consumer(quantize.outputs[0]), "Flatten", [quantize.outputs[0]], axis=1)
             for reader, index in readers:
                 reader.replace_input_with(index, flatten.outputs[0])
+            take_name(flatten.outputs[0], quantize.outputs[0])
 
 
 def _is_over_height_and_width(mean: ir.Node) -> bool:
@@ -165,6 +141,8 @@ def _move_integers(graph: ir.Graph) -> None:
             for quantize, result in zip(quantizes, results, strict=True):
                 assert quantize is not None
                 replace(quantize.outputs[0], result)
+                if result is not source(node):  # the integers of a clip without effect have their name already
+                    take_name(result, quantize.outputs[0])
 
 
 def _clip_integers(activation: ir.Node, grid: Grid) -> ir.Value:
@@ -196,6 +174,7 @@ def _concatenate_integers(concat: ir.Node) -> None:
         assert dequantize is not None
         concat.replace_input_with(index, dequantize.inputs[0])
     replace(quantize.outputs[0], concat.outputs[0])
+    take_name(concat.outputs[0], quantize.outputs[0])
 
 
 def _quantize_biases(graph: ir.Graph) -> None:

@@ -23,12 +23,9 @@ _LOGGERS = ("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_i
 def export(network: nn.Module, input_shape_CHW: tuple[int, int, int], num_classes: int, opset: int) -> ir.Model:
     """Export a network in eval mode, on the CPU: parameters keep their names, the batch axis is dynamic.
 
-    Sets `inplace` of all activations of `network` to False. Raises StageError if an operator has no ONNX form, or if
-    the output is not logits of shape (N, K).
+    Operators in place are exported with their effect on all that shares their memory: the exporter rewrites them.
+    Raises StageError if an operator has no ONNX form, or if the output is not logits of shape (N, K).
     """
-    for module in network.modules():
-        if getattr(module, "inplace", False):
-            module.__dict__["inplace"] = False  # the exporter decomposes x.clamp_() into many nodes
     images_NCHW = torch.zeros(2, *input_shape_CHW)  # a batch size of 1 would be specialized to a constant
     with _silent(), torch.no_grad():
         try:

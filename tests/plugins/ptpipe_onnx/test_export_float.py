@@ -186,3 +186,51 @@ class Doubled(nn.Module):
 @transform
 def doubling(module: nn.Module) -> nn.Module:
     return Doubled(module)
+
+
+class SharedMemory(nn.Module):
+    """The activation changes what the addition reads: `y + rows` is twice the activation."""
+
+    def __init__(self, activation: str) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 10, 3)
+        self.activation = getattr(nn, activation)(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.conv(x)
+        y = self.activation(rows)
+        return (y + rows).mean((2, 3))
+
+
+@builder
+def shared_memory(activation: str) -> nn.Module:
+    return SharedMemory(activation)
+
+
+@builder
+def padded(mode: str) -> nn.Module:
+    convolutions = [nn.Conv2d(1, 4, 3, padding=(2, 1), padding_mode=mode), nn.Conv2d(4, 10, 1)]
+    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        FunctionRef.to(shared_memory, activation="ReLU"),
+        FunctionRef.to(shared_memory, activation="ReLU6"),
+        FunctionRef.to(padded, mode="reflect"),
+        FunctionRef.to(padded, mode="circular"),
+    ],
+    ids=lambda reference: "-".join(map(str, reference.arguments.values())),
+)
+def test_unusual_spellings_of_usual_networks(
+    reference: FunctionRef, run_export: Export, run_onnx: Callable[..., np.ndarray], digits: Data
+) -> None:
+    torch.manual_seed(1)
+    model = Model.from_module(Recipe(reference, (1, 16, 16), 10), reference.resolve("builder")(**reference.arguments))
+    file = run_export(model)
+    (batch,) = digits.batches("test", batch_size=300)
+    with torch.inference_mode():
+        expected_NK = model.build()(batch.images_NCHW).numpy()
+    found_NK = run_onnx(file.path, batch.images_NCHW.numpy())
+    np.testing.assert_allclose(found_NK, expected_NK, atol=2e-5 * np.abs(expected_NK).max())

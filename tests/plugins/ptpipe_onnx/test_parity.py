@@ -27,6 +27,7 @@ def test_figures() -> None:
         "mean_logit_difference_steps": pytest.approx(4 / 6),
         "rms_logit_difference": pytest.approx(math.sqrt(2.5 / 6)),
         "rms_quantization_error": 2.0,
+        "num_decided_labels": 0,
     }
     assert set(Parity(onnx_NK, torch_NK).figures) == {
         "num_samples",
@@ -82,6 +83,36 @@ def test_noise_beyond_what_tells_classes_apart_fails_however_bad_quantization_is
     broken_NK = TORCH_NK + 10 * NOISE_NK
     with pytest.raises(StageError, match="half of the spread"):
         Parity(TORCH_NK + 2 * NOISE_NK[::-1], TORCH_NK, broken_NK).check()
+
+
+def test_proven_layers_may_differ_as_much_as_all_their_roundings_do() -> None:
+    """Right files of untrained networks: quantization's error exceeds the spread of the logits."""
+    float_NK, another_NK = TORCH_NK + 10 * NOISE_NK, TORCH_NK + 18 * NOISE_NK[::-1]
+    Parity(another_NK, TORCH_NK, float_NK, are_layers_proven=True).check()
+    with pytest.raises(StageError, match=r"allowed \(sqrt\(2\) times"):
+        Parity(another_NK, TORCH_NK, float_NK).check()
+    with pytest.raises(StageError, match=r"allowed \(twice quantization's own 10\)"):
+        Parity(TORCH_NK + 21 * NOISE_NK[::-1], TORCH_NK, float_NK, are_layers_proven=True).check()
+    onnx_NK = TORCH_NK.copy()
+    onnx_NK[7, 2] += 41 * np.abs(NOISE_NK).max()
+    with pytest.raises(StageError, match="four times the largest change"):
+        Parity(onnx_NK, TORCH_NK, float_NK, are_layers_proven=True).check()
+
+
+@pytest.mark.parametrize(("num_changed", "is_fine"), [(1, True), (5, True), (6, False)])
+def test_labels_that_quantization_leaves_decided_must_agree(num_changed: int, is_fine: bool) -> None:
+    second_N, first_N = np.sort(TORCH_NK, axis=1)[:, -2:].T
+    margin_N = first_N - second_N
+    changed_N = np.flatnonzero((margin_N > 0.62) & (margin_N < 0.9))[:num_changed]
+    onnx_NK = TORCH_NK.copy()
+    onnx_NK[changed_N, TORCH_NK[changed_N].argsort(1)[:, -2]] += 0.91
+    parity = Parity(onnx_NK, TORCH_NK, TORCH_NK + 0.1 * NOISE_NK, are_layers_proven=True)
+    assert parity.figures["num_decided_labels"] == (margin_N > 6 * 0.1).sum() == 281  # 2 % are 5.6
+    if is_fine:
+        parity.check()
+    else:
+        with pytest.raises(StageError, match=r"on 6 of the 281 labels whose margin is 6 times .* top-1 agreement"):
+            parity.check()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.kernels import Kernels
-from ptpipe_onnx.qdq_passes import Grid, output_step, use_integer_kernels
+from ptpipe_onnx.qdq_passes import output_step, use_integer_kernels
 
 IMAGES_NCHW = (np.random.default_rng(9).normal(size=(3, 4, 6, 6)) * 4).astype(np.float32)
 WEIGHT = np.random.default_rng(1).integers(-127, 128, (4, 4, 3, 3))

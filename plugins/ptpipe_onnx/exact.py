@@ -1,0 +1,230 @@
+"""Check that a file has exactly the integers, scales and attributes of its int8 model.
+
+The file is read back and compared, without any tolerance, with torch's int8 network, which is what the other stages
+measured, and with the grids of the reference network. For each convolution and linear layer: int8 weights, their scales
+and zero points, the int32 bias and its scale, strides, pads, dilations, groups; for each int8 tensor: scale, zero point
+and type, wherever the file writes or reads it. Which tensors a layer reads, and all else, is what `layerwise` compares.
+
+An int32 bias is b / (s_x s_w), rounded, where s_x and s_w are the scales of the layer's input and weights
+(B. Jacob et al., CVPR 2018, section 2.4).
+
+Shape legend: O outputs of a layer, I its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from ptpipe import JSON, StageError
+from ptpipe_onnx.graph import Array, constant, consumers, int_attribute, nodes, only_consumer, producer
+from ptpipe_onnx.grid import Grid
+from ptpipe_onnx.tensor_names import DEQUANTIZE, grid_of, quantize_node_name, quantized_before
+from ptpipe_torch.int8.layer_parity import layer_name, quantize_nodes
+from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantized_weight
+
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_SIZES = {"strides": "stride", "dilations": "dilation", "output_padding": "output_padding"}
+"""Attributes of ONNX's convolutions with one number per axis, and what torch calls them."""
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class ExactParity:
+    """What was compared."""
+
+    num_layers: int
+    num_grids: int
+    """Of all QuantizeLinear and DequantizeLinear of activations."""
+
+    @property
+    def figures(self) -> Mapping[str, JSON]:
+        """Recorded figures."""
+        return {"layers_identical": self.num_layers, "grids_identical": self.num_grids}
+
+
+def compare_exactly(path: Path, reference: GraphModule, int8_network: nn.Module) -> ExactParity:
+    """Compare the file with the int8 network and the reference network.
+
+    Raises StageError, naming layer and attribute, at the first difference.
+    """
+    graph = ir.load(path).graph
+    num_grids = _compare_grids(graph, reference)
+    layers = _layer_calls(reference, int8_network)
+    found = _weighted_nodes(graph)
+    for name in found.keys() - layers.keys():
+        raise StageError(f"the file has int8 weights {name}, the model has no such int8 layer")
+    for name, layer in layers.items():
+        if name not in found:
+            raise StageError(f"the file has no int8 weights {name}, which the model has")
+        for node in found[name]:
+            layer.compare(node)
+    return ExactParity(len(layers), num_grids)
+
+
+def _compare_grids(graph: ir.Graph, reference: GraphModule) -> int:
+    """Compare the grid at each QuantizeLinear and DequantizeLinear of an activation; return how many there are."""
+    quantizes = {node.name: node for node in quantize_nodes(reference)}
+    num_grids = 0
+    for node in nodes(graph, "QuantizeLinear", "DequantizeLinear"):
+        value = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
+        assert value is not None
+        if constant(value) is not None:
+            continue
+        quantize, found = quantizes.get(quantize_node_name(value)), Grid.of(node)
+        if quantize is None:
+            raise StageError(f"the file quantizes a tensor {value.name} that is float in the model")
+        name, expected = layer_name(quantize, reference), grid_of(quantize)
+        if found != expected:
+            raise StageError(f"the file's {node.op_type} of {name} has {found}; the model has {expected}")
+        num_grids += 1
+    return num_grids
+
+
+def _layer_calls(reference: GraphModule, int8_network: nn.Module) -> dict[str, _Layer]:
+    """Return each int8 layer, by the name of its weight in the reference network."""
+    modules = {name: module for name, module in int8_network.named_modules() if has_int8_weights(module)}
+    layers: dict[str, _Layer] = {}
+    for node in reference.graph.find_nodes(op="call_module"):
+        if (module := modules.get(str(node.target))) is not None:
+            is_fused = isinstance(reference.get_submodule(str(node.target)), nn.Sequential)
+            weight = f"{node.target}.0.weight" if is_fused else f"{node.target}.weight"
+            layers.setdefault(weight, _Layer(str(node.target), module, set())).input_grids.update(_input_grids(node))
+    return layers
+
+
+def _input_grids(call: Node) -> Iterator[Grid]:
+    """Yield the grids of a layer's input: also the former one of a tensor that only the reference form requantizes."""
+    quantize: Node | None = call.all_input_nodes[0]
+    if quantize is not None and quantize.target is DEQUANTIZE:
+        quantize = quantize.all_input_nodes[0]
+        while quantize is not None:
+            yield grid_of(quantize)
+            quantize = quantized_before(quantize)
+
+
+def _weighted_nodes(graph: ir.Graph) -> dict[str, list[ir.Node]]:
+    """Return the operators that read an int8 weight through a DequantizeLinear, by the weight's name."""
+    found: dict[str, list[ir.Node]] = {}
+    for node in nodes(graph, "DequantizeLinear"):
+        integers = constant(node.inputs[0])
+        if integers is not None and integers.dtype == np.int8:
+            name = str(node.inputs[0].name) if node.inputs[0] else ""
+            layer = name[: name.rfind(_WEIGHT)] + _WEIGHT if _WEIGHT in name else name
+            found.setdefault(layer, []).extend(consumers(node.outputs[0]))
+    return found
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A convolution or linear layer of torch's int8 network."""
+
+    name: str
+    module: Any
+    input_grids: set[Grid]
+
+    def compare(self, node: ir.Node) -> None:
+        """Compare an operator of the file with this layer."""
+        if node.op_type not in _PRODUCTS:
+            raise self._error("operator", node.op_type, " or ".join(_PRODUCTS))
+        dequantize = producer(node.inputs[1], "DequantizeLinear")
+        data = producer(node.inputs[0], "DequantizeLinear")
+        grid = None if data is None else Grid.of(data)
+        if dequantize is None or grid is None or grid not in self.input_grids:
+            raise self._error("input", grid or "float", " or ".join(map(str, self.input_grids)))
+        weight = self._weight(node, grid)
+        for quantity, index in (("int8 weights", 0), ("weight scales", 1), ("weight zero points", 2)):
+            expected = (weight.integers, weight.scales, weight.zero_points)[index]
+            self._compare_arrays(quantity, constant(dequantize.inputs[index]), expected)
+        if weight.per_channel:
+            self._compare("axis of the weight scales", int_attribute(dequantize, "axis", (1,)), (weight.axis,))
+        self._compare_bias(node, grid, weight)
+        self._compare_attributes(node)
+
+    def _weight(self, node: ir.Node, grid: Grid) -> QuantizedWeight:
+        """Return the weight in the orientation that the operator reads it in, coarsened as its bias needs."""
+        weight = quantized_weight(self.name, self.module.weight())
+        bias = self.module.bias()
+        if bias is not None and producer(_bias(node), "DequantizeLinear") is not None:
+            weight = _coarsened(weight, bias.detach().numpy(), grid)
+        is_transposed = node.op_type == "MatMul" or (
+            node.op_type == "Gemm" and int_attribute(node, "transB", (0,)) == (0,)
+        )
+        return weight.transposed() if is_transposed else weight
+
+    def _compare_bias(self, node: ir.Node, grid: Grid, weight: QuantizedWeight) -> None:
+        bias = self.module.bias()
+        expected_O = None if bias is None else bias.detach().numpy()
+        value = _bias(node)
+        dequantize = producer(value, "DequantizeLinear")
+        if dequantize is not None and expected_O is not None:
+            scales = (grid.scale * weight.scales).astype(np.float32)
+            rounded_O = np.rint(expected_O.astype(np.float64) / scales).astype(np.int64)
+            self._compare_arrays("int32 bias", constant(dequantize.inputs[0]), rounded_O)
+            self._compare_arrays("bias scales", constant(dequantize.inputs[1]), scales)
+        elif value is not None or (expected_O is not None and expected_O.any()):
+            self._compare_arrays("bias", constant(value), np.zeros(1) if expected_O is None else expected_O)
+
+    def _compare_attributes(self, node: ir.Node) -> None:
+        if node.op_type in ("Gemm", "MatMul"):
+            factors = [node.attributes[name].value for name in ("alpha", "beta") if name in node.attributes]
+            self._compare("alpha, beta", factors, [1.0] * len(factors))
+            self._compare("transA", int_attribute(node, "transA", (0,)), (0,))
+            return
+        num_axes = len(self.module.kernel_size)
+        self._compare("padding mode", "zeros", self.module.padding_mode)
+        self._compare("pads", int_attribute(node, "pads", (0,) * 2 * num_axes), tuple(self.module.padding) * 2)
+        self._compare("group", int_attribute(node, "group", (1,)), (self.module.groups,))
+        for attribute, name in _SIZES.items():
+            default = (0 if attribute == "output_padding" else 1,) * num_axes
+            self._compare(attribute, int_attribute(node, attribute, default), tuple(getattr(self.module, name)))
+        if "auto_pad" in node.attributes:
+            self._compare("auto_pad", node.attributes["auto_pad"].value, "NOTSET")
+
+    def _compare(self, quantity: str, found: object, expected: object) -> None:
+        if found != expected:
+            raise self._error(quantity, found, expected)
+
+    def _compare_arrays(self, quantity: str, found: Array | None, expected: Array) -> None:
+        if found is None:
+            raise self._error(quantity, "none", f"an array of shape {expected.shape}")
+        if found.shape != expected.shape:
+            raise self._error(quantity, f"shape {found.shape}", f"shape {expected.shape}")
+        differs = found != expected
+        if differs.any():
+            first = np.unravel_index(int(differs.argmax()), differs.shape)
+            where = f"{found[first]} at {tuple(map(int, first))}, {int(differs.sum())} of {differs.size} differ"
+            raise self._error(quantity, where, str(expected[first]))
+
+    def _error(self, quantity: str, found: object, expected: object) -> StageError:
+        return StageError(
+            f"the file's layer {self.name} is not the model's: its {quantity}: {found}, in the model: {expected}; "
+            "leave this layer float (`skip` of quant.prepare) to export the others"
+        )
+
+
+def _bias(node: ir.Node) -> ir.Value | None:
+    if node.op_type != "MatMul":
+        return node.inputs[2] if len(node.inputs) == 3 else None
+    add = only_consumer(node.outputs[0], "Add")
+    values = [] if add is None else [value for value in add.inputs if value is not node.outputs[0]]
+    return values[0] if values and constant(values[0]) is not None else None
+
+
+def _coarsened(weight: QuantizedWeight, bias_O: Array, grid: Grid) -> QuantizedWeight:
+    """Return the weight with larger scales where the bias, on the grid of the products, would exceed 2**30."""
+    scales = grid.scale * weight.scales
+    factors = np.ceil(np.abs(bias_O.astype(np.float64)) / scales / 2**30)
+    if factors.max() <= 1:
+        return weight
+    factors = np.maximum(factors if weight.per_channel else factors.max(), 1)
+    shape = [-1 if weight.per_channel and axis == weight.axis else 1 for axis in range(weight.integers.ndim)]
+    integers = np.rint(weight.integers / factors.reshape(shape)).astype(np.int8)
+    return QuantizedWeight(integers, (weight.scales * factors).astype(np.float32), weight.zero_points, weight.axis)

@@ -1,0 +1,138 @@
+"""Compare an int8 file with torch's reference network, layer by layer, on the file's own integers.
+
+ONNX Runtime runs the very bytes of the file with its usual optimizations; only the list of outputs is longer, by the
+integers of each quantized tensor. Asking for these leaves its integer kernels fused: it computes such a tensor in any
+case. Each layer of the reference network is then given the integers that the file's layer had, and what it computes is
+compared with what the file's layer computed (`ptpipe_torch.int8.layer_parity`).
+
+What may differ, for a layer whose sums of products are sum_i x_i w_i + b on the grid s_x * s_w and whose output has
+the step s_y: the file adds round(b), off by up to half of s_x s_w, and ONNX Runtime multiplies the sum by
+s_x s_w / s_y in float32. Both move a value by far less than a step, so that it is rounded to the neighbor at most: one
+step. It happens to the fraction of values that lie this close to a tie, s_x s_w / (4 s_y) on average; averages and sums
+of a few integers often are ties exactly.
+
+Shape legend: N images, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+import torch
+from torch.fx import GraphModule
+
+from ptpipe import JSON, StageError, host
+from ptpipe_onnx.tensor_names import grid_of, quantized_before
+from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers, quantize_nodes
+from ptpipe_torch.model.onnx_file import session_options
+
+MAX_STEPS = 1
+MAX_SHARE = 0.5
+"""Of a layer's values may differ by a step. Half of them are ties at worst, and half of these are rounded alike."""
+MAX_OUTPUT_DIFFERENCE = 1e-3
+"""Of the largest logit, as in `parity`: for what is computed in float behind the last quantized tensor."""
+MAX_IMAGES = 32
+_MAX_BYTES = 64 * 2**20
+"""Of all quantized tensors together, beyond the first image."""
+
+
+@dataclass(frozen=True)
+class LayerParity:
+    """Result of the comparison of a file with its reference network."""
+
+    difference: NetworkDifference
+    num_images: int
+
+    @property
+    def figures(self) -> Mapping[str, JSON]:
+        """Recorded figures."""
+        worst = self.difference.worst
+        return {
+            "layers_compared": len(self.difference.layers),
+            "layers_merged": len(self.difference.missing),
+            "layer_images": self.num_images,
+            "max_layer_difference_steps": worst.max_steps if worst else 0.0,
+            "max_layer_difference_share": max((layer.share for layer in self.difference.layers), default=0.0),
+        }
+
+    def check(self) -> None:
+        """Raise StageError, naming the first layer of the file that computes something else."""
+        for layer in self.difference.layers:
+            if layer.max_steps > MAX_STEPS or layer.share > MAX_SHARE:
+                raise StageError(
+                    f"the file's layer {layer.layer} computes something else than torch's from the same integers: "
+                    f"{layer.share:.2%} of its values differ, by up to {layer.max_steps:g} steps of its output, where "
+                    f"{MAX_STEPS} is allowed, for at most {MAX_SHARE:.0%}; over {self.num_images} images"
+                )
+        if self.difference.output > MAX_OUTPUT_DIFFERENCE:
+            raise StageError(
+                "the file's logits are not what its last int8 tensors give in torch: they differ by "
+                f"{self.difference.output:.4g} of the largest, where {MAX_OUTPUT_DIFFERENCE:g} is allowed"
+            )
+
+
+def compare_file(
+    path: Path, reference: GraphModule, images_NCHW: npt.NDArray[np.float32], scratch: Path
+) -> LayerParity:
+    """Run the file, and each layer of the reference network on its integers.
+
+    As many of the images are used as the integers of all layers fit a fixed amount of memory, at least one. `scratch`:
+    folder for a copy of the file, which is removed.
+    """
+    names = _names_in_file(path, reference)
+    with _session_with_outputs(path, names, scratch) as run:
+        images_NCHW = images_NCHW[: _num_images(run(images_NCHW[:1])[1:])]
+        output_NK, *integers = run(images_NCHW)
+    found = {name: torch.from_numpy(array) for name, array in zip(names, integers, strict=True)}
+    del integers
+    _add_requantized(reference, found)
+    difference = compare_layers(reference, torch.from_numpy(images_NCHW), found, torch.from_numpy(output_NK))
+    return LayerParity(difference, len(images_NCHW))
+
+
+def _names_in_file(path: Path, reference: GraphModule) -> list[str]:
+    written = {name for node in onnx.load(path, load_external_data=False).graph.node for name in node.output}
+    return [node.name for node in quantize_nodes(reference) if node.name in written]
+
+
+def _num_images(integers: Sequence[npt.NDArray[Any]]) -> int:
+    num_bytes = sum(array.nbytes for array in integers)
+    return int(np.clip(_MAX_BYTES // max(num_bytes, 1), 1, MAX_IMAGES))
+
+
+@contextmanager
+def _session_with_outputs(path: Path, names: Sequence[str], scratch: Path) -> Iterator[Any]:
+    """Yield a function of images that returns logits and these tensors.
+
+    A message of protobuf behind another one is merged with it: outputs are added to a file by appending them.
+    """
+    outputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.UINT8, None) for name in names]
+    probe = scratch / "layers.onnx"
+    shutil.copyfile(path, probe)
+    with probe.open("ab") as file:
+        file.write(onnx.ModelProto(graph=onnx.GraphProto(output=outputs)).SerializeToString())
+    try:
+        options = session_options(host.num_threads())
+        session = ort.InferenceSession(str(probe), options, providers=["CPUExecutionProvider"])
+    finally:
+        probe.unlink()
+    yield lambda images_NCHW: session.run(None, {session.get_inputs()[0].name: images_NCHW})
+
+
+def _add_requantized(reference: GraphModule, found: dict[str, torch.Tensor]) -> None:
+    """Add tensors that the reference network quantizes a second time, behind dropout, and neither int8 form does."""
+    for quantize in quantize_nodes(reference):
+        before = None if quantize.name in found else quantized_before(quantize)
+        if before is not None and before.name in found:
+            grid, new = grid_of(before), grid_of(quantize)
+            values = (found[before.name].float() - grid.zero_point) * float(grid.scale)
+            found[quantize.name] = values / float(new.scale) + new.zero_point

@@ -1,0 +1,51 @@
+"""What a file says of itself: its metadata."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import nn
+
+from ptpipe_torch import Data, Model
+from ptpipe_torch.int8.observers import observes_range
+
+_FULL, _REDUCED = 255, 127
+_SATURATES = (
+    "only with VNNI (AVX-512 VNNI or AVX-VNNI); without it two products of 8-bit integers are added in 16 bits, where "
+    "they saturate"
+)
+
+
+def reduced_range(prepared: nn.Module) -> str:
+    """Return `reduce_range` of a prepared network: `true`, `false`, or `some layers` where tensors differ."""
+    levels = {getattr(module, "quant_max", _FULL) for module in prepared.modules() if _observes_activation(module)}
+    if _FULL not in levels:
+        return "true"
+    return "some layers" if _REDUCED in levels else "false"
+
+
+def metadata_of(model: Model, data: Data, precision: str, reduced: str) -> dict[str, str]:
+    """Return the metadata of a model's file. `reduced`: from `reduced_range`."""
+    info = data.info
+    metadata = {
+        "input": "images (N, C, H, W) float32: (pixels / 255 - mean) / std, per channel",
+        "mean": json.dumps(info.mean),
+        "std": json.dumps(info.std),
+        "data": info.name,
+        "precision": precision,
+        "backend": model.recipe.backend or "",
+        "builder": model.recipe.builder.address,
+        "torch": str(torch.__version__),
+    }
+    if info.num_classes == model.num_classes:
+        metadata["class_names"] = json.dumps(info.class_names)
+    if precision != "float32":
+        metadata["reduce_range"] = reduced
+        is_exact = "yes, for inputs within the calibrated ranges" if reduced == "true" else _SATURATES
+        metadata["exact_integer_sums_on_x86"] = is_exact
+    return metadata
+
+
+def _observes_activation(module: nn.Module) -> bool:
+    return observes_range(module) and getattr(module, "dtype", None) is torch.quint8

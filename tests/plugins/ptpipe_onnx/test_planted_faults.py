@@ -1,0 +1,67 @@
+"""Files with one small fault are refused, right ones are not.
+
+Shape legend: N samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.fx import GraphModule
+
+from ptpipe import StageError
+from ptpipe_onnx.exact import compare_exactly
+from ptpipe_onnx.layerwise import compare_file
+from ptpipe_torch import Data, Model, OnnxFile
+from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.int8.fx import reference_network
+
+from .planted_faults import FAULTS, broken_files
+
+NUM_FAULTS = 36
+
+
+def reference_of(model: Model) -> GraphModule:
+    prepared = model.build_prepared()
+    with quantized_engine(model.recipe.backend):
+        return reference_network(prepared)[0]
+
+
+def refusal(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except StageError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(("name", "backend", "qat"), [("cnn", "fbgemm", False), ("residual", "qnnpack", True)])
+def test_small_faults_are_found(
+    name: str,
+    backend: str,
+    qat: bool,
+    run_export: Callable[..., OnnxFile],
+    int8_model: Callable[..., Model],
+    digits: Data,
+    tmp_path: Path,
+) -> None:
+    model = int8_model(name, backend, qat=qat)
+    file, reference = run_export(model), reference_of(model)
+    with quantized_engine(backend):
+        int8_network = model.build()
+    (batch,) = digits.batches("test", order_N=np.arange(32), batch_size=32)
+    images_NCHW = batch.images_NCHW.numpy()
+    passed, found_by_layers, kinds = [], 0, set()
+    for fault, path in broken_files(file.path, tmp_path, NUM_FAULTS):
+        exactly = refusal(lambda path=path: compare_exactly(path, reference, int8_network))
+        by_layers = refusal(lambda path=path: compare_file(path, reference, images_NCHW, tmp_path).check())
+        kinds.add(fault.partition(" in layer")[0])
+        found_by_layers += by_layers is not None
+        if exactly is None:
+            passed.append(fault)
+    assert passed == []
+    assert kinds >= FAULTS.keys() - {"one scale for all channels", "two scales swapped"}  # which need several scales
+    assert found_by_layers >= 0.7 * NUM_FAULTS  # a twelfth of the faults is far below a step of a layer's output
