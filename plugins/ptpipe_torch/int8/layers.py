@@ -101,8 +101,10 @@ def dynamic_linear_error(layer: nn.Module, x: torch.Tensor, y: torch.Tensor) -> 
     - 1 / s, x / s, which is at most 255, and the addition of z: an integer may differ by one where x / s is within
       3 * 256 * u < 1e-4 of halfway between two, which changes y by s |W|;
     - the sum, its products with s and with the weight's scale, and the addition of b: at most 8 u (|y - b| + |b|).
-    Some rows of x are compared, in all outputs.
+    Some rows of x are compared, in all outputs; none of an input that has no range.
     """
+    if not x.numel() or not x.isfinite().all():
+        return 0.0
     linear = cast(Any, layer)
     with deprecations_silenced():
         weight, bias = linear._weight_bias()
@@ -124,7 +126,7 @@ def dynamic_linear_error(layer: nn.Module, x: torch.Tensor, y: torch.Tensor) -> 
         uncertain_RO = is_uncertain_RI[:, uncertain].double() @ integers_OI[:, uncertain].T.abs() * (scale * scale_O)
         allowed_RO = uncertain_RO + 8 * 2**-24 * (sums_RO.abs() + bias_O.abs())
         difference_RO = (y.flatten(0, -2)[rows][:, outputs] - bias_O - sums_RO).abs()
-        error = max(error, (difference_RO / allowed_RO.clamp(min=1e-30)).max().item())
+        error = max(error, (difference_RO / allowed_RO.clamp(min=1e-30)).nan_to_num(torch.inf).max().item())
     return error
 
 

@@ -64,8 +64,9 @@ def test_a_dynamic_layer_differs_from_its_formula_by_rounding_alone(backend) -> 
             y = net(x)
             assert dynamic_linear_error(net[0], x, y) <= 1
             one_step_off = y + torch.tensor(torch._choose_qparams_per_tensor(x, reduce_range)[0]) * 0.05
-            for wrong in (y * 1.001, one_step_off, y.flip(-1) if outputs > 1 else -y):
+            for wrong in (y * 1.001, one_step_off, y.flip(-1) if outputs > 1 else -y, y * torch.nan):
                 assert dynamic_linear_error(net[0], x, wrong) > 1
+            assert dynamic_linear_error(net[0], x[:0], y[:0]) == dynamic_linear_error(net[0], x / 0, y) == 0
 
 
 def test_convolutions_may_share_a_weight() -> None:
