@@ -97,6 +97,9 @@ def network(name: str) -> nn.Module:
         return Mobile()
     if name == "rows":
         return Rows()
+    if name == "reflect":
+        conv = nn.Conv2d(1, 8, 3, 2, 1, padding_mode="reflect")
+        return nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 8 * 8, 10))
     assert name == "cnn"
     convolutions = [_unit(1, 8, nn.ReLU), nn.MaxPool2d(2), _unit(8, 16, nn.ReLU), nn.MaxPool2d(2)]
     return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 10))

@@ -77,6 +77,11 @@ def test_the_file_computes_what_torch_computes(
     assert dtypes == {TensorProto.INT8}
     metadata = {entry.key: entry.value for entry in onnx.load(file.path).metadata_props}
     assert (metadata["backend"], metadata["precision"]) == (backend, "int8")
+    assert metadata["reduce_range"] == ("true" if high == 127 else "false")
+    assert metadata["exact_integer_sums_on_x86"].startswith("yes" if high == 127 else "only with VNNI")
+    assert events.metrics["layers_identical"] == sum(1 for _ in torch_weights(model))
+    assert events.metrics["layers_compared"] >= events.metrics["layers_identical"] + 1  # and the input
+    assert events.metrics["max_layer_difference_steps"] <= 1
 
 
 def round_biases(network: torch.nn.Module) -> None:
@@ -159,8 +164,18 @@ def test_a_graph_that_computes_something_else_fails_with_figures(
             value.const_value = type(value.const_value)(np.zeros_like(content), name=value.name)
 
     monkeypatch.setattr(qdq_passes, "use_integer_kernels", rewrite_badly)
-    with pytest.raises(StageError, match=r"layer 0 is not the model's: its int32 bias: 0 at \(0,\), 8 of 8 differ, in"):
+    with pytest.raises(
+        StageError, match=r"layer 0\.0 is not the model's: its int32 bias: 0 at \(0,\), 8 of 8 differ, in"
+    ):
         run_export(int8_model("cnn"))
+
+
+@pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
+def test_padding_that_the_reference_form_of_torch_drops_is_refused(
+    backend: str, run_export: Export, int8_model: Make
+) -> None:
+    with pytest.raises(StageError, match=r"layer 0 is not the model's: its padding mode: zeros, in the model: reflect"):
+        run_export(int8_model("reflect", backend))
 
 
 def test_layers_left_float_stay_float(run_export: Export, int8_model: Make, events) -> None:

@@ -64,4 +64,4 @@ def test_small_faults_are_found(
             passed.append(fault)
     assert passed == []
     assert kinds >= FAULTS.keys() - {"one scale for all channels", "two scales swapped"}  # which need several scales
-    assert found_by_layers >= 0.7 * NUM_FAULTS  # a twelfth of the faults is far below a step of a layer's output
+    assert found_by_layers >= 0.75 * NUM_FAULTS  # a twelfth of the faults is far below a step of a layer's output
