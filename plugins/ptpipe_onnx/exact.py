@@ -26,9 +26,10 @@ from torch.fx import GraphModule, Node
 from ptpipe import JSON, StageError
 from ptpipe_onnx.graph import Array, constant, consumers, int_attribute, nodes, only_consumer, producer
 from ptpipe_onnx.grid import Grid
-from ptpipe_onnx.tensor_names import DEQUANTIZE, grid_of, quantize_node_name, quantized_before
+from ptpipe_onnx.tensor_names import grid_of, quantize_node_name
 from ptpipe_torch.int8.layer_parity import layer_name, quantize_nodes
 from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantized_weight
+from ptpipe_torch.int8.reference_nodes import dequantized, quantized_before
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _SIZES = {"strides": "stride", "dilations": "dilation", "output_padding": "output_padding"}
@@ -102,12 +103,10 @@ def _layer_calls(reference: GraphModule, int8_network: nn.Module) -> dict[str, _
 
 def _input_grids(call: Node) -> Iterator[Grid]:
     """Yield the grids of a layer's input: also the former one of a tensor that only the reference form requantizes."""
-    quantize: Node | None = call.all_input_nodes[0]
-    if quantize is not None and quantize.target is DEQUANTIZE:
-        quantize = quantize.all_input_nodes[0]
-        while quantize is not None:
-            yield grid_of(quantize)
-            quantize = quantized_before(quantize)
+    quantize = dequantized(call.all_input_nodes[0])
+    while quantize is not None:
+        yield grid_of(quantize)
+        quantize = quantized_before(quantize)
 
 
 def _weighted_nodes(graph: ir.Graph) -> dict[str, list[ir.Node]]:

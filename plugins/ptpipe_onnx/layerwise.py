@@ -32,8 +32,9 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import JSON, StageError, host
-from ptpipe_onnx.tensor_names import grid_of, quantized_before
+from ptpipe_onnx.tensor_names import grid_of
 from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers, quantize_nodes, source_nodes
+from ptpipe_torch.int8.reference_nodes import quantized_before
 from ptpipe_torch.model.onnx_file import session_options
 
 MAX_STEPS = 1
@@ -71,12 +72,12 @@ class LayerParity:
     def check(self) -> None:
         """Raise StageError, naming the first layer of the file that computes something else."""
         for layer in self.difference.layers:
-            max_share = MAX_PRODUCT_SHARE if layer.node in self.products else MAX_SHARE
-            if layer.max_steps > MAX_STEPS or layer.share > max_share:
+            allowed_share = MAX_PRODUCT_SHARE if layer.node in self.products else MAX_SHARE
+            if layer.max_steps > MAX_STEPS or layer.share > allowed_share:
                 raise StageError(
                     f"the file's layer {layer.layer} computes something else than torch's from the same integers: "
                     f"{layer.share:.2%} of its values differ, by up to {layer.max_steps:g} steps of its output, where "
-                    f"{MAX_STEPS} is allowed, for at most {max_share:.0%}; over {self.num_images} images"
+                    f"{MAX_STEPS} is allowed, for at most {allowed_share:.0%}; over {self.num_images} images"
                 )
         if self.difference.output > MAX_OUTPUT_DIFFERENCE:
             raise StageError(

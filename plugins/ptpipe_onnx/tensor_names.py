@@ -7,18 +7,12 @@ wrong one differs from what the reference network computes, and the file is refu
 from __future__ import annotations
 
 import onnx_ir as ir
-import torch
-from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
 from ptpipe_onnx.graph import nodes
 from ptpipe_onnx.grid import Grid
 from ptpipe_torch.int8.layer_parity import quantize_nodes
-
-DEQUANTIZE = torch.ops.quantized_decomposed.dequantize_per_tensor.default
-_WITHOUT_EFFECT = (nn.Identity, nn.modules.dropout._DropoutNd)
-"""Modules that return their input in eval mode."""
 
 
 def name_quantized_tensors(model: ir.Model, reference: GraphModule) -> None:
@@ -48,18 +42,3 @@ def quantize_node_name(value: ir.Value) -> str:
     Tensors on the way to one (before its clip, say) have its name and a suffix behind a dot.
     """
     return str(value.name).partition(".")[0]
-
-
-def quantized_before(quantize: Node) -> Node | None:
-    """Return the quantize node whose values another one quantizes once more, as they are or behind a dropout."""
-    node = quantize.all_input_nodes[0]
-    while _changes_nothing(node):
-        node = node.all_input_nodes[0]
-    return node.all_input_nodes[0] if node.target is DEQUANTIZE else None
-
-
-def _changes_nothing(node: Node) -> bool:
-    if node.op != "call_module":
-        return node.target is nn.functional.dropout
-    assert node.graph.owning_module is not None
-    return isinstance(node.graph.owning_module.get_submodule(str(node.target)), _WITHOUT_EFFECT)

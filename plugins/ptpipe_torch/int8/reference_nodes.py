@@ -1,0 +1,31 @@
+"""Queries of a reference network's graph: what a node quantizes, and what was quantized before."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+_DEQUANTIZE = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+_WITHOUT_EFFECT = (nn.Identity, nn.modules.dropout._DropoutNd)
+"""Modules that return their input in eval mode."""
+
+
+def dequantized(node: Node) -> Node | None:
+    """Return the quantize node whose tensor a node dequantizes; None for any other node."""
+    return node.all_input_nodes[0] if node.target is _DEQUANTIZE else None
+
+
+def quantized_before(quantize: Node) -> Node | None:
+    """Return the quantize node whose values another one quantizes once more, as they are or behind a dropout."""
+    node = quantize.all_input_nodes[0]
+    while _changes_nothing(node):
+        node = node.all_input_nodes[0]
+    return dequantized(node)
+
+
+def _changes_nothing(node: Node) -> bool:
+    if node.op != "call_module":
+        return node.target is nn.functional.dropout
+    assert node.graph.owning_module is not None
+    return isinstance(node.graph.owning_module.get_submodule(str(node.target)), _WITHOUT_EFFECT)
