@@ -83,8 +83,8 @@ class Network:
 
     def model(self) -> Model:
         """Return the network as a float model, with batch norm statistics of a few images."""
-        module = from_source(source=self.source)
         with seeded(self.seed):
+            module = from_source(source=self.source)
             _initialize(module)
             try:
                 with torch.no_grad():
@@ -96,7 +96,8 @@ class Network:
 
     def check_trains(self) -> None:
         """Raise InvalidNetwork if autograd refuses the network: an in-place operator changed what it had kept."""
-        module = from_source(source=self.source).train()
+        with seeded(self.seed):
+            module = from_source(source=self.source).train()
         try:
             module(torch.randn(4, *self.shape_CHW)).sum().backward()
         except RuntimeError as error:
