@@ -96,12 +96,15 @@ class Reference(Interpreter):
         if isinstance(layer, nn.modules.conv._ConvTransposeNd):
             stored, layer.weight = layer.weight, nn.Parameter(weight)
             try:
-                return type(layer).__mro__[1].forward(layer, x)
+                return _TRANSPOSED[weight.dim()].forward(layer, x)
             finally:
                 layer.weight = stored
         if isinstance(layer, nn.modules.conv._ConvNd):  # its own forward ignores the padding mode
             return layer._conv_forward(x, weight, layer.bias)
         return F.linear(x, weight, layer.bias)
+
+
+_TRANSPOSED: dict[int, Any] = {3: nn.ConvTranspose1d, 4: nn.ConvTranspose2d}
 
 
 def saturated(x: torch.Tensor, scale: float, zero_point: int, slack: float = 0) -> torch.Tensor:

@@ -63,14 +63,14 @@ def test_every_form_is_the_network_that_the_user_wrote(paths: tuple[str, ...], t
 
 def source_with(registry: dict[str, StepWriter], *steps: Step) -> str:
     """The source of a network with these steps where they belong."""
-    first: tuple[Step, ...] = (("convolution", 1, 0), ("save", 0, 0))
+    first: tuple[Step, ...] = (("convolution", 1, 0), ("convolution", 1, 0), ("save", 0, 0))
     return Network(
         (2, 8, 8),
         num_classes=3,
         image_steps=(*first, *(steps if registry is IMAGE_STEPS else ())),
         neck=0,
-        token_steps=(("linear", 0, 0), ("save", 0, 0), *steps) if registry is TOKEN_STEPS else (),
-        vector_steps=(("linear", 0, 0), ("save", 0, 0), *steps) if registry is VECTOR_STEPS else (),
+        token_steps=(("linear", 0, 0), ("linear", 0, 0), ("save", 0, 0), *steps) if registry is TOKEN_STEPS else (),
+        vector_steps=(("linear", 0, 0), ("linear", 0, 0), ("save", 0, 0), *steps) if registry is VECTOR_STEPS else (),
     ).source
 
 
