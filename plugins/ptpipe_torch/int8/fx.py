@@ -116,7 +116,7 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
     """Fuse layers and insert observers, for QAT fake quantization, wherever the int8 network has int8 tensors."""
     with deprecations_silenced():
         graph = _fuse(graph.train(is_qat), is_qat=is_qat)
-        for name in _uncontrolled_layers(graph, is_qat=is_qat):
+        for name in _layers_inside_leaves(graph):
             mapping.set_module_name(name, None)
         unused_inputs = (torch.zeros(1),)  # read for nested standalone modules only
         backend = _backend_config()
@@ -125,23 +125,15 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
     return prepared
 
 
-def _uncontrolled_layers(graph: GraphModule, *, is_qat: bool) -> Iterator[str]:
-    """Yield the names of layers that can't be quantized although torch would.
+def _layers_inside_leaves(graph: GraphModule) -> Iterator[str]:
+    """Yield the names of all layers inside a module that the graph calls as a whole (`nn.TransformerEncoder`).
 
-    These are all layers inside a module that the graph calls as a whole (`nn.TransformerEncoder`): for QAT torch swaps
-    them too, but neither observes their activations nor converts them. And, for QAT, layers whose weight is computed
-    from other parameters before each call (weight norm): torch's QAT layers need it as a parameter.
+    For QAT torch swaps them too, but neither observes their activations nor converts them.
     """
     for target in dict.fromkeys(str(node.target) for node in graph.graph.find_nodes(op="call_module")):
         called = graph.get_submodule(target)
-        if is_qat and any(_has_computed_weight(layer) for layer in called.modules()):
-            yield target
         if not isinstance(called, _FusedModule):
             yield from (f"{target}.{name}" for name, _ in called.named_modules() if name)
-
-
-def _has_computed_weight(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and "weight" not in layer._parameters
 
 
 def _fuse(graph: GraphModule, *, is_qat: bool) -> GraphModule:

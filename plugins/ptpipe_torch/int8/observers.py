@@ -50,7 +50,7 @@ def weight_limits(*, narrow: bool) -> tuple[int, int]:
     return (-64, 64) if narrow else (-128, 127)
 
 
-def static_qconfig(observer: str, *, per_channel: bool, reduce_range: bool, narrow_weights: bool) -> Any:
+def static_qconfig(observer: str, *, per_channel: bool, reduce_range: bool, narrow_weights: bool = False) -> Any:
     """Return the observers of activations (quint8, affine) and weights (qint8, symmetric) for calibration.
 
     `observer`: a key of `ACTIVATION_OBSERVERS`. For the others see `max_activation_level` and `weight_observer`.

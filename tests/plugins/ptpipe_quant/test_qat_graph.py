@@ -270,7 +270,9 @@ def test_every_batch_norm_freezes(batch_norm, num_norms) -> None:
 
 
 def test_every_batch_norm_of_densenet_freezes() -> None:
-    graph = prepare_qat(torchvision().models.densenet121(), **QAT, batch_norm="fold", freeze_at=0.5).train()
+    graph = prepare_qat(
+        torchvision().models.densenet121(), **{**QAT, "input_shape_CHW": (3, 64, 64)}, batch_norm="fold", freeze_at=0.5
+    ).train()
     norms = [layer for layer in graph.modules() if isinstance(layer, nn.BatchNorm2d)]
     assert len(norms) == 62 and all(norm.training for norm in norms)
     for callback in [part for part in graph.modules() if isinstance(part, TrainingCallback)]:

@@ -25,7 +25,7 @@ from ptpipe_torch.torchvision_compat import torchvision
 from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model, train
 
 TARGETS = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
-SCHEME = {"weights": "per_channel", "reduce_range": False, "skip": []}
+SCHEME: Any = {"input_shape_CHW": (1, 8, 8), "weights": "per_channel", "reduce_range": False, "skip": []}
 
 
 class Rows(nn.Module):

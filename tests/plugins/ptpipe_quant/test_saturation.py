@@ -27,7 +27,7 @@ SCHEME = {"weights": "per_channel", "reduce_range": False, "skip": []}
 
 
 def prepared_network(net: nn.Module, method: str, backend: str, images: torch.Tensor) -> nn.Module:
-    scheme = {"backend": backend, **SCHEME}
+    scheme = {"backend": backend, "input_shape_CHW": images.shape[1:], **SCHEME}
     if method == "static":
         prepared: nn.Module = prepare_static(net, observer="min_max", calibrating=False, **scheme)
     else:
@@ -67,12 +67,13 @@ def test_which_layers_get_narrow_weights() -> None:
         nn.ConvTranspose2d(8, 8, 3, groups=8),
         nn.Conv2d(8, 16, 5, groups=8),
     )
-    graph, _ = trace_network(net)
+    graph = trace_network(net, (1, 20, 20)).graph
     assert saturating_layers(graph, "fbgemm") == saturating_layers(graph, "x86") == ["1", "6"]
     assert saturating_layers(graph, "qnnpack") == saturating_layers(graph, "onednn") == []
+    scheme = {**SCHEME, "backend": "fbgemm", "input_shape_CHW": (1, 20, 20), "skip": ["6"]}
     for prepared in (
-        prepare_static(net, observer="min_max", calibrating=False, backend="fbgemm", **{**SCHEME, "skip": ["6"]}),
-        prepare_qat(net, batch_norm="fold", freeze_at=None, backend="fbgemm", **{**SCHEME, "skip": ["6"]}),
+        prepare_static(net, observer="min_max", calibrating=False, **scheme),
+        prepare_qat(net, batch_norm="fold", freeze_at=None, **scheme),
     ):
         qconfigs = {name: getattr(layer, "qconfig", None) for name, layer in prepared.named_children()}
         limits = {name: qconfigs[name].weight().quant_max for name in qconfigs if qconfigs[name] and name.isdigit()}

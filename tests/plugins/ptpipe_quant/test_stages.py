@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from ptpipe import StageError
 from ptpipe.events import Progress
@@ -29,7 +28,7 @@ from ptpipe_quant import (
     prepare_qat,
 )
 from ptpipe_quant.cpu import wants_reduced_range
-from ptpipe_torch import Data, Model, builder
+from ptpipe_torch import Data, Model
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.layers import has_int8_weights
 
@@ -404,17 +403,3 @@ def engine_and_threads_stay() -> Iterator[None]:
 def test_progress_is_reported(trained, digits, ctx, events) -> None:
     calibrate(CalibrateConfig(num_samples=100), ctx, prepare(PrepareConfig(backend=FIRST), ctx, trained), digits)
     assert [(event.done, event.total) for event in events if isinstance(event, Progress)] == [(64, 100), (100, 100)]
-
-
-@builder
-def padded_circularly() -> nn.Module:
-    convolution = nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular")
-    return nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), nn.Linear(256, 10))
-
-
-@pytest.mark.parametrize("method", ["static", "qat"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_torch_refuses_is_not_reported_as_damage(digits, ctx, method: str, backend: str) -> None:
-    """Exit code 1 and torch's reason; IntegrityError (exit code 5) is for bytes that were altered."""
-    with pytest.raises(StageError, match="padding"):
-        int8(method, make_model(padded_circularly), digits, ctx, backend=backend)

@@ -35,7 +35,7 @@ class Residual(nn.Module):
 @pytest.fixture(scope="module")
 def reference() -> GraphModule:
     torch.manual_seed(0)
-    graph, scopes = fx.trace(Residual().eval())
+    graph, scopes = fx.trace(Residual().eval(), (3, 8, 8))
     qconfig = static_qconfig("min_max", per_channel=True, reduce_range=False)
     mapping = fx.qconfig_mapping("fbgemm", qconfig, qconfig, is_qat=False)
     prepared = fx.add_observers(graph, scopes, mapping, is_qat=False)
