@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ptpipe import JSON, Context, StageError
+from ptpipe import JSON, Context, PtpipeError, StageError
 from ptpipe_quant import transforms
 from ptpipe_quant.calibration import Samples, not_finite, observed_tensors, run_calibration
 from ptpipe_quant.config import (
@@ -22,16 +22,20 @@ from ptpipe_quant.config import (
     PrepareQatConfig,
 )
 from ptpipe_quant.cpu import wants_reduced_range
+from ptpipe_quant.dry_run import check_runs, dry_run, freeze_ranges
 from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_linears, dynamic_linears, idle_patterns
-from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
+from ptpipe_quant.int8_parity import MAX_STEPS, check_int8
 from ptpipe_quant.layer_forms import reparametrized_layers
-from ptpipe_quant.trace import layers_to_quantize
+from ptpipe_quant.prepared_parity import Expected, check_prepared, first_line, probe_images
+from ptpipe_quant.trace import float_names, layers_to_quantize
 from ptpipe_torch import Data, FunctionRef, Model, Ranges
 from ptpipe_torch.distributed.worker_group import init_worker_group
-from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
+from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine, transposed_convolution_error
+from ptpipe_torch.int8.float_parts import float_parts, int8_parameters_fraction, unconverted
 from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.int8_state import pack_state
-from ptpipe_torch.int8.layers import folded_weight, has_int8_weights, round_weights
+from ptpipe_torch.int8.layers import has_int8_weights, round_weights
+from ptpipe_torch.runtime import released_memory
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -71,7 +75,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
         skip=config.skip,
         calibrating=True,
     )
-    return _prepare(config, ctx, model, insert_observers)
+    return _prepare(config, ctx, model, insert_observers, train=False)
 
 
 def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
@@ -87,7 +91,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         batch_norm=config.batch_norm,
         freeze_at=config.freeze_at,
     )
-    return _prepare(config, ctx, model, insert_fake_quant)
+    return _prepare(config, ctx, model, insert_fake_quant, train=config.batch_norm == "train")
 
 
 def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -> tuple[Model, Ranges]:
@@ -122,13 +126,16 @@ def convert(ctx: Context, model: Model) -> Model:
         prepared = standard.build_prepared()
     assert isinstance(prepared, GraphModule), type(prepared)
     _check_ranges(prepared, ctx.kind)
-    _freeze_ranges(prepared)
-    return _int8(
-        standard.with_state_dict_of(prepared).with_recipe(
-            convert=(FunctionRef.to(transforms.to_int8, backend=model.recipe.backend),)
-        ),
-        ctx,
-    )
+    freeze_ranges(prepared)
+    recipe = {"convert": (FunctionRef.to(transforms.to_int8, backend=model.recipe.backend),)}
+    converted = standard.with_state_dict_of(prepared).with_recipe(**recipe)
+
+    def check(module: nn.Module) -> None:
+        assert isinstance(module, GraphModule), type(module)
+        images_NCHW = probe_images(module, model.input_shape_CHW)
+        check_int8(ctx, module, prepared, images_NCHW, backend=str(model.recipe.backend))
+
+    return _int8(converted, ctx, check=check)
 
 
 def _check_float(model: Model, kind: str) -> None:
@@ -163,16 +170,59 @@ def _reduced_range(config: ActivationConfig, ctx: Context) -> bool:
     return reduced
 
 
-def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: FunctionRef) -> Model:
+def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: FunctionRef, *, train: bool) -> Model:
+    """Apply a prepare transform, and prove that nothing but rounding changes the network. `train`: in train mode too.
+
+    Whatever conversion would refuse later is refused here: before training or calibration is paid for.
+    """
     _check_float(model, ctx.kind)
-    with quantized_engine(config.backend), torch.no_grad():
-        module = transform.resolve("transform")(model.build(), **transform.arguments)
-    if not is_prepared(module):
-        skipped = f" (skip: {', '.join(config.skip)})" if config.skip else ""
-        raise StageError(f"{ctx.kind}: no layer of this network can be quantized{skipped}")
-    ctx.metric(backend=config.backend, weights=_weights(config))
-    recipe = replace(model.recipe, prepare=(transform,), backend=config.backend)
-    return Model.from_module(recipe, module)
+    with quantized_engine(config.backend), released_memory(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        network = model.build()
+        transform = _with_skipped(transform, _unsupported_layers(network, config, ctx))
+        expected = Expected.of(network, model.input_shape_CHW, model.num_classes, train=train)
+        module = _applied(transform, network, ctx.kind)
+        if not is_prepared(module):
+            skipped = f" (skip: {', '.join(config.skip)})" if config.skip else ""
+            raise StageError(f"{ctx.kind}: no layer of this network can be quantized{skipped}")
+        check_prepared(ctx, module, expected, model.build)
+        trial = _applied(_for_conversion(transform), model.build(), ctx.kind)
+        dry_run(ctx, trial, expected.images_NCHW, config.backend)
+        recipe = replace(model.recipe, prepare=(transform,), backend=config.backend)
+        ctx.metric(backend=config.backend, weights=_weights(config))
+        return Model.from_module(recipe, module)
+
+
+def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModule:
+    try:
+        prepared = transform.resolve("transform")(network, **transform.arguments)
+    except PtpipeError:
+        raise
+    except Exception as error:  # torch's own passes raise anything
+        raise StageError(f"{kind}: torch can't prepare this network for int8: {first_line(error)}") from error
+    assert isinstance(prepared, GraphModule), type(prepared)
+    return prepared
+
+
+def _unsupported_layers(network: nn.Module, config: ActivationConfig, ctx: Context) -> list[str]:
+    """Return transposed convolutions that the engine gets wrong; they stay float, and the user is told."""
+    left_float = tuple(f"{name}." for name in float_names(network, config.skip))
+    names = [
+        name
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+        and not f"{name}.".startswith(left_float)
+        and transposed_convolution_error(layer, config.backend) > MAX_STEPS
+    ]
+    if names:
+        ctx.notice(f"{', '.join(names)} stay float: {config.backend}'s transposed convolution is wrong for their sizes")
+        ctx.metric(kept_float=_truncated(names))
+    return names
+
+
+def _with_skipped(transform: FunctionRef, names: Sequence[str]) -> FunctionRef:
+    skip = transform.arguments["skip"]
+    assert isinstance(skip, list), skip
+    return FunctionRef(transform.address, {**transform.arguments, "skip": [*skip, *names]})
 
 
 def _for_conversion(transform: FunctionRef) -> FunctionRef:
@@ -204,45 +254,34 @@ def _check_ranges(prepared: GraphModule, kind: str) -> None:
         )
 
 
-def _freeze_ranges(prepared: nn.Module) -> None:
-    """Set ranges of weights to those of the final weights, then disable all observers."""
-    with torch.no_grad():
-        for layer in prepared.modules():
-            weight_fake_quant = getattr(layer, "weight_fake_quant", None)
-            if isinstance(weight_fake_quant, WeightFakeQuant):
-                weight_fake_quant(folded_weight(layer))
-    for module in prepared.modules():
-        if isinstance(module, ActivationFakeQuant | WeightFakeQuant):
-            module.observer_enabled.zero_()
-
-
-def _int8(model: Model, ctx: Context, stored: Mapping[str, torch.Tensor] | None = None) -> Model:
-    """Return the model with its int8 tensors; report how many layers became int8 and which ones are float.
+def _int8(
+    model: Model,
+    ctx: Context,
+    stored: Mapping[str, torch.Tensor] | None = None,
+    check: Callable[[nn.Module], None] | None = None,
+) -> Model:
+    """Return the model with its int8 tensors, after `check`; report how many layers became int8, which ones are float.
 
     `stored`: int8 forms of tensors that are float when they are used, by state dict name.
     """
-    with quantized_engine(model.recipe.backend), deprecations_silenced():
+    with quantized_engine(model.recipe.backend), deprecations_silenced(), released_memory():
         module = model.build()
-        _check_runs(module, model, ctx.kind)
+        if (layer := unconverted(module)) is not None:
+            raise StageError(f"{ctx.kind}: {layer} can't become int8; prepare it as float (skip: [{layer}])")
+        check_runs(ctx, module, torch.zeros(1, *model.input_shape_CHW), str(model.recipe.backend))
         packed = pack_state({**module.state_dict(), **(stored or {})})
-    num_int8 = sum(has_int8_weights(layer) for layer in module.modules())
-    float_layers = [
-        name for name, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)
-    ]
-    if num_int8 == 0 and not stored:
-        raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
-    ctx.metric(backend=model.recipe.backend, int8_layers=num_int8, float_layers=_truncated(float_layers))
+        num_int8 = sum(has_int8_weights(layer) for layer in module.modules())
+        if num_int8 == 0 and not stored:
+            raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
+        ctx.metric(
+            backend=model.recipe.backend,
+            int8_layers=num_int8,
+            int8_parameters_fraction=round(int8_parameters_fraction(module), 4),
+            float_layers=_truncated(float_parts(module)),
+        )
+        if check is not None:
+            check(module)
     return Model(model.recipe, model.tensors, packed)
-
-
-def _check_runs(module: nn.Module, model: Model, kind: str) -> None:
-    """Run one image: an engine reports unsupported operators only when they run."""
-    try:
-        with torch.inference_mode():
-            module(torch.zeros(1, *model.input_shape_CHW))
-    except (RuntimeError, NotImplementedError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        raise StageError(f"{kind}: {model.recipe.backend} can't run this network as int8: {reason}") from error
 
 
 def _truncated(names: Iterable[str], limit: int = 20) -> list[JSON]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ptpipe import StageError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 PROBE_STEP = 8.0
 """Output scale of the probe's convolution, whose sums lie within -74 and 32."""
@@ -75,3 +79,34 @@ def probe_error(backend: str) -> float:
         packed = torch.ops.quantized.conv2d_prepack(weights, torch.zeros(3), [1, 1], [0, 0], [1, 1], 1)
         found = torch.ops.quantized.conv2d(images, packed, PROBE_STEP, 128).dequantize()
     return float((found - expected).abs().max())
+
+
+def transposed_convolution_error(
+    layer: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d, backend: str
+) -> float:
+    """Return by how many steps this engine's kernel for such a transposed convolution is off, at most.
+
+    One is rounding. Infinite if the engine refuses the layer. It depends on the kernel's size, stride and padding:
+    fbgemm (torch 2.13) computes another function for 2x2 with stride 2. Inputs have 7 bits, so that no sum saturates.
+    """
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    num_spatial = layer.weight.dim() - 2
+    inputs = torch.randint(0, 128, (1, layer.in_channels, *[5] * num_spatial), generator=random).float()
+    weights = torch.randint(-127, 128, layer.weight.shape, generator=random).float()
+    lists = [list(value) for value in (layer.stride, layer.padding, layer.output_padding)]
+    arguments = (*lists, layer.groups, list(layer.dilation))  # of the function; those of the operator: dilation first
+    expected = getattr(torch.nn.functional, f"conv_transpose{num_spatial}d")(inputs, weights, None, *arguments)
+    scale = max(expected.abs().max().item() / 127, 1.0)
+    operators = torch.ops.quantized
+    try:
+        with quantized_engine(backend), deprecations_silenced():
+            quantized = torch.quantize_per_tensor(inputs, 1.0, 0, torch.quint8)
+            quantized_weights = torch.quantize_per_tensor(weights, 1.0, 0, torch.qint8)
+            prepack = getattr(operators, f"conv_transpose{num_spatial}d_prepack")
+            packed = prepack(quantized_weights, None, *lists, list(layer.dilation), layer.groups)
+            found = getattr(operators, f"conv_transpose{num_spatial}d")(quantized, packed, scale, 128).dequantize()
+    except (RuntimeError, NotImplementedError):
+        return float("inf")
+    return float((found - expected).abs().max() / scale)

@@ -12,6 +12,7 @@ from ptpipe_torch.int8.engine import (
     probe_error,
     quantized_engine,
     supported_engines,
+    transposed_convolution_error,
     unsupported_engine,
 )
 
@@ -79,3 +80,19 @@ def test_depthwise_convolutions_saturate_with_weights_beyond_64(engine, layer) -
 @pytest.mark.parametrize("layer", DEPTHWISE, ids=str)
 def test_weights_to_64_saturate_on_no_engine(engine, layer) -> None:
     assert depthwise_error(engine, 64, **layer) < 1
+
+
+@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
+def test_the_probe_finds_transposed_convolutions_that_are_wrong() -> None:
+    assert transposed_convolution_error(torch.nn.ConvTranspose2d(8, 8, 2, 2), "fbgemm") > 100  # torch 2.13
+    for kernel_size, stride, padding in ((3, 2, 1), (4, 2, 1), (3, 1, 1)):
+        layer = torch.nn.ConvTranspose2d(8, 8, kernel_size, stride, padding)
+        assert transposed_convolution_error(layer, "fbgemm") < 1
+
+
+@pytest.mark.skipif("qnnpack" not in supported_engines(), reason="qnnpack is not in this build")
+def test_the_probe_passes_what_is_right_and_refuses_what_does_not_run() -> None:
+    assert transposed_convolution_error(torch.nn.ConvTranspose2d(8, 8, 2, 2), "qnnpack") < 1
+    if "onednn" in supported_engines():
+        layer = torch.nn.ConvTranspose2d(8, 4, 3, 2, 1, output_padding=1)
+        assert transposed_convolution_error(layer, "onednn") == float("inf")

@@ -1,0 +1,111 @@
+"""Convert a prepared network on trial, so that what can't become int8 is known before any training.
+
+Shape legend: N images, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+
+from ptpipe import Context, StageError
+from ptpipe_quant import transforms
+from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
+from ptpipe_torch.int8.engine import deprecations_silenced
+from ptpipe_torch.int8.float_parts import unconverted
+from ptpipe_torch.int8.layers import folded_weight, has_int8_weights
+
+
+def dry_run(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor, backend: str) -> None:
+    """Convert a prepared network with the ranges of these images, and run the first of them. Consumes `prepared`.
+
+    `backend` must be the selected engine. Raises StageError, with the layer and the remedy, for what torch refuses.
+    """
+    scopes = {
+        name: path for name, (path, _) in prepared.meta["_observed_graph_module_attrs"].node_name_to_scope.items()
+    }
+    _observe(prepared, images_NCHW)
+    try:
+        int8: Any = transforms.to_int8(prepared, backend=backend)
+    except Exception as error:  # torch's conversion raises anything
+        raise StageError(f"{ctx.kind}: torch can't convert this network to int8 ({_reason(error)})") from error
+    if (layer := unconverted(int8)) is not None:
+        raise StageError(f"{ctx.kind}: {layer} can't become int8; leave it float (skip: [{layer}])")
+    if not any(has_int8_weights(part) for part in int8.modules()):
+        raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
+    int8.meta["scopes"] = scopes
+    check_runs(ctx, int8, images_NCHW[:1], backend)
+
+
+def check_runs(ctx: Context, int8: nn.Module, images_NCHW: torch.Tensor, backend: str) -> None:
+    """Run an int8 network: an engine reports unsupported operators only then.
+
+    Raises StageError with the layer, where the network is a graph, and the remedy.
+    """
+    runner = _Runner(int8) if isinstance(int8, GraphModule) else int8
+    try:
+        with torch.no_grad(), deprecations_silenced():
+            (runner.run if isinstance(runner, _Runner) else runner)(images_NCHW)
+    except (RuntimeError, NotImplementedError) as error:
+        layer = runner.layer() if isinstance(runner, _Runner) else ""
+        place = f" at {layer}" if layer else ""
+        remedy = f"; leave it float (skip: [{layer.rpartition(' in ')[2]}])" if layer else ""
+        raise StageError(
+            f"{ctx.kind}: {backend} can't run this network as int8{place}: {_reason(error)}{remedy}"
+        ) from error
+
+
+class _Runner(Interpreter):
+    """Runs a graph and remembers where it is."""
+
+    extra_traceback = False  # would be added to the error's message
+
+    def __init__(self, int8: GraphModule) -> None:
+        super().__init__(int8)
+        self.extra_traceback = False
+        self._node: Node | None = None
+        self._scopes: dict[str, str] = int8.meta.get("scopes", {})
+
+    def run_node(self, n: Node) -> Any:
+        self._node = n
+        return super().run_node(n)
+
+    def layer(self) -> str:
+        """Return the layer, or the function and the layer that calls it, that was run last."""
+        node = self._node
+        if node is None:
+            return ""
+        name = node.stack_trace or node.name
+        path = self._scopes.get(name, "")
+        if node.op == "call_module":
+            return path or str(node.target)
+        return f"{name} in {path}" if path else name
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _observe(prepared: GraphModule, images_NCHW: torch.Tensor) -> None:
+    for module in prepared.modules():
+        if isinstance(module, ActivationFakeQuant):  # observes in train mode only
+            module.train()
+            module.fake_quant_enabled.zero_()
+    with torch.no_grad():
+        prepared(images_NCHW.clone())
+    freeze_ranges(prepared)
+
+
+def freeze_ranges(prepared: nn.Module) -> None:
+    """Set ranges of weights to those of the final weights, then disable all observers."""
+    with torch.no_grad():
+        for layer in prepared.modules():
+            weight_fake_quant = getattr(layer, "weight_fake_quant", None)
+            if isinstance(weight_fake_quant, WeightFakeQuant):
+                weight_fake_quant(folded_weight(layer))
+    for module in prepared.modules():
+        if isinstance(module, ActivationFakeQuant | WeightFakeQuant):
+            module.observer_enabled.zero_()

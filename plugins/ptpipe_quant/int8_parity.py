@@ -1,0 +1,131 @@
+"""Compare an int8 network, as this machine's engine computes it, with its reference network, layer by layer.
+
+The two may differ by one step, the rounding of a layer's output (see `ptpipe_torch.int8.layer_parity`). More means that
+the engine computes another function: a kernel with a fault, or one whose sums of 8-bit products saturate in 16 bits.
+
+Shape legend: N images, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from ptpipe import Context, StageError
+from ptpipe_quant.int8_graph import drop_redundant_clamps
+from ptpipe_quant.qat_graph import observer_at
+from ptpipe_torch.int8.engine import deprecations_silenced
+from ptpipe_torch.int8.fx import reference_network
+from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers, quantize_nodes, source_nodes
+
+MAX_STEPS = 1.01
+"""Largest difference of a layer: one step, and the float32 rounding of tensors whose grid is not the reference's."""
+MAX_OUTPUT_DIFFERENCE = 1e-4
+"""Of float parts behind the last int8 layer, relative to the largest output: both run the same float32 operators."""
+
+_FULL_RANGE = 255
+_SATURATING = ("fbgemm", "x86", "onednn")
+
+
+def check_int8(
+    ctx: Context, int8: GraphModule, prepared: GraphModule, images_NCHW: torch.Tensor, *, backend: str
+) -> None:
+    """Compare an int8 network with the prepared one that it was converted from, which is consumed; report figures.
+
+    Raises StageError that names the layer with the largest difference if that is more than a step. `backend` must be
+    the selected engine.
+    """
+    drop_redundant_clamps(prepared)  # as conversion does
+    reduced = max(_observed_levels(prepared).values(), default=_FULL_RANGE) < _FULL_RANGE
+    difference = compare_with_reference(int8, prepared, images_NCHW)
+    worst = difference.worst
+    ctx.metric(
+        compared_layers=len(difference.layers),
+        max_difference_steps=0.0 if worst is None else round(worst.max_steps, 3),
+        worst_layer=None if worst is None else worst.layer,
+    )
+    if difference.missing:
+        raise StageError(f"{ctx.kind}: {difference.missing[0]} has no int8 form on {backend}: leave it float with skip")
+    wrong = [layer for layer in difference.layers if not layer.max_steps <= MAX_STEPS]
+    if worst is not None and wrong:
+        others = f" ({len(wrong) - 1} other layers are off too)" if len(wrong) > 1 else ""
+        remedy = "set `reduce_range: true`, " if backend in _SATURATING and not reduced else ""
+        raise StageError(
+            f"{ctx.kind}: {backend} computes {worst.layer} wrongly: its output is up to {worst.max_steps:.0f} steps "
+            f"from what its weights and inputs say, where 1 is rounding{others}. Where layers are prepared, {remedy}"
+            f"leave the layer float (`skip: [{worst.layer}]`) or choose another backend"
+        )
+    if not difference.output <= MAX_OUTPUT_DIFFERENCE:
+        raise StageError(
+            f"{ctx.kind}: the output of the int8 network differs by {difference.output:.2g} of its largest value from "
+            f"what follows from its last int8 layer on {backend}"
+        )
+
+
+def compare_with_reference(int8: GraphModule, prepared: GraphModule, images_NCHW: torch.Tensor) -> NetworkDifference:
+    """Return by how much each layer of an int8 network differs from its reference, in steps of its output.
+
+    `prepared`: the network that `int8` was converted from; consumed. Each layer is compared on integers of the range
+    that its inputs were observed in. The engine must be selected.
+    """
+    levels = _observed_levels(prepared)
+    reference, _ = reference_network(prepared)
+    _limit_levels(reference, levels)
+    recorder = _Recorder(int8, reference)
+    with torch.no_grad(), deprecations_silenced():
+        output_NK = recorder.run(images_NCHW)
+    return compare_layers(reference, images_NCHW, recorder.found, output_NK)
+
+
+def _observed_levels(prepared: GraphModule) -> dict[str, int]:
+    """Return the largest integer of each observed tensor, by the name of the node that computes it."""
+    return {
+        node.all_input_nodes[0].name: int(getattr(observer, "quant_max", _FULL_RANGE))
+        for node in prepared.graph.nodes
+        if (observer := observer_at(prepared, node)) is not None
+    }
+
+
+def _limit_levels(reference: GraphModule, levels: Mapping[str, int]) -> None:
+    """Clamp tensors of a reduced range to it: beyond it, the sums of some kernels saturate by design."""
+    for quantize in quantize_nodes(reference):
+        value, scale, zero_point, minimum, _, dtype = quantize.args
+        level = levels.get(source_nodes(quantize, reference)[0].name, _FULL_RANGE)
+        quantize.args = (value, scale, zero_point, minimum, level, dtype)
+
+
+class _Recorder(Interpreter):
+    """Runs an int8 network and records its quantized tensors as integers, by quantize node of the reference network."""
+
+    def __init__(self, int8: GraphModule, reference: GraphModule) -> None:
+        super().__init__(int8)
+        self.found: dict[str, torch.Tensor] = {}
+        self._candidates: dict[str, list[Node]] = defaultdict(list)
+        for quantize in quantize_nodes(reference):
+            for source in source_nodes(quantize, reference):
+                self._candidates[source.name].append(quantize)
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        quantize = self._quantize_node(n) if isinstance(result, torch.Tensor) and result.is_quantized else None
+        if quantize is None:
+            return result
+        _, scale, zero_point, _, level, _ = cast(Any, quantize.args)
+        if (result.q_scale(), result.q_zero_point()) != (scale, zero_point):  # as torch adds a number to a tensor
+            self.found[quantize.name] = result.dequantize() / scale + zero_point
+            return result
+        integers = result.int_repr().clamp_(max=level)
+        self.found[quantize.name] = integers
+        if level == _FULL_RANGE:
+            return result
+        return torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)
+
+    def _quantize_node(self, n: Node) -> Node | None:
+        # Nodes that conversion made have the name of the prepared network's node as their stack trace.
+        source = n.all_input_nodes[0] if n.target is torch.quantize_per_tensor else n
+        candidates = self._candidates[source.stack_trace or ""]
+        return candidates[0] if candidates else None

@@ -1,0 +1,86 @@
+"""quant.convert proves that the engine computes what the int8 weights say, and names the layer where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule
+
+from ptpipe import StageError
+from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare, transforms
+from ptpipe_torch import Model
+from ptpipe_torch.int8.engine import supported_engines
+
+from .conftest import BACKENDS
+
+
+def zero_bias(int8: Any) -> None:
+    int8.get_submodule("4").set_weight_bias(int8.get_submodule("4").weight(), torch.zeros(16))
+
+
+def shift_zero_point(int8: Any) -> None:
+    int8.get_submodule("9").zero_point += 5
+
+
+def double_scale(int8: Any) -> None:
+    int8.get_submodule("0").scale *= 2
+
+
+def negate_a_channel(int8: Any) -> None:
+    layer = int8.get_submodule("11")
+    integers = layer.weight().int_repr()
+    integers[3] = -integers[3].clamp(min=-127)
+    scales, zero_points = layer.weight().q_per_channel_scales(), layer.weight().q_per_channel_zero_points()
+    changed = torch._make_per_channel_quantized_tensor(integers, scales, zero_points, 0)
+    layer.set_weight_bias(changed, layer.bias())
+
+
+@pytest.mark.parametrize("backend", [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS])
+@pytest.mark.parametrize(
+    ("fault", "layer"), [(zero_bias, "4"), (shift_zero_point, "9"), (double_scale, "0"), (negate_a_channel, "11")]
+)
+def test_a_fault_in_the_int8_network_is_found_with_its_layer(
+    trained, digits, ctx, monkeypatch, backend, fault: Callable[[Any], None], layer
+) -> None:
+    ready = calibrated(trained, digits, ctx, backend)
+    to_int8 = transforms.convert
+
+    def faulty(prepared: GraphModule) -> GraphModule:
+        int8 = to_int8(prepared)
+        fault(int8)
+        return int8
+
+    monkeypatch.setattr(transforms, "convert", faulty)
+    with pytest.raises(StageError, match=rf"{backend} computes {layer} wrongly: its output is up to \d+ steps"):
+        convert(ConvertConfig(), ctx, ready)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_right_network_passes_and_figures_are_reported(trained, digits, ctx, metrics, backend) -> None:
+    convert(ConvertConfig(), ctx, calibrated(trained, digits, ctx, backend))
+    assert metrics()["max_difference_steps"] <= 1
+    assert metrics()["compared_layers"] >= 5
+    assert metrics()["float_layers"] == []
+    assert metrics()["int8_parameters_fraction"] > 0.97
+
+
+@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
+def test_a_transposed_convolution_that_fbgemm_gets_wrong_is_found(digits, ctx, monkeypatch) -> None:
+    from ptpipe_quant import stages
+
+    from .conftest import make_model
+    from .test_prepared_parity import upsampling
+
+    # As if the probe of single layers had missed it.
+    monkeypatch.setattr(stages, "transposed_convolution_error", lambda *_arguments: 0.0)
+    ready = calibrated(make_model(upsampling), digits, ctx, "fbgemm")
+    with pytest.raises(StageError, match=r"fbgemm computes 2 wrongly: .* `skip: \[2\]`"):
+        convert(ConvertConfig(), ctx, ready)
+
+
+def calibrated(model: Model, digits: Any, ctx: Any, backend: str) -> Model:
+    config = PrepareConfig(backend=backend, observer="min_max", weights="per_channel")  # type: ignore[arg-type]
+    return calibrate(CalibrateConfig(), ctx, prepare(config, ctx, model), digits).model

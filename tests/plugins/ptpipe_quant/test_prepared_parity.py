@@ -1,0 +1,147 @@
+"""quant.prepare* prove that nothing but rounding changes the network, and that it converts, before any training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ptpipe import JSON, StageError
+from ptpipe.events import Event, Notice
+from ptpipe_quant import PrepareConfig, PrepareQatConfig, prepare, prepare_qat, transforms
+from ptpipe_torch import builder
+from ptpipe_torch.int8.engine import supported_engines
+
+from .conftest import BACKENDS, NUM_CLASSES, make_model, mixed_net
+
+FIRST = BACKENDS[0]
+STAGES: list[tuple[Any, Any]] = [(prepare, PrepareConfig), (prepare_qat, PrepareQatConfig)]
+
+
+@builder
+def two_outputs(*, as_dict: bool) -> nn.Module:
+    """Returns more than logits."""
+
+    class TwoOutputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, NUM_CLASSES)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            logits_NK = self.head(x.flatten(1))
+            return {"logits": logits_NK, "other": x} if as_dict else (logits_NK, x)
+
+    return TwoOutputs()
+
+
+@builder
+def upsampling() -> nn.Module:
+    """The upsampling of every U-Net."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(8, 8, 2, 2), nn.Conv2d(8, 4, 3), nn.Flatten(),
+        nn.Linear(4 * 14 * 14, NUM_CLASSES),
+    )  # fmt: skip
+
+
+@builder
+def small_mean() -> nn.Module:
+    """A mean over maps of one pixel, which fbgemm's kernel refuses."""
+
+    class SmallMean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(nn.Conv2d(1, 8, 8), nn.ReLU())
+            self.head = nn.Linear(8, NUM_CLASSES)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.head(self.features(x).mean([2, 3]))
+
+    return SmallMean()
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+@pytest.mark.parametrize("layer", ["relu", "left", "head"])
+def test_a_pass_that_changes_the_function_is_found_with_its_layer(monkeypatch, ctx, stage, config, layer) -> None:
+    trace_network = transforms.trace_network
+
+    def broken(module: nn.Module, leaves: Any = ()) -> Any:
+        graph, scopes = trace_network(module, leaves)
+        for node in list(graph.graph.nodes):
+            if scopes.get(node.name, ("",))[0] != layer:
+                continue
+            if layer == "relu":  # dropped
+                node.replace_all_uses_with(node.args[0])
+                graph.graph.erase_node(node)
+            else:
+                with torch.no_grad():
+                    graph.get_submodule(layer).bias += 1
+        graph.recompile()
+        return graph, scopes
+
+    monkeypatch.setattr(transforms, "trace_network", broken)
+    message = rf"computes something else than the model in eval mode: .* first layer that differs is {layer}:"
+    with pytest.raises(StageError, match=message):
+        stage(config(backend=FIRST), ctx, make_model(mixed_net))
+
+
+def test_qat_is_compared_in_train_mode_too(monkeypatch, ctx) -> None:
+    from ptpipe_quant import qat_layers
+
+    monkeypatch.setattr(qat_layers, "_TINY", 1e3)  # counts every channel as switched off, in train mode alone
+    with pytest.raises(StageError, match="than the model in train mode"):
+        prepare_qat(PrepareQatConfig(backend=FIRST, batch_norm="train"), ctx, make_model(train_net))
+
+
+@builder
+def train_net() -> nn.Module:
+    """Without dropout functions."""
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, NUM_CLASSES))
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_the_check_leaves_the_model_as_it_was(ctx, metrics, stage, config) -> None:
+    prepared = stage(config(backend=FIRST), ctx, model := make_model(train_net))
+    assert metrics()["prepared_difference"] < 1e-5
+    for name, tensor in model.tensors.items():
+        if name.startswith("1.running"):
+            kept = [value for key, value in prepared.tensors.items() if key.endswith(name.removeprefix("1."))]
+            assert all(torch.equal(value, tensor) for value in kept)
+    limits = [value for name, value in prepared.tensors.items() if name.endswith("min_val") and "weight" not in name]
+    assert limits
+    assert all(limit == float("inf") for limit in limits)
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+@pytest.mark.parametrize(
+    ("arguments", "found"), [({"as_dict": True}, "a dict of logits, other"), ({"as_dict": False}, "a tuple")]
+)
+def test_an_output_that_is_no_tensor_is_refused(ctx, stage, config, arguments: dict[str, JSON], found) -> None:
+    with pytest.raises(StageError, match=f"the network returns {found}; it must return one tensor, logits"):
+        stage(config(backend=FIRST), ctx, make_model(two_outputs, **arguments))
+
+
+@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_transposed_convolutions_that_an_engine_gets_wrong_stay_float(
+    ctx, events: list[Event], metrics, stage, config
+) -> None:
+    prepared = stage(config(backend="fbgemm"), ctx, make_model(upsampling))
+    assert metrics()["kept_float"] == ["2"]
+    assert ["2 stay float: fbgemm's" in event.text for event in events if isinstance(event, Notice)] == [True]
+    assert prepared.recipe.prepare[0].arguments["skip"] == ["2"]
+    stage(config(backend="qnnpack"), ctx, make_model(upsampling))
+
+
+@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_what_an_engine_refuses_is_known_before_training(ctx, monkeypatch, stage, config) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> Any:
+        raise RuntimeError("required rank 4 tensor to use channels_last format")
+
+    from torch.ao.nn.intrinsic.quantized import ConvReLU2d
+
+    monkeypatch.setattr(ConvReLU2d, "forward", refuse)
+    with pytest.raises(StageError, match=r"fbgemm can't run .* at features.0: required rank 4 .*skip: \[features.0\]"):
+        stage(config(backend="fbgemm"), ctx, make_model(small_mean))
