@@ -47,7 +47,7 @@ class Scheme:
 
 
 def drawn(*paths: str, exported: bool | None) -> st.SearchStrategy[tuple[Network, Scheme]]:
-    """Draw a network and how to quantize it on one of these paths. `exported`: whether to ONNX; None: every second."""
+    """Draw a network and how to quantize it on one of these paths. `exported`: whether to ONNX; None: every third."""
 
     def choose(content: bytes) -> tuple[Network, Scheme]:
         numbers = iter(content)
@@ -63,7 +63,7 @@ def drawn(*paths: str, exported: bool | None) -> st.SearchStrategy[tuple[Network
             batch_norm=one_of("fold", "train"),
             freeze_at=one_of(0.75, 0.0, 0.5, 1.0),
             channels_last=one_of(True, False),
-            exported=one_of(True, False) if exported is None else bool(one_of(exported)),
+            exported=one_of(True, False, False) if exported is None else bool(one_of(exported)),
         )
         return decode(numbers), scheme
 
