@@ -29,7 +29,7 @@ from ptpipe_torch import Model
 from ptpipe_torch.int8.engine import quantized_engine
 
 F = nn.functional
-FLOAT_TOLERANCE = 2e-3
+FLOAT_TOLERANCE = 1e-3
 """Of the largest value: sums of float32 in another order, and biases rounded to a thousandth of a step."""
 MAX_STEPS = 1.5
 """A kernel's result is off by half a step for its last rounding, and at most one more."""

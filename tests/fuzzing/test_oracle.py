@@ -26,6 +26,7 @@ from .onnx_unrounded import unrounded_logits
 pytestmark = [pytest.mark.plugins, pytest.mark.slow]
 
 NETWORK = Network((2, 8, 8), 4, (("unit", 1, 0), ("residual", 0, 0), ("pool", 0, 0), ("unit", 1, 0)), neck=5, seed=1)
+NUM_LAYERS = 5
 
 
 @pytest.fixture(scope="module")
@@ -44,45 +45,41 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(images_NCHW=images_NCHW, float_NK=float_NK, int8=int8, expected_NK=expected_NK, path=path)
 
 
-def arrays_of(graph: onnx.GraphProto, which: Callable[[np.ndarray], bool]) -> list[onnx.TensorProto]:
-    return [tensor for tensor in graph.initializer if which(numpy_helper.to_array(tensor))]
-
-
-def change(tensor: onnx.TensorProto, edit: Callable[[np.ndarray], np.ndarray]) -> None:
+def change(model: onnx.ModelProto, name: str, edit: Callable[[np.ndarray], np.ndarray]) -> None:
+    (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
     array = numpy_helper.to_array(tensor)
-    tensor.CopyFrom(numpy_helper.from_array(edit(array).astype(array.dtype), tensor.name))
+    tensor.CopyFrom(numpy_helper.from_array(edit(array).astype(array.dtype), name))
 
 
-def is_bias(array: np.ndarray) -> bool:
-    return array.dtype == np.int32 and array.ndim == 1
+def without_first_channel(weight: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros_like(weight[:1]), weight[1:]])
 
 
-def is_weight(array: np.ndarray) -> bool:
-    return array.dtype == np.int8 and array.ndim == 4
+def extremes_swapped(scales: np.ndarray) -> np.ndarray:
+    swapped, places = scales.copy(), [scales.argmin(), scales.argmax()]
+    swapped[places] = scales[places[::-1]]
+    return swapped
 
 
-def is_scale(array: np.ndarray) -> bool:
-    return array.dtype == np.float32 and array.ndim == 1 and array.size > 1 and bool((array > 0).all())
-
-
-PLANTED: dict[str, tuple[Callable[[np.ndarray], bool], Callable[[np.ndarray], np.ndarray]]] = {
-    "a bias is zero": (is_bias, np.zeros_like),
-    "weights of a channel are zero": (is_weight, lambda x: np.where(np.arange(len(x)).reshape(-1, 1, 1, 1) == 0, 0, x)),
-    "all channels have one scale": (is_scale, lambda x: np.full_like(x, x.max())),
-    "two scales are swapped": (is_scale, lambda x: x[[1, 0, *range(2, len(x))]]),
-    "scales are 2 % larger": (is_scale, lambda x: x * 1.02),
+PLANTED: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "a bias is zero": (".bias.int32", np.zeros_like),
+    "a channel of the weights is zero": (".weight", without_first_channel),
+    "all channels have one scale": (".weight.scale", lambda x: np.full_like(x, x.max())),
+    "two scales are swapped": (".weight.scale", extremes_swapped),
+    "scales are 2 % larger": (".weight.scale", lambda x: x * 1.02),
 }
 
 
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_fault_in_a_file_is_seen(fault: str, forms: SimpleNamespace, tmp_path: Path) -> None:
-    which, edit = PLANTED[fault]
-    tensors = arrays_of(onnx.load(str(forms.path)).graph, which)
-    assert tensors
-    for number in range(len(tensors)):
-        model = onnx.load(str(forms.path))
-        change(arrays_of(model.graph, which)[number], edit)
-        onnx.save(model, str(tmp_path / "wrong.onnx"))
+    ending, edit = PLANTED[fault]
+    content = onnx.load(str(forms.path))
+    names = [tensor.name for tensor in content.graph.initializer if tensor.name.endswith(ending)]
+    assert len(names) == NUM_LAYERS
+    for name in names:
+        changed = onnx.ModelProto.FromString(content.SerializeToString())
+        change(changed, name, edit)
+        onnx.save(changed, str(tmp_path / "wrong.onnx"))
         found_NK = unrounded_logits(tmp_path / "wrong.onnx", forms.images_NCHW.numpy())
         with pytest.raises(oracle.Difference):
             oracle.assert_close(torch.from_numpy(found_NK), forms.expected_NK, fault)
