@@ -393,7 +393,8 @@ def attention(w: Writer, a: int, b: int) -> None:
     elif a % 4 == 1:
         names = [w.new_name(name) for name in "qkv"]
         w.do(f"{', '.join(names)} = {w.layer('linear', f'nn.Linear({width}, {3 * width})')}(x).chunk(3, -1)")
-        w.do(f"x = F.scaled_dot_product_attention({', '.join(names)})")
+        heads = ", ".join(f"{name}.unsqueeze(1)" for name in names)  # torch's exporter takes (N, heads, L, D) only
+        w.do(f"x = F.scaled_dot_product_attention({heads}).squeeze(1)")
     else:
         q, k, v = (w.new_name(name) for name in "qkv")
         for name in (q, k, v):
