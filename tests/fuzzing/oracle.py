@@ -11,8 +11,8 @@ Nothing here uses the product's own checks. Shape legend: N images, C channels, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -112,39 +112,42 @@ def saturated(x: torch.Tensor, scale: float, zero_point: int, slack: float = 0) 
     return x.clamp((0 - zero_point - slack) * scale, (255 - zero_point + slack) * scale)
 
 
+Grid: TypeAlias = tuple[float, int]
+"""Scale and zero point."""
+_GRID = ("scale", "zero_point", "output_scale", "output_zero_point")
+
+
 class Unrounded(Interpreter):
-    """A graph of int8 kernels, computed in float: quantized results only saturate."""
+    """A graph of int8 kernels, computed in float: results that the kernels quantize only saturate."""
+
+    def __init__(self, network: GraphModule, grids: Mapping[str, Grid]) -> None:
+        """`grids`: of the nodes whose results are quantized (`Kernels.grids`)."""
+        super().__init__(network)
+        self._grids = grids
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        return saturated(result, *self._grids[n.name]) if n.name in self._grids else result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is torch.quantize_per_tensor:
-            return saturated(args[0], float(args[1]), int(args[2]))
+            return args[0]
         name = str(target)
         if not name.startswith("quantized."):
             return super().call_function(target, args, kwargs)
         apply, num_inputs = _FUNCTIONS[name.removeprefix("quantized.")]
-        inputs, options = args[:num_inputs], dict(kwargs)
-        grid = [
-            options.pop(key) for key in ("scale", "zero_point", "output_scale", "output_zero_point") if key in options
-        ]
-        rest = args[num_inputs:]
-        if not grid and len(rest) >= 2:
-            grid, rest = list(rest[-2:]), rest[:-2]
-        result = apply(*inputs, *rest, **options)
-        return saturated(result, float(grid[0]), int(grid[1])) if grid else result
+        inputs, rest = args[:num_inputs], args[num_inputs:]
+        options = {key: value for key, value in kwargs.items() if key not in _GRID}
+        # Scale and zero point come last, by position or by name.
+        return apply(*inputs, *(rest if len(options) < len(kwargs) else rest[:-2]), **options)
 
     def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0] if target == "dequantize" else super().call_method(target, args, kwargs)
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         layer: Any = self.fetch_attr(target)
-        if "quantized" not in type(layer).__module__:
-            return super().call_module(target, args, kwargs)
-        if "dynamic" in type(layer).__module__:
-            return F.linear(args[0], layer.weight().dequantize(), layer.bias())
-        result = _float_layer(layer, *args)
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or hasattr(layer, "scale"):
-            return saturated(result, float(layer.scale), int(layer.zero_point))
-        return result
+        is_float = "quantized" not in type(layer).__module__
+        return super().call_module(target, args, kwargs) if is_float else _float_layer(layer, *args)
 
 
 def _float_layer(layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -206,9 +209,11 @@ class Kernels(Interpreter):
 
     def __init__(self, network: GraphModule) -> None:
         super().__init__(network)
-        self._unrounded = Unrounded(network)
+        self._unrounded = Unrounded(network, {})
         self.steps: dict[str, float] = {}
         """The largest difference of each kernel with a quantized result, in steps of it."""
+        self.grids: dict[str, Grid] = {}
+        """Of the quantized results."""
 
     def run_node(self, n: Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -216,7 +221,7 @@ class Kernels(Interpreter):
         if n.op.startswith("call_") and isinstance(found, torch.Tensor) and found.is_quantized:
             args, kwargs = (map_aggregate(values, _dequantized) for values in (args, kwargs))
             expected = getattr(self._unrounded, n.op)(n.target, args, kwargs)
-            grid = found.q_scale(), found.q_zero_point()
+            grid = self.grids[n.name] = (found.q_scale(), found.q_zero_point())
             # Rounded as quantizing does; half to even or not is a matter of one step.
             self.steps[n.name] = ((saturated(expected, *grid) - found.dequantize()).abs() / grid[0]).max().item()
         return found
@@ -259,10 +264,10 @@ def check_int8(int8: Model, images_NCHW: torch.Tensor, float_NK: torch.Tensor, *
             if leftovers:
                 raise Difference(f"the int8 network still has fake quantization: {leftovers}")
             assert isinstance(network, GraphModule)
-            found_NK = Unrounded(network).run(images_NCHW.clone())
-            assert_close(found_NK, expected_NK, "graph of int8 kernels against the reference form")
             kernels = Kernels(network)
             kernels.run(images_NCHW.clone())
+            found_NK = Unrounded(network, kernels.grids).run(images_NCHW.clone())
+    assert_close(found_NK, expected_NK, "graph of int8 kernels against the reference form")
     for name, steps in kernels.steps.items():
         if not steps <= MAX_STEPS:
             raise Difference(f"the {int8.recipe.backend} kernel of {name} is {steps:.3g} steps off")
