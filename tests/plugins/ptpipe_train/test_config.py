@@ -52,7 +52,7 @@ def test_every_option_is_described(model: type[BaseModel]) -> None:
             "static_graph can't be combined with accumulate",
         ),
         ({"schedule": {"name": "cosine", "gamma": 0.5}}, ("schedule",), "gamma is an option of the schedule step"),
-        ({"schedule": {"final": 0.1}}, ("schedule",), "final is an option of the schedule cosine, not of constant"),
+        ({"schedule": {"final": 0.1}}, ("schedule",), "final is an option of the schedule cosine, not of auto"),
         ({"schedule": {"warmup": 1.0}}, ("schedule", "warmup"), "less than 1"),
         ({"schedule": {"warmup": -1}}, ("schedule", "warmup"), "greater than or equal to 0"),
         ({"schedule": "cosine"}, ("schedule",), "object"),
