@@ -111,8 +111,10 @@ class Normalizer:
             self._replace(node, _disabled(layer))
         elif type(layer) in _PADDING_LAYERS:
             self._replace(node, pad_with_input, list(layer.padding), _PADDING_LAYERS[type(layer)])
-        elif type(layer) in _CONVOLUTIONS and layer.padding_mode != "zeros":
-            self._insert_padding(node, layer)
+        elif type(layer) in _CONVOLUTIONS:
+            _use_padding_in_numbers(layer)
+            if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+                self._insert_padding(node, layer)
 
     def _normalize_function(self, node: Node) -> None:
         arguments = _arguments(node)
@@ -131,10 +133,11 @@ class Normalizer:
             node.op, node.target = "call_method", "reshape"
 
     def _insert_padding(self, node: Node, layer: Any) -> None:
-        """Pad in front of a convolution: exporters and QAT know only zeros of its own."""
+        """Pad in front of a convolution: exporters and QAT know only zeros, as many on both sides, of its own."""
         source, padding = node.args[0], list(layer._reversed_padding_repeated_twice)
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         with self.graph.graph.inserting_before(node):
-            padded = self.graph.graph.call_function(pad_with_input, (source, padding, layer.padding_mode))
+            padded = self.graph.graph.call_function(pad_with_input, (source, padding, mode))
         node.args = (padded, *node.args[1:])
         self._describe(padded, node)
         layer.padding_mode, layer.padding = "zeros", (0,) * len(layer.kernel_size)
@@ -179,6 +182,13 @@ class Normalizer:
     def _describe(self, new: Node, node: Node) -> None:
         self.scopes[new.name] = self.scopes[node.name]
         new.meta.update(node.meta)
+
+
+def _use_padding_in_numbers(layer: Any) -> None:
+    """Write the padding of a convolution ("same", "valid") as numbers if it is the same on both sides."""
+    before, after = layer._reversed_padding_repeated_twice[::2], layer._reversed_padding_repeated_twice[1::2]
+    if isinstance(layer.padding, str) and before == after:
+        layer.padding = tuple(reversed(before))
 
 
 def _mean_over_image(node: Node) -> bool | None:
