@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_quant.functionalize import TENSOR
+
+_ARITHMETIC = (operator.add, operator.mul, torch.add, torch.mul)
+_ARITHMETIC_METHODS = ("add", "mul")
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def operators_on_integers(graph: GraphModule) -> list[Node]:
@@ -21,6 +29,35 @@ def operators_on_integers(graph: GraphModule) -> list[Node]:
         elif any(not _is_float(source) for source in node.all_input_nodes) and not _has_weights(graph, node):
             found[node] = None
     return list(found)
+
+
+def operators_converted_wrongly(graph: GraphModule) -> list[Node]:
+    """Return the operators whose int8 form in torch (2.13) is another function.
+
+    That of `x + 3` and `2 * x` has a grid of its own, but observers put the result on the grid of x, where
+    2 * sigmoid(x) saturates at 1, and so does a ReLU behind it; `add` loses its `alpha`; a batch norm behind a layer
+    with a batch norm leaves that layer without an output scale.
+    """
+    wrong = [node for node in graph.graph.nodes if _is_with_number(node) or _is_second_batch_norm(graph, node)]
+    relus = [user for node in wrong for user in node.users if _is_layer(graph, user, nn.ReLU)]
+    return list(dict.fromkeys([*wrong, *relus]))
+
+
+def _is_with_number(node: Node) -> bool:
+    is_method = node.op == "call_method" and node.target in _ARITHMETIC_METHODS
+    if not is_method and node.target not in _ARITHMETIC:
+        return False
+    tensors = [operand for operand in node.args if isinstance(operand, Node) and TENSOR in operand.meta]
+    return len(tensors) < 2 or node.kwargs.get("alpha", 1) != 1
+
+
+def _is_second_batch_norm(graph: GraphModule, node: Node) -> bool:
+    return _is_layer(graph, node, *_BATCH_NORMS) and _is_layer(graph, node.args[0], *_BATCH_NORMS)
+
+
+def _is_layer(graph: GraphModule, node: Any, *types: type[nn.Module]) -> bool:
+    is_layer = isinstance(node, Node) and node.op == "call_module"
+    return is_layer and isinstance(graph.get_submodule(str(node.target)), types)
 
 
 def _add_with_sources(graph: GraphModule, node: Node, found: dict[Node, None]) -> None:

@@ -126,6 +126,9 @@ class _Recorder(Interpreter):
 
     def _quantize_node(self, n: Node) -> Node | None:
         # Nodes that conversion made have the name of the prepared network's node as their stack trace.
-        source = n.all_input_nodes[0] if n.target is torch.quantize_per_tensor else n
-        candidates = self._candidates[source.stack_trace or ""]
-        return candidates[0] if candidates else None
+        if n.target is not torch.quantize_per_tensor:
+            return next(iter(self._candidates[n.stack_trace or ""]), None)
+        # A float tensor is quantized for each of its readers: in the same order in both networks.
+        candidates = self._candidates[n.all_input_nodes[0].stack_trace or ""]
+        left = [quantize for quantize in candidates if quantize.name not in self.found]
+        return next(iter(left), None)

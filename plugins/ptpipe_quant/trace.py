@@ -15,7 +15,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ptpipe import StageError, nearest
-from ptpipe_quant.float_nodes import operators_on_integers
+from ptpipe_quant.float_nodes import operators_converted_wrongly, operators_on_integers
 from ptpipe_quant.functionalize import functionalize
 from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
 from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
@@ -56,7 +56,7 @@ class TracedNetwork:
 
     graph: GraphModule
     scopes: Scopes
-    """For each node: path and type of the module that it belongs to; `FLOAT_SCOPE` for one that must stay float."""
+    """For each node: path and type of the module that it belongs to, behind `FLOAT_SCOPE` if it must stay float."""
     float_names: list[str]
     """Layers that must stay float."""
 
@@ -84,11 +84,12 @@ def trace_network(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Seq
     for node in list(graph.graph.nodes):
         normalizer.normalize(node)
     float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
-    for node in operators_on_integers(graph):
+    for node in [*operators_on_integers(graph), *operators_converted_wrongly(graph)]:
         if node.op == "call_module":
             float_names.append(str(node.target))
         else:
-            scopes[node.name] = (FLOAT_SCOPE, scopes[node.name][1])
+            path, type_ = scopes[node.name]
+            scopes[node.name] = (f"{FLOAT_SCOPE}.{path}", type_)
     graph.delete_all_unused_submodules()
     graph.graph.lint()
     graph.recompile()

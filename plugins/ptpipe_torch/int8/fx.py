@@ -49,12 +49,14 @@ _FLOAT_FUNCTIONS = tuple(
     getattr(nn.functional, name)
     for name in ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 )
+# torch's int8 kernel is up to 250 steps off (torch 2.13).
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.functional.instance_norm)
 # No int8 kernels, or none whose weights are worth it in a classifier of images.
 _FLOAT_LAYERS = (nn.Embedding, nn.EmbeddingBag, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYER_NORMS: tuple[Any, ...] = (nn.LayerNorm, nn.functional.layer_norm)
 FLOAT_SCOPE = "ptpipe.float"
-"""The scope of operators to leave float: the name of no module."""
+"""The scope of operators to leave float, in front of the module that they belong to: the name of no module."""
 _INTEGER_TYPES = {torch.quint8: (torch.uint8, 0, 255), torch.qint8: (torch.int8, -128, 127)}
 
 
@@ -68,7 +70,9 @@ def trace(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Iterable[st
 
 
 def pad_with_input(x: torch.Tensor, padding: Sequence[int], mode: str) -> torch.Tensor:
-    """Pad with values of the input itself (mode `reflect`, `replicate`, `circular`): they need no range of their own.
+    """Pad with values of the input itself (mode `reflect`, `replicate`, `circular`), or zeros (mode `constant`).
+
+    They need no range of their own: each range contains zero.
 
     `padding`: as `torch.nn.functional.pad` takes it.
     """
@@ -99,7 +103,7 @@ def qconfig_mapping(
         mapping.set_object_type(transposed, per_tensor_qconfig)
     for layer_norm in _LAYER_NORMS:
         mapping.set_object_type(layer_norm, make_qconfig(qconfig.activation, PlaceholderObserver))
-    for float_operator in (*_FLOAT_FUNCTIONS, *_FLOAT_LAYERS):
+    for float_operator in (*_FLOAT_FUNCTIONS, *_FLOAT_LAYERS, *_INSTANCE_NORMS):
         mapping.set_object_type(float_operator, None)
     for name in (FLOAT_SCOPE, *float_names):
         mapping.set_module_name(name, None)
@@ -121,8 +125,18 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
         unused_inputs = (torch.zeros(1),)  # read for nested standalone modules only
         backend = _backend_config()
         prepared = prepare_graph(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
+    _use_module_paths(prepared)
     release_networks()
     return prepared
+
+
+def _use_module_paths(prepared: GraphModule) -> None:
+    """Take `FLOAT_SCOPE` off the scopes of a prepared network, which messages show."""
+    attributes = prepared.meta["_observed_graph_module_attrs"]
+    attributes.node_name_to_scope = {
+        name: (path.removeprefix(FLOAT_SCOPE).lstrip("."), type_)
+        for name, (path, type_) in attributes.node_name_to_scope.items()
+    }
 
 
 def _layers_inside_leaves(graph: GraphModule) -> Iterator[str]:
@@ -150,18 +164,54 @@ def convert(prepared: GraphModule) -> GraphModule:
     """
     for node in prepared.graph.nodes:
         node.stack_trace = node.name
+    _fence_float_operators(prepared)
     with deprecations_silenced():
         # Also called on networks whose observers saw no data, to load stored integers into.
         warnings.filterwarnings("ignore", ".*observer before calling calculate_qparams", UserWarning)
         converted = convert_graph(prepared.eval(), backend_config=_backend_config())
     release_networks()
-    _refuse_observers(converted)
+    _remove_fences(converted)
+    _refuse_unconverted(converted)
     return converted
 
 
-def _refuse_observers(converted: GraphModule) -> None:
+def _fence(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _fence_float_operators(prepared: GraphModule) -> None:
+    """Put a function that torch does not know in front of each operator to leave float.
+
+    Some that stand between int8 tensors (`sigmoid`, `nn.LeakyReLU`, norms) would become int8 all the same (torch 2.13).
+    """
+    qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
+    for node in list(prepared.graph.nodes):
+        if qconfigs.get(node.name, ...) is not None:
+            continue
+        for source in node.all_input_nodes:
+            if source.op == "call_module" and is_observer(prepared.get_submodule(str(source.target))):
+                with prepared.graph.inserting_before(node):
+                    fence = prepared.graph.call_function(_fence, (source,))
+                node.replace_input_with(source, fence)
+                qconfigs[fence.name] = None
+    prepared.recompile()
+
+
+def _remove_fences(converted: GraphModule) -> None:
+    for fence in converted.graph.find_nodes(op="call_function", target=_fence):
+        fence.replace_all_uses_with(fence.args[0])
+        converted.graph.erase_node(fence)
+    converted.recompile()
+
+
+def _refuse_unconverted(converted: GraphModule) -> None:
     """Raise StageError if a layer still imitates int8 in float: it is neither small nor fast."""
     left = [(name, part) for name, part in converted.named_modules() if is_observer(part)]
+    left += [
+        (f"{name}.weight", part)
+        for name, part in converted.named_modules()
+        if isinstance(part, ReferenceQuantizedModule)
+    ]
     if left:
         name, part = left[0]
         layer = name.rpartition(".")[0] or name

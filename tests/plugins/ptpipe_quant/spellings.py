@@ -206,6 +206,9 @@ PADDED = {
     for mode in ("reflect", "replicate", "circular")
 } | {
     "padding_same": lambda: Net(padded, conv=conv(padding="same", padding_mode="reflect"), norm=nn.BatchNorm2d(8)),
+    "zeros_same": lambda: Net(padded, conv=conv(padding="same", dilation=2), norm=nn.BatchNorm2d(8)),
+    "zeros_uneven": lambda: Net(padded, conv=nn.Conv2d(8, 8, (4, 3), padding="same"), norm=nn.BatchNorm2d(8)),
+    "padding_valid": lambda: Net(padded, conv=conv(padding="valid"), norm=nn.BatchNorm2d(8)),
     "pad_function": lambda: Net(pad_function, conv=conv(padding=0), pad=nn.ReplicationPad2d(1)),
 }
 
@@ -301,7 +304,70 @@ SPELLED = {
     "transposed_with_norm": lambda: Net(upsampled, up=nn.ConvTranspose2d(8, 8, 3, 2), norm=nn.BatchNorm2d(8)),
 }
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {**SHARED, **IN_PLACE, **PADDED, **SPELLED}
+# Numbers, alpha, and layers that torch can't convert.
+
+
+def behind(*steps: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    def body(n: Any, x: torch.Tensor) -> torch.Tensor:
+        x = n.stem(x)
+        for step in steps:
+            x = step(x)
+        return logits(n, n.conv(x))
+
+    return lambda: Net(body, conv=conv())
+
+
+def alpha(add: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def body(n: Any, x: torch.Tensor) -> torch.Tensor:
+        x = n.stem(x)
+        return logits(n, F.relu(add(n.conv(x), x)))
+
+    return lambda: Net(body, conv=conv())
+
+
+def read_twice(n: Any, x: torch.Tensor) -> torch.Tensor:
+    x = 2 * n.stem(x).sigmoid()
+    return logits(n, n.conv(x) + n.other(x))
+
+
+def with_layer(**layers: nn.Module) -> nn.Module:
+    def body(n: Any, x: torch.Tensor) -> torch.Tensor:
+        x = n.stem(x)
+        for name in layers:
+            x = getattr(n, name)(x)
+        return logits(n, n.conv(x))
+
+    return Net(body, conv=conv(), **layers)
+
+
+ARITHMETIC = {
+    "twice_sigmoid": behind(lambda x: 2 * x.sigmoid()),
+    "tanh_plus_one": behind(lambda x: torch.tanh(x) + 1),
+    "hardsigmoid_minus_half": behind(lambda x: F.hardsigmoid(x) - 0.5),
+    "softmax_by_a_number": behind(lambda x: torch.softmax(x, 1) / 0.25),
+    "one_minus_sigmoid": behind(lambda x: 1 - torch.sigmoid(x)),
+    "plus_three": behind(lambda x: x + 3),
+    "plus_three_relu": behind(lambda x: F.relu(torch.add(x.tanh(), 3))),
+    "a_hundred_times": behind(lambda x: torch.mul(x, 100), lambda x: x * 0.01),
+    "channels_times": behind(lambda x: x.sigmoid() * x.size(1)),
+    "method_with_a_number": behind(lambda x: x.sigmoid().mul(3).add(1)),
+    "two_readers": lambda: Net(read_twice, conv=conv(), other=conv()),
+    "hardswish_by_hand": behind(lambda x: 10 * x, lambda x: x * F.relu6(x + 3) / 6),
+    "alpha_function": alpha(lambda x, y: torch.add(x, y, alpha=2)),
+    "alpha_method": alpha(lambda x, y: x.add(y, alpha=-3)),
+    "alpha_in_place": alpha(lambda x, y: x.add_(y, alpha=2)),
+    "sub_alpha": alpha(lambda x, y: torch.sub(x, y, alpha=2)),
+}
+LAYERS = {
+    "norm_twice": lambda: with_layer(one=conv(), two=nn.BatchNorm2d(8), three=nn.BatchNorm2d(8), act=nn.ReLU()),
+    "norm_thrice": lambda: with_layer(two=nn.BatchNorm2d(8), three=nn.BatchNorm2d(8), four=nn.BatchNorm2d(8)),
+    "instance_norm": lambda: with_layer(pool=nn.AvgPool2d(3, 3), norm=nn.InstanceNorm2d(8, affine=True)),
+    "instance_norm_function": behind(F.instance_norm),
+}
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    **SHARED, **IN_PLACE, **PADDED, **SPELLED, **ARITHMETIC, **LAYERS
+}  # fmt: skip
 
 
 def build(name: str, seed: int = 0) -> nn.Module:

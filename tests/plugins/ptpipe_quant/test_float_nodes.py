@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from typing import Any
 
+import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from ptpipe_quant.float_nodes import operators_on_integers
+from ptpipe_quant.float_nodes import operators_converted_wrongly, operators_on_integers
 from ptpipe_quant.trace import trace_network
+from ptpipe_quant.transforms import prepare_static, to_int8
+from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.int8.fx import reference_network
 
-from .spellings import INPUT_SHAPE_CHW, Net, conv, logits
+from .conftest import BACKENDS
+from .spellings import ARITHMETIC, INPUT_SHAPE_CHW, Net, behind, build, conv, logits, with_layer
+
+ENGINES = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
 
 
 def test_integers_are_followed_back_to_the_last_layer() -> None:
@@ -27,3 +37,62 @@ def test_integers_are_followed_back_to_the_last_layer() -> None:
 def test_a_network_without_integers_has_none() -> None:
     network = Net(lambda n, x: logits(n, F.relu(n.stem(x)) + 1))
     assert operators_on_integers(trace_network(network, INPUT_SHAPE_CHW).graph) == []
+
+
+def test_numbers_and_alpha_are_left_float() -> None:
+    def body(n: Any, x: torch.Tensor) -> torch.Tensor:
+        x = n.stem(x)
+        x = F.relu(2 * x.sigmoid()) + x
+        x = torch.add(x, n.conv(x), alpha=2) * x.size(1)
+        return logits(n, torch.add(x, x, alpha=1) * x)
+
+    graph = trace_network(Net(body, conv=conv()), INPUT_SHAPE_CHW).graph
+    assert {node.name for node in operators_converted_wrongly(graph)} == {"mul", "relu_1", "add_1", "mul_1"}
+
+
+def test_a_batch_norm_behind_another_is_left_float() -> None:
+    network = trace_network(with_layer(one=nn.BatchNorm2d(8), two=nn.BatchNorm2d(8)), INPUT_SHAPE_CHW)
+    assert network.float_names == ["two"]
+
+
+def prepared_on(network: nn.Module, backend: str, *skip: str) -> Any:
+    options = {"weights": "per_tensor", "reduce_range": False, "skip": skip, "observer": "min_max"}
+    options |= {"input_shape_CHW": INPUT_SHAPE_CHW, "backend": backend}
+    observed = prepare_static(copy.deepcopy(network), **options, calibrating=True)
+    with torch.no_grad():
+        observed(torch.randn(2, *INPUT_SHAPE_CHW, generator=torch.Generator().manual_seed(0)))
+    standard = prepare_static(network, **options, calibrating=False)
+    standard.load_state_dict(observed.state_dict())
+    return standard
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layers_between_int8_layers_stay_float(backend) -> None:
+    layers = {"norm": nn.InstanceNorm2d(8), "act": nn.LeakyReLU(), "one": nn.BatchNorm2d(8), "two": nn.BatchNorm2d(8)}
+    with quantized_engine(backend), warnings.catch_warnings(action="ignore"):
+        int8 = to_int8(prepared_on(with_layer(**layers), backend, "act"), backend=backend)
+        types = {name: type(getattr(int8, name)) for name in ("norm", "act", "two")}
+        function = to_int8(prepared_on(behind(F.instance_norm)(), backend), backend=backend)
+    assert types == {"norm": nn.InstanceNorm2d, "act": nn.LeakyReLU, "two": nn.BatchNorm2d}
+    assert function.graph.find_nodes(op="call_function", target=F.instance_norm)
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_engine_and_reference_compute_the_users_function(name, backend) -> None:
+    network, x = build(name), torch.randn(2, *INPUT_SHAPE_CHW, generator=torch.Generator().manual_seed(0))
+    with quantized_engine(backend), warnings.catch_warnings(action="ignore"), torch.no_grad():
+        expected = network(x.clone())
+        prepared = prepared_on(network, backend)
+        reference, _ = reference_network(copy.deepcopy(prepared))
+        for found in (to_int8(prepared, backend=backend)(x.clone()), reference(x.clone())):
+            assert (found - expected).square().mean().sqrt() < 0.1 * expected.std()
+
+
+def test_float_operators_are_named_by_their_module() -> None:
+    class Block(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x.sigmoid()
+
+    reference, _ = reference_network(prepared_on(with_layer(block=Block()), BACKENDS[-1]))
+    assert reference.meta["scopes"]["mul"] == "block"

@@ -46,6 +46,7 @@ def unrounded(graph: Any) -> Any:
 def quiet():
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", FutureWarning)  # of the old weight norm
+        warnings.filterwarnings("ignore", "Using padding='same'", UserWarning)
         yield
 
 
