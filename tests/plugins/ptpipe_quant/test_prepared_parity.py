@@ -66,8 +66,9 @@ def small_mean() -> nn.Module:
 def test_a_pass_that_changes_the_function_is_found_with_its_layer(monkeypatch, ctx, stage, config, layer) -> None:
     trace_network = transforms.trace_network
 
-    def broken(module: nn.Module, leaves: Any = ()) -> Any:
-        graph, scopes = trace_network(module, leaves)
+    def broken(*arguments: Any) -> Any:
+        network = trace_network(*arguments)
+        graph, scopes = network.graph, network.scopes
         for node in list(graph.graph.nodes):
             if scopes.get(node.name, ("",))[0] != layer:
                 continue
@@ -78,7 +79,7 @@ def test_a_pass_that_changes_the_function_is_found_with_its_layer(monkeypatch, c
                 with torch.no_grad():
                     graph.get_submodule(layer).bias += 1
         graph.recompile()
-        return graph, scopes
+        return network
 
     monkeypatch.setattr(transforms, "trace_network", broken)
     message = rf"computes something else than the model in eval mode: .* first layer that differs is {layer}:"
