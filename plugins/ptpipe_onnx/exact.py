@@ -5,6 +5,10 @@ measured, and with the grids of the reference network. For each convolution and 
 and zero points, the int32 bias and its scale, strides, pads, dilations, groups; for each int8 tensor: scale, zero point
 and type, wherever the file writes or reads it. Which tensors a layer reads, and all else, is what `layerwise` compares.
 
+Layers of equal weights share one initializer in the file, under the name of one of them. An operator that reads such a
+weight must be equal to one of these layers, by preference to one that reads the tensor of that name, and each of these
+layers to one of the operators.
+
 An int32 bias is b / (s_x s_w), rounded, where s_x and s_w are the scales of the layer's input and weights
 (B. Jacob et al., CVPR 2018, section 2.4).
 
@@ -13,7 +17,8 @@ Shape legend: O outputs of a layer, I its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +29,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import JSON, StageError
-from ptpipe_onnx.graph import Array, constant, consumers, int_attribute, nodes, only_consumer, producer
+from ptpipe_onnx.graph import Array, constant, consumers, int_attribute, nodes, only_consumer, producer, source
 from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.tensor_names import grid_of, quantize_node_name
 from ptpipe_torch.int8.layer_parity import layer_name, quantize_nodes
@@ -59,14 +64,14 @@ def compare_exactly(path: Path, reference: GraphModule, int8_network: nn.Module)
     graph = ir.load(path).graph
     num_grids = _compare_grids(graph, reference)
     layers = _layer_calls(reference, int8_network)
+    alike = _layers_alike(layers)
     found = _weighted_nodes(graph)
-    for name in found.keys() - layers.keys():
+    for name in {name for name, _ in found} - layers.keys():
         raise StageError(f"the file has int8 weights {name}, the model has no such int8 layer")
+    compared = {layer.name for name, node in found for layer in _equal_layers(node, alike[name])}
     for name, layer in layers.items():
-        if name not in found:
-            raise StageError(f"the file has no int8 weights {name}, which the model has")
-        for node in found[name]:
-            layer.compare(node)
+        if layer.name not in compared:
+            raise StageError(f"the file has no int8 layer {layer.name} with the weights {name}, which the model has")
     return ExactParity(len(layers), num_grids)
 
 
@@ -97,27 +102,55 @@ def _layer_calls(reference: GraphModule, int8_network: nn.Module) -> dict[str, _
         if (module := modules.get(str(node.target))) is not None:
             is_fused = isinstance(reference.get_submodule(str(node.target)), nn.Sequential)
             weight = f"{node.target}.0.weight" if is_fused else f"{node.target}.weight"
-            layers.setdefault(weight, _Layer(str(node.target), module, set())).input_grids.update(_input_grids(node))
+            layers.setdefault(weight, _Layer(str(node.target), module, {})).input_grids.update(_input_grids(node))
     return layers
 
 
-def _input_grids(call: Node) -> Iterator[Grid]:
-    """Yield the grids of a layer's input: also the former one of a tensor that only the reference form requantizes."""
+def _input_grids(call: Node) -> Iterator[tuple[str, Grid]]:
+    """Yield name and grid of a layer's input; of a tensor that only the reference form requantizes, the former too."""
     quantize = dequantized(call.all_input_nodes[0])
     while quantize is not None:
-        yield grid_of(quantize)
+        yield quantize.name, grid_of(quantize)
         quantize = quantized_before(quantize)
 
 
-def _weighted_nodes(graph: ir.Graph) -> dict[str, list[ir.Node]]:
-    """Return the operators that read an int8 weight through a DequantizeLinear, by the weight's name."""
-    found: dict[str, list[ir.Node]] = {}
+def _layers_alike(layers: Mapping[str, _Layer]) -> dict[str, list[_Layer]]:
+    """Return, by the name of each weight, the layers with that weight: calls of one layer that were separated."""
+    by_content: dict[Hashable, list[_Layer]] = {}
+    alike = {}
+    for name, layer in layers.items():
+        weight = quantized_weight(layer.name, layer.module.weight())
+        digest = hashlib.sha256(np.ascontiguousarray(weight.integers)).digest()
+        content = digest, weight.scales.tobytes(), weight.zero_points.tobytes(), weight.integers.shape
+        alike[name] = by_content.setdefault(content, [])
+        alike[name].append(layer)
+    return alike
+
+
+def _equal_layers(node: ir.Node, layers: Sequence[_Layer]) -> list[_Layer]:
+    """Return which of these layers an operator of the file is; raise StageError if it is none of them."""
+    data = producer(node.inputs[0], "DequantizeLinear")
+    tensor = "" if data is None else quantize_node_name(source(data))
+    refusals: dict[str, StageError] = {}
+    for layer in sorted(layers, key=lambda layer: tensor not in layer.input_grids):
+        try:
+            layer.compare(node)
+        except StageError as error:
+            refusals[layer.name] = error
+    if len(refusals) == len(layers):
+        raise next(iter(refusals.values()))
+    return [layer for layer in layers if layer.name not in refusals]
+
+
+def _weighted_nodes(graph: ir.Graph) -> list[tuple[str, ir.Node]]:
+    """Return the operators that read an int8 weight through a DequantizeLinear, with the weight's name."""
+    found: list[tuple[str, ir.Node]] = []
     for node in nodes(graph, "DequantizeLinear"):
         integers = constant(node.inputs[0])
         if integers is not None and integers.dtype == np.int8:
             name = str(node.inputs[0].name) if node.inputs[0] else ""
             layer = name[: name.rfind(_WEIGHT)] + _WEIGHT if _WEIGHT in name else name
-            found.setdefault(layer, []).extend(consumers(node.outputs[0]))
+            found.extend((layer, reader) for reader in consumers(node.outputs[0]))
     return found
 
 
@@ -127,7 +160,8 @@ class _Layer:
 
     name: str
     module: Any
-    input_grids: set[Grid]
+    input_grids: dict[str, Grid]
+    """By the names of the tensors in the reference network."""
 
     def compare(self, node: ir.Node) -> None:
         """Compare an operator of the file with this layer."""
@@ -136,8 +170,9 @@ class _Layer:
         dequantize = producer(node.inputs[1], "DequantizeLinear")
         data = producer(node.inputs[0], "DequantizeLinear")
         grid = None if data is None else Grid.of(data)
-        if dequantize is None or grid is None or grid not in self.input_grids:
-            raise self._error("input", grid or "float", " or ".join(map(str, self.input_grids)))
+        if dequantize is None or grid is None or grid not in self.input_grids.values():
+            expected_grids = " or ".join(map(str, self.input_grids.values()))
+            raise self._error("input", grid or "float", expected_grids)
         weight = self._weight(node, grid)
         for quantity, index in (("int8 weights", 0), ("weight scales", 1), ("weight zero points", 2)):
             expected = (weight.integers, weight.scales, weight.zero_points)[index]

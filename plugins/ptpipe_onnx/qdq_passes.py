@@ -185,9 +185,7 @@ def _quantize_biases(graph: ir.Graph) -> None:
     """
     layers = [layer for node in nodes(graph, "Conv", "Gemm") if (layer := _IntegerLayer.of(node)) is not None]
     for layer in layers:
-        layer.coarsen_weights()
-    for layer in layers:
-        layer.quantize_bias(graph)
+        layer.coarsened(graph).quantize_bias(graph)
 
 
 @dataclass(frozen=True)
@@ -215,20 +213,26 @@ class _IntegerLayer:
         scales: Array = self.input_scale * _content(self.weight.inputs[1])
         return scales
 
-    def coarsen_weights(self) -> None:
-        """Increase the weight scales of channels whose bias would not fit int32.
+    def coarsened(self, graph: ir.Graph) -> _IntegerLayer:
+        """Return the layer with larger weight scales for channels whose bias would not fit int32.
 
         Such a bias is some 2**30 times the scale of the products: the channel's weights are almost zero. Coarser
-        weights change its sum by less than num_products * 127 / 2**30 of the bias.
+        weights change its sum by less than num_products * 127 / 2**30 of the bias. They are this layer's own: another
+        one may read the same weights, with another bias.
         """
         factors = np.ceil(np.abs(self.bias.astype(np.float64)) / self.bias_scales / _INT32_ROOM)
         if factors.max() <= 1:
-            return
+            return self
         integers, scales = (_content(value) for value in self.weight.inputs[:2])
         factors = np.maximum(factors if scales.ndim else factors.max(), 1)
         per_channel = factors.reshape(-1, *[1] * (integers.ndim - 1)) if scales.ndim else factors
-        _set_content(source(self.weight, 0), np.rint(integers / per_channel).astype(integers.dtype))
-        _set_content(source(self.weight, 1), (scales * factors).astype(np.float32))
+        coarse = np.rint(integers / per_channel).astype(integers.dtype), (scales * factors).astype(np.float32)
+        names = [source(self.weight, index).name for index in range(2)]
+        inputs = [add_initializer(graph, str(name), content) for name, content in zip(names, coarse, strict=True)]
+        axis = int_attribute(self.weight, "axis", (1,))[0]
+        weight = insert_node(self.node, "DequantizeLinear", [*inputs, self.weight.inputs[2]], axis=axis)
+        self.node.replace_input_with(1, weight.outputs[0])
+        return _IntegerLayer(self.node, self.input_scale, weight, self.bias)
 
     def quantize_bias(self, graph: ir.Graph) -> None:
         """Replace the float bias by an int32 initializer and a DequantizeLinear."""
@@ -244,7 +248,3 @@ def _content(value: ir.Value | None) -> Array:
     content = constant(value)
     assert content is not None
     return content
-
-
-def _set_content(value: ir.Value, content: Array) -> None:
-    value.const_value = ir.tensor(content, name=value.name)

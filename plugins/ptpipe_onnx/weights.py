@@ -7,12 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ptpipe import StageError
 from ptpipe_onnx.graph import (
     add_initializer,
     constant,
     consumers,
+    dropped_arrays_released,
     first_consumer,
     insert_node,
     int_attribute,
@@ -26,6 +28,8 @@ from ptpipe_torch.int8.layers import QuantizedWeight
 def store_weights(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> None:
     """Replace each named float initializer by an int8 one and a DequantizeLinear, in place.
 
+    Layers of equal weights, such as the calls of one layer, share an initializer: each has its own parameters here.
+
     Raises StageError for a weight that the exported graph does not have under its name.
     """
     graph = model.graph
@@ -38,6 +42,8 @@ def store_weights(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> No
         if consumers(value):
             replace(value, _dequantize(graph, first_consumer(value), name, weight))
     remove_unused(model)
+    with dropped_arrays_released(model):
+        common.DeduplicateHashedInitializersPass()(model)
 
 
 def store_convolutions(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> None:
