@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 PROBE_STEP = 8.0
 """Output scale of the probe's convolution, whose sums lie within -74 and 32."""
 
+_NUM_FILLERS = 16
+
 
 @contextmanager
 def deprecations_silenced() -> Iterator[None]:
@@ -86,8 +88,10 @@ def transposed_convolution_error(
 ) -> float:
     """Return by how many steps this engine's kernel for such a transposed convolution is off, at most.
 
-    One is rounding. Infinite if the engine refuses the layer. It depends on the kernel's size, stride and padding:
-    fbgemm (torch 2.13) computes another function for 2x2 with stride 2. Inputs have 7 bits, so that no sum saturates.
+    One is rounding. Infinite if the engine refuses the layer, or does not return the weights that it was given, which
+    could not be stored. It depends on the kernel's size, stride and padding: fbgemm (torch 2.13) computes another
+    function for 2x2 with stride 2, and of 2x2 it returns uninitialized memory for weights. Inputs have 7 bits, so that
+    no sum saturates.
     """
     import torch
 
@@ -106,6 +110,11 @@ def transposed_convolution_error(
             quantized_weights = torch.quantize_per_tensor(weights, 1.0, 0, torch.qint8)
             prepack = getattr(operators, f"conv_transpose{num_spatial}d_prepack")
             packed = prepack(quantized_weights, None, *lists, list(layer.dilation), layer.groups)
+            # Uninitialized memory is often what was freed last: the weights themselves.
+            _fillers = [torch.zeros_like(weights, dtype=torch.int8) for _ in range(_NUM_FILLERS)]
+            unpacked, _ = getattr(operators, f"conv_transpose{num_spatial}d_unpack")(packed)
+            if not torch.equal(unpacked.int_repr(), quantized_weights.int_repr()):
+                return float("inf")
             found = getattr(operators, f"conv_transpose{num_spatial}d")(quantized, packed, scale, 128).dequantize()
     except (RuntimeError, NotImplementedError):
         return float("inf")
