@@ -30,6 +30,8 @@ TOLERANCE = 1e-3
 _NUM_IMAGES = 4
 _LARGE = 8.0
 """Standard deviation of every second image: values far outside a calibrated range saturate."""
+_FUSED = (nn.modules.batchnorm._BatchNorm, nn.ReLU)
+"""Layers that are fused with the one before them."""
 _SAMPLE_VALUES = 256
 """Of each layer's output, to find the first layer that differs."""
 
@@ -222,7 +224,7 @@ def first_difference(
 
     A layer that is fused with the ones behind it has no output of its own: it counts only if theirs differ too.
     """
-    layers: list[tuple[str, torch.Tensor]] = []
+    layers: list[tuple[str, nn.Module, torch.Tensor]] = []
     hooks = [
         module.register_forward_hook(_recorder(name, layers))
         for name, module in network.named_modules()
@@ -236,22 +238,23 @@ def first_difference(
             _FloatInterpreter(prepared, lambda value: values.append(_sample(value))).run(images_NCHW.clone())
     for hook in hooks:
         hook.remove()
-    names = [name for name, _ in layers]
     is_found = [
         any(relative_difference(value, form) <= TOLERANCE for value in values for form in (output, output.relu()))
-        for _, output in layers  # a ReLU function that is fused with a layer is no layer of its own
+        for _, _, output in layers  # a ReLU function that is fused with a layer is no layer of its own
     ]
-    fused = 2  # batch norm and ReLU
-    for position, name in enumerate(names):
-        if not any(is_found[position : position + fused + 1]):
+    for position, (name, _, _) in enumerate(layers):
+        end = position + 1
+        while end < len(layers) and isinstance(layers[end][1], _FUSED):
+            end += 1
+        if not any(is_found[position:end]):
             return name
     return None
 
 
-def _recorder(name: str, layers: list[tuple[str, torch.Tensor]]) -> Callable[..., None]:
-    def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
+def _recorder(name: str, layers: list[tuple[str, nn.Module, torch.Tensor]]) -> Callable[..., None]:
+    def record(module: nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
-            layers.append((name, _sample(output)))
+            layers.append((name, module, _sample(output)))
 
     return record
 
