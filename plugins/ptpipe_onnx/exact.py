@@ -120,7 +120,7 @@ def _layers_alike(layers: Mapping[str, _Layer]) -> dict[str, list[_Layer]]:
     alike = {}
     for name, layer in layers.items():
         weight = quantized_weight(layer.name, layer.module.weight())
-        digest = hashlib.sha256(np.ascontiguousarray(weight.integers)).digest()
+        digest = hashlib.sha256(weight.integers.tobytes()).digest()
         content = digest, weight.scales.tobytes(), weight.zero_points.tobytes(), weight.integers.shape
         alike[name] = by_content.setdefault(content, [])
         alike[name].append(layer)
