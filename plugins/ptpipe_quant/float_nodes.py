@@ -48,7 +48,7 @@ def _is_with_number(node: Node) -> bool:
     if not is_method and node.target not in _ARITHMETIC:
         return False
     tensors = [operand for operand in node.args if isinstance(operand, Node) and TENSOR in operand.meta]
-    return len(tensors) < 2 or node.kwargs.get("alpha", 1) != 1
+    return len(tensors) < 2 or bool(node.kwargs.get("alpha", 1) != 1)
 
 
 def _is_second_batch_norm(graph: GraphModule, node: Node) -> bool:

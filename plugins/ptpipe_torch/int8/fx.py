@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
 from ptpipe_torch.int8.engine import deprecations_silenced
@@ -39,6 +39,7 @@ with deprecations_silenced():
         ObservationType,
         get_native_backend_config,
     )
+    from torch.ao.quantization.fx._lower_to_native_backend import is_general_tensor_shape_node
     from torch.ao.quantization.fx.convert import convert as convert_graph
     from torch.ao.quantization.fx.custom_config import FuseCustomConfig
     from torch.ao.quantization.fx.fuse import fuse as fuse_graph
@@ -186,15 +187,32 @@ def _fence_float_operators(prepared: GraphModule) -> None:
     """
     qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
     for node in list(prepared.graph.nodes):
-        if qconfigs.get(node.name, ...) is not None:
+        if qconfigs.get(node.name, ...) is not None and not _changes_grid(prepared, node):
             continue
         for source in node.all_input_nodes:
-            if source.op == "call_module" and is_observer(prepared.get_submodule(str(source.target))):
+            if _observer(prepared, source) is not None:
                 with prepared.graph.inserting_before(node):
                     fence = prepared.graph.call_function(_fence, (source,))
                 node.replace_input_with(source, fence)
                 qconfigs[fence.name] = None
     prepared.recompile()
+
+
+def _changes_grid(prepared: GraphModule, node: Node) -> bool:
+    """Return whether a reshape has its input on another grid than its output, which its int8 form can't change.
+
+    So it is in front of a concatenation, whose inputs share one grid.
+    """
+    is_reshape: Any = is_general_tensor_shape_node
+    if not any(is_reshape(node, dict(prepared.named_modules(remove_duplicate=False)))):
+        return False
+    observers = [_observer(prepared, other) for other in (*node.all_input_nodes[:1], *node.users)]
+    return any(observer not in (None, observers[0]) for observer in observers[1:])
+
+
+def _observer(prepared: GraphModule, node: Node) -> nn.Module | None:
+    module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return module if module is not None and is_observer(module) else None
 
 
 def _remove_fences(converted: GraphModule) -> None:

@@ -96,3 +96,34 @@ def test_float_operators_are_named_by_their_module() -> None:
 
     reference, _ = reference_network(prepared_on(with_layer(block=Block()), BACKENDS[-1]))
     assert reference.meta["scopes"]["mul"] == "block"
+
+
+class Tokens(nn.Module):
+    """The start of a vision transformer: patches behind a class token of other size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.fc = nn.Conv2d(3, 16, 4, 4), nn.Linear(16, 5)
+        self.token = nn.Parameter(torch.linspace(-9, 9, 16).reshape(1, 1, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        return self.fc(torch.cat([self.token.expand(x.shape[0], -1, -1), tokens], 1)).mean(1)
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_inputs_of_cat_share_their_grid(backend) -> None:
+    torch.manual_seed(0)
+    network, x = Tokens().eval(), torch.randn(2, *INPUT_SHAPE_CHW)
+    expected = network(x)
+    with quantized_engine(backend), torch.no_grad():
+        int8 = to_int8(prepared_on(network, backend), backend=backend)
+        inputs = [int8.get_buffer(node.args[1].target) for node in quantized_inputs_of_cat(int8)]
+        assert len(inputs) == 2
+        assert inputs[0] == inputs[1]
+        assert (int8(x) - expected).square().mean().sqrt() < 0.1 * expected.std()
+
+
+def quantized_inputs_of_cat(int8: Any) -> list[Any]:
+    (cat,) = int8.graph.find_nodes(op="call_function", target=torch.cat)
+    return [node for node in cat.args[0] if node.target is torch.quantize_per_tensor]
