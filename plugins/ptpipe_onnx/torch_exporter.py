@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -32,6 +33,7 @@ def export(network: nn.Module, input_shape_CHW: tuple[int, int, int], num_classe
             program = torch.export.export(
                 network, (images_NCHW,), dynamic_shapes=({0: torch.export.Dim(BATCH_AXIS)},), strict=False
             )
+            _give_attention_heads(program)
             result = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -56,6 +58,29 @@ def optimize(model: ir.Model) -> ir.Model:
     with _silent(), dropped_arrays_released(model):
         optimizer.optimize_ir(model, num_iterations=1)
     return model
+
+
+def _give_attention_heads(program: torch.export.ExportedProgram) -> None:
+    """Insert an axis of one head, in place, around attention over (N, L, D): the exporter takes (N, H, L, D) only."""
+    aten, graph = torch.ops.aten, program.graph_module.graph
+    for attention in graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
+        if attention.meta["val"].dim() != 3:
+            continue
+        with graph.inserting_before(attention):
+            for value in attention.all_input_nodes:  # the mask may have two axes, (L, S), which broadcast
+                if value.meta["val"].dim() == 3:
+                    attention.replace_input_with(value, _inserted(graph, aten.unsqueeze.default, value))
+        attention.meta["val"] = attention.meta["val"].unsqueeze(1)
+        with graph.inserting_after(attention):
+            without_head = _inserted(graph, aten.squeeze.dim, attention)
+        attention.replace_all_uses_with(without_head, lambda user: user is not without_head)
+    program.graph_module.recompile()
+
+
+def _inserted(graph: torch.fx.Graph, operator: Any, value: torch.fx.Node) -> torch.fx.Node:
+    node = graph.call_function(operator, (value, 1))
+    node.meta["val"] = operator(value.meta["val"], 1)
+    return node
 
 
 def _check_outputs(outputs: Sequence[ir.Value], num_classes: int) -> None:

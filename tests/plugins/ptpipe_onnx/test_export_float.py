@@ -145,6 +145,23 @@ def test_networks_that_cannot_be_exported(source: str, words: str, run_export: E
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "opset"),
+    [
+        ("y, y, y", 18),
+        ("y, y, y", 23),
+        ("y, y * 2, y + 1, torch.ones(16, 16).tril() > 0", 18),
+        ("y, y[:, :8], y[:, :8], y[:, :, :8]", 18),
+        ("y, y, y, is_causal=True", 18),
+        ("y[:, None], y[:, None], y[:, None]", 18),
+    ],
+)
+def test_attention_without_heads(arguments: str, opset: int, run_export: Export) -> None:
+    attention = f"torch.nn.functional.scaled_dot_product_attention({arguments})"
+    file = run_export(model_of(f"(lambda y: {attention}.flatten(1, -2).mean(1)[:, :10])(x.squeeze(1))"), opset=opset)
+    assert file.parity["num_samples"] == 200
+
+
 def test_inputs_that_do_not_fit(run_export: Export, float_model: Make, int8_model: Make, digits: Data) -> None:
     with pytest.raises(StageError, match=r"no samples in val.*another `split`"):
         run_export(float_model("cnn"), split="val")
