@@ -14,9 +14,13 @@ from torch.fx import GraphModule, Interpreter, Node
 from ptpipe import Context, StageError
 from ptpipe_quant import transforms
 from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
+from ptpipe_quant.qat_graph import observer_at
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.float_parts import unconverted
 from ptpipe_torch.int8.layers import folded_weight, has_int8_weights
+from ptpipe_torch.int8.observers import fixed_grid
+
+_NUM_INTEGERS = 256
 
 
 def dry_run(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor, backend: str) -> None:
@@ -27,7 +31,7 @@ def dry_run(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor, back
     scopes = {
         name: path for name, (path, _) in prepared.meta["_observed_graph_module_attrs"].node_name_to_scope.items()
     }
-    _observe(prepared, images_NCHW)
+    _observe(ctx, prepared, images_NCHW)
     try:
         int8: Any = transforms.to_int8(prepared, backend=backend)
     except Exception as error:  # torch's conversion raises anything
@@ -89,14 +93,36 @@ def _reason(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _observe(prepared: GraphModule, images_NCHW: torch.Tensor) -> None:
+def _observe(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor) -> None:
     for module in prepared.modules():
         if isinstance(module, ActivationFakeQuant):  # observes in train mode only
             module.train()
             module.fake_quant_enabled.zero_()
     with torch.no_grad():
-        prepared(images_NCHW.clone())
+        _Observation(ctx, prepared).run(images_NCHW.clone())
     freeze_ranges(prepared)
+
+
+class _Observation(Interpreter):
+    """Runs a prepared network. Raises StageError for a tensor outside of a range that does not come from data."""
+
+    def __init__(self, ctx: Context, prepared: GraphModule) -> None:
+        super().__init__(prepared)
+        self.extra_traceback = False
+        self._ctx, self._prepared = ctx, prepared
+
+    def run_node(self, n: Node) -> Any:
+        grid = fixed_grid(observer) if (observer := observer_at(self._prepared, n)) is not None else None
+        if grid is not None:
+            scale, zero_point = grid
+            minimum, maximum = -zero_point * scale, (_NUM_INTEGERS - zero_point) * scale
+            low, high = (limit.item() for limit in torch.aminmax(self.fetch_args_kwargs_from_env(n)[0][0]))
+            if not minimum <= low <= high <= maximum:
+                raise StageError(
+                    f"{self._ctx.kind}: the int8 range of {n.all_input_nodes[0].name} is fixed at {minimum:.3g} to "
+                    f"{maximum:.3g}, but it has values of {low:.3g} to {high:.3g}: leave its layer float with skip"
+                )
+        return super().run_node(n)
 
 
 def freeze_ranges(prepared: nn.Module) -> None:

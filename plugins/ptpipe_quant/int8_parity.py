@@ -8,18 +8,17 @@ Shape legend: N images, C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, cast
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule
 
 from ptpipe import Context, StageError
 from ptpipe_quant.int8_graph import drop_redundant_clamps
 from ptpipe_quant.qat_graph import observer_at
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fx import reference_network
+from ptpipe_torch.int8.int8_recorder import FULL_RANGE, Int8Recorder
 from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers, quantize_nodes, source_nodes
 
 MAX_STEPS = 1.01
@@ -27,7 +26,6 @@ MAX_STEPS = 1.01
 MAX_OUTPUT_DIFFERENCE = 1e-4
 """Of float parts behind the last int8 layer, relative to the largest output: both run the same float32 operators."""
 
-_FULL_RANGE = 255
 _SATURATING = ("fbgemm", "x86", "onednn")
 
 
@@ -40,7 +38,7 @@ def check_int8(
     the selected engine.
     """
     drop_redundant_clamps(prepared)  # as conversion does
-    reduced = max(_observed_levels(prepared).values(), default=_FULL_RANGE) < _FULL_RANGE
+    reduced = max(_observed_levels(prepared).values(), default=FULL_RANGE) < FULL_RANGE
     difference = compare_with_reference(int8, prepared, images_NCHW)
     worst = difference.worst
     ctx.metric(
@@ -75,7 +73,7 @@ def compare_with_reference(int8: GraphModule, prepared: GraphModule, images_NCHW
     levels = _observed_levels(prepared)
     reference, _ = reference_network(prepared)
     _limit_levels(reference, levels)
-    recorder = _Recorder(int8, reference)
+    recorder = Int8Recorder(int8, reference)
     with torch.no_grad(), deprecations_silenced():
         output_NK = recorder.run(images_NCHW)
     return compare_layers(reference, images_NCHW, recorder.found, output_NK)
@@ -84,7 +82,7 @@ def compare_with_reference(int8: GraphModule, prepared: GraphModule, images_NCHW
 def _observed_levels(prepared: GraphModule) -> dict[str, int]:
     """Return the largest integer of each observed tensor, by the name of the node that computes it."""
     return {
-        node.all_input_nodes[0].name: int(getattr(observer, "quant_max", _FULL_RANGE))
+        node.all_input_nodes[0].name: int(getattr(observer, "quant_max", FULL_RANGE))
         for node in prepared.graph.nodes
         if (observer := observer_at(prepared, node)) is not None
     }
@@ -94,41 +92,5 @@ def _limit_levels(reference: GraphModule, levels: Mapping[str, int]) -> None:
     """Clamp tensors of a reduced range to it: beyond it, the sums of some kernels saturate by design."""
     for quantize in quantize_nodes(reference):
         value, scale, zero_point, minimum, _, dtype = quantize.args
-        level = levels.get(source_nodes(quantize, reference)[0].name, _FULL_RANGE)
+        level = levels.get(source_nodes(quantize, reference)[0].name, FULL_RANGE)
         quantize.args = (value, scale, zero_point, minimum, level, dtype)
-
-
-class _Recorder(Interpreter):
-    """Runs an int8 network and records its quantized tensors as integers, by quantize node of the reference network."""
-
-    def __init__(self, int8: GraphModule, reference: GraphModule) -> None:
-        super().__init__(int8)
-        self.found: dict[str, torch.Tensor] = {}
-        self._candidates: dict[str, list[Node]] = defaultdict(list)
-        for quantize in quantize_nodes(reference):
-            for source in source_nodes(quantize, reference):
-                self._candidates[source.name].append(quantize)
-
-    def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
-        quantize = self._quantize_node(n) if isinstance(result, torch.Tensor) and result.is_quantized else None
-        if quantize is None:
-            return result
-        _, scale, zero_point, _, level, _ = cast(Any, quantize.args)
-        if (result.q_scale(), result.q_zero_point()) != (scale, zero_point):  # as torch adds a number to a tensor
-            self.found[quantize.name] = result.dequantize() / scale + zero_point
-            return result
-        integers = result.int_repr().clamp_(max=level)
-        self.found[quantize.name] = integers
-        if level == _FULL_RANGE:
-            return result
-        return torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)
-
-    def _quantize_node(self, n: Node) -> Node | None:
-        # Nodes that conversion made have the name of the prepared network's node as their stack trace.
-        if n.target is not torch.quantize_per_tensor:
-            return next(iter(self._candidates[n.stack_trace or ""]), None)
-        # A float tensor is quantized for each of its readers: in the same order in both networks.
-        candidates = self._candidates[n.all_input_nodes[0].stack_trace or ""]
-        left = [quantize for quantize in candidates if quantize.name not in self.found]
-        return next(iter(left), None)

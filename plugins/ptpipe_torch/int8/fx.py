@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
 from ptpipe_torch.int8.engine import deprecations_silenced
+from ptpipe_torch.int8.fixed_ranges import observe_unbounded
 from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig
@@ -126,6 +127,7 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
         unused_inputs = (torch.zeros(1),)  # read for nested standalone modules only
         backend = _backend_config()
         prepared = prepare_graph(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
+        observe_unbounded(prepared, mapping, backend)
     _use_module_paths(prepared)
     release_networks()
     return prepared

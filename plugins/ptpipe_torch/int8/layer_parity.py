@@ -27,6 +27,7 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
 _OPERATORS = torch.ops.quantized_decomposed
+_QUANTIZATION = (_OPERATORS.quantize_per_tensor.default, _OPERATORS.dequantize_per_tensor.default)
 _RELU_FUNCTIONS = (torch.relu, nn.functional.relu)
 
 
@@ -83,8 +84,13 @@ def quantize_nodes(reference: GraphModule) -> list[Node]:
 
 
 def source_nodes(quantize: Node, network: GraphModule) -> list[Node]:
-    """Return the node whose output is quantized and, if that is a ReLU fused with the node before it, this one too."""
+    """Return the node whose output is quantized and, if that is a ReLU fused with the node before it, this one too.
+
+    A tensor may be quantized on two grids, one after the other.
+    """
     source = quantize.all_input_nodes[0]
+    while source.target in _QUANTIZATION:
+        source = source.all_input_nodes[0]
     if not _is_relu(source, network):
         return [source]
     before = source.all_input_nodes[0]

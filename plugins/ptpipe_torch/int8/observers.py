@@ -87,5 +87,13 @@ def observes_range(module: nn.Module) -> bool:
     The range of some operators is fixed instead: a sigmoid's is 0 to 1.
     """
     observer = getattr(module, "activation_post_process", module)
-    is_fixed = isinstance(observer, FixedQParamsObserver)
-    return is_observer(module) and isinstance(observer, ObserverBase) and not is_fixed and hasattr(observer, "min_val")
+    is_from_data = fixed_grid(module) is None and hasattr(observer, "min_val")
+    return is_observer(module) and isinstance(observer, ObserverBase) and is_from_data
+
+
+def fixed_grid(module: nn.Module) -> tuple[float, int] | None:
+    """Return scale and zero point of an observer or fake quantization whose range does not come from data."""
+    observer = getattr(module, "activation_post_process", module)
+    if not isinstance(observer, FixedQParamsObserver):
+        return None
+    return float(observer.scale), int(observer.zero_point)

@@ -1,0 +1,113 @@
+"""Observers with a fixed range: torch's int8 sigmoid has outputs on the grid of 0 to 1, tanh on that of -1 to 1.
+
+FX uses such an observer in other places too. It observes the input of a sigmoid like its output, unless the operator
+before it observes it; and where several tensors share one grid (concatenation), all are put on that of the first.
+Values outside of 0 to 1 would then saturate, in the fake-quantized network, the int8 network and the file alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from ptpipe_torch.int8.engine import deprecations_silenced
+from ptpipe_torch.int8.observers import fixed_grid, is_observer
+
+with deprecations_silenced():
+    from torch.ao.quantization.backend_config import BackendConfig, ObservationType
+
+
+def observe_unbounded(prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:
+    """Observe each tensor that could exceed its fixed range, in place.
+
+    `mapping`: the QConfigMapping that the network was prepared with; its global QConfig has the observer to use. A
+    float tensor that several operators read on grids of their own gets one for all of them.
+    """
+    ranges = _FixedRanges(prepared, mapping, backend_config)
+    for observer, calls in _calls(prepared).items():
+        unbounded = [call for call in calls if fixed_grid(observer) and not ranges.is_bounded(call)]
+        if unbounded:
+            observed = mapping.global_qconfig.activation()
+            _use_observer(prepared, unbounded, observed)
+            for call in unbounded:
+                ranges.share_grid(call.all_input_nodes[0], observed)
+    _observe_once(prepared)
+    prepared.graph.lint()
+    prepared.recompile()
+
+
+class _FixedRanges:
+    """Knows which tensors can't exceed the fixed range that they are observed with."""
+
+    def __init__(self, prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:
+        self._prepared = prepared
+        self._grids = {
+            target: grid
+            for target, qconfig in mapping.object_type_qconfigs.items()
+            if qconfig is not None and (grid := fixed_grid(qconfig.activation()))
+        }
+        self._sharing = {
+            config.pattern
+            for config in backend_config.configs
+            if config.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+        }
+
+    def is_bounded(self, call: Node) -> bool:
+        """Return whether this observer's input comes from an operator with that range, or from such tensors alone."""
+        grid, source = fixed_grid(_called(self._prepared, call)), call.all_input_nodes[0]
+        target = self._target(source)
+        if target in self._grids:
+            return self._grids[target] == grid
+        return target in self._sharing and all(
+            is_observer(_called(self._prepared, node))
+            and fixed_grid(_called(self._prepared, node)) == grid
+            and self.is_bounded(node)
+            for node in source.all_input_nodes
+        )
+
+    def share_grid(self, operator: Node, observer: nn.Module) -> None:
+        """Put all inputs of an operator whose inputs and output share a grid on that of `observer`.
+
+        In torch's int8 concatenation, the output has the grid of the first input, whatever was observed.
+        """
+        if self._target(operator) not in self._sharing:
+            return
+        for node in operator.all_input_nodes:
+            if _called(self._prepared, node) is not observer:
+                name = f"{node.name}_of_{operator.name}"
+                self._prepared.add_submodule(name, observer)
+                with self._prepared.graph.inserting_before(operator):
+                    operator.replace_input_with(node, self._prepared.graph.call_module(name, (node,)))
+
+    def _target(self, node: Node) -> Any:
+        return type(_called(self._prepared, node)) if node.op == "call_module" else node.target
+
+
+def _calls(prepared: GraphModule) -> dict[nn.Module, list[Node]]:
+    calls: dict[nn.Module, list[Node]] = defaultdict(list)
+    for node in prepared.graph.find_nodes(op="call_module"):
+        if is_observer(observer := prepared.get_submodule(str(node.target))):
+            calls[observer].append(node)
+    return calls
+
+
+def _called(prepared: GraphModule, node: Node) -> nn.Module:
+    return prepared.get_submodule(str(node.target)) if node.op == "call_module" else prepared
+
+
+def _use_observer(prepared: GraphModule, calls: list[Node], observer: nn.Module) -> None:
+    for call in calls:
+        prepared.set_submodule(str(call.target), observer)
+
+
+def _observe_once(prepared: GraphModule) -> None:
+    for node in list(prepared.graph.nodes):
+        first, *others = [user for user in node.users if is_observer(_called(prepared, user))] or [node]
+        for other in others:
+            if (observer := _called(prepared, other)) is not _called(prepared, first):
+                _use_observer(prepared, _calls(prepared)[observer], _called(prepared, first))
+            other.replace_all_uses_with(first)
+            prepared.graph.erase_node(other)

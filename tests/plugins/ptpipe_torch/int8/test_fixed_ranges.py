@@ -1,0 +1,151 @@
+"""A tensor that goes beyond the range of a sigmoid or tanh is never put on their grid."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.ao.quantization import disable_fake_quant
+from torch.fx import Interpreter, Node
+
+from ptpipe_quant.int8_parity import compare_with_reference
+from ptpipe_quant.transforms import prepare_qat, prepare_static, to_int8
+from ptpipe_torch.int8.engine import quantized_engine, supported_engines
+from ptpipe_torch.int8.observers import is_observer, observes_range
+
+BACKENDS = [backend for backend in ("fbgemm", "qnnpack") if backend in supported_engines()]
+INPUT_SHAPE_CHW = (3, 12, 12)
+
+
+class Net(nn.Module):
+    """Convolutions with values of some -8 to 8, joined by `join`."""
+
+    def __init__(self, join: Callable[[Any, torch.Tensor], torch.Tensor], channels: int) -> None:
+        super().__init__()
+        self.join = join
+        self.stem, self.conv, self.sigmoid = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Sigmoid()
+        self.last, self.fc = nn.Conv2d(channels, 8, 1), nn.Linear(8, 5)
+        for layer in (self.stem, self.conv):
+            layer.weight.data *= 6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits_NK: torch.Tensor = self.fc(self.last(self.join(self, self.stem(x))).mean((2, 3)))
+        return logits_NK
+
+
+def gate(_net: Any, x: torch.Tensor) -> torch.Tensor:
+    value, factor = x.chunk(2, 1)
+    return value * factor.sigmoid()
+
+
+def slices(_net: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x[:, :4]) * x[:, 4:]
+
+
+def float_with_two_readers(net: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x.abs() - 1  # no int8 form
+    return net.conv(x) * torch.sigmoid(x)
+
+
+def sigmoid_first(net: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x.sigmoid(), net.conv(x)], 1)
+
+
+def layer_first(net: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([net.sigmoid(x), net.conv(x)], 1)
+
+
+def sigmoid_last(net: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([net.conv(x), x.sigmoid()], 1)
+
+
+def sigmoid_and_tanh(net: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x.sigmoid(), net.conv(x).tanh()], 1)
+
+
+NETWORKS = {
+    gate: 4, slices: 4, float_with_two_readers: 8, sigmoid_first: 16, layer_first: 16, sigmoid_last: 16,
+    sigmoid_and_tanh: 16,
+}  # fmt: skip
+
+
+def build(join: Callable[[Any, torch.Tensor], torch.Tensor]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Net(join, NETWORKS[join]).eval()
+
+
+def prepared(network: nn.Module, backend: str, *, qat: bool, converting: bool) -> Any:
+    options = {"input_shape_CHW": INPUT_SHAPE_CHW, "weights": "per_channel", "skip": ()}
+    options |= {"backend": backend, "reduce_range": backend == "fbgemm"}
+    if qat:
+        return prepare_qat(copy.deepcopy(network), **options, batch_norm="fold", freeze_at=None if converting else 1.0)
+    return prepare_static(copy.deepcopy(network), **options, observer="min_max", calibrating=not converting)
+
+
+class Grids(Interpreter):
+    """Runs a prepared network in float, and records by how many steps each tensor exceeds its grid."""
+
+    def __init__(self, prepared: Any) -> None:
+        super().__init__(prepared)
+        self.excess: dict[str, float] = {}
+
+    def run_node(self, n: Node) -> Any:
+        observer = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        if observer is None or not is_observer(observer):
+            return super().run_node(n)
+        value = self.fetch_args_kwargs_from_env(n)[0][0]
+        scale, zero_point = (float(number) for number in observer.calculate_qparams())
+        steps = value / scale + zero_point
+        beyond = torch.maximum(steps - getattr(observer, "quant_max", 255), -steps)
+        self.excess[n.all_input_nodes[0].name] = beyond.max().item()
+        return value
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("qat", [False, True])
+@pytest.mark.parametrize("join", NETWORKS)
+def test_nothing_saturates(join, qat, backend) -> None:
+    network = build(join)
+    x = 2 * torch.randn(6, *INPUT_SHAPE_CHW, generator=torch.Generator().manual_seed(1))
+    with warnings.catch_warnings(action="ignore"), quantized_engine(backend), torch.no_grad():
+        observed = prepared(network, backend, qat=qat, converting=False).train(qat).apply(disable_fake_quant)
+        observed(x)
+        networks = [prepared(network, backend, qat=qat, converting=True) for _ in range(3)]
+        for standard in networks:
+            standard.load_state_dict(observed.state_dict())
+        grids = Grids(networks[0].eval())
+        grids.run(x)
+        difference = compare_with_reference(to_int8(networks[1], backend=backend), networks[2], x)
+    assert max(grids.excess.values()) <= 1.01, grids.excess
+    assert not difference.missing
+    assert difference.worst is not None
+    assert difference.worst.max_steps <= 1.01
+
+
+def pooled(_net: Any, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.max_pool2d(x.sigmoid(), 2)
+
+
+def joined(_net: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x.sigmoid(), (x - 1).sigmoid()], 1)
+
+
+@pytest.mark.parametrize(
+    ("join", "channels", "fixed"),
+    [(pooled, 8, ["sigmoid", "max_pool2d"]), (joined, 16, ["sigmoid", "sigmoid_1", "cat"])],
+)
+def test_results_of_a_sigmoid_stay_on_its_grid(join, channels, fixed) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        graph = prepared(Net(join, channels), BACKENDS[0], qat=False, converting=True)
+    found = []
+    for node in graph.graph.find_nodes(op="call_module"):
+        layer = graph.get_submodule(node.target)
+        if is_observer(layer) and not observes_range(layer):
+            found.append(node.all_input_nodes[0].name)
+    assert found == fixed
