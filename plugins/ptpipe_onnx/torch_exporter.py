@@ -73,7 +73,8 @@ def _give_attention_heads(program: torch.export.ExportedProgram) -> None:
         attention.meta["val"] = attention.meta["val"].unsqueeze(1)
         with graph.inserting_after(attention):
             without_head = _inserted(graph, aten.squeeze.dim, attention)
-        attention.replace_all_uses_with(without_head, lambda user: user is not without_head)
+        for user in [user for user in attention.users if user is not without_head]:
+            user.replace_input_with(attention, without_head)
     program.graph_module.recompile()
 
 
