@@ -5,6 +5,7 @@ Shape legend: N images, C channels, H height, W width.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -14,24 +15,30 @@ from torch.fx import GraphModule, Interpreter, Node
 from ptpipe import Context, StageError
 from ptpipe_quant import transforms
 from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
+from ptpipe_quant.int8_graph import drop_redundant_clamps
+from ptpipe_quant.int8_parity import MAX_STEPS, compare_with_reference
 from ptpipe_quant.qat_graph import observer_at
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.float_parts import unconverted
+from ptpipe_torch.int8.layer_parity import LayerDifference
 from ptpipe_torch.int8.layers import folded_weight, has_int8_weights
 from ptpipe_torch.int8.observers import fixed_grid
 
 _NUM_INTEGERS = 256
 
 
-def dry_run(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor, backend: str) -> None:
-    """Convert a prepared network with the ranges of these images, and run the first of them. Consumes `prepared`.
+def dry_run(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor, backend: str) -> list[LayerDifference]:
+    """Convert a prepared network with the ranges of these images, and run two of them. Consumes `prepared`.
 
-    `backend` must be the selected engine. Raises StageError, with the layer and the remedy, for what torch refuses.
+    Return the layers that the engine, which must be selected, computes wrongly, the worst first; see
+    `int8_parity.check_int8`. Raises StageError, with the layer and the remedy, for what torch refuses.
     """
     scopes = {
         name: path for name, (path, _) in prepared.meta["_observed_graph_module_attrs"].node_name_to_scope.items()
     }
     _observe(ctx, prepared, images_NCHW)
+    twin = copy.deepcopy(prepared)
+    drop_redundant_clamps(twin)
     try:
         int8: Any = transforms.to_int8(prepared, backend=backend)
     except Exception as error:  # torch's conversion raises anything
@@ -42,6 +49,9 @@ def dry_run(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor, back
         raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
     int8.meta["scopes"] = scopes
     check_runs(ctx, int8, images_NCHW[:1], backend)
+    difference = compare_with_reference(int8, twin, images_NCHW[:2])
+    wrong = [layer for layer in difference.layers if not layer.max_steps <= MAX_STEPS]
+    return sorted(wrong, key=lambda layer: -layer.max_steps)
 
 
 def check_runs(ctx: Context, int8: nn.Module, images_NCHW: torch.Tensor, backend: str) -> None:

@@ -186,10 +186,20 @@ def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: Fu
             raise StageError(f"{ctx.kind}: no layer of this network can be quantized{skipped}")
         check_prepared(ctx, module, expected, model.build)
         trial = _applied(_for_conversion(transform), model.build(), ctx.kind)
-        dry_run(ctx, trial, expected.images_NCHW, config.backend)
+        wrong = dry_run(ctx, trial, expected.images_NCHW, config.backend)
+        if wrong and not _saturates_by_choice(transform, config):
+            raise StageError(
+                f"{ctx.kind}: {config.backend} computes {wrong[0].layer} wrongly: its output is up to "
+                f"{wrong[0].max_steps:.0f} steps from what its inputs say, where 1 is rounding. Choose another backend"
+            )
         recipe = replace(model.recipe, prepare=(transform,), backend=config.backend)
         ctx.metric(backend=config.backend, weights=_weights(config))
         return Model.from_module(recipe, module)
+
+
+def _saturates_by_choice(transform: FunctionRef, config: ActivationConfig) -> bool:
+    """Return whether sums may saturate since the user wants 8-bit activations: `quant.convert` has the real ranges."""
+    return wants_reduced_range(config.backend)[0] and not transform.arguments["reduce_range"]
 
 
 def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModule:
@@ -204,7 +214,7 @@ def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModu
 
 
 def _unsupported_layers(network: nn.Module, config: ActivationConfig, ctx: Context) -> list[str]:
-    """Return transposed convolutions that the engine gets wrong; they stay float, and the user is told."""
+    """Return transposed convolutions that the engine gets wrong; they stay float, which is reported."""
     left_float = tuple(f"{name}." for name in float_names(network, config.skip))
     names = [
         name

@@ -78,9 +78,8 @@ def test_a_transposed_convolution_that_fbgemm_gets_wrong_is_found(digits, ctx, m
 
     # As if the probe of single layers had missed it.
     monkeypatch.setattr(stages, "transposed_convolution_error", lambda *_arguments: 0.0)
-    ready = calibrated(make_model(upsampling), digits, ctx, "fbgemm")
-    with pytest.raises(StageError, match=r"fbgemm computes 2 wrongly: .*`skip: \[2\]`"):
-        convert(ConvertConfig(), ctx, ready)
+    with pytest.raises(StageError, match="fbgemm computes 2 wrongly"):
+        calibrated(make_model(upsampling), digits, ctx, "fbgemm")
 
 
 def calibrated(model: Model, digits: Any, ctx: Any, backend: str) -> Model:

@@ -146,3 +146,22 @@ def test_what_an_engine_refuses_is_known_before_training(ctx, monkeypatch, stage
     monkeypatch.setattr(ConvReLU2d, "forward", refuse)
     with pytest.raises(StageError, match=r"fbgemm can't run .* at features.0: required rank 4 .*skip: \[features.0\]"):
         stage(config(backend="fbgemm"), ctx, make_model(small_mean))
+
+
+@builder
+def between(*, prelu: bool) -> nn.Module:
+    """A layer whose int8 kernel in qnnpack computes another function (torch 2.13)."""
+    layer = nn.PReLU() if prelu else nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3), layer, nn.Conv2d(6, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 36, NUM_CLASSES)
+    )
+
+
+@pytest.mark.skipif("qnnpack" not in supported_engines(), reason="its kernels are wrong")
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+@pytest.mark.parametrize("prelu", [True, False])
+def test_what_an_engine_computes_wrongly_is_known_before_training(ctx, stage, config, prelu) -> None:
+    with pytest.raises(StageError, match=r"qnnpack computes 1 wrongly: its output is up to \d+ steps"):
+        stage(config(backend="qnnpack"), ctx, make_model(between, prelu=prelu))
+    if "fbgemm" in supported_engines() and not prelu:
+        stage(config(backend="fbgemm"), ctx, make_model(between, prelu=prelu))
