@@ -5,9 +5,8 @@ measured, and with the grids of the reference network. For each convolution and 
 and zero points, the int32 bias and its scale, strides, pads, dilations, groups; for each int8 tensor: scale, zero point
 and type, wherever the file writes or reads it. Which tensors a layer reads, and all else, is what `layerwise` compares.
 
-Layers of equal weights share one initializer in the file, under the name of one of them. An operator that reads such a
-weight must be equal to one of these layers, by preference to one that reads the tensor of that name, and each of these
-layers to one of the operators.
+Layers of equal integers share one initializer in the file, under the name of one of them. An operator that reads such a
+weight must be equal to one of these layers, and each of these layers to one of the operators.
 
 An int32 bias is b / (s_x s_w), rounded, where s_x and s_w are the scales of the layer's input and weights
 (B. Jacob et al., CVPR 2018, section 2.4).
@@ -115,14 +114,15 @@ def _input_grids(call: Node) -> Iterator[tuple[str, Grid]]:
 
 
 def _layers_alike(layers: Mapping[str, _Layer]) -> dict[str, list[_Layer]]:
-    """Return, by the name of each weight, the layers with that weight: calls of one layer that were separated."""
+    """Return, by the name of each weight, the layers whose integers are the same, or transposed: a file stores these
+    once. Mostly they are calls of one layer that were separated.
+    """
     by_content: dict[Hashable, list[_Layer]] = {}
     alike = {}
     for name, layer in layers.items():
-        weight = quantized_weight(layer.name, layer.module.weight())
-        digest = hashlib.sha256(weight.integers.tobytes()).digest()
-        content = digest, weight.scales.tobytes(), weight.zero_points.tobytes(), weight.integers.shape
-        alike[name] = by_content.setdefault(content, [])
+        integers = quantized_weight(layer.name, layer.module.weight()).integers
+        forms = {(array.shape, hashlib.sha256(array.tobytes()).digest()) for array in (integers, integers.T)}
+        alike[name] = by_content.setdefault(frozenset(forms), [])
         alike[name].append(layer)
     return alike
 

@@ -70,11 +70,12 @@ def _give_attention_heads(program: torch.export.ExportedProgram) -> None:
             for value in attention.all_input_nodes:  # the mask may have two axes, (L, S), which broadcast
                 if value.meta["val"].dim() == 3:
                     attention.replace_input_with(value, _inserted(graph, aten.unsqueeze.default, value))
+        readers = list(attention.users)
         attention.meta["val"] = attention.meta["val"].unsqueeze(1)
         with graph.inserting_after(attention):
             without_head = _inserted(graph, aten.squeeze.dim, attention)
-        for user in [user for user in attention.users if user is not without_head]:
-            user.replace_input_with(attention, without_head)
+        for reader in readers:
+            reader.replace_input_with(attention, without_head)
     program.graph_module.recompile()
 
 

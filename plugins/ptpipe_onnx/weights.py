@@ -28,7 +28,7 @@ from ptpipe_torch.int8.layers import QuantizedWeight
 def store_weights(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> None:
     """Replace each named float initializer by an int8 one and a DequantizeLinear, in place.
 
-    Layers of equal weights, such as the calls of one layer, share an initializer: each has its own parameters here.
+    Equal ones share an initializer: the calls of one layer have weights of their own in the reference network.
 
     Raises StageError for a weight that the exported graph does not have under its name.
     """

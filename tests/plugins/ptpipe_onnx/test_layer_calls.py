@@ -55,6 +55,15 @@ def repeated(is_linear: bool, num_calls: int, always_relu: bool) -> nn.Module:
 
 
 @builder
+def doubled() -> nn.Module:
+    """Two layers of equal integers, with different scales and biases."""
+    first, second = nn.Linear(12, 12), nn.Linear(12, 12)
+    with torch.no_grad():
+        second.weight.copy_(2 * first.weight)
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 12), first, nn.ReLU(), second, nn.ReLU(), nn.Linear(12, 10))
+
+
+@builder
 def upscaling(kernel: int, stride: int, groups: int, output_padding: int) -> nn.Module:
     up = nn.ConvTranspose2d(8, 16, kernel, stride, output_padding=output_padding, groups=groups)
     pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
@@ -115,6 +124,12 @@ def test_a_layer_called_several_times(
     assert len(nodes) == 2 + num_calls
     if not is_qat:
         assert len(weights_of(file.path)) == 3  # more than 1024 elements of the convolution: stored once
+
+
+@pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
+def test_equal_integers_of_two_layers(backend: str, int8: Int8, digits: Data, tmp_path: Path) -> None:
+    file = exported(int8(FunctionRef.to(doubled), is_qat=False, backend=backend), digits, tmp_path)
+    assert sorted(weights_of(file.path).values()) == [(10, 12), (12, 12), (12, 256)]
 
 
 def test_each_call_is_compared_with_its_own_grid(int8: Int8, digits: Data, tmp_path: Path) -> None:
