@@ -90,6 +90,13 @@ def test_the_probe_finds_transposed_convolutions_that_are_wrong() -> None:
         assert transposed_convolution_error(layer, "fbgemm") < 1
 
 
+@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
+@pytest.mark.parametrize("channels", [(8, 8), (16, 32), (32, 16)])
+def test_the_probe_finds_weights_that_do_not_come_back(channels) -> None:
+    layer = torch.nn.ConvTranspose2d(*channels, 2)  # torch 2.13 computes this one right
+    assert {transposed_convolution_error(layer, "fbgemm") for _ in range(5)} == {float("inf")}
+
+
 @pytest.mark.skipif("qnnpack" not in supported_engines(), reason="qnnpack is not in this build")
 def test_the_probe_passes_what_is_right_and_refuses_what_does_not_run() -> None:
     assert transposed_convolution_error(torch.nn.ConvTranspose2d(8, 8, 2, 2), "qnnpack") < 1
