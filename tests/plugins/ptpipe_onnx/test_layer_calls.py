@@ -122,8 +122,7 @@ def test_a_layer_called_several_times(
     assert file.precision == "int8"
     nodes = [node for node in onnx.load(file.path).graph.node if node.op_type in ("Conv", "Gemm", "MatMul")]
     assert len(nodes) == 2 + num_calls
-    if not is_qat:
-        assert len(weights_of(file.path)) == 3  # more than 1024 elements of the convolution: stored once
+    assert len(weights_of(file.path)) == 3
 
 
 @pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
