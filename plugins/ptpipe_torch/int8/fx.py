@@ -17,6 +17,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
+from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fixed_ranges import observe_unbounded
 from ptpipe_torch.int8.fx_cache import release_networks
@@ -285,15 +286,14 @@ def _spell_out_quantization(network: GraphModule) -> None:
     They saturate at the ends of the integer type, also where fewer integers were observed (`reduce_range`): so do
     torch's int8 operators.
     """
-    decomposed = torch.ops.quantized_decomposed
     for quantize in list(network.graph.find_nodes(op="call_function", target=torch.quantize_per_tensor)):
         value, scale, zero_point, dtype = quantize.args
         integer_dtype, minimum, maximum = _INTEGER_TYPES[dtype]
         offset = int(network.get_buffer(zero_point.target))
         grid = (network.get_buffer(scale.target).item(), offset, minimum, maximum, integer_dtype)
         with network.graph.inserting_before(quantize):
-            integers = network.graph.call_function(decomposed.quantize_per_tensor.default, (value, *grid))
-            floats = network.graph.call_function(decomposed.dequantize_per_tensor.default, (integers, *grid))
+            integers = network.graph.call_function(QUANTIZE, (value, *grid))
+            floats = network.graph.call_function(DEQUANTIZE, (integers, *grid))
         for dequantize in list(quantize.users):
             assert dequantize.target == "dequantize", dequantize
             dequantize.replace_all_uses_with(floats)

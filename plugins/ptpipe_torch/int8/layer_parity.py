@@ -26,8 +26,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
-_OPERATORS = torch.ops.quantized_decomposed
-_QUANTIZATION = (_OPERATORS.quantize_per_tensor.default, _OPERATORS.dequantize_per_tensor.default)
+from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
+
+_QUANTIZATION = (QUANTIZE, DEQUANTIZE)
 _RELU_FUNCTIONS = (torch.relu, nn.functional.relu)
 
 
@@ -79,7 +80,7 @@ def compare_layers(
 
 def quantize_nodes(reference: GraphModule) -> list[Node]:
     """Return the nodes of a reference network that quantize a tensor, in the order of a forward pass."""
-    nodes = reference.graph.find_nodes(op="call_function", target=_OPERATORS.quantize_per_tensor.default)
+    nodes = reference.graph.find_nodes(op="call_function", target=QUANTIZE)
     return list(nodes)
 
 
@@ -94,7 +95,7 @@ def source_nodes(quantize: Node, network: GraphModule) -> list[Node]:
     if not _is_relu(source, network):
         return [source]
     before = source.all_input_nodes[0]
-    is_quantized = before.target is _OPERATORS.dequantize_per_tensor.default
+    is_quantized = before.target is DEQUANTIZE
     return [source] if is_quantized else [source, before]
 
 
@@ -119,11 +120,11 @@ class _LayerByLayer(Interpreter):
         self.missing: list[str] = []
 
     def run_node(self, n: Node) -> Any:
-        if n.target is _OPERATORS.dequantize_per_tensor.default:
+        if n.target is DEQUANTIZE:
             (integers, scale, zero_point, *_), _ = self.fetch_args_kwargs_from_env(n)
             return (integers.float() - zero_point) * scale
         result = super().run_node(n)
-        if n.target is not _OPERATORS.quantize_per_tensor.default:
+        if n.target is not QUANTIZE:
             return result
         name = layer_name(n, self.module)  # type: ignore[arg-type]  # an Interpreter takes any module
         found = self._found.get(n.name)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch.fx import Node
 
-_DEQUANTIZE = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+from ptpipe_torch.int8.decomposed import DEQUANTIZE
+
 _WITHOUT_EFFECT = (nn.Identity, nn.modules.dropout._DropoutNd)
 """Modules that return their input in eval mode."""
 
 
 def dequantized(node: Node) -> Node | None:
     """Return the quantize node whose tensor a node dequantizes; None for any other node."""
-    return node.all_input_nodes[0] if node.target is _DEQUANTIZE else None
+    return node.all_input_nodes[0] if node.target is DEQUANTIZE else None
 
 
 def quantized_before(quantize: Node) -> Node | None:
