@@ -30,7 +30,7 @@ from ptpipe_torch import Data, Model, OnnxFile, Predictor, epoch_order
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
-from ptpipe_torch.memory_format import to_preferred_format
+from ptpipe_torch.memory_format import to_channels_last
 from ptpipe_torch.runtime import released_memory, torch_threads
 
 MAX_BYTES = 2**31 - 2**20
@@ -206,7 +206,7 @@ def _float_predictor(model: Model) -> Iterator[Predictor | None]:
         yield None
         return
     network = float_network(model.build_prepared())
-    to_preferred_format(network, torch.zeros(2, *model.input_shape_CHW))
+    to_channels_last(network, torch.zeros(2, *model.input_shape_CHW))
 
     def predict(images_NCHW: Logits) -> Logits:
         logits_NK: Logits = network(torch.from_numpy(images_NCHW)).numpy()

@@ -42,22 +42,34 @@ def to_preferred_format(
 ) -> bool:
     """Convert the network to channels-last where it convolves images and runs in it, else to contiguous, in place.
 
+    As `to_channels_last`, but imports torch's compiler (2 s) to see whether the network convolves.
+    """
+    with _ConvolutionRecorder() as recorder:
+        is_channels_last = to_channels_last(module, images_NCHW, log)
+    if is_channels_last and not recorder.has_recorded:
+        _convert(module, torch.contiguous_format)
+    return is_channels_last and recorder.has_recorded
+
+
+def to_channels_last(
+    module: nn.Module, images_NCHW: torch.Tensor, log: Callable[[str], None] = lambda line: None
+) -> bool:
+    """Convert the network to channels-last where it runs in it, else to contiguous, in place.
+
     Code such as `x.view(x.size(0), -1)` behind a convolution works in the contiguous format alone. So the forward pass
     is tried on `images_NCHW`: two at least, as strides of a single image don't tell the formats apart. Observers see
-    them: pass a copy of a network whose state counts. Random streams are restored. Where the trial fails, `log` gets
-    the reason. Returns whether the format is channels-last.
+    them: pass a copy of a network whose state counts. Random streams are restored. Where the trial fails, `log` is
+    told why. Returns whether the format is channels-last.
     """
-    recorder = _ConvolutionRecorder()
     _convert(module, torch.channels_last)
     try:
-        with seeded(0, images_NCHW.device), torch.no_grad(), recorder:
+        with seeded(0, images_NCHW.device), torch.no_grad():
             module(images_NCHW)
     except Exception as error:  # noqa: BLE001  # one that has another cause is raised again where the network is used
         log(f"memory_format contiguous: the network's forward pass fails in channels_last ({error})")
-        recorder.has_recorded = False
-    if not recorder.has_recorded:
         _convert(module, torch.contiguous_format)
-    return recorder.has_recorded
+        return False
+    return True
 
 
 def view_failure(error: BaseException) -> str | None:

@@ -161,14 +161,14 @@ class Model(Deployable):
     def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
         import torch
 
-        from ptpipe_torch.memory_format import to_preferred_format
+        from ptpipe_torch.memory_format import to_channels_last
 
         backend = self.recipe.backend if self.recipe.convert else None
         has_float_convolutions = not (self.recipe.prepare and self.recipe.convert)  # int8 ones choose for themselves
         with released_memory(), torch_threads(num_threads), quantized_engine(backend), torch.inference_mode():
             network = [self.build()]
             if has_float_convolutions:
-                to_preferred_format(network[0], torch.zeros(2, *self.input_shape_CHW))
+                to_channels_last(network[0], torch.zeros(2, *self.input_shape_CHW))
 
             def predict(images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
                 writable = images_NCHW if images_NCHW.flags.writeable else images_NCHW.copy()  # or torch warns
