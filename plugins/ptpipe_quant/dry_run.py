@@ -17,6 +17,7 @@ from ptpipe_quant import transforms
 from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
 from ptpipe_quant.int8_graph import drop_redundant_clamps
 from ptpipe_quant.int8_parity import MAX_STEPS, compare_with_reference
+from ptpipe_quant.prepared_parity import first_line
 from ptpipe_quant.qat_graph import observer_at
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.float_parts import unconverted
@@ -42,7 +43,7 @@ def dry_run(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor, back
     try:
         int8: Any = transforms.to_int8(prepared, backend=backend)
     except Exception as error:  # torch's conversion raises anything
-        raise StageError(f"{ctx.kind}: torch can't convert this network to int8 ({_reason(error)})") from error
+        raise StageError(f"{ctx.kind}: torch can't convert this network to int8 ({first_line(error)})") from error
     if (layer := unconverted(int8)) is not None:
         raise StageError(f"{ctx.kind}: {layer} can't become int8; leave it float (skip: [{layer}])")
     if not any(has_int8_weights(part) for part in int8.modules()):
@@ -69,18 +70,16 @@ def check_runs(ctx: Context, int8: nn.Module, images_NCHW: torch.Tensor, backend
         place = f" at {layer}" if layer else ""
         remedy = f"; leave it float (skip: [{layer.rpartition(' in ')[2]}])" if layer else ""
         raise StageError(
-            f"{ctx.kind}: {backend} can't run this network as int8{place}: {_reason(error)}{remedy}"
+            f"{ctx.kind}: {backend} can't run this network as int8{place}: {first_line(error)}{remedy}"
         ) from error
 
 
 class _Runner(Interpreter):
     """Runs a graph and remembers where it is."""
 
-    extra_traceback = False  # would be added to the error's message
-
     def __init__(self, int8: GraphModule) -> None:
         super().__init__(int8)
-        self.extra_traceback = False
+        self.extra_traceback = False  # would be added to the error's message
         self._node: Node | None = None
         self._scopes: dict[str, str] = int8.meta.get("scopes", {})
 
@@ -98,10 +97,6 @@ class _Runner(Interpreter):
         if node.op == "call_module":
             return path or str(node.target)
         return f"{name} in {path}" if path else name
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _observe(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor) -> None:

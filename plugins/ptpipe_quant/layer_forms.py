@@ -63,7 +63,7 @@ def use_foldable_batch_norms(graph: GraphModule) -> None:
         if type(layer) not in _BATCH_NORMS:
             continue
         if layer.running_mean is None:
-            _set_submodule(graph, str(node.target), BatchStatisticsNorm(layer))
+            graph.set_submodule(str(node.target), BatchStatisticsNorm(layer))
         elif layer.weight is None:
             layer.affine = True
             layer.weight = nn.Parameter(torch.ones_like(layer.running_var), requires_grad=False)
@@ -78,7 +78,7 @@ def fold_into_transposed(graph: GraphModule) -> None:
             continue
         if isinstance(layer := _layer(graph, source), _TRANSPOSED) and len(source.users) == 1:
             folded = nn.utils.fuse_conv_bn_eval(layer.eval(), norm.eval(), transpose=True)
-            _set_submodule(graph, str(source.target), folded)
+            graph.set_submodule(str(source.target), folded)
             node.replace_all_uses_with(source)
             graph.graph.erase_node(node)
 
@@ -105,8 +105,3 @@ def _store_parametrized(layer: Any) -> None:
 
 def _hooks(layer: nn.Module) -> list[Any]:
     return list(layer._forward_pre_hooks.values())
-
-
-def _set_submodule(graph: GraphModule, target: str, layer: nn.Module) -> None:
-    parent, _, child = target.rpartition(".")
-    setattr(graph.get_submodule(parent), child, layer)

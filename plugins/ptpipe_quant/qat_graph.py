@@ -56,7 +56,7 @@ def training_graph(prepared: GraphModule, *, freeze_at: float) -> GraphModule:
     _mark_first_calls(prepared)
     for target, calls in _calls_by_target(prepared).items():
         if replacement := qat_layer(prepared.get_submodule(target), freeze_at):
-            _set_submodule(prepared, target, replacement)
+            prepared.set_submodule(target, replacement)
             if len(calls) == 1:
                 _move_relu_behind_pool(prepared, calls[0], replacement)
     _freeze_batch_norms(prepared, freeze_at)
@@ -113,7 +113,7 @@ def _restore_dropout(prepared: GraphModule) -> None:
         dropout = prepared.get_submodule(node.target).__dict__.get("_dropout_for_training")
         if dropout is None:
             continue
-        _set_submodule(prepared, node.target, dropout)
+        prepared.set_submodule(node.target, dropout)
         for user in [user for user in node.users if observer_at(prepared, user) is not None]:
             user.replace_all_uses_with(node)
             prepared.graph.erase_node(user)
@@ -162,8 +162,3 @@ def _move_relu_behind_pool(prepared: GraphModule, node: Node, layer: Any) -> Non
 def _is_max_pool(prepared: GraphModule, node: Node) -> bool:
     target = type(prepared.get_submodule(str(node.target))) if node.op == "call_module" else node.target
     return target in _MAX_POOLS and _selects(prepared, node)
-
-
-def _set_submodule(prepared: GraphModule, target: str, module: nn.Module) -> None:
-    parent, _, child = target.rpartition(".")
-    setattr(prepared.get_submodule(parent), child, module)
