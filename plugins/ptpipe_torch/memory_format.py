@@ -59,7 +59,7 @@ def to_channels_last(
     Code such as `x.view(x.size(0), -1)` behind a convolution works in the contiguous format alone. So the forward pass
     is tried on `images_NCHW`: two at least, as strides of a single image don't tell the formats apart. Observers see
     them: pass a copy of a network whose state counts. Random streams are restored. Where the trial fails, `log` is
-    told why. Returns whether the format is channels-last.
+    called with the reason. Returns whether the format is channels-last.
     """
     _convert(module, torch.channels_last)
     try:
