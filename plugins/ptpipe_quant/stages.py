@@ -278,7 +278,7 @@ def _int8(
         module = model.build()
         if (layer := unconverted(module)) is not None:
             raise StageError(f"{ctx.kind}: {layer} can't become int8; prepare it as float (skip: [{layer}])")
-        check_runs(ctx, module, torch.zeros(1, *model.input_shape_CHW), str(model.recipe.backend))
+        check_runs(ctx, module, torch.zeros(2, *model.input_shape_CHW), str(model.recipe.backend))
         packed = pack_state({**module.state_dict(), **(stored or {})})
         num_int8 = sum(has_int8_weights(layer) for layer in module.modules())
         if num_int8 == 0 and not stored:

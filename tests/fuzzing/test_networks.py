@@ -38,7 +38,7 @@ def test_every_form_is_the_network_that_the_user_wrote(paths: tuple[str, ...], t
     @settings(
         max_examples=round(NUM_NETWORKS * SHARES[paths]),
         derandomize=True,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate, Phase.shrink] if THOROUGH else [Phase.generate],
         suppress_health_check=list(HealthCheck),
         database=None,
         print_blob=False,

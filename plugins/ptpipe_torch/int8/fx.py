@@ -41,7 +41,7 @@ with deprecations_silenced():
         ObservationType,
         get_native_backend_config,
     )
-    from torch.ao.quantization.fx._lower_to_native_backend import is_general_tensor_shape_node
+    from torch.ao.quantization.fx._lower_to_native_backend import is_copy_node, is_general_tensor_shape_node
     from torch.ao.quantization.fx.convert import convert as convert_graph
     from torch.ao.quantization.fx.custom_config import FuseCustomConfig
     from torch.ao.quantization.fx.fuse import fuse as fuse_graph
@@ -189,11 +189,12 @@ def _fence_float_operators(prepared: GraphModule) -> None:
     Some that stand between int8 tensors (`sigmoid`, `nn.LeakyReLU`, norms) would become int8 all the same (torch 2.13).
     """
     qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
+    modules = dict(prepared.named_modules(remove_duplicate=False))
     for node in list(prepared.graph.nodes):
-        if qconfigs.get(node.name, ...) is not None and not _changes_grid(prepared, node):
+        if qconfigs.get(node.name, ...) is not None and not _changes_grid(modules, node):
             continue
         for source in node.all_input_nodes:
-            if _observer(prepared, source) is not None:
+            if _observer(modules, source) is not None:
                 with prepared.graph.inserting_before(node):
                     fence = prepared.graph.call_function(_fence, (source,))
                 node.replace_input_with(source, fence)
@@ -201,20 +202,20 @@ def _fence_float_operators(prepared: GraphModule) -> None:
     prepared.recompile()
 
 
-def _changes_grid(prepared: GraphModule, node: Node) -> bool:
-    """Return whether a reshape has its input on another grid than its output, which its int8 form can't change.
+def _changes_grid(modules: dict[str, nn.Module], node: Node) -> bool:
+    """Return whether an operator has its output on another grid than its input, which its int8 form can't change.
 
-    So it is in front of a concatenation, whose inputs share one grid.
+    So it is in front of a concatenation, whose inputs share one grid, for reshapes, pooling and clamps.
     """
-    is_reshape: Any = is_general_tensor_shape_node
-    if not any(is_reshape(node, dict(prepared.named_modules(remove_duplicate=False)))):
+    keeps_grid: tuple[Any, ...] = (is_general_tensor_shape_node, is_copy_node)
+    if not any(any(is_kept(node, modules)) for is_kept in keeps_grid):
         return False
-    observers = [_observer(prepared, other) for other in (*node.all_input_nodes[:1], *node.users)]
+    observers = [_observer(modules, other) for other in (*node.all_input_nodes[:1], *node.users)]
     return any(observer not in (None, observers[0]) for observer in observers[1:])
 
 
-def _observer(prepared: GraphModule, node: Node) -> nn.Module | None:
-    module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None
+def _observer(modules: dict[str, nn.Module], node: Node) -> nn.Module | None:
+    module = modules[str(node.target)] if node.op == "call_module" else None
     return module if module is not None and is_observer(module) else None
 
 

@@ -97,6 +97,13 @@ def convolution_only() -> nn.Module:
 
 
 @builder
+def normalized_by_batch() -> nn.Module:
+    """Fails for a batch of one image."""
+    norm = nn.BatchNorm2d(8, track_running_stats=False)
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.AdaptiveAvgPool2d(1), norm, nn.Flatten(), nn.Linear(8, NUM_CLASSES))
+
+
+@builder
 def nothing_to_quantize() -> nn.Module:
     """No layer that has an int8 form."""
     return nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(NUM_CLASSES))

@@ -39,6 +39,7 @@ from .conftest import (
     convolution_only,
     logits_of,
     make_model,
+    normalized_by_batch,
     nothing_to_quantize,
     small_net,
     train,
@@ -204,6 +205,15 @@ def test_a_network_with_everything_in_it(trained_mixed, digits, ctx, metrics, me
         lost = accuracy(logits_of(trained_mixed, digits), digits) - accuracy(logits_of(model, digits), digits)
         assert lost < 0.02, backend
         assert metrics()["int8_layers"] == (2 if method == "dynamic" else 7)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_network_that_needs_a_batch_of_images(digits, ctx, method) -> None:
+    model = make_model(normalized_by_batch)
+    found_NK, expected_NK = (logits_of(m, digits) for m in (int8(method, model, digits, ctx, backend=FIRST), model))
+    assert np.isfinite(found_NK).all()
+    if method != "qat":  # which trains
+        assert np.corrcoef(found_NK.ravel(), expected_NK.ravel())[0, 1] > 0.95  # the norm magnifies rounding
 
 
 @pytest.mark.parametrize("observer", ["histogram", "min_max", "moving_average"])
