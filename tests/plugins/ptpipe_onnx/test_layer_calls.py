@@ -150,7 +150,10 @@ def test_each_call_is_compared_with_its_own_grid(int8: Int8, digits: Data, tmp_p
             compare_exactly(tmp_path / "broken.onnx", reference, int8_network)
 
 
-@pytest.mark.parametrize(("is_qat", "backend"), FORMS)
+@pytest.mark.parametrize(
+    ("is_qat", "backend"),
+    [pytest.param(*form, marks=[pytest.mark.thorough] if form[0] else []) for form in FORMS],
+)
 @pytest.mark.parametrize(
     ("kernel", "stride", "groups", "output_padding"), [(2, 1, 1, 0), (2, 2, 1, 0), (3, 2, 1, 1), (4, 2, 2, 0)]
 )

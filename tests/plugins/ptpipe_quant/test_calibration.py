@@ -63,6 +63,7 @@ def calibrated(folder: Path, **options: Any) -> tuple[Model, Ranges]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("options", "num_workers"),
     [
@@ -123,6 +124,7 @@ def test_what_is_not_a_number_is_named_also_by_histograms(trained, digits, ctx) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_name_it_too(tmp_path: Path) -> None:
     plugin = tmp_path / "broken.py"
     plugin.write_text(BROKEN, encoding="utf-8")

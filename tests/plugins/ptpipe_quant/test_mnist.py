@@ -70,8 +70,15 @@ def static_accuracy(cnn, images, context) -> float:
     return accuracy(logits_of(static_int8(cnn, images, context, BACKENDS[0]), images), images)
 
 
-@pytest.mark.parametrize("batch_norm", ["fold", "train"])
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(
+    ("batch_norm", "bf16"),
+    [
+        ("fold", False),
+        ("train", True),
+        pytest.param("fold", True, marks=pytest.mark.thorough),
+        pytest.param("train", False, marks=pytest.mark.thorough),
+    ],
+)
 def test_quantization_aware_training(cnn, images, context, static_accuracy, batch_norm, bf16) -> None:
     config = PrepareQatConfig(backend=BACKENDS[0], batch_norm=batch_norm, reduce_range="auto")
     with torch_threads(1):

@@ -14,7 +14,7 @@ import ptpipe
 from ptpipe.api import RunResult
 from ptpipe_torch import Model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 thorough = pytest.mark.thorough
 
 PLUGINS = f"{Path(__file__).parent}/parallel_nets.py, {Path(__file__).parent}/any_cpu_fp16.py"

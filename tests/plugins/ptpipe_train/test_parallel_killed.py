@@ -160,7 +160,7 @@ def ptpipe_stages():
 '''
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp", "pp", pytest.param("ddp+pp", marks=thorough)])
+@pytest.mark.parametrize("name", ["ddp", "pp", *(pytest.param(name, marks=thorough) for name in ("fsdp", "ddp+pp"))])
 @pytest.mark.timeout(900)
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, name: str) -> None:
     epochs = max(12, 3 * NUM_KILLS)
@@ -257,7 +257,9 @@ def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None
     assert "worker 1 was killed by SIGKILL" in output
 
 
-@pytest.mark.parametrize(("name", "rank"), [("ddp", 0), pytest.param("ddp", 1, marks=thorough), ("pp", 1)])
+@pytest.mark.parametrize(
+    ("name", "rank"), [("ddp", 0), *(pytest.param(name, 1, marks=thorough) for name in ("ddp", "pp"))]
+)
 def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> None:
     running = Running(tmp_path, MODES[name] | {"timeout_s": 3})
     assert running.until(1)

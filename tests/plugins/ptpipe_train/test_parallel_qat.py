@@ -18,7 +18,7 @@ import ptpipe
 from ptpipe.api import RunResult
 from ptpipe_torch import Model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 PLUGIN = Path(__file__).parent / "parallel_nets.py"
 MANIFEST = """
