@@ -38,7 +38,7 @@ from ptpipe_torch.int8.reference_nodes import quantized_before
 from ptpipe_torch.model.onnx_file import session_options
 
 MAX_STEPS = 1
-MAX_SHARE, MAX_PRODUCT_SHARE = 0.5, 0.1
+MAX_FRACTION, MAX_PRODUCT_FRACTION = 0.5, 0.1
 """How many of a layer's values may differ by a step: of averages, sums and the like, half are ties at worst; of sums of
 products, 1 % is usual where the output has 25 steps to one of the products."""
 MAX_OUTPUT_DIFFERENCE = 1e-3
@@ -66,18 +66,18 @@ class LayerParity:
             "layers_merged": len(self.difference.missing),
             "layer_images": self.num_images,
             "max_layer_difference_steps": worst.max_steps if worst else 0.0,
-            "max_layer_difference_share": max((layer.share for layer in self.difference.layers), default=0.0),
+            "max_layer_difference_fraction": max((layer.fraction for layer in self.difference.layers), default=0.0),
         }
 
     def check(self) -> None:
         """Raise StageError, naming the first layer of the file that computes something else."""
         for layer in self.difference.layers:
-            allowed_share = MAX_PRODUCT_SHARE if layer.node in self.products else MAX_SHARE
-            if layer.max_steps > MAX_STEPS or layer.share > allowed_share:
+            allowed = MAX_PRODUCT_FRACTION if layer.node in self.products else MAX_FRACTION
+            if layer.max_steps > MAX_STEPS or layer.fraction > allowed:
                 raise StageError(
                     f"the file's layer {layer.layer} computes something else than torch's from the same integers: "
-                    f"{layer.share:.2%} of its values differ, by up to {layer.max_steps:g} steps of its output, where "
-                    f"{MAX_STEPS} is allowed, for at most {allowed_share:.0%}; over {self.num_images} images"
+                    f"{layer.fraction:.2%} of its values differ, by up to {layer.max_steps:g} steps of its output, "
+                    f"where {MAX_STEPS} is allowed, for at most {allowed:.0%}; over {self.num_images} images"
                 )
         if self.difference.output > MAX_OUTPUT_DIFFERENCE:
             raise StageError(

@@ -12,18 +12,16 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from ptpipe import Context, StageError
+from ptpipe import Context, PtpipeError, StageError
 from ptpipe_quant import transforms
 from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
 from ptpipe_quant.int8_graph import drop_redundant_clamps
 from ptpipe_quant.int8_parity import MAX_STEPS, compare_with_reference
 from ptpipe_quant.prepared_parity import first_line
-from ptpipe_quant.qat_graph import observer_at
 from ptpipe_torch.int8.engine import deprecations_silenced
-from ptpipe_torch.int8.float_parts import unconverted
 from ptpipe_torch.int8.layer_parity import LayerDifference
 from ptpipe_torch.int8.layers import folded_weight, has_int8_weights
-from ptpipe_torch.int8.observers import fixed_grid
+from ptpipe_torch.int8.observers import fixed_grid, observer_at
 
 _NUM_INTEGERS = 256
 
@@ -42,10 +40,10 @@ def dry_run(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor, back
     drop_redundant_clamps(twin)
     try:
         int8: Any = transforms.to_int8(prepared, backend=backend)
+    except PtpipeError:
+        raise
     except Exception as error:  # torch's conversion raises anything
         raise StageError(f"{ctx.kind}: torch can't convert this network to int8 ({first_line(error)})") from error
-    if (layer := unconverted(int8)) is not None:
-        raise StageError(f"{ctx.kind}: {layer} can't become int8; leave it float (skip: [{layer}])")
     if not any(has_int8_weights(part) for part in int8.modules()):
         raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
     int8.meta["scopes"] = scopes

@@ -15,11 +15,11 @@ from torch.fx import GraphModule
 
 from ptpipe import Context, StageError
 from ptpipe_quant.int8_graph import drop_redundant_clamps
-from ptpipe_quant.qat_graph import observer_at
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.int8_recorder import FULL_RANGE, Int8Recorder
 from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers, quantize_nodes, source_nodes
+from ptpipe_torch.int8.observers import observer_at
 
 MAX_STEPS = 1.01
 """Largest difference of a layer: one step, and the float32 rounding of tensors whose grid is not the reference's."""

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_quant.qat_layers import QatLayer, freeze_batch_norm, qat_layer
-from ptpipe_torch.int8.observers import is_observer, observes_range
+from ptpipe_torch.int8.observers import observer_at, observes_range
 
 F = nn.functional
 
@@ -93,12 +93,6 @@ def _selects(prepared: GraphModule, node: Node) -> bool:
     if node.op == "call_method":
         return node.target in _SELECTING_METHODS
     return node.target in _SELECTING_FUNCTIONS
-
-
-def observer_at(prepared: GraphModule, node: Node) -> nn.Module | None:
-    """Return the observer or fake quantization that this node calls, None for other nodes."""
-    module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None
-    return module if module is not None and is_observer(module) else None
 
 
 def range_observer_at(prepared: GraphModule, node: Node) -> nn.Module | None:

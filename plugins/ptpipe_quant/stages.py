@@ -31,7 +31,7 @@ from ptpipe_quant.trace import float_names, layers_to_quantize
 from ptpipe_torch import Data, FunctionRef, Model, Ranges
 from ptpipe_torch.distributed.worker_group import init_worker_group
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine, transposed_convolution_error
-from ptpipe_torch.int8.float_parts import float_parts, int8_parameters_fraction, unconverted
+from ptpipe_torch.int8.float_parts import float_parts, int8_parameters_fraction
 from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.int8_state import pack_state
 from ptpipe_torch.int8.layers import has_int8_weights, round_weights
@@ -224,7 +224,10 @@ def _unsupported_layers(network: nn.Module, config: ActivationConfig, ctx: Conte
         and transposed_convolution_error(layer, config.backend) > MAX_STEPS
     ]
     if names:
-        ctx.notice(f"{', '.join(names)} stay float: {config.backend}'s transposed convolution is wrong for their sizes")
+        ctx.notice(
+            f"{', '.join(names)} stay float: {config.backend}'s transposed convolution computes them wrongly or loses "
+            "their weights"
+        )
         ctx.metric(kept_float=_truncated(names))
     return names
 
@@ -276,8 +279,6 @@ def _int8(
     """
     with quantized_engine(model.recipe.backend), deprecations_silenced(), released_memory():
         module = model.build()
-        if (layer := unconverted(module)) is not None:
-            raise StageError(f"{ctx.kind}: {layer} can't become int8; prepare it as float (skip: [{layer}])")
         check_runs(ctx, module, torch.zeros(2, *model.input_shape_CHW), str(model.recipe.backend))
         packed = pack_state({**module.state_dict(), **(stored or {})})
         num_int8 = sum(has_int8_weights(layer) for layer in module.modules())

@@ -23,6 +23,8 @@ class Unrounding:
         self._graph = model.graph
         self._constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         self._grids: dict[str, tuple[float, int]] = {}  # of tensors that are integers in the file
+        self.rounds_bounds = False
+        """Whether a clip of integers has a bound that lay between two of them."""
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, np.ndarray] = {}
 
@@ -70,6 +72,7 @@ class Unrounding:
             return
         self._grids[node.output[0]] = grid
         low, high = (int(self._constants[name]) for name in node.input[1:3])
+        self.rounds_bounds |= not {low, high} <= {0, grid[1], 255}
         self._add("Clip", [node.input[0], *self._bounds(node, grid, low, high)], node)
 
     def _rewrite_concat(self, node: onnx.NodeProto) -> None:
@@ -99,13 +102,13 @@ class Unrounding:
         self._add("MatMul", [node.input[0], self._constant(node, "weight", weight)], node)
 
 
-def unrounded_logits(path: Path, images_NCHW: np.ndarray) -> np.ndarray:
-    """Return what the file would compute if it rounded no activation."""
+def unrounded_logits(path: Path, images_NCHW: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return what the file would compute if it rounded no activation, and whether it has bounds that are rounded."""
     model = onnx.load(str(path))
     unrounding = Unrounding(model)
     unrounding.rewrite()
     assert all(value.type.tensor_type.elem_type == TensorProto.FLOAT for value in model.graph.output)
-    return run_file(model.SerializeToString(), images_NCHW)
+    return run_file(model.SerializeToString(), images_NCHW), unrounding.rounds_bounds
 
 
 def run_file(content: bytes | str, images_NCHW: np.ndarray) -> np.ndarray:

@@ -31,6 +31,8 @@ from ptpipe_torch.int8.engine import quantized_engine
 F = nn.functional
 FLOAT_TOLERANCE = 1e-3
 """Of the largest value: sums of float32 in another order, and biases rounded to a thousandth of a step."""
+BOUND_TOLERANCE = 0.03
+"""Where a clamp's bound is rounded to a grid: half a step of it."""
 MAX_STEPS = 1.5
 """A kernel's result is off by half a step for its last rounding, and at most one more."""
 
@@ -39,13 +41,13 @@ class Difference(AssertionError):  # an assertion, by its own name
     """Two forms of one network are not the same function."""
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+def assert_close(found: torch.Tensor, expected: torch.Tensor, what: str, *, tolerance: float = FLOAT_TOLERANCE) -> None:
     """Raise Difference unless the two are the same up to the last bits of float32."""
     if found.shape != expected.shape:
         raise Difference(f"{what}: shape {tuple(found.shape)}, expected {tuple(expected.shape)}")
     difference = (found - expected).abs().max().item()
     largest = expected.abs().max().item()
-    if not difference <= FLOAT_TOLERANCE * largest + 1e-5:
+    if not difference <= tolerance * largest + 1e-5:
         raise Difference(f"{what}: {difference:.4g} off, where the largest value is {largest:.4g}")
 
 
@@ -293,7 +295,7 @@ def check_dynamic(int8: Model, float_model: Model, images_NCHW: torch.Tensor) ->
         run(without_dynamic_rounding(int8.build()), images_NCHW), run(own, images_NCHW), "dynamic against float"
     )
     for name, layer in layers.items():
-        layer.register_forward_hook(_check_dynamic_layer(name))
+        layer.register_forward_hook(_check_dynamic_layer(name), with_kwargs=True)
     run(module, images_NCHW)
 
 
@@ -301,9 +303,10 @@ def _dynamic_layers(module: nn.Module) -> list[tuple[str, Any]]:
     return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nnqd.Linear)]
 
 
-def _check_dynamic_layer(name: str) -> Callable[[Any, tuple[torch.Tensor], torch.Tensor], None]:
-    def check(layer: Any, inputs: tuple[torch.Tensor], found: torch.Tensor) -> None:
-        x, weight = inputs[0], layer.weight().dequantize()
+def _check_dynamic_layer(name: str) -> Callable[..., None]:
+    def check(layer: Any, args: tuple[torch.Tensor], kwargs: dict[str, torch.Tensor], found: torch.Tensor) -> None:
+        (x,) = (*args, *kwargs.values())
+        weight = layer.weight().dequantize()
         low, high = (float(limit) for limit in torch.aminmax(x))
         step = (max(high, 0.0) - min(low, 0.0)) / 127  # 7 bits at worst
         # Each input is at most a step off: rounded, and zero is put on the grid.

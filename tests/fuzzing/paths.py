@@ -131,9 +131,11 @@ class Trip:
         has_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in own.modules())
         if self.scheme.batch_norm == "fold" and has_norm:
             return
-        (found_NK, gradient), (expected_NK, expected_gradient) = (
-            _trained_step(module, self.images_NCHW) for module in (network, own)
-        )
+        try:
+            expected_NK, expected_gradient = _trained_step(own, self.images_NCHW)
+        except RuntimeError:  # it changes its images in place, which have a gradient here alone
+            return
+        found_NK, gradient = _trained_step(network, self.images_NCHW)
         oracle.assert_close(found_NK, expected_NK, "the prepared network in training mode against the user's")
         oracle.assert_close(gradient, expected_gradient, "the gradient of the images")
 
@@ -156,9 +158,12 @@ class Trip:
             return
         file = self.bench.run(export_onnx, {"num_samples": 12}, model=model, data=self.data)
         images_NCHW = self.images_NCHW.numpy().copy()
-        found_NK = unrounded_logits(file.path, images_NCHW)
+        found_NK, rounds_bounds = unrounded_logits(file.path, images_NCHW)
         oracle.assert_close(
-            torch.from_numpy(found_NK), expected_NK, "the ONNX file, unrounded, against torch's network"
+            torch.from_numpy(found_NK),
+            expected_NK,
+            "the ONNX file, unrounded, against torch's network",
+            tolerance=oracle.BOUND_TOLERANCE if rounds_bounds else oracle.FLOAT_TOLERANCE,
         )
         assert np.isfinite(run_file(str(file.path), images_NCHW)).all()
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_torch.int8.engine import deprecations_silenced
-from ptpipe_torch.int8.observers import fixed_grid, is_observer
+from ptpipe_torch.int8.observers import fixed_grid, observer_at
 
 with deprecations_silenced():
     from torch.ao.quantization.backend_config import BackendConfig, ObservationType
@@ -62,8 +62,8 @@ class _FixedRanges:
         if target in self._grids:
             return self._grids[target] == grid
         return target in self._sharing and all(
-            is_observer(_called(self._prepared, node))
-            and fixed_grid(_called(self._prepared, node)) == grid
+            (observer := observer_at(self._prepared, node)) is not None
+            and fixed_grid(observer) == grid
             and self.is_bounded(node)
             for node in source.all_input_nodes
         )
@@ -89,7 +89,7 @@ class _FixedRanges:
 def _calls(prepared: GraphModule) -> dict[nn.Module, list[Node]]:
     calls: dict[nn.Module, list[Node]] = defaultdict(list)
     for node in prepared.graph.find_nodes(op="call_module"):
-        if is_observer(observer := prepared.get_submodule(str(node.target))):
+        if (observer := observer_at(prepared, node)) is not None:
             calls[observer].append(node)
     return calls
 
@@ -105,7 +105,7 @@ def _use_observer(prepared: GraphModule, calls: list[Node], observer: nn.Module)
 
 def _observe_once(prepared: GraphModule) -> None:
     for node in list(prepared.graph.nodes):
-        first, *others = [user for user in node.users if is_observer(_called(prepared, user))] or [node]
+        first, *others = [user for user in node.users if observer_at(prepared, user) is not None] or [node]
         for other in others:
             if (observer := _called(prepared, other)) is not _called(prepared, first):
                 _use_observer(prepared, _calls(prepared)[observer], _called(prepared, first))

@@ -1,4 +1,4 @@
-"""What of an int8 network is float: its parts by name and type, and the share of the parameters that is int8."""
+"""What of an int8 network is float: its parts by name and type, and the fraction of the parameters that is int8."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import nn
 
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.layers import has_int8_weights
-from ptpipe_torch.int8.observers import is_observer
 
 with deprecations_silenced():
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
@@ -41,15 +40,9 @@ def float_parts(int8: nn.Module) -> list[str]:
 
 
 def int8_parameters_fraction(int8: nn.Module) -> float:
-    """Return the share of an int8 network's parameters that it computes with as int8."""
+    """Return the fraction of an int8 network's parameters that it computes with as int8."""
     layers = [cast(Any, layer) for layer in int8.modules() if has_int8_weights(layer)]
     num_int8 = sum(layer.weight().numel() for layer in layers)
     num_biases = sum(layer.bias().numel() for layer in layers if layer.bias() is not None)
     num_float = sum(parameter.numel() for parameter in int8.parameters())
     return float(num_int8 / max(num_int8 + num_biases + num_float, 1))
-
-
-def unconverted(int8: nn.Module) -> str | None:
-    """Return the name of a layer that still has an observer or fake quantization after conversion, None without one."""
-    names = (name.rpartition(".")[0] or name for name, module in int8.named_modules() if is_observer(module))
-    return next(names, None)

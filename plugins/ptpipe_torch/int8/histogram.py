@@ -52,6 +52,7 @@ class MinErrorHistogramObserver(HistogramObserver):
             return torch.zeros(self.bins)
         min_val, max_val = (float(limit) for limit in limits)
         bins_per_unit = self.bins / (max_val - min_val) if max_val > min_val else 1.0
+        bins_per_unit = min(bins_per_unit, torch.finfo(torch.float32).max)  # infinite times zero is not a number
 
         def bins_of(values: torch.Tensor) -> torch.Tensor:
             return (values - min_val).mul_(bins_per_unit).clamp_(0, self.bins - 1).to(torch.int32)

@@ -42,7 +42,7 @@ class LayerDifference:
     """What the user calls it: the path of a module, or a function and the module that calls it."""
     max_steps: float
     """Largest difference, in quantization steps of the output."""
-    share: float
+    fraction: float
     """Fraction of the elements that differ by more than half a step."""
 
 

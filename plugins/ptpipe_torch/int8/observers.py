@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule, Node
 
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.histogram import MinErrorHistogramObserver
@@ -79,6 +80,12 @@ def weight_observer(*, per_channel: bool, narrow: bool = False) -> Any:
 def is_observer(module: nn.Module) -> bool:
     """Return whether a module is an observer or a fake quantization: in a prepared graph it marks an int8 tensor."""
     return isinstance(module, ObserverBase | FakeQuantizeBase)
+
+
+def observer_at(prepared: GraphModule, node: Node) -> nn.Module | None:
+    """Return the observer or fake quantization that a node of a prepared graph calls, None for other nodes."""
+    module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return module if module is not None and is_observer(module) else None
 
 
 def observes_range(module: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from torch import nn
 
 from ptpipe import JSON, StageError
 from ptpipe.events import Event, Notice
-from ptpipe_quant import PrepareConfig, PrepareQatConfig, prepare, prepare_qat, transforms
+from ptpipe_quant import PrepareConfig, PrepareQatConfig, prepare, prepare_qat, stages, transforms
 from ptpipe_torch import builder
 from ptpipe_torch.int8.engine import supported_engines
+from ptpipe_torch.int8.layer_parity import LayerDifference
 
 from .conftest import BACKENDS, NUM_CLASSES, make_model, mixed_net
 
@@ -165,3 +167,36 @@ def test_what_an_engine_computes_wrongly_is_known_before_training(ctx, stage, co
         stage(config(backend="qnnpack"), ctx, make_model(between, prelu=prelu))
     if "fbgemm" in supported_engines() and not prelu:
         stage(config(backend="fbgemm"), ctx, make_model(between, prelu=prelu))
+
+
+@builder
+def overshooting() -> nn.Module:
+    """Bicubic interpolation leaves the range of a sigmoid, 0 to 1, whose grid its output has."""
+
+    class Overshooting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 4, 3)
+            nn.init.normal_(self.first.weight, std=9)
+            self.head = nn.Linear(400, NUM_CLASSES)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = nn.functional.interpolate(self.first(x).sigmoid(), scale_factor=2, mode="bicubic")
+            return self.head(self.last(x).flatten(1))
+
+    return Overshooting()
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_values_outside_of_a_fixed_range_are_known_before_training(ctx, stage, config) -> None:
+    with pytest.raises(StageError, match=r"the int8 range of \w+ is fixed at 0 to 1, but it has values of -\d"):
+        stage(config(backend=FIRST), ctx, make_model(overshooting))
+
+
+@pytest.mark.parametrize(("reduce_range", "is_refused"), [(False, False), ("auto", True), (True, True)])
+def test_sums_may_saturate_where_the_user_wants_all_8_bits(ctx, monkeypatch, reduce_range, is_refused) -> None:
+    monkeypatch.setattr(stages, "wants_reduced_range", lambda backend: (True, "no VNNI"))
+    monkeypatch.setattr(stages, "dry_run", lambda *_: [LayerDifference("conv", "3", 40.0, 0.5)])
+    config = PrepareConfig(backend=FIRST, reduce_range=reduce_range)
+    with pytest.raises(StageError, match="computes 3 wrongly") if is_refused else nullcontext():
+        prepare(config, ctx, make_model(mixed_net))

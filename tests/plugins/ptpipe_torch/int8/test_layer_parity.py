@@ -76,7 +76,7 @@ def test_an_equal_implementation_has_no_difference(reference) -> None:
     difference = compare(reference)
     layers = ["the input x", "block.first", "block.second", "add", "mean", "head"]
     assert [layer.layer for layer in difference.layers] == layers
-    assert {(layer.max_steps, layer.share) for layer in difference.layers} == {(0, 0)}
+    assert {(layer.max_steps, layer.fraction) for layer in difference.layers} == {(0, 0)}
     assert (difference.missing, difference.output) == ([], 0)
 
 
@@ -93,7 +93,7 @@ def test_a_fault_is_found_in_its_layer_alone(reference, layer, fault, steps) -> 
 def test_a_tensor_on_another_grid_is_compared_in_steps(reference) -> None:
     difference = compare(reference, "block.first", lambda q: torch.clamp(q.float() + 0.25, 0, 300))
     first = difference.layers[1]
-    assert (first.max_steps, first.share) == (0.25, 0)
+    assert (first.max_steps, first.fraction) == (0.25, 0)
 
 
 def test_tensors_that_were_not_found_and_other_shapes(reference) -> None:

@@ -1,0 +1,57 @@
+"""Networks as public repositories write them, through every way that a manifest can take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MANIFEST = """
+version: 1
+name: styles
+seed: 7
+plugins: [{plugin}]
+stages:
+  data:       {{uses: data.digits, with: {{batch_size: 30}}}}
+  net:        {{uses: model.public_style, with: {{name: {network}}}}}
+  pretrain:   {{uses: train.supervised, with: {{epochs: 4, lr: 0.002, optimizer: adamw, schedule: {{name: cosine}}}}}}
+  dynamic:    {{uses: quant.dynamic, needs: {{model: pretrain}}, with: {{backend: &backend {backend}}}}}
+  observed:   {{uses: quant.prepare, needs: {{model: pretrain}}, with: {{backend: *backend}}}}
+  calibrated: {{uses: quant.calibrate, needs: {{model: observed}}}}
+  static:     {{uses: quant.convert, needs: {{model: calibrated}}}}
+  fake_quant: {{uses: quant.prepare_qat, needs: {{model: pretrain}}, with: {{backend: *backend}}}}
+  finetune:
+    uses: train.supervised
+    needs: {{model: fake_quant}}
+    with: {{epochs: 1, lr: 0.0002, optimizer: adamw}}
+  qat:        {{uses: quant.convert, needs: {{model: finetune}}}}
+  onnx_float:   {{uses: export.onnx, needs: {{model: pretrain}}}}
+  onnx_dynamic: {{uses: export.onnx, needs: {{model: dynamic}}}}
+  onnx_static:  {{uses: export.onnx, needs: {{model: static}}}}
+  onnx_qat:     {{uses: export.onnx, needs: {{model: qat}}}}
+  compare:
+    uses: eval.compare
+    needs: {{models: [pretrain, dynamic, static, qat, onnx_float, onnx_dynamic, onnx_static, onnx_qat]}}
+"""
+NETWORKS = [
+    ("effdet", "fbgemm"),
+    *(pytest.param(name, "fbgemm", marks=pytest.mark.thorough) for name in ("unet", "retina", "vit", "text")),
+    pytest.param("unet", "qnnpack", marks=pytest.mark.thorough),
+]
+
+
+@pytest.mark.parametrize(("network", "backend"), NETWORKS)
+def test_every_form_of_it_is_as_accurate(run_cli, tmp_path: Path, network: str, backend: str) -> None:
+    plugin = Path(__file__).with_name("public_style_nets.py")
+    (tmp_path / "m.yaml").write_text(MANIFEST.format(plugin=plugin, network=network, backend=backend), encoding="utf-8")
+    ended = run_cli("run", "m.yaml", "--json", timeout_s=500)
+    assert ended.code == 0, ended.err
+    stages = {stage["stage_id"]: stage for stage in ended.json["stages"]}
+    (table,) = (output["summary"] for output in stages["compare"]["outputs"].values())
+    accuracies = {row["name"]: row["accuracy"] for row in table["rows"]}
+    assert len(accuracies) == 8
+    assert accuracies["pretrain"] > 0.5
+    for name, accuracy in accuracies.items():
+        assert accuracy > accuracies["pretrain"] - 0.03, name
