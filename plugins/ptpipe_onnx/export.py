@@ -18,7 +18,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ptpipe import Context, StageError, __version__
-from ptpipe_onnx import dynamic_passes, graph, layerwise, qdq_passes, torch_exporter
+from ptpipe_onnx import dynamic_passes, graph, layerwise, qdq_passes, runtime_passes, torch_exporter
 from ptpipe_onnx.config import ExportConfig
 from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.kernels import Kernels
@@ -156,6 +156,7 @@ def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> tuple[
     """
     built = build_graph(model, config.opset)
     content = built.model
+    runtime_passes.prevent_fusions(content.graph)
     size_bytes = graph.weight_bytes(content.graph)
     if size_bytes > MAX_BYTES:
         raise StageError(f"the weights are {size_bytes:,} bytes; one ONNX file holds less than 2 GiB")

@@ -39,7 +39,7 @@ _INT32_ROOM = 2**30
 
 def use_integer_kernels(model: ir.Model) -> None:
     """Apply all passes to a model in reference form, in place."""
-    for apply in (_clip_after_quantizing, _use_global_pooling, _move_integers, _quantize_biases, _keep_float_layers):
+    for apply in (_clip_after_quantizing, _use_global_pooling, _move_integers, _quantize_biases):
         apply(model.graph)
         remove_unused(model)  # an unused reader would hide that a value has only one consumer
 
@@ -242,17 +242,6 @@ class _IntegerLayer:
         inputs = add_initializer(graph, f"{name}.int32", rounded), add_initializer(graph, f"{name}.scale", scales)
         dequantize = insert_node(self.node, "DequantizeLinear", inputs, axis=0)
         self.node.replace_input_with(2, dequantize.outputs[0])
-
-
-def _keep_float_layers(graph: ir.Graph) -> None:
-    """Put an operator without effect in front of each layer with float weights between DQ and Q.
-
-    ONNX Runtime (since 1.21) quantizes such weights itself when it loads the file, with one scale for all channels. A
-    maximum of one tensor hides the DQ from it, and no runtime is known to remove it.
-    """
-    for layer in nodes(graph, "Conv", "ConvTranspose", "Gemm"):
-        if producer(layer.inputs[0], "DequantizeLinear") and constant(layer.inputs[1]) is not None:
-            layer.replace_input_with(0, insert_node(layer, "Max", [layer.inputs[0]]).outputs[0])
 
 
 def _content(value: ir.Value | None) -> Array:

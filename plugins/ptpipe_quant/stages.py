@@ -290,9 +290,10 @@ def _int8(
             int8_parameters_fraction=round(int8_parameters_fraction(module), 4),
             float_layers=_truncated(float_parts(module)),
         )
+        converted = Model(model.recipe, model.tensors, packed)
         if check is not None:
-            check(module)
-    return Model(model.recipe, model.tensors, packed)
+            check(converted.build())  # what is stored: state that torch does not save is lost
+    return converted
 
 
 def _truncated(names: Iterable[str], limit: int = 20) -> list[JSON]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 
 MANIFEST = """
 version: 1
@@ -35,11 +35,7 @@ stages:
     uses: eval.compare
     needs: {{models: [pretrain, dynamic, static, qat, onnx_float, onnx_dynamic, onnx_static, onnx_qat]}}
 """
-NETWORKS = [
-    ("effdet", "fbgemm"),
-    *(pytest.param(name, "fbgemm", marks=pytest.mark.thorough) for name in ("unet", "retina", "vit", "text")),
-    pytest.param("unet", "qnnpack", marks=pytest.mark.thorough),
-]
+NETWORKS = [("unet", "qnnpack"), *((name, "fbgemm") for name in ("unet", "retina", "effdet", "vit", "text"))]
 
 
 @pytest.mark.parametrize(("network", "backend"), NETWORKS)

@@ -27,6 +27,7 @@ from ptpipe_torch.int8.tracer import Scopes, trace_graph
 
 with deprecations_silenced():
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
+    from torch.ao.nn.quantized import ELU as QuantizedELU  # noqa: N811  # a name in capitals, no constant
     from torch.ao.nn.quantized.reference.modules.utils import ReferenceQuantizedModule
     from torch.ao.quantization import (
         disable_fake_quant,
@@ -176,6 +177,7 @@ def convert(prepared: GraphModule) -> GraphModule:
     release_networks()
     _remove_fences(converted)
     _refuse_unconverted(converted)
+    _store_scales(converted)
     return converted
 
 
@@ -241,6 +243,15 @@ def _refuse_unconverted(converted: GraphModule) -> None:
             f"{layer} can't become int8: its {type(part).__name__} is left after the conversion. Leave it float: "
             f"skip: [{layer}] of quant.prepare or quant.prepare_qat"
         )
+
+
+def _store_scales(converted: GraphModule) -> None:
+    """Make the output grid of each ELU part of its state, as that of all other layers is (torch 2.13)."""
+    for part in converted.modules():
+        if isinstance(part, QuantizedELU):
+            for name in ("scale", "zero_point"):
+                value = part.__dict__.pop(name)
+                part.register_buffer(name, torch.tensor(value))
 
 
 def is_prepared(module: nn.Module) -> bool:

@@ -286,21 +286,3 @@ def test_the_output_step() -> None:
     model.graph.node[-1].output[0] = "logits"
     assert output_step(ir.serde.deserialize_model(model).graph) == 0.25
     assert output_step(ir.serde.deserialize_model(Draft().finished("images")).graph) is None
-
-
-@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
-def test_the_runtime_does_not_quantize_float_weights(op_type: str, run_onnx: Run) -> None:
-    """Channels of so different size would be lost on one scale."""
-    draft = Draft()
-    sizes = np.array([1, 1e-4, 1e-2, 1e-4]).reshape([-1, 1, 1, 1] if op_type == "Conv" else [1, -1, 1, 1])
-    weight = draft.array(WEIGHT * sizes, np.float32)
-    value = draft.quantize("images", 0.05, 128)
-    value = draft.node(op_type, [value, weight], pads=[1, 1, 1, 1])
-    scaled = draft.node("Mul", [draft.quantize(value, 1e-3, 100), draft.array(1e3, np.float32)])
-    model = draft.finished(scaled)
-    expected, found = (
-        run_onnx(content.SerializeToString(), IMAGES_NCHW, optimize=optimize)
-        for content, optimize in ((model, False), (rewritten(model), True))
-    )
-    assert np.ptp(expected) > 100
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1.01)

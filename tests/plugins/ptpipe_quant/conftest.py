@@ -104,6 +104,12 @@ def normalized_by_batch() -> nn.Module:
 
 
 @builder
+def activated(*, name: str) -> nn.Module:
+    """Has an activation with an int8 form of its own."""
+    return nn.Sequential(nn.Conv2d(1, 8, 3), getattr(nn, name)(), nn.Flatten(), nn.Linear(8 * 36, NUM_CLASSES))
+
+
+@builder
 def nothing_to_quantize() -> nn.Module:
     """No layer that has an int8 form."""
     return nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(NUM_CLASSES))

@@ -36,6 +36,7 @@ from . import layerwise
 from .conftest import (
     BACKENDS,
     accuracy,
+    activated,
     convolution_only,
     logits_of,
     make_model,
@@ -207,6 +208,15 @@ def test_a_network_with_everything_in_it(trained_mixed, digits, ctx, metrics, me
         assert metrics()["int8_layers"] == (2 if method == "dynamic" else 7)
 
 
+@pytest.mark.parametrize("name", ["ELU", "LeakyReLU", "Hardswish", "Hardsigmoid", "Sigmoid", "Tanh", "ReLU6"])
+def test_what_is_stored_has_the_grid_of_every_activation(digits, ctx, name) -> None:
+    model = make_model(activated, name=name)
+    for backend in (BACKENDS[0], BACKENDS[-1]):
+        converted = int8("static", model, digits, ctx, backend=backend)
+        found_NK, expected_NK = (logits_of(each, digits, 100) for each in (converted, model))
+        assert np.square(found_NK - expected_NK).mean() < (0.1 * expected_NK.std()) ** 2, backend
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_network_that_needs_a_batch_of_images(digits, ctx, method) -> None:
     model = make_model(normalized_by_batch)
@@ -256,11 +266,17 @@ class TestSkip:
         assert {name.rpartition(".")[0].partition(".")[0] for name in floats} == {"4", "11"}
         assert metrics()["int8_layers"] == (1 if method == "dynamic" else 2)
         skipped = ["4 (Conv2d)", "11 (Linear)"]
-        dynamic_floats = ["0 (Conv2d)", *skipped, "2 x BatchNorm2d"]
-        assert metrics()["float_layers"] == (dynamic_floats if method == "dynamic" else skipped)
+        expected = {
+            "dynamic": ["0 (Conv2d)", *skipped, "2 x BatchNorm2d"],
+            "static": skipped,
+            "qat": [*skipped, "1 x BatchNorm2d"],
+        }
+        assert metrics()["float_layers"] == expected[method]
         num_int8 = 64 * 32 if method == "dynamic" else 64 * 32 + 8 * 9
         num_parameters = num_int8 + (8 * 9 if method == "dynamic" else 0) + 16 * 8 * 9 + 32 * 10 + 32 + 10
-        num_parameters += 2 * (8 + 16) if method == "dynamic" else 8 + 16  # folded batch norms leave a bias
+        num_parameters += {"dynamic": 2 * (8 + 16), "static": 8 + 16, "qat": 8 + 2 * 16}[
+            method
+        ]  # folded: a bias is left
         assert metrics()["int8_parameters_fraction"] == round(num_int8 / num_parameters, 4)
 
     def test_a_whole_type(self, trained, digits, ctx, metrics) -> None:
