@@ -154,6 +154,8 @@ def test_streaming_keeps_memory_bounded(pictures: Path) -> None:
             path.rename(path.with_suffix(".png"))
 
 
+# torch's signal handler may raise while torch opens a temporary file to count file descriptors.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_killed_worker_is_a_clear_end() -> None:
     class Slow:
         def __len__(self) -> int:
