@@ -48,6 +48,6 @@ def test_every_form_of_it_is_as_accurate(run_cli, tmp_path: Path, network: str, 
     (table,) = (output["summary"] for output in stages["compare"]["outputs"].values())
     accuracies = {row["name"]: row["accuracy"] for row in table["rows"]}
     assert len(accuracies) == 8
-    assert accuracies["pretrain"] > 0.5
+    assert accuracies["pretrain"] > 0.3  # of ten classes; the text encoder reads pixels
     for name, accuracy in accuracies.items():
         assert accuracy > accuracies["pretrain"] - 0.03, name
