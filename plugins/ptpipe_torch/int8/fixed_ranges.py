@@ -65,7 +65,7 @@ class _FixedRanges:
             (observer := observer_at(self._prepared, node)) is not None
             and fixed_grid(observer) == grid
             and self.is_bounded(node)
-            for node in source.all_input_nodes
+            for node in _tensor_inputs(source)
         )
 
     def share_grid(self, operator: Node, observer: nn.Module) -> None:
@@ -75,7 +75,7 @@ class _FixedRanges:
         """
         if self._target(operator) not in self._sharing:
             return
-        for node in operator.all_input_nodes:
+        for node in _tensor_inputs(operator):
             if _called(self._prepared, node) is not observer:
                 name = f"{node.name}_of_{operator.name}"
                 self._prepared.add_submodule(name, observer)
@@ -84,6 +84,12 @@ class _FixedRanges:
 
     def _target(self, node: Node) -> Any:
         return type(_called(self._prepared, node)) if node.op == "call_module" else node.target
+
+
+def _tensor_inputs(operator: Node) -> list[Node]:
+    """Return the tensors that an operator with one grid reads: a list of them, or one, which sizes may follow."""
+    reads_list = any(isinstance(argument, list | tuple) for argument in operator.args[:1])
+    return operator.all_input_nodes if reads_list else operator.all_input_nodes[:1]
 
 
 def _calls(prepared: GraphModule) -> dict[nn.Module, list[Node]]:

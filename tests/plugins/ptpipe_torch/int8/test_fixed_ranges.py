@@ -68,8 +68,14 @@ def sigmoid_and_tanh(net: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x.sigmoid(), net.conv(x).tanh()], 1)
 
 
+def reshaped(net: Any, x: torch.Tensor) -> torch.Tensor:
+    """The sizes of the reshape are inputs of it too, but have no range."""
+    x = net.conv(x).tanh()
+    return x.reshape(x.shape[0], -1).clone().view(x.shape).sigmoid()
+
+
 NETWORKS = {
-    gate: 4, slices: 4, float_with_two_readers: 8, sigmoid_first: 16, layer_first: 16, sigmoid_last: 16,
+    reshaped: 8, gate: 4, slices: 4, float_with_two_readers: 8, sigmoid_first: 16, layer_first: 16, sigmoid_last: 16,
     sigmoid_and_tanh: 16,
 }  # fmt: skip
 
