@@ -22,7 +22,7 @@ from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fixed_ranges import observe_unbounded
 from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
-from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig
+from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
 from ptpipe_torch.int8.tracer import Scopes, trace_graph
 
 with deprecations_silenced():
@@ -193,10 +193,10 @@ def _fence_float_operators(prepared: GraphModule) -> None:
     qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
     modules = dict(prepared.named_modules(remove_duplicate=False))
     for node in list(prepared.graph.nodes):
-        if qconfigs.get(node.name, ...) is not None and not _changes_grid(modules, node):
+        if qconfigs.get(node.name, ...) is not None and not _changes_grid(prepared, node, modules):
             continue
         for source in node.all_input_nodes:
-            if _observer(modules, source) is not None:
+            if observer_at(prepared, source) is not None:
                 with prepared.graph.inserting_before(node):
                     fence = prepared.graph.call_function(_fence, (source,))
                 node.replace_input_with(source, fence)
@@ -204,7 +204,7 @@ def _fence_float_operators(prepared: GraphModule) -> None:
     prepared.recompile()
 
 
-def _changes_grid(modules: dict[str, nn.Module], node: Node) -> bool:
+def _changes_grid(prepared: GraphModule, node: Node, modules: dict[str, nn.Module]) -> bool:
     """Return whether an operator has its output on another grid than its input, which its int8 form can't change.
 
     So it is in front of a concatenation, whose inputs share one grid, for reshapes, pooling and clamps.
@@ -212,13 +212,8 @@ def _changes_grid(modules: dict[str, nn.Module], node: Node) -> bool:
     keeps_grid: tuple[Any, ...] = (is_general_tensor_shape_node, is_copy_node)
     if not any(any(is_kept(node, modules)) for is_kept in keeps_grid):
         return False
-    observers = [_observer(modules, other) for other in (*node.all_input_nodes[:1], *node.users)]
+    observers = [observer_at(prepared, other) for other in (*node.all_input_nodes[:1], *node.users)]
     return any(observer not in (None, observers[0]) for observer in observers[1:])
-
-
-def _observer(modules: dict[str, nn.Module], node: Node) -> nn.Module | None:
-    module = modules[str(node.target)] if node.op == "call_module" else None
-    return module if module is not None and is_observer(module) else None
 
 
 def _remove_fences(converted: GraphModule) -> None:

@@ -274,9 +274,8 @@ class TestSkip:
         assert metrics()["float_layers"] == expected[method]
         num_int8 = 64 * 32 if method == "dynamic" else 64 * 32 + 8 * 9
         num_parameters = num_int8 + (8 * 9 if method == "dynamic" else 0) + 16 * 8 * 9 + 32 * 10 + 32 + 10
-        num_parameters += {"dynamic": 2 * (8 + 16), "static": 8 + 16, "qat": 8 + 2 * 16}[
-            method
-        ]  # folded: a bias is left
+        num_of_norms = {"dynamic": 2 * (8 + 16), "static": 8 + 16, "qat": 8 + 2 * 16}  # of a folded one a bias is left
+        num_parameters += num_of_norms[method]
         assert metrics()["int8_parameters_fraction"] == round(num_int8 / num_parameters, 4)
 
     def test_a_whole_type(self, trained, digits, ctx, metrics) -> None:
