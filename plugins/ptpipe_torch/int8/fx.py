@@ -207,10 +207,11 @@ def _fence_float_operators(prepared: GraphModule) -> None:
 def _changes_grid(prepared: GraphModule, node: Node, modules: dict[str, nn.Module]) -> bool:
     """Return whether an operator has its output on another grid than its input, which its int8 form can't change.
 
-    So it is in front of a concatenation, whose inputs share one grid, for reshapes, pooling and clamps.
+    So it is in front of a concatenation, whose inputs share one grid, for reshapes, pooling, clamps and another
+    concatenation.
     """
     keeps_grid: tuple[Any, ...] = (is_general_tensor_shape_node, is_copy_node)
-    if not any(any(is_kept(node, modules)) for is_kept in keeps_grid):
+    if node.target is not torch.cat and not any(any(is_kept(node, modules)) for is_kept in keeps_grid):
         return False
     observers = [observer_at(prepared, other) for other in (*node.all_input_nodes[:1], *node.users)]
     return any(observer not in (None, observers[0]) for observer in observers[1:])

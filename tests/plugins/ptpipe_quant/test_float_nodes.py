@@ -129,3 +129,32 @@ def test_inputs_of_cat_share_their_grid(backend, token_first, clamped) -> None:
     tensors = cat.call_args.args[0]
     assert len({(tensor.q_scale(), tensor.q_zero_point()) for tensor in tensors}) == 1
     assert (found - expected).square().mean().sqrt() < 0.1 * expected.std()
+
+
+class NestedTokens(nn.Module):
+    """As `Tokens`, with a second token, whose values are larger, in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.fc = Tokens(), nn.Linear(16, 5)
+        self.tokens.fc = nn.Identity()
+        self.second = nn.Parameter(torch.linspace(-30, 30, 16).reshape(1, 1, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        patches = self.tokens.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.tokens.token.expand(x.shape[0], -1, -1), patches], 1)
+        return self.fc(torch.cat([self.second.expand(x.shape[0], -1, -1), tokens], 1)).mean(1)
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_a_concatenation_in_another_has_the_grid_of_the_outer_one(backend) -> None:
+    torch.manual_seed(0)
+    network = NestedTokens().eval()
+    x = torch.randn(2, *INPUT_SHAPE_CHW)
+    expected = network(x)
+    with quantized_engine(backend), torch.no_grad():
+        prepared = prepared_on(network, backend)
+        reference, _ = reference_network(copy.deepcopy(prepared))
+        int8 = to_int8(prepared, backend=backend)
+        for found in (int8(x), reference(x)):  # torch warns of inputs on two grids
+            assert (found - expected).square().mean().sqrt() < 0.1 * expected.std()
