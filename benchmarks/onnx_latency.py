@@ -104,7 +104,7 @@ def static_file(float_file: OnnxFile, data: Data, folder: Path) -> OnnxFile:
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
     )
-    return OnnxFile(path, float_file.input_shape_CHW, float_file.num_classes, "int8")
+    return OnnxFile(path, float_file.signature, "int8")
 
 
 def measured(files: dict[str, OnnxFile], image_NCHW: Images, rounds: int) -> dict[str, float]:
@@ -116,10 +116,10 @@ def measured(files: dict[str, OnnxFile], image_NCHW: Images, rounds: int) -> dic
     for round_ in range(-3, rounds):
         order = order[1:] + order[:1]
         for name in order:
-            predictors[name](image_NCHW)
+            predictors[name]({"images": image_NCHW})
             for _ in range(4):
                 start = time.perf_counter()
-                predictors[name](image_NCHW)
+                predictors[name]({"images": image_NCHW})
                 if round_ >= 0:
                     times_s[name].append(time.perf_counter() - start)
     for predictor in opened.values():

@@ -37,6 +37,7 @@ from ptpipe_data import MnistConfig, load_mnist
 from ptpipe_quant import ConvertConfig, PrepareQatConfig, convert, prepare_qat
 from ptpipe_torch import Data, Model, epoch_order
 from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import seeded, torch_threads
 from ptpipe_train import TrainConfig, train
 from ptpipe_train.schedule import LearningRate
@@ -88,7 +89,7 @@ class Bench:
 
     def accuracy(self, model: Model) -> float:
         with model.predictor(self.options.threads) as predict:
-            return self.percent(lambda images_NCHW: torch.from_numpy(predict(images_NCHW.numpy())))
+            return self.percent(lambda images: torch.from_numpy(predict({"images": images.numpy()})["logits"]))
 
     def percent(self, classify: Any) -> float:
         """Return the percentage of the test images that `classify`, from images to logits, gets right."""
@@ -101,7 +102,7 @@ class Bench:
         from torch.ao.quantization.quantize_fx import convert_fx, prepare_qat_fx
 
         arguments = prepared.recipe.prepare[0].arguments
-        example = (torch.zeros(1, *model.input_shape_CHW),)
+        example = zeros(model.signature.inputs, 1)
         with torch_threads(self.options.threads), quantized_engine(BACKEND), warnings.catch_warnings(action="ignore"):
             mapping = torch_mapping(reduce_range=bool(arguments["reduce_range"]))
             module = prepare_qat_fx(model.build().train(), mapping, example)

@@ -10,7 +10,7 @@ from torch import nn
 
 from ptpipe import ManifestError, StageError
 from ptpipe.testing import Bench
-from ptpipe_torch import FunctionRef, Model, Recipe, builder
+from ptpipe_torch import FunctionRef, Model, Recipe, Signature, TensorSpec, builder
 
 pytest_plugins = ["ptpipe.testing"]
 
@@ -23,7 +23,9 @@ def one_layer() -> nn.Module:
 def make_model(**changes: Any) -> Model:
     network = one_layer()
     network[1].weight.data = torch.tensor([[1.0, -2.0, 3.0, -4.0], [8.0, 7.0, -6.0, 5.0]])
-    recipe = Recipe(FunctionRef.to(one_layer), input_shape_CHW=(1, 2, 2), num_classes=2, **changes)
+    images = TensorSpec("images", "float32", ("batch", 1, 2, 2))
+    logits = TensorSpec("logits", "float32", ("batch", 2))
+    recipe = Recipe(FunctionRef.to(one_layer), Signature((images,), (logits,)), **changes)
     return Model.from_module(recipe, network)
 
 

@@ -52,18 +52,6 @@ def select_split(data: Data, name: str) -> EvalSplit:
     return split
 
 
-def check_fit(name: str, model: Deployable, data: Data) -> None:
-    """Raise StageError if model and data set differ in the number of classes or the shape of an image."""
-    info = data.info
-    if model.num_classes != info.num_classes:
-        raise StageError(f"{name} has {model.num_classes} classes, {info.name} has {info.num_classes}")
-    if tuple(model.input_shape_CHW) != tuple(info.shape_CHW):
-        raise StageError(
-            f"{name} takes images of shape {_shape_text(model.input_shape_CHW)} (channels x height x width), "
-            f"{info.name} has {_shape_text(info.shape_CHW)}"
-        )
-
-
 def predict_split(
     name: str, predict: Predictor, split: EvalSplit, batch_size: int | None, on_batch: OnBatch
 ) -> npt.NDArray[np.float32]:
@@ -73,11 +61,12 @@ def predict_split(
     another shape or are not finite (the error names the first such sample).
     """
     num_samples, num_classes = len(split.samples), split.data.info.num_classes
+    (output,) = split.data.info.signature.outputs
     logits_NK = np.empty((num_samples, num_classes), dtype=np.float32)
     done = 0
     for batch in split.data.batches(split.name, batch_size=batch_size):
-        logits_BK = predict(np.ascontiguousarray(batch.images_NCHW.numpy()))
-        end = done + len(batch.labels_N)
+        logits_BK = predict(batch.input_arrays())[output.name]
+        end = done + len(batch)
         if logits_BK.shape != (end - done, num_classes):
             raise StageError(
                 f"{name} returned logits of shape {_shape_text(logits_BK.shape)} for {end - done} images, "
@@ -116,7 +105,7 @@ def progress_callback(ctx: Context, total: int, offset: int = 0, **facts: str) -
 def classify_split(config: ClassifyConfig, ctx: Context, model: Deployable, data: Data) -> Predictions:
     """Predict every sample of the configured split and compute the metrics."""
     name = ctx.input_names.get("model", ("the model",))[0]
-    check_fit(name, model, data)
+    data.info.check_fit(name, model.signature)
     split = select_split(data, config.split)
     with model.predictor(config.num_threads) as predict:
         logits_NK = predict_split(name, predict, split, config.batch_size, progress_callback(ctx, len(split.samples)))

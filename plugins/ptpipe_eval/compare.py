@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ptpipe import Context, StageError, host, nearest
 from ptpipe_eval import timing
-from ptpipe_eval.classify import EvalSplit, check_fit, predict_split, progress_callback, select_split
+from ptpipe_eval.classify import EvalSplit, predict_split, progress_callback, select_split
 from ptpipe_eval.comparison import Comparison, Latency, Row, Threads
 from ptpipe_eval.metrics import count_correct
 from ptpipe_torch import Data, Deployable, Predictor
@@ -29,7 +29,7 @@ class ModelTimer:
     config: CompareConfig
     ctx: Context
     split: EvalSplit
-    inputs: Mapping[int, list[timing.Images]]
+    inputs: Mapping[int, list[timing.Inputs]]
     """Inputs to time predictions on, by batch size."""
     num_models: int
 
@@ -66,7 +66,7 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
     names = ctx.input_names["models"]
     baseline = choose_baseline(config, names)
     for name, model in zip(names, models, strict=True):
-        check_fit(name, model, data)
+        data.info.check_fit(name, model.signature)
     split = select_split(data, config.split)
     inputs = {size: timing.spread_inputs(split, size) for size in config.batch_sizes}
     timer = ModelTimer(config, ctx, split, inputs, len(models))

@@ -1,20 +1,17 @@
-"""Measure the latency of single predictions; `compare` decides what is measured, and in which order.
-
-Shape legend: B of a batch, C channels, H height, W width.
-"""
+"""Measure the latency of single predictions; `compare` decides what is measured, and in which order."""
 
 from __future__ import annotations
 
 import gc
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from math import ceil, prod, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +22,8 @@ from ptpipe_eval.comparison import Latency, Threads
 if TYPE_CHECKING:
     from ptpipe_torch import Predictor
 
-Images = npt.NDArray[np.float32]
+Inputs: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""One batch, as a `Predictor` takes it."""
 
 METHOD = (
     "time.perf_counter_ns around one prediction on real samples prepared beforehand, garbage collection off, after a "
@@ -33,7 +31,7 @@ METHOD = (
 )
 
 _MAX_INPUTS = 8
-"""Distinct inputs that a cell cycles through, so that no single image decides."""
+"""Distinct inputs that a cell cycles through, so that no single sample decides."""
 _MAX_INPUT_BYTES = 64 * 2**20
 _MIN_RUNS = 5
 _MIN_STEADY_RUNS = 50
@@ -44,15 +42,15 @@ _WARM_UP_GAIN = 0.95
 _MIN_WARM_UP_NS = 20_000_000
 
 
-def spread_inputs(split: EvalSplit, batch_size: int) -> list[Images]:
-    """Return batches of samples spread evenly over the split, float32 (B, C, H, W); samples repeat if there are few."""
+def spread_inputs(split: EvalSplit, batch_size: int) -> list[Inputs]:
+    """Return batches of samples spread evenly over the split; samples repeat if there are few."""
     num_samples = len(split.samples)
     batch_bytes = batch_size * prod(split.data.info.shape_CHW) * np.dtype(np.float32).itemsize
     num_inputs = max(1, min(_MAX_INPUTS, num_samples // batch_size, _MAX_INPUT_BYTES // batch_bytes))
     num_wanted = batch_size * num_inputs
     order_N = np.arange(num_wanted, dtype=np.int64) * num_samples // num_wanted
     batches = split.data.batches(split.name, order_N=order_N, batch_size=batch_size)
-    return [np.ascontiguousarray(batch.images_NCHW.numpy()) for batch in batches]
+    return [batch.input_arrays() for batch in batches]
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Runs:
     """Time that all threads together were runnable without a processor; None if the system does not report it."""
 
 
-def measure(predict: Predictor, inputs: Sequence[Images], budget_s: float) -> Runs:
+def measure(predict: Predictor, inputs: Sequence[Inputs], budget_s: float) -> Runs:
     """Time predictions one by one until their median is steady or the budget is spent.
 
     `inputs` are cycled through. At least five predictions are timed, however long they take; the warm-up may take up
@@ -77,8 +75,8 @@ def measure(predict: Predictor, inputs: Sequence[Images], budget_s: float) -> Ru
     spent_ns, next_check = 0, _MIN_STEADY_RUNS
     waited_before_ns = waiting_ns()
     with garbage_collection_off():
-        for images_BCHW in cycle(inputs):
-            duration_ns = _timed(predict, images_BCHW)
+        for batch in cycle(inputs):
+            duration_ns = _timed(predict, batch)
             durations_ns.append(duration_ns)
             spent_ns += duration_ns
             if spent_ns >= budget_ns and len(durations_ns) >= _MIN_RUNS:
@@ -93,12 +91,12 @@ def measure(predict: Predictor, inputs: Sequence[Images], budget_s: float) -> Ru
     return Runs(durations_ns, max(0, waited_after_ns - waited_before_ns))  # a thread that ended takes its count with it
 
 
-def warm_up(predict: Predictor, inputs: Sequence[Images], limit_ns: int) -> None:
+def warm_up(predict: Predictor, inputs: Sequence[Inputs], limit_ns: int) -> None:
     """Predict until runs stop getting faster: memory mapped, kernels selected, processor clock raised."""
     runs = cycle(inputs)
     spent_ns, before_ns = 0, float("inf")
     while spent_ns < limit_ns:
-        window_ns = [_timed(predict, images_BCHW) for images_BCHW in islice(runs, _WARM_UP_WINDOW)]
+        window_ns = [_timed(predict, batch) for batch in islice(runs, _WARM_UP_WINDOW)]
         spent_ns += sum(window_ns)
         now_ns = statistics.median(window_ns)
         if now_ns > _WARM_UP_GAIN * before_ns and spent_ns >= min(_MIN_WARM_UP_NS, limit_ns):
@@ -141,9 +139,9 @@ def garbage_collection_off() -> Iterator[None]:
             gc.enable()
 
 
-def _timed(predict: Predictor, images_BCHW: Images) -> int:
+def _timed(predict: Predictor, inputs: Inputs) -> int:
     started_ns = time.perf_counter_ns()
-    predict(images_BCHW)
+    predict(inputs)
     return time.perf_counter_ns() - started_ns
 
 

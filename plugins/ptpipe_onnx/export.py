@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +31,15 @@ from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
 from ptpipe_torch.memory_format import to_channels_last
+from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_torch.runtime import released_memory, torch_threads
 
 MAX_BYTES = 2**31 - 2**20
 """protobuf's limit, minus some room for everything but weights."""
 _BATCH_SIZE = 64
-Images: TypeAlias = npt.NDArray[np.float32]
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""By the names of the tensors, in the order of the signature."""
 
 
 @dataclass(frozen=True)
@@ -60,29 +63,30 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
         with released_memory():
             precision, step, reference = _write(config, path, model, data)
         onnx.checker.check_model(str(path), full_check=True)
-        file = OnnxFile(path, model.input_shape_CHW, model.num_classes, precision)
+        file = OnnxFile(path, model.signature, precision)
         ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
         if precision != "float32":
             _count_kernels(ctx, path)
         if reference is not None:
             with released_memory():
-                compare_layers(ctx, path, model, reference, _images(config, ctx, data, layerwise.MAX_IMAGES))
+                compare_layers(ctx, path, model, reference, _inputs(config, ctx, data, layerwise.MAX_SAMPLES))
             del reference
         parity = _compare(config, ctx, file, model, data, step)
     ctx.metric(**parity.figures)
     parity.check()
-    return OnnxFile(path, file.input_shape_CHW, file.num_classes, file.precision, parity.figures)
+    return OnnxFile(path, file.signature, file.precision, parity.figures)
 
 
-def compare_layers(ctx: Context, path: Path, model: Model, reference: GraphModule, images_NCHW: Images) -> None:
-    """Compare the layers of a static int8 file with the model's: exactly, then by what they compute from the images.
+def compare_layers(ctx: Context, path: Path, model: Model, reference: GraphModule, inputs: Arrays) -> None:
+    """Compare the layers of a static int8 file with the model's: exactly, then by what they compute from the inputs.
 
     Raises StageError, naming a layer, where they differ.
     """
     with quantized_engine(model.recipe.backend):
         exact = compare_exactly(path, reference, model.build())
     ctx.metric(**exact.figures)
-    layers = layerwise.compare_file(path, reference, images_NCHW, ctx.scratch)
+    outputs = [spec.name for spec in model.signature.outputs]
+    layers = layerwise.compare_file(path, reference, inputs, outputs, ctx.scratch)
     ctx.metric(**layers.figures)
     layers.check()
 
@@ -90,8 +94,7 @@ def compare_layers(ctx: Context, path: Path, model: Model, reference: GraphModul
 def _check_inputs(config: ExportConfig, model: Model, data: Data) -> None:
     if model.recipe.backend and not model.recipe.convert:
         raise StageError("this model is prepared for int8 but not converted: put a quant.convert before export.onnx")
-    if data.info.shape_CHW != model.input_shape_CHW:
-        raise StageError(f"the model takes images of {model.input_shape_CHW}, the data has {data.info.shape_CHW}")
+    data.info.check_fit("the model", model.signature)
     if not len(data.splits[config.split]):
         raise StageError(f"the data has no samples in {config.split} to compare the file with: choose another `split`")
 
@@ -139,7 +142,7 @@ def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> ir.Mod
 
 
 def _export(model: Model, network: nn.Module, opset: int) -> ir.Model:
-    return torch_exporter.export(network, model.input_shape_CHW, model.num_classes, opset)
+    return torch_exporter.export(network, model.signature, opset)
 
 
 def _with_rounded_weights(network: nn.Module, weights: Mapping[str, QuantizedWeight]) -> nn.Module:
@@ -160,7 +163,7 @@ def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> tuple[
     size_bytes = graph.weight_bytes(content.graph)
     if size_bytes > MAX_BYTES:
         raise StageError(f"the weights are {size_bytes:,} bytes; one ONNX file holds less than 2 GiB")
-    graph.set_shapes(content.graph, torch_exporter.BATCH_AXIS, model.input_shape_CHW, model.num_classes)
+    graph.set_shapes(content.graph, model.signature)
     content.producer_name, content.producer_version = "ptpipe", __version__
     content.metadata_props.update(metadata_of(model, data, built.precision, built.reduced))
     step = qdq_passes.output_step(content.graph)
@@ -174,16 +177,17 @@ def _compare(
     order_N = _order(config, ctx, data)
     rows: list[list[Logits]] = []
     num_done = 0
-    with file.predictor() as onnx_logits, model.predictor() as torch_logits, _float_predictor(model) as float_logits:
-        predictors = [onnx_logits, torch_logits, *([float_logits] if float_logits else [])]
+    (output,) = model.signature.outputs
+    with file.predictor() as onnx_predict, model.predictor() as torch_predict, _float_predictor(model) as float_predict:
+        predictors = [onnx_predict, torch_predict, *([float_predict] if float_predict else [])]
         for part_N, batch_size in (
             (order_N[:1], 1),
             (order_N[1:], _BATCH_SIZE),
         ):  # tests that the batch axis is dynamic
             for batch in data.batches(config.split, order_N=part_N, batch_size=batch_size):
-                images_NCHW = np.ascontiguousarray(batch.images_NCHW.numpy())
-                rows.append([predict(images_NCHW) for predict in predictors])
-                num_done += len(images_NCHW)
+                inputs = batch.input_arrays()
+                rows.append([predict(inputs)[output.name] for predict in predictors])
+                num_done += len(batch)
                 ctx.progress(num_done, len(order_N), "samples")
     columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
     float_NK = columns[2] if len(columns) == 3 else None
@@ -194,10 +198,10 @@ def _order(config: ExportConfig, ctx: Context, data: Data) -> npt.NDArray[np.int
     return epoch_order(len(data.splits[config.split]), ctx.seed, 0)[: config.num_samples]
 
 
-def _images(config: ExportConfig, ctx: Context, data: Data, num_images: int) -> Images:
-    order_N = _order(config, ctx, data)[:num_images]
-    (batch,) = data.batches(config.split, order_N=order_N, batch_size=num_images)
-    return np.ascontiguousarray(batch.images_NCHW.numpy())
+def _inputs(config: ExportConfig, ctx: Context, data: Data, num_samples: int) -> Arrays:
+    order_N = _order(config, ctx, data)[:num_samples]
+    (batch,) = data.batches(config.split, order_N=order_N, batch_size=num_samples)
+    return batch.input_arrays()
 
 
 @contextmanager
@@ -207,11 +211,12 @@ def _float_predictor(model: Model) -> Iterator[Predictor | None]:
         yield None
         return
     network = float_network(model.build_prepared())
-    to_channels_last(network, torch.zeros(2, *model.input_shape_CHW))
+    to_channels_last(network, zeros(model.signature.inputs, 2))
 
-    def predict(images_NCHW: Logits) -> Logits:
-        logits_NK: Logits = network(torch.from_numpy(images_NCHW)).numpy()
-        return logits_NK
+    def predict(inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+        returned = network(*(torch.from_numpy(inputs[spec.name]) for spec in model.signature.inputs))
+        outputs = named_outputs(returned, model.signature.outputs)
+        return {name: output.numpy() for name, output in outputs.items()}
 
     with torch_threads(None), torch.inference_mode():
         yield predict

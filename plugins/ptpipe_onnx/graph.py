@@ -16,6 +16,8 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ptpipe_torch import Signature
+
 Array: TypeAlias = npt.NDArray[Any]
 
 # Field numbers of onnx.proto: in ModelProto, GraphProto and TensorProto; all less than 16, so that a tag is one byte.
@@ -135,10 +137,11 @@ def weight_bytes(graph: ir.Graph) -> int:
     return sum(value.const_value.nbytes for value in graph.initializers.values() if value.const_value is not None)
 
 
-def set_shapes(graph: ir.Graph, batch_axis: str, input_shape_CHW: tuple[int, int, int], num_classes: int) -> None:
-    """Set the shapes of input and output, with a symbolic batch axis."""
-    graph.inputs[0].shape = ir.Shape([batch_axis, *input_shape_CHW])
-    graph.outputs[0].shape = ir.Shape([batch_axis, num_classes])
+def set_shapes(graph: ir.Graph, signature: Signature) -> None:
+    """Set the shapes of inputs and outputs, with the signature's symbols."""
+    for values, specs in ((graph.inputs, signature.inputs), (graph.outputs, signature.outputs)):
+        for value, spec in zip(values, specs, strict=True):
+            value.shape = ir.Shape(spec.shape)
 
 
 def write(model: ir.Model, path: Path) -> None:

@@ -10,8 +10,6 @@ the step s_y: the file adds round(b), off by up to half of s_x s_w, and ONNX Run
 s_x s_w / s_y in float32. Both move a value by far less than a step, so that it is rounded to the neighbor at most: one
 step. It happens to the fraction of values that lie this close to a tie, s_x s_w / (4 s_y) on average; averages and sums
 of a few integers often are ties exactly.
-
-Shape legend: N images, C channels, H height, W width, K classes.
 """
 
 from __future__ import annotations
@@ -42,10 +40,10 @@ MAX_FRACTION, MAX_PRODUCT_FRACTION = 0.5, 0.1
 """How many of a layer's values may differ by a step: of averages, sums and the like, half are ties at worst; of sums of
 products, 1 % is usual where the output has 25 steps to one of the products."""
 MAX_OUTPUT_DIFFERENCE = 1e-3
-"""Of the largest logit, as in `parity`: for what is computed in float behind the last quantized tensor."""
-MAX_IMAGES = 32
+"""Of the largest value, as in `parity`: for what is computed in float behind the last quantized tensor."""
+MAX_SAMPLES = 32
 _MAX_BYTES = 64 * 2**20
-"""Of all quantized tensors together, beyond the first image."""
+"""Of all quantized tensors together, beyond the first sample."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class LayerParity:
     """Result of the comparison of a file with its reference network."""
 
     difference: NetworkDifference
-    num_images: int
+    num_samples: int
     products: frozenset[str]
     """Names of the quantize nodes behind convolutions and linear layers."""
 
@@ -64,7 +62,7 @@ class LayerParity:
         return {
             "layers_compared": len(self.difference.layers),
             "layers_merged": len(self.difference.missing),
-            "layer_images": self.num_images,
+            "layer_samples": self.num_samples,
             "max_layer_difference_steps": worst.max_steps if worst else 0.0,
             "max_layer_difference_fraction": max((layer.fraction for layer in self.difference.layers), default=0.0),
         }
@@ -77,33 +75,35 @@ class LayerParity:
                 raise StageError(
                     f"the file's layer {layer.layer} computes something else than torch's from the same integers: "
                     f"{layer.fraction:.2%} of its values differ, by up to {layer.max_steps:g} steps of its output, "
-                    f"where {MAX_STEPS} is allowed, for at most {allowed:.0%}; over {self.num_images} images"
+                    f"where {MAX_STEPS} is allowed, for at most {allowed:.0%}; over {self.num_samples} samples"
                 )
         if self.difference.output > MAX_OUTPUT_DIFFERENCE:
             raise StageError(
-                "the file's logits are not what its last int8 tensors give in torch: they differ by "
+                "the file's outputs are not what its last int8 tensors give in torch: they differ by "
                 f"{self.difference.output:.4g} of the largest, where {MAX_OUTPUT_DIFFERENCE:g} is allowed"
             )
 
 
 def compare_file(
-    path: Path, reference: GraphModule, images_NCHW: npt.NDArray[np.float32], scratch: Path
+    path: Path, reference: GraphModule, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str], scratch: Path
 ) -> LayerParity:
     """Run the file, and each layer of the reference network on its integers.
 
-    As many of the images are used as the integers of all layers fit a fixed amount of memory, at least one. `scratch`:
-    folder for a copy of the file, which is removed.
+    `inputs`: in the order of the network's arguments. `outputs`: names of those of the file. As many of the samples are
+    used as the integers of all layers fit a fixed amount of memory, at least one. `scratch`: folder for a copy of the
+    file, which is removed.
     """
     names = _names_in_file(path, reference)
-    with _session_with_outputs(path, names, scratch) as run:
-        images_NCHW = images_NCHW[: _num_images(run(images_NCHW[:1])[1:])]
-        output_NK, *integers = run(images_NCHW)
-    found = {name: torch.from_numpy(array) for name, array in zip(names, integers, strict=True)}
-    del integers
+    with _session_with_outputs(path, names, scratch) as session:
+        num_samples = _num_samples(session.run(names, _first(inputs, 1)))
+        inputs = _first(inputs, num_samples)
+        computed = [torch.from_numpy(array) for array in session.run([*outputs, *names], inputs)]
+    found = dict(zip(names, computed[len(outputs) :], strict=True))
     _add_requantized(reference, found)
-    difference = compare_layers(reference, torch.from_numpy(images_NCHW), found, torch.from_numpy(output_NK))
+    tensors = [torch.from_numpy(array) for array in inputs.values()]
+    difference = compare_layers(reference, tensors, found, computed[: len(outputs)])
     products = frozenset(node.name for node in quantize_nodes(reference) if _is_product(node, reference))
-    return LayerParity(difference, len(images_NCHW), products)
+    return LayerParity(difference, num_samples, products)
 
 
 def _is_product(quantize: Node, reference: GraphModule) -> bool:
@@ -117,14 +117,18 @@ def _names_in_file(path: Path, reference: GraphModule) -> list[str]:
     return [node.name for node in quantize_nodes(reference) if node.name in written]
 
 
-def _num_images(integers: Sequence[npt.NDArray[Any]]) -> int:
+def _first(inputs: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, npt.NDArray[Any]]:
+    return {name: array[:num_samples] for name, array in inputs.items()}
+
+
+def _num_samples(integers: Sequence[npt.NDArray[Any]]) -> int:
     num_bytes = sum(array.nbytes for array in integers)
-    return int(np.clip(_MAX_BYTES // max(num_bytes, 1), 1, MAX_IMAGES))
+    return int(np.clip(_MAX_BYTES // max(num_bytes, 1), 1, MAX_SAMPLES))
 
 
 @contextmanager
 def _session_with_outputs(path: Path, names: Sequence[str], scratch: Path) -> Iterator[Any]:
-    """Yield a function of images that returns logits and these tensors.
+    """Yield a session of the file that also returns these tensors.
 
     A message of protobuf behind another one is merged with it: outputs are added to a file by appending them.
     """
@@ -138,7 +142,7 @@ def _session_with_outputs(path: Path, names: Sequence[str], scratch: Path) -> It
         session = ort.InferenceSession(str(probe), options, providers=["CPUExecutionProvider"])
     finally:
         probe.unlink()
-    yield lambda images_NCHW: session.run(None, {session.get_inputs()[0].name: images_NCHW})
+    yield session
 
 
 def _add_requantized(reference: GraphModule, found: dict[str, torch.Tensor]) -> None:

@@ -29,17 +29,16 @@ def metadata_of(model: Model, data: Data, precision: str, reduced: str) -> dict[
     """Return the metadata of a model's file. `reduced`: from `reduced_range`."""
     info = data.info
     metadata = {
-        "input": "images (N, C, H, W) float32: (pixels / 255 - mean) / std, per channel",
+        "inputs": f"{', '.join(map(str, model.signature.inputs))}: (pixels / 255 - mean) / std, per channel",
         "mean": json.dumps(info.mean),
         "std": json.dumps(info.std),
+        "class_names": json.dumps(info.class_names),
         "data": info.name,
         "precision": precision,
         "backend": model.recipe.backend or "",
         "builder": model.recipe.builder.address,
         "torch": str(torch.__version__),
     }
-    if info.num_classes == model.num_classes:
-        metadata["class_names"] = json.dumps(info.class_names)
     if precision != "float32":
         metadata["reduce_range"] = reduced
         is_exact = "yes, for inputs within the calibrated ranges" if reduced == "true" else _SATURATES

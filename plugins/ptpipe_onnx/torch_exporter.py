@@ -17,25 +17,28 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from ptpipe import StageError
 from ptpipe_onnx.graph import dropped_arrays_released
-
-INPUT, OUTPUT, BATCH_AXIS = "images", "logits", "N"
+from ptpipe_torch import Signature, TensorSpec
+from ptpipe_torch.model.example_inputs import zeros
 
 _LOGGERS = ("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir")
 """Loggers to silence. The third formats a record for every step of a trace if it is enabled: ten times the time."""
 
 
-def export(network: nn.Module, input_shape_CHW: tuple[int, int, int], num_classes: int, opset: int) -> ir.Model:
-    """Export a network in eval mode, on the CPU: parameters keep their names, the batch axis is dynamic.
+def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
+    """Export a network in eval mode, on the CPU: parameters keep their names, axes with a symbol are dynamic.
 
     Operators in place are exported with their effect on all that shares their memory: the exporter rewrites them.
-    Raises StageError if an operator has no ONNX form, or if the output is not logits of shape (N, K).
+    Raises StageError if an operator has no ONNX form, or if the outputs are not those of the signature.
     """
-    images_NCHW = torch.zeros(2, *input_shape_CHW)  # a batch size of 1 would be specialized to a constant
+    inputs = zeros(signature.inputs, 2)  # a batch size of 1 would be specialized to a constant
+    symbols = {size for spec in signature.inputs for size in spec.shape if isinstance(size, str)}
+    dims = {symbol: torch.export.Dim(symbol) for symbol in symbols}
+    dynamic_shapes = tuple(
+        {axis: dims[size] for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in signature.inputs
+    )
     with _silent(), torch.no_grad():
         try:
-            program = torch.export.export(
-                network, (images_NCHW,), dynamic_shapes=({0: torch.export.Dim(BATCH_AXIS)},), strict=False
-            )
+            program = torch.export.export(network, inputs, dynamic_shapes=dynamic_shapes, strict=False)
             _give_attention_heads(program)
             with _reused_registry():
                 result = torch.onnx.export(
@@ -44,14 +47,14 @@ def export(network: nn.Module, input_shape_CHW: tuple[int, int, int], num_classe
                     optimize=False,
                     verbose=False,
                     opset_version=opset,
-                    input_names=[INPUT],
-                    output_names=[OUTPUT],
+                    input_names=[spec.name for spec in signature.inputs],
+                    output_names=[spec.name for spec in signature.outputs],
                 )
         except Exception as error:  # the exporter lets any exception of its steps through
             raise StageError(f"this network can't be exported to ONNX: {_first_line(error)}") from error
     assert result is not None
     assert isinstance(result.model, ir.Model)
-    _check_outputs(result.model.graph.outputs, num_classes)
+    _check_outputs(result.model.graph.outputs, signature.outputs)
     return result.model
 
 
@@ -89,12 +92,16 @@ def _inserted(graph: torch.fx.Graph, operator: Any, value: torch.fx.Node) -> tor
     return node
 
 
-def _check_outputs(outputs: Sequence[ir.Value], num_classes: int) -> None:
-    if len(outputs) != 1:
-        raise StageError(f"this network returns {len(outputs)} tensors; only one, the logits, can be exported")
-    shape = [str(size) if index == 0 else size for index, size in enumerate(outputs[0].shape or ())]
-    if shape[1:] != [num_classes]:
-        raise StageError(f"logits should be of shape (N, {num_classes}); this network returns {tuple(shape)}")
+def _check_outputs(outputs: Sequence[ir.Value], specs: Sequence[TensorSpec]) -> None:
+    if len(outputs) != len(specs):
+        raise StageError(f"this network returns {len(outputs)} tensors; it must return {', '.join(map(str, specs))}")
+    for output, spec in zip(outputs, specs, strict=True):
+        shape = [size if isinstance(size, int) else "?" for size in output.shape or ()]
+        if len(shape) != len(spec.shape) or any(
+            isinstance(size, int) and size != found for size, found in zip(spec.shape, shape, strict=True)
+        ):
+            found_text = ", ".join(map(str, shape))
+            raise StageError(f"this network returns {spec.name} of shape ({found_text}); it must return {spec}")
 
 
 _make_registry = functools.cache(ONNXRegistry.from_torchlib)

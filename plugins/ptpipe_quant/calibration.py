@@ -28,6 +28,7 @@ from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_torch.int8.histogram import MinErrorHistogramObserver, has_range, min_max_of
 from ptpipe_torch.int8.observers import observes_range
 from ptpipe_torch.memory_format import to_channels_last
+from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import torch_threads
 
 Statistic: TypeAlias = Callable[[int, Any, torch.Tensor], torch.Tensor]
@@ -68,8 +69,8 @@ def run_calibration(module: GraphModule, samples: Samples, workers: WorkerGroup)
     for fake_quant in fake_quants:  # they observe in training mode only, and must see the outputs of float layers
         fake_quant.train()
         fake_quant.fake_quant_enabled.zero_()
-    images_NCHW = torch.zeros(2, *samples.data.info.shape_CHW)
-    channels_last = to_channels_last(deepcopy(module), images_NCHW, samples.ctx.log)  # observers must not see them
+    inputs = zeros(samples.data.info.signature.inputs, 2)
+    channels_last = to_channels_last(deepcopy(module), inputs, samples.ctx.log)  # observers must not see them
     layout = torch.channels_last if channels_last else torch.contiguous_format
     module.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's annotations
     samples = replace(samples, channels_last=channels_last)

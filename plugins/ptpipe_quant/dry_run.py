@@ -1,11 +1,9 @@
-"""Convert a prepared network on trial, so that what can't become int8 is known before any training.
-
-Shape legend: N images, C channels, H height, W width.
-"""
+"""Convert a prepared network on trial, so that what can't become int8 is known before any training."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,12 +20,13 @@ from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.layer_parity import LayerDifference
 from ptpipe_torch.int8.layers import folded_weight, has_int8_weights
 from ptpipe_torch.int8.observers import fixed_grid, observer_at
+from ptpipe_torch.model.example_inputs import copies
 
 _NUM_INTEGERS = 256
 
 
-def dry_run(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor, backend: str) -> list[LayerDifference]:
-    """Convert a prepared network with the ranges of these images, and run two of them. Consumes `prepared`.
+def dry_run(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor], backend: str) -> list[LayerDifference]:
+    """Convert a prepared network with the ranges of these inputs, and run two samples. Consumes `prepared`.
 
     Return the layers that the engine, which must be selected, computes wrongly, the worst first; see
     `int8_parity.check_int8`. Raises StageError, with the layer and the remedy, for what torch refuses.
@@ -35,7 +34,7 @@ def dry_run(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor, back
     scopes = {
         name: path for name, (path, _) in prepared.meta["_observed_graph_module_attrs"].node_name_to_scope.items()
     }
-    _observe(ctx, prepared, images_NCHW)
+    _observe(ctx, prepared, inputs)
     twin = copy.deepcopy(prepared)
     drop_redundant_clamps(twin)
     try:
@@ -47,14 +46,15 @@ def dry_run(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor, back
     if not any(has_int8_weights(part) for part in int8.modules()):
         raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
     int8.meta["scopes"] = scopes
-    check_runs(ctx, int8, images_NCHW[:2], backend)  # one is too few for a batch norm without running statistics
-    difference = compare_with_reference(int8, twin, images_NCHW[:2])
+    two = [tensor[:2] for tensor in inputs]
+    check_runs(ctx, int8, two, backend)  # one is too few for a batch norm without running statistics
+    difference = compare_with_reference(int8, twin, two)
     # Infinite: weights that are not finite, which calibration and conversion name.
     wrong = [layer for layer in difference.layers if MAX_STEPS < layer.max_steps < float("inf")]
     return sorted(wrong, key=lambda layer: -layer.max_steps)
 
 
-def check_runs(ctx: Context, int8: nn.Module, images_NCHW: torch.Tensor, backend: str) -> None:
+def check_runs(ctx: Context, int8: nn.Module, inputs: Sequence[torch.Tensor], backend: str) -> None:
     """Run an int8 network: an engine reports unsupported operators only then.
 
     Raises StageError with the layer, where the network is a graph, and the remedy.
@@ -62,7 +62,7 @@ def check_runs(ctx: Context, int8: nn.Module, images_NCHW: torch.Tensor, backend
     runner = _Runner(int8) if isinstance(int8, GraphModule) else int8
     try:
         with torch.no_grad(), deprecations_silenced():
-            (runner.run if isinstance(runner, _Runner) else runner)(images_NCHW)
+            (runner.run if isinstance(runner, _Runner) else runner)(*inputs)
     except (RuntimeError, NotImplementedError) as error:
         layer = runner.layer() if isinstance(runner, _Runner) else ""
         place = f" at {layer}" if layer else ""
@@ -97,13 +97,13 @@ class _Runner(Interpreter):
         return f"{name} in {path}" if path else name
 
 
-def _observe(ctx: Context, prepared: GraphModule, images_NCHW: torch.Tensor) -> None:
+def _observe(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor]) -> None:
     for module in prepared.modules():
         if isinstance(module, ActivationFakeQuant):  # observes in train mode only
             module.train()
             module.fake_quant_enabled.zero_()
     with torch.no_grad():
-        _Observation(ctx, prepared).run(images_NCHW.clone())
+        _Observation(ctx, prepared).run(*copies(inputs))
     freeze_ranges(prepared)
 
 

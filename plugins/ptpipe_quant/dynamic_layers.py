@@ -2,14 +2,11 @@
 
 An int8 layer is called like the float one, but has no float weight and runs no hooks. Whether a network needs more of a
 layer than calls is found out by running it with stand-ins in the place of its layers.
-
-Shape legend: N images, C channels, H height, W width, K classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,49 +14,52 @@ import torch
 from torch import nn
 
 from ptpipe import Context, StageError
+from ptpipe_quant.prepared_parity import probe_inputs
 from ptpipe_quant.trace import float_names
 from ptpipe_torch import Model
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.layers import DynamicLinear, dynamic_linear_error, replace_layers
+from ptpipe_torch.model.example_inputs import copies
+from ptpipe_torch.model.outputs import named_outputs, tensors_of
 from ptpipe_torch.runtime import seeded
 
 _TOLERANCE = 1e-4
 """Of the largest output: torch has fused operators for whole encoder layers, which round differently."""
-_NUM_IMAGES = 2
+_NUM_SAMPLES = 2
 _UNUSED = "the network does not call it in eval mode"
 
 
 @dataclass(frozen=True)
 class FloatRun:
-    """Random images, and what the float network returns for them."""
+    """Probe inputs, and what the float network returns for them."""
 
-    images_NCHW: torch.Tensor
-    logits_NK: torch.Tensor
+    inputs: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
 
     @classmethod
     def of(cls, model: Model, kind: str) -> FloatRun:
-        """Run the float network. Raises StageError if it can't be run or does not return one tensor."""
+        """Run the float network. Raises StageError if it can't be run or does not return what its signature says."""
         module = model.build()
-        with seeded(0):
-            images_NCHW = torch.randn(_NUM_IMAGES, *model.input_shape_CHW)
-        with suppress(Exception):  # not every network takes any numbers: some look them up in a table
-            return cls(images_NCHW, _logits(module, images_NCHW))
-        images_NCHW = torch.zeros_like(images_NCHW)
         try:
-            return cls(images_NCHW, _logits(module, images_NCHW))
+            inputs = [tensor[:_NUM_SAMPLES] for tensor in probe_inputs(module, model.signature.inputs)]
+            returned = _call(module, inputs)
         except Exception as error:  # a network may raise anything
             raise StageError(f"{kind}: this network can't run: {_reason(error)}") from error
+        named_outputs(returned, model.signature.outputs)
+        return cls(inputs, tensors_of(returned))
 
     def is_reproduced_by(self, network: nn.Module) -> bool:
         """Return whether another network returns the same, to float tolerance."""
         try:
-            logits_NK = _logits(network, self.images_NCHW)
+            outputs = tensors_of(_call(network, self.inputs))
         except Exception:  # noqa: BLE001  # a network may raise anything
             return False
-        tolerance = _TOLERANCE * self.logits_NK.nan_to_num().abs().max().item()
-        return logits_NK.shape == self.logits_NK.shape and torch.allclose(
-            logits_NK, self.logits_NK, rtol=0, atol=tolerance, equal_nan=True
-        )
+        return len(outputs) == len(self.outputs) and all(map(_is_close, outputs, self.outputs))
+
+
+def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    tolerance = _TOLERANCE * expected.nan_to_num().abs().max().item()
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def dynamic_linears(model: Model, skip: Sequence[str], run: FloatRun, ctx: Context) -> list[str]:
@@ -82,7 +82,7 @@ def dynamic_linears(model: Model, skip: Sequence[str], run: FloatRun, ctx: Conte
     return [name for names in candidates for name in names]
 
 
-def check_dynamic_linears(model: Model, images_NCHW: torch.Tensor, kind: str) -> None:
+def check_dynamic_linears(model: Model, inputs: Sequence[torch.Tensor], kind: str) -> None:
     """Compare each dynamically quantized layer with its formula in float64, on the inputs that the layer gets.
 
     Raises StageError, naming the layer, for a difference that is more than rounding.
@@ -92,7 +92,7 @@ def check_dynamic_linears(model: Model, images_NCHW: torch.Tensor, kind: str) ->
         for name, layer in module.named_modules():
             if isinstance(layer, DynamicLinear):
                 layer.register_forward_hook(_check(name, f"{kind} ({model.recipe.backend})"), with_kwargs=True)
-        _logits(module, images_NCHW)
+        _call(module, inputs)
 
 
 def idle_patterns(module: nn.Module, skip: Sequence[str], *types: type[nn.Module]) -> list[str]:
@@ -192,12 +192,9 @@ def _one_by_one(
     return accepted, refused
 
 
-def _logits(network: nn.Module, images_NCHW: torch.Tensor) -> torch.Tensor:
+def _call(network: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
     with torch.inference_mode(), seeded(0):
-        logits_NK = network(images_NCHW)
-    if not isinstance(logits_NK, torch.Tensor):
-        raise TypeError(f"it returns {type(logits_NK).__name__}, not a tensor of logits")
-    return logits_NK
+        return network(*copies(inputs))
 
 
 def _reason(error: Exception) -> str:

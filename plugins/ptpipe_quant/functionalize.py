@@ -8,7 +8,6 @@ counts the changes of each tensor, and tensors of one storage share memory.
 from __future__ import annotations
 
 import inspect
-import math
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,6 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from ptpipe import StageError
 from ptpipe_torch.int8.tracer import IN_PLACE_OPERATORS, SOURCE_LINE
+from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.model.signature import TensorSpec
 
 F = nn.functional
 
@@ -27,22 +28,18 @@ TENSOR = "tensor"
 """Key of `Node.meta`: dtype and number of dimensions of a node that computes a tensor."""
 
 _BATCH_SIZE = 2
-_MAX_VALUES = 1 << 26
-"""Of one image: a stored recipe, which may come from anywhere, names the size that is allocated."""
 
 
-def functionalize(graph: GraphModule, input_shape_CHW: Sequence[int]) -> None:
+def functionalize(graph: GraphModule, inputs: Sequence[TensorSpec]) -> None:
     """Make all in-place operators out of place, in place of the graph; later uses of what they changed use the result.
 
     Also records dtype and number of dimensions of each tensor, as `TENSOR`. Raises StageError, with the line, for an
-    in-place operator whose effect others see and that has no such form, and for a network that fails on an input of
-    this shape.
+    in-place operator whose effect others see and that has no such form, and for a network that fails on inputs of
+    these shapes.
     """
-    if math.prod(input_shape_CHW) > _MAX_VALUES:
-        raise StageError(f"images of {tuple(input_shape_CHW)} are too large to run the network once")
     # Tensors of inference mode, in which a stored network may be built, count no changes.
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
-        _Run(graph, torch.zeros(_BATCH_SIZE, *input_shape_CHW)).functionalize()
+        _Run(graph, zeros(inputs, _BATCH_SIZE)).functionalize()
 
 
 def set_items(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
@@ -55,10 +52,10 @@ def set_items(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
 class _Run(Interpreter):
     """Runs a graph with its in-place operators, which are replaced one by one behind the run."""
 
-    def __init__(self, graph: GraphModule, images_NCHW: torch.Tensor) -> None:
+    def __init__(self, graph: GraphModule, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__(graph, garbage_collect_values=False)
-        self.args_iter = iter([images_NCHW])
-        self._input_shape_NCHW = tuple(images_NCHW.shape)
+        self.args_iter = iter(inputs)
+        self._shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
         self._nodes = list(graph.graph.nodes)
         self._positions = {node: position for position, node in enumerate(self._nodes)}
         self._in_place_layers: list[Any] = []  # changed at the end: the run needs them as they are
@@ -84,7 +81,7 @@ class _Run(Interpreter):
             return self.run_node(node)
         except Exception as error:  # a network may raise anything
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            message = f"{_place(node)}fails on images of shape {self._input_shape_NCHW}: {reason}"
+            message = f"{_place(node)}fails on inputs of shape {self._shapes}: {reason}"
             raise StageError(message) from error
 
     def _replace(self, node: Node, changed: Sequence[torch.Tensor]) -> None:

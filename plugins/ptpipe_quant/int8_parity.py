@@ -2,13 +2,11 @@
 
 The two may differ by one step, the rounding of a layer's output (see `ptpipe_torch.int8.layer_parity`). More means that
 the engine computes another function: a kernel with a fault, or one whose sums of 8-bit products saturate in 16 bits.
-
-Shape legend: N images, C channels, H height, W width, K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.fx import GraphModule
@@ -20,6 +18,7 @@ from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.int8_recorder import FULL_RANGE, Int8Recorder
 from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers, quantize_nodes, source_nodes
 from ptpipe_torch.int8.observers import observer_at
+from ptpipe_torch.model.outputs import tensors_of
 
 MAX_STEPS = 1.01
 """Largest difference of a layer: one step, and the float32 rounding of tensors whose grid is not the reference's."""
@@ -30,7 +29,7 @@ _SATURATING = ("fbgemm", "x86", "onednn")
 
 
 def check_int8(
-    ctx: Context, int8: GraphModule, prepared: GraphModule, images_NCHW: torch.Tensor, *, backend: str
+    ctx: Context, int8: GraphModule, prepared: GraphModule, inputs: Sequence[torch.Tensor], *, backend: str
 ) -> None:
     """Compare an int8 network with the prepared one that it was converted from, which is consumed; report figures.
 
@@ -39,7 +38,7 @@ def check_int8(
     """
     drop_redundant_clamps(prepared)  # as conversion does
     reduced = max(_observed_levels(prepared).values(), default=FULL_RANGE) < FULL_RANGE
-    difference = compare_with_reference(int8, prepared, images_NCHW)
+    difference = compare_with_reference(int8, prepared, inputs)
     worst = difference.worst
     ctx.metric(
         compared_layers=len(difference.layers),
@@ -64,7 +63,9 @@ def check_int8(
         )
 
 
-def compare_with_reference(int8: GraphModule, prepared: GraphModule, images_NCHW: torch.Tensor) -> NetworkDifference:
+def compare_with_reference(
+    int8: GraphModule, prepared: GraphModule, inputs: Sequence[torch.Tensor]
+) -> NetworkDifference:
     """Return by how much each layer of an int8 network differs from its reference, in steps of its output.
 
     `prepared`: the network that `int8` was converted from; consumed. Each layer is compared on integers of the range
@@ -75,8 +76,8 @@ def compare_with_reference(int8: GraphModule, prepared: GraphModule, images_NCHW
     _limit_levels(reference, levels)
     recorder = Int8Recorder(int8, reference)
     with torch.no_grad(), deprecations_silenced():
-        output_NK = recorder.run(images_NCHW)
-    return compare_layers(reference, images_NCHW, recorder.found, output_NK)
+        outputs = tensors_of(recorder.run(*inputs))
+    return compare_layers(reference, inputs, recorder.found, outputs)
 
 
 def _observed_levels(prepared: GraphModule) -> dict[str, int]:

@@ -97,6 +97,9 @@ class Normalizer:
             self._replace(node, nn.ReLU())
         elif (dimensions := _mean_over_image(node)) is not None:
             self._replace_mean(node, keepdim=dimensions)
+        elif _returns_its_input(node):
+            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]  # a node
+            self.graph.graph.erase_node(node)
         elif node.op == "call_method" and node.target in _RESHAPING:
             self._replace_view(node)
         elif node.op == "call_function":
@@ -189,6 +192,19 @@ def _use_padding_in_numbers(layer: Any) -> None:
     before, after = layer._reversed_padding_repeated_twice[::2], layer._reversed_padding_repeated_twice[1::2]
     if isinstance(layer.padding, str) and before == after:
         layer.padding = tuple(reversed(before))
+
+
+def _returns_its_input(node: Node) -> bool:
+    """Return whether a node converts float32 to float32, or copies: its own range would be another one."""
+    source = node.args[0] if node.args else None
+    if node.op != "call_method" or not isinstance(source, Node) or node.kwargs:
+        return False
+    if source.meta.get(TENSOR, (None, 0))[0] is not torch.float32:
+        return False
+    expected: Sequence[Any] = {"float": (), "clone": (), "to": (torch.float32,), "type": (torch.float32,)}.get(
+        str(node.target), (None,)
+    )
+    return tuple(node.args[1:]) == tuple(expected)
 
 
 def _mean_over_image(node: Node) -> bool | None:

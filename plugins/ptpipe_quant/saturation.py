@@ -1,7 +1,7 @@
 """Layers whose int8 kernel adds products in 16 bits on every x86 processor, also with VNNI.
 
-fbgemm's kernels for depthwise 3x3 and 5x5 convolutions in 2 or 3 dimensions add two products of an unsigned and a
-signed byte with `vpmaddubsw`, which saturates. torch's `x86` runs them on fbgemm too, from 101 groups on; oneDNN and
+fbgemm's kernels for depthwise 3x3, 5x5 and 7x7 convolutions in 2 or 3 dimensions add two products of an unsigned and
+a signed byte with `vpmaddubsw`, which saturates. torch's `x86` runs them on fbgemm too, from 101 groups on; oneDNN and
 qnnpack add in 32 bits (torch 2.13: `tests/plugins/ptpipe_torch/int8/test_engine.py`). Weights of -64 to 64 can't
 overflow: 2 * 255 * 64 = 32,640 < 2^15. Why weights and not activations: `pipeline/decisions/0010-depthwise-weights.md`.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import nn
 from torch.fx import GraphModule
 
-_KERNEL_SIZES = {3, 5}
+_KERNEL_SIZES = {3, 5, 7}
 
 
 def saturating_layers(graph: GraphModule, backend: str) -> list[str]:

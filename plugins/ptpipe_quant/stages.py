@@ -26,7 +26,7 @@ from ptpipe_quant.dry_run import check_runs, dry_run, freeze_ranges
 from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_linears, dynamic_linears, idle_patterns
 from ptpipe_quant.int8_parity import MAX_STEPS, check_int8
 from ptpipe_quant.layer_forms import reparametrized_layers
-from ptpipe_quant.prepared_parity import Expected, check_prepared, first_line, probe_images
+from ptpipe_quant.prepared_parity import Expected, check_prepared, first_line, probe_inputs
 from ptpipe_quant.trace import float_names, layers_to_quantize
 from ptpipe_torch import Data, FunctionRef, Model, Ranges
 from ptpipe_torch.distributed.worker_group import init_worker_group
@@ -35,6 +35,7 @@ from ptpipe_torch.int8.float_parts import float_parts, int8_parameters_fraction
 from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.int8_state import pack_state
 from ptpipe_torch.int8.layers import has_int8_weights, round_weights
+from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import released_memory
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -59,7 +60,7 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
         stored = round_weights(module, names, per_channel=weights == "per_channel")
     recipe = replace(model.recipe, convert=(quantize,), backend=config.backend)
     converted = _int8(Model.from_module(recipe, module), ctx, stored)
-    check_dynamic_linears(converted, run.images_NCHW, ctx.kind)
+    check_dynamic_linears(converted, run.inputs, ctx.kind)
     return converted
 
 
@@ -67,7 +68,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.prepare`."""
     insert_observers = FunctionRef.to(
         transforms.prepare_static,
-        input_shape_CHW=model.input_shape_CHW,
+        inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
         observer=config.observer,
         weights=_weights(config),
@@ -83,7 +84,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     _report_reparametrized(ctx, model)
     insert_fake_quant = FunctionRef.to(
         transforms.prepare_qat,
-        input_shape_CHW=model.input_shape_CHW,
+        inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
         weights=_weights(config),
         reduce_range=_reduced_range(config, ctx),
@@ -132,8 +133,8 @@ def convert(ctx: Context, model: Model) -> Model:
 
     def check(module: nn.Module) -> None:
         assert isinstance(module, GraphModule), type(module)
-        images_NCHW = probe_images(module, model.input_shape_CHW)
-        check_int8(ctx, module, prepared, images_NCHW, backend=str(model.recipe.backend))
+        inputs = probe_inputs(module, model.signature.inputs)
+        check_int8(ctx, module, prepared, inputs, backend=str(model.recipe.backend))
 
     return _int8(converted, ctx, check=check)
 
@@ -179,14 +180,14 @@ def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: Fu
     with quantized_engine(config.backend), released_memory(), torch.random.fork_rng(devices=[]), torch.no_grad():
         network = model.build()
         transform = _with_skipped(transform, _unsupported_layers(network, config, ctx))
-        expected = Expected.of(network, model.input_shape_CHW, model.num_classes, train=train)
+        expected = Expected.of(network, model.signature, train=train)
         module = _applied(transform, network, ctx.kind)
         if not is_prepared(module):
             skipped = f" (skip: {', '.join(config.skip)})" if config.skip else ""
             raise StageError(f"{ctx.kind}: no layer of this network can be quantized{skipped}")
         check_prepared(ctx, module, expected, model.build)
         trial = _applied(_for_conversion(transform), model.build(), ctx.kind)
-        wrong = dry_run(ctx, trial, expected.images_NCHW, config.backend)
+        wrong = dry_run(ctx, trial, expected.inputs, config.backend)
         if wrong and not _saturates_by_choice(transform, config):
             raise StageError(
                 f"{ctx.kind}: {config.backend} computes {wrong[0].layer} wrongly: its output is up to "
@@ -279,7 +280,7 @@ def _int8(
     """
     with quantized_engine(model.recipe.backend), deprecations_silenced(), released_memory():
         module = model.build()
-        check_runs(ctx, module, torch.zeros(2, *model.input_shape_CHW), str(model.recipe.backend))
+        check_runs(ctx, module, zeros(model.signature.inputs, 2), str(model.recipe.backend))
         packed = pack_state({**module.state_dict(), **(stored or {})})
         num_int8 = sum(has_int8_weights(layer) for layer in module.modules())
         if num_int8 == 0 and not stored:

@@ -23,6 +23,7 @@ from ptpipe_quant.shared_layers import separate_calls
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
 from ptpipe_torch.int8.tracer import Scopes
+from ptpipe_torch.model.signature import TensorSpec
 
 
 def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
@@ -61,8 +62,8 @@ class TracedNetwork:
     """Layers that must stay float."""
 
 
-def trace_network(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Sequence[str] = ()) -> TracedNetwork:
-    """Trace the network's forward pass in eval mode, for images of this shape, and normalize it.
+def trace_network(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str] = ()) -> TracedNetwork:
+    """Trace the network's forward pass in eval mode, for these inputs, and normalize it.
 
     The result is the same function. Submodules named by `leaves` are not traced into and stay float. Weights are plain
     parameters, in-place operators out of place, each layer is called once, padding other than with zeros is an operator
@@ -73,11 +74,11 @@ def trace_network(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Seq
     """
     store_weights(module)
     try:
-        graph, scopes = trace(module.eval(), input_shape_CHW, leaves)
+        graph, scopes = trace(module.eval(), inputs, leaves)
     except Exception as error:  # a network may raise anything while it is traced
         raise StageError(_untraceable(module, error)) from error
     pass_inputs_by_position(graph)
-    functionalize(graph, input_shape_CHW)
+    functionalize(graph, inputs)
     copies = separate_calls(graph)
     use_foldable_batch_norms(graph)
     normalizer = Normalizer(graph, scopes)

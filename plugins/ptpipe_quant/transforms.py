@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from ptpipe_quant.layer_forms import fold_into_transposed
 from ptpipe_quant.qat_graph import calibration_graph, training_graph
 from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.trace import float_names, trace_network
-from ptpipe_torch import transform
+from ptpipe_torch import TensorSpec, transform
 from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconfig_mapping
 from ptpipe_torch.int8.layers import swap_dynamic_linears
 from ptpipe_torch.int8.observers import static_qconfig
@@ -26,10 +26,11 @@ from ptpipe_torch.int8.observers import static_qconfig
 class _Scheme:
     """Arguments common to both prepare transforms; see the options of the same names in `ptpipe_quant.config`.
 
-    `input_shape_CHW`: of the images; sizes that branches of the network depend on, become constants of the graph.
+    `inputs`: of the network, as `TensorSpec.to_json` writes them; sizes that branches of the network depend on, become
+    constants of the graph.
     """
 
-    input_shape_CHW: Sequence[int]
+    inputs: Sequence[Mapping[str, Any]]
     backend: str
     weights: str
     reduce_range: bool
@@ -40,7 +41,8 @@ class _Scheme:
 
         `qconfig` takes per_channel, reduce_range and narrow_weights.
         """
-        network = trace_network(module, self.input_shape_CHW, float_names(module, self.skip))
+        inputs = tuple(map(TensorSpec.from_json, self.inputs))
+        network = trace_network(module, inputs, float_names(module, self.skip))
         graph, left_float = network.graph, network.float_names
         narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in left_float]
         if fold:
@@ -63,7 +65,7 @@ def prepare_static(module: nn.Module, *, observer: str, calibrating: bool, **sch
     """Fold batch norms and insert observers.
 
     `calibrating`: return the graph to calibrate, else the one to convert, which has the same state dict.
-    `scheme`: input_shape_CHW, backend, weights, reduce_range, skip.
+    `scheme`: inputs, backend, weights, reduce_range, skip.
     """
 
     def qconfig(**choices: bool) -> Any:
@@ -79,7 +81,7 @@ def prepare_qat(module: nn.Module, *, batch_norm: str, freeze_at: float | None, 
 
     `freeze_at`: fraction of the training after which ranges and batch norm statistics are frozen; None returns the
     graph to convert, not the one to train, with the same state dict. `batch_norm`: `fold` or `train`; those behind
-    transposed convolutions are folded in any case. `scheme`: input_shape_CHW, backend, weights, reduce_range, skip.
+    transposed convolutions are folded in any case. `scheme`: inputs, backend, weights, reduce_range, skip.
     """
 
     def qconfig(**choices: bool) -> Any:

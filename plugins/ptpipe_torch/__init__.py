@@ -24,6 +24,7 @@ from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.onnx_file import OnnxFile
 from ptpipe_torch.model.predictions import Predictions
 from ptpipe_torch.model.recipe import Recipe
+from ptpipe_torch.model.signature import BATCH, Signature, TensorSpec
 from ptpipe_torch.protocols import Freezing, RangeObserver, RangeReducer, TrainingCallback
 from ptpipe_torch.runtime import (
     exit_with_parent,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayImages",
+    "BATCH",
     "Batch",
     "Data",
     "DatasetInfo",
@@ -58,8 +60,10 @@ __all__ = [
     "Recipe",
     "SINGLE_WORKER",
     "SharedMemory",
+    "Signature",
     "Split",
     "SubsetImages",
+    "TensorSpec",
     "TrainingCallback",
     "WorkerGroup",
     "WorkerGroupError",

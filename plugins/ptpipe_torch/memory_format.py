@@ -1,12 +1,9 @@
-"""Choice of the memory format: channels-last for networks that convolve images, where their forward pass runs in it.
-
-Shape legend: N images of a batch, C channels, H height, W width.
-"""
+"""Choice of the memory format: channels-last for networks that convolve images, where their forward pass runs in it."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,33 +35,33 @@ class _ConvolutionRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call] 
 
 
 def to_preferred_format(
-    module: nn.Module, images_NCHW: torch.Tensor, log: Callable[[str], None] = lambda line: None
+    module: nn.Module, inputs: Sequence[torch.Tensor], log: Callable[[str], None] = lambda line: None
 ) -> bool:
     """Convert the network to channels-last where it convolves images and runs in it, else to contiguous, in place.
 
     As `to_channels_last`, but imports torch's compiler (2 s) to see whether the network convolves.
     """
     with _ConvolutionRecorder() as recorder:
-        is_channels_last = to_channels_last(module, images_NCHW, log)
+        is_channels_last = to_channels_last(module, inputs, log)
     if is_channels_last and not recorder.has_recorded:
         _convert(module, torch.contiguous_format)
     return is_channels_last and recorder.has_recorded
 
 
 def to_channels_last(
-    module: nn.Module, images_NCHW: torch.Tensor, log: Callable[[str], None] = lambda line: None
+    module: nn.Module, inputs: Sequence[torch.Tensor], log: Callable[[str], None] = lambda line: None
 ) -> bool:
     """Convert the network to channels-last where it runs in it, else to contiguous, in place.
 
     Code such as `x.view(x.size(0), -1)` behind a convolution works in the contiguous format alone. So the forward pass
-    is tried on `images_NCHW`: two at least, as strides of a single image don't tell the formats apart. Observers see
+    is tried on `inputs`: two samples at least, as strides of a single image don't tell the formats apart. Observers see
     them: pass a copy of a network whose state counts. Random streams are restored. Where the trial fails, `log` is
     called with the reason. Returns whether the format is channels-last.
     """
     _convert(module, torch.channels_last)
     try:
-        with seeded(0, images_NCHW.device), torch.no_grad():
-            module(images_NCHW)
+        with seeded(0, inputs[0].device), torch.no_grad():
+            module(*inputs)
     except Exception as error:  # noqa: BLE001  # one that has another cause is raised again where the network is used
         log(f"memory_format contiguous: the network's forward pass fails in channels_last ({error})")
         _convert(module, torch.contiguous_format)

@@ -18,5 +18,5 @@ def prefers_channels_last(ctx: Context, model: Model, data: Data, device: torch.
     Tried on real images with a second build of the network, so nothing of the first one changes.
     """
     settings = DeviceSettings(device, channels_last=True)
-    images_NCHW = first_batch(data, settings, _NUM_IMAGES).images_NCHW
-    return to_preferred_format(model.build_prepared().to(device), images_NCHW, ctx.log)
+    batch = first_batch(data, settings, _NUM_IMAGES)
+    return to_preferred_format(model.build_prepared().to(device), (batch.images_NCHW,), ctx.log)

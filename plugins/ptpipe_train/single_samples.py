@@ -9,6 +9,7 @@ import torch
 
 from ptpipe import StageError
 from ptpipe_torch import Model, TrainingCallback
+from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import seeded
 from ptpipe_train.steps import StepPlan
 
@@ -61,7 +62,7 @@ def _takes_single_sample(model: Model) -> bool:
             layer.on_progress(0.0)  # may freeze batch norms from the start
     try:
         with seeded(0), torch.no_grad():
-            module(torch.zeros(1, *model.input_shape_CHW))
+            module(*zeros(model.signature.inputs, 1))
     except Exception as error:  # noqa: BLE001  # another one is raised again by the training
         return _REFUSAL not in str(error)
     return True

@@ -134,12 +134,7 @@ def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_si
     if model.recipe.convert:
         converts = ", ".join(ref.address for ref in model.recipe.convert)
         raise StageError(f"an int8 model can't be trained (it was converted by {converts}): train the prepared model")
-    if model.num_classes != data.info.num_classes:
-        raise StageError(f"the model has {model.num_classes} classes and {data.info.name} {data.info.num_classes}")
-    if model.input_shape_CHW != data.info.shape_CHW:
-        raise StageError(
-            f"the model is for images of shape {model.input_shape_CHW}, {data.info.name} has {data.info.shape_CHW}"
-        )
+    data.info.check_fit("the model", model.signature)
     if not len(data.splits["train"]):
         raise StageError(f"{data.info.name} has no train samples")
     if config.early_stopping and not len(data.splits["val"]):

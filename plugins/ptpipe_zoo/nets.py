@@ -62,4 +62,4 @@ def build_seeded(builder_ref: FunctionRef, seed: int) -> nn.Module:
 def make_model(builder_ref: FunctionRef, network: nn.Module, info: DatasetInfo, ctx: Context) -> Model:
     """Return a Model with the weights of `network`, which `builder_ref` built; record its number of parameters."""
     ctx.metric(num_parameters=sum(parameter.numel() for parameter in network.parameters()))
-    return Model.from_module(Recipe(builder_ref, info.shape_CHW, info.num_classes), network)
+    return Model.from_module(Recipe(builder_ref, info.signature), network)

@@ -14,6 +14,8 @@ import ptpipe_data as data
 from ptpipe import Context, IntegrityError, ManifestError, StageError, load_plan
 from ptpipe_torch import Data, FileImages, Model, OnnxFile, Predictions
 
+from ..signatures import classifier, logits_from
+
 
 def context(folder: Path) -> Context:
     return Context("data", "data.test", seed=7, scratch=folder, _tell=lambda event: None)
@@ -90,13 +92,13 @@ def stored_data(folder: Path) -> None:
 
 def model(folder: Path) -> None:
     with Model.load(folder).predictor() as predict:
-        predict(np.zeros((1, 1, 8, 8), np.float32))
+        logits_from(predict, np.zeros((1, 1, 8, 8), np.float32))
 
 
 def onnx(folder: Path) -> None:
     """Not by `load`, which refuses some of these before a session is made."""
-    with OnnxFile(folder / "model.onnx", (3, 2, 2), 5).predictor(1) as predict:
-        predict(np.zeros((2, 3, 2, 2), np.float32))
+    with OnnxFile(folder / "model.onnx", classifier((3, 2, 2), 5)).predictor(1) as predict:
+        logits_from(predict, np.zeros((2, 3, 2, 2), np.float32))
 
 
 def stored_onnx(folder: Path) -> None:
@@ -104,7 +106,7 @@ def stored_onnx(folder: Path) -> None:
 
 
 def saved_onnx(folder: Path) -> None:
-    OnnxFile(folder / "model.onnx", (3, 2, 2), 5).save(folder / "copy")
+    OnnxFile(folder / "model.onnx", classifier((3, 2, 2), 5)).save(folder / "copy")
 
 
 def predictions(folder: Path) -> None:

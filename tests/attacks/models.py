@@ -19,6 +19,10 @@ MLP = "ptpipe_zoo.nets:mlp"
 ARGUMENTS: dict[str, Any] = {"shape_CHW": [1, 8, 8], "num_classes": 3, "width": 4}
 
 
+IMAGES = {"name": "images", "dtype": "float32", "shape": ["batch", 1, 8, 8]}
+SIGNATURE = {"inputs": [IMAGES], "outputs": [{"name": "logits", "dtype": "float32", "shape": ["batch", 3]}]}
+
+
 class Payload:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, ("touch canary",)
@@ -27,8 +31,7 @@ class Payload:
 def recipe(address: str = CNN, arguments: Any = None, **changes: Any) -> str:
     content = {
         "builder": {"address": address, "arguments": {**ARGUMENTS, **(arguments or {})}},
-        "input_shape_CHW": [1, 8, 8],
-        "num_classes": 3,
+        "signature": SIGNATURE,
         "prepare": [],
         "convert": [],
         "backend": None,
@@ -121,9 +124,12 @@ BUILDS: dict[str, tuple[str, dict[str, Any], str]] = {
 BUILDS["30,000 layers"][1].update(width=None)
 RECIPES = {
     "nested 100,000 deep": '{"builder": ' + "[" * 100_000,
-    "a number of 10^6 digits": recipe().replace('"num_classes": 3,', '"num_classes": ' + "9" * 1_000_000 + ",", 1),
-    "NaN for a shape": recipe(input_shape_CHW=[1, float("nan"), 8]),
-    "a shape of words": recipe(input_shape_CHW=["1", "8", "8"]),
+    "a number of 10^6 digits": recipe().replace('"batch", 3', '"batch", ' + "9" * 1_000_000, 1),
+    "NaN for a shape": recipe(signature={**SIGNATURE, "inputs": [{**IMAGES, "shape": ["batch", 1, float("nan"), 8]}]}),
+    "a shape of words": recipe(signature={**SIGNATURE, "inputs": [{**IMAGES, "shape": ["1", "8", "8"]}]}),
+    "a signature of no tensors": recipe(signature={"inputs": [], "outputs": []}),
+    "a tensor named by a path": recipe(signature={**SIGNATURE, "inputs": [{**IMAGES, "name": "../../etc/passwd"}]}),
+    "a tensor of objects": recipe(signature={**SIGNATURE, "inputs": [{**IMAGES, "dtype": "object"}]}),
     "a list": "[]",
     "nothing": "",
     "a transform that is text": recipe(convert=["os:system"]),

@@ -55,12 +55,18 @@ def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> A
     return helper.make_node(op, inputs, outputs, **attributes)
 
 
+SIGNATURE = {
+    "inputs": [{"name": "images", "dtype": "float32", "shape": ["batch", 3, 2, 2]}],
+    "outputs": [{"name": "logits", "dtype": "float32", "shape": ["batch", 5]}],
+}
+
+
 def write(folder: Path, make: Callable[[], Any]) -> None:
     made = make()
     (folder / "model.onnx").write_bytes(made if isinstance(made, bytes) else made.SerializeToString())
     (folder / "weights.bin").write_bytes(bytes(240))
     (folder / "copy").mkdir()
-    info = {"input_shape_CHW": [3, 2, 2], "num_classes": 5, "precision": "float32", "parity": {}}
+    info = {"signature": SIGNATURE, "precision": "float32", "parity": {}}
     (folder / "info.json").write_text(json.dumps(info))
 
 
@@ -219,7 +225,7 @@ FAILING: dict[str, tuple[Callable[[], Any], str]] = {
     "negative dims": (lambda: absurd([-5, -12]), CANNOT_RUN),
     "a constant of 2^40": (lambda: constant_of_shape(1 << 40), CANNOT_RUN),
     "a constant of 2^62": (lambda: constant_of_shape(1 << 62), CANNOT_RUN),
-    "one logit": (lambda: constant_of_shape(9), r"StageError: .*something other than float32 logits"),
+    "one logit": (lambda: constant_of_shape(9), r"StageError: .*something other than logits"),
     "a shape that fits nothing": (reshaped, CANNOT_RUN),
     "a name of escapes": (lambda: named("\x1b[31m\n\u202e" * 500), CANNOT_RUN),
     "an unknown operator": (unknown_op, CANNOT_RUN),
@@ -228,9 +234,9 @@ FAILING: dict[str, tuple[Callable[[], Any], str]] = {
 }
 INFOS = {
     "nested": "[" * 100_000,
-    "a number of 10^6 digits": '{"input_shape_CHW": [' + "9" * 1_000_000 + ", 1, 1]}",
-    "no shape": '{"input_shape_CHW": [NaN, 1, 1], "num_classes": 5}',
-    "more members": '{"input_shape_CHW": [1, 1, 1], "num_classes": 5, "path": "/etc/passwd"}',
+    "a number of 10^6 digits": '{"signature": {"inputs": ' + "9" * 1_000_000 + "}}",
+    "no shape": '{"signature": {"inputs": [{"name": "images", "dtype": "float32", "shape": [NaN]}], "outputs": []}}',
+    "more members": json.dumps({"signature": SIGNATURE, "path": "/etc/passwd"}),
 }
 
 ATTACKS = [

@@ -197,7 +197,7 @@ def make(config: NetConfig, ctx: Context, data: Data) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(ctx.seed)
         network = part.resolve("builder")(**part.arguments)
-    return Model.from_module(Recipe(part, info.shape_CHW, info.num_classes), network)
+    return Model.from_module(Recipe(part, info.signature), network)
 
 
 @hookimpl

@@ -21,6 +21,8 @@ from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrat
 from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, Model, Recipe, Split, builder
 from ptpipe_torch.int8.engine import supported_engines
 
+from ..signatures import classifier, logits_from
+
 
 @builder
 def depthwise_net(*, channels: int) -> nn.Module:
@@ -40,7 +42,9 @@ def model_with_largest_weights(channels: int) -> Model:
         nn.init.ones_(net[0].weight)
         nn.init.zeros_(net[0].bias)
         nn.init.ones_(net[1].weight)[::2] = -1
-        return Model.from_module(Recipe(FunctionRef.to(depthwise_net, channels=channels), (1, 8, 8), 10), net)
+        return Model.from_module(
+            Recipe(FunctionRef.to(depthwise_net, channels=channels), classifier((1, 8, 8), 10)), net
+        )
 
 
 def black_and_white_images() -> Data:
@@ -69,14 +73,14 @@ def test_float_int8_and_the_file_agree(tmp_path: Path, backend: str, channels: i
     (batch,) = data.batches("calibration", batch_size=64)
     images_NCHW = batch.images_NCHW.numpy()
     with model.predictor(1) as predict:
-        float_NK = predict(images_NCHW)
+        float_NK = logits_from(predict, images_NCHW)
     with int8.predictor(1) as predict:
-        int8_NK = predict(images_NCHW)
+        int8_NK = logits_from(predict, images_NCHW)
     assert np.abs(int8_NK - float_NK).max() < 0.1 * float_NK.std()  # 2 * float_NK.std() where a kernel saturates
 
     file = export_onnx(ExportConfig(), ctx, int8, data)
     with file.predictor(1) as predict:
-        assert np.abs(predict(images_NCHW) - int8_NK).max() < 0.05 * float_NK.std()
+        assert np.abs(logits_from(predict, images_NCHW) - int8_NK).max() < 0.05 * float_NK.std()
     arrays = [numpy_helper.to_array(tensor) for tensor in onnx.load(file.path).graph.initializer]
     (weights,) = (array for array in arrays if array.shape == (channels, 1, 3, 3))
     assert weights.dtype == np.int8

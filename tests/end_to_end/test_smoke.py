@@ -13,6 +13,8 @@ import pytest
 from ptpipe import load_plan
 from ptpipe_torch import Model, OnnxFile
 
+from ..signatures import classifier
+
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 SMOKE = MANIFESTS / "smoke.yaml"
 
@@ -61,7 +63,7 @@ def test_the_models_to_ship_lie_in_the_runs_folder(smoke, tmp_path):
     assert stages["fake_quant"]["deliverables"] == [], "a prepared model is not shipped"
     for stage in ("onnx", "qat"):
         assert ptpipe("get", "last", stage, tmp_path / stage, "--artifacts", artifacts).returncode == 0
-    shipped = OnnxFile(tmp_path / "onnx" / "model.onnx", (1, 16, 16), 10)
+    shipped = OnnxFile(tmp_path / "onnx" / "model.onnx", classifier((1, 16, 16), 10))
     assert shipped.size_bytes == stages["onnx"]["outputs"]["output"]["summary"]["size_bytes"]
     load_plan(SMOKE)  # loads the plugin of the network
     assert Model.load(tmp_path / "qat").build() is not None, "recipe and int8 tensors are all that it takes"

@@ -21,6 +21,7 @@ from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, LoaderOpti
 from ptpipe_torch.model.function_ref import builder
 from ptpipe_torch.runtime import seeded
 
+from ..signatures import classifier
 from .steps import (
     IMAGE_STEPS,
     TO_TOKENS,
@@ -92,7 +93,7 @@ class Network:
             except (RuntimeError, ValueError) as error:
                 raise InvalidNetwork(str(error)) from error
         reference = FunctionRef.to(from_source, source=self.source)
-        return Model.from_module(Recipe(reference, self.shape_CHW, self.num_classes), module)
+        return Model.from_module(Recipe(reference, classifier(self.shape_CHW, self.num_classes)), module)
 
     def check_trains(self) -> None:
         """Raise InvalidNetwork if autograd refuses the network: an in-place operator changed what it had kept."""

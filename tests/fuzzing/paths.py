@@ -22,6 +22,7 @@ from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.runtime import seeded
 from ptpipe_train import train
 
+from ..signatures import logits_from
 from . import oracle
 from .networks import NUM_BYTES, Network, decode
 from .onnx_unrounded import run_file, unrounded_logits
@@ -150,7 +151,7 @@ class Trip:
         int8 = self.bench.run(convert, {}, model=prepared)
         expected_NK = oracle.check_int8(int8, self.images_NCHW, float_NK, saturates=saturates)
         with int8.predictor() as predict:
-            assert np.isfinite(predict(self.images_NCHW.numpy().copy())).all()
+            assert np.isfinite(logits_from(predict, self.images_NCHW.numpy().copy())).all()
         self._export(int8, expected_NK)
 
     def _export(self, model: Model, expected_NK: torch.Tensor) -> None:

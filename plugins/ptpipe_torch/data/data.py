@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, Artifact, StageError
 from ptpipe_torch.data.images import ArrayImages, Images, SubsetImages
+from ptpipe_torch.model.signature import BATCH, Signature, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +44,22 @@ class DatasetInfo:
     def num_classes(self) -> int:
         """K, the number of classes."""
         return len(self.class_names)
+
+    @property
+    def signature(self) -> Signature:
+        """What a model of this data set takes and returns."""
+        images = TensorSpec("images", "float32", (BATCH, *self.shape_CHW))
+        return Signature((images,), (TensorSpec("logits", "float32", (BATCH, self.num_classes)),))
+
+    def check_fit(self, name: str, signature: Signature) -> None:
+        """Raise StageError, which calls the model `name`, where its inputs or outputs are not this data set's."""
+        for verb, found, needed in (
+            ("takes", signature.inputs, self.signature.inputs),
+            ("returns", signature.outputs, self.signature.outputs),
+        ):
+            if found != needed:
+                found_text, needed_text = (", ".join(map(str, specs)) for specs in (found, needed))
+                raise StageError(f"{name} {verb} {found_text}; {self.name} needs {needed_text}")
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,15 @@ class Batch:
     """int64."""
     indices_N: torch.Tensor
     """int64, on the CPU: positions in the split (`split.ids[indices]` are the ids)."""
+
+    def __len__(self) -> int:
+        return len(self.indices_N)
+
+    def input_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs as a `Predictor` takes them, C-contiguous, in the order of the signature."""
+        import numpy as np
+
+        return {"images": np.ascontiguousarray(self.images_NCHW.numpy())}
 
 
 class Data(Artifact):

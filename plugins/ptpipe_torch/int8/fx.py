@@ -24,6 +24,7 @@ from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
 from ptpipe_torch.int8.tracer import Scopes, trace_graph
+from ptpipe_torch.model.signature import TensorSpec
 
 with deprecations_silenced():
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
@@ -64,12 +65,12 @@ FLOAT_SCOPE = "ptpipe.float"
 _INTEGER_TYPES = {torch.quint8: (torch.uint8, 0, 255), torch.qint8: (torch.int8, -128, 127)}
 
 
-def trace(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Iterable[str] = ()) -> tuple[GraphModule, Scopes]:
+def trace(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterable[str] = ()) -> tuple[GraphModule, Scopes]:
     """Trace a network into a graph; return it with the scope of each node.
 
     `leaves`: names of submodules not to trace into. Raises whatever the network raises while it is traced.
     """
-    graph, scopes = trace_graph(module, input_shape_CHW, leaves)
+    graph, scopes = trace_graph(module, inputs, leaves)
     return GraphModule(module, graph), scopes
 
 

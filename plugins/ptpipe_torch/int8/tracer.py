@@ -17,6 +17,8 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_aggregate
 
 from ptpipe_torch.int8.engine import deprecations_silenced
+from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.model.signature import TensorSpec
 
 with deprecations_silenced():
     from torch.ao.quantization.fx.tracer import QuantizationTracer
@@ -124,12 +126,12 @@ class SizedProxy(NetworkProxy):
 class SizedTracer(NetworkTracer):
     """Runs the network while it traces it, so that branches on sizes (`if x.shape[-1] > 8:`) can be decided.
 
-    The graph is right for inputs of this shape, in batches of any size.
+    The graph is right for inputs of these shapes, in batches of any size.
     """
 
-    def __init__(self, leaves: Iterable[str], input_shape_CHW: Sequence[int]) -> None:
+    def __init__(self, leaves: Iterable[str], inputs: Sequence[TensorSpec]) -> None:
         super().__init__(leaves)
-        self._input_shape_CHW = tuple(input_shape_CHW)
+        self._inputs = [iter(zeros(inputs, batch_size)) for batch_size in _BATCH_SIZES]
         self._is_running = False
         self._forward: Any = None
 
@@ -154,7 +156,7 @@ class SizedTracer(NetworkTracer):
 
     def _value(self, kind: str, target: Any, args: Any, kwargs: Any, index: int) -> Any:
         if kind == "placeholder":
-            return torch.zeros(_BATCH_SIZES[index], *self._input_shape_CHW)
+            return next(self._inputs[index])
         args, kwargs = map_aggregate((args, kwargs), lambda value: _value_of(value, index))
         self._is_running = True
         try:
@@ -183,7 +185,7 @@ def _value_of(value: Any, index: int) -> Any:
     return value.__dict__["values"][index]
 
 
-def trace_graph(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Iterable[str]) -> tuple[Graph, Scopes]:
+def trace_graph(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterable[str]) -> tuple[Graph, Scopes]:
     """Return the graph of a network and the scope of each node; sizes become constants only where they must be.
 
     Raises whatever the network raises while it is traced.
@@ -193,7 +195,7 @@ def trace_graph(module: nn.Module, input_shape_CHW: Sequence[int], leaves: Itera
     try:
         graph = tracer.trace(module)
     except (TypeError, ValueError, RuntimeError):  # what proxies raise in the place of numbers
-        tracer = SizedTracer(leaves, input_shape_CHW)
+        tracer = SizedTracer(leaves, inputs)
         with torch.random.fork_rng(devices=[]):
             graph = tracer.trace(module)
     return graph, tracer.node_name_to_scope

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ptpipe import Artifact
+from ptpipe_torch.model.signature import Signature
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 
 class Predictor(Protocol):
-    """A callable from images to logits; the same for torch, int8 and ONNX models."""
+    """A callable from named inputs to named outputs; the same for torch, int8 and ONNX models."""
 
-    def __call__(self, images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Normalized images, C-contiguous float32 of shape (N, C, H, W), to logits, float32 of shape (N, K)."""
+    def __call__(self, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """Return the outputs of a batch of samples.
+
+        `inputs` are C-contiguous and normalized; names, dtypes and shapes of both are those of `Deployable.signature`.
+        """
         ...
 
 
@@ -36,13 +40,8 @@ class Deployable(Artifact):
 
     @property
     @abstractmethod
-    def input_shape_CHW(self) -> tuple[int, int, int]:  # noqa: N802  # the shape legend
-        """Shape of one input image: channels, height, width."""
-
-    @property
-    @abstractmethod
-    def num_classes(self) -> int:
-        """Length of a row of logits."""
+    def signature(self) -> Signature:
+        """Its named inputs and outputs."""
 
     @abstractmethod
     def predictor(self, num_threads: int | None = None) -> AbstractContextManager[Predictor]:

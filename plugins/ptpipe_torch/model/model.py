@@ -19,10 +19,10 @@ from ptpipe_torch.int8.int8_state import unpack_state
 from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.function_ref import FunctionRef
 from ptpipe_torch.model.recipe import Recipe
+from ptpipe_torch.model.signature import Signature
 from ptpipe_torch.runtime import released_memory, torch_threads
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
     import torch
     from torch import nn
@@ -35,7 +35,7 @@ _TENSOR_VALUES = 10_000
 
 
 class Model(Deployable):
-    """A torch classifier, float, prepared or int8: recipe and tensors. Immutable.
+    """A torch network, float, prepared or int8: recipe and tensors. Immutable.
 
     `tensors`: the state dict that is loaded between `prepare` and `convert` (float weights, observer and
     fake-quantization state). An int8 model also has `int8_tensors`: the int8 weights and scales alone, which is the
@@ -139,12 +139,8 @@ class Model(Deployable):
         return f"torch int8{'' if self.recipe.prepare else ' dynamic'} {self.recipe.backend}"
 
     @property
-    def input_shape_CHW(self) -> tuple[int, int, int]:  # noqa: N802
-        return self.recipe.input_shape_CHW
-
-    @property
-    def num_classes(self) -> int:
-        return self.recipe.num_classes
+    def signature(self) -> Signature:
+        return self.recipe.signature
 
     @property
     def size_bytes(self) -> int:
@@ -162,18 +158,21 @@ class Model(Deployable):
         import torch
 
         from ptpipe_torch.memory_format import to_channels_last
+        from ptpipe_torch.model.example_inputs import zeros
+        from ptpipe_torch.model.outputs import named_outputs
 
         backend = self.recipe.backend if self.recipe.convert else None
         has_float_convolutions = not (self.recipe.prepare and self.recipe.convert)  # int8 ones choose for themselves
         with released_memory(), torch_threads(num_threads), quantized_engine(backend), torch.inference_mode():
             network = [self.build()]
             if has_float_convolutions:
-                to_channels_last(network[0], torch.zeros(2, *self.input_shape_CHW))
+                to_channels_last(network[0], zeros(self.signature.inputs, 2))
 
-            def predict(images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-                writable = images_NCHW if images_NCHW.flags.writeable else images_NCHW.copy()  # or torch warns
-                logits_NK: npt.NDArray[np.float32] = network[0](torch.from_numpy(writable)).numpy()
-                return logits_NK
+            def predict(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+                arrays = (inputs[spec.name] for spec in self.signature.inputs)
+                writable = (array if array.flags.writeable else array.copy() for array in arrays)  # or torch warns
+                outputs = named_outputs(network[0](*map(torch.from_numpy, writable)), self.signature.outputs)
+                return {name: output.numpy() for name, output in outputs.items()}
 
             try:
                 yield predict

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, JsonValue, PositiveInt
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from ptpipe import JSON, IntegrityError, StageError, host
 from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.onnx_bytes import is_self_contained
+from ptpipe_torch.model.signature import Signature, TensorSpec
 from ptpipe_torch.runtime import released_memory
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 _MODEL, _INFO = "model.onnx", "info.json"
@@ -26,32 +26,27 @@ _FATAL = 4
 
 
 class OnnxFile(Deployable):
-    """One self-contained `.onnx` file: input `images` (N, C, H, W) float32, output `logits` (N, K), N dynamic.
+    """One self-contained `.onnx` file. Immutable.
 
-    Immutable. `precision`: `float32`, `int8` or `int8 dynamic`. `parity`: how its logits compared with the torch
-    model's when it was written.
+    `signature`: of the file; other inputs or outputs in it are an error. `precision`: `float32`, `int8` or
+    `int8 dynamic`. `parity`: how its outputs compared with the torch model's when it was written.
     """
 
     def __init__(
         self,
         path: Path,
-        input_shape_CHW: tuple[int, int, int],
-        num_classes: int,
+        signature: Signature,
         precision: str = "float32",
         parity: Mapping[str, JSON] = MappingProxyType({}),
     ) -> None:
         self.path = path
-        self._input_shape_CHW, self._num_classes = input_shape_CHW, num_classes
+        self._signature = signature
         self.precision = precision
         self.parity = parity
 
     @property
-    def input_shape_CHW(self) -> tuple[int, int, int]:  # noqa: N802
-        return self._input_shape_CHW
-
-    @property
-    def num_classes(self) -> int:
-        return self._num_classes
+    def signature(self) -> Signature:
+        return self._signature
 
     @property
     def format(self) -> str:
@@ -65,20 +60,22 @@ class OnnxFile(Deployable):
     def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
         with released_memory():
             sessions = [_session(self.path, num_threads or host.num_threads())]
-            inputs = [value.name for value in sessions[0].get_inputs()]
-            outputs = [value.name for value in sessions[0].get_outputs()]
-            if len(inputs) != 1 or len(outputs) != 1:
-                raise StageError(
-                    f"{self.path.name} has {len(inputs)} inputs and {len(outputs)} outputs; it must have one of each"
-                )
+            signature = self.signature
+            _check_names(self.path, "inputs", sessions[0].get_inputs(), signature.inputs)
+            _check_names(self.path, "outputs", sessions[0].get_outputs(), signature.outputs)
+            names = [spec.name for spec in signature.outputs]
 
-            def predict(images_NCHW: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+            def predict(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
                 with _one_line_errors(self.path):
-                    logits_NK: npt.NDArray[np.float32] = sessions[0].run(outputs, {inputs[0]: images_NCHW})[0]
-                shape = (len(images_NCHW), self.num_classes)
-                if getattr(logits_NK, "shape", None) != shape or logits_NK.dtype != "float32":
-                    raise StageError(f"{self.path.name} returned something other than float32 logits of shape {shape}")
-                return logits_NK
+                    outputs = sessions[0].run(names, {spec.name: inputs[spec.name] for spec in signature.inputs})
+                num_samples = len(inputs[signature.inputs[0].name])
+                for spec, output in zip(signature.outputs, outputs, strict=True):
+                    shape: tuple[int, ...] = getattr(output, "shape", ())
+                    if not spec.fits(shape) or shape[0] != num_samples or output.dtype != spec.dtype:
+                        raise StageError(
+                            f"{self.path.name} returned something other than {spec} for a batch of {num_samples}"
+                        )
+                return dict(zip(names, outputs, strict=True))
 
             try:
                 yield predict
@@ -90,8 +87,7 @@ class OnnxFile(Deployable):
         _check_self_contained(self.path)
         shutil.copyfile(self.path, folder / _MODEL)
         info = {
-            "input_shape_CHW": self.input_shape_CHW,
-            "num_classes": self.num_classes,
+            "signature": self.signature.to_json(),
             "precision": self.precision,
             "parity": dict(self.parity),
         }
@@ -102,13 +98,14 @@ class OnnxFile(Deployable):
         """Read back what `save` wrote. Raises IntegrityError where `info.json` is damaged or `model.onnx` altered."""
         try:
             info = _Info.model_validate_json((folder / _INFO).read_bytes())
-        except (FileNotFoundError, ValueError) as error:
+            signature = Signature.from_json(info.signature)
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise IntegrityError(f"{_INFO} can't be read: {' '.join(str(error).split())[:300]}") from error
         try:
             _check_self_contained(folder / _MODEL)
         except StageError as error:
             raise IntegrityError(str(error)) from error
-        return cls(folder / _MODEL, info.input_shape_CHW, info.num_classes, info.precision, info.parity)
+        return cls(folder / _MODEL, signature, info.precision, info.parity)
 
     @classmethod
     def deliverables(cls, folder: Path) -> tuple[str, ...]:
@@ -121,8 +118,7 @@ class OnnxFile(Deployable):
 class _Info(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    input_shape_CHW: tuple[PositiveInt, PositiveInt, PositiveInt]
-    num_classes: PositiveInt
+    signature: dict[str, JsonValue]
     precision: str = "float32"
     parity: dict[str, JsonValue] = {}
 
@@ -145,6 +141,12 @@ def _session(path: Path, num_threads: int) -> Any:
     _check_self_contained(path)
     with _one_line_errors(path), redirect_stdout(None):  # for some files it prints that it tries again
         return ort.InferenceSession(str(path), session_options(num_threads), providers=["CPUExecutionProvider"])
+
+
+def _check_names(path: Path, side: str, values: Sequence[Any], specs: Sequence[TensorSpec]) -> None:
+    found, expected = ({value.name for value in tensors} for tensors in (values, specs))
+    if found != expected:
+        raise StageError(f"{path.name} has the {side} {', '.join(sorted(found))}, not {', '.join(sorted(expected))}")
 
 
 def _check_self_contained(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from ptpipe import IntegrityError
 from ptpipe_torch.model.function_ref import FunctionRef
+from ptpipe_torch.model.signature import Signature
 
 T = TypeVar("T")
 
@@ -17,8 +18,7 @@ class Recipe:
     """How to rebuild a network around its tensors. All of it is JSON."""
 
     builder: FunctionRef
-    input_shape_CHW: tuple[int, int, int]
-    num_classes: int
+    signature: Signature
     prepare: tuple[FunctionRef, ...] = ()
     """Transforms applied before the tensors are loaded: they insert observers or fake quantization."""
     convert: tuple[FunctionRef, ...] = ()
@@ -31,11 +31,9 @@ class Recipe:
         """Inverse of `to_json`. Raises IntegrityError for anything else."""
         try:
             content = _typed(json.loads(text), dict)
-            channels, height, width = (_typed(size, int) for size in _typed(content["input_shape_CHW"], list))
             return cls(
                 builder=_function_ref(content["builder"]),
-                input_shape_CHW=(channels, height, width),
-                num_classes=_typed(content["num_classes"], int),
+                signature=Signature.from_json(_typed(content["signature"], dict)),
                 prepare=tuple(_function_ref(reference) for reference in _typed(content["prepare"], list)),
                 convert=tuple(_function_ref(reference) for reference in _typed(content["convert"], list)),
                 backend=None if content["backend"] is None else _typed(content["backend"], str),
@@ -45,12 +43,11 @@ class Recipe:
 
     def to_json(self) -> str:
         """One JSON object."""
-        return json.dumps(asdict(self), indent=1)
+        return json.dumps(asdict(self) | {"signature": self.signature.to_json()}, indent=1)
 
 
 def _typed(value: object, type_: type[T]) -> T:
-    # Exactly this type: a bool is an int to isinstance, but no number of classes.
-    if type(value) is not type_:
+    if not isinstance(value, type_):
         raise TypeError(f"{value!r} is not {type_.__name__}")
     return value
 

@@ -30,10 +30,13 @@ from ptpipe_torch import (
     LoaderOptions,
     Model,
     OnnxFile,
+    Predictor,
     Recipe,
     Split,
 )
 from ptpipe_torch.model.function_ref import builder
+
+from ...signatures import classifier
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -54,13 +57,12 @@ class LinearModel(Deployable):
 
     format = "numpy float32"
     size_bytes = property(lambda self: self.weights_KD.nbytes + self.biases_K.nbytes)
-    input_shape_CHW = property(lambda self: self._shape)
-    num_classes = property(lambda self: len(self.biases_K))
+    signature = property(lambda self: classifier(self._shape, len(self.biases_K)))
 
     @contextmanager
-    def predictor(self, num_threads: int | None = None) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
+    def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
         self.opened_with.append(num_threads)
-        yield self.predict
+        yield lambda inputs: {"logits": self.predict(inputs["images"])}
 
     def predict(self, images_NCHW: np.ndarray) -> np.ndarray:
         assert images_NCHW.flags.c_contiguous and images_NCHW.dtype == np.float32
@@ -123,7 +125,7 @@ def numpy_model(weights: tuple[np.ndarray, np.ndarray]) -> LinearModel:
 
 @pytest.fixture(scope="session")
 def torch_model(weights: tuple[np.ndarray, np.ndarray]) -> Model:
-    recipe = Recipe(FunctionRef.to(linear_net, inputs=64, classes=10), (1, 8, 8), 10)
+    recipe = Recipe(FunctionRef.to(linear_net, inputs=64, classes=10), classifier((1, 8, 8), 10))
     return Model(recipe, {"1.weight": torch.from_numpy(weights[0]), "1.bias": torch.from_numpy(weights[1])})
 
 
@@ -142,7 +144,7 @@ def onnx_model(weights: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, path)
-    return OnnxFile(path, (1, 8, 8), 10)
+    return OnnxFile(path, classifier((1, 8, 8), 10))
 
 
 @pytest.fixture

@@ -85,12 +85,17 @@ def test_threads_are_handed_on(digits, numpy_model, context) -> None:
 @pytest.mark.parametrize("num_classes", [9, 11])
 def test_classes_must_be_as_many(digits, linear_model, weights, context, num_classes) -> None:
     other = linear_model(np.resize(weights[0], (num_classes, 64)), np.resize(weights[1], num_classes))
-    with pytest.raises(StageError, match=f"net has {num_classes} classes, digits has 10"):
+    with pytest.raises(
+        StageError,
+        match=rf"^net returns logits \(batch, {num_classes}\) .*; digits needs logits \(batch, 10\)",
+    ):
         eval_classify(ClassifyConfig(), context(model=("net",)), other, digits)
 
 
 def test_image_shapes_must_fit(digits, linear_model, weights, context) -> None:
-    with pytest.raises(StageError, match=r"net takes images of shape 1 x 4 x 16 .*, digits has 1 x 8 x 8"):
+    with pytest.raises(
+        StageError, match=r"^net takes images \(batch, 1, 4, 16\) .*; digits needs images \(batch, 1, 8, 8\)"
+    ):
         eval_classify(ClassifyConfig(), context(model=("net",)), linear_model(*weights, shape_CHW=(1, 4, 16)), digits)
 
 

@@ -27,6 +27,8 @@ from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.model.function_ref import builder, transform
 from ptpipe_torch.runtime import seeded, torch_threads
 
+from ...signatures import classifier
+
 SHAPE_CHW = (1, 16, 16)
 NUM_EPOCHS = 8
 
@@ -198,7 +200,9 @@ def float_model(digits: Data) -> Callable[[str], Model]:
                     nn.functional.cross_entropy(module(batch.images_NCHW.double()), batch.labels_N).backward()
                     optimizer.step()
             module.load_state_dict({key: coarse(values) for key, values in module.float().state_dict().items()})
-            known[name] = Model.from_module(Recipe(FunctionRef.to(network, name=name), SHAPE_CHW, 10), module)
+            known[name] = Model.from_module(
+                Recipe(FunctionRef.to(network, name=name), classifier(SHAPE_CHW, 10)), module
+            )
         return known[name]
 
     return make
@@ -222,7 +226,9 @@ def int8_model(float_model: Callable[[str], Model], digits: Data) -> Callable[..
                     prepared(batch.images_NCHW.double())
         tensors = {key: coarse(values) for key, values in prepared.float().state_dict().items()}
         prepared.load_state_dict(tensors)
-        recipe = Recipe(FunctionRef.to(network, name=name), SHAPE_CHW, 10, (part,), (FunctionRef.to(to_int8),), backend)
+        recipe = Recipe(
+            FunctionRef.to(network, name=name), classifier(SHAPE_CHW, 10), (part,), (FunctionRef.to(to_int8),), backend
+        )
         return Model.from_module(recipe, prepared)
 
     return make

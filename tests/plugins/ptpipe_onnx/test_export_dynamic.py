@@ -22,6 +22,8 @@ from ptpipe_torch import FunctionRef, Model, OnnxFile, Recipe, builder, transfor
 from ptpipe_torch.int8.int8_state import pack_state
 from ptpipe_torch.int8.layers import dynamic_weights, round_weights, swap_dynamic_linears
 
+from ...signatures import classifier
+
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
 
@@ -164,7 +166,9 @@ def test_the_arithmetic_is_that_of_the_onnx_specification(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         module = one_layer()
-    recipe = Recipe(FunctionRef.to(one_layer), (1, 16, 16), 10, (), (FunctionRef.to(quantized_everywhere),), "qnnpack")
+    recipe = Recipe(
+        FunctionRef.to(one_layer), classifier((1, 16, 16), 10), (), (FunctionRef.to(quantized_everywhere),), "qnnpack"
+    )
     file = run_export(Model.from_module(recipe, module))
     images_NCHW = np.random.default_rng(6).normal(size=(9, 1, 16, 16)).astype(np.float32)
 
@@ -185,7 +189,9 @@ def test_the_arithmetic_is_that_of_the_onnx_specification(
 @pytest.mark.parametrize("type_", _UNUSUAL)
 def test_shared_weights_and_names(type_, run_export: Export) -> None:
     convert = FunctionRef.to(with_dynamic_layers, layers=_UNUSUAL[type_])
-    recipe = Recipe(FunctionRef.to(unusual, name=type_.__name__), (1, 16, 16), 10, (), (convert,), "qnnpack")
+    recipe = Recipe(
+        FunctionRef.to(unusual, name=type_.__name__), classifier((1, 16, 16), 10), (), (convert,), "qnnpack"
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         file = run_export(Model.from_module(recipe, unusual(type_.__name__)))
@@ -200,7 +206,7 @@ def test_shared_weights_and_names(type_, run_export: Export) -> None:
 @pytest.mark.parametrize(("backend", "transposed"), [("fbgemm", False), ("fbgemm", True), ("qnnpack", True)])
 def test_a_network_of_convolutions(backend: str, transposed: bool, run_export: Export, tmp_path: Path) -> None:
     builder_ = FunctionRef.to(convolutions, transposed=transposed)
-    recipe = Recipe(builder_, (1, 16, 16), 10, (), (FunctionRef.to(as_it_is),), backend)
+    recipe = Recipe(builder_, classifier((1, 16, 16), 10), (), (FunctionRef.to(as_it_is),), backend)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         module = convolutions(transposed).eval()
@@ -223,7 +229,9 @@ def test_a_network_of_convolutions(backend: str, transposed: bool, run_export: E
 
 
 def test_layers_that_have_no_such_form_are_named(run_export: Export) -> None:
-    recipe = Recipe(FunctionRef.to(recurrent), (1, 16, 16), 10, (), (FunctionRef.to(quantized_everywhere),), "qnnpack")
+    recipe = Recipe(
+        FunctionRef.to(recurrent), classifier((1, 16, 16), 10), (), (FunctionRef.to(quantized_everywhere),), "qnnpack"
+    )
     with pytest.raises(StageError, match=r"^1 \(LSTM\) can't be exported as dynamic int8: leave it float"):
         run_export(Model.from_module(recipe, recurrent()))
 

@@ -17,6 +17,8 @@ from ptpipe_onnx import export as export_module
 from ptpipe_onnx.checks import unsupported_opset
 from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe, builder, transform
 
+from ...signatures import classifier
+
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
 
@@ -30,7 +32,7 @@ def made(source: str) -> nn.Module:
 
 
 def model_of(source: str, num_classes: int = 10) -> Model:
-    return Model(Recipe(FunctionRef.to(made, source=source), (1, 16, 16), num_classes), {})
+    return Model(Recipe(FunctionRef.to(made, source=source), classifier((1, 16, 16), num_classes)), {})
 
 
 @pytest.mark.parametrize("name", ["cnn", "residual", "mobile", "rows"])
@@ -47,7 +49,7 @@ def test_the_file_computes_what_torch_computes(
         np.testing.assert_allclose(found_NK, expected_NK, atol=2e-5 * np.abs(expected_NK).max())
     assert file.parity["top1_agreement"] == 1.0
     assert file.parity["num_samples"] == 200
-    assert (file.format, file.num_classes, file.input_shape_CHW) == ("onnx float32", 10, (1, 16, 16))
+    assert (file.format, file.signature) == ("onnx float32", classifier((1, 16, 16), 10))
 
 
 def test_any_batch_size(run_export: Export, float_model: Make, run_onnx: Callable[..., np.ndarray]) -> None:
@@ -63,8 +65,8 @@ def test_metadata_of_the_file(run_export: Export, float_model: Make, events) -> 
     file = run_export(float_model("cnn"))
     model = onnx.load(file.path)
     (input_,), (output,) = model.graph.input, model.graph.output
-    assert [(d.dim_param or d.dim_value) for d in input_.type.tensor_type.shape.dim] == ["N", 1, 16, 16]
-    assert [(d.dim_param or d.dim_value) for d in output.type.tensor_type.shape.dim] == ["N", 10]
+    assert [(d.dim_param or d.dim_value) for d in input_.type.tensor_type.shape.dim] == ["batch", 1, 16, 16]
+    assert [(d.dim_param or d.dim_value) for d in output.type.tensor_type.shape.dim] == ["batch", 10]
     assert (input_.name, output.name, model.producer_name) == ("images", "logits", "ptpipe")
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     assert json.loads(metadata["mean"]) == [0.31]
@@ -134,7 +136,7 @@ def test_nothing_is_printed_and_torch_is_left_as_it_was(
         ("x.flatten(1)[:, :10] * (1 if x.sum() > 0 else 2)", "can't be exported to ONNX"),
         ("x.reshape(2, -1)[:, :10]", "can't be exported to ONNX"),
         ("torch.linalg.eigvals(x).real.flatten(1)[:, :10]", "can't be exported to ONNX"),
-        ("x.flatten(1)[:, :9]", "logits should be of shape"),
+        ("x.flatten(1)[:, :9]", r"logits of shape \(\?, 9\); it must return logits \(batch, 10\)"),
         ("(x.flatten(1)[:, :10], x)", "returns 2 tensors"),
         ("x.flatten(1)[:, :10] / 0", "not finite"),
     ],
@@ -168,8 +170,8 @@ def test_inputs_that_do_not_fit(run_export: Export, float_model: Make, int8_mode
     with pytest.raises(StageError, match=r"not converted: put a quant\.convert"):
         run_export(int8_model("cnn").with_recipe(convert=()))
     recipe = float_model("cnn").recipe
-    other = Model(Recipe(recipe.builder, (3, 16, 16), 10), {})
-    with pytest.raises(StageError, match="takes images of"):
+    other = Model(Recipe(recipe.builder, classifier((3, 16, 16), 10)), {})
+    with pytest.raises(StageError, match=r"takes images \(batch, 3, 16, 16\)"):
         run_export(other)
 
 
@@ -244,7 +246,9 @@ def test_unusual_spellings_of_usual_networks(
     reference: FunctionRef, run_export: Export, run_onnx: Callable[..., np.ndarray], digits: Data
 ) -> None:
     torch.manual_seed(1)
-    model = Model.from_module(Recipe(reference, (1, 16, 16), 10), reference.resolve("builder")(**reference.arguments))
+    model = Model.from_module(
+        Recipe(reference, classifier((1, 16, 16), 10)), reference.resolve("builder")(**reference.arguments)
+    )
     file = run_export(model)
     (batch,) = digits.batches("test", batch_size=300)
     with torch.inference_mode():

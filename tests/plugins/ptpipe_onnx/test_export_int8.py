@@ -19,6 +19,8 @@ from ptpipe_onnx import qdq_passes
 from ptpipe_torch import Data, Model, OnnxFile
 from ptpipe_torch.int8.engine import quantized_engine
 
+from ...signatures import logits_from
+
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
 
@@ -136,7 +138,7 @@ def test_what_calibration_did_not_see_saturates_as_in_torch(
         batch.images_NCHW.numpy() * np.linspace(1, 6, 300)[:, None, None, None], np.float32
     )
     with model.predictor() as predict:
-        expected_NK = predict(images_NCHW)
+        expected_NK = logits_from(predict, images_NCHW)
     found_NK = run_onnx(file.path, images_NCHW, optimize=True)
     step = integer_step(file)
     steps_NK = np.abs(found_NK - expected_NK) / step

@@ -25,6 +25,8 @@ from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.model.function_ref import builder
 from ptpipe_torch.runtime import seeded
 
+from ...signatures import classifier
+
 SHAPE_CHW = (1, 16, 16)
 FORMS = [(is_qat, backend) for is_qat in (False, True) for backend in ("fbgemm", "qnnpack")]
 
@@ -80,7 +82,9 @@ def int8(digits: Data, tmp_path: Path) -> Int8:
     def make(network: FunctionRef, *, is_qat: bool, backend: str) -> Model:
         ctx = Context("int8", "quant", 7, tmp_path)
         with seeded(0):
-            model = Model.from_module(Recipe(network, SHAPE_CHW, 10), network.resolve("builder")(**network.arguments))
+            model = Model.from_module(
+                Recipe(network, classifier(SHAPE_CHW, 10)), network.resolve("builder")(**network.arguments)
+            )
         if not is_qat:
             prepared = stages.prepare(PrepareConfig(backend=backend), ctx, model)
             return stages.convert(ctx, stages.calibrate(CalibrateConfig(num_samples=64), ctx, prepared, digits)[0])

@@ -33,6 +33,8 @@ from ptpipe_torch import (
 from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_torch.runtime import seeded, torch_threads
 
+from ...signatures import classifier, logits_from
+
 BACKENDS = supported_engines()
 NUM_CLASSES = 10
 
@@ -118,7 +120,9 @@ def nothing_to_quantize() -> nn.Module:
 def make_model(build: Callable[..., nn.Module], seed: int = 0, **arguments: JSON) -> Model:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Model.from_module(Recipe(FunctionRef.to(build, **arguments), (1, 8, 8), NUM_CLASSES), build(**arguments))
+        return Model.from_module(
+            Recipe(FunctionRef.to(build, **arguments), classifier((1, 8, 8), NUM_CLASSES)), build(**arguments)
+        )
 
 
 def make_digits() -> Data:
@@ -171,7 +175,7 @@ def logits_of(model: Model, data: Data, num_samples: int | None = None) -> np.nd
     order_N = np.arange(len(data.splits["test"]))[:num_samples]
     with model.predictor(2) as predict:
         batches = data.batches("test", order_N=order_N, batch_size=250)
-        return np.concatenate([predict(batch.images_NCHW.numpy()) for batch in batches])
+        return np.concatenate([logits_from(predict, batch.images_NCHW.numpy()) for batch in batches])
 
 
 def accuracy(logits_NK: np.ndarray, data: Data) -> float:

@@ -155,7 +155,7 @@ class Config(StageConfig):
 @stage("model.broken")
 def broken(config: Config, ctx: Context, data: Data) -> Model:
     """Broken."""
-    return Model.from_module(Recipe(FunctionRef.to(linear), (3, 32, 32), 10), linear())
+    return Model.from_module(Recipe(FunctionRef.to(linear), data.info.signature), linear())
 
 
 @hookimpl

@@ -19,6 +19,7 @@ from ptpipe_quant import DynamicConfig, dynamic
 from ptpipe_torch import Model, builder
 from ptpipe_torch.int8.layers import DynamicLinear
 
+from ...signatures import logits_from
 from .conftest import BACKENDS, NUM_CLASSES, make_model
 
 ENGINES = [backend for backend in BACKENDS if backend in ("fbgemm", "qnnpack")]
@@ -256,11 +257,11 @@ def test_what_an_int8_layer_does_not_offer_stays_float(type_, backend, ctx, even
 
     images_NCHW = np.random.default_rng(1).uniform(0, 3, (8, 1, D, D)).astype(np.float32)
     with torch.no_grad(), int8.predictor(1) as predict:
-        logits_NK, expected_NK = predict(images_NCHW), model.build()(torch.from_numpy(images_NCHW)).numpy()
+        logits_NK, expected_NK = logits_from(predict, images_NCHW), model.build()(torch.from_numpy(images_NCHW)).numpy()
     assert np.square(logits_NK - expected_NK).mean() ** 0.5 < 0.03 * expected_NK.std()
     int8.save(tmp_path)
     with Model.load(tmp_path).predictor(1) as predict:
-        np.testing.assert_array_equal(predict(images_NCHW), logits_NK)
+        np.testing.assert_array_equal(logits_from(predict, images_NCHW), logits_NK)
 
 
 def test_a_layer_with_two_names_is_int8_under_both(ctx) -> None:
@@ -284,10 +285,10 @@ def test_a_pattern_that_keeps_nothing_float_is_reported(skip, ctx, events) -> No
 def test_a_network_without_logits(ctx) -> None:
     class Outputs(Network):
         def forward(self, images_NCHW):
-            return {"logits": super().forward(images_NCHW)}
+            return {"scores": super().forward(images_NCHW)}
 
     _NETWORKS.append(Outputs)
-    with pytest.raises(StageError, match="can't run: it returns dict, not a tensor of logits"):
+    with pytest.raises(StageError, match="the network returns a dict of scores; it must return logits"):
         dynamic(DynamicConfig(backend=ENGINES[0]), ctx, make_model(network, name="Outputs"))
     _NETWORKS.remove(Outputs)
 

@@ -18,6 +18,7 @@ from ptpipe_quant.transforms import prepare_static, to_int8
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import reference_network
 
+from ...signatures import pictures, stored_pictures
 from .conftest import BACKENDS
 from .spellings import ARITHMETIC, INPUT_SHAPE_CHW, Net, behind, build, conv, logits, with_layer
 
@@ -30,14 +31,14 @@ def test_integers_are_followed_back_to_the_last_layer() -> None:
         best = (2 * x).argmax(1, keepdim=True)
         return logits(n, n.conv(x * 3).gather(1, best).expand(-1, 8, -1, -1))
 
-    graph = trace_network(Net(body, conv=conv()), INPUT_SHAPE_CHW).graph
+    graph = trace_network(Net(body, conv=conv()), pictures(INPUT_SHAPE_CHW)).graph
     names = {node.name for node in operators_on_integers(graph)}
     assert names == {"add", "relu_1", "mul", "argmax", "gather"}
 
 
 def test_a_network_without_integers_has_none() -> None:
     network = Net(lambda n, x: logits(n, F.relu(n.stem(x)) + 1))
-    assert operators_on_integers(trace_network(network, INPUT_SHAPE_CHW).graph) == []
+    assert operators_on_integers(trace_network(network, pictures(INPUT_SHAPE_CHW)).graph) == []
 
 
 def test_numbers_and_alpha_are_left_float() -> None:
@@ -47,18 +48,18 @@ def test_numbers_and_alpha_are_left_float() -> None:
         x = torch.add(x, n.conv(x), alpha=2) * x.size(1)
         return logits(n, torch.add(x, x, alpha=1) * x)
 
-    graph = trace_network(Net(body, conv=conv()), INPUT_SHAPE_CHW).graph
+    graph = trace_network(Net(body, conv=conv()), pictures(INPUT_SHAPE_CHW)).graph
     assert {node.name for node in operators_converted_wrongly(graph)} == {"mul", "relu_1", "add_1", "mul_1"}
 
 
 def test_a_batch_norm_behind_another_is_left_float() -> None:
-    network = trace_network(with_layer(one=nn.BatchNorm2d(8), two=nn.BatchNorm2d(8)), INPUT_SHAPE_CHW)
+    network = trace_network(with_layer(one=nn.BatchNorm2d(8), two=nn.BatchNorm2d(8)), pictures(INPUT_SHAPE_CHW))
     assert network.float_names == ["two"]
 
 
 def prepared_on(network: nn.Module, backend: str, *skip: str) -> Any:
     options = {"weights": "per_tensor", "reduce_range": False, "skip": skip, "observer": "min_max"}
-    options |= {"input_shape_CHW": INPUT_SHAPE_CHW, "backend": backend}
+    options |= {"inputs": stored_pictures(INPUT_SHAPE_CHW), "backend": backend}
     observed = prepare_static(copy.deepcopy(network), **options, calibrating=True)
     with torch.no_grad():
         observed(torch.randn(2, *INPUT_SHAPE_CHW, generator=torch.Generator().manual_seed(0)))

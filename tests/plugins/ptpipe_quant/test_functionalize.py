@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from ptpipe import StageError
 from ptpipe_quant.trace import trace_network
 
+from ...signatures import pictures
 from .spellings import INPUT_SHAPE_CHW, Net, conv, logits
 
 
 def graph_of(network: nn.Module, **options: Any) -> Any:
-    return trace_network(network, INPUT_SHAPE_CHW, **options).graph
+    return trace_network(network, pictures(INPUT_SHAPE_CHW), **options).graph
 
 
 def through_a_view(n: Any, x: torch.Tensor) -> torch.Tensor:
@@ -83,10 +84,10 @@ def test_a_network_that_fails_on_its_images_is_refused_with_its_line() -> None:
     def wrong(n: Any, x: torch.Tensor) -> torch.Tensor:
         return n.fc(n.stem(x).flatten(1))
 
-    with pytest.raises(StageError, match=r"test_functionalize.py:\d+: `return n.fc.*fails on images of shape \(2, 3"):
+    with pytest.raises(StageError, match=r"test_functionalize.py:\d+: `return n.fc.*fails on inputs of shape \(2, 3"):
         graph_of(Net(wrong))
 
 
 def test_images_of_a_size_that_no_memory_holds_are_refused() -> None:
     with pytest.raises(StageError, match="too large"):
-        trace_network(Net(logits), (1 << 20, 1 << 20, 8))
+        trace_network(Net(logits), pictures((1 << 20, 1 << 20, 8)))

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from ptpipe import JSON, StageError
+from ptpipe import StageError
 from ptpipe.events import Event, Notice
-from ptpipe_quant import PrepareConfig, PrepareQatConfig, prepare, prepare_qat, stages, transforms
+from ptpipe_quant import PrepareConfig, PrepareQatConfig, prepare, prepare_qat, prepared_parity, stages, transforms
+from ptpipe_quant.prepared_parity import Expected
 from ptpipe_torch import builder
 from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_torch.int8.layer_parity import LayerDifference
@@ -117,12 +118,40 @@ def test_the_check_leaves_the_model_as_it_was(ctx, metrics, stage, config) -> No
 
 
 @pytest.mark.parametrize(("stage", "config"), STAGES)
-@pytest.mark.parametrize(
-    ("arguments", "found"), [({"as_dict": True}, "a dict of logits, other"), ({"as_dict": False}, "a tuple")]
-)
-def test_an_output_that_is_no_tensor_is_refused(ctx, stage, config, arguments: dict[str, JSON], found) -> None:
-    with pytest.raises(StageError, match=f"the network returns {found}; it must return one tensor, logits"):
-        stage(config(backend=FIRST), ctx, make_model(two_outputs, **arguments))
+@pytest.mark.parametrize(("as_dict", "found"), [(True, "a dict of logits, other"), (False, "a tuple of 2 values")])
+def test_other_outputs_than_those_of_the_signature_are_refused(ctx, stage, config, as_dict, found) -> None:
+    message = rf"the network returns {found}; it must return logits \(batch, {NUM_CLASSES}\) float32"
+    with pytest.raises(StageError, match=message):
+        stage(config(backend=FIRST), ctx, make_model(two_outputs, as_dict=as_dict))
+
+
+class Amplifying(nn.Module):
+    """Batch norm of values that hardly differ: in train mode it enlarges the rounding in front of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8, eps=1e-12)
+        self.norm.running_var.fill_(3)  # or scaling weights by it would round nothing
+        self.head = nn.Linear(8 * 36, NUM_CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.conv(100 + 0.0002 * x)).flatten(1))
+
+
+@builder
+def amplifying() -> nn.Module:
+    return Amplifying()
+
+
+def test_rounding_that_the_users_network_amplifies_is_no_difference(ctx, monkeypatch, metrics) -> None:
+    tolerances = []
+    actual = prepared_parity._tolerance
+    monkeypatch.setattr(prepared_parity, "_tolerance", lambda *args: tolerances.append(actual(*args)) or tolerances[-1])
+    prepare_qat(PrepareQatConfig(backend=FIRST, batch_norm="train"), ctx, make_model(amplifying))
+    assert prepared_parity.TOLERANCE < metrics()["prepared_difference"] <= tolerances[0]
+    well_conditioned = make_model(mixed_net)
+    expected = Expected.of(well_conditioned.build(), well_conditioned.signature, train=False)
+    assert actual(well_conditioned.build(), expected, "eval") < prepared_parity.TOLERANCE
 
 
 @pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")

@@ -16,9 +16,10 @@ from ptpipe_torch import TrainingCallback
 from ptpipe_torch.int8.observers import is_observer
 from ptpipe_torch.torchvision_compat import torchvision
 
+from ...signatures import stored_pictures
 from .conftest import Mixed, mixed_net, small_net
 
-COMMON = {"input_shape_CHW": (1, 8, 8), "weights": "per_channel", "reduce_range": False, "skip": []}
+COMMON = {"inputs": stored_pictures((1, 8, 8)), "weights": "per_channel", "reduce_range": False, "skip": []}
 QAT = {"backend": "fbgemm", **COMMON}
 STATIC = {"backend": "fbgemm", "observer": "min_max", **COMMON}
 
@@ -271,7 +272,10 @@ def test_every_batch_norm_freezes(batch_norm, num_norms) -> None:
 
 def test_every_batch_norm_of_densenet_freezes() -> None:
     graph = prepare_qat(
-        torchvision().models.densenet121(), **{**QAT, "input_shape_CHW": (3, 64, 64)}, batch_norm="fold", freeze_at=0.5
+        torchvision().models.densenet121(),
+        **{**QAT, "inputs": stored_pictures((3, 64, 64))},
+        batch_norm="fold",
+        freeze_at=0.5,
     ).train()
     norms = [layer for layer in graph.modules() if isinstance(layer, nn.BatchNorm2d)]
     assert len(norms) == 62 and all(norm.training for norm in norms)

@@ -22,10 +22,11 @@ from ptpipe_torch.int8.layers import has_int8_weights
 from ptpipe_torch.int8.observers import is_observer
 from ptpipe_torch.torchvision_compat import torchvision
 
+from ...signatures import stored_pictures
 from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model, train
 
 TARGETS = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
-SCHEME: Any = {"input_shape_CHW": (1, 8, 8), "weights": "per_channel", "reduce_range": False, "skip": []}
+SCHEME: Any = {"inputs": stored_pictures((1, 8, 8)), "weights": "per_channel", "reduce_range": False, "skip": []}
 
 
 class Rows(nn.Module):

@@ -14,6 +14,7 @@ from ptpipe_quant.transforms import prepare_qat, prepare_static, to_int8
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import float_network
 
+from ...signatures import stored_pictures
 from .conftest import BACKENDS
 from .spellings import INPUT_SHAPE_CHW, NETWORKS, build
 
@@ -22,7 +23,7 @@ ENGINES = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
 
 def scheme(backend: str) -> dict[str, Any]:
     options = {"weights": "per_channel", "reduce_range": backend == "fbgemm", "skip": ()}
-    return {"input_shape_CHW": INPUT_SHAPE_CHW, "backend": backend, **options}
+    return {"inputs": stored_pictures(INPUT_SHAPE_CHW), "backend": backend, **options}
 
 
 def images(num: int = 6) -> torch.Tensor:

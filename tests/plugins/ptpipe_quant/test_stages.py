@@ -32,6 +32,7 @@ from ptpipe_torch import Data, Model
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.layers import has_int8_weights
 
+from ...signatures import logits_from
 from . import layerwise
 from .conftest import (
     BACKENDS,
@@ -104,7 +105,8 @@ def test_the_same_bits_converted_stored_and_in_another_process(variants, digits,
         "import ptpipe_quant\nsys.path.insert(0, sys.argv[2])\nimport quant_test_networks\n"
         "root = Path(sys.argv[1]); images = np.load(root / 'images.npy')\n"
         "for folder in sorted(path for path in root.iterdir() if path.is_dir()):\n"
-        "    with Model.load(folder).predictor(1) as predict: np.save(folder / 'logits.npy', predict(images))\n"
+        "    with Model.load(folder).predictor(1) as predict: logits = predict({'images': images})['logits']\n"
+        "    np.save(folder / 'logits.npy', logits)\n"
     )
     (tmp_path / "quant_test_networks.py").write_text(network_source(), encoding="utf-8")
     for folder in [path for path in tmp_path.iterdir() if path.is_dir()]:
@@ -117,8 +119,8 @@ def test_the_same_bits_converted_stored_and_in_another_process(variants, digits,
     for name, model in variants.items():
         there = np.load(tmp_path / name / "logits.npy")
         with model.predictor() as here, Model(model.recipe, model.tensors).predictor() as converted_again:
-            assert np.array_equal(here(images_NCHW), there), name
-            assert np.array_equal(converted_again(images_NCHW), there), name
+            assert np.array_equal(logits_from(here, images_NCHW), there), name
+            assert np.array_equal(logits_from(converted_again, images_NCHW), there), name
 
 
 def network_source() -> str:
@@ -416,7 +418,7 @@ def test_the_converted_model_gives_the_graph_that_exporters_know(variants) -> No
         reference = _convert_to_reference_decomposed_fx(prepared)
         x = torch.randn(4, 1, 8, 8)
         with torch.no_grad(), model.predictor() as predict:
-            difference = np.abs(predict(x.numpy()) - reference(x).numpy())
+            difference = np.abs(logits_from(predict, x.numpy()) - reference(x).numpy())
         step = [
             value.item() for key, value in model.int8_tensors.items() if key.endswith("scale") and "input" not in key
         ][-1]

@@ -11,6 +11,7 @@ from ptpipe import StageError
 from ptpipe_quant.trace import float_names, layers_to_quantize, trace_network
 from ptpipe_torch import torchvision
 
+from ...signatures import pictures
 from .conftest import Mixed, small_net
 
 
@@ -43,7 +44,7 @@ class Functions(nn.Module):
 
 def test_every_relu_becomes_a_module_of_its_own() -> None:
     torch.manual_seed(0)
-    network = trace_network(Functions(), (4, 5, 5))
+    network = trace_network(Functions(), pictures((4, 5, 5)))
     graph, scopes = network.graph, network.scopes
     relus = [node for node in graph.graph.nodes if "elu" in str(node.target) or "ReLU" in str(node.target)]
     assert len(relus) == 8
@@ -54,8 +55,29 @@ def test_every_relu_becomes_a_module_of_its_own() -> None:
     assert {node.name for node in graph.graph.nodes if node.op != "output"} <= set(scopes)
 
 
+@pytest.mark.parametrize("spelling", ["x.float()", "x.clone()", "x.to(torch.float32)", "x.type(torch.float32)"])
+def test_what_returns_its_input_is_left_out(spelling: str) -> None:
+    class Converting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return eval(spelling, {"torch": torch, "x": x + 1}) * 2  # one of the above
+
+    graph = trace_network(Converting(), pictures((1, 4, 4))).graph
+    assert [node.name for node in graph.graph.nodes] == ["x", "add", "mul", "output"]
+
+
+@pytest.mark.parametrize("spelling", ["x.float()", "x.to(torch.float32)", "x.to(torch.float64)", "x.detach()"])
+def test_what_changes_type_or_gradient_is_kept(spelling: str) -> None:
+    class Converting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x if spelling.endswith(("64)", "detach()")) else x.argmax(1)
+            return eval(spelling, {"torch": torch, "x": x}) * 2  # one of the above
+
+    graph = trace_network(Converting(), pictures((1, 4, 4))).graph
+    assert spelling.removeprefix("x.").partition("(")[0] in [str(node.target) for node in graph.graph.nodes]
+
+
 def test_dropout_is_kept_aside() -> None:
-    graph = trace_network(Functions(), (4, 5, 5)).graph
+    graph = trace_network(Functions(), pictures((4, 5, 5))).graph
     kept = [layer.__dict__["_dropout_for_training"] for layer in graph.modules() if type(layer) is nn.Identity]
     assert [(type(layer), layer.p) for layer in kept] == [(nn.Dropout2d, 0.3), (nn.Dropout, 0.4)]
     assert not any(isinstance(layer, nn.Dropout | nn.Dropout2d) for layer in graph.modules())
@@ -66,12 +88,12 @@ def test_dropout_that_never_stops_is_left_alone() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.dropout(x, 0.5)  # always training: so its author wants it
 
-    assert operators(trace_network(Restless(), (1, 8, 8)).graph) == [F.dropout]
+    assert operators(trace_network(Restless(), pictures((1, 8, 8))).graph) == [F.dropout]
 
 
 def test_stochastic_depth_is_kept_with_its_mode() -> None:
     network = nn.Sequential(nn.Conv2d(1, 4, 1), torchvision().ops.StochasticDepth(0.5, "row"))
-    graph = trace_network(network, (1, 8, 8)).graph
+    graph = trace_network(network, pictures((1, 8, 8))).graph
     (kept,) = [layer.__dict__["_dropout_for_training"] for layer in graph.modules() if type(layer) is nn.Identity]
     assert (kept.p, kept.mode) == (0.5, "row")
     x = torch.randn(16, 4, 2, 2)
@@ -101,7 +123,7 @@ class Sizes(nn.Module):
 @pytest.mark.parametrize("size", [5, 9])
 def test_branches_on_sizes_are_decided_for_batches_of_any_size(size) -> None:
     network = Sizes(-1)
-    graph = trace_network(network, (1, size, size)).graph
+    graph = trace_network(network, pictures((1, size, size))).graph
     assert (F.max_pool2d in operators(graph)) is (size == 9)
     for num in (1, 2, 5):
         x = torch.randn(num, 1, size, size)
@@ -110,24 +132,24 @@ def test_branches_on_sizes_are_decided_for_batches_of_any_size(size) -> None:
 
 def test_a_branch_on_the_batch_is_refused() -> None:
     with pytest.raises(StageError, match=r"test_trace.py:\d+: `if x.shape\[self.dim\] > 4:` can't be traced"):
-        trace_network(Sizes(0), (1, 9, 9))
+        trace_network(Sizes(0), pictures((1, 9, 9)))
 
 
 def test_a_layer_called_twice_trains_one_weight() -> None:
     layer = nn.Conv2d(1, 1, 3, padding=1)
-    graph = trace_network(nn.Sequential(layer, nn.ReLU(), layer), (1, 8, 8)).graph
+    graph = trace_network(nn.Sequential(layer, nn.ReLU(), layer), pictures((1, 8, 8))).graph
     assert [node.target for node in graph.graph.nodes if "0" in str(node.target)] == ["0", "0_call2"]
     assert len(list(graph.parameters())) == 2
 
 
 def test_a_copy_of_a_layer_left_float_is_left_float() -> None:
     layer = nn.Conv2d(1, 1, 3, padding=1)
-    network = trace_network(nn.Sequential(layer, nn.ReLU(), layer), (1, 8, 8), leaves=["0"])
+    network = trace_network(nn.Sequential(layer, nn.ReLU(), layer), pictures((1, 8, 8)), leaves=["0"])
     assert network.float_names == ["0", "0_call2"]
 
 
 def test_flatten_becomes_a_function() -> None:
-    graph = trace_network(small_net().eval(), (1, 8, 8)).graph
+    graph = trace_network(small_net().eval(), pictures((1, 8, 8))).graph
     assert torch.flatten in operators(graph)
     assert nn.Flatten not in operators(graph)
 
@@ -155,7 +177,7 @@ class Outer(nn.Module):
 
 def test_the_line_that_cannot_be_traced_is_named() -> None:
     with pytest.raises(StageError) as caught:
-        trace_network(Outer(), (1, 8, 8))
+        trace_network(Outer(), pictures((1, 8, 8)))
     message = str(caught.value)
     assert "test_trace.py:" in message
     assert "`if x.sum() > 0:`" in message
@@ -164,7 +186,7 @@ def test_the_line_that_cannot_be_traced_is_named() -> None:
 
 
 def test_what_is_left_float_need_not_be_traceable() -> None:
-    graph = trace_network(Outer(), (1, 8, 8), leaves=["gate"]).graph
+    graph = trace_network(Outer(), pictures((1, 8, 8)), leaves=["gate"]).graph
     assert operators(graph) == [nn.Conv2d, Branching]
 
 

@@ -12,6 +12,8 @@ from ptpipe_torch import FunctionRef, Model, Recipe, builder, transform
 from ptpipe_torch.int8.layers import swap_dynamic_linears
 from ptpipe_torch.memory_format import to_preferred_format, view_failure
 
+from ...signatures import classifier, logits_from
+
 SHAPE_CHW = (2, 8, 8)
 IMAGES_NCHW = np.random.default_rng(0).standard_normal((5, *SHAPE_CHW)).astype(np.float32)
 
@@ -44,7 +46,7 @@ def make_model(*, view: bool) -> Model:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = flattening(view=view)
-    return Model.from_module(Recipe(FunctionRef.to(flattening, view=view), SHAPE_CHW, 3), module)
+    return Model.from_module(Recipe(FunctionRef.to(flattening, view=view), classifier(SHAPE_CHW, 3)), module)
 
 
 def in_channels_last(module: nn.Module) -> bool:
@@ -56,7 +58,7 @@ def test_a_view_behind_a_convolution_needs_contiguous_memory() -> None:
     lines: list[str] = []
     module, images_NCHW = Viewing(view=True), torch.zeros(2, *SHAPE_CHW)
     before = torch.get_rng_state()
-    assert not to_preferred_format(module, images_NCHW, lines.append)
+    assert not to_preferred_format(module, [images_NCHW], lines.append)
     assert not in_channels_last(module)
     assert lines[0].startswith("memory_format contiguous: the network's forward pass fails in channels_last (view size")
     assert torch.equal(torch.get_rng_state(), before)
@@ -66,9 +68,9 @@ def test_a_view_behind_a_convolution_needs_contiguous_memory() -> None:
 def test_convolutions_of_images_run_in_channels_last_and_nothing_else_does() -> None:
     lines: list[str] = []
     module, images_NCHW = Viewing(view=False), torch.zeros(2, *SHAPE_CHW)
-    assert to_preferred_format(module, images_NCHW, lines.append)
+    assert to_preferred_format(module, [images_NCHW], lines.append)
     assert in_channels_last(module)
-    assert not to_preferred_format(nn.Sequential(nn.Flatten(), nn.Linear(128, 3)), images_NCHW, lines.append)
+    assert not to_preferred_format(nn.Sequential(nn.Flatten(), nn.Linear(128, 3)), [images_NCHW], lines.append)
     assert lines == []
 
 
@@ -91,7 +93,7 @@ def test_a_predictor_of_either_spelling_gives_the_same(backend: str | None) -> N
         if backend:
             model = model.with_recipe(convert=(FunctionRef.to(dynamic),), backend=backend)
         with model.predictor(1) as predict:
-            logits.append(predict(IMAGES_NCHW))
+            logits.append(logits_from(predict, IMAGES_NCHW))
     assert np.abs(logits[0] - logits[1]).max() < (0.02 if backend else 1e-5) * logits[0].std()
 
 
@@ -107,5 +109,5 @@ def test_convolutions_of_a_dynamic_int8_model_run_in_channels_last(monkeypatch: 
     model = make_model(view=False).with_recipe(convert=(FunctionRef.to(dynamic),), backend="fbgemm")
     with model.predictor(1) as predict:
         monkeypatch.setattr(nn.Conv2d, "forward", recorded)
-        predict(IMAGES_NCHW)
+        logits_from(predict, IMAGES_NCHW)
     assert formats == [True]

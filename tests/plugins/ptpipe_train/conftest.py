@@ -23,6 +23,8 @@ from ptpipe_torch.data.images import Images
 from ptpipe_torch.runtime import torch_threads
 from ptpipe_train import TrainConfig, train
 
+from ...signatures import classifier
+
 SIDE, NUM_CLASSES = 8, 4
 
 
@@ -47,7 +49,7 @@ def make_model(ref: FunctionRef | None = None, **arguments: JSON) -> Model:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         module = ref.resolve("builder")(**ref.arguments)
-    return Model.from_module(Recipe(ref, (1, SIDE, SIDE), NUM_CLASSES), module)
+    return Model.from_module(Recipe(ref, classifier((1, SIDE, SIDE), NUM_CLASSES)), module)
 
 
 def make_split(name: str, num_images: int, seed: int, images: type[Images] = ArrayImages) -> Split:

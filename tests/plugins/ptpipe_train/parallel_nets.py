@@ -128,7 +128,7 @@ def plain(config: PlainConfig, ctx: Context, data: Data) -> Model:
     )
     torch.manual_seed(int(os.environ.get("NET_SEED", str(ctx.seed))))  # set: a stage that gives another net each time
     module = ref.resolve("builder")(**ref.arguments)
-    return Model.from_module(Recipe(ref, data.info.shape_CHW, data.info.num_classes), module)
+    return Model.from_module(Recipe(ref, data.info.signature), module)
 
 
 @hookimpl

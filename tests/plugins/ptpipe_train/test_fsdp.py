@@ -13,6 +13,8 @@ from ptpipe_quant.transforms import prepare_qat
 from ptpipe_train.config import Parallel
 from ptpipe_train.parallel.fsdp import layers_to_wrap
 
+from ...signatures import stored_pictures
+
 
 class Net(nn.Module):
     """A list, attention, whose inner layer is never called, and a weight that two layers have."""
@@ -56,7 +58,7 @@ def test_only_layers_that_are_called_and_have_parameters_of_their_own() -> None:
 def test_a_graph_has_containers_that_nobody_calls() -> None:
     network = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), nn.Flatten(), nn.Linear(32, 4))
     options = {
-        "input_shape_CHW": (3, 2, 4),
+        "inputs": stored_pictures((3, 2, 4)),
         "backend": "fbgemm",
         "weights": "per_channel",
         "reduce_range": False,

@@ -20,6 +20,7 @@ from ptpipe_quant.transforms import prepare_qat
 from ptpipe_torch import RangeObserver, TrainingCallback
 from ptpipe_train.parallel.partition import TracedNetwork, balanced, measure_costs_s, named_split_points, trace_network
 
+from ...signatures import stored_pictures
 from .parallel_nets import Branching
 
 CPU = torch.device("cpu")
@@ -107,7 +108,7 @@ def prepared() -> nn.Module:
         nn.Flatten(),
         nn.Linear(32, 5),
     )
-    options = {"input_shape_CHW": (3, 8, 8), "weights": "per_channel", "reduce_range": False, "skip": ()}
+    options = {"inputs": stored_pictures((3, 8, 8)), "weights": "per_channel", "reduce_range": False, "skip": ()}
     return prepare_qat(net, backend="fbgemm", **options, batch_norm="fold", freeze_at=0.8)
 
 

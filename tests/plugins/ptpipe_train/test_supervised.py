@@ -19,6 +19,7 @@ from ptpipe_train.evaluation import Score
 from ptpipe_train.parallel.ddp import SingleProcess, data_parallel
 from ptpipe_train.supervised import _warn_of_small_passes
 
+from ...signatures import classifier
 from .conftest import SIDE, Lab, assert_same_bits
 
 
@@ -241,10 +242,10 @@ def test_refuses_what_can_not_be_trained(lab: Lab) -> None:
     int8 = model.with_recipe(convert=(FunctionRef.to(eight_bits),))
     with pytest.raises(StageError, match=r"int8 model can't be trained .*:eight_bits"):
         lab.train(int8, data)
-    with pytest.raises(StageError, match="the model has 7 classes and quadrants 4"):
-        lab.train(model.with_recipe(num_classes=7), data)
-    with pytest.raises(StageError, match=r"shape \(1, 9, 9\), quadrants has \(1, 8, 8\)"):
-        lab.train(model.with_recipe(input_shape_CHW=(1, 9, 9)), data)
+    with pytest.raises(StageError, match=r"returns logits \(batch, 7\) .*; quadrants needs logits \(batch, 4\)"):
+        lab.train(model.with_recipe(signature=classifier((1, 8, 8), 7)), data)
+    with pytest.raises(StageError, match=r"takes images \(batch, 1, 9, 9\) .*; quadrants needs .*1, 8, 8\)"):
+        lab.train(model.with_recipe(signature=classifier((1, 9, 9), 4)), data)
     with pytest.raises(StageError, match="no train samples"):
         lab.train(model, lab.make_data(0))
     with pytest.raises(StageError, match="early_stopping needs a val split"):

@@ -117,7 +117,7 @@ def test_a_model_survives_the_store_and_is_built_bit_equal(make_model, ctx, tmp_
     loaded = Model.load(folder)
     assert loaded.recipe == model.recipe
     assert_bit_equal(loaded, model)
-    images_NCHW = torch.rand(2, *model.input_shape_CHW)
+    images_NCHW = torch.rand(2, *model.signature.inputs[0].sample_shape)
     assert torch.equal(loaded.build()(images_NCHW), model.build()(images_NCHW))
 
 

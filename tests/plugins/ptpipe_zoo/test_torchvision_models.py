@@ -54,7 +54,7 @@ def small_model(name, make_data, ctx, channels=1, num_classes=5):
 def test_a_network_is_made_for_the_data_and_comes_back_bit_equal(name, make_data, ctx):
     one, other = (small_model(name, make_data, ctx, channels=2) for _ in range(2))
     assert all(torch.equal(one.tensors[key], other.tensors[key]) for key in one.tensors)
-    images_NCHW = torch.rand(2, *one.input_shape_CHW)
+    images_NCHW = torch.rand(2, *one.signature.inputs[0].sample_shape)
     logits_NK = one.build()(images_NCHW)
     assert logits_NK.shape == (2, 5)
     assert logits_NK.isfinite().all()
@@ -72,7 +72,7 @@ def test_fx_traces_it(name, make_data, ctx):
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - set(CHEAP)))
 def test_the_other_families_too(name, make_data, ctx):
     model = small_model(name, make_data, ctx, channels=2)
-    images_NCHW = torch.rand(2, *model.input_shape_CHW)
+    images_NCHW = torch.rand(2, *model.signature.inputs[0].sample_shape)
     network = model.build()
     assert torch.equal(fx.symbolic_trace(network)(images_NCHW), network(images_NCHW))
 

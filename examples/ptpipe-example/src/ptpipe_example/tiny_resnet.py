@@ -61,7 +61,7 @@ def make_tiny_resnet(config: TinyResnetConfig, ctx: Context, data: Data) -> Mode
         torch.manual_seed(ctx.seed)
         network = part.resolve("builder")(**part.arguments)
     ctx.metric(num_parameters=sum(parameter.numel() for parameter in network.parameters()))
-    return Model.from_module(Recipe(part, info.shape_CHW, info.num_classes), network)
+    return Model.from_module(Recipe(part, info.signature), network)
 
 
 @hookimpl

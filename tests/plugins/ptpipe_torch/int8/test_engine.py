@@ -62,6 +62,7 @@ DEPTHWISE = [
     {"kernel": 3, "channels": 8, "dimensions": 2},
     {"kernel": 3, "channels": 128, "dimensions": 2},
     {"kernel": 5, "channels": 8, "dimensions": 2},
+    {"kernel": 7, "channels": 8, "dimensions": 2},
     {"kernel": 3, "channels": 8, "dimensions": 3},
 ]
 

@@ -18,6 +18,8 @@ from ptpipe_quant.transforms import prepare_qat, prepare_static, to_int8
 from ptpipe_torch.int8.engine import quantized_engine, supported_engines
 from ptpipe_torch.int8.observers import is_observer, observes_range
 
+from ....signatures import stored_pictures
+
 BACKENDS = [backend for backend in ("fbgemm", "qnnpack") if backend in supported_engines()]
 INPUT_SHAPE_CHW = (3, 12, 12)
 
@@ -87,7 +89,7 @@ def build(join: Callable[[Any, torch.Tensor], torch.Tensor]) -> nn.Module:
 
 
 def prepared(network: nn.Module, backend: str, *, qat: bool, converting: bool) -> Any:
-    options = {"input_shape_CHW": INPUT_SHAPE_CHW, "weights": "per_channel", "skip": ()}
+    options = {"inputs": stored_pictures(INPUT_SHAPE_CHW), "weights": "per_channel", "skip": ()}
     options |= {"backend": backend, "reduce_range": backend == "fbgemm"}
     if qat:
         return prepare_qat(copy.deepcopy(network), **options, batch_norm="fold", freeze_at=None if converting else 1.0)
@@ -127,7 +129,7 @@ def test_nothing_saturates(join, qat, backend) -> None:
             standard.load_state_dict(observed.state_dict())
         grids = Grids(networks[0].eval())
         grids.run(x)
-        difference = compare_with_reference(to_int8(networks[1], backend=backend), networks[2], x)
+        difference = compare_with_reference(to_int8(networks[1], backend=backend), networks[2], [x])
     assert max(grids.excess.values()) <= 1.01, grids.excess
     assert not difference.missing
     assert difference.worst is not None

@@ -15,6 +15,8 @@ from torch import nn
 
 from ptpipe_torch.int8 import fx
 
+from ....signatures import pictures
+
 
 def small_net() -> nn.Module:
     """A traceable CNN for images of 1x8x8."""
@@ -27,7 +29,7 @@ def small_net() -> nn.Module:
 
 def prepared(qat: bool) -> torch.fx.GraphModule:
     torch.manual_seed(0)
-    graph, scopes = fx.trace(small_net().eval(), (1, 8, 8))
+    graph, scopes = fx.trace(small_net().eval(), pictures((1, 8, 8)))
     public = torch.ao.quantization.get_default_qat_qconfig if qat else torch.ao.quantization.get_default_qconfig
     with warnings.catch_warnings(action="ignore"):  # torch's own defaults are deprecated
         qconfig = public("fbgemm")
@@ -41,7 +43,7 @@ def test_the_result_equals_that_of_torchs_public_functions(qat) -> None:
 
     ours = prepared(qat)
     torch.manual_seed(0)
-    graph, _ = fx.trace(small_net().eval(), (1, 8, 8))
+    graph, _ = fx.trace(small_net().eval(), pictures((1, 8, 8)))
     with warnings.catch_warnings(action="ignore"):
         prepare = quantize_fx.prepare_qat_fx if qat else quantize_fx.prepare_fx
         mapping = get_default_qat_qconfig_mapping("fbgemm") if qat else get_default_qconfig_mapping("fbgemm")
@@ -57,7 +59,7 @@ def test_the_result_equals_that_of_torchs_public_functions(qat) -> None:
 
 
 def prepared_for_qat(network: nn.Module) -> torch.fx.GraphModule:
-    graph, scopes = fx.trace(network.eval(), (8, 8, 8))
+    graph, scopes = fx.trace(network.eval(), pictures((8, 8, 8)))
     with warnings.catch_warnings(action="ignore"):
         qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
         return fx.add_observers(graph, scopes, fx.qconfig_mapping("fbgemm", qconfig, qconfig, is_qat=True), is_qat=True)
@@ -77,7 +79,8 @@ def test_tracing_does_not_import_torchs_compiler() -> None:
     code = (
         "import sys, torch\nfrom torch import nn\nfrom ptpipe_quant.transforms import prepare_static, to_int8\n"
         "net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))\n"
-        "options = dict(input_shape_CHW=(1, 4, 4), skip=())\n"
+        "images = dict(name='images', dtype='float32', shape=['batch', 1, 4, 4])\n"
+        "options = dict(inputs=[images], skip=())\n"
         "options |= dict(backend='fbgemm', observer='min_max', weights='per_channel', reduce_range=False)\n"
         "to_int8(prepare_static(net, **options, calibrating=False), backend='fbgemm')\n"
         "print([name for name in ('torch._dynamo.convert_frame', 'torch._inductor.compile_fx') if name in sys.modules])"

@@ -17,6 +17,8 @@ from ptpipe import IntegrityError, StageError
 from ptpipe_torch import FunctionRef, Model, Recipe, builder, transform
 from ptpipe_torch.model.function_ref import FunctionRef as RegistryPart
 
+from ....signatures import classifier, logits_from
+
 HERE = __name__
 
 
@@ -62,7 +64,7 @@ def model() -> Model:
     torch.manual_seed(0)
     module = small(width=5)
     module(torch.randn(32, 1, 8, 8))  # running statistics that are not the initial ones
-    return Model.from_module(Recipe(FunctionRef.to(small, width=5), (1, 8, 8), 3), module)
+    return Model.from_module(Recipe(FunctionRef.to(small, width=5), classifier((1, 8, 8), 3)), module)
 
 
 def stored(model: Model, folder: Path) -> Model:
@@ -79,8 +81,8 @@ def test_rebuilt_bit_by_bit(model, tmp_path) -> None:
     assert not again.build().training
     x = np.random.default_rng(0).standard_normal((4, 1, 8, 8)).astype(np.float32)
     with model.predictor() as here, again.predictor(1) as there:
-        assert np.array_equal(here(x), there(x))
-    assert (again.format, again.num_classes, again.input_shape_CHW) == ("torch float32", 3, (1, 8, 8))
+        assert np.array_equal(logits_from(here, x), logits_from(there, x))
+    assert (again.format, again.signature) == ("torch float32", classifier((1, 8, 8), 3))
 
 
 def test_capture_takes_a_copy(model) -> None:
@@ -105,7 +107,10 @@ def test_transforms_before_and_after_the_tensors(model) -> None:
         assert torch.equal(after(x), 3 * inner(x))
         wrapped = doubled(small(width=5), times=2)
         recipe = Recipe(
-            model.recipe.builder, (1, 8, 8), 3, prepare=(FunctionRef.to(doubled, times=2),), backend="fbgemm"
+            model.recipe.builder,
+            classifier((1, 8, 8), 3),
+            prepare=(FunctionRef.to(doubled, times=2),),
+            backend="fbgemm",
         )
         prepared = Model.from_module(recipe, wrapped)
         assert torch.equal(prepared.build()(x), wrapped.eval()(x))
@@ -127,8 +132,8 @@ def test_arrays_that_may_not_be_written_to(model) -> None:
     x = np.zeros((2, 1, 8, 8), dtype=np.float32)
     x.flags.writeable = False
     with model.predictor() as predict:
-        assert predict(x).shape == (2, 3)
-        assert predict(x).dtype == np.float32
+        assert logits_from(predict, x).shape == (2, 3)
+        assert logits_from(predict, x).dtype == np.float32
 
 
 def test_threads_are_restored(model) -> None:
@@ -140,7 +145,7 @@ def test_threads_are_restored(model) -> None:
 
 def test_a_state_that_is_not_tensors_is_refused() -> None:
     with pytest.raises(StageError, match=r"keeps _extra_state \(str\) in its state"):
-        Model.from_module(Recipe(FunctionRef.to(secretive), (1, 1, 1), 2), Secretive())
+        Model.from_module(Recipe(FunctionRef.to(secretive), classifier((1, 1, 1), 2)), Secretive())
 
 
 @transform
@@ -180,11 +185,9 @@ class TestAltered:
             {"builder": "small"},
             {"builder": {"address": 3, "arguments": {}}},
             {"builder": {"address": "a:b", "arguments": []}},
-            {"input_shape_CHW": [1, 8]},
-            {"input_shape_CHW": [1, 8, "8"]},
-            {"input_shape_CHW": [True, 8, 8]},
-            {"num_classes": 3.5},
-            {"num_classes": None},
+            {"signature": None},
+            {"signature": {"inputs": [], "outputs": []}},
+            {"signature": {"inputs": [], "outputs": [], "state": []}},
             {"prepare": {}},
             {"convert": [1]},
             {"backend": 1},
@@ -280,7 +283,9 @@ def with_replaced_head(*, width: int) -> nn.Module:
 
 
 def test_a_builder_may_drop_layers_but_not_allocate_far_more_than_is_stored() -> None:
-    model = Model.from_module(Recipe(FunctionRef.to(with_replaced_head, width=1), (1, 8, 8), 3), small(width=4))
+    model = Model.from_module(
+        Recipe(FunctionRef.to(with_replaced_head, width=1), classifier((1, 8, 8), 3)), small(width=4)
+    )
     model.with_recipe(builder=FunctionRef.to(with_replaced_head, width=50_000)).build()
     with pytest.raises(IntegrityError, match=r"builds a network of over 1000.* values, far more than are stored"):
         model.with_recipe(builder=FunctionRef.to(with_replaced_head, width=1_000_000)).build()

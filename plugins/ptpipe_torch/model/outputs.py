@@ -1,0 +1,46 @@
+"""What a network returns, as the named tensors of its signature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ptpipe import StageError
+from ptpipe_torch.model.signature import TensorSpec
+
+
+def named_outputs(returned: Any, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+    """Return the output tensors by name: of a mapping by its keys, of a tensor or a sequence by position.
+
+    Raises StageError where the network returned something else than its signature says.
+    """
+    names = [spec.name for spec in specs]
+    if isinstance(returned, Mapping):
+        values = dict(returned) if set(returned) == set(names) else {}
+    else:
+        parts = returned if isinstance(returned, list | tuple) else [returned]
+        values = dict(zip(names, parts, strict=True)) if len(parts) == len(names) else {}
+    if len(values) != len(names) or not all(isinstance(value, torch.Tensor) for value in values.values()):
+        raise StageError(f"the network returns {describe(returned)}; it must return {', '.join(map(str, specs))}")
+    for spec in specs:
+        if not spec.fits(values[spec.name].shape):
+            found = tuple(values[spec.name].shape)
+            raise StageError(f"the network returns {spec.name} of shape {found}; it must return {spec}")
+    return values
+
+
+def tensors_of(returned: Any) -> list[torch.Tensor]:
+    """Return all tensors that a network returned, in order."""
+    return [leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+
+
+def describe(returned: Any) -> str:
+    """Return what a network returned, in a few words: `a dict of aux, out`."""
+    if isinstance(returned, Mapping):
+        return f"a {type(returned).__name__} of {', '.join(map(str, returned))}"
+    if isinstance(returned, list | tuple):
+        return f"a {type(returned).__name__} of {len(returned)} values"
+    return f"a {type(returned).__name__}"

@@ -1,0 +1,93 @@
+"""What a model takes and returns: named tensors with their dtypes and shapes. Imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ptpipe import JSON
+
+BATCH = "batch"
+"""The symbol of the first axis of every tensor."""
+DTYPES = ("float32", "int64", "int32", "uint8", "bool")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype and shape of an input or an output."""
+
+    name: str
+    """The name of the data set's column, and of the tensor in ONNX files."""
+    dtype: str
+    """As NumPy calls it: one of `DTYPES`."""
+    shape: tuple[int | str, ...]
+    """A size, or a symbol (`batch`, `length`) where the axis may have any. The first one is `batch`."""
+
+    def __post_init__(self) -> None:
+        assert self.name.isidentifier(), self.name
+        assert self.dtype in DTYPES, self.dtype
+        assert self.shape[:1] == (BATCH,), self.shape
+
+    def __str__(self) -> str:
+        """`images (batch, 3, 32, 32) float32`."""
+        return f"{self.name} ({', '.join(map(str, self.shape))}) {self.dtype}"
+
+    @property
+    def sample_shape(self) -> tuple[int | str, ...]:
+        """The shape without its batch axis."""
+        return self.shape[1:]
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Return whether a tensor of this shape is one of these."""
+        return len(shape) == len(self.shape) and all(
+            isinstance(size, str) or size == found for size, found in zip(self.shape, shape, strict=True)
+        )
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return the fields: the argument of a stored transform."""
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> TensorSpec:
+        """Inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
+        name, dtype, shape = content["name"], content["dtype"], content["shape"]
+        is_shape = isinstance(shape, list) and shape[:1] == [BATCH] and all(map(_is_size, shape))
+        if not (isinstance(name, str) and name.isidentifier() and dtype in DTYPES and is_shape and len(content) == 3):
+            raise ValueError(f"{content!r} is no tensor's name, dtype and shape")
+        return cls(name, dtype, tuple(shape))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs of a model, in the order of its network's arguments, and its outputs, in the order it returns them."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def __post_init__(self) -> None:
+        assert self.inputs and self.outputs, self
+        names = Counter(spec.name for spec in (*self.inputs, *self.outputs))
+        assert max(names.values()) == 1, names
+
+    def __str__(self) -> str:
+        """`images (batch, 3, 32, 32) float32 -> logits (batch, 10) float32`."""
+        return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return the fields of all tensors."""
+        return {side: [spec.to_json() for spec in getattr(self, side)] for side in asdict(self)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Signature:
+        """Inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
+        inputs, outputs = (tuple(map(TensorSpec.from_json, content[side])) for side in ("inputs", "outputs"))
+        names = {spec.name for spec in (*inputs, *outputs)}
+        if not inputs or not outputs or len(names) < len(inputs) + len(outputs) or len(content) != 2:
+            raise ValueError("a signature has inputs and outputs, and each has a name of its own")
+        return cls(inputs, outputs)
+
+
+def _is_size(size: object) -> bool:
+    return (isinstance(size, str) and size.isidentifier()) or (type(size) is int and size > 0)
