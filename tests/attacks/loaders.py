@@ -12,9 +12,9 @@ import numpy as np
 
 import ptpipe_data as data
 from ptpipe import Context, IntegrityError, ManifestError, StageError, load_plan
-from ptpipe_torch import Data, FileImages, Model, OnnxFile, Predictions
+from ptpipe_torch import Data, FileImages, Model, OnnxFile, Predictions, Signature
 
-from ..signatures import classifier, logits_from
+from .onnx_files import SIGNATURE
 
 
 def context(folder: Path) -> Context:
@@ -92,13 +92,13 @@ def stored_data(folder: Path) -> None:
 
 def model(folder: Path) -> None:
     with Model.load(folder).predictor() as predict:
-        logits_from(predict, np.zeros((1, 1, 8, 8), np.float32))
+        predict({"images": np.zeros((1, 1, 8, 8), np.float32)})
 
 
 def onnx(folder: Path) -> None:
     """Not by `load`, which refuses some of these before a session is made."""
-    with OnnxFile(folder / "model.onnx", classifier((3, 2, 2), 5)).predictor(1) as predict:
-        logits_from(predict, np.zeros((2, 3, 2, 2), np.float32))
+    with OnnxFile(folder / "model.onnx", Signature.from_json(SIGNATURE)).predictor(1) as predict:
+        predict({"images": np.zeros((2, 3, 2, 2), np.float32)})
 
 
 def stored_onnx(folder: Path) -> None:
@@ -106,7 +106,7 @@ def stored_onnx(folder: Path) -> None:
 
 
 def saved_onnx(folder: Path) -> None:
-    OnnxFile(folder / "model.onnx", classifier((3, 2, 2), 5)).save(folder / "copy")
+    OnnxFile(folder / "model.onnx", Signature.from_json(SIGNATURE)).save(folder / "copy")
 
 
 def predictions(folder: Path) -> None:

@@ -74,6 +74,10 @@ def float_network(large_digits: Data) -> Callable[..., Model]:
             builder = make_small or FunctionRef.to(torchvision_models.classifier, name=name, **options)
             with seeded(0):
                 module = builder.resolve("builder")(**builder.arguments)
+                with torch.no_grad():
+                    for parameter_name, parameter in module.named_parameters():
+                        if parameter_name.endswith("layer_scale"):
+                            parameter.fill_(0.1)  # from 1e-6: qnnpack adds no tensors whose steps are that different
                 if num_epochs:
                     train(module, large_digits, num_epochs, 0.05)
                 else:

@@ -23,8 +23,6 @@ from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, LoaderOpti
 from ptpipe_train import TrainConfig, train
 from ptpipe_train.config import EarlyStopping, Schedule
 
-from ...signatures import classifier
-
 NUM_KILLS, STEPS_BETWEEN = 8, 10
 CONFIG = TrainConfig(
     epochs=8,
@@ -65,8 +63,9 @@ def make_data() -> Data:
 def train_once(scratch: Path, output: Path) -> None:
     """In a child: it must not return."""
     torch.manual_seed(0)
-    model = Model.from_module(Recipe(FunctionRef.to(network), classifier((1, 8, 8), 10)), network())
-    trained = train(CONFIG, Context("t", "train.supervised", 7, scratch), model, make_data())
+    data = make_data()
+    model = Model.from_module(Recipe(FunctionRef.to(network), data.info.signature), network())
+    trained = train(CONFIG, Context("t", "train.supervised", 7, scratch), model, data)
     save_file({name: tensor.contiguous() for name, tensor in trained.tensors.items()}, output)
 
 
