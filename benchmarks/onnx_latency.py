@@ -63,7 +63,7 @@ def float_model(network: str, data: Data, folder: Path) -> Model:
             if isinstance(part, torch.nn.BatchNorm2d):
                 part.momentum = None
         for batch in data.batches("calibration", batch_size=16):
-            module(batch.images_NCHW)
+            module(batch.inputs["images"])
     return model.with_state_dict_of(module)
 
 
@@ -85,7 +85,7 @@ def static_file(float_file: OnnxFile, data: Data, folder: Path) -> OnnxFile:
     class Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime comes without types
         def __init__(self) -> None:
             self.batches: Iterator[Images] = (
-                batch.images_NCHW.numpy() for batch in data.batches("calibration", batch_size=8)
+                batch.inputs["images"].numpy() for batch in data.batches("calibration", batch_size=8)
             )
 
         def get_next(self) -> dict[str, Images] | None:
@@ -132,7 +132,7 @@ def report(network: str, backend: str, rounds: int, folder: Path) -> None:
     float_file, int8_file = our_files(float_model(network, data, folder), data, backend, folder)
     rival = static_file(float_file, data, folder)
     files = {"float": float_file, f"export.onnx int8 ({backend})": int8_file, "quantize_static": rival}
-    image_NCHW = np.ascontiguousarray(next(iter(data.batches("test", batch_size=1))).images_NCHW.numpy())
+    image_NCHW = np.ascontiguousarray(next(iter(data.batches("test", batch_size=1))).inputs["images"].numpy())
     medians_ms = measured(files, image_NCHW, rounds)
     for name, file in files.items():
         kernels = Kernels.of(file.path, folder)

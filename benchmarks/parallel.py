@@ -119,7 +119,7 @@ class Bench:
     def batches(self, size: int, first: int, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         order = np.arange(first, 2 * BATCH * self.steps, step)
         made = self.data.batches("train", order_N=order, batch_size=size, channels_last=True)
-        return [(batch.images_NCHW, batch.labels_N) for batch in made]
+        return [(batch.inputs["images"], batch.targets["labels"]) for batch in made]
 
     def bare_ddp(self) -> float:
         with self.bare() as module:

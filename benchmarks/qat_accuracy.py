@@ -94,7 +94,9 @@ class Bench:
     def percent(self, classify: Any) -> float:
         """Return the percentage of the test images that `classify`, from images to logits, gets right."""
         batches = self.data.batches("test", batch_size=500)
-        right = [(classify(batch.images_NCHW).argmax(1) == batch.labels_N).sum().item() for batch in batches]
+        right = [
+            (classify(batch.inputs["images"]).argmax(1) == batch.targets["labels"]).sum().item() for batch in batches
+        ]
         return 100 * sum(right) / len(self.data.splits["test"])
 
     def torchs(self, model: Model, prepared: Model) -> float:
@@ -128,7 +130,7 @@ class Bench:
                 if step / num_steps >= freeze_at:
                     module.apply(disable_observer).apply(freeze_bn_stats)
                 optimizer.param_groups[0]["lr"] = lr.at(step)
-                F.cross_entropy(module(batch.images_NCHW), batch.labels_N).backward()
+                F.cross_entropy(module(batch.inputs["images"]), batch.targets["labels"]).backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 step += 1

@@ -55,7 +55,7 @@ def bare_loop(model: Model, data: Data, config: TrainConfig) -> Training:
     last = config.memory_format == "channels_last"
     module = model.build_prepared().to(memory_format=torch.channels_last if last else torch.contiguous_format).train()
     optimizer = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
-    batches = [(batch.images_NCHW, batch.labels_N) for batch in data.batches("train", channels_last=last)]
+    batches = [(batch.inputs["images"], batch.targets["labels"]) for batch in data.batches("train", channels_last=last)]
 
     def run() -> None:
         for images_NCHW, labels_N in batches:

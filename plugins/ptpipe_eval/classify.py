@@ -1,6 +1,6 @@
 """Run a model over a split and compute its classification metrics: the work of `eval.classify`.
 
-Shape legend: N samples, B of a batch, C channels, H height, W width, K classes.
+Shape legend: N samples, B of a batch, K classes.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Samples:
         done = 0
         for batch in self.data.batches(self.split, order_N=order_N, channels_last=self.channels_last):
             yield batch
-            done += len(batch.labels_N)
+            done += len(batch)
             self.ctx.progress(done, len(order_N), "samples")
 
 
@@ -91,7 +91,7 @@ def not_finite(ctx: Context, name: str) -> StageError:
 
 def _calibrate(module: GraphModule, samples: Samples) -> None:
     for batch in samples.batches(np.arange(samples.num)):
-        module(batch.images_NCHW)
+        module(*batch.args)
 
 
 def _calibrate_in_rounds(module: GraphModule, samples: Samples, workers: WorkerGroup) -> None:
@@ -184,7 +184,7 @@ class RecordingInterpreter(Interpreter):
 
 def _record(module: GraphModule, batch: Batch, statistic: Statistic) -> list[torch.Tensor]:
     interpreter = RecordingInterpreter(module, statistic)
-    interpreter.run(batch.images_NCHW)
+    interpreter.run(*batch.args)
     return interpreter.recorded
 
 

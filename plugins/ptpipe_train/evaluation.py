@@ -1,6 +1,6 @@
 """Evaluation on val between two epochs, and restoring what a forward pass changes.
 
-Shape legend: N images of a batch, C channels, H height, W width, K classes.
+Shape legend: N samples of a batch, K classes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from ptpipe_torch import Data
 from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
+from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_train.device import DeviceSettings
 
 
@@ -54,9 +55,10 @@ def evaluate(
     )
     with state_restored(module), torch.no_grad():
         for batch in batches:
-            logits_NK = module(batch.images_NCHW)
-            loss_sum += cross_entropy(logits_NK, batch.labels_N, reduction="sum")
-            num_correct += (logits_NK.argmax(1) == batch.labels_N).sum()
+            (logits_NK,) = named_outputs(module(*batch.args), data.info.signature.outputs).values()
+            labels_N = batch.targets["labels"]
+            loss_sum += cross_entropy(logits_NK, labels_N, reduction="sum")
+            num_correct += (logits_NK.argmax(1) == labels_N).sum()
     loss, correct, num_samples = workers.all_reduce([loss_sum.item(), num_correct.item(), len(order_N)])
     return Score(loss / num_samples, correct / num_samples)
 

@@ -16,7 +16,7 @@ import torch
 from ptpipe_torch import Batch, Data, TrainingCallback
 from ptpipe_train.optimizer import parameters_of
 from ptpipe_train.parallel import Objective, ParallelStrategy
-from ptpipe_train.parallel.batch_shard import batches_of, label_batches
+from ptpipe_train.parallel.batch_shard import batches_of, target_batches
 from ptpipe_train.schedule import LearningRate
 from ptpipe_train.state import TrainingState
 from ptpipe_train.steps import StepPlan
@@ -42,10 +42,11 @@ class Loop:
         plan, strategy, epoch = self.plan, self.strategy, state.progress.epoch
         callbacks = [layer for layer in state.module.modules() if isinstance(layer, TrainingCallback)]
         batches = self._batches(epoch, state.progress.step)
+        outputs = self.data.info.signature.outputs
         for step in range(state.progress.step, plan.steps_per_epoch):
             self._begin_step(epoch * plan.steps_per_epoch + step, state.optimizer, callbacks)
             num_samples = plan.window_size(step)
-            objective = Objective(num_samples, self.label_smoothing)
+            objective = Objective(num_samples, self.label_smoothing, outputs)
             loss = torch.zeros((), device=strategy.settings.device)
             num_batches = plan.num_batches(num_samples)
             for number, batch in enumerate(islice(batches, num_batches), start=1):
@@ -62,8 +63,8 @@ class Loop:
         shard_size = shard.size(plan.batch_size)
 
         def load(order_N: npt.NDArray[np.int64]) -> Iterator[Batch]:
-            if not strategy.needs_images:
-                return label_batches(self.data.splits["train"], order_N, shard_size, settings.device)
+            if not strategy.needs_inputs:
+                return target_batches(self.data.splits["train"], order_N, shard_size, settings.device)
             return self.data.batches(
                 "train",
                 order_N=order_N,

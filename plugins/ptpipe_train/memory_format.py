@@ -19,4 +19,4 @@ def prefers_channels_last(ctx: Context, model: Model, data: Data, device: torch.
     """
     settings = DeviceSettings(device, channels_last=True)
     batch = first_batch(data, settings, _NUM_IMAGES)
-    return to_preferred_format(model.build_prepared().to(device), (batch.images_NCHW,), ctx.log)
+    return to_preferred_format(model.build_prepared().to(device), batch.args, ctx.log)

@@ -1,6 +1,6 @@
 """Choice of the precision: a few training steps are timed in fp32 and in bf16.
 
-Shape legend: N images of a batch, C channels, H height, W width, K classes.
+Shape legend: N samples of a batch, K classes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from ptpipe import Context
 from ptpipe_torch import Batch, Model
 from ptpipe_torch.distributed.worker_group import WorkerGroup
+from ptpipe_torch.model.outputs import tensors_of
 from ptpipe_torch.runtime import seeded
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.measured_once import measure_once
@@ -108,8 +109,8 @@ def _time_step(module: nn.Module, batch: Batch, settings: DeviceSettings) -> flo
     _synchronize(settings.device)
     begin_s = time.perf_counter()
     with settings.autocast():
-        logits_NK = module(batch.images_NCHW)
-    torch.autograd.backward(cross_entropy(logits_NK.float(), batch.labels_N))
+        (logits_NK,) = tensors_of(module(*batch.args))
+    torch.autograd.backward(cross_entropy(logits_NK.float(), batch.targets["labels"]))
     _synchronize(settings.device)
     step_s = time.perf_counter() - begin_s
     module.zero_grad()

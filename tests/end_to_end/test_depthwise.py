@@ -71,7 +71,7 @@ def test_float_int8_and_the_file_agree(tmp_path: Path, backend: str, channels: i
     calibrated, _ = calibrate(CalibrateConfig(), ctx, prepared, data)
     int8 = convert(ConvertConfig(), ctx, calibrated)
     (batch,) = data.batches("calibration", batch_size=64)
-    images_NCHW = batch.images_NCHW.numpy()
+    images_NCHW = batch.inputs["images"].numpy()
     with model.predictor(1) as predict:
         float_NK = logits_from(predict, images_NCHW)
     with int8.predictor(1) as predict:

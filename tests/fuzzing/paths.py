@@ -82,7 +82,7 @@ class Trip:
             network.check_trains()
         order_N = np.arange(24)
         (batch,) = self.data.batches("calibration", order_N=order_N, batch_size=24)
-        self.images_NCHW = batch.images_NCHW.contiguous()
+        self.images_NCHW = batch.inputs["images"].contiguous()
 
     def travel(self) -> None:
         """Raise Refused, or what goes wrong."""

@@ -38,7 +38,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     calibrated = bench.run(calibrate, {}, model=prepared, data=data).model
     int8: Model = bench.run(convert, {}, model=calibrated)
     (batch,) = data.batches("calibration", batch_size=24)
-    images_NCHW = batch.images_NCHW.contiguous()
+    images_NCHW = batch.inputs["images"].contiguous()
     float_NK = oracle.run(model.build(), images_NCHW)
     expected_NK = oracle.check_int8(int8, images_NCHW, float_NK, saturates=False)
     path = bench.run(export_onnx, {}, model=int8, data=data).path

@@ -37,8 +37,8 @@ def test_every_patch_is_in_one_split_and_calibration_is_drawn_from_train(bench: 
 def test_batches_are_normalized_by_the_training_patches(bench: Bench) -> None:
     data = bench.run(photo_patches, {"size": 16, "batch_size": 5000})
     (batch,) = data.batches("train")
-    np.testing.assert_allclose(batch.images_NCHW.mean((0, 2, 3)), 0, atol=1e-4)
-    np.testing.assert_allclose(batch.images_NCHW.std((0, 2, 3)), 1, atol=1e-3)
+    np.testing.assert_allclose(batch.inputs["images"].mean((0, 2, 3)), 0, atol=1e-4)
+    np.testing.assert_allclose(batch.inputs["images"].std((0, 2, 3)), 1, atol=1e-3)
 
 
 def save_photo(path: Path, colour: tuple[int, int, int], width: int = 80) -> str:

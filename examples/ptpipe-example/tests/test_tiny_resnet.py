@@ -20,7 +20,7 @@ def test_gives_a_logit_for_every_class(bench: Bench) -> None:
     data = noise()
     model = bench.run(make_tiny_resnet, {"width": 4}, data=data)
     (batch,) = data.batches("train")
-    assert model.build()(batch.images_NCHW).shape == (6, 2)
+    assert model.build()(batch.inputs["images"]).shape == (6, 2)
     assert bench.metrics["num_parameters"] == sum(p.numel() for p in model.build().parameters())
 
 

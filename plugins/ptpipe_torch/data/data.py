@@ -100,21 +100,26 @@ class Split:
 class Batch:
     """The input of a training or evaluation step."""
 
-    images_NCHW: torch.Tensor
-    """float32, normalized."""
-    labels_N: torch.Tensor
-    """int64."""
+    inputs: Mapping[str, torch.Tensor]
+    """By name, in the order of the signature: `images`, float32 (N, C, H, W), normalized."""
+    targets: Mapping[str, torch.Tensor]
+    """By name: `labels`, int64 (N,)."""
     indices_N: torch.Tensor
     """int64, on the CPU: positions in the split (`split.ids[indices]` are the ids)."""
 
     def __len__(self) -> int:
         return len(self.indices_N)
 
+    @property
+    def args(self) -> tuple[torch.Tensor, ...]:
+        """The inputs as the network takes them: `network(*batch.args)`."""
+        return tuple(self.inputs.values())
+
     def input_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the inputs as a `Predictor` takes them, C-contiguous, in the order of the signature."""
         import numpy as np
 
-        return {"images": np.ascontiguousarray(self.images_NCHW.numpy())}
+        return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in self.inputs.items()}
 
 
 class Data(Artifact):

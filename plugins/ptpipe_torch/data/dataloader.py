@@ -72,7 +72,8 @@ class Loading:
             if device is not None:
                 pixels_BHWC = pixels_BHWC.to(device, non_blocking=True)
                 labels_B = labels_B.to(device, non_blocking=True)
-            yield Batch(self._normalize(pixels_BHWC, channels_last), labels_B, torch.from_numpy(request.indices_B))
+            inputs = {"images": self._normalize(pixels_BHWC, channels_last)}
+            yield Batch(inputs, {"labels": labels_B}, torch.from_numpy(request.indices_B))
 
     def _in_process(self, split: str, requests: Sequence[Request]) -> Iterator[torch.Tensor]:
         pixels = PixelBatches(self._splits[split].images, self._options.augment)

@@ -1,12 +1,12 @@
 """Shards of batches: which samples of each batch a worker takes, and padding where they don't come out even.
 
-Shape legend: N samples of an order, B of a batch, C channels, H height, W width.
+Shape legend: N samples of an order, B of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -44,15 +44,14 @@ class BatchShard:
         return shard_N
 
 
-def label_batches(
+def target_batches(
     split: Split, order_N: npt.NDArray[np.int64], batch_size: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Yield the batches of `Data.batches` without their images, of which none is read: (B, 0, 0, 0) instead."""
+    """Yield the batches of `Data.batches` without their inputs, of which none is read."""
     for start in range(0, len(order_N), batch_size):
         indices_B = order_N[start : start + batch_size]
         labels_B = torch.from_numpy(split.labels_N[indices_B]).to(device, non_blocking=True)
-        no_images = torch.empty((len(indices_B), 0, 0, 0), device=device)
-        yield Batch(no_images, labels_B, torch.from_numpy(indices_B))
+        yield Batch({}, {"labels": labels_B}, torch.from_numpy(indices_B))
 
 
 def padded(batch: Batch, size: int) -> Batch:
@@ -60,16 +59,20 @@ def padded(batch: Batch, size: int) -> Batch:
 
     Repeating a sample, rather than adding zeros, keeps the range of values that observers see.
     """
-    num = len(batch.labels_N)
+    num = len(batch)
     if num == size:
         return batch
     positions_B = torch.arange(size).clamp(max=num - 1)
-    labels_B = batch.labels_N[positions_B.to(batch.labels_N.device)].clone()
-    labels_B[num:] = IGNORED
-    images = batch.images_NCHW
-    layout = torch.channels_last if images.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
-    images_NCHW = images[positions_B.to(images.device)].contiguous(memory_format=layout)
-    return replace(batch, images_NCHW=images_NCHW, labels_N=labels_B, indices_N=batch.indices_N[positions_B])
+    inputs = {name: _rows(tensor, positions_B) for name, tensor in batch.inputs.items()}
+    targets = {name: _rows(tensor, positions_B) for name, tensor in batch.targets.items()}
+    targets["labels"][num:] = IGNORED
+    return Batch(inputs, targets, batch.indices_N[positions_B])
+
+
+def _rows(tensor: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
+    is_channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if is_channels_last else torch.contiguous_format
+    return tensor[positions_B.to(tensor.device)].contiguous(memory_format=layout)
 
 
 def padding_batch(batch: Batch) -> Batch:
@@ -77,14 +80,17 @@ def padding_batch(batch: Batch) -> Batch:
 
     Two, because batch norm can't normalize a single value per channel.
     """
-    pair = replace(batch, images_NCHW=batch.images_NCHW[:1], labels_N=batch.labels_N[:1], indices_N=batch.indices_N[:1])
-    pair = padded(pair, 2)
-    return replace(pair, labels_N=torch.full_like(pair.labels_N, IGNORED))
+    first = torch.zeros(1, dtype=torch.int64)
+    inputs = {name: _rows(tensor, first) for name, tensor in batch.inputs.items()}
+    targets = {name: _rows(tensor, first) for name, tensor in batch.targets.items()}
+    pair = padded(Batch(inputs, targets, batch.indices_N[:1]), 2)
+    pair.targets["labels"].fill_(IGNORED)
+    return pair
 
 
 def is_padding(batch: Batch) -> bool:
     """Return whether the batch is a `padding_batch`."""
-    return len(batch.labels_N) == 2 and bool((batch.labels_N == IGNORED).all())
+    return len(batch) == 2 and bool((batch.targets["labels"] == IGNORED).all())
 
 
 def batches_of(batches: Iterator[Batch], num_batches: int, any_batch: Callable[[], Batch]) -> Iterator[Batch]:

@@ -38,8 +38,8 @@ class SingleProcess(ParallelStrategy):
     ) -> torch.Tensor:
         with self.times.part("forward"):
             with self.settings.autocast():
-                logits_NK = self.wrapped(batch.images_NCHW)
-            loss = objective(logits_NK, batch.labels_N)
+                returned = self.wrapped(*batch.args)
+            loss = objective(returned, batch.targets)
         with self.times.part("backward"):
             torch.autograd.backward(scaler.scale(loss))
         return loss.detach()
@@ -63,7 +63,7 @@ def data_parallel(module: nn.Module, settings: DeviceSettings, options: Parallel
         return SingleProcess(settings.place(module), settings)
     if any(isinstance(layer, RangeObserver) for layer in module.modules()):
         raise StageError("dp can't train fake quantization: each device would observe its own range; use mode ddp")
-    # DataParallel scatters from the first device: images, labels and the source module must be there.
+    # DataParallel scatters from the first device: inputs, targets and the source module must be there.
     settings = replace(settings, device=torch.device("cuda", devices[0]))
     module = settings.place(module)
     return SingleProcess(module, settings, nn.DataParallel(module, devices))
@@ -105,8 +105,8 @@ class DDPStrategy(ParallelStrategy):
         with buffers_restored(self.module, only_if=not counts), self._synchronized(last):
             with self.times.part("forward"):
                 with self.settings.autocast():
-                    logits_NK = self._wrapped(batch.images_NCHW)
-                loss = objective(logits_NK, batch.labels_N)
+                    returned = self._wrapped(*batch.args)
+                loss = objective(returned, batch.targets)
             with self.times.backward():
                 # DistributedDataParallel averages over ranks, but contributions to the mean must be summed.
                 torch.autograd.backward(scaler.scale(loss * self.workers.size))

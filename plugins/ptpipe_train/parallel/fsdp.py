@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from ptpipe_train.parallel.buffers import BufferSync, RangeSync
 from ptpipe_train.parallel.gradients import clip_together
 from ptpipe_train.parallel.strategy import Objective, ParallelStrategy, TrainingInputs
 
-_NUM_TRIAL_IMAGES = 2
+_NUM_TRIAL_SAMPLES = 2
 
 
 class FSDPStrategy(ParallelStrategy):
@@ -36,14 +36,14 @@ class FSDPStrategy(ParallelStrategy):
     def __init__(self, inputs: TrainingInputs) -> None:
         settings, options, workers = inputs.settings, inputs.options, inputs.workers
         super().__init__(settings.place(inputs.model.build_prepared().train()), settings)
-        # Shards are rows of the first dimension: weights stay contiguous, and the images alone set the memory format.
+        # Shards are rows of the first dimension: weights stay contiguous, and the inputs alone set the memory format.
         self.trained = module = inputs.module.to(settings.device)
         self.workers, self.batch_shard = workers, BatchShard(workers.rank, workers.size)
         mesh = init_device_mesh(settings.device.type, (workers.size,))
         offload = (
             CPUOffloadPolicy(pin_memory=settings.device.type == "cuda") if options.cpu_offload else OffloadPolicy()
         )
-        for layer in (*layers_to_wrap(module, options, inputs.first_images(_NUM_TRIAL_IMAGES)), module):
+        for layer in (*layers_to_wrap(module, options, inputs.first_inputs(_NUM_TRIAL_SAMPLES)), module):
             fully_shard(
                 layer,
                 mesh=mesh,
@@ -62,8 +62,8 @@ class FSDPStrategy(ParallelStrategy):
         with buffers_restored(self.trained, only_if=not counts):
             with self.times.part("forward"):
                 with self.settings.autocast():
-                    logits_NK = self.trained(batch.images_NCHW)
-                loss = objective(logits_NK, batch.labels_N)
+                    returned = self.trained(*batch.args)
+                loss = objective(returned, batch.targets)
             with self.times.part("backward"):
                 # FSDP averages over ranks, but contributions to the mean must be summed.
                 torch.autograd.backward(scaler.scale(loss * self.workers.size))
@@ -87,16 +87,16 @@ class FSDPStrategy(ParallelStrategy):
         )
 
 
-def layers_to_wrap(module: nn.Module, options: Parallel, images_NCHW: torch.Tensor) -> list[nn.Module]:
+def layers_to_wrap(module: nn.Module, options: Parallel, inputs: Sequence[torch.Tensor]) -> list[nn.Module]:
     """Return the layers to shard one by one, inner ones first, as `fully_shard` requires.
 
-    `images_NCHW` are used to find which layers' forward is called. Raise StageError for a type in `wrap` that the
+    `inputs` are used to find which layers' forward is called. Raise StageError for a type in `wrap` that the
     network doesn't have or that can't be wrapped.
     """
     if not options.wrap and options.wrap_min_parameters is None:
         return []
     layers = [layer for name, layer in module.named_modules() if name]
-    called = _called(module, images_NCHW)
+    called = _called(module, inputs)
     wrappable = [layer for layer in layers if layer in called and not _shares_parameters(module, layer)]
     for name in options.wrap or ():
         if name not in {type(layer).__name__ for layer in layers}:
@@ -110,12 +110,12 @@ def layers_to_wrap(module: nn.Module, options: Parallel, images_NCHW: torch.Tens
     return [layer for layer in reversed(wrappable) if _is_chosen(layer, options)]
 
 
-def _called(module: nn.Module, images_NCHW: torch.Tensor) -> set[nn.Module]:
+def _called(module: nn.Module, inputs: Sequence[torch.Tensor]) -> set[nn.Module]:
     """Return the layers whose forward is called: not containers, nor layers whose weights another layer uses."""
     called = set[nn.Module]()
     hooks = [layer.register_forward_pre_hook(lambda layer, _: called.add(layer)) for layer in module.modules()]
     with state_restored(module), torch.no_grad():
-        module(images_NCHW)
+        module(*inputs)
     for hook in hooks:
         hook.remove()
     return called

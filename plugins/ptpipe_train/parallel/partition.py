@@ -162,14 +162,13 @@ def _subgraph(module: nn.Module, graph: fx.Graph, source: fx.Node | None, target
     return fx.GraphModule(module, new, class_name="PipelineStagePiece")
 
 
-def measure_costs_s(network: TracedNetwork, images_NCHW: torch.Tensor, device: torch.device) -> list[float]:
+def measure_costs_s(network: TracedNetwork, value: torch.Tensor, device: torch.device) -> list[float]:
     """Return the seconds of forward and backward pass of each smallest piece, the minimum of a few runs.
 
     Buffers, gradients and modes of the network are restored.
     """
     costs_s = []
     with state_restored(network.module, training=True):
-        value = images_NCHW
         for number in range(network.num_pieces):
             piece = network.piece(number, number + 1)
             value, cost_s = _timed(piece, value, device)

@@ -68,10 +68,10 @@ class PipelineStrategy(ParallelStrategy):
         self._losses = _MicrobatchLosses(settings.device)
         self._ranges: RangeSync | None = None
         self._buffers: BufferSync | None = None
-        images_MCHW = inputs.first_images(inputs.batch_size // options.passes_per_batch)
-        pieces = self._split(inputs, images_MCHW)
+        (microbatch,) = inputs.first_inputs(inputs.batch_size // options.passes_per_batch)
+        pieces = self._split(inputs, microbatch)
         own = range(self._pipeline_rank, degrees.pipeline_stages, degrees.pipeline_ranks)
-        self.needs_images, self._has_last = 0 in own, degrees.pipeline_stages - 1 in own
+        self.needs_inputs, self._has_last = 0 in own, degrees.pipeline_stages - 1 in own
         self._pieces = [pieces[number] for number in own]
         self.trained = nn.ModuleList(self._pieces)
         modules = [
@@ -79,7 +79,7 @@ class PipelineStrategy(ParallelStrategy):
             for piece in pieces
         ]
         self._stage_modules = [modules[number] for number in own]
-        self._schedule = self._make_schedule(modules, own, images_MCHW, options.schedule or "1f1b")
+        self._schedule = self._make_schedule(modules, own, microbatch, options.schedule or "1f1b")
         if not self._can_trim:
             inputs.ctx.notice(
                 "values between pipeline stages don't have a row for each sample: batch norm sees padding in the last "
@@ -89,10 +89,10 @@ class PipelineStrategy(ParallelStrategy):
             self._ranges = RangeSync(self.trained, workers, self._replica_group)
             self._buffers = BufferSync(self.trained, self._replica_group)
 
-    def _split(self, inputs: TrainingInputs, images_MCHW: torch.Tensor) -> list[nn.Module]:
+    def _split(self, inputs: TrainingInputs, microbatch: torch.Tensor) -> list[nn.Module]:
         """Return the network's pieces, one for each pipeline stage."""
         network = trace_network(self.module)
-        firsts = _first_pieces(network, inputs, images_MCHW)
+        firsts = _first_pieces(network, inputs, microbatch)
         self._split_points = [network.split_points[first - 1].next_layer for first in firsts]
         return [network.piece(*bounds) for bounds in pairwise([0, *firsts, network.num_pieces])]
 
@@ -101,12 +101,12 @@ class PipelineStrategy(ParallelStrategy):
             self._ranges.takes_part = counts
 
     def _make_schedule(
-        self, modules: Sequence[nn.Module], own: Sequence[int], images_MCHW: torch.Tensor, schedule: str
+        self, modules: Sequence[nn.Module], own: Sequence[int], microbatch: torch.Tensor, schedule: str
     ) -> Any:
         with state_restored(self.module):
-            values = _example_values(modules, images_MCHW)
+            values = _example_values(modules, microbatch)
             # A micro-batch of one sample is never filled in part.
-            fewer = _example_values(modules, images_MCHW[1:]) if len(images_MCHW) > 1 else values
+            fewer = _example_values(modules, microbatch[1:]) if len(microbatch) > 1 else values
         self._can_trim = _have_samples_first(values, fewer)
         pipeline_stages = [
             PipelineStage(
@@ -128,15 +128,16 @@ class PipelineStrategy(ParallelStrategy):
     ) -> torch.Tensor:
         batch = padded(batch, self._shard_size)
         self._losses.begin(objective, scaler)
-        inputs = (batch.images_NCHW,) if self.needs_images else ()
-        labels_BM = batch.labels_N.view(self._num_microbatches, -1)
+        inputs = batch.args if self.needs_inputs else ()
+        labels_N = batch.targets["labels"]
+        labels_BM = labels_N.view(self._num_microbatches, -1)
         sizes_B = (labels_BM != IGNORED).sum(1).tolist()
         if not self._can_trim:
             sizes_B = [labels_BM.shape[1] if size else 0 for size in sizes_B]
         with self.times.part("forward_backward"), ExitStack() as batch_end:
             for module in self._stage_modules:
                 batch_end.enter_context(module.microbatches(sizes_B))
-            self._schedule.step(*inputs, target=batch.labels_N if self._has_last else None)
+            self._schedule.step(*inputs, target=labels_N if self._has_last else None)
         if last:
             with self.times.part("communication"):
                 sum_gradients(self.trained.parameters(), self._replica_group, self._compress)
@@ -251,7 +252,7 @@ class _MicrobatchLosses:
         self._contributions = []
 
     def __call__(self, logits_MK: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
-        loss = self._objective(logits_MK, labels_M)
+        loss = self._objective(logits_MK, {"labels": labels_M})
         self._contributions.append(loss.detach())
         return self._scaler.scale(loss)
 
@@ -259,13 +260,13 @@ class _MicrobatchLosses:
         return sum(self._contributions, start=torch.zeros((), device=self._device))
 
 
-def _example_values(modules: Sequence[nn.Module], images_MCHW: torch.Tensor) -> list[torch.Tensor]:
+def _example_values(modules: Sequence[nn.Module], microbatch: torch.Tensor) -> list[torch.Tensor]:
     """Return tensors shaped like the input of each pipeline stage and the output of the last."""
-    values = [images_MCHW]
+    values = [microbatch]
     with torch.no_grad():
         for module in modules:
             values.append(module(values[-1]))
-    return [images_MCHW, *(torch.empty_like(value).requires_grad_() for value in values[1:])]
+    return [microbatch, *(torch.empty_like(value).requires_grad_() for value in values[1:])]
 
 
 def _have_samples_first(values: Sequence[torch.Tensor], fewer: Sequence[torch.Tensor]) -> bool:
@@ -275,7 +276,7 @@ def _have_samples_first(values: Sequence[torch.Tensor], fewer: Sequence[torch.Te
     )
 
 
-def _first_pieces(network: TracedNetwork, inputs: TrainingInputs, images_MCHW: torch.Tensor) -> list[int]:
+def _first_pieces(network: TracedNetwork, inputs: TrainingInputs, microbatch: torch.Tensor) -> list[int]:
     """Return the first piece of each pipeline stage but the first: as named, or balanced by measured costs."""
     options, settings = inputs.options, inputs.settings
     num = options.num_pipeline_stages
@@ -288,7 +289,7 @@ def _first_pieces(network: TracedNetwork, inputs: TrainingInputs, images_MCHW: t
 
     def measure() -> list[int]:
         with torch.random.fork_rng(), settings.autocast():
-            return balanced(measure_costs_s(network, images_MCHW, settings.device), num)
+            return balanced(measure_costs_s(network, microbatch, settings.device), num)
 
     def is_valid(firsts: list[float]) -> bool:
         in_range = all(isinstance(first, int) and 0 < first < network.num_pieces for first in firsts)

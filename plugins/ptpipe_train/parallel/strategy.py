@@ -1,21 +1,23 @@
 """Base class of the parallel strategies, and what all of them are built from.
 
-Shape legend: N images of a batch, C channels, H height, W width, K classes.
+Shape legend: N samples of a batch, K classes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ptpipe import JSON, Context
-from ptpipe_torch import Batch, Data, Model
+from ptpipe_torch import Batch, Data, Model, TensorSpec
 from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
+from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_train.config import Parallel
 from ptpipe_train.device import DeviceSettings, first_batch
 from ptpipe_train.parallel.batch_shard import BatchShard
@@ -37,9 +39,9 @@ class TrainingInputs:
     options: Parallel
     workers: WorkerGroup
 
-    def first_images(self, num_images: int) -> torch.Tensor:
-        """Return images of train, (num_images, C, H, W), on the device and in the memory format."""
-        return first_batch(self.data, self.settings, num_images).images_NCHW
+    def first_inputs(self, num_samples: int) -> tuple[torch.Tensor, ...]:
+        """Return the network's inputs for samples of train, on the device and in the memory format."""
+        return first_batch(self.data, self.settings, num_samples).args
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,16 @@ class Objective:
     num_samples: int
     """Samples of the whole step: all batches, all workers."""
     label_smoothing: float
+    outputs: Sequence[TensorSpec]
+    """What the network returns: logits."""
 
-    def __call__(self, logits_NK: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
-        """Return these samples' contribution to the mean, a scalar; contributions add up to the loss of the step."""
+    def __call__(self, returned: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return these samples' contribution to the mean, a scalar; contributions add up to the loss of the step.
+
+        `returned`: by the network. Raises StageError where that is not what its signature says.
+        """
+        (logits_NK,) = named_outputs(returned, self.outputs).values()
+        labels_N = targets["labels"]
         loss = cross_entropy(logits_NK.float(), labels_N, reduction="sum", label_smoothing=self.label_smoothing)
         return loss / self.num_samples
 
@@ -61,8 +70,8 @@ class ParallelStrategy(ABC):
 
     workers: WorkerGroup = SINGLE_WORKER
     batch_shard: BatchShard = BatchShard()
-    needs_images = True
-    """Whether this worker reads images, or labels alone."""
+    needs_inputs = True
+    """Whether this worker reads inputs, or targets alone."""
     comm = ""
     """How gradients are summed, where there is a choice: the order of a sum decides its last bits."""
     state_is_replicated = True

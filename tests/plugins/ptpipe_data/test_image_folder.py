@@ -162,7 +162,7 @@ def test_stored_by_reference(one_folder: Path, ctx: Context, tmp_path: Path) -> 
     assert sum(path.stat().st_size for path in stored.iterdir()) < 20_000
     again = Data.load(stored)
     for one, other in zip(data.batches("test"), again.batches("test"), strict=True):
-        assert one.images_NCHW.equal(other.images_NCHW)
+        assert one.inputs["images"].equal(other.inputs["images"])
 
     gone = one_folder / again.splits["test"].ids[0]
     gone.rename(tmp_path / "elsewhere.png")
@@ -255,12 +255,12 @@ def test_in_memory(one_folder: Path, ctx: Context, tmp_path: Path) -> None:
     held = front.load_image_folder(config(one_folder, in_memory=True), ctx)
     (tmp_path / "stored").mkdir()
     held.save(tmp_path / "stored")
-    expected = [batch.images_NCHW for batch in lazy.batches("train")]
+    expected = [batch.inputs["images"] for batch in lazy.batches("train")]
     shutil.rmtree(one_folder)
     shutil.rmtree(ctx.scratch)
     again = Data.load(tmp_path / "stored")
     for one, other in zip(expected, again.batches("train"), strict=True):
-        assert one.equal(other.images_NCHW)
+        assert one.equal(other.inputs["images"])
 
 
 def test_large_images_are_refused_until_the_limit_is_raised(one_folder: Path, ctx: Context) -> None:

@@ -42,11 +42,11 @@ def test_small_network_learns_it_in_an_epoch(ctx: Context) -> None:
         optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
         for batch in data.batches("train", order_N=epoch_order(len(data.splits["train"]), 7, 0)):
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(network(batch.images_NCHW), batch.labels_N).backward()
+            torch.nn.functional.cross_entropy(network(batch.inputs["images"]), batch.targets["labels"]).backward()
             optimizer.step()
     network.eval()
     (batch,) = data.batches("test", batch_size=512)
-    assert (network(batch.images_NCHW).argmax(1) == batch.labels_N).float().mean() > 0.9
+    assert (network(batch.inputs["images"]).argmax(1) == batch.targets["labels"]).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("shape_NHWC", [(5, 3, 4, 1), (2000, 30, 30, 3)])

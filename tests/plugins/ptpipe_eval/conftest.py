@@ -107,7 +107,9 @@ def digits() -> Data:
 def weights(digits: Data) -> tuple[np.ndarray, np.ndarray]:
     """Weights (K, D) and biases (K) that scikit-learn found."""
     (batch,) = digits.batches("train", batch_size=10_000)
-    fitted = LogisticRegression(C=0.01, max_iter=200).fit(batch.images_NCHW.flatten(1).numpy(), batch.labels_N.numpy())
+    fitted = LogisticRegression(C=0.01, max_iter=200).fit(
+        batch.inputs["images"].flatten(1).numpy(), batch.targets["labels"].numpy()
+    )
     return fitted.coef_.astype(np.float32), fitted.intercept_.astype(np.float32)
 
 

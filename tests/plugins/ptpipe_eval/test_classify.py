@@ -15,7 +15,7 @@ def test_float_torch_onnx_and_a_strangers_format_agree(
     digits, numpy_model, torch_model, onnx_model, weights, context
 ) -> None:
     (batch,) = digits.batches("test", batch_size=1000)
-    expected_NK = batch.images_NCHW.flatten(1).double().numpy() @ weights[0].T.astype(np.float64) + weights[1]
+    expected_NK = batch.inputs["images"].flatten(1).double().numpy() @ weights[0].T.astype(np.float64) + weights[1]
     answers = [
         eval_classify(ClassifyConfig(), context("eval.classify", model=("m",)), model, digits)
         for model in (numpy_model, torch_model, onnx_model)

@@ -134,7 +134,7 @@ def test_time_lost_to_other_programs_is_measured() -> None:
 @pytest.mark.parametrize("batch_size", [1, 32, 150, 1000])
 def test_inputs_are_whole_batches_of_real_samples_from_all_over_the_split(digits, batch_size) -> None:
     inputs = [batch["images"] for batch in timing.spread_inputs(select_split(digits, "test"), batch_size)]
-    (all_NCHW,) = (batch.images_NCHW.numpy() for batch in digits.batches("test", batch_size=1000))
+    (all_NCHW,) = (batch.inputs["images"].numpy() for batch in digits.batches("test", batch_size=1000))
     assert {images.shape for images in inputs} == {(batch_size, 1, 8, 8)}
     assert len(inputs) == {1: 8, 32: 8, 150: 2, 1000: 1}[batch_size]
     assert all(images.flags.c_contiguous and images.dtype == np.float32 for images in inputs)

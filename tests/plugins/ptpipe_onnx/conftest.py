@@ -197,7 +197,9 @@ def float_model(digits: Data) -> Callable[[str], Model]:
                 optimizer = torch.optim.AdamW(module.parameters(), 0.01)
                 for batch in (batch for _ in range(NUM_EPOCHS) for batch in digits.batches("train", batch_size=64)):
                     optimizer.zero_grad()
-                    nn.functional.cross_entropy(module(batch.images_NCHW.double()), batch.labels_N).backward()
+                    nn.functional.cross_entropy(
+                        module(batch.inputs["images"].double()), batch.targets["labels"]
+                    ).backward()
                     optimizer.step()
             module.load_state_dict({key: coarse(values) for key, values in module.float().state_dict().items()})
             known[name] = Model.from_module(
@@ -223,7 +225,7 @@ def int8_model(float_model: Callable[[str], Model], digits: Data) -> Callable[..
             prepared.train(qat)
             with torch.no_grad():
                 for batch in digits.batches("calibration"):
-                    prepared(batch.images_NCHW.double())
+                    prepared(batch.inputs["images"].double())
         tensors = {key: coarse(values) for key, values in prepared.float().state_dict().items()}
         prepared.load_state_dict(tensors)
         recipe = Recipe(

@@ -43,9 +43,9 @@ def test_the_file_computes_what_torch_computes(
     file = run_export(model)
     (batch,) = digits.batches("test", batch_size=300)
     with torch.inference_mode():
-        expected_NK = model.build()(batch.images_NCHW).numpy()
+        expected_NK = model.build()(batch.inputs["images"]).numpy()
     for optimize in (False, True):
-        found_NK = run_onnx(file.path, batch.images_NCHW.numpy(), optimize=optimize)
+        found_NK = run_onnx(file.path, batch.inputs["images"].numpy(), optimize=optimize)
         np.testing.assert_allclose(found_NK, expected_NK, atol=2e-5 * np.abs(expected_NK).max())
     assert file.parity["top1_agreement"] == 1.0
     assert file.parity["num_samples"] == 200
@@ -252,6 +252,6 @@ def test_unusual_spellings_of_usual_networks(
     file = run_export(model)
     (batch,) = digits.batches("test", batch_size=300)
     with torch.inference_mode():
-        expected_NK = model.build()(batch.images_NCHW).numpy()
-    found_NK = run_onnx(file.path, batch.images_NCHW.numpy())
+        expected_NK = model.build()(batch.inputs["images"]).numpy()
+    found_NK = run_onnx(file.path, batch.inputs["images"].numpy())
     np.testing.assert_allclose(found_NK, expected_NK, atol=2e-5 * np.abs(expected_NK).max())

@@ -113,12 +113,12 @@ def test_all_that_differs_is_the_rounding_of_biases(
     with quantized_engine(backend), torch.no_grad():
         network = model.build()
         round_biases(network)
-        expected_NK = network(batch.images_NCHW).numpy()
-    found_NK = run_onnx(file.path, batch.images_NCHW.numpy(), optimize=True)
+        expected_NK = network(batch.inputs["images"]).numpy()
+    found_NK = run_onnx(file.path, batch.inputs["images"].numpy(), optimize=True)
     steps_NK = np.abs(found_NK - expected_NK) / integer_step(file)
     assert steps_NK.max() < 0.01
     assert np.ptp(expected_NK) > 90 * integer_step(file)
-    accuracy = np.mean(found_NK.argmax(1) == batch.labels_N.numpy())
+    accuracy = np.mean(found_NK.argmax(1) == batch.targets["labels"].numpy())
     assert accuracy > 0.65  # logits of a network that tells digits apart, not noise
 
 
@@ -135,7 +135,7 @@ def test_what_calibration_did_not_see_saturates_as_in_torch(
     file = run_export(model)
     (batch,) = digits.batches("test", batch_size=300)
     images_NCHW = np.ascontiguousarray(
-        batch.images_NCHW.numpy() * np.linspace(1, 6, 300)[:, None, None, None], np.float32
+        batch.inputs["images"].numpy() * np.linspace(1, 6, 300)[:, None, None, None], np.float32
     )
     with model.predictor() as predict:
         expected_NK = logits_from(predict, images_NCHW)

@@ -90,7 +90,7 @@ def int8(digits: Data, tmp_path: Path) -> Int8:
             return stages.convert(ctx, stages.calibrate(CalibrateConfig(num_samples=64), ctx, prepared, digits)[0])
         prepared = stages.prepare_qat(PrepareQatConfig(backend=backend), ctx, model)
         module = prepared.build_prepared().train()
-        module(next(iter(digits.batches("train", batch_size=64))).images_NCHW)
+        module(next(iter(digits.batches("train", batch_size=64))).inputs["images"])
         return stages.convert(ctx, prepared.with_state_dict_of(module.eval()))
 
     return make

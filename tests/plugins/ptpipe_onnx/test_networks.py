@@ -42,10 +42,10 @@ def large_digits(digits: Data) -> Data:
 
     def enlarged(name: str) -> Split:
         (batch,) = digits.batches(name, batch_size=len(digits.splits[name]))
-        values_NCHW = batch.images_NCHW.numpy() * 0.38 + 0.31
+        values_NCHW = batch.inputs["images"].numpy() * 0.38 + 0.31
         pixels_NHWC = np.kron(values_NCHW[:, 0] * 255, np.ones((2, 2))).round().clip(0, 255).astype(np.uint8)[..., None]
         ids = np.array([f"{name}/{i:05d}" for i in range(len(pixels_NHWC))])
-        return Split(ids, batch.labels_N.numpy(), ArrayImages(np.ascontiguousarray(pixels_NHWC)))
+        return Split(ids, batch.targets["labels"].numpy(), ArrayImages(np.ascontiguousarray(pixels_NHWC)))
 
     info = DatasetInfo("digits", tuple("0123456789"), SHAPE_CHW, (0.31,), (0.38,))
     return Data(info, {name: enlarged(name) for name, split in digits.splits.items() if len(split)})
@@ -57,7 +57,7 @@ def train(module: nn.Module, data: Data, num_epochs: int, lr: float) -> None:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total)
     for batch in (batch for _ in range(num_epochs) for batch in data.batches("train", batch_size=32)):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(module(batch.images_NCHW), batch.labels_N).backward()
+        nn.functional.cross_entropy(module(batch.inputs["images"]), batch.targets["labels"]).backward()
         optimizer.step()
         schedule.step()
 
@@ -82,7 +82,7 @@ def float_network(large_digits: Data) -> Callable[..., Model]:
                     train(module, large_digits, num_epochs, 0.05)
                 else:
                     with torch.no_grad():
-                        module.train()(next(iter(large_digits.batches("train", batch_size=64))).images_NCHW)
+                        module.train()(next(iter(large_digits.batches("train", batch_size=64))).inputs["images"])
             known[name, num_epochs] = Model.from_module(Recipe(builder, classifier(SHAPE_CHW, 10)), module)
         return known[name, num_epochs]
 
@@ -128,7 +128,7 @@ def test_small_faults_in_trained_networks_are_found(
     file = exported(model, large_digits, tmp_path)
     with quantized_engine("fbgemm"):
         reference, int8_network = reference_network(model.build_prepared())[0], model.build()
-    images_NCHW = next(iter(large_digits.batches("test", batch_size=32))).images_NCHW.numpy()
+    images_NCHW = next(iter(large_digits.batches("test", batch_size=32))).inputs["images"].numpy()
     checks: dict[str, Callable[[Path], object]] = {
         "exactly": lambda path: compare_exactly(path, reference, int8_network),
         "by layers": lambda path: compare_file(path, reference, {"images": images_NCHW}, ["logits"], tmp_path).check(),

@@ -53,7 +53,7 @@ def test_small_faults_are_found(
     with quantized_engine(backend):
         int8_network = model.build()
     (batch,) = digits.batches("test", order_N=np.arange(32), batch_size=32)
-    images_NCHW = batch.images_NCHW.numpy()
+    images_NCHW = batch.inputs["images"].numpy()
     passed, found_by_layers, kinds = [], 0, set()
     for fault, path in broken_files(file.path, tmp_path, NUM_FAULTS):
         exactly = refusal(lambda path=path: compare_exactly(path, reference, int8_network))

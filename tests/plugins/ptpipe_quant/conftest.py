@@ -163,8 +163,8 @@ def _train(model: Model, data: Data, *, lr: float, epochs: int, bf16: bool) -> M
             for callback in callbacks:
                 callback.on_progress(step / num_steps)
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                logits_NK = module(batch.images_NCHW)
-            F.cross_entropy(logits_NK.float(), batch.labels_N).backward()
+                logits_NK = module(batch.inputs["images"])
+            F.cross_entropy(logits_NK.float(), batch.targets["labels"]).backward()
             optimizer.step()
             optimizer.zero_grad()
             step += 1
@@ -175,7 +175,7 @@ def logits_of(model: Model, data: Data, num_samples: int | None = None) -> np.nd
     order_N = np.arange(len(data.splits["test"]))[:num_samples]
     with model.predictor(2) as predict:
         batches = data.batches("test", order_N=order_N, batch_size=250)
-        return np.concatenate([logits_from(predict, batch.images_NCHW.numpy()) for batch in batches])
+        return np.concatenate([logits_from(predict, batch.inputs["images"].numpy()) for batch in batches])
 
 
 def accuracy(logits_NK: np.ndarray, data: Data) -> float:

@@ -88,9 +88,9 @@ def test_quantization_aware_training(cnn, images, context, static_accuracy, batc
     assert len(fake_NK) == 10_000
     assert (fake_NK.argmax(1) == real_NK.argmax(1)).mean() >= 0.999
     for batch in images.batches("test", batch_size=2500):
-        for name, steps in layerwise.differences(int8, batch.images_NCHW).items():
+        for name, steps in layerwise.differences(int8, batch.inputs["images"]).items():
             assert steps.max() < 1.01, name
-        difference_NK, bound_NK = layerwise.output_steps(int8, batch.images_NCHW)
+        difference_NK, bound_NK = layerwise.output_steps(int8, batch.inputs["images"])
         assert (difference_NK < bound_NK + 0.01).all()
         assert difference_NK.mean() < 0.5
     assert accuracy(real_NK, images) >= static_accuracy - 0.002

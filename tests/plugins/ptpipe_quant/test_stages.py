@@ -96,7 +96,7 @@ def test_every_variant_keeps_the_accuracy_at_a_quarter_of_the_size(variants, tra
 
 
 def test_the_same_bits_converted_stored_and_in_another_process(variants, digits, tmp_path) -> None:
-    images_NCHW = next(digits.batches("test", batch_size=200)).images_NCHW.numpy()
+    images_NCHW = next(digits.batches("test", batch_size=200)).inputs["images"].numpy()
     np.save(tmp_path / "images.npy", images_NCHW)
     for name, model in variants.items():
         stored(model, tmp_path / name)
@@ -142,13 +142,13 @@ def test_int8_computes_what_fake_quantization_computes(
     fine_tuned = train(prepare_qat(config, ctx, model), digits, lr=0.005, bf16=bf16)
     int8_model = convert(ConvertConfig(), ctx, fine_tuned)
     (batch,) = digits.batches("test", batch_size=600)
-    steps = layerwise.differences(int8_model, batch.images_NCHW)
+    steps = layerwise.differences(int8_model, batch.inputs["images"])
     assert sum(has_int8_weights(layer) for layer in int8_model.build().modules()) == (4 if network == "trained" else 7)
     assert len(steps) == (8 if network == "trained" else 18 if wants_reduced_range(backend)[0] else 17)
     for name, steps_of_layer in steps.items():
         assert steps_of_layer.max() < 1.01, name
         assert (steps_of_layer > 0.5).float().mean() < 0.05, name
-    difference_NK, bound_NK = layerwise.output_steps(int8_model, batch.images_NCHW)
+    difference_NK, bound_NK = layerwise.output_steps(int8_model, batch.inputs["images"])
     assert (difference_NK < bound_NK + 0.01).all()
     assert difference_NK.mean() < 0.5
 
@@ -194,7 +194,7 @@ def test_the_comparison_by_layers_finds_the_faulty_layer(variants, digits, fault
     with quantized_engine(FIRST), deprecations_silenced():
         net = model.build()
         fault(net)
-        steps = layerwise.differences(model, batch.images_NCHW, net)
+        steps = layerwise.differences(model, batch.inputs["images"], net)
     assert [name for name, steps_of_layer in steps.items() if steps_of_layer.max() > 1.01] == [layer]
 
 

@@ -28,16 +28,19 @@ from ptpipe_train.parallel.batch_shard import (
     BatchShard,
     batches_of,
     is_padding,
-    label_batches,
     padded,
     padding_batch,
+    target_batches,
 )
 from ptpipe_train.progress import TrainingProgress
 from ptpipe_train.schedule import LearningRate
 from ptpipe_train.state import TrainingState
 from ptpipe_train.steps import StepPlan
 
+from ...signatures import classifier
 from .conftest import make_data, make_split
+
+LOGITS = classifier((3, 4, 4), 5).outputs
 
 
 def make_batch(num: int, *, channels_last: bool = False, seed: int = 0) -> Batch:
@@ -45,7 +48,8 @@ def make_batch(num: int, *, channels_last: bool = False, seed: int = 0) -> Batch
     images_NCHW = torch.randn(num, 3, 4, 4, generator=generator)
     if channels_last:
         images_NCHW = images_NCHW.contiguous(memory_format=torch.channels_last)
-    return Batch(images_NCHW, torch.randint(0, 5, (num,), generator=generator), 100 + torch.arange(num))
+    labels_N = torch.randint(0, 5, (num,), generator=generator)
+    return Batch({"images": images_NCHW}, {"labels": labels_N}, 100 + torch.arange(num))
 
 
 def make_net() -> nn.Module:
@@ -113,21 +117,21 @@ class Unread(ArrayImages):
         raise AssertionError("an image was read")
 
 
-def test_batches_without_images_have_the_same_labels() -> None:
+def test_batches_without_inputs_have_the_same_targets() -> None:
     data, order_N = make_data(37), epoch_order(37, 4, 2)
-    bare = label_batches(make_split("train", 37, 1, Unread), order_N, 10, torch.device("cpu"))
+    bare = target_batches(make_split("train", 37, 1, Unread), order_N, 10, torch.device("cpu"))
     for own, batch in zip(bare, data.batches("train", order_N=order_N, batch_size=10), strict=True):
-        assert torch.equal(own.labels_N, batch.labels_N)
+        assert torch.equal(own.targets["labels"], batch.targets["labels"])
         assert torch.equal(own.indices_N, batch.indices_N)
-        assert not own.images_NCHW.numel()
+        assert not own.inputs
         own, batch = padded(own, 10), padded(batch, 10)
-        assert torch.equal(own.labels_N, batch.labels_N)
+        assert torch.equal(own.targets["labels"], batch.targets["labels"])
 
 
 class LabelsAlone(ParallelStrategy):
     """A process that needs no images; it records the labels."""
 
-    needs_images = False
+    needs_inputs = False
 
     def __init__(self, module: nn.Module, settings: DeviceSettings) -> None:
         super().__init__(module, settings)
@@ -136,7 +140,7 @@ class LabelsAlone(ParallelStrategy):
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
     ) -> torch.Tensor:
-        self.labels_N += batch.labels_N.tolist()
+        self.labels_N += batch.targets["labels"].tolist()
         return torch.zeros(())
 
 
@@ -161,24 +165,24 @@ def test_images_are_not_read_where_they_are_not_needed() -> None:
 @given(num=st.integers(1, 9), more=st.integers(0, 20))
 def test_a_padded_batch_repeats_its_last_sample(num: int, more: int, *, channels_last: bool) -> None:
     batch = make_batch(num, channels_last=channels_last)
-    labels_N = batch.labels_N.clone()
+    labels_N = batch.targets["labels"].clone()
     big = padded(batch, num + more)
-    assert len(big.images_NCHW) == len(big.labels_N) == len(big.indices_N) == num + more
-    assert torch.equal(big.images_NCHW[:num], batch.images_NCHW)
-    assert torch.equal(big.labels_N[:num], batch.labels_N)
-    assert (big.labels_N[num:] == IGNORED).all()
+    assert len(big.inputs["images"]) == len(big.targets["labels"]) == len(big.indices_N) == num + more
+    assert torch.equal(big.inputs["images"][:num], batch.inputs["images"])
+    assert torch.equal(big.targets["labels"][:num], batch.targets["labels"])
+    assert (big.targets["labels"][num:] == IGNORED).all()
     for position in range(num + more):
-        assert torch.equal(big.images_NCHW[position], batch.images_NCHW[min(position, num - 1)])
+        assert torch.equal(big.inputs["images"][position], batch.inputs["images"][min(position, num - 1)])
         assert big.indices_N[position] == batch.indices_N[min(position, num - 1)]
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    assert big.images_NCHW.is_contiguous(memory_format=layout)
-    assert torch.equal(batch.labels_N, labels_N), "the batch itself stays as it was"
+    assert big.inputs["images"].is_contiguous(memory_format=layout)
+    assert torch.equal(batch.targets["labels"], labels_N), "the batch itself stays as it was"
     assert (padded(batch, num) is batch) and not is_padding(batch)
 
 
 def gradients(batch: Batch, objective: Objective) -> tuple[torch.Tensor, list[torch.Tensor]]:
     net = make_net()
-    loss = objective(net(batch.images_NCHW), batch.labels_N)
+    loss = objective(net(batch.inputs["images"]), batch.targets)
     loss.backward()
     return loss.detach(), [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
 
@@ -186,12 +190,12 @@ def gradients(batch: Batch, objective: Objective) -> tuple[torch.Tensor, list[to
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_padding_does_not_count(label_smoothing: float, *, channels_last: bool) -> None:
-    batch, objective = make_batch(5, channels_last=channels_last), Objective(5, label_smoothing)
+    batch, objective = make_batch(5, channels_last=channels_last), Objective(5, label_smoothing, LOGITS)
     loss, grads = gradients(batch, objective)
     padded_loss, padded_grads = gradients(padded(batch, 12), objective)
     with torch.no_grad():
-        logits_NK = make_net()(batch.images_NCHW)
-    by_hand = cross_entropy(logits_NK, batch.labels_N, label_smoothing=label_smoothing)
+        logits_NK = make_net()(batch.inputs["images"])
+    by_hand = cross_entropy(logits_NK, batch.targets["labels"], label_smoothing=label_smoothing)
     torch.testing.assert_close(loss, by_hand)
     torch.testing.assert_close(padded_loss, by_hand)
     assert len(grads) == len(padded_grads) == 4
@@ -205,8 +209,8 @@ def test_padding_does_not_count(label_smoothing: float, *, channels_last: bool) 
 def test_a_padding_batch_has_no_gradient(num: int, label_smoothing: float) -> None:
     batch = padding_batch(make_batch(num))
     assert is_padding(batch)
-    assert batch.images_NCHW.shape == (2, 3, 4, 4)  # two: batch norm can't normalize a single value
-    loss, grads = gradients(batch, Objective(7, label_smoothing))
+    assert batch.inputs["images"].shape == (2, 3, 4, 4)  # two: batch norm can't normalize a single value
+    loss, grads = gradients(batch, Objective(7, label_smoothing, LOGITS))
     assert loss.item() == 0.0
     assert len(grads) == 4
     assert all(grad.count_nonzero() == 0 for grad in grads)
@@ -214,9 +218,9 @@ def test_a_padding_batch_has_no_gradient(num: int, label_smoothing: float) -> No
 
 def test_a_padding_batch_keeps_the_layout_and_the_original() -> None:
     original = make_batch(3, channels_last=True)
-    labels_N = original.labels_N.clone()
-    assert padding_batch(original).images_NCHW.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(original.labels_N, labels_N)
+    labels_N = original.targets["labels"].clone()
+    assert padding_batch(original).inputs["images"].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(original.targets["labels"], labels_N)
 
 
 def test_only_a_pair_of_ignored_is_padding() -> None:
@@ -230,7 +234,7 @@ def test_padding_batches_follow_until_all_workers_are_done() -> None:
     assert got[0] is batches[0]
     assert got[1] is batches[1]
     assert [is_padding(batch) for batch in got] == [False, False, True, True]
-    assert torch.equal(got[2].images_NCHW[0], batches[1].images_NCHW[0])
+    assert torch.equal(got[2].inputs["images"][0], batches[1].inputs["images"][0])
 
 
 def test_a_worker_may_have_an_empty_shard() -> None:
@@ -250,9 +254,9 @@ def test_parts_of_the_loss_add_up_to_the_mean(num: int, batch_size: int, workers
     logits_NK = torch.randn(num, 5, generator=torch.Generator().manual_seed(num), dtype=torch.float64)
     labels_N = torch.arange(num) % 5
     order_N = epoch_order(num, 0, 0)
-    objective = Objective(num, 0.1)
+    objective = Objective(num, 0.1, LOGITS)
     parts = [
-        objective(logits_NK[part_N], labels_N[part_N]).item()
+        objective(logits_NK[part_N], {"labels": labels_N[part_N]}).item()
         for rank in range(workers)
         if len(part_N := BatchShard(rank, workers).of(order_N, batch_size))
     ]

@@ -40,7 +40,7 @@ IMAGES_NCHW = torch.zeros(2, 3, 2, 4)
 def chosen(module: nn.Module, images_NCHW: torch.Tensor = IMAGES_NCHW, **options: Any) -> list[str]:
     names = {layer: name for name, layer in module.named_modules()}
     options = {"mode": "fsdp", "workers": 2, **options}
-    return [names[layer] for layer in layers_to_wrap(module, Parallel(**options), images_NCHW)]
+    return [names[layer] for layer in layers_to_wrap(module, Parallel(**options), [images_NCHW])]
 
 
 def test_only_layers_that_are_called_and_have_parameters_of_their_own() -> None:

@@ -75,6 +75,34 @@ def test_learns_and_reports_metrics(lab: Lab) -> None:
     assert trained.notices == []
 
 
+class Wrapped(nn.Module):
+    """A network that returns its logits as `form` says."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.head = form, nn.Linear(SIDE * SIDE, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        logits_NK = self.head(x.flatten(1))
+        return {"dict": {"logits": logits_NK}, "tuple": (logits_NK,), "two": (logits_NK, x)}.get(self.form, logits_NK)
+
+
+@builder
+def wrapped(*, form: str) -> nn.Module:
+    return Wrapped(form)
+
+
+def test_outputs_may_be_named_or_in_a_sequence(lab: Lab) -> None:
+    weights = [
+        lab.train(lab.make_model(FunctionRef.to(wrapped, form=form)), lab.make_data(40, 20)).model.tensors
+        for form in ("tensor", "dict", "tuple")
+    ]
+    for other in weights[1:]:
+        assert all(torch.equal(tensor, weights[0][name]) for name, tensor in other.items())
+    with pytest.raises(StageError, match=r"returns a tuple of 2 values; it must return logits \(batch, 4\) float32"):
+        lab.train(lab.make_model(FunctionRef.to(wrapped, form="two")), lab.make_data(40))
+
+
 class Freezing(nn.Identity):
     """A part of a prepared network that stops adapting after a fraction of the training."""
 
@@ -132,10 +160,10 @@ def test_val_figures_are_those_of_the_delivered_model(lab: Lab) -> None:
     data = lab.make_data(100, 33)
     trained = lab.train(lab.make_model(norm=True, dropout=0.5), data, epochs=2, precision="bf16")
     (batch,) = data.batches("val", batch_size=33)
-    logits = trained.model.build()(batch.images_NCHW)
-    assert trained.metrics["val_top1"] == (logits.argmax(1) == batch.labels_N).double().mean().item()
+    logits = trained.model.build()(batch.inputs["images"])
+    assert trained.metrics["val_top1"] == (logits.argmax(1) == batch.targets["labels"]).double().mean().item()
     assert trained.metrics["val_loss"] == pytest.approx(
-        nn.functional.cross_entropy(logits, batch.labels_N).item(), rel=1e-5
+        nn.functional.cross_entropy(logits, batch.targets["labels"]).item(), rel=1e-5
     )
 
 

@@ -110,15 +110,15 @@ class TestBatches:
         data = make_data(channels)
         order_N = epoch_order(NUM, 7, 3)
         batches = list(data.batches("train", order_N=order_N, channels_last=channels_last))
-        assert [len(batch.labels_N) for batch in batches] == [5, 5, 5, 5, 3]
+        assert [len(batch.targets["labels"]) for batch in batches] == [5, 5, 5, 5, 3]
         split = data.splits["train"]
         for batch, start in zip(batches, range(0, NUM, 5), strict=True):
             indices = order_N[start : start + 5]
             mean, std = (np.array(values)[:, None, None] for values in (data.info.mean, data.info.std))
             expected = (split.images.pixels_NHWC[indices].transpose(0, 3, 1, 2) / 255 - mean) / std
-            np.testing.assert_allclose(batch.images_NCHW.numpy(), expected, rtol=1e-5, atol=1e-6)
-            assert batch.images_NCHW.dtype == torch.float32 and batch.labels_N.dtype == torch.int64
-            np.testing.assert_array_equal(batch.labels_N.numpy(), split.labels_N[indices])
+            np.testing.assert_allclose(batch.inputs["images"].numpy(), expected, rtol=1e-5, atol=1e-6)
+            assert batch.inputs["images"].dtype == torch.float32 and batch.targets["labels"].dtype == torch.int64
+            np.testing.assert_array_equal(batch.targets["labels"].numpy(), split.labels_N[indices])
             np.testing.assert_array_equal(batch.indices_N.numpy(), indices)
 
     @pytest.mark.parametrize("channels", [1, 3])
@@ -128,20 +128,23 @@ class TestBatches:
         for channels_last in (False, True):
             wanted = torch.channels_last if channels_last else torch.contiguous_format
             (batch, *_) = data.batches("train", channels_last=channels_last)
-            assert batch.images_NCHW.stride() == torch.empty(batch.images_NCHW.shape, memory_format=wanted).stride()
+            assert (
+                batch.inputs["images"].stride()
+                == torch.empty(batch.inputs["images"].shape, memory_format=wanted).stride()
+            )
 
     @pytest.mark.parametrize("channels", [1, 3])
     def test_memory_format_does_not_change_bits(self, channels: int) -> None:
         data = make_data(channels)
         for one, other in zip(data.batches("train"), data.batches("train", channels_last=True), strict=True):
-            assert one.images_NCHW.equal(other.images_NCHW)
+            assert one.inputs["images"].equal(other.inputs["images"])
 
     @settings(deadline=None)
     @given(st.integers(1, NUM + 5), st.integers(1, NUM + 5))
     def test_batch_size_does_not_change_bits(self, one: int, other: int) -> None:
         data = make_data(augment=("shift", "flip", "rotate"))
         images = [
-            torch.cat([batch.images_NCHW for batch in data.batches("train", batch_size=size, augment_seed=(1, 2))])
+            torch.cat([batch.inputs["images"] for batch in data.batches("train", batch_size=size, augment_seed=(1, 2))])
             for size in (one, other)
         ]
         assert images[0].equal(images[1])
@@ -152,13 +155,15 @@ class TestBatches:
         whole = list(data.batches("train", order_N=order_N, augment_seed=(7, 0)))
         rest = list(data.batches("train", order_N=order_N[10:], augment_seed=(7, 0)))
         for one, other in zip(whole[2:], rest, strict=True):
-            assert one.images_NCHW.equal(other.images_NCHW) and one.indices_N.equal(other.indices_N)
+            assert one.inputs["images"].equal(other.inputs["images"]) and one.indices_N.equal(other.indices_N)
 
     def test_augmentation_happens_when_asked_for_alone(self) -> None:
         plain, augmented = make_data(), make_data(augment=("flip",))
         for one, other in zip(plain.batches("train"), augmented.batches("train"), strict=True):
-            assert one.images_NCHW.equal(other.images_NCHW)
-        seeds = [torch.cat([b.images_NCHW for b in augmented.batches("train", augment_seed=(1, e))]) for e in (0, 0, 1)]
+            assert one.inputs["images"].equal(other.inputs["images"])
+        seeds = [
+            torch.cat([b.inputs["images"] for b in augmented.batches("train", augment_seed=(1, e))]) for e in (0, 0, 1)
+        ]
         assert seeds[0].equal(seeds[1]) and not seeds[0].equal(seeds[2])
 
     def test_no_global_randomness(self) -> None:
@@ -176,8 +181,8 @@ class TestBatches:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for batch in data.batches("train", order_N=order_N):
-                batch.images_NCHW.zero_(), batch.labels_N.zero_(), batch.indices_N.zero_()
-        assert data.splits["train"].labels_N.any() and next(data.batches("train")).images_NCHW.any()
+                batch.inputs["images"].zero_(), batch.targets["labels"].zero_(), batch.indices_N.zero_()
+        assert data.splits["train"].labels_N.any() and next(data.batches("train")).inputs["images"].any()
 
     def test_under_inference_mode_first_and_training_later(self) -> None:
         data = make_data()
@@ -185,14 +190,14 @@ class TestBatches:
             list(data.batches("train"))
         (batch, *_) = data.batches("train")
         weight = torch.ones(1, requires_grad=True)
-        (batch.images_NCHW * weight).sum().backward()
+        (batch.inputs["images"] * weight).sum().backward()
         assert weight.grad is not None
 
     def test_device(self) -> None:
         (batch, *_) = make_data().batches("train", device="cpu")
-        assert batch.images_NCHW.device.type == "cpu"
+        assert batch.inputs["images"].device.type == "cpu"
         (meta, *_) = make_data().batches("train", device="meta")
-        assert (meta.images_NCHW.device.type, meta.labels_N.device.type, meta.indices_N.device.type) == (
+        assert (meta.inputs["images"].device.type, meta.targets["labels"].device.type, meta.indices_N.device.type) == (
             "meta",
             "meta",
             "cpu",
@@ -253,7 +258,7 @@ class TestFolder:
         tmp_path.chmod(0o555)
         data = Data.load(tmp_path)
         for batch in data.batches("train"):
-            batch.images_NCHW.zero_()
+            batch.inputs["images"].zero_()
         tmp_path.chmod(0o755)
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -53,7 +53,7 @@ def file_data(folder: Path, **options: object) -> Data:
 
 def epoch(data: Data, number: int = 0) -> list[tuple[torch.Tensor, ...]]:
     batches = data.batches("train", order_N=epoch_order(NUM, 7, number), augment_seed=(7, number))
-    return [(batch.images_NCHW, batch.labels_N, batch.indices_N) for batch in batches]
+    return [(batch.inputs["images"], batch.targets["labels"], batch.indices_N) for batch in batches]
 
 
 def same(one: list[tuple[torch.Tensor, ...]], other: list[tuple[torch.Tensor, ...]]) -> bool:
@@ -129,7 +129,7 @@ def test_two_iterations_at_once(persistent: bool) -> None:
         strict=True,
     )
     for (one, other), (images_NCHW, _, _) in zip(pairs, expected, strict=True):
-        assert one.images_NCHW.equal(other.images_NCHW) and one.images_NCHW.equal(images_NCHW)
+        assert one.inputs["images"].equal(other.inputs["images"]) and one.inputs["images"].equal(images_NCHW)
 
 
 def test_no_warnings(pictures: Path) -> None:
@@ -298,10 +298,10 @@ def test_on_a_gpu(channels_last: bool, num_workers: int) -> None:
     for one, other in zip(
         data.batches("train", device="cuda", **arguments), here.batches("train", **arguments), strict=True
     ):
-        assert one.images_NCHW.device.type == one.labels_N.device.type == "cuda"
-        assert one.images_NCHW.stride() == other.images_NCHW.stride()
-        torch.testing.assert_close(one.images_NCHW.cpu(), other.images_NCHW, rtol=1e-6, atol=1e-6)
-        assert one.labels_N.cpu().equal(other.labels_N)
+        assert one.inputs["images"].device.type == one.targets["labels"].device.type == "cuda"
+        assert one.inputs["images"].stride() == other.inputs["images"].stride()
+        torch.testing.assert_close(one.inputs["images"].cpu(), other.inputs["images"], rtol=1e-6, atol=1e-6)
+        assert one.targets["labels"].cpu().equal(other.targets["labels"])
 
 
 def test_a_worker_is_silent_about_an_interrupted_parent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
