@@ -35,6 +35,13 @@ _ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
     F.hardswish: (nn.Hardswish,),
     F.leaky_relu: (nn.LeakyReLU, "negative_slope"),
 }
+_CONVERSIONS: Mapping[str, tuple[Any, ...]] = {
+    "float": (),
+    "clone": (),
+    "to": (torch.float32,),
+    "type": (torch.float32,),
+}
+"""Methods that return float32 tensors unchanged, and their arguments."""
 _RESHAPING = {"view": "reshape", "view_as": "reshape_as"}
 _PADDING_LAYERS = {
     getattr(nn, f"{name}Pad{dimensions}d"): mode
@@ -199,12 +206,8 @@ def _returns_its_input(node: Node) -> bool:
     source = node.args[0] if node.args else None
     if node.op != "call_method" or not isinstance(source, Node) or node.kwargs:
         return False
-    if source.meta.get(TENSOR, (None, 0))[0] is not torch.float32:
-        return False
-    expected: Sequence[Any] = {"float": (), "clone": (), "to": (torch.float32,), "type": (torch.float32,)}.get(
-        str(node.target), (None,)
-    )
-    return tuple(node.args[1:]) == tuple(expected)
+    is_float32 = source.meta.get(TENSOR, (None, 0))[0] is torch.float32
+    return is_float32 and tuple(node.args[1:]) == _CONVERSIONS.get(str(node.target))
 
 
 def _mean_over_image(node: Node) -> bool | None:
