@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from ptpipe_quant.qat_graph import range_observer_at, reaches_only
+from ptpipe_quant.qat_graph import observed_behind, range_observer_at, reaches_only
+from ptpipe_torch.int8.observers import observer_at
 
 F = nn.functional
 
@@ -19,7 +20,8 @@ def drop_redundant_clamps(prepared: GraphModule) -> None:
     """Remove each ReLU6 whose limits the int8 range of its input already has.
 
     If an operator's output goes only to ReLU6, its range was observed behind ReLU6 (see `qat_graph`) and ends where
-    ReLU6 does; 8-bit integers saturate there anyway. Integers of a reduced range extend to twice the range.
+    ReLU6 does; 8-bit integers saturate there anyway. Integers of a reduced range extend to twice the range, and those
+    of a concatenation to the ranges of its other tensors.
     """
     graph = prepared.graph
     for node in list(graph.nodes):
@@ -28,12 +30,18 @@ def drop_redundant_clamps(prepared: GraphModule) -> None:
         observer = range_observer_at(prepared, source)
         if observer is None or not reaches_only(prepared, source, observer):
             continue
-        if getattr(observer, "quant_max", None) == _FULL_RANGE:
+        if getattr(observer, "quant_max", None) == _FULL_RANGE and _observes_clamped_alone(prepared, node, observer):
             for behind in list(node.users):
                 behind.replace_all_uses_with(source)
                 graph.erase_node(behind)
             graph.erase_node(node)
     prepared.recompile()
+
+
+def _observes_clamped_alone(prepared: GraphModule, clamp: Node, observer: nn.Module) -> bool:
+    """Return whether all that an observer observes, beside the clamp's input, is the clamp's output."""
+    calls = {node for node in prepared.graph.nodes if observer_at(prepared, node) is observer}
+    return calls <= {clamp.args[0], *observed_behind(prepared, clamp, observer)}
 
 
 def make_clamps_contiguous(converted: GraphModule) -> None:

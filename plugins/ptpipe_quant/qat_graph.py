@@ -82,6 +82,18 @@ def reaches_only(prepared: GraphModule, node: Node, observer: nn.Module) -> bool
     )
 
 
+def observed_behind(prepared: GraphModule, node: Node, observer: nn.Module) -> set[Node]:
+    """Return where the observer observes elements of this node's output that selecting operators have selected."""
+    found = set[Node]()
+    waiting = [node]
+    while waiting:
+        users = waiting.pop().users
+        calls = {user for user in users if observer_at(prepared, user) is observer} - found
+        found |= calls
+        waiting += [*calls, *(user for user in users if _selects(prepared, user))]
+    return found
+
+
 def _is_observed(prepared: GraphModule, node: Node, observer: nn.Module) -> bool:
     return bool(node.users) and all(observer_at(prepared, user) is observer for user in node.users)
 

@@ -1,8 +1,12 @@
-"""Observers with a fixed range: torch's int8 sigmoid has outputs on the grid of 0 to 1, tanh on that of -1 to 1.
+"""Observers whose range FX uses for tensors that it does not fit.
 
-FX uses such an observer in other places too. It observes the input of a sigmoid like its output, unless the operator
+Some have a fixed range: torch's int8 sigmoid has outputs on the grid of 0 to 1, tanh on that of -1 to 1. FX uses such
+an observer in other places too. It observes the input of a sigmoid like its output, unless the operator
 before it observes it; and where several tensors share one grid (concatenation), all are put on that of the first.
 Values outside of 0 to 1 would then saturate, in the fake-quantized network, the int8 network and the file alike.
+
+Others are shared: a reshape has the grid of its input, for which FX takes the last int8 tensor in front of it, also
+where a float operator, whose output may have quite another range, stands between the two.
 """
 
 from __future__ import annotations
@@ -39,6 +43,20 @@ def observe_unbounded(prepared: GraphModule, mapping: Any, backend_config: Backe
     prepared.recompile()
 
 
+def observe_behind_float(prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:
+    """Observe what is reshaped behind a float operator on its own, in place. The arguments are as above."""
+    ranges = _FixedRanges(prepared, mapping, backend_config)
+    for call in prepared.graph.find_nodes(op="call_module"):
+        observer, operator = observer_at(prepared, call), call.all_input_nodes[0]
+        # The inputs of a concatenation must share one grid.
+        if observer is None or not ranges.shares_grid(operator) or any(map(ranges.joins, call.users)):
+            continue
+        before = observer_at(prepared, _tensor_inputs(operator)[0])
+        own = mapping.global_qconfig.activation() if before is None else before
+        if own is not observer:
+            _use_observer(prepared, [call], own)
+
+
 class _FixedRanges:
     """Knows which tensors can't exceed the fixed range that they are observed with."""
 
@@ -68,12 +86,20 @@ class _FixedRanges:
             for node in _tensor_inputs(source)
         )
 
+    def shares_grid(self, operator: Node) -> bool:
+        """Return whether an operator's output has the grid of its input."""
+        return self._target(operator) in self._sharing
+
+    def joins(self, operator: Node) -> bool:
+        """Return whether an operator puts several tensors on one grid."""
+        return self.shares_grid(operator) and len(_tensor_inputs(operator)) > 1
+
     def share_grid(self, operator: Node, observer: nn.Module) -> None:
         """Put all inputs of an operator whose inputs and output share a grid on that of `observer`.
 
         In torch's int8 concatenation, the output has the grid of the first input, whatever was observed.
         """
-        if self._target(operator) not in self._sharing:
+        if not self.shares_grid(operator):
             return
         for node in _tensor_inputs(operator):
             if _called(self._prepared, node) is not observer:

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from ptpipe import StageError
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
-from ptpipe_torch.int8.fixed_ranges import observe_unbounded
+from ptpipe_torch.int8.fixed_ranges import observe_behind_float, observe_unbounded
 from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
@@ -130,6 +130,7 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
         unused_inputs = (torch.zeros(1),)  # read for nested standalone modules only
         backend = _backend_config()
         prepared = prepare_graph(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
+        observe_behind_float(prepared, mapping, backend)
         observe_unbounded(prepared, mapping, backend)
     _use_module_paths(prepared)
     release_networks()
@@ -168,6 +169,7 @@ def convert(prepared: GraphModule) -> GraphModule:
 
     Raises StageError, naming the layer, if an observer or fake quantization is left.
     """
+    _drop_idle_observers(prepared)
     for node in prepared.graph.nodes:
         node.stack_trace = node.name
     _fence_float_operators(prepared)
@@ -180,6 +182,21 @@ def convert(prepared: GraphModule) -> GraphModule:
     _refuse_unconverted(converted)
     _store_scales(converted)
     return converted
+
+
+def _drop_idle_observers(prepared: GraphModule) -> None:
+    """Remove observers between two operators that both stay float: what they observe is no int8 tensor."""
+    qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
+    modules = dict(prepared.named_modules(remove_duplicate=False))
+
+    def is_float(node: Node) -> bool:
+        return qconfigs.get(node.name, ...) is None or _changes_grid(prepared, node, modules)
+
+    for node in list(prepared.graph.nodes):
+        if observer_at(prepared, node) is not None and all(map(is_float, (node.all_input_nodes[0], *node.users))):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            prepared.graph.erase_node(node)
+    prepared.recompile()
 
 
 def _fence(x: torch.Tensor) -> torch.Tensor:
@@ -270,6 +287,7 @@ def reference_network(prepared: nn.Module) -> tuple[GraphModule, dict[str, Quant
     """
     assert isinstance(prepared, GraphModule), type(prepared)
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
+    _drop_idle_observers(prepared)
     with warnings.catch_warnings(action="ignore"):
         network = convert_graph(prepared, is_reference=True, backend_config=_backend_config())
         release_networks()

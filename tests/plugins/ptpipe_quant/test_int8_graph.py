@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
+from ptpipe_quant.calibration import observed_tensors
+from ptpipe_quant.transforms import prepare_static
 from ptpipe_torch import builder
 
+from ...signatures import stored_pictures
 from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model
 
 
@@ -62,3 +65,64 @@ def test_relu6_behind_a_fixed_range_still_clamps(digits, ctx, backend) -> None:
     calibrated = calibrate(CalibrateConfig(), ctx, prepare(config, ctx, model), digits).model
     expected_NK, found_NK = logits_of(model, digits), logits_of(convert(ConvertConfig(), ctx, calibrated), digits)
     assert np.sqrt(np.square(found_NK - expected_NK).mean()) < 0.1 * expected_NK.std()
+
+
+class Joined(nn.Module):
+    """A ReLU6 in front of a concatenation with a tensor of negative values, as its first or its second."""
+
+    def __init__(self, *, clamped_first: bool) -> None:
+        super().__init__()
+        self.clamped_first = clamped_first
+        self.one, self.two, self.relu6 = nn.Conv2d(1, 4, 3), nn.Conv2d(1, 4, 3), nn.ReLU6()
+        self.head = nn.Linear(8 * 36, NUM_CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [self.relu6(4 * self.one(x)), self.two(x) - 3]
+        logits_NK: torch.Tensor = self.head(torch.cat(parts if self.clamped_first else parts[::-1], 1).flatten(1))
+        return logits_NK
+
+
+class Normed(nn.Module):
+    """A ReLU6 in front of an operator that stays float, whose negative output is reshaped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu6, self.norm = nn.Conv2d(1, 4, 3), nn.ReLU6(), nn.InstanceNorm2d(4)
+        self.points, self.head = nn.Conv1d(4, 4, 1), nn.Linear(4 * 36, NUM_CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.relu6(self.conv(x)))
+        logits_NK: torch.Tensor = self.head(self.points(x.reshape(x.shape[0], 4, -1)).flatten(1))
+        return logits_NK
+
+
+@builder
+def joined(*, clamped_first: bool) -> nn.Module:
+    return Joined(clamped_first=clamped_first)
+
+
+@builder
+def normed() -> nn.Module:
+    return Normed()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("model", [(joined, {"clamped_first": True}), (joined, {"clamped_first": False}), (normed, {})])
+def test_relu6_stays_where_its_range_is_shared_with_other_tensors(digits, ctx, model, backend) -> None:
+    network, arguments = model
+    float_model = make_model(network, **arguments)
+    config = PrepareConfig(backend=backend, observer="min_max", reduce_range=False)
+    calibrated = calibrate(CalibrateConfig(), ctx, prepare(config, ctx, float_model), digits).model
+    expected_NK, found_NK = logits_of(float_model, digits), logits_of(convert(ConvertConfig(), ctx, calibrated), digits)
+    assert np.sqrt(np.square(found_NK - expected_NK).mean()) < 0.1 * expected_NK.std()
+
+
+def test_what_is_reshaped_behind_a_float_operator_has_a_range_of_its_own() -> None:
+    prepared = make_model(normed).build()
+    options = {"weights": "per_channel", "reduce_range": False, "skip": (), "inputs": stored_pictures((1, 8, 8))}
+    prepared = prepare_static(prepared, backend=BACKENDS[0], observer="min_max", calibrating=True, **options)
+    with torch.no_grad():
+        prepared(torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    ranges = {tensor.name: (tensor.observer.min_val, tensor.observer.max_val) for tensor in observed_tensors(prepared)}
+    assert ranges["relu6"][0] == 0
+    assert ranges["reshape"][0] < -0.5
