@@ -46,14 +46,12 @@ def observe_unbounded(prepared: GraphModule, mapping: Any, backend_config: Backe
 def observe_behind_float(prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:
     """Observe what is reshaped behind a float operator on its own, in place. The arguments are as above."""
     ranges = _FixedRanges(prepared, mapping, backend_config)
-    for call in prepared.graph.find_nodes(op="call_module"):
-        observer, operator = observer_at(prepared, call), call.all_input_nodes[0]
+    for call in [node for node in prepared.graph.nodes if observer_at(prepared, node) is not None]:
+        operator = call.all_input_nodes[0]
         # The inputs of a concatenation must share one grid.
-        if observer is None or not ranges.shares_grid(operator) or any(map(ranges.joins, call.users)):
-            continue
-        before = observer_at(prepared, _tensor_inputs(operator)[0])
-        own = mapping.global_qconfig.activation() if before is None else before
-        if own is not observer:
+        if ranges.shares_grid(operator) and not any(map(ranges.joins, call.users)):
+            before = observer_at(prepared, _tensor_inputs(operator)[0])
+            own = mapping.global_qconfig.activation() if before is None else before
             _use_observer(prepared, [call], own)
 
 

@@ -82,16 +82,27 @@ class Joined(nn.Module):
         return logits_NK
 
 
+class Shift(nn.Module):
+    """A layer without inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(0.1))
+
+    def forward(self) -> torch.Tensor:
+        return self.value
+
+
 class Normed(nn.Module):
     """A ReLU6 in front of an operator that stays float, whose negative output is reshaped."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.relu6, self.norm = nn.Conv2d(1, 4, 3), nn.ReLU6(), nn.InstanceNorm2d(4)
-        self.points, self.head = nn.Conv1d(4, 4, 1), nn.Linear(4 * 36, NUM_CLASSES)
+        self.points, self.head, self.shift = nn.Conv1d(4, 4, 1), nn.Linear(4 * 36, NUM_CLASSES), Shift()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.norm(self.relu6(self.conv(x)))
+        x = self.norm(self.relu6(self.conv(x))) + self.shift()
         logits_NK: torch.Tensor = self.head(self.points(x.reshape(x.shape[0], 4, -1)).flatten(1))
         return logits_NK
 
