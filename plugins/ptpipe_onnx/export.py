@@ -32,7 +32,7 @@ from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
 from ptpipe_torch.memory_format import to_channels_last
 from ptpipe_torch.model.example_inputs import zeros
-from ptpipe_torch.model.outputs import named_outputs
+from ptpipe_torch.model.outputs import predicted
 from ptpipe_torch.runtime import released_memory, torch_threads
 
 MAX_BYTES = 2**31 - 2**20
@@ -214,9 +214,7 @@ def _float_predictor(model: Model) -> Iterator[Predictor | None]:
     to_channels_last(network, zeros(model.signature.inputs, 2))
 
     def predict(inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
-        returned = network(*(torch.from_numpy(inputs[spec.name]) for spec in model.signature.inputs))
-        outputs = named_outputs(returned, model.signature.outputs)
-        return {name: output.numpy() for name, output in outputs.items()}
+        return predicted(network, inputs, model.signature)
 
     with torch_threads(None), torch.inference_mode():
         yield predict

@@ -97,9 +97,7 @@ def _check_outputs(outputs: Sequence[ir.Value], specs: Sequence[TensorSpec]) -> 
         raise StageError(f"this network returns {len(outputs)} tensors; it must return {', '.join(map(str, specs))}")
     for output, spec in zip(outputs, specs, strict=True):
         shape = [size if isinstance(size, int) else "?" for size in output.shape or ()]
-        if len(shape) != len(spec.shape) or any(
-            isinstance(size, int) and size != found for size, found in zip(spec.shape, shape, strict=True)
-        ):
+        if not spec.fits(shape):
             found_text = ", ".join(map(str, shape))
             raise StageError(f"this network returns {spec.name} of shape ({found_text}); it must return {spec}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -186,17 +186,19 @@ def convert(prepared: GraphModule) -> GraphModule:
 
 def _drop_idle_observers(prepared: GraphModule) -> None:
     """Remove observers between two operators that both stay float: what they observe is no int8 tensor."""
-    qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
-    modules = dict(prepared.named_modules(remove_duplicate=False))
-
-    def is_float(node: Node) -> bool:
-        return qconfigs.get(node.name, ...) is None or _changes_grid(prepared, node, modules)
-
+    is_float = _float_test(prepared)
     for node in list(prepared.graph.nodes):
         if observer_at(prepared, node) is not None and all(map(is_float, (node.all_input_nodes[0], *node.users))):
             node.replace_all_uses_with(node.all_input_nodes[0])
             prepared.graph.erase_node(node)
     prepared.recompile()
+
+
+def _float_test(prepared: GraphModule) -> Callable[[Node], bool]:
+    """Return a function that says whether an operator of a prepared network stays float."""
+    qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
+    modules = dict(prepared.named_modules(remove_duplicate=False))
+    return lambda node: qconfigs.get(node.name, ...) is None or _changes_grid(prepared, node, modules)
 
 
 def _fence(x: torch.Tensor) -> torch.Tensor:
@@ -209,9 +211,9 @@ def _fence_float_operators(prepared: GraphModule) -> None:
     Some that stand between int8 tensors (`sigmoid`, `nn.LeakyReLU`, norms) would become int8 all the same (torch 2.13).
     """
     qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
-    modules = dict(prepared.named_modules(remove_duplicate=False))
+    is_float = _float_test(prepared)
     for node in list(prepared.graph.nodes):
-        if qconfigs.get(node.name, ...) is not None and not _changes_grid(prepared, node, modules):
+        if not is_float(node):
             continue
         for source in node.all_input_nodes:
             if observer_at(prepared, source) is not None:

@@ -159,7 +159,7 @@ class Model(Deployable):
 
         from ptpipe_torch.memory_format import to_channels_last
         from ptpipe_torch.model.example_inputs import zeros
-        from ptpipe_torch.model.outputs import named_outputs
+        from ptpipe_torch.model.outputs import predicted
 
         backend = self.recipe.backend if self.recipe.convert else None
         has_float_convolutions = not (self.recipe.prepare and self.recipe.convert)  # int8 ones choose for themselves
@@ -169,10 +169,7 @@ class Model(Deployable):
                 to_channels_last(network[0], zeros(self.signature.inputs, 2))
 
             def predict(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-                arrays = (inputs[spec.name] for spec in self.signature.inputs)
-                writable = (array if array.flags.writeable else array.copy() for array in arrays)  # or torch warns
-                outputs = named_outputs(network[0](*map(torch.from_numpy, writable)), self.signature.outputs)
-                return {name: output.numpy() for name, output in outputs.items()}
+                return predicted(network[0], inputs, self.signature)
 
             try:
                 yield predict

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy.typing as npt
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ptpipe import StageError
-from ptpipe_torch.model.signature import TensorSpec
+from ptpipe_torch.model.signature import Signature, TensorSpec
 
 
 def named_outputs(returned: Any, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
@@ -30,6 +32,16 @@ def named_outputs(returned: Any, specs: Sequence[TensorSpec]) -> dict[str, torch
             found = tuple(values[spec.name].shape)
             raise StageError(f"the network returns {spec.name} of shape {found}; it must return {spec}")
     return values
+
+
+def predicted(
+    network: nn.Module, inputs: Mapping[str, npt.NDArray[Any]], signature: Signature
+) -> dict[str, npt.NDArray[Any]]:
+    """Call a network as a `Predictor` is called."""
+    arrays = (inputs[spec.name] for spec in signature.inputs)
+    writable = (array if array.flags.writeable else array.copy() for array in arrays)  # or torch warns
+    outputs = named_outputs(network(*map(torch.from_numpy, writable)), signature.outputs)
+    return {name: output.numpy() for name, output in outputs.items()}
 
 
 def tensors_of(returned: Any) -> list[torch.Tensor]:

@@ -39,8 +39,8 @@ class TensorSpec:
         """The shape without its batch axis."""
         return self.shape[1:]
 
-    def fits(self, shape: Sequence[int]) -> bool:
-        """Return whether a tensor of this shape is one of these."""
+    def fits(self, shape: Sequence[int | str]) -> bool:
+        """Return whether a tensor of this shape, whose symbols have sizes that are not known, is one of these."""
         return len(shape) == len(self.shape) and all(
             isinstance(size, str) or size == found for size, found in zip(self.shape, shape, strict=True)
         )

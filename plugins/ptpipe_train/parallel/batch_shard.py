@@ -62,10 +62,14 @@ def padded(batch: Batch, size: int) -> Batch:
     num = len(batch)
     if num == size:
         return batch
-    positions_B = torch.arange(size).clamp(max=num - 1)
+    bigger = _taken(batch, torch.arange(size).clamp(max=num - 1))
+    bigger.targets["labels"][num:] = IGNORED
+    return bigger
+
+
+def _taken(batch: Batch, positions_B: torch.Tensor) -> Batch:
     inputs = {name: _rows(tensor, positions_B) for name, tensor in batch.inputs.items()}
     targets = {name: _rows(tensor, positions_B) for name, tensor in batch.targets.items()}
-    targets["labels"][num:] = IGNORED
     return Batch(inputs, targets, batch.indices_N[positions_B])
 
 
@@ -80,10 +84,7 @@ def padding_batch(batch: Batch) -> Batch:
 
     Two, because batch norm can't normalize a single value per channel.
     """
-    first = torch.zeros(1, dtype=torch.int64)
-    inputs = {name: _rows(tensor, first) for name, tensor in batch.inputs.items()}
-    targets = {name: _rows(tensor, first) for name, tensor in batch.targets.items()}
-    pair = padded(Batch(inputs, targets, batch.indices_N[:1]), 2)
+    pair = _taken(batch, torch.zeros(2, dtype=torch.int64))
     pair.targets["labels"].fill_(IGNORED)
     return pair
 
