@@ -31,7 +31,7 @@ import ptpipe
 from ptpipe import Context, Metric, RunOptions
 from ptpipe_data import MnistConfig, load_mnist
 from ptpipe_elastic.torch_elastic import WorkersFailed, run_workers
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Model, Split
+from ptpipe_torch import ArrayColumn, Classification, Data, DatasetInfo, ImageInfo, LoaderOptions, Model, Split
 from ptpipe_torch.distributed.worker_group import init_worker_group
 from ptpipe_torch.runtime import freed_memory_kept, torch_threads
 from ptpipe_train import TrainConfig, train
@@ -56,13 +56,18 @@ def make_data(num_images: int, context: Context) -> Data:
     if os.environ.get("PTPIPE_DATA"):
         published = load_mnist(MnistConfig(), context)
         some = published.splits["train"].subset(np.arange(num_images))
-        images = ArrayImages(some.images.take(np.arange(num_images)))
-        return Data(published.info, {"train": Split(some.ids, some.labels_N, images)}, published.loader)
+        inputs, targets = (
+            {name: ArrayColumn(column.values()) for name, column in columns.items()}
+            for columns in (some.inputs, some.targets)
+        )
+        return Data(published.info, {"train": Split(some.ids, inputs, targets)}, published.loader)
     rng = np.random.default_rng(0)
-    info = DatasetInfo("random images", tuple(map(str, range(10))), (1, 28, 28), (0.13,), (0.31,))
-    images = ArrayImages(rng.integers(0, 256, (num_images, 28, 28, 1), dtype=np.uint8))
-    ids = np.arange(num_images).astype(np.str_)
-    return Data(info, {"train": Split(ids, rng.integers(0, 10, num_images), images)}, LoaderOptions())
+    image = ImageInfo(shape_CHW=(1, 28, 28), mean=(0.13,), std=(0.31,))
+    info = DatasetInfo("random images", {"images": image}, Classification(class_names=tuple("0123456789")))
+    images = ArrayColumn(rng.integers(0, 256, (num_images, 28, 28, 1), dtype=np.uint8))
+    labels = ArrayColumn(rng.integers(0, 10, num_images))
+    split = Split(np.arange(num_images).astype(np.str_), {"images": images}, {"labels": labels})
+    return Data(info, {"train": split}, LoaderOptions())
 
 
 class Layout(nn.Module):
@@ -95,7 +100,7 @@ class Bench:
         rates: list[float] = []
 
         def tell(event: object) -> None:
-            if isinstance(event, Metric) and event.name == "images_per_s":
+            if isinstance(event, Metric) and event.name == "samples_per_s":
                 rates.append(float(str(event.value)))
 
         config = TrainConfig(epochs=1, batch_size=batch_size, num_threads=1, parallel=parallel)

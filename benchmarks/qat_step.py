@@ -24,7 +24,18 @@ from torch import nn
 
 from ptpipe import Context, Event, Metric
 from ptpipe_quant import PrepareQatConfig, prepare_qat
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, LoaderOptions, Model, Split, transform
+from ptpipe_torch import (
+    ArrayColumn,
+    Classification,
+    Data,
+    DatasetInfo,
+    FunctionRef,
+    ImageInfo,
+    LoaderOptions,
+    Model,
+    Split,
+    transform,
+)
 from ptpipe_train import TrainConfig, train
 from ptpipe_zoo import SmallCnnConfig, small_cnn
 
@@ -45,10 +56,12 @@ def stock_qat(module: nn.Module) -> nn.Module:
 
 def make_data(num_images: int, batch_size: int) -> Data:
     rng = np.random.default_rng(0)
-    info = DatasetInfo("random images", tuple(map(str, range(10))), (1, 28, 28), (0.13,), (0.31,))
-    images = ArrayImages(rng.integers(0, 256, (num_images, 28, 28, 1), dtype=np.uint8))
-    ids = np.arange(num_images).astype(np.str_)
-    return Data(info, {"train": Split(ids, rng.integers(0, 10, num_images), images)}, LoaderOptions(batch_size))
+    image = ImageInfo(shape_CHW=(1, 28, 28), mean=(0.13,), std=(0.31,))
+    info = DatasetInfo("random images", {"images": image}, Classification(class_names=tuple("0123456789")))
+    images = ArrayColumn(rng.integers(0, 256, (num_images, 28, 28, 1), dtype=np.uint8))
+    labels = ArrayColumn(rng.integers(0, 10, num_images))
+    split = Split(np.arange(num_images).astype(np.str_), {"images": images}, {"labels": labels})
+    return Data(info, {"train": split}, LoaderOptions(batch_size))
 
 
 class Bench:
@@ -73,7 +86,7 @@ class Bench:
         context = replace(self.context(), _tell=events.append)
         trained = train(config, context, model, self.data)
         metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
-        step_ms = 1e3 * self.data.loader.batch_size / float(str(metrics["images_per_s"]))
+        step_ms = 1e3 * self.data.loader.batch_size / float(str(metrics["samples_per_s"]))
         return trained, step_ms, str(metrics["memory_format"])
 
     def models(self, precision: str) -> tuple[dict[str, Model], dict[str, str]]:

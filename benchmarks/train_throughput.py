@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 
 from ptpipe import Context
 from ptpipe_data import MnistConfig, load_mnist
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Model, Split
+from ptpipe_torch import ArrayColumn, Classification, Data, DatasetInfo, ImageInfo, LoaderOptions, Model, Split
 from ptpipe_torch.runtime import freed_memory_kept, torch_threads
 from ptpipe_train import TrainConfig, train
 from ptpipe_zoo import SmallCnnConfig, small_cnn
@@ -42,13 +42,18 @@ def make_data(num_images: int, batch_size: int, context: Context) -> Data:
     if os.environ.get("PTPIPE_DATA"):
         published = load_mnist(MnistConfig(batch_size=batch_size), context)
         train_split = published.splits["train"].subset(np.arange(num_images))
-        images = ArrayImages(train_split.images.take(np.arange(num_images)))
-        return Data(published.info, {"train": Split(train_split.ids, train_split.labels_N, images)}, published.loader)
+        inputs, targets = (
+            {name: ArrayColumn(column.values()) for name, column in columns.items()}
+            for columns in (train_split.inputs, train_split.targets)
+        )
+        return Data(published.info, {"train": Split(train_split.ids, inputs, targets)}, published.loader)
     rng = np.random.default_rng(0)
-    info = DatasetInfo("random images", tuple(map(str, range(10))), (1, 28, 28), (0.13,), (0.31,))
-    images = ArrayImages(rng.integers(0, 256, (num_images, 28, 28, 1), dtype=np.uint8))
-    ids = np.arange(num_images).astype(np.str_)
-    return Data(info, {"train": Split(ids, rng.integers(0, 10, num_images), images)}, LoaderOptions(batch_size))
+    image = ImageInfo(shape_CHW=(1, 28, 28), mean=(0.13,), std=(0.31,))
+    info = DatasetInfo("random images", {"images": image}, Classification(class_names=tuple("0123456789")))
+    images = ArrayColumn(rng.integers(0, 256, (num_images, 28, 28, 1), dtype=np.uint8))
+    labels = ArrayColumn(rng.integers(0, 10, num_images))
+    split = Split(np.arange(num_images).astype(np.str_), {"images": images}, {"labels": labels})
+    return Data(info, {"train": split}, LoaderOptions(batch_size))
 
 
 def bare_loop(model: Model, data: Data, config: TrainConfig) -> Training:

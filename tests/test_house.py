@@ -203,5 +203,54 @@ def test_the_hook_table_is_that_of_the_specifications():
     assert text == with_hook_table(text), "run `python tests/test_house.py`"
 
 
+PICTURES = re.compile(r"image|pixel|picture|labels|logit|num_classes|class_names|_CHW|_K\b")
+OF_PICTURES = {"images.py", "column_info.py", "augment.py", "normalization.py", "data_folder.py"}
+"""Of ptpipe_torch/data: columns of pictures, and where they are stored."""
+
+
+def identifiers_of(path):
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+
+
+def test_shared_types_know_neither_pictures_nor_classes():
+    shared = [path for path in (ROOT / "plugins/ptpipe_torch").glob("*/*.py") if path.parent.name in ("data", "model")]
+    shared += [ROOT / "plugins/ptpipe_torch/task/task.py", ROOT / "plugins/ptpipe_torch/protocols.py"]
+    shared += [
+        ROOT / f"plugins/ptpipe_train/{name}.py" for name in ("loop", "evaluation", "progress", "state", "steps")
+    ]
+    shared += [ROOT / f"plugins/ptpipe_eval/{name}.py" for name in ("predict", "compare", "comparison", "timing")]
+    found = {
+        f"{relative(path)}: {name}"
+        for path in shared
+        if path.name not in OF_PICTURES
+        for name in identifiers_of(path)
+        if PICTURES.search(name)
+    }
+    assert len(shared) > 20 and found == set()
+
+
+def test_no_stage_asks_which_task_it_is():
+    from ptpipe_torch import Classification, MultiLabel, Regression, Segmentation, Task
+
+    tasks = {task.__name__ for task in (Classification, MultiLabel, Regression, Segmentation)}
+    assert tasks <= {task.__name__ for task in Task.__subclasses__()}
+    rooms = [
+        f"plugins/{room}" for room in ("ptpipe_train", "ptpipe_quant", "ptpipe_onnx", "ptpipe_eval", "ptpipe_report")
+    ]
+    asking = {
+        f"{relative(path)}: {name}"
+        for room in rooms
+        for path in (ROOT / room).rglob("*.py")
+        for name in identifiers_of(path)
+        if name in tasks
+    }
+    assert asking == set()
+
+
 if __name__ == "__main__":
     README.write_text(with_hook_table(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ptpipe import Context, Decision, StageConfig, Verdict, stage
-from ptpipe_torch import Data, init_worker_group
+from ptpipe import Context, Decision, StageConfig, StageError, Verdict, stage
+from ptpipe_torch import Classification, Data, init_worker_group
 
 
 class ClassBalanceConfig(StageConfig):
@@ -20,11 +20,14 @@ def class_balance(config: ClassBalanceConfig, ctx: Context, data: Data) -> Verdi
     """Refuse a train split in which a class has too few samples."""
     import numpy as np
 
-    labels_N, num_classes = data.splits["train"].labels_N, data.info.num_classes
+    task = data.info.task
+    if not isinstance(task, Classification):
+        raise StageError(f"gate.class_balance counts classes, and {data.info.name} has none")
+    labels_N = data.splits["train"].targets["labels"].values()
     with init_worker_group(ctx, on_cuda=False) as workers:
         own_N = labels_N[workers.rank_slice(len(labels_N))]
-        counts_K = workers.all_reduce(np.bincount(own_N, minlength=num_classes).tolist())
+        counts_K = workers.all_reduce(np.bincount(own_N, minlength=task.num_classes).tolist())
     fraction = min(counts_K) / max(1, len(labels_N))
     decision = Decision.PASSED if fraction >= config.min_fraction else Decision.REFUSED
-    name = data.info.class_names[counts_K.index(min(counts_K))]
+    name = task.class_names[counts_K.index(min(counts_K))]
     return Verdict(decision, f"the smallest class, {name}, has {fraction:.2%} of the samples", {"fraction": fraction})

@@ -55,6 +55,8 @@ class Stage(Generic[P, R]):
     """`preflight(config)` returns what is missing on this machine, a line each."""
     workers: Callable[[Any], int] | None = None
     """`workers(config)` returns how many processes execute the stage together."""
+    renamed_from: str = ""
+    """The kind's former name: the error for a manifest that still uses it names the new one."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, without a store."""
@@ -95,6 +97,7 @@ def stage(  # noqa: PLR0913  # one parameter for each thing a stage may declare
     fingerprint: Callable[[Any], JSON] | None = None,
     preflight: Callable[[Any], Iterable[str]] | None = None,
     workers: Callable[[Any], int] | None = None,
+    renamed_from: str = "",
 ) -> Callable[[Callable[P, R]], Stage[P, R]]:
     """Declare a function `(config, ctx, *inputs) -> output` as a stage kind.
 
@@ -112,6 +115,7 @@ def stage(  # noqa: PLR0913  # one parameter for each thing a stage may declare
     `preflight`: `preflight(config)` returns what is missing on this machine, a line each. Called before the first stage
     runs, unless the stage is cached; may import torch, and may download files that `fingerprint` reads.
     `workers`: `workers(config)` returns how many processes execute the stage together; 1 without it.
+    `renamed_from`: the kind's former name, which the error for a manifest that still uses it explains.
 
     `version`, `packages`, `fingerprint`, the source of the function's plugin and of what it imports, and the options
     enter the key of the result: `StageConfig.unkeyed_options` are the exception.
@@ -134,6 +138,7 @@ def stage(  # noqa: PLR0913  # one parameter for each thing a stage may declare
             fingerprint,
             preflight,
             workers,
+            renamed_from,
         )
 
     return decorate

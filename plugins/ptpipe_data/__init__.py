@@ -1,13 +1,22 @@
-"""Image data sets: MNIST, Fashion-MNIST, CIFAR-10, digits, image folders and synthetic images (stages data.*)."""
+"""Data sets: MNIST, Fashion-MNIST, CIFAR-10, digits, image folders, synthetic images and tables (stages data.*)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ptpipe import JSON, Context, Stage, StageError, hookimpl, stage
-from ptpipe_data.config import CatalogConfig, DigitsConfig, ImageFolderConfig, MnistConfig, SyntheticConfig
+from ptpipe_data.config import (
+    CatalogConfig,
+    DigitsConfig,
+    ImageFolderConfig,
+    MnistConfig,
+    SegmentationFolderConfig,
+    SyntheticConfig,
+    TableConfig,
+)
 from ptpipe_torch import Data
 
 if TYPE_CHECKING:
@@ -117,7 +126,7 @@ def load_digits(config: DigitsConfig, ctx: Context) -> Data:
     return digits.load_digits(config, ctx.seed)
 
 
-def _fingerprint_folder(config: ImageFolderConfig) -> JSON:
+def _fingerprint_folder(config: ImageFolderConfig | SegmentationFolderConfig) -> JSON:
     from ptpipe_data.image_folder import fingerprint
 
     return fingerprint(config.path)
@@ -135,6 +144,18 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     return image_folder.load_image_folder(config, ctx)
 
 
+@stage("data.segmentation_folder", packages=("numpy", "pillow"), fingerprint=_fingerprint_folder)
+def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> Data:
+    """Images and masks of the same names: PATH/images/* with PATH/masks/*, or both in PATH/train, PATH/test, PATH/val.
+
+    A mask has one byte a pixel, the number of its class (a palette's colours don't matter). Both are decoded once and
+    kept as arrays; a mask is augmented as its image is.
+    """
+    from ptpipe_data import segmentation_folder
+
+    return segmentation_folder.load_segmentation_folder(config, ctx)
+
+
 @stage("data.synthetic", packages=("numpy",))
 def make_synthetic(config: SyntheticConfig, ctx: Context) -> Data:
     """Synthetic images that a small network learns in an epoch or two, for quick experiments."""
@@ -143,7 +164,40 @@ def make_synthetic(config: SyntheticConfig, ctx: Context) -> Data:
     return synthetic.make_synthetic(config, ctx.seed)
 
 
+def _fingerprint_table(config: TableConfig) -> JSON:
+    from ptpipe_data.table_paths import fingerprint
+
+    return fingerprint(config)
+
+
+def _preflight_table(config: TableConfig) -> Iterable[str]:
+    if find_spec("pyarrow") is None:
+        yield "data.table needs pyarrow: pip install 'ptpipe[table]'"
+
+
+@stage("data.table", packages=("numpy", "pyarrow"), fingerprint=_fingerprint_table, preflight=_preflight_table)
+def load_table(config: TableConfig, ctx: Context) -> Data:
+    """A table in a CSV, TSV or Parquet file: a row is a sample.
+
+    Numeric columns become the input `numbers`, standardized; categorical ones the input `categories`. Statistics,
+    categories and classes are those of train alone; a category that train does not have is one of its own, a class is
+    an error. Needs `ptpipe[table]`.
+    """
+    from ptpipe_data import table
+
+    return table.load_table(config, ctx.seed)
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Data]]:
     """Return the stages of this plugin."""
-    return [load_mnist, load_fashion_mnist, load_cifar10, load_digits, load_image_folder, make_synthetic]
+    return [
+        load_mnist,
+        load_fashion_mnist,
+        load_cifar10,
+        load_digits,
+        load_image_folder,
+        load_segmentation_folder,
+        make_synthetic,
+        load_table,
+    ]

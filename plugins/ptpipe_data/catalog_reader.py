@@ -13,6 +13,7 @@ from ptpipe_data.catalog import CatalogEntry
 from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.cifar import read_cifar_splits
 from ptpipe_data.idx import read_idx_splits
+from ptpipe_data.labelled_images import image_info, images_of, labels_of
 from ptpipe_data.splitting import draw_splits
 from ptpipe_torch.data.data import Data, DatasetInfo, Split
 
@@ -42,7 +43,7 @@ def read_data(entry: CatalogEntry, found: Mapping[str, Path], config: CatalogCon
 def _check_counts(entry: CatalogEntry, train: Split, test: Split, paths: list[str]) -> None:
     num_classes = len(entry.class_names)
     for split, num in zip((train, test), entry.num_per_class or (), strict=True):
-        counts = np.bincount(split.labels_N, minlength=num_classes)
+        counts = np.bincount(labels_of(split), minlength=num_classes)
         if len(counts) != num_classes or not (counts == num).all():
             raise StageError(
                 f"{', '.join(paths)}: altered: {entry.title} has {num} images of each class, not {counts.tolist()}"
@@ -50,17 +51,12 @@ def _check_counts(entry: CatalogEntry, train: Split, test: Split, paths: list[st
 
 
 def _published_info(entry: CatalogEntry, train: Split) -> DatasetInfo:
-    return DatasetInfo(entry.name, entry.class_names, _shape(train), entry.mean, entry.std)
+    return image_info(entry.name, entry.class_names, images_of(train), entry.mean, entry.std)
 
 
 def _own_info(entry: CatalogEntry, train: Split, test: Split) -> DatasetInfo:
     """Describe a user's own files by their content: the catalog's classes and statistics don't apply."""
-    num_classes = 1 + int(max(train.labels_N.max(), test.labels_N.max()))
-    mean, std = channel_stats(train.images)
+    num_classes = 1 + int(max(labels_of(train).max(), labels_of(test).max()))
+    mean, std = channel_stats(images_of(train))
     names = tuple(str(number) for number in range(num_classes))
-    return DatasetInfo(f"own files in the format of {entry.name}", names, _shape(train), mean, std)
-
-
-def _shape(train: Split) -> tuple[int, int, int]:
-    _, height, width, channels = train.images.take(np.arange(1)).shape
-    return channels, height, width
+    return image_info(f"own files in the format of {entry.name}", names, images_of(train), mean, std)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptpipe_torch.data.images import Images
+from ptpipe_torch import Column
 
 _CHUNK_BYTES = 4 << 20
 
 
-def channel_stats(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_stats(images: Column) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel of pixels scaled to [0, 1], rounded to four digits.
 
     Computed from histograms of the byte values: integers, so the result doesn't depend on the order of summation. A

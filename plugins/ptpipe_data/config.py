@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -22,9 +23,10 @@ def _fraction_or_number(size: float) -> float:
 
 
 Size = Annotated[float, Field(ge=0), AfterValidator(_fraction_or_number)]
+ImageSide = Annotated[int, Field(ge=8, le=4096)]
 
 
-class LoaderConfig(StageConfig):
+class BatchConfig(StageConfig):
     """Options of batching, named as in torch.utils.data.DataLoader."""
 
     unkeyed_options: ClassVar[frozenset[str]] = frozenset(LOADING_OPTIONS)
@@ -40,11 +42,6 @@ class LoaderConfig(StageConfig):
     pin_memory: bool = Field(False, description="page-locked batches, for faster copies to a CUDA device")
     prefetch_factor: int = Field(2, ge=1, le=1000, description="batches that each worker loads in advance")
     persistent_workers: bool = Field(False, description="keep the workers alive between epochs")
-    augment: tuple[Augmentation, ...] = Field(
-        (),
-        description="augmentations of training batches, in this order: crop (after padding by 1/8), erase (a square), "
-        "flip (horizontally), rotate (up to 10 degrees), shift (by up to 1/14), zoom (by up to 1/0.7)",
-    )
 
     @model_validator(mode="after")
     def _has_workers_to_persist(self) -> Self:
@@ -54,28 +51,39 @@ class LoaderConfig(StageConfig):
 
     def loader_options(self) -> LoaderOptions:
         """Return these options as `Data` takes them."""
-        return LoaderOptions(**{name: getattr(self, name) for name in LoaderConfig.model_fields})
+        names = [field.name for field in fields(LoaderOptions) if field.name in type(self).model_fields]
+        return LoaderOptions(**{name: getattr(self, name) for name in names})
 
 
-class SplitConfig(LoaderConfig):
-    """Options of the splits: what is drawn from the training images, and how much of a data set is used."""
+class SplitConfig(BatchConfig):
+    """Options of the splits: what is drawn from the training samples, and how much of a data set is used."""
 
-    val_size: Size = Field(0.05, description="training images held out for val: a fraction below 1, or a number")
+    val_size: Size = Field(0.05, description="training samples held out for val: a fraction below 1, or a number")
     calibration_size: Size = Field(
         2000,
-        description="maximum number of calibration images: a fraction below 1 of the split they are drawn from, "
+        description="maximum number of calibration samples: a fraction below 1 of the split they are drawn from, "
         "or a number",
     )
     calibration_from: Literal["train", "val"] = Field("train", description="split that calibration is drawn from")
     train_size: Size | None = Field(
-        None, description="maximum number of training images: a fraction below 1, or a number; none: all"
+        None, description="maximum number of training samples: a fraction below 1, or a number; none: all"
     )
     test_size: Size | None = Field(
-        None, description="maximum number of test images: a fraction below 1, or a number; none: all"
+        None, description="maximum number of test samples: a fraction below 1, or a number; none: all"
     )
 
 
-class CatalogConfig(SplitConfig):
+class ImageConfig(SplitConfig):
+    """Options of labelled images."""
+
+    augment: tuple[Augmentation, ...] = Field(
+        (),
+        description="augmentations of training batches, in this order: crop (after padding by 1/8), erase (a square), "
+        "flip (horizontally), rotate (up to 10 degrees), shift (by up to 1/14), zoom (by up to 1/0.7)",
+    )
+
+
+class CatalogConfig(ImageConfig):
     """Options of data sets that are published as files."""
 
     path: str | None = Field(None, description="folder of the files, instead of $PTPIPE_DATA and the cache")
@@ -92,11 +100,11 @@ class MnistConfig(CatalogConfig):
     )
 
 
-class DigitsConfig(SplitConfig):
+class DigitsConfig(ImageConfig):
     """Options of `data.digits`."""
 
 
-class ImageFolderConfig(SplitConfig):
+class ImageFolderConfig(ImageConfig):
     """Options of `data.image_folder`."""
 
     path: str = Field(
@@ -137,7 +145,7 @@ class ImageFolderConfig(SplitConfig):
         return self
 
 
-class SyntheticConfig(SplitConfig):
+class SyntheticConfig(ImageConfig):
     """Options of `data.synthetic`."""
 
     num_classes: int = Field(10, ge=2, le=1000, description="number of classes")
@@ -148,3 +156,93 @@ class SyntheticConfig(SplitConfig):
     calibration_size: Size = Field(
         256, description="maximum number of calibration images: a fraction below 1, or a number"
     )
+
+
+class TableConfig(SplitConfig):
+    """Options of `data.table`."""
+
+    path: str = Field(
+        description="a .csv, .tsv or .parquet file; a text file's first line has the names of its columns"
+    )
+    val_path: str | None = Field(None, description="a file of the same columns for val; none: val is drawn from path")
+    test_path: str | None = Field(
+        None, description="a file of the same columns for test; none: test is drawn from path"
+    )
+    targets: tuple[str, ...] = Field(min_length=1, max_length=1000, description="the columns to predict")
+    task: Literal["classification", "multi_label", "regression"] = Field(
+        description="classification: one target, whose different values are the classes; multi_label: each target is 0 "
+        "or 1, true or false; regression: numbers"
+    )
+    features: tuple[str, ...] | None = Field(
+        None, min_length=1, description="the input columns; none: all that are not targets"
+    )
+    categorical: tuple[str, ...] = Field(
+        (), description="input columns of numbers that are categories; text and booleans are in any case"
+    )
+    missing: Literal["refuse", "mean"] = Field(
+        "refuse", description="mean: fill missing numbers with the mean of train; refuse: a missing value is an error"
+    )
+    loss: Literal["mse", "mae", "huber"] | None = Field(
+        None, description="loss of a regression, in standard deviations of the targets; none: mse"
+    )
+    huber_delta: float | None = Field(
+        None, gt=0, description="where huber turns from squares to absolute values, in standard deviations; none: 1"
+    )
+    test_size: Size | None = Field(
+        None,
+        description="maximum number of test rows; without test_path: fraction or number of all rows held out for test "
+        "(none: 0.2)",
+    )
+
+    @property
+    def other_paths(self) -> Mapping[str, str]:
+        """The files of val and test, where they have their own."""
+        paths = {"val": self.val_path, "test": self.test_path}
+        return {name: path for name, path in paths.items() if path is not None}
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.task == "classification" and len(self.targets) > 1:
+            raise ValueError("a classification has one target")
+        if self.task != "regression" and self.loss:
+            raise ValueError("loss is an option of the task regression")
+        if self.loss != "huber" and self.huber_delta is not None:
+            raise ValueError("huber_delta is an option of the loss huber")
+        names = (*self.targets, *(self.features or ()))
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} is named twice, in targets or features")
+        return self
+
+
+class SegmentationFolderConfig(ImageConfig):
+    """Options of `data.segmentation_folder`."""
+
+    path: str = Field(
+        description="folder with `images` and `masks`, or with train, test and optionally val, each with these two"
+    )
+    class_names: tuple[str, ...] = Field(
+        min_length=1, max_length=255, description="names of the classes 0, 1, 2, ... of the masks' pixels"
+    )
+    ignore: int = Field(
+        255, ge=0, le=255, description="value of mask pixels that don't count, in training or in metrics"
+    )
+    image_size: tuple[ImageSide, ImageSide] | None = Field(
+        None,
+        description="height and width that images (bilinear) and masks (nearest) are resized to; none: as they are, "
+        "all of one size",
+    )
+    normalize: Literal["imagenet", "measured"] = Field(
+        "measured",
+        description="measured: by the training images' mean and standard deviation; imagenet: by ImageNet's, as "
+        "pretrained weights expect",
+    )
+    max_pixels: int = Field(
+        MAX_PIXELS, ge=1, le=178_000_000, description="maximum width times height of an image; a larger one is an error"
+    )
+
+    @model_validator(mode="after")
+    def _ignores_no_class(self) -> Self:
+        if self.ignore < len(self.class_names):
+            raise ValueError(f"ignore: {self.ignore} is the class {self.class_names[self.ignore]!r}")
+        return self

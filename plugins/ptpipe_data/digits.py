@@ -14,9 +14,9 @@ import numpy.typing as npt
 from ptpipe_data.catalog import DIGITS_FILE
 from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.idx import make_split
+from ptpipe_data.labelled_images import image_info, images_of, labelled_images, labels_of
 from ptpipe_data.splitting import draw_splits
-from ptpipe_torch.data.data import Data, DatasetInfo, Split
-from ptpipe_torch.data.images import ArrayImages
+from ptpipe_torch import ArrayColumn, Data, Split
 
 if TYPE_CHECKING:
     from ptpipe_data.config import SplitConfig
@@ -71,23 +71,20 @@ def _resize(pixels_NHWC: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uin
 
 
 def _add_shifted_copies(train: Split) -> Split:
-    pixels_NHWC = train.images.take(np.arange(len(train)))
+    pixels_NHWC = images_of(train).values()
     ids, pixels = [], []
     for down in _SHIFTS:
         for right in _SHIFTS:
             ids.append([f"{id_}{down:+d}{right:+d}" if down or right else id_ for id_ in train.ids.tolist()])
             pixels.append(np.roll(pixels_NHWC, (down, right), axis=(1, 2)))  # only empty margin wraps around
     copies = len(_SHIFTS) ** 2
-    return Split(
+    return labelled_images(
         np.concatenate([np.array(shifted) for shifted in ids]),
-        np.tile(train.labels_N, copies),
-        ArrayImages(np.concatenate(pixels)),
+        ArrayColumn(np.concatenate(pixels)),
+        np.tile(labels_of(train), copies),
     )
 
 
 def _data(name: str, splits: dict[str, Split], config: SplitConfig) -> Data:
-    train = splits["train"]
-    mean, std = channel_stats(train.images)
-    _, height, width, channels = train.images.take(np.arange(1)).shape
-    info = DatasetInfo(name, tuple("0123456789"), (channels, height, width), mean, std)
-    return Data(info, splits, config.loader_options())
+    images = images_of(splits["train"])
+    return Data(image_info(name, "0123456789", images, *channel_stats(images)), splits, config.loader_options())

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from ptpipe import StageError
 from ptpipe_data.catalog import CatalogEntry, RemoteFile
+from ptpipe_data.labelled_images import labelled_images
+from ptpipe_torch.data.column import ArrayColumn
 from ptpipe_torch.data.data import Split
-from ptpipe_torch.data.images import ArrayImages
 from ptpipe_torch.files import open_regular
 
 MAX_BYTES = 4 << 30
@@ -185,4 +186,4 @@ def make_split(name: str, pixels_NHWC: npt.NDArray[np.uint8], labels_N: npt.NDAr
     last = f"{name}/{max(0, len(labels_N) - 1):05d}"
     ids_iter = (f"{name}/{number:05d}" for number in range(len(labels_N)))
     ids = np.fromiter(ids_iter, dtype=f"U{len(last)}", count=len(labels_N))
-    return Split(ids, labels_N.astype(np.int64), ArrayImages(pixels_NHWC))
+    return labelled_images(ids, ArrayColumn(pixels_NHWC), labels_N.astype(np.int64))

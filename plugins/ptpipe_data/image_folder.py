@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Context, StageError
+from ptpipe_data.paths import find_path
 from ptpipe_torch.data.images import FORMATS
 
 if TYPE_CHECKING:
     from ptpipe_data.config import ImageFolderConfig
-    from ptpipe_torch.data.data import Data, Split
+    from ptpipe_torch import Column, Data, Split
 
 _SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 _MAX_DEPTH = 32
@@ -24,7 +25,7 @@ _MAX_PATH = 512
 """In an array of paths each takes as much memory as the longest."""
 _MAX_LINKS = 2
 """Links to folders are followed where a split or a class is one. More, one inside another, may be a loop."""
-_IMAGENET = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
+IMAGENET = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
 """Mean and standard deviation of torchvision's ImageNet models; for grayscale, averaged over the channels."""
 _MEASURED_IMAGES = 512
 _TEST_FRACTION = 0.1
@@ -33,9 +34,9 @@ _CHUNK_IMAGES = 64
 
 def find_root(path: str) -> Path:
     """Return the folder as an absolute path. Raises StageError if it does not exist."""
-    root = Path(path).expanduser().resolve()
+    root = find_path(path)
     if not root.is_dir():
-        raise StageError(f"{root} is not a folder" if root.exists() else f"{root} does not exist")
+        raise StageError(f"{root} is not a folder")
     return root
 
 
@@ -60,8 +61,9 @@ def fingerprint(path: str) -> JSON:
 
 def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     """Return the data set in `config.path`. Raises StageError if the folder isn't laid out as one."""
+    from ptpipe_data.labelled_images import image_info, images_of
     from ptpipe_data.splitting import draw_splits, hold_out
-    from ptpipe_torch.data.data import Data, DatasetInfo
+    from ptpipe_torch.data.data import Data
 
     root = find_root(config.path)
     names = [name for name in ("train", "val", "test") if (root / name).is_dir()] if (root / "train").is_dir() else [""]
@@ -81,9 +83,28 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
         test_size = _TEST_FRACTION if config.test_size is None else config.test_size
         train, test = hold_out(train, test_size, ctx.seed, "test")
         splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), ctx.seed, val=found.get("val"))
-    mean, std = _normalization(splits["train"], config)
-    info = DatasetInfo(root.name, tuple(classes), (config.channels, config.image_size, config.image_size), mean, std)
-    return Data(info, splits, config.loader_options())
+    images = images_of(splits["train"])
+    return Data(
+        image_info(root.name, classes, images, *_normalization(images, config)), splits, config.loader_options()
+    )
+
+
+def list_files(folder: Path) -> list[str]:
+    """Return the relative paths of the image files below a folder, sorted, without hidden ones.
+
+    Raises StageError for a name that can't be printed, or is too long.
+    """
+    paths = [path for path, _ in _walk(folder, "")]
+    for path in paths:
+        _check_name(folder, path)
+    return paths
+
+
+def _check_name(folder: Path, path: str) -> None:
+    if not path.isprintable():  # a name that is not UTF-8 has surrogates, which are not printable
+        raise StageError(f"{str(folder / path)!r}: rename it; image names must be printable UTF-8")
+    if len(path) > _MAX_PATH:
+        raise StageError(f"{folder / path} is longer than {_MAX_PATH} characters: rename it")
 
 
 def _walk(folder: Path, relative: str, num_links: int = 0) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -115,10 +136,7 @@ def _list_images(root: Path, name: str) -> list[tuple[str, str]]:
     files = [path for path, _ in _walk(root / name, prefix)]
     listed = []
     for path in files:
-        if not path.isprintable():  # a name that is not UTF-8 has surrogates, which are not printable
-            raise StageError(f"{str(root / path)!r}: rename it; image names must be printable UTF-8")
-        if len(path) > _MAX_PATH:
-            raise StageError(f"{root / path} is longer than {_MAX_PATH} characters: rename it")
+        _check_name(root, path)
         class_name, slash, _ = path[len(prefix) :].partition("/")
         if not slash:
             raise StageError(
@@ -138,41 +156,42 @@ def _lazy_split(root: Path, files: list[tuple[str, str]], classes: list[str], co
     """Return a split whose images are decoded when they are taken."""
     import numpy as np
 
-    from ptpipe_torch.data.data import Split
-    from ptpipe_torch.data.images import FileImages
+    from ptpipe_data.labelled_images import labelled_images
+    from ptpipe_torch import ImageFileColumn
 
     numbers = {class_name: number for number, class_name in enumerate(classes)}
     labels_N = np.array([numbers[class_name] for class_name, _ in files], dtype=np.int64)
     paths_N = np.array([path.encode() for _, path in files], dtype=np.bytes_)
     resize = config.resize or config.image_size
-    images = FileImages(root, paths_N, config.image_size, resize, config.channels, config.max_pixels)
-    return Split(np.array([path for _, path in files], dtype=np.str_), labels_N, images)
+    images = ImageFileColumn(root, paths_N, config.image_size, resize, config.channels, config.max_pixels)
+    return labelled_images(np.array([path for _, path in files], dtype=np.str_), images, labels_N)
 
 
 def _decode(split: Split, name: str, ctx: Context) -> Split:
     """Return the same samples with their pixels in one array, memory-mapped from the scratch folder."""
     import numpy as np
 
-    from ptpipe_torch.data.data import Split
-    from ptpipe_torch.data.images import ArrayImages
+    from ptpipe_data.labelled_images import images_of, labelled_images, labels_of
+    from ptpipe_torch import ArrayColumn
 
-    shape_HWC = split.images.take(np.arange(1)).shape[1:]
+    images = images_of(split)
+    shape_HWC = images.take(np.arange(1)).shape[1:]
     path = ctx.scratch / f"{name or 'all'}.npy"
     pixels_NHWC = np.lib.format.open_memmap(path, "w+", np.uint8, (len(split), *shape_HWC))
     for start in range(0, len(split), _CHUNK_IMAGES):
         stop = min(start + _CHUNK_IMAGES, len(split))
-        pixels_NHWC[start:stop] = split.images.take(np.arange(start, stop))
+        pixels_NHWC[start:stop] = images.take(np.arange(start, stop))
         ctx.progress(stop, len(split), "images")
-    return Split(split.ids, split.labels_N, ArrayImages(pixels_NHWC))
+    return labelled_images(split.ids, ArrayColumn(pixels_NHWC), labels_of(split))
 
 
-def _normalization(train: Split, config: ImageFolderConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _normalization(images: Column, config: ImageFolderConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
     import numpy as np
 
     from ptpipe_data.channel_stats import channel_stats
-    from ptpipe_torch.data.images import SubsetImages
+    from ptpipe_torch.data.column import SubsetColumn
 
     if config.normalize == "imagenet":
-        return _IMAGENET[config.channels]
-    sample = np.linspace(0, len(train) - 1, min(len(train), _MEASURED_IMAGES)).astype(np.int64)
-    return channel_stats(SubsetImages(train.images, sample))
+        return IMAGENET[config.channels]
+    sample = np.linspace(0, len(images) - 1, min(len(images), _MEASURED_IMAGES)).astype(np.int64)
+    return channel_stats(SubsetColumn(images, sample))

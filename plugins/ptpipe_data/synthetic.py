@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.idx import make_split
+from ptpipe_data.labelled_images import image_info, images_of
 from ptpipe_data.splitting import draw_splits
-from ptpipe_torch.data.data import Data, DatasetInfo
+from ptpipe_torch import Data
 
 if TYPE_CHECKING:
     from ptpipe_data.config import SyntheticConfig
@@ -33,10 +34,9 @@ def make_synthetic(config: SyntheticConfig, seed: int) -> Data:
         labels_N = rng.permutation(np.arange(num) % config.num_classes)
         generated.append(make_split(name, _images(rng, patterns_KHWC[labels_N]), labels_N))
     splits = draw_splits(generated[0], generated[1], config, seed)
-    mean, std = channel_stats(splits["train"].images)
-    names = tuple(f"class {number}" for number in range(config.num_classes))
-    info = DatasetInfo("synthetic", names, (config.channels, config.image_size, config.image_size), mean, std)
-    return Data(info, splits, config.loader_options())
+    images = images_of(splits["train"])
+    names = [f"class {number}" for number in range(config.num_classes)]
+    return Data(image_info("synthetic", names, images, *channel_stats(images)), splits, config.loader_options())
 
 
 def _patterns(rng: np.random.Generator, config: SyntheticConfig) -> npt.NDArray[np.float64]:

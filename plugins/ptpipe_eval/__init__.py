@@ -1,4 +1,4 @@
-"""Evaluate models, compare them, and gate them: eval.classify, eval.compare, gate.*."""
+"""Evaluate models, compare them, and gate them: eval.predict, eval.compare, gate.*."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptpipe import Context, Stage, Verdict, hookimpl, stage
 from ptpipe_eval.comparison import Comparison, Latency, Row
-from ptpipe_eval.config import AccuracyConfig, ClassifyConfig, CompareConfig, LatencyConfig, SizeConfig
+from ptpipe_eval.config import AccuracyConfig, CompareConfig, LatencyConfig, PredictConfig, QualityConfig, SizeConfig
 from ptpipe_torch import Data, Deployable, Predictions
 
 if TYPE_CHECKING:
@@ -18,24 +18,26 @@ __all__ = ["Comparison", "Latency", "Row"]
 _RUNTIMES = ("torch", "onnxruntime")
 
 
-@stage("eval.classify", packages=_RUNTIMES)
-def eval_classify(config: ClassifyConfig, ctx: Context, model: Deployable, data: Data) -> Predictions:
-    """Predict a split: top-1 and top-5 accuracy, loss, per-class precision and recall, confusion matrix.
+@stage("eval.predict", packages=_RUNTIMES, renamed_from="eval.classify")
+def eval_predict(config: PredictConfig, ctx: Context, model: Deployable, data: Data) -> Predictions:
+    """Predict a split, and compute the metrics of the data set's task.
 
-    Float, int8 and ONNX models share one code path. The logits of every sample are kept by id. Fails if model and
-    data set do not fit, the split is empty, or a logit is not finite (the error names the sample).
+    Those of a classification are accuracy, top-5 accuracy, loss, per-class precision and recall, and the confusion
+    matrix. Float, int8 and ONNX models share one code path. Prediction and score of every sample are kept by id, and
+    what else the task keeps (the logits of a classification). Fails if model and data set do not fit, the split is
+    empty, or an output is not finite (the error names the sample).
     """
-    from ptpipe_eval.classify import classify_split
+    from ptpipe_eval.predict import predict_split
 
-    return classify_split(config, ctx, model, data)
+    return predict_split(config, ctx, model, data)
 
 
 @stage("eval.compare", per_machine=True, packages=_RUNTIMES)
 def eval_compare(config: CompareConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
-    """Compare models: format, size, accuracy, accuracy drop against a baseline, and latency.
+    """Compare models: format, size, the task's primary metric, its drop against a baseline, and latency.
 
     Rows have the names of the models in `needs`. Latency is the wall time of one prediction on real samples, from
-    input in memory to logits in memory, after a warm-up; median, 10th and 90th percentile. It is valid for the
+    input in memory to output in memory, after a warm-up; median, 10th and 90th percentile. It is valid for the
     measuring machine only.
     """
     from ptpipe_eval.compare import compare_models
@@ -45,13 +47,25 @@ def eval_compare(config: CompareConfig, ctx: Context, models: Sequence[Deployabl
 
 @stage("gate.accuracy")
 def gate_accuracy(config: AccuracyConfig, ctx: Context, comparison: Comparison) -> Verdict:
-    """Refuse a model that loses too much accuracy against the baseline, or has too little.
+    """Refuse a classifier that loses too much accuracy against the baseline, or has too little.
 
     The limit itself passes, exact to the sample. A refusal ends the run with exit code 3 after the other stages.
     """
     from ptpipe_eval.gates import judge_accuracy
 
     return judge_accuracy(config, comparison)
+
+
+@stage("gate.quality")
+def gate_quality(config: QualityConfig, ctx: Context, comparison: Comparison) -> Verdict:
+    """Refuse a model that is too much worse than the baseline in a metric of the task, or beyond a limit.
+
+    The task knows whether higher is better. The limit itself passes. A refusal ends the run with exit code 3 after the
+    other stages.
+    """
+    from ptpipe_eval.gates import judge_quality
+
+    return judge_quality(config, comparison)
 
 
 @stage("gate.size")
@@ -80,7 +94,7 @@ def gate_latency(config: LatencyConfig, ctx: Context, comparison: Comparison) ->
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the kinds of this plugin."""
-    return [eval_classify, eval_compare, gate_accuracy, gate_size, gate_latency]
+    return [eval_predict, eval_compare, gate_accuracy, gate_quality, gate_size, gate_latency]
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Measure size, accuracy and latency of several models: the work of `eval.compare`."""
+"""Measure size, metrics and latency of several models: the work of `eval.compare`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ptpipe import Context, StageError, host, nearest
 from ptpipe_eval import timing
-from ptpipe_eval.classify import EvalSplit, predict_split, progress_callback, select_split
 from ptpipe_eval.comparison import Comparison, Latency, Row, Threads
-from ptpipe_eval.metrics import count_correct
+from ptpipe_eval.predict import EvalSplit, Evaluation, evaluate_split, progress_callback, select_split
 from ptpipe_torch import Data, Deployable, Predictor
 
 if TYPE_CHECKING:
@@ -34,20 +33,22 @@ class ModelTimer:
     num_models: int
 
     def row(self, position: int, name: str, model: Deployable) -> Row:
-        """Count correct predictions and time every cell; one predictor is created per number of threads.
+        """Evaluate the model and time every cell; one predictor is created per number of threads.
 
         `position` counts the models before this one; `name` is the model's reference in the manifest.
         """
         with model.predictor() as predict:
             done = position * len(self.split.samples)
-            on_batch = progress_callback(self.ctx, self._num_images, done, model=name)
-            logits_NK = predict_split(name, predict, self.split, self.config.batch_size, on_batch)
+            on_batch = progress_callback(self.ctx, self._num_samples, done, model=name)
+            evaluation = Evaluation(self.split)
+            evaluate_split(name, predict, evaluation, self.config.batch_size, on_batch)
             cells = self._cells(predict, "all", host.num_threads()) if "all" in self.config.threads else []
         if "one" in self.config.threads and self.inputs:
             with model.predictor(1) as predict:
                 cells = self._cells(predict, "one", 1) + cells
-        num_correct = count_correct(logits_NK, self.split.samples.labels_N)
-        return Row(name, model.format, model.size_bytes, num_correct, tuple(cells))
+        figures = evaluation.figures()
+        values = {metric.name: cast("float", figures[metric.name]) for metric in self.split.data.info.task.metrics}
+        return Row(name, model.format, model.size_bytes, values, tuple(cells))
 
     def _cells(self, predict: Predictor, threads: Threads, num_threads: int) -> list[Latency]:
         cells = []
@@ -57,7 +58,7 @@ class ModelTimer:
         return cells
 
     @property
-    def _num_images(self) -> int:
+    def _num_samples(self) -> int:
         return self.num_models * len(self.split.samples)
 
 
@@ -72,10 +73,11 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
     timer = ModelTimer(config, ctx, split, inputs, len(models))
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     rows = [timer.row(position, names[position], model) for position, model in enumerate(models)]
+    metrics = data.info.task.metrics
     comparison = Comparison(
-        data.info.name, config.split, len(split.samples), baseline, tuple(rows), timing.METHOD, measured_at
+        data.info.name, config.split, len(split.samples), metrics, baseline, tuple(rows), timing.METHOD, measured_at
     )
-    ctx.metric(**{f"{row.name}.accuracy": comparison.accuracy(row) for row in rows})
+    ctx.metric(**{f"{row.name}.{metrics[0].name}": row.metrics[metrics[0].name] for row in rows})
     if contention := describe_cpu_contention(rows):
         ctx.notice(f"{contention}; --fresh {ctx.stage_id} measures again")
     return comparison

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 from ptpipe import JSON, Artifact, IntegrityError, StageError, nearest
+from ptpipe_torch import Metric
 
 Threads: TypeAlias = Literal["one", "all"]
 _FILE = "comparison.json"
@@ -42,13 +43,14 @@ class Latency:
 
 @dataclass(frozen=True)
 class Row:
-    """Size, correct predictions and latencies of one model."""
+    """Size, metrics and latencies of one model."""
 
     name: str
     """Its reference in the manifest."""
     format: str
     size_bytes: int
-    num_correct: int
+    metrics: Mapping[str, float]
+    """Of the task, by name."""
     latencies: tuple[Latency, ...] = ()
 
     def latency(self, batch_size: int, threads: Threads) -> Latency | None:
@@ -58,26 +60,31 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison(Artifact):
-    """Size, accuracy and latency of several models, measured on the same samples and the same machine.
+    """Size, metrics and latency of several models, measured on the same samples and the same machine.
 
     `summary()` is the whole table, and the content of the file that `save` writes:
 
-        {"data": str, "split": str, "num_samples": int, "baseline": str, "method": str, "measured_at": str,
+        {"data": str, "split": str, "num_samples": int,
+         "metrics": [{"name": str, "higher_is_better": bool, "is_fraction": bool}, ...],
+         "baseline": str, "method": str, "measured_at": str,
          "rows": [{"name": str, "format": str, "size_bytes": int, "size_ratio": float,
-                   "num_correct": int, "accuracy": float, "drop": float,
+                   "accuracy": float, "drop": float, "metrics": {"accuracy": float, "loss": float, ...},
                    "latency": [{"batch_size": int, "threads": "one" | "all", "num_threads": int,
                                 "p10_ms": float, "median_ms": float, "p90_ms": float, "num_runs": int,
                                 "waited_fraction": float | None}, ...]}, ...]}
 
-    Rows are in the order of the manifest. `accuracy` is a fraction of 1; `drop` is the baseline's accuracy minus the
-    row's (negative if the row is better); `size_ratio` is the row's size over the baseline's. `measured_at` is ISO
-    8601 in UTC; the machine is in the record of the stage.
+    Rows are in the order of the manifest. The first of `metrics` is the task's primary metric, here the accuracy of a
+    classification. `drop` is by how much the row is worse in it than the baseline (negative if it is better); of a
+    metric that is no fraction it is called `worse_by`. `size_ratio` is the row's size over the baseline's.
+    `measured_at` is ISO 8601 in UTC; the machine is in the record of the stage.
     """
 
     data: str
     """The data set's name, which tells a fallback from the real data."""
     split: str
     num_samples: int
+    metrics: tuple[Metric, ...]
+    """Of the task; the first one is the primary metric."""
     baseline: str
     rows: tuple[Row, ...]
     method: str
@@ -93,9 +100,12 @@ class Comparison(Artifact):
         hint = f" (did you mean {guess!r}?)" if guess else ""
         raise StageError(f"{name!r} is not in the comparison, which has {', '.join(names)}{hint}")
 
-    def accuracy(self, row: Row) -> float:
-        """Return the fraction of the samples that the row's model predicts correctly."""
-        return row.num_correct / self.num_samples
+    def metric(self, name: str | None) -> Metric:
+        """Return the metric of that name; None: the primary one. Raises StageError if there is none."""
+        found = self.metrics[0] if name is None else next((own for own in self.metrics if own.name == name), None)
+        if found is None:
+            raise StageError(f"the comparison has no {name}, but {', '.join(own.name for own in self.metrics)}")
+        return found
 
     def save(self, folder: Path) -> None:
         """Write the table as JSON."""
@@ -103,11 +113,12 @@ class Comparison(Artifact):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read the table; derived values (accuracy, drop, ratio) are recomputed. Raises IntegrityError if malformed."""
+        """Read the table; derived values (drop, ratio) are recomputed. Raises IntegrityError if malformed."""
         try:
             content: dict[str, Any] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
             rows = tuple(_row_from_json(row) for row in content.pop("rows"))
-            return cls(rows=rows, **content)
+            metrics = tuple(Metric(**metric) for metric in content.pop("metrics"))
+            return cls(rows=rows, metrics=metrics, **content)
         except (ValueError, KeyError, TypeError) as error:
             raise IntegrityError(f"{folder / _FILE} is not a comparison: {error!r}") from error
 
@@ -117,6 +128,7 @@ class Comparison(Artifact):
             "data": self.data,
             "split": self.split,
             "num_samples": self.num_samples,
+            "metrics": [asdict(metric) for metric in self.metrics],
             "baseline": self.baseline,
             "method": self.method,
             "measured_at": self.measured_at,
@@ -124,15 +136,16 @@ class Comparison(Artifact):
         }
 
     def _row_as_json(self, row: Row) -> dict[str, JSON]:
-        baseline = self.row(self.baseline)
+        baseline, primary = self.row(self.baseline), self.metric(None)
+        value = row.metrics[primary.name]
         return {
             "name": row.name,
             "format": row.format,
             "size_bytes": row.size_bytes,
             "size_ratio": row.size_bytes / baseline.size_bytes,
-            "num_correct": row.num_correct,
-            "accuracy": self.accuracy(row),
-            "drop": (baseline.num_correct - row.num_correct) / self.num_samples,
+            primary.name: value,
+            "drop" if primary.is_fraction else "worse_by": primary.drop(value, baseline.metrics[primary.name]),
+            "metrics": dict(row.metrics),
             "latency": [asdict(cell) for cell in row.latencies],
         }
 
@@ -142,6 +155,6 @@ def _row_from_json(content: Mapping[str, Any]) -> Row:
         name=content["name"],
         format=content["format"],
         size_bytes=content["size_bytes"],
-        num_correct=content["num_correct"],
+        metrics=dict(content["metrics"]),
         latencies=tuple(Latency(**cell) for cell in content["latency"]),
     )

@@ -14,11 +14,11 @@ BatchSize: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
 SplitName: TypeAlias = Literal["test", "val"]
 
 
-class ClassifyConfig(StageConfig):
-    """Options of eval.classify."""
+class PredictConfig(StageConfig):
+    """Options of eval.predict."""
 
     split: SplitName = Field("test", description="the split to predict")
-    batch_size: BatchSize | None = Field(None, description="images per prediction; null: the data set's batch size")
+    batch_size: BatchSize | None = Field(None, description="samples per prediction; null: the data set's batch size")
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="threads per prediction; null: as many as the machine has processors"
     )
@@ -32,9 +32,9 @@ class CompareConfig(StageConfig):
     """Options of eval.compare."""
 
     baseline: str | None = Field(None, description="the model that the others are compared with; null: the first")
-    split: SplitName = Field("test", description="the split to measure accuracy on")
+    split: SplitName = Field("test", description="the split to measure metrics on")
     batch_size: BatchSize | None = Field(
-        None, description="images per prediction when measuring accuracy; null: the data set's batch size"
+        None, description="samples per prediction when measuring metrics; null: the data set's batch size"
     )
     batch_sizes: tuple[BatchSize, ...] = Field(
         (1, 32), description="batch sizes to measure latency at; an empty list: no latency"
@@ -77,6 +77,24 @@ class AccuracyConfig(GateConfig):
         return self
 
 
+class QualityConfig(GateConfig):
+    """Options of gate.quality."""
+
+    metric: str | None = Field(
+        None, min_length=1, description="a metric of the data set's task; null: the one that models are compared by"
+    )
+    max_drop: float | None = Field(
+        None, ge=0, description="maximum by which the candidate may be worse than the baseline, in units of the metric"
+    )
+    min_value: float | None = Field(None, description="minimum of the metric, where higher is better")
+    max_value: float | None = Field(None, description="maximum of the metric, where lower is better: a loss, an error")
+
+    @model_validator(mode="after")
+    def _has_limit(self) -> Self:
+        _require_any(self, "max_drop", "min_value", "max_value")
+        return self
+
+
 class SizeConfig(GateConfig):
     """Options of gate.size."""
 
@@ -98,7 +116,7 @@ class LatencyConfig(GateConfig):
 
     renamed_options: ClassVar[Mapping[str, str]] = {"max_share": "max_ratio"}
 
-    batch_size: BatchSize = Field(1, description="images per prediction; a batch size that eval.compare measured")
+    batch_size: BatchSize = Field(1, description="samples per prediction; a batch size that eval.compare measured")
     threads: Threads = Field("one", description="the latency with one thread or with all processors")
     max_ms: float | None = Field(None, gt=0, description="maximum median in milliseconds")
     max_ratio: float | None = Field(
@@ -116,4 +134,4 @@ class LatencyConfig(GateConfig):
 
 def _require_any(config: StageConfig, *names: str) -> None:
     if all(getattr(config, name) is None for name in names):
-        raise ValueError(f"give {' or '.join(names)} (or both)")
+        raise ValueError(f"give {' or '.join(names)} (or {'both' if len(names) == 2 else 'several'})")

@@ -1,8 +1,8 @@
-"""Judge a comparison: the work of gate.accuracy, gate.size and gate.latency. Imports neither torch nor numpy.
+"""Judge a comparison: the work of the gates. Imports neither torch nor numpy.
 
 A value equal to its limit passes: a loss of 30 of 10,000 samples meets a limit of 0.003. Fractions are therefore
-quotients of counts, which Python rounds to the same float as the limit in the manifest; the difference of two
-accuracies may round to another.
+quotients of counts, which Python rounds to the same float as the limit in the manifest, and the difference of two
+metrics is rounded to twelve digits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from ptpipe import JSON, Decision, Verdict
 from ptpipe_eval.comparison import Comparison, Latency, Row, cell_label
 
 if TYPE_CHECKING:
-    from ptpipe_eval.config import AccuracyConfig, LatencyConfig, SizeConfig
+    from ptpipe_eval.config import AccuracyConfig, LatencyConfig, QualityConfig, SizeConfig
+    from ptpipe_torch import Metric
+
+
+_ACCURACY = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -30,29 +34,66 @@ class LimitCheck:
 def judge_accuracy(config: AccuracyConfig, comparison: Comparison) -> Verdict:
     """Compare the candidate's accuracy with the baseline's and with a minimum."""
     candidate, baseline = comparison.row(config.candidate), comparison.row(comparison.baseline)
-    total, num_lost = comparison.num_samples, baseline.num_correct - candidate.num_correct
-    own = f"{_points(candidate.num_correct, total)} %"
+    comparison.metric(_ACCURACY)
+    total = comparison.num_samples
+    num_correct, num_correct_baseline = (round(row.metrics[_ACCURACY] * total) for row in (candidate, baseline))
+    num_lost = num_correct_baseline - num_correct
+    own = f"{_points(num_correct, total)} %"
     checks = []
     if config.max_drop is not None:
         text = (
             f"{candidate.name} {'loses' if num_lost >= 0 else 'gains'} {_points(abs(num_lost), total)} points "
             f"({abs(num_lost)} of {total:,} samples) against {baseline.name}: {own} vs "
-            f"{_points(baseline.num_correct, total)} %, allowed {_percent(config.max_drop, 2)}"
+            f"{_points(num_correct_baseline, total)} %, allowed {_percent(config.max_drop, 2)}"
         )
         checks.append(LimitCheck(num_lost / total <= config.max_drop, text))
     if config.min_accuracy is not None:
         text = (
-            f"{candidate.name} has {own} ({candidate.num_correct:,} of {total:,} samples), "
+            f"{candidate.name} has {own} ({num_correct:,} of {total:,} samples), "
             f"minimum {_percent(config.min_accuracy, 2)} %"
         )
-        checks.append(LimitCheck(comparison.accuracy(candidate) >= config.min_accuracy, text))
+        checks.append(LimitCheck(num_correct / total >= config.min_accuracy, text))
     figures: dict[str, JSON] = {
-        "accuracy": comparison.accuracy(candidate),
-        "baseline_accuracy": comparison.accuracy(baseline),
+        "accuracy": num_correct / total,
+        "baseline_accuracy": num_correct_baseline / total,
         "drop": num_lost / total,
         "num_samples": total,
         "max_drop": config.max_drop,
         "min_accuracy": config.min_accuracy,
+    }
+    return _verdict(checks, candidate, baseline, figures)
+
+
+def judge_quality(config: QualityConfig, comparison: Comparison) -> Verdict:
+    """Compare the candidate's metric with the baseline's, and with a minimum or a maximum."""
+    candidate, baseline = comparison.row(config.candidate), comparison.row(comparison.baseline)
+    metric = comparison.metric(config.metric)
+    own, other = candidate.metrics[metric.name], baseline.metrics[metric.name]
+    drop = metric.drop(own, other)
+    name, has = metric.name.replace("_", " "), f"{candidate.name} has {_metric_text(metric, own)}"
+    checks = []
+    if config.max_drop is not None:
+        text = (
+            f"{candidate.name} is {_difference_text(metric, abs(drop))} {'worse' if drop >= 0 else 'better'} in {name} "
+            f"than {baseline.name}: {_metric_text(metric, own)} vs {_metric_text(metric, other)}, "
+            f"allowed {_difference_text(metric, config.max_drop)}"
+        )
+        checks.append(LimitCheck(drop <= config.max_drop, text))
+    if config.min_value is not None:
+        text = f"{has} {name}, minimum {_metric_text(metric, config.min_value)}"
+        checks.append(LimitCheck(own >= config.min_value, text))
+    if config.max_value is not None:
+        text = f"{has} {name}, maximum {_metric_text(metric, config.max_value)}"
+        checks.append(LimitCheck(own <= config.max_value, text))
+    figures: dict[str, JSON] = {
+        "metric": metric.name,
+        "value": own,
+        "baseline_value": other,
+        "drop" if metric.is_fraction else "worse_by": drop,
+        "num_samples": comparison.num_samples,
+        "max_drop": config.max_drop,
+        "min_value": config.min_value,
+        "max_value": config.max_value,
     }
     return _verdict(checks, candidate, baseline, figures)
 
@@ -144,6 +185,14 @@ def _percent(fraction: float, min_decimals: int = 0) -> str:
     exponent = percent.as_tuple().exponent
     assert isinstance(exponent, int), f"{fraction} is not a number"
     return f"{percent:.{max(min_decimals, -exponent)}f}"
+
+
+def _metric_text(metric: Metric, value: float) -> str:
+    return f"{100 * value:.2f} %" if metric.is_fraction else f"{value:.5g}"
+
+
+def _difference_text(metric: Metric, value: float) -> str:
+    return f"{100 * value:.2f} points" if metric.is_fraction else f"{value:.3g}"
 
 
 def _points(count: int, total: int) -> str:

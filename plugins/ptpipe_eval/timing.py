@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
-from math import ceil, prod, sqrt
+from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ptpipe_eval.classify import EvalSplit
 from ptpipe_eval.comparison import Latency, Threads
+from ptpipe_eval.predict import EvalSplit
 
 if TYPE_CHECKING:
     from ptpipe_torch import Predictor
@@ -45,7 +45,8 @@ _MIN_WARM_UP_NS = 20_000_000
 def spread_inputs(split: EvalSplit, batch_size: int) -> list[Inputs]:
     """Return batches of samples spread evenly over the split; samples repeat if there are few."""
     num_samples = len(split.samples)
-    batch_bytes = batch_size * prod(split.data.info.shape_CHW) * np.dtype(np.float32).itemsize
+    sample = next(iter(split.data.batches(split.name, order_N=np.zeros(1, dtype=np.int64)))).input_arrays()
+    batch_bytes = batch_size * max(1, sum(array.nbytes for array in sample.values()))
     num_inputs = max(1, min(_MAX_INPUTS, num_samples // batch_size, _MAX_INPUT_BYTES // batch_bytes))
     num_wanted = batch_size * num_inputs
     order_N = np.arange(num_wanted, dtype=np.int64) * num_samples // num_wanted

@@ -26,7 +26,7 @@ from ptpipe_onnx.metadata import metadata_of, reduced_range
 from ptpipe_onnx.parity import Logits, Parity
 from ptpipe_onnx.tensor_names import name_quantized_tensors
 from ptpipe_onnx.weights import store_convolutions, store_weights
-from ptpipe_torch import Data, Model, OnnxFile, Predictor, epoch_order
+from ptpipe_torch import Data, Model, OnnxFile, Predictor, Task, epoch_order
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
@@ -61,7 +61,7 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     path = ctx.scratch / "model.onnx"
     with torch.random.fork_rng(devices=[]):  # converted layers draw random initial weights
         with released_memory():
-            precision, step, reference = _write(config, path, model, data)
+            precision, steps, reference = _write(config, path, model, data)
         onnx.checker.check_model(str(path), full_check=True)
         file = OnnxFile(path, model.signature, precision)
         ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
@@ -71,10 +71,16 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
             with released_memory():
                 compare_layers(ctx, path, model, reference, _inputs(config, ctx, data, layerwise.MAX_SAMPLES))
             del reference
-        parity = _compare(config, ctx, file, model, data, step)
-    ctx.metric(**parity.figures)
-    parity.check()
-    return OnnxFile(path, file.signature, file.precision, parity.figures)
+        parities = _compare(config, ctx, file, model, data, steps)
+    figures = {
+        name if len(parities) == 1 else f"{output}.{name}": value
+        for output, parity in parities.items()
+        for name, value in parity.figures.items()
+    }
+    ctx.metric(**figures)
+    for parity in parities.values():
+        parity.check()
+    return OnnxFile(path, file.signature, file.precision, figures)
 
 
 def compare_layers(ctx: Context, path: Path, model: Model, reference: GraphModule, inputs: Arrays) -> None:
@@ -152,11 +158,10 @@ def _with_rounded_weights(network: nn.Module, weights: Mapping[str, QuantizedWei
     return network
 
 
-def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> tuple[str, float | None, GraphModule | None]:
-    """Write the file; return its precision, the quantization step of its output, and its reference network.
-
-    The last two are None where there is none.
-    """
+def _write(
+    config: ExportConfig, path: Path, model: Model, data: Data
+) -> tuple[str, dict[str, float], GraphModule | None]:
+    """Write the file; return its precision, the quantization steps of quantized outputs, and its reference network."""
     built = build_graph(model, config.opset)
     content = built.model
     runtime_passes.prevent_fusions(content.graph)
@@ -166,18 +171,18 @@ def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> tuple[
     graph.set_shapes(content.graph, model.signature)
     content.producer_name, content.producer_version = "ptpipe", __version__
     content.metadata_props.update(metadata_of(model, data, built.precision, built.reduced))
-    step = qdq_passes.output_step(content.graph)
+    steps = qdq_passes.output_steps(content.graph)
     graph.write(content, path)
-    return built.precision, step, built.reference
+    return built.precision, steps, built.reference
 
 
 def _compare(
-    config: ExportConfig, ctx: Context, file: OnnxFile, model: Model, data: Data, step: float | None
-) -> Parity:
+    config: ExportConfig, ctx: Context, file: OnnxFile, model: Model, data: Data, steps: Mapping[str, float]
+) -> dict[str, Parity]:
+    """Return the parity of each output by its name."""
     order_N = _order(config, ctx, data)
-    rows: list[list[Logits]] = []
+    predictions: list[list[dict[str, npt.NDArray[Any]]]] = []
     num_done = 0
-    (output,) = model.signature.outputs
     with file.predictor() as onnx_predict, model.predictor() as torch_predict, _float_predictor(model) as float_predict:
         predictors = [onnx_predict, torch_predict, *([float_predict] if float_predict else [])]
         for part_N, batch_size in (
@@ -186,12 +191,30 @@ def _compare(
         ):  # tests that the batch axis is dynamic
             for batch in data.batches(config.split, order_N=part_N, batch_size=batch_size):
                 inputs = batch.input_arrays()
-                rows.append([predict(inputs)[output.name] for predict in predictors])
+                predictions.append([predict(inputs) for predict in predictors])
                 num_done += len(batch)
                 ctx.progress(num_done, len(order_N), "samples")
-    columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
-    float_NK = columns[2] if len(columns) == 3 else None
-    return Parity(columns[0], columns[1], float_NK, step, are_layers_proven=file.precision == "int8")
+    parities, task = {}, data.info.task
+    for spec in model.signature.outputs:
+        by_model = zip(*([_rows(task, outputs[spec.name]) for outputs in batch] for batch in predictions), strict=True)
+        onnx_NK, torch_NK, *float_NK = [np.concatenate(rows) for rows in by_model]
+        parities[spec.name] = Parity(
+            onnx_NK,
+            torch_NK,
+            float_NK[0] if float_NK else None,
+            None if task.output_scale else steps.get(spec.name),
+            are_class_scores=spec.name in task.class_scores,
+            are_layers_proven=file.precision == "int8",
+        )
+    return parities
+
+
+def _rows(task: Task, output: npt.NDArray[Any]) -> Logits:
+    """Return an output in its natural unit, as rows of its second axis, that of the classes in logits."""
+    if task.output_scale:
+        output = (output - np.array(task.output_shift)) / np.array(task.output_scale)
+    rows = output.reshape(len(output), -1) if output.ndim < 3 else np.moveaxis(output, 1, -1)
+    return rows.reshape(-1, rows.shape[-1]).astype(np.float32, copy=False)
 
 
 def _order(config: ExportConfig, ctx: Context, data: Data) -> npt.NDArray[np.int64]:

@@ -29,10 +29,9 @@ def metadata_of(model: Model, data: Data, precision: str, reduced: str) -> dict[
     """Return the metadata of a model's file. `reduced`: from `reduced_range`."""
     info = data.info
     metadata = {
-        "inputs": f"{', '.join(map(str, model.signature.inputs))}: (pixels / 255 - mean) / std, per channel",
-        "mean": json.dumps(info.mean),
-        "std": json.dumps(info.std),
-        "class_names": json.dumps(info.class_names),
+        "signature": str(model.signature),
+        "inputs": json.dumps({name: column.to_json() for name, column in info.inputs.items()}),
+        "task": json.dumps(info.task.to_json()),
         "data": info.name,
         "precision": precision,
         "backend": model.recipe.backend or "",

@@ -1,6 +1,6 @@
-"""Compare the logits of an ONNX file with those of its torch model on real samples.
+"""Compare the outputs of an ONNX file, such as logits, with those of its torch model on real samples.
 
-Tolerances and their derivation (D: the difference of the two models' logits):
+Tolerances and their derivation (D: the difference of the two models' outputs):
 
 float32. The two runtimes add the same products in another order. That changes a sum of K terms by about sqrt(K) times
 2**-24 of its largest terms, and layers accumulate likewise: sqrt(25,000 * 200) * 2**-24 = 1.3e-4 for a very large
@@ -27,6 +27,9 @@ the labels must agree where quantization leaves them decided: the difference of 
 at most, has a standard deviation of 2 E, so that a label whose margin (largest minus second largest logit of torch's
 int8 model) is over 6 E, three of these, changes in 0.1 % of the cases. At least 98 % of such labels must be the same;
 one may differ in any case. In a trained network these are most samples, in an untrained one few or none.
+
+Outputs that are no scores of classes are compared in their natural units (see `Task.output_scale`), which makes the
+columns of a regression comparable; their spread is that of a column over the samples, and there are no labels.
 """
 
 from __future__ import annotations
@@ -50,12 +53,12 @@ DECIDED = 6.0
 """Margin of a label that quantization hardly ever changes, in units of its root mean square error."""
 MIN_AGREEMENT = 0.98
 """Of these labels."""
-_RMS, _MAX = "logits differ by (rms)", "a logit differs by"
+_RMS, _MAX = "{}s differ by (rms)", "{}s differ by (maximum)"
 
 
 @dataclass(frozen=True)
 class Parity:
-    """Logits of the same N samples, of shape (N, K), from the ONNX file and from torch.
+    """One output for the same N samples, of shape (N, K), from the ONNX file and from torch.
 
     The constructor raises StageError if either has values that are not finite.
     """
@@ -66,43 +69,53 @@ class Parity:
     """For an int8 model: from its float network."""
     step: float | None = None
     """Quantization step of the ONNX file's output; None if that is not quantized."""
+    are_class_scores: bool = True
+    """Whether a row has the scores of classes, the highest of which is predicted."""
     are_layers_proven: bool = False
     """Whether the file's layers were compared with torch's one by one."""
 
     def __post_init__(self) -> None:
         for name, logits_NK in (("torch model", self.torch_NK), ("ONNX file", self.onnx_NK)):
             if not np.isfinite(logits_NK).all():
-                raise StageError(f"the logits of the {name} are not finite")
+                raise StageError(f"the {self._value}s of the {name} are not finite")
 
     @property
     def figures(self) -> Mapping[str, JSON]:
-        """Recorded figures, in units of a logit and of the output's step."""
+        """Recorded figures, in units of the output and of its step."""
         difference_NK = np.abs(self.onnx_NK - self.torch_NK)
         figures: dict[str, JSON] = {
             "num_samples": len(self.onnx_NK),
-            "top1_agreement": float(np.mean(self.onnx_NK.argmax(1) == self.torch_NK.argmax(1))),
-            "max_abs_logit_difference": float(difference_NK.max()),
-            "mean_abs_logit_difference": float(difference_NK.mean()),
+            f"max_abs_{self._value}_difference": float(difference_NK.max()),
+            f"mean_abs_{self._value}_difference": float(difference_NK.mean()),
         }
+        if self.are_class_scores:
+            figures["top1_agreement"] = float(np.mean(self.onnx_NK.argmax(1) == self.torch_NK.argmax(1)))
         if self.step is not None:
-            figures["max_logit_difference_steps"] = float(difference_NK.max() / self.step)
-            figures["mean_logit_difference_steps"] = float(difference_NK.mean() / self.step)
+            figures[f"max_{self._value}_difference_steps"] = float(difference_NK.max() / self.step)
+            figures[f"mean_{self._value}_difference_steps"] = float(difference_NK.mean() / self.step)
         if self.float_NK is not None:
-            figures["rms_logit_difference"] = _rms(difference_NK)
+            figures[f"rms_{self._value}_difference"] = _rms(difference_NK)
             figures["rms_quantization_error"] = _rms(self.torch_NK - self.float_NK)
-            figures["num_decided_labels"] = int(self._decided().sum())
+            if self.are_class_scores:
+                figures["num_decided_labels"] = int(self._decided().sum())
         return figures
+
+    @property
+    def _value(self) -> str:
+        return "logit" if self.are_class_scores else "output"
 
     def check(self) -> None:
         """Raise StageError, with figures, if the two differ by more than the tolerances of this module."""
         difference_NK = self.onnx_NK - self.torch_NK
         for quantity, found, allowed, reason in self._limits(difference_NK):
             if found > allowed:
+                what = quantity.format(self._value)
                 raise StageError(
-                    f"ONNX file and torch model disagree: {quantity} {found:.4g}, where {allowed:.4g} is allowed "
+                    f"ONNX file and torch model disagree: {what} {found:.4g}, where {allowed:.4g} is allowed "
                     f"({reason}); {self._description()}"
                 )
-        self._check_labels()
+        if self.are_class_scores:
+            self._check_labels()
 
     def _check_labels(self) -> None:
         decided_N = self._decided()
@@ -128,7 +141,7 @@ class Parity:
         largest = float(np.abs(difference_NK).max())
         rounding = FLOAT_TOLERANCE * float(np.abs(self.torch_NK).max())
         if self.float_NK is None:
-            return [(_MAX, largest, rounding, f"{FLOAT_TOLERANCE:g} of the largest logit")]
+            return [(_MAX, largest, rounding, f"{FLOAT_TOLERANCE:g} of the largest {self._value}")]
         rms, error = _rms(difference_NK), self._error(self.float_NK)
         largest_error = max(float(np.abs(self.torch_NK - self.float_NK).max()), (self.step or 0.0) / 2)
         if self.are_layers_proven:
@@ -136,20 +149,22 @@ class Parity:
                 (_RMS, rms, 2 * error + rounding, f"twice quantization's own {error:.4g}"),
                 (_MAX, largest, 4 * largest_error + rounding, "four times the largest change by quantization"),
             ]
-        spread = float(self.torch_NK.std(axis=1).mean())
+        spread = float(self.torch_NK.std(axis=1 if self.are_class_scores else 0).mean())
+        half = "half of the spread of a sample's logits" if self.are_class_scores else "half of the spread of an output"
         return [
             (_RMS, rms, math.sqrt(2) * error + rounding, f"sqrt(2) times quantization's own {error:.4g}"),
             (_MAX, largest, 2 * largest_error + rounding, "twice the largest change by quantization"),
-            (_RMS, rms, SPREAD_TOLERANCE * spread + rounding, f"half of the spread of a sample's logits, {spread:.4g}"),
+            (_RMS, rms, SPREAD_TOLERANCE * spread + rounding, f"{half}, {spread:.4g}"),
         ]
 
     def _description(self) -> str:
         figures = self.figures
-        steps = f" ({figures['max_logit_difference_steps']:.1f} steps)" if self.step is not None else ""
+        agreement = f", top-1 agreement {figures['top1_agreement']:.2%}" if "top1_agreement" in figures else ""
+        steps = f" ({figures[f'max_{self._value}_difference_steps']:.1f} steps)" if self.step is not None else ""
         return (
-            f"over {figures['num_samples']} samples, top-1 agreement {figures['top1_agreement']:.2%}, "
-            f"largest difference {figures['max_abs_logit_difference']:.4g}{steps}, "
-            f"mean {figures['mean_abs_logit_difference']:.4g}"
+            f"over {figures['num_samples']} samples{agreement}, "
+            f"largest difference {figures[f'max_abs_{self._value}_difference']:.4g}{steps}, "
+            f"mean {figures[f'mean_abs_{self._value}_difference']:.4g}"
         )
 
 

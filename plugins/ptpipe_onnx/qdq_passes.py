@@ -44,11 +44,14 @@ def use_integer_kernels(model: ir.Model) -> None:
         remove_unused(model)  # an unused reader would hide that a value has only one consumer
 
 
-def output_step(graph: ir.Graph) -> float | None:
-    """Return the scale of the graph's output, None if it is not quantized."""
-    dequantize = producer(graph.outputs[0], "DequantizeLinear")
-    grid = None if dequantize is None else Grid.of(dequantize)
-    return None if grid is None else float(grid.scale)
+def output_steps(graph: ir.Graph) -> dict[str, float]:
+    """Return the scale of each of the graph's outputs that is quantized, by its name."""
+    grids = {
+        str(output.name): Grid.of(dequantize)
+        for output in graph.outputs
+        if (dequantize := producer(output, "DequantizeLinear")) is not None
+    }
+    return {name: float(grid.scale) for name, grid in grids.items() if grid is not None}
 
 
 def _clip_after_quantizing(graph: ir.Graph) -> None:

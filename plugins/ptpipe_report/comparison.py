@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from ptpipe import JSON, StageFinished
 from ptpipe_report.formatting import NOTHING, figure, fixed_decimals
 
-_HIDDEN = frozenset({"num_correct"})
-"""Redundant: another column shows it."""
 _MEDIAN = "median_ms"
 _MAX_ROWS = 100
 """Of a metric; a longer list is for programs."""
@@ -113,13 +111,13 @@ def _cells(row: Mapping[str, JSON]) -> dict[tuple[str, str], JSON]:
     for name, value in row.items():
         if isinstance(value, list):
             cells |= {("latency_ms", label): median for label, median in _latencies(value)}
-        elif name not in _HIDDEN and not isinstance(value, dict):
+        elif not isinstance(value, dict):
             cells[name, _label(name)] = value
     return cells
 
 
 def _label(name: str) -> str:
-    """Return `images/s` for `images_per_s`, `size` for `size_bytes`, `samples` for `num_samples`."""
+    """Return `samples/s` for `samples_per_s`, `size` for `size_bytes`, `samples` for `num_samples`."""
     if name.endswith("_per_s"):
         return name.removesuffix("_per_s").replace("_", " ") + "/s"
     return name.removeprefix("num_").removesuffix("_bytes").removesuffix("_ms").replace("_", " ")

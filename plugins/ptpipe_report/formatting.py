@@ -1,4 +1,4 @@
-"""Format named values for people: the unit is in the name (`size_bytes`, `latency_ms`, `images_per_s`)."""
+"""Format named values for people: the unit is in the name (`size_bytes`, `latency_ms`, `samples_per_s`)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ _UNIT_OF_WORD = {
     "accuracy": "accuracy",
     "acc": "accuracy",
     "agreement": "accuracy",
+    "iou": "accuracy",
     "top1": "accuracy",
-    "top5": "accuracy",
     "ratio": "fraction",
     "fraction": "fraction",
     "utilization": "fraction",
     "drop": "drop",
 }
 _BEST_KNOWN = (
-    "top1",
-    "val_top1",
     "accuracy",
     "val_accuracy",
+    "mean_iou",
+    "val_mean_iou",
+    "r2",
+    "val_r2",
     "top1_agreement",
     "loss",
     "val_loss",
-    "images_per_s",
+    "samples_per_s",
     "size_bytes",
     "format",
     "num_samples",
@@ -39,7 +41,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Figure:
-    """A value with its unit, and its label; empty where the value speaks for itself: `6,812 images/s`."""
+    """A value with its unit, and its label; empty where the value speaks for itself: `6,812 samples/s`."""
 
     label: str
     text: str
@@ -138,7 +140,7 @@ def _unit_of(name: str) -> tuple[str, str]:
 
 
 def _words(name: str) -> list[str]:
-    """Split `pretrain.val_top1` into pretrain, val, top1."""
+    """Split `pretrain.val_accuracy` into pretrain, val, accuracy."""
     return name.replace(".", "_").split("_")
 
 

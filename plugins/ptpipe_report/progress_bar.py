@@ -175,7 +175,7 @@ class _RemainingColumn(ProgressColumn):
 
 
 def progress_facts(progress: Progress, separator: str) -> str:
-    """Return `step 291/469 · loss 0.0213 · 4,120 images/s`, or `4,096/10,000 images · 9,300 images/s`."""
+    """Return `step 291/469 · loss 0.0213 · 4,120 samples/s`, or `4,096/10,000 images · 9,300 samples/s`."""
     count = f"{progress.done:,}" if progress.total is None else f"{progress.done:,}/{progress.total:,}"
     parts = [f"{count} {progress.unit}" if progress.unit.endswith("s") else f"{progress.unit} {count}"]
     facts = [figure(name, value) for name, value in progress.facts.items() if name != progress.unit]

@@ -43,7 +43,7 @@ class StageLines:
         return shown if cell_len(shown) > width else set_cell_size(shown, width)
 
     def finished(self, stage: StageFinished) -> Text:
-        """Return `✓ 3/12 pretrain  train.supervised  done  41.3 s  val top1 99.02 % · loss 0.0313`."""
+        """Return `✓ 3/12 pretrain  train.supervised  done  41.3 s  val accuracy 99.02 % · loss 0.0313`."""
         style = STYLES[stage.outcome]
         line = self.lead(self._writer.theme.symbol(stage.outcome), style, stage.stage_id)
         self.add_kind(line, stage.kind)

@@ -6,8 +6,10 @@ from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ptpipe import Check, hookimpl
+from ptpipe_torch.data.column import ArrayColumn, Column
+from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo, ImageInfo
 from ptpipe_torch.data.data import Batch, Data, DatasetInfo, LoaderOptions, Split, epoch_order
-from ptpipe_torch.data.images import ArrayImages, FileImages, Images, SubsetImages
+from ptpipe_torch.data.images import ImageFileColumn
 from ptpipe_torch.distributed.worker_group import (
     SINGLE_WORKER,
     WorkerGroup,
@@ -33,24 +35,35 @@ from ptpipe_torch.runtime import (
     seeded,
     torch_threads,
 )
+from ptpipe_torch.task.classification import Classification
+from ptpipe_torch.task.multi_label import MultiLabel
+from ptpipe_torch.task.regression import Regression
+from ptpipe_torch.task.segmentation import Segmentation
+from ptpipe_torch.task.task import Metric, Task
 from ptpipe_torch.torchvision_compat import torchvision
 
 if TYPE_CHECKING:
     from ptpipe_torch.distributed.shared_memory import SharedMemory, share_memory
 
 __all__ = [
-    "ArrayImages",
+    "ArrayColumn",
+    "ArrayInfo",
     "BATCH",
     "Batch",
+    "Classification",
+    "Column",
+    "ColumnInfo",
     "Data",
     "DatasetInfo",
     "Deployable",
-    "FileImages",
     "Freezing",
     "FunctionRef",
-    "Images",
+    "ImageFileColumn",
+    "ImageInfo",
     "LoaderOptions",
+    "Metric",
     "Model",
+    "MultiLabel",
     "OnnxFile",
     "Predictions",
     "Predictor",
@@ -58,11 +71,13 @@ __all__ = [
     "RangeReducer",
     "Ranges",
     "Recipe",
+    "Regression",
     "SINGLE_WORKER",
+    "Segmentation",
     "SharedMemory",
     "Signature",
     "Split",
-    "SubsetImages",
+    "Task",
     "TensorSpec",
     "TrainingCallback",
     "WorkerGroup",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ptpipe import JSON, StageConfig, StageError, host
 from ptpipe_torch.cuda import finds_cuda_device
@@ -259,12 +259,23 @@ class Schedule(StageConfig):
         return self
 
 
+def _not_renamed(metric: str) -> str:
+    if metric == "val_top1":
+        raise ValueError("val_top1 was renamed to val_accuracy")
+    return metric
+
+
 class EarlyStopping(StageConfig):
     """When to stop before the last epoch."""
 
     patience: int = Field(3, ge=1, description="stop after this many consecutive epochs without improvement")
     min_delta: float = Field(0.0, ge=0, description="minimum change of the metric that counts as an improvement")
-    metric: Literal["val_loss", "val_top1"] = Field("val_loss", description="the monitored metric")
+    metric: Annotated[str, AfterValidator(_not_renamed)] = Field(
+        "val_loss",
+        pattern="^val_[a-z][a-z0-9_]*$",
+        description="the monitored metric: val_loss, or val_ and any metric of the data set's task, such as "
+        "val_accuracy of a classification; the task knows whether higher is better",
+    )
 
 
 class Profile(StageConfig):
@@ -316,7 +327,9 @@ class TrainConfig(StageConfig):
         "its forward pass accepts that format",
     )
     clip_grad_norm: float | None = Field(None, gt=0, description="maximum norm of all gradients together; null: none")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of each label spread over all classes")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="fraction of each label spread over all classes, where the task has classes"
+    )
     early_stopping: EarlyStopping | None = Field(
         None, description="stop when val no longer improves, and restore the best epoch's weights; null: never"
     )

@@ -1,32 +1,23 @@
 """Evaluation on val between two epochs, and restoring what a forward pass changes.
 
-Shape legend: N samples of a batch, K classes.
+Shape legend: N samples of this rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from ptpipe_torch import Data
 from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
 from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_train.device import DeviceSettings
-
-
-class Score(NamedTuple):
-    """Metrics of a split."""
-
-    loss: float
-    """Mean cross-entropy, without label smoothing."""
-    top1: float
-    """Fraction of samples whose most likely class is the label."""
 
 
 def evaluate(
@@ -36,31 +27,39 @@ def evaluate(
     settings: DeviceSettings,
     batch_size: int,
     workers: WorkerGroup = SINGLE_WORKER,
-) -> Score:
-    """Evaluate the network in eval mode and float32, as it will be delivered, whatever precision it is trained in.
+) -> dict[str, float]:
+    """Return the task's metrics on a split, in eval mode and float32, as the network will be delivered.
 
-    Each rank takes its slice of the samples, every sample is counted once, and all ranks return the same score.
+    Each rank takes its slice of the samples, every sample is counted once, and all ranks return the same metrics.
     Buffers and modes of the network are restored.
     """
-    order_N = np.arange(len(data.splits[split]))[workers.rank_slice(len(data.splits[split]))]
-    # Summed on the device, so no batch waits for a number; in float64, so the order of summation doesn't show.
-    loss_sum = torch.zeros((), dtype=torch.float64, device=settings.device)
-    num_correct = torch.zeros((), dtype=torch.int64, device=settings.device)
+    task, num_samples = data.info.task, len(data.splits[split])
+    own_N = np.arange(num_samples)[workers.rank_slice(num_samples)]
+    # A rank without samples evaluates one, which it does not count: it must know the shapes of the sums.
     batches = data.batches(
         split,
-        order_N=order_N,
+        order_N=own_N if len(own_N) else np.zeros(1, dtype=np.int64),
         batch_size=batch_size,
         channels_last=settings.channels_last,
         device=settings.device,
     )
+    totals: dict[str, torch.Tensor] = {}  # on the device, so no batch waits for a number
     with state_restored(module), torch.no_grad():
         for batch in batches:
-            (logits_NK,) = named_outputs(module(*batch.args), data.info.signature.outputs).values()
-            labels_N = batch.targets["labels"]
-            loss_sum += cross_entropy(logits_NK, labels_N, reduction="sum")
-            num_correct += (logits_NK.argmax(1) == labels_N).sum()
-    loss, correct, num_samples = workers.all_reduce([loss_sum.item(), num_correct.item(), len(order_N)])
-    return Score(loss / num_samples, correct / num_samples)
+            sums = task.sums(named_outputs(module(*batch.args), task.outputs), batch.targets)
+            totals = {name: totals[name] + value if totals else value for name, value in sums.items()}
+    if not len(own_N):
+        totals = {name: torch.zeros_like(total) for name, total in totals.items()}
+    figures = task.figures(_all_reduced(totals, workers), num_samples)
+    return {metric.name: float(cast("float", figures[metric.name])) for metric in task.metrics}
+
+
+def _all_reduced(totals: Mapping[str, torch.Tensor], workers: WorkerGroup) -> dict[str, npt.NDArray[np.float64]]:
+    arrays = {name: total.cpu().numpy().astype(np.float64) for name, total in totals.items()}
+    flat = workers.all_reduce(np.concatenate([array.ravel() for array in arrays.values()]).tolist())
+    ends = np.cumsum([array.size for array in arrays.values()])
+    parts = np.split(np.array(flat), ends[:-1])
+    return {name: part.reshape(arrays[name].shape) for name, part in zip(arrays, parts, strict=True)}
 
 
 @contextmanager

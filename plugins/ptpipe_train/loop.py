@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ptpipe_torch import Batch, Data, TrainingCallback
+from ptpipe_torch import Batch, Data, Task, TrainingCallback
 from ptpipe_train.optimizer import parameters_of
 from ptpipe_train.parallel import Objective, ParallelStrategy
-from ptpipe_train.parallel.batch_shard import batches_of, target_batches
+from ptpipe_train.parallel.batch_shard import batches_of
 from ptpipe_train.schedule import LearningRate
 from ptpipe_train.state import TrainingState
 from ptpipe_train.steps import StepPlan
@@ -30,7 +30,7 @@ class Loop:
     plan: StepPlan
     lr: LearningRate
     strategy: ParallelStrategy
-    label_smoothing: float
+    task: Task
     clip_grad_norm: float | None
 
     def train_epoch(self, state: TrainingState, after_step: Callable[[int, torch.Tensor], None]) -> None:
@@ -42,11 +42,10 @@ class Loop:
         plan, strategy, epoch = self.plan, self.strategy, state.progress.epoch
         callbacks = [layer for layer in state.module.modules() if isinstance(layer, TrainingCallback)]
         batches = self._batches(epoch, state.progress.step)
-        outputs = self.data.info.signature.outputs
         for step in range(state.progress.step, plan.steps_per_epoch):
             self._begin_step(epoch * plan.steps_per_epoch + step, state.optimizer, callbacks)
             num_samples = plan.window_size(step)
-            objective = Objective(num_samples, self.label_smoothing, outputs)
+            objective = Objective(num_samples, self.task)
             loss = torch.zeros((), device=strategy.settings.device)
             num_batches = plan.num_batches(num_samples)
             for number, batch in enumerate(islice(batches, num_batches), start=1):
@@ -63,8 +62,6 @@ class Loop:
         shard_size = shard.size(plan.batch_size)
 
         def load(order_N: npt.NDArray[np.int64]) -> Iterator[Batch]:
-            if not strategy.needs_inputs:
-                return target_batches(self.data.splits["train"], order_N, shard_size, settings.device)
             return self.data.batches(
                 "train",
                 order_N=order_N,
@@ -72,6 +69,7 @@ class Loop:
                 augment_seed=(plan.seed, epoch),
                 channels_last=settings.channels_last,
                 device=settings.device,
+                with_inputs=strategy.needs_inputs,
             )
 
         own = load(shard.of(order_N, plan.batch_size))

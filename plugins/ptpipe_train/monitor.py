@@ -60,7 +60,7 @@ class TrainingMonitor:
         self.utilization.add(duration_s)
         if not losses:
             return checkpoint_due
-        num_images = sum(loss.num_samples for loss in losses)
+        num_samples = sum(loss.num_samples for loss in losses)
         loss_sum = 0.0
         for loss in losses:  # in order: the sum's last bits must not depend on when it was interrupted
             if not math.isfinite(loss.loss):
@@ -68,8 +68,8 @@ class TrainingMonitor:
             loss_sum += loss.loss * loss.num_samples
             progress.loss_sum += loss.loss * loss.num_samples
         progress.train_s += duration_s
-        progress.num_images += num_images
-        self._report(progress, loss_sum / num_images, num_images / duration_s)
+        progress.num_samples += num_samples
+        self._report(progress, loss_sum / num_samples, num_samples / duration_s)
         return checkpoint_due
 
     def _read(self, checkpoint_due: bool) -> tuple[list[StepLoss], bool]:
@@ -113,17 +113,17 @@ class TrainingMonitor:
             f"of {self.lr.at(step):.3g}: try a lower lr, a warmup in the schedule, clip_grad_norm{narrower}"
         )
 
-    def _report(self, progress: TrainingProgress, loss: float, images_per_s: float) -> None:
+    def _report(self, progress: TrainingProgress, loss: float, samples_per_s: float) -> None:
         steps_done = self.steps_done(progress)
         samples_per_epoch = self.plan.samples_per_epoch
-        images_done = progress.epoch * samples_per_epoch + min(progress.step * self.plan.window, samples_per_epoch)
+        samples_done = progress.epoch * samples_per_epoch + min(progress.step * self.plan.window, samples_per_epoch)
         self.ctx.progress(
-            images_done,
+            samples_done,
             self.plan.epochs * samples_per_epoch,
-            "images",
+            "samples",
             epoch=progress.epoch + 1,
             step=steps_done,
             loss=loss,
             lr=self.lr.at(steps_done - 1),
-            images_per_s=images_per_s,
+            samples_per_s=samples_per_s,
         )

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from ptpipe import Context
-from ptpipe_torch import Batch, Model
+from ptpipe_torch import Batch, Model, Task
 from ptpipe_torch.distributed.worker_group import WorkerGroup
-from ptpipe_torch.model.outputs import tensors_of
+from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_torch.runtime import seeded
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.measured_once import measure_once
@@ -85,7 +84,7 @@ def choose_precision(
     return PrecisionChoice("bf16", step_ms)
 
 
-def measure_step_ms(model: Model, batch: Batch, settings: DeviceSettings, num_rounds: int) -> list[float]:
+def measure_step_ms(model: Model, task: Task, batch: Batch, settings: DeviceSettings, num_rounds: int) -> list[float]:
     """Return the milliseconds of a forward and backward pass in fp32 and in bf16, each the minimum of `num_rounds`.
 
     Runs on a second build of the network and restores the random streams: weights, statistics and observers of the
@@ -97,7 +96,7 @@ def measure_step_ms(model: Model, batch: Batch, settings: DeviceSettings, num_ro
         begin_s = time.perf_counter()
         for round_ in range(num_rounds + 1):
             for precision in _CANDIDATES:
-                step_s = _time_step(module, batch, replace(settings, precision=precision))
+                step_s = _time_step(module, task, batch, replace(settings, precision=precision))
                 if round_:  # the first one includes allocations and the selection of kernels
                     seconds[precision].append(step_s)
             if round_ and time.perf_counter() - begin_s > _BUDGET_S:
@@ -105,12 +104,12 @@ def measure_step_ms(model: Model, batch: Batch, settings: DeviceSettings, num_ro
     return [1000 * min(seconds[precision]) for precision in _CANDIDATES]
 
 
-def _time_step(module: nn.Module, batch: Batch, settings: DeviceSettings) -> float:
+def _time_step(module: nn.Module, task: Task, batch: Batch, settings: DeviceSettings) -> float:
     _synchronize(settings.device)
     begin_s = time.perf_counter()
     with settings.autocast():
-        (logits_NK,) = tensors_of(module(*batch.args))
-    torch.autograd.backward(cross_entropy(logits_NK.float(), batch.targets["labels"]))
+        returned = module(*batch.args)
+    torch.autograd.backward(task.losses(named_outputs(returned, task.outputs), batch.targets).mean())
     _synchronize(settings.device)
     step_s = time.perf_counter() - begin_s
     module.zero_grad()

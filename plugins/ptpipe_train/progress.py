@@ -28,8 +28,8 @@ class TrainingProgress:
     """Summed over the samples of the present epoch."""
     train_s: float = 0.0
     """Seconds spent in steps, including those before an interruption."""
-    num_images: int = 0
-    """Images trained on in these seconds."""
+    num_samples: int = 0
+    """Samples trained on in these seconds."""
     history: list[dict[str, JSON]] = field(default_factory=list)
     """Metrics of each completed epoch."""
 
@@ -44,6 +44,7 @@ class Best:
     """The best epoch so far by a metric of val, with the network's state at its end."""
 
     rule: EarlyStopping
+    higher_is_better: bool = False
     value: float = math.inf
     """The metric, negated where higher is better."""
     epochs_since: int = 0
@@ -52,7 +53,7 @@ class Best:
 
     def update(self, metrics: Mapping[str, float], module: nn.Module) -> None:
         """Compare an epoch's metrics with the best so far, and copy the network's state where they are better."""
-        value = -metrics["val_top1"] if self.rule.metric == "val_top1" else metrics[self.rule.metric]
+        value = metrics[self.rule.metric] * (-1 if self.higher_is_better else 1)
         if value < self.value - self.rule.min_delta:
             self.value, self.epochs_since = value, 0
             self.tensors = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

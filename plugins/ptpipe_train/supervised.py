@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from ptpipe import JSON, Context, StageError
-from ptpipe_torch import Data, Model
+from ptpipe import JSON, Context, StageError, nearest
+from ptpipe_torch import Data, Metric, Model, Task
 from ptpipe_torch.distributed.worker_group import TIMEOUT_S, WorkerGroup, init_worker_group
 from ptpipe_torch.memory_format import view_failure
 from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
 from ptpipe_train.checkpointer import Checkpointer
+from ptpipe_train.config import PIPELINED
 from ptpipe_train.device import (
     DeviceSettings,
     describe_environment,
@@ -43,7 +44,7 @@ from ptpipe_train.step_times import PARTS, Utilization
 from ptpipe_train.steps import StepPlan
 
 if TYPE_CHECKING:
-    from ptpipe_train.config import Parallel, TrainConfig
+    from ptpipe_train.config import EarlyStopping, Parallel, TrainConfig
 
 _FEW_IMAGES = 8
 """Batch norm statistics of fewer images are mostly noise (Wu and He, 2018, "Group Normalization")."""
@@ -96,8 +97,10 @@ def _resolve_settings(
     settings = DeviceSettings(device, channels_last=channels_last)
 
     def measure(num_rounds: int) -> list[float]:
-        images_per_pass = max(1, plan.batch_size // config.parallel.passes_per_batch)
-        return measure_step_ms(model, first_batch(data, settings, images_per_pass), settings, num_rounds)
+        samples_per_pass = max(1, plan.batch_size // config.parallel.passes_per_batch)
+        return measure_step_ms(
+            model, data.info.task, first_batch(data, settings, samples_per_pass), settings, num_rounds
+        )
 
     num_batches = plan.epochs * plan.num_batches(plan.samples_per_epoch)
     choice = choose_precision(config.precision, device, ctx, workers, num_batches, measure)
@@ -135,10 +138,30 @@ def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_si
         converts = ", ".join(ref.address for ref in model.recipe.convert)
         raise StageError(f"an int8 model can't be trained (it was converted by {converts}): train the prepared model")
     data.info.check_fit("the model", model.signature)
+    if config.parallel.mode in PIPELINED and len(model.signature.inputs) > 1:
+        raise StageError(f"parallel mode {config.parallel.mode} takes networks of one input, not of {model.signature}")
     if not len(data.splits["train"]):
         raise StageError(f"{data.info.name} has no train samples")
-    if config.early_stopping and not len(data.splits["val"]):
+    _task(config, data)
+    if config.early_stopping:
+        _monitored(config.early_stopping, data)
+
+
+def _task(config: TrainConfig, data: Data) -> Task:
+    """Return the task to train. Raises StageError where it has no labels to smooth."""
+    return data.info.task.with_label_smoothing(config.label_smoothing)
+
+
+def _monitored(rule: EarlyStopping, data: Data) -> Metric:
+    """Return the metric of val that early stopping monitors. Raises StageError where there is none of that name."""
+    if not len(data.splits["val"]):
         raise StageError(f"early_stopping needs a val split, and {data.info.name} has none")
+    metrics = {f"val_{metric.name}": metric for metric in data.info.task.metrics}
+    if rule.metric not in metrics:
+        close = nearest(rule.metric, metrics)
+        hint = f"did you mean {close!r}?" if close else f"there are {', '.join(metrics)}"
+        raise StageError(f"early_stopping.metric: {data.info.name} has no metric {rule.metric!r} ({hint})")
+    return metrics[rule.metric]
 
 
 def _warn_of_small_passes(parallel: Parallel, ctx: Context, module: nn.Module, batch_size: int) -> None:
@@ -162,7 +185,8 @@ def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice:
     if lr.maximum() < 0.9 * lr.peak:
         ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
     _warn_of_small_passes(config.parallel, ctx, strategy.module, plan.batch_size)
-    best = Best(config.early_stopping) if config.early_stopping else None
+    rule = config.early_stopping
+    best = Best(rule, _monitored(rule, inputs.data).higher_is_better) if rule else None
     optimizer = make_optimizer(config, strategy.trained)
     state = TrainingState(strategy.trained, optimizer, strategy.grad_scaler(), device, TrainingProgress(), best)
     # Device and threads as written: where they come to something else, resuming gives a notice.
@@ -173,7 +197,7 @@ def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice:
     return Training(
         ctx,
         state,
-        Loop(inputs.data, plan, lr, strategy, config.label_smoothing, config.clip_grad_norm),
+        Loop(inputs.data, plan, lr, strategy, _task(config, inputs.data), config.clip_grad_norm),
         TrainingMonitor(ctx, plan, lr, choice.precision, utilization, workers, poll_every_s),
         Checkpointer(
             ctx,
@@ -242,10 +266,11 @@ class Training:
         if len(self.loop.data.splits["val"]):
             self._refuse_weights_not_finite()
             pass_size = strategy.pass_size(plan.batch_size)
-            score = evaluate(strategy.module, self.loop.data, "val", strategy.settings, pass_size, strategy.workers)
-            if not math.isfinite(score.loss):
-                raise self.monitor.not_finite(f"the loss on val became {score.loss}", last_step)
-            metrics |= {"val_loss": score.loss, "val_top1": score.top1}
+            figures = evaluate(strategy.module, self.loop.data, "val", strategy.settings, pass_size, strategy.workers)
+            for name, value in figures.items():
+                if not math.isfinite(value):
+                    raise self.monitor.not_finite(f"the {name} on val became {value}", last_step)
+            metrics |= {f"val_{name}": value for name, value in figures.items()}
         if self.state.best:
             self.state.best.update(metrics, strategy.module)
         progress.finish_epoch({"epoch": progress.epoch + 1, "lr": self.loop.lr.at(last_step), **metrics})
@@ -270,7 +295,7 @@ class Training:
             metrics["num_workers"] = strategy.workers.size
         self.ctx.metric(
             **metrics,
-            images_per_s=progress.num_images / progress.train_s,
+            samples_per_s=progress.num_samples / progress.train_s,
             num_steps=self.monitor.steps_done(progress),
             epochs_done=progress.epoch,
             samples_per_step=min(plan.window, plan.samples_per_epoch),
@@ -288,9 +313,9 @@ class Training:
     def _worker_metrics(self) -> list[JSON]:
         """Return each worker's throughput, device utilization, and mean milliseconds of the parts of a step."""
         strategy, progress, utilization = self.loop.strategy, self.state.progress, self.monitor.utilization.mean()
-        images_per_s = progress.num_images / progress.train_s / strategy.batch_shard.num
-        own = [images_per_s, math.nan if utilization is None else utilization, *strategy.times.means_ms()]
-        names = ("images_per_s", "device_utilization", *(f"{part}_ms" for part in PARTS))
+        samples_per_s = progress.num_samples / progress.train_s / strategy.batch_shard.num
+        own = [samples_per_s, math.nan if utilization is None else utilization, *strategy.times.means_ms()]
+        names = ("samples_per_s", "device_utilization", *(f"{part}_ms" for part in PARTS))
         table = [dict(zip(names, values, strict=True)) for values in strategy.workers.all_gather(own)]
         measured = {name for name in names if any(row[name] > 0 for row in table)}
         return [

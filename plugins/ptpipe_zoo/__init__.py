@@ -1,4 +1,4 @@
-"""Networks to train: MLP, a small CNN and torchvision's classifiers (stages model.*)."""
+"""Networks to train: MLP, a small CNN, a small U-Net and torchvision's classifiers (stages model.*)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,20 @@ from typing import Any
 from ptpipe import JSON, Context, Stage, StageError, hookimpl, nearest, stage
 from ptpipe_torch import Data, FunctionRef, Model
 from ptpipe_zoo import names, published
-from ptpipe_zoo.config import MlpConfig, SmallCnnConfig, TorchvisionConfig
+from ptpipe_zoo.config import MlpConfig, SmallCnnConfig, SmallUNetConfig, TorchvisionConfig
 
 
 @stage("model.mlp", packages=("torch",))
 def mlp(config: MlpConfig, ctx: Context, data: Data) -> Model:
-    """Build a multi-layer perceptron: linear layers with ReLU (and dropout) on the flattened image.
+    """Build a multi-layer perceptron: linear layers with ReLU (and dropout) on the flattened image or a table's row.
 
-    Image size, channels and classes are the data set's; the initial weights depend on the seed alone.
+    Sizes are the data set's: an embedding for each categorical column, an output for each class or target. Outputs of
+    a regression are rescaled to the units of the targets. The initial weights depend on the seed alone.
     """
     from ptpipe_zoo import nets
 
-    info = data.info
-    builder_ref = FunctionRef.to(
-        nets.mlp,
-        shape_CHW=info.shape_CHW,
-        num_classes=info.num_classes,
-        hidden=config.hidden,
-        dropout=config.dropout,
-    )
-    return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), info, ctx)
+    builder_ref = nets.mlp_ref(config, data.info)
+    return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
 
 
 @stage("model.small_cnn", packages=("torch",))
@@ -42,10 +36,25 @@ def small_cnn(config: SmallCnnConfig, ctx: Context, data: Data) -> Model:
     from ptpipe_zoo import nets
 
     info = data.info
-    builder_ref = FunctionRef.to(
-        nets.small_cnn, shape_CHW=info.shape_CHW, num_classes=info.num_classes, width=config.width
-    )
+    shape_CHW, num_classes = nets.image_classifier_sizes("model.small_cnn", info)
+    builder_ref = FunctionRef.to(nets.small_cnn, shape_CHW=shape_CHW, num_classes=num_classes, width=config.width)
     return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), info, ctx)
+
+
+@stage("model.small_unet", packages=("torch",))
+def small_unet(config: SmallUNetConfig, ctx: Context, data: Data) -> Model:
+    """Build a small U-Net for segmentation, of operators that all have int8 kernels.
+
+    The first convolution halves the image; `width` channels there, twice as many after each of `depth` poolings. The
+    initial weights depend on the seed alone.
+    """
+    from ptpipe_zoo import nets, unet
+
+    shape_CHW, num_classes = unet.segmenter_sizes("model.small_unet", data.info)
+    builder_ref = FunctionRef.to(
+        unet.small_unet, shape_CHW=shape_CHW, num_classes=num_classes, width=config.width, depth=config.depth
+    )
+    return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
 
 
 def _weights_path(config: TorchvisionConfig) -> Path | None:
@@ -116,12 +125,13 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
     from ptpipe_zoo import nets, torchvision_models, weights
 
     info = data.info
-    arguments: dict[str, JSON] = {"name": config.name, "num_classes": info.num_classes}
-    if config.weights and info.shape_CHW[0] == 3:
+    shape_CHW, num_classes = nets.image_classifier_sizes("model.torchvision", info)
+    arguments: dict[str, JSON] = {"name": config.name, "num_classes": num_classes}
+    if config.weights and shape_CHW[0] == 3:
         arguments |= torchvision_models.pretrained_arguments(config.name)
-    builder_ref = FunctionRef.to(torchvision_models.classifier, shape_CHW=info.shape_CHW, **arguments)
+    builder_ref = FunctionRef.to(torchvision_models.classifier, shape_CHW=shape_CHW, **arguments)
     network = nets.build_seeded(builder_ref, ctx.seed)
-    torchvision_models.check_images(config.name, network, info.shape_CHW, info.num_classes)
+    torchvision_models.check_images(config.name, network, shape_CHW, num_classes)
     path = _weights_path(config)
     if config.weights:
         url = torchvision_models.weight_urls(config.name)[config.weights]
@@ -130,7 +140,7 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
             raise StageError(f"{path} was not found: a run downloads it before its first stage")
         published.verify(path, url)
     if path is not None:
-        for notice in weights.load_weights(network, weights.read_weights(path), info.num_classes, str(path)):
+        for notice in weights.load_weights(network, weights.read_weights(path), num_classes, str(path)):
             ctx.notice(notice)
     return nets.make_model(builder_ref, network, info, ctx)
 
@@ -138,4 +148,4 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the stages of this plugin."""
-    return [mlp, small_cnn, torchvision]
+    return [mlp, small_cnn, small_unet, torchvision]

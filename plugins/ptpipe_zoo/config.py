@@ -26,6 +26,13 @@ class SmallCnnConfig(StageConfig):
     width: int = Field(32, ge=1, le=1024, description="channels of the first convolution; the second has twice as many")
 
 
+class SmallUNetConfig(StageConfig):
+    """Options of `model.small_unet`."""
+
+    width: int = Field(16, ge=1, le=1024, description="channels at half the resolution")
+    depth: int = Field(2, ge=1, le=6, description="poolings; each halves the resolution and doubles the channels")
+
+
 class TorchvisionConfig(StageConfig):
     """Options of `model.torchvision`."""
 

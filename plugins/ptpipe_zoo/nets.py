@@ -1,12 +1,14 @@
-"""Builders of the MLP and the small CNN, and seeded construction of any network.
+"""Builders of the MLPs and the small CNN, and seeded construction of any network.
 
 Every nonlinearity is a module, so that FX quantization can fuse it with the preceding layer.
-Shape legend: C channels, H height, W width of an image; K classes.
+Shape legend: B samples; C channels, H height, W width of an image; K classes; F numeric, D categorical columns of a
+table; T outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,17 +16,119 @@ from torch import nn
 from ptpipe import Context, StageError
 from ptpipe_torch import DatasetInfo, FunctionRef, Model, Recipe, builder
 
+if TYPE_CHECKING:
+    from ptpipe_zoo.config import MlpConfig
+
+
+def image_classifier_sizes(kind: str, info: DatasetInfo) -> tuple[tuple[int, int, int], int]:
+    """Return the shape (C, H, W) of an image, and K. Raises StageError for data that is not images and their classes.
+
+    `kind`: of the stage, for errors.
+    """
+    match info.signature.inputs, info.signature.outputs:
+        case (image,), (logits,):
+            match image.sample_shape, logits.sample_shape:
+                case (int(channels), int(height), int(width)), (int(num_classes),):
+                    return (channels, height, width), num_classes
+    raise StageError(f"{kind} takes images and returns a number for each class; {info.name} has {info.signature}")
+
 
 @builder
-def mlp(*, shape_CHW: Sequence[int], num_classes: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
-    """Build fully connected layers with ReLU, and dropout unless it is 0, on the flattened image."""
+def mlp(  # by keyword: the arguments of a recipe
+    *,
+    shape_CHW: Sequence[int],
+    num_classes: int,
+    hidden: Sequence[int],
+    dropout: float,
+    scale: Sequence[float] = (),
+    shift: Sequence[float] = (),
+) -> nn.Sequential:
+    """Build fully connected layers with ReLU, and dropout unless it is 0, on the flattened image.
+
+    `scale`, `shift`: of each output, from units of a standard deviation to those of the target; empty: none.
+    """
     layers: list[nn.Module] = [nn.Flatten()]
     channels, height, width = shape_CHW
     size = channels * height * width
     for next_size in hidden:
         layers += [nn.Linear(size, next_size), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
         size = next_size
-    return nn.Sequential(*layers, nn.Linear(size, num_classes))
+    return nn.Sequential(*layers, nn.Linear(size, num_classes), *([Rescale(scale, shift)] if scale else []))
+
+
+@builder
+def table_mlp(  # noqa: PLR0913  # by keyword: the arguments of a recipe
+    *,
+    num_numbers: int,
+    vocabulary_sizes: Sequence[int],
+    num_outputs: int,
+    hidden: Sequence[int],
+    dropout: float,
+    scale: Sequence[float],
+    shift: Sequence[float],
+) -> nn.Module:
+    """Build an `mlp` on numbers (B, F), embedded categories (B, D), or both."""
+    # Number 0 is of values that train does not have: no vector rather than a random one.
+    embeddings = [nn.Embedding(size, _embedding_size(size), padding_idx=0) for size in vocabulary_sizes]
+    size = num_numbers + sum(embedding.embedding_dim for embedding in embeddings)
+    layers = mlp(
+        shape_CHW=(1, 1, size), num_classes=num_outputs, hidden=hidden, dropout=dropout, scale=scale, shift=shift
+    )
+    if not embeddings:
+        return layers
+    return MixedMlp(embeddings, layers) if num_numbers else CategoricalMlp(embeddings, layers)
+
+
+class Rescale(nn.Module):
+    """Outputs times a scale, plus a shift: from units of a standard deviation to those of the targets."""
+
+    scale: torch.Tensor
+    shift: torch.Tensor
+
+    def __init__(self, scale: Sequence[float], shift: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32))
+        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float32))
+
+    def forward(self, outputs_BT: torch.Tensor) -> torch.Tensor:
+        """Return the outputs in units of the targets, of the same shape."""
+        return outputs_BT * self.scale + self.shift
+
+
+class CategoricalMlp(nn.Module):
+    """Layers on embedded categories."""
+
+    def __init__(self, embeddings: Sequence[nn.Embedding], layers: nn.Module) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleList(embeddings)
+        self.layers = layers
+
+    def forward(self, categories_BD: torch.Tensor) -> torch.Tensor:
+        """`categories_BD`: int64."""
+        outputs: torch.Tensor = self.layers(torch.cat(_embedded(self.embeddings, categories_BD), 1))
+        return outputs
+
+
+class MixedMlp(nn.Module):
+    """Layers on numbers and embedded categories."""
+
+    def __init__(self, embeddings: Sequence[nn.Embedding], layers: nn.Module) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleList(embeddings)
+        self.layers = layers
+
+    def forward(self, numbers_BF: torch.Tensor, categories_BD: torch.Tensor) -> torch.Tensor:
+        """`numbers_BF`: float32; `categories_BD`: int64."""
+        outputs: torch.Tensor = self.layers(torch.cat([numbers_BF, *_embedded(self.embeddings, categories_BD)], 1))
+        return outputs
+
+
+def _embedded(embeddings: Iterable[nn.Module], categories_BD: torch.Tensor) -> list[torch.Tensor]:
+    return [embedding(categories_BD[:, number]) for number, embedding in enumerate(embeddings)]
+
+
+def _embedding_size(vocabulary_size: int) -> int:
+    return min(32, (vocabulary_size + 1) // 2)
 
 
 @builder
@@ -50,6 +154,39 @@ def small_cnn(*, shape_CHW: Sequence[int], num_classes: int, width: int) -> nn.S
         nn.ReLU(),
         nn.Linear(128, num_classes),
     )
+
+
+def mlp_ref(config: MlpConfig, info: DatasetInfo) -> FunctionRef:
+    """Return the builder of an MLP for the data set. Raises StageError where it is neither of images nor a table."""
+    signature = info.signature
+    rescaling = {"scale": info.task.output_scale, "shift": info.task.output_shift}
+    options = {"hidden": config.hidden, "dropout": config.dropout, **rescaling}
+    if all(spec.dtype == "float32" and len(spec.shape) == 4 for spec in signature.inputs):
+        shape_CHW, num_classes = image_classifier_sizes("model.mlp", info)
+        return FunctionRef.to(mlp, shape_CHW=shape_CHW, num_classes=num_classes, **options)
+    num_numbers, vocabulary_sizes, num_outputs = _table_sizes(info)
+    return FunctionRef.to(
+        table_mlp,
+        num_numbers=num_numbers,
+        vocabulary_sizes=vocabulary_sizes,
+        num_outputs=num_outputs,
+        **options,
+    )
+
+
+def _table_sizes(info: DatasetInfo) -> tuple[int, tuple[int, ...], int]:
+    """Return F, the vocabulary size of each categorical column, and T. Raises StageError for anything but a table."""
+    signature = info.signature
+    vocabularies = [info.inputs[spec.name].vocabulary_sizes for spec in signature.inputs]
+    inputs = [(spec.dtype, *spec.sample_shape) for spec in signature.inputs]
+    match inputs, [spec.sample_shape for spec in signature.outputs]:
+        case [("float32", int(num_numbers))], [(int(num_outputs),)]:
+            return num_numbers, (), num_outputs
+        case [("int64", size)], [(int(num_outputs),)] if size == len(vocabularies[0]):
+            return 0, vocabularies[0], num_outputs
+        case [("float32", int(num_numbers)), ("int64", size)], [(int(num_outputs),)] if size == len(vocabularies[1]):
+            return num_numbers, vocabularies[1], num_outputs
+    raise StageError(f"model.mlp takes an image, or a row of a table; {info.name} has {signature}")
 
 
 def build_seeded(builder_ref: FunctionRef, seed: int) -> nn.Module:

@@ -12,7 +12,7 @@ import numpy as np
 
 import ptpipe_data as data
 from ptpipe import Context, IntegrityError, ManifestError, StageError, load_plan
-from ptpipe_torch import Data, FileImages, Model, OnnxFile, Predictions, Signature
+from ptpipe_torch import Data, ImageFileColumn, Model, OnnxFile, Predictions, Signature
 
 from .onnx_files import SIGNATURE
 
@@ -22,7 +22,7 @@ def context(folder: Path) -> Context:
 
 
 def image(folder: Path) -> None:
-    FileImages(folder, np.array([b"a.png"]), 224, 224, 3).take(np.arange(1))
+    ImageFileColumn(folder, np.array([b"a.png"]), 224, 224, 3).take(np.arange(1))
 
 
 def altered(load: Callable[[Path], None], folder: Path) -> None:
@@ -47,7 +47,7 @@ def altered_images(folder: Path) -> None:
     def load(folder: Path) -> None:
         for path in folder.iterdir():
             with contextlib.suppress(StageError):
-                FileImages(folder, np.array([path.name.encode()]), 16, 16, 3, 1_000_000).take(np.arange(1))
+                ImageFileColumn(folder, np.array([path.name.encode()]), 16, 16, 3, 1_000_000).take(np.arange(1))
 
     altered(load, folder)
 
@@ -56,7 +56,7 @@ def image_folder(folder: Path) -> None:
     config = data.ImageFolderConfig(path=str(folder / "photos"), image_size=16, num_workers=0, val_size=0, test_size=1)
     loaded = data.load_image_folder(config, context(folder))
     for split in loaded.splits.values():
-        split.images.take(np.arange(len(split)))
+        split.inputs["images"].take(np.arange(len(split)))
 
 
 def image_folder_key(folder: Path) -> None:

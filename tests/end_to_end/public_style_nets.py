@@ -192,8 +192,10 @@ class NetConfig(StageConfig):
 def make(config: NetConfig, ctx: Context, data: Data) -> Model:
     """Make a network."""
     info = data.info
-    channels, size, _ = info.shape_CHW
-    part = FunctionRef.to(public_style, name=config.name, channels=channels, num_classes=info.num_classes, size=size)
+    channels, size, _ = info.inputs["images"].shape_CHW
+    part = FunctionRef.to(
+        public_style, name=config.name, channels=channels, num_classes=info.task.num_classes, size=size
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(ctx.seed)
         network = part.resolve("builder")(**part.arguments)

@@ -18,9 +18,10 @@ from torch import nn
 from ptpipe import Context
 from ptpipe_onnx import ExportConfig, export_onnx
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, Model, Recipe, Split, builder
+from ptpipe_torch import ArrayColumn, Data, FunctionRef, Model, Recipe, builder
 from ptpipe_torch.int8.engine import supported_engines
 
+from ..datasets import image_info, image_split
 from ..signatures import classifier, logits_from
 
 
@@ -51,12 +52,12 @@ def black_and_white_images() -> Data:
     pixels_NHWC = np.random.default_rng(7).integers(0, 2, (64, 8, 8, 1)).astype(np.uint8) * 255
     pixels_NHWC[:8] = 255
     splits = {
-        name: Split(
-            np.array([f"{name}/{index}" for index in range(64)]), np.zeros(64, np.int64), ArrayImages(pixels_NHWC)
+        name: image_split(
+            np.array([f"{name}/{index}" for index in range(64)]), np.zeros(64, np.int64), ArrayColumn(pixels_NHWC)
         )
         for name in ("calibration", "test")
     }
-    info = DatasetInfo("extreme", tuple("0123456789"), (1, 8, 8), (0.0,), (1.0,))
+    info = image_info("extreme", tuple("0123456789"), (1, 8, 8), (0.0,), (1.0,))
     return Data(info, splits)
 
 

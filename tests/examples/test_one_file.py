@@ -72,10 +72,23 @@ def test_several_workers_a_launcher_and_a_reporter_work_together(stranger):
     assert verdict["fraction"] == pytest.approx(0.0937, abs=1e-4), "the count of one worker alone would be half"
     with (someone.folder / "artifacts" / "runs" / run["run_id"] / "metrics.csv").open(encoding="utf-8") as file:
         rows = {(row["stage"], row["metric"]): float(row["value"]) for row in csv.DictReader(file)}
-    assert rows["trained", "val_top1"] == stages["trained"]["metrics"]["val_top1"]
+    assert rows["trained", "val_accuracy"] == stages["trained"]["metrics"]["val_accuracy"]
     stricter = ["-s", "balance.workers=1", "-s", "balance.min_fraction=0.5"]
     refused = someone.ptpipe("run", "one_file/together.yaml", "--artifacts", "artifacts", *stricter, code=3)
     assert {stage["outcome"] for stage in refused["stages"]} == {"cached", "refused"}
+
+
+@pytest.mark.slow
+def test_a_task_and_a_column_of_ones_own_go_the_whole_way(stranger):
+    someone = stranger("one_file")
+    run = someone.ptpipe("run", "one_file/turned.yaml", "--artifacts", "artifacts")
+    stages = {stage["stage_id"]: stage for stage in run["stages"]}
+    assert {stage["outcome"] for stage in stages.values()} == {"done"}
+    (table,) = (output["summary"] for output in stages["compare"]["outputs"].values())
+    rows = {row["name"]: row for row in table["rows"]}
+    assert 0 < rows["trained"]["mean_error_degrees"] < 20, "at random: 90"
+    assert all(abs(rows[name]["worse_by"]) < 1 for name in ("int8", "onnx"))
+    assert stages["trained"]["metrics"]["best_epoch"] <= 12
 
 
 @pytest.mark.slow

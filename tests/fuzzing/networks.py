@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, LoaderOptions, Model, Recipe, Split
+from ptpipe_torch import ArrayColumn, Data, FunctionRef, LoaderOptions, Model, Recipe, Split
 from ptpipe_torch.model.function_ref import builder
 from ptpipe_torch.runtime import seeded
 
+from ..datasets import image_info, image_split
 from ..signatures import classifier
 from .steps import (
     IMAGE_STEPS,
@@ -113,13 +114,13 @@ class Network:
             labels_N = rng.integers(0, self.num_classes, num)
             pixels_NHWC = rng.integers(0, 160, (num, height, width, channels), dtype=np.uint8)
             pixels_NHWC += (90 * labels_N // self.num_classes).astype(np.uint8).reshape(-1, 1, 1, 1)
-            return Split(
-                np.array([f"{name}/{n}" for n in range(num)], dtype=np.str_), labels_N, ArrayImages(pixels_NHWC)
+            return image_split(
+                np.array([f"{name}/{n}" for n in range(num)], dtype=np.str_), labels_N, ArrayColumn(pixels_NHWC)
             )
 
         sizes = {"train": 24, "calibration": 24, "test": 12}
         names = tuple(f"class {n}" for n in range(self.num_classes))
-        info = DatasetInfo("noise", names, self.shape_CHW, (0.5,) * channels, (0.25,) * channels)
+        info = image_info("noise", names, self.shape_CHW, (0.5,) * channels, (0.25,) * channels)
         return Data(info, {name: split(name, num) for name, num in sizes.items()}, LoaderOptions(batch_size=8))
 
     def __repr__(self) -> str:

@@ -15,14 +15,14 @@ pytest_plugins = ["ptpipe.testing"]
 def test_a_patch_is_the_piece_of_the_photograph_that_its_id_says(bench: Bench) -> None:
     data = bench.run(photo_patches, {"size": 16})
     photos = dict(zip(("china", "flower"), load_sample_images().images, strict=True))
-    assert data.info.class_names == tuple(photos)
+    assert data.info.task.class_names == tuple(photos)
     for split in data.splits.values():
-        patches_NHW3 = split.images.take(np.arange(len(split)))
+        patches_NHW3 = split.inputs["images"].values()
         for number in range(0, len(split), 37):
             name, row, column = split.ids[number].split("/")
             top, left = int(row) * 16, int(column) * 16
             assert (patches_NHW3[number] == photos[name][top : top + 16, left : left + 16]).all()
-            assert data.info.class_names[split.labels_N[number]] == name
+            assert data.info.task.class_names[split.targets["labels"].values()[number]] == name
 
 
 def test_every_patch_is_in_one_split_and_calibration_is_drawn_from_train(bench: Bench) -> None:
@@ -49,8 +49,8 @@ def save_photo(path: Path, colour: tuple[int, int, int], width: int = 80) -> str
 def test_takes_photographs_of_ones_own(bench: Bench, tmp_path: Path) -> None:
     photos = [save_photo(tmp_path / "red.png", (255, 0, 0)), save_photo(tmp_path / "blue.png", (0, 0, 255))]
     data = bench.run(photo_patches, {"photos": photos, "size": 8})
-    assert data.info.class_names == ("red", "blue")
-    assert data.splits["test"].images.take(np.array([0])).tolist() == [[[[255, 0, 0]] * 8] * 8]
+    assert data.info.task.class_names == ("red", "blue")
+    assert data.splits["test"].inputs["images"].take(np.array([0])).tolist() == [[[[255, 0, 0]] * 8] * 8]
 
 
 def test_the_photographs_enter_the_key(tmp_path: Path) -> None:

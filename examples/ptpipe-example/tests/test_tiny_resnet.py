@@ -4,16 +4,18 @@ from ptpipe_example.tiny_resnet import make_tiny_resnet
 from torch import fx
 
 from ptpipe.testing import Bench
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, Split
+from ptpipe_torch import ArrayColumn, Classification, Data, DatasetInfo, ImageInfo, Split
 
 pytest_plugins = ["ptpipe.testing"]
 
 
 def noise(channels: int = 3, size: int = 12) -> Data:
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, (6, size, size, channels), dtype=np.uint8)
-    info = DatasetInfo("noise", ("cat", "dog"), (channels, size, size), (0.5,) * channels, (0.3,) * channels)
+    image = ImageInfo(shape_CHW=(channels, size, size), mean=(0.5,) * channels, std=(0.3,) * channels)
+    info = DatasetInfo("noise", {"images": image}, Classification(class_names=("cat", "dog")))
     ids = np.array([f"train/{number}" for number in range(6)])
-    return Data(info, {"train": Split(ids, np.array([0, 1] * 3), ArrayImages(pixels_NHWC))})
+    labels = ArrayColumn(np.array([0, 1] * 3))
+    return Data(info, {"train": Split(ids, {"images": ArrayColumn(pixels_NHWC)}, {"labels": labels})})
 
 
 def test_gives_a_logit_for_every_class(bench: Bench) -> None:

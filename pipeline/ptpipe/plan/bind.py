@@ -182,6 +182,10 @@ class _Binder:
     def _kind(self, entry: StageEntry) -> Stage[..., object] | None:
         stage = self.vocabulary.stages.get(entry.uses)
         if stage is None:
+            renamed = next((kind for kind in self.vocabulary.stages.values() if kind.renamed_from == entry.uses), None)
+            if renamed:
+                self._complain(entry, f"{entry.uses} was renamed to {renamed.kind}", "uses")
+                return renamed
             suggestion = self._nearest(entry.uses, self.vocabulary.stages)
             if self.vocabulary.without_named:
                 message = f"{entry.id}: stage kind {entry.uses!r} is not checked: it is neither built in nor installed"

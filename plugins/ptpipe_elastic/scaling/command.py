@@ -98,7 +98,7 @@ def scaling(  # noqa: PLR0913  # one parameter an option
         measured = measurement.measure(wanted)
     num_cpus = int(host.describe()["num_cpus"])
     report = make_report(
-        Subject(str(manifest), stage.id, stage.kind, measurement.images_per_worker),
+        Subject(str(manifest), stage.id, stage.kind, measurement.samples_per_worker),
         Measurements(measured.throughputs, tuple(times), measured.gradient_bytes, num_cpus, measured.notices),
         Network(latency_us, bandwidth_gbit_s),
     )
@@ -149,7 +149,7 @@ def _time_all_reduce(numbers: Sequence[int]) -> list[AllReduceTime]:
 def _print(report: Report) -> None:
     subject = report.subject
     echo(
-        f"{subject.stage} ({subject.kind}) of {subject.manifest}: {subject.images_per_worker} images per worker "
+        f"{subject.stage} ({subject.kind}) of {subject.manifest}: {subject.samples_per_worker} samples per worker "
         "and batch, one thread per worker\n"
     )
     _print_measured(report)
@@ -164,10 +164,10 @@ def _print(report: Report) -> None:
 def _print_measured(report: Report) -> None:
     rows = []
     for item in report.throughputs:
-        images = (f"{item.images_per_s:,.0f}", f"{min(item.rounds):,.0f} to {max(item.rounds):,.0f}")
+        samples = (f"{item.samples_per_s:,.0f}", f"{min(item.rounds):,.0f} to {max(item.rounds):,.0f}")
         ratios = (f"{report.speedup(item):.2f}x", f"{report.efficiency(item):.1%}")
-        rows.append((item.mode, str(item.workers), *images, f"{1000 * item.step_s:.3g}", *ratios))
-    print_table(("mode", "workers", "images/s", "rounds", "step, ms", "speedup", "efficiency"), rows)
+        rows.append((item.mode, str(item.workers), *samples, f"{1000 * item.step_s:.3g}", *ratios))
+    print_table(("mode", "workers", "samples/s", "rounds", "step, ms", "speedup", "efficiency"), rows)
 
 
 def _print_fits(report: Report) -> None:

@@ -30,16 +30,16 @@ class Throughput:
 
     mode: str
     workers: int
-    images_per_s: float
+    samples_per_s: float
     """Of all workers together; the median of the rounds."""
     rounds: tuple[float, ...]
-    images_per_step: float
+    samples_per_step: float
     """Of all workers together."""
 
     @property
     def step_s(self) -> float:
         """Seconds per optimizer step."""
-        return self.images_per_step / self.images_per_s
+        return self.samples_per_step / self.samples_per_s
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,15 @@ class Prediction:
     """It overlaps with the backward pass, as far as that is long enough."""
 
 
-def fit_amdahl(images_per_s: Mapping[int, float]) -> Amdahl | None:
+def fit_amdahl(samples_per_s: Mapping[int, float]) -> Amdahl | None:
     """Fit the serial fraction s of X(1) / X(p) = s + (1 - s) / p by least squares.
 
-    `images_per_s`: X, by number of workers p; 1 must be among them. Returns None if it is the only one, or if more
+    `samples_per_s`: X, by number of workers p; 1 must be among them. Returns None if it is the only one, or if more
     workers were slower than one, which the law can't describe. A fraction below 0 (better than ideal) becomes 0.
     """
-    single = images_per_s[1]
+    single = samples_per_s[1]
     numerator = denominator = 0.0
-    for workers, rate in images_per_s.items():
+    for workers, rate in samples_per_s.items():
         parallel = 1 - 1 / workers
         numerator += (single / rate - 1 / workers) * parallel
         denominator += parallel**2

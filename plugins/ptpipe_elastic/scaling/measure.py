@@ -1,7 +1,7 @@
 """Measure the throughput of one training stage of a manifest with different numbers of workers.
 
 The stage must have the options `parallel` (`mode`, `workers`), `batch_size`, `epochs` and `num_threads`, and report the
-metrics `images_per_s`, `samples_per_step` and `num_steps`.
+metrics `samples_per_s`, `samples_per_step` and `num_steps`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ptpipe_elastic.scaling.fit import Throughput
 
 NUM_ROUNDS = 3
 _OPTIONS = {"parallel", "batch_size", "epochs", "num_threads"}
-_METRICS = ("images_per_s", "samples_per_step", "num_steps")
+_METRICS = ("samples_per_s", "samples_per_step", "num_steps")
 _DEFAULT_BATCH_SIZE = 128
 _ROUND_S = 3.0
 _MIN_STEPS, _MAX_STEPS = 20, 300
@@ -90,7 +90,7 @@ def choose_stage(plan: Plan, named: str | None) -> PlannedStage:
     return stages[named or names]
 
 
-def images_per_worker(plan: Plan, stage: PlannedStage) -> int:
+def samples_per_worker(plan: Plan, stage: PlannedStage) -> int:
     """The batch size per worker: the stage's own, else that of the stages that feed it, else 128."""
     options = [stage.options, *(plan[name].options for name in stage.upstream)]
     sizes = (size for given in options if isinstance(size := given.get("batch_size"), int))
@@ -102,9 +102,9 @@ class Measurement:
 
     def __init__(self, plan: Plan, stage: PlannedStage, artifacts: Path, tell: Callable[[str], None]) -> None:
         self._plan, self._stage, self._artifacts, self._tell = plan, stage, artifacts, tell
-        self.images_per_worker = images_per_worker(plan, stage)
+        self.samples_per_worker = samples_per_worker(plan, stage)
         self._notices: dict[str, None] = {}
-        self._epoch_images = 0.0
+        self._epoch_samples = 0.0
 
     def check(self, settings: Sequence[Setting]) -> None:
         """Raise UsageError, with the stage's own reasons, if it does not support a setting."""
@@ -122,32 +122,32 @@ class Measurement:
     def measure(self, settings: Sequence[Setting]) -> Measured:
         """Measure each setting in several alternating rounds. The first setting must be a single worker.
 
-        Raises PtpipeError if a run fails, UsageError if the split has too few images for a step.
+        Raises PtpipeError if a run fails, UsageError if the split has too few samples for a step.
         """
         first = self._run(settings[0], 1)  # its throughput decides how many epochs the rest needs
         rate, per_step, num_steps = self._metrics(first)
-        self._epoch_images = num_steps * per_step
+        self._epoch_samples = num_steps * per_step
         target = min(_MAX_STEPS, max(_MIN_STEPS, math.ceil(_ROUND_S * rate / per_step)))
         epochs = {setting: math.ceil(target / math.ceil(num_steps / setting.workers)) for setting in settings}
-        seconds = sum(epochs[s] * self._epoch_images / (rate * math.sqrt(s.workers)) + _START_S for s in settings)
+        seconds = sum(epochs[s] * self._epoch_samples / (rate * math.sqrt(s.workers)) + _START_S for s in settings)
         self._tell(f"{NUM_ROUNDS} rounds of {len(settings)} measurements: about {_time(NUM_ROUNDS * seconds)}")
         rates: dict[Setting, list[float]] = {setting: [] for setting in settings}
-        images: dict[Setting, float] = {}
+        samples: dict[Setting, float] = {}
         sizes: dict[str, float] = {}
         for number in range(NUM_ROUNDS):
             for setting in settings:
                 event = self._run(setting, epochs[setting])
-                rate, images[setting], _ = self._metrics(event)
-                if images[setting] < per_step * setting.workers:
+                rate, samples[setting], _ = self._metrics(event)
+                if samples[setting] < per_step * setting.workers:
                     raise UsageError(
-                        f"{setting}: the train split has fewer images than one step of {setting.workers} x "
-                        f"{self.images_per_worker}: choose a smaller -s {self._stage.id}.batch_size=N"
+                        f"{setting}: the train split has fewer samples than one step of {setting.workers} x "
+                        f"{self.samples_per_worker}: choose a smaller -s {self._stage.id}.batch_size=N"
                     )
                 rates[setting].append(rate)
                 sizes.update(_gradient_bytes(event, setting, self._parallel(setting)))
-                self._tell(f"round {number + 1} of {NUM_ROUNDS}: {setting}: {rate:,.0f} images/s")
+                self._tell(f"round {number + 1} of {NUM_ROUNDS}: {setting}: {rate:,.0f} samples/s")
         throughputs = tuple(
-            Throughput(setting.mode, setting.workers, statistics.median(rounds), tuple(rounds), images[setting])
+            Throughput(setting.mode, setting.workers, statistics.median(rounds), tuple(rounds), samples[setting])
             for setting, rounds in rates.items()
         )
         return Measured(throughputs, sizes, tuple(self._notices))
@@ -155,7 +155,7 @@ class Measurement:
     def _run(self, setting: Setting, epochs: int) -> StageFinished:
         plan = self._bound(setting, epochs).subplan(self._stage.id)
         options = RunOptions(fresh=(self._stage.id,), verbosity=_SILENT)
-        reporters = () if self._epoch_images else (_FirstEpoch(self._stage.id, self._tell),)
+        reporters = () if self._epoch_samples else (_FirstEpoch(self._stage.id, self._tell),)
         result = run(plan, artifacts=self._artifacts, options=options, reporters=reporters)
         if result.exit_code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
@@ -173,7 +173,7 @@ class Measurement:
         stage_id = self._stage.id
         overrides: dict[str, JSON] = {
             f"{stage_id}.parallel": self._parallel(setting),
-            f"{stage_id}.batch_size": self.images_per_worker * setting.workers,
+            f"{stage_id}.batch_size": self.samples_per_worker * setting.workers,
             f"{stage_id}.epochs": epochs,
             f"{stage_id}.num_threads": 1,
         }
@@ -217,7 +217,7 @@ class _FirstEpoch(Reporter):
     def event(self, event: Event) -> None:
         if not isinstance(event, Progress) or event.stage_id != self._stage_id or self._is_done or not event.total:
             return
-        rate = event.facts.get("images_per_s")
+        rate = event.facts.get("samples_per_s")
         if isinstance(rate, int | float) and rate > 0:
             self._is_done = True
             if event.total / rate > _LONG_S:

@@ -75,10 +75,10 @@ def _draw_axes(axes: Any, report: Report) -> None:
     axes.minorticks_off()
     axes.set_ylim(0, 5 + max(100, *(100 * report.efficiency(item) for item in (report.single, *report.throughputs))))
     axes.set_xlabel("workers")
-    axes.set_ylabel("efficiency (images/s per worker, % of a single worker's)")
+    axes.set_ylabel("efficiency (samples/s per worker, % of a single worker's)")
     subject = report.subject
     axes.set_title(
-        f"{subject.stage} of {Path(subject.manifest).name}: {subject.images_per_worker} images per worker and batch",
+        f"{subject.stage} of {Path(subject.manifest).name}: {subject.samples_per_worker} samples per worker and batch",
         fontsize=10,
         loc="left",
     )

@@ -48,7 +48,7 @@ class Subject:
     manifest: str
     stage: str
     kind: str
-    images_per_worker: int
+    samples_per_worker: int
     """Per batch."""
 
 
@@ -83,7 +83,7 @@ class Report:
 
     def speedup(self, item: Throughput) -> float:
         """Throughput relative to one worker's."""
-        return item.images_per_s / self.single.images_per_s
+        return item.samples_per_s / self.single.samples_per_s
 
     def efficiency(self, item: Throughput) -> float:
         """Speedup divided by the number of workers."""
@@ -139,7 +139,7 @@ def make_report(subject: Subject, measured: Measurements, network: Network = Net
     amdahl = {}
     for mode in dict.fromkeys(item.mode for item in several):
         fitting = [item for item in several if item.mode == mode and item.workers not in excluded]
-        law = fit_amdahl({1: single.images_per_s, **{item.workers: item.images_per_s for item in fitting}})
+        law = fit_amdahl({1: single.samples_per_s, **{item.workers: item.samples_per_s for item in fitting}})
         if law is not None:
             amdahl[mode] = law
     fit = fit_link([time for time in measured.all_reduce if time.workers not in excluded])
@@ -205,7 +205,7 @@ def _assumptions(
     lines = []
     if modes:
         lines += [
-            f"every worker computes {subject.images_per_worker} images per batch in {1000 * single.step_s:.3g} ms per "
+            f"each worker computes {subject.samples_per_worker} samples per batch in {1000 * single.step_s:.3g} ms per "
             "step, as a single worker does: same processor, one thread, nothing shared",
             "all gradients are all-reduced once per step on a ring of p workers, which takes 2 (p - 1) latency + "
             "2 (p - 1) / p size / bandwidth (Thakur et al. 2005, Patarasuk and Yuan 2009)",

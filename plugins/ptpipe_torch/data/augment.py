@@ -28,10 +28,12 @@ _MAX_ERASED_SIDE = 0.3
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """Random numbers for the samples of a batch."""
+    """Random numbers for the samples of a batch, and what is uncovered by them."""
 
     key: int
     positions_B: npt.NDArray[np.int64]
+    blank: int | None = None
+    """Value of uncovered pixels of a mask, whose other values are never blended; None: an image, black."""
 
     def uniform(self, draw: int) -> Floats:
         """Return one value in [0, 1) per sample, float64 of shape (B,). `draw`: number of this draw, from 0.
@@ -80,7 +82,7 @@ def rotate(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
 
     angle_B = np.deg2rad((2 * draws.uniform(0) - 1) * _MAX_ROTATION_DEGREES)
     still_B = np.zeros_like(angle_B)
-    return _mapped(pixels_BHWC, np.cos(angle_B), np.sin(angle_B), (still_B, still_B))
+    return _mapped(pixels_BHWC, (np.cos(angle_B), np.sin(angle_B)), (still_B, still_B), draws.blank)
 
 
 def zoom(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
@@ -89,7 +91,7 @@ def zoom(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
 
     side_B = _MIN_ZOOM_SIDE + (1 - _MIN_ZOOM_SIDE) * draws.uniform(0)
     centre = ((1 - side_B) * (2 * draws.uniform(1) - 1), (1 - side_B) * (2 * draws.uniform(2) - 1))
-    return _mapped(pixels_BHWC, side_B, np.zeros_like(side_B), centre)
+    return _mapped(pixels_BHWC, (side_B, np.zeros_like(side_B)), centre, draws.blank)
 
 
 def erase(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
@@ -103,7 +105,7 @@ def erase(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
     half = max(1, round(_MAX_ERASED_SIDE * height / 2))
     rows_BH = np.abs(np.arange(height) - draws.integers(0, 0, height - 1)[:, None]) < half
     columns_BW = np.abs(np.arange(width) - draws.integers(1, 0, width - 1)[:, None]) < half
-    pixels_BHWC[rows_BH[:, :, None] & columns_BW[:, None, :]] = 0
+    pixels_BHWC[rows_BH[:, :, None] & columns_BW[:, None, :]] = draws.blank or 0
     return pixels_BHWC
 
 
@@ -127,18 +129,24 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def augment(
-    pixels_BHWC: Pixels, positions_B: npt.NDArray[np.int64], seed: Sequence[int], names: Iterable[str]
+    pixels_BHWC: Pixels,
+    positions_B: npt.NDArray[np.int64],
+    seed: Sequence[int],
+    names: Iterable[str],
+    blank: int | None = None,
 ) -> Pixels:
     """Return augmented pixels, uint8 of the same shape; `pixels_BHWC` may be overwritten.
 
+    A mask is augmented as its image is: with the same arguments and a `blank`.
+
     `positions_B`: positions of the samples in their split. `seed`: non-negative integers, e.g. (seed, epoch).
-    `names`: augmentations to apply, in this order.
+    `names`: augmentations to apply, in this order. `blank`: see `Draws`.
     """
     import numpy as np
 
     for index, name in enumerate(names):
         (key,) = np.random.SeedSequence((*seed, index)).generate_state(1, np.uint64)
-        pixels_BHWC = AUGMENTATIONS[name](pixels_BHWC, Draws(int(key), positions_B))
+        pixels_BHWC = AUGMENTATIONS[name](pixels_BHWC, Draws(int(key), positions_B, blank))
     return pixels_BHWC
 
 
@@ -146,7 +154,7 @@ def _moved(pixels_BHWC: Pixels, draws: Draws, reach: int) -> Pixels:
     import numpy as np
 
     num, height, width, channels = pixels_BHWC.shape
-    padded = np.zeros((num, height + 2 * reach, width + 2 * reach, channels), dtype=np.uint8)
+    padded = np.full((num, height + 2 * reach, width + 2 * reach, channels), draws.blank or 0, dtype=np.uint8)
     padded[:, reach:-reach, reach:-reach] = pixels_BHWC
     top_B, left_B = draws.integers(0, 0, 2 * reach), draws.integers(1, 0, 2 * reach)
     row_BH = np.arange(num)[:, None] * padded.shape[1] + top_B[:, None] + np.arange(height)
@@ -157,8 +165,13 @@ def _moved(pixels_BHWC: Pixels, draws: Draws, reach: int) -> Pixels:
     return moved
 
 
-def _mapped(pixels_BHWC: Pixels, cosine_B: Floats, sine_B: Floats, centre_B: tuple[Floats, Floats]) -> Pixels:
-    """Resample at `centre + (cosine -sine; sine cosine) (x, y)`, coordinates in [-1, 1]; bilinear, black outside."""
+def _mapped(
+    pixels_BHWC: Pixels, rotation_B: tuple[Floats, Floats], centre_B: tuple[Floats, Floats], blank: int | None
+) -> Pixels:
+    """Resample at `centre + (cosine -sine; sine cosine) (x, y)`, coordinates in [-1, 1]; black or `blank` outside.
+
+    `rotation_B`: cosine and sine. Images are interpolated bilinearly, masks take the nearest pixel.
+    """
     import numpy as np
     import torch
     from torch.nn.functional import grid_sample
@@ -166,13 +179,16 @@ def _mapped(pixels_BHWC: Pixels, cosine_B: Floats, sine_B: Floats, centre_B: tup
     _, height, width, _ = pixels_BHWC.shape
     y_H1, x_1W = ((np.arange(side) * 2 + 1) / side - 1 for side in (height, width))
     y_H1, x_1W, aspect = y_H1[:, None], x_1W[None, :], height / width
-    cosine, sine, right, down = (values[:, None, None] for values in (cosine_B, sine_B, *centre_B))
+    cosine, sine, right, down = (values[:, None, None] for values in (*rotation_B, *centre_B))
     x_BHW = cosine * x_1W - sine * aspect * y_H1 + right
     y_BHW = sine / aspect * x_1W + cosine * y_H1 + down
-    grid_BHW2 = np.stack([x_BHW, y_BHW], axis=-1)
+    grid = np.stack([x_BHW, y_BHW], axis=-1)
     images_BCHW = torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).float()
-    sampled_BCHW = grid_sample(
-        images_BCHW, torch.from_numpy(grid_BHW2).float(), "bilinear", "zeros", align_corners=False
-    )
+    grid_BHW2 = torch.from_numpy(grid).float()
+    if blank is None:
+        sampled_BCHW = grid_sample(images_BCHW, grid_BHW2, "bilinear", "zeros", align_corners=False)
+    else:  # 0 is what grid_sample gives outside, and may be a class
+        numbers_BCHW = grid_sample(images_BCHW + 1, grid_BHW2, "nearest", "zeros", align_corners=False)
+        sampled_BCHW = torch.where(numbers_BCHW > 0, numbers_BCHW - 1, float(blank))
     sampled: Pixels = sampled_BCHW.round_().clamp_(0, 255).byte().permute(0, 2, 3, 1).contiguous().numpy()
     return sampled

@@ -1,6 +1,6 @@
-"""A labelled image data set in disjoint splits, read as normalized batches.
+"""A data set in disjoint splits, read as batches of tensors.
 
-Shape legend: N images of a split, B of a batch, C channels, H height, W width.
+Shape legend: N samples of a split, B of a batch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, Artifact, StageError
-from ptpipe_torch.data.images import ArrayImages, Images, SubsetImages
-from ptpipe_torch.model.signature import BATCH, Signature, TensorSpec
+from ptpipe_torch.data.column import Column, SubsetColumn
+from ptpipe_torch.data.column_info import ColumnInfo
+from ptpipe_torch.model.signature import Signature
+from ptpipe_torch.task.task import Task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,22 +36,25 @@ class DatasetInfo:
 
     name: str
     """`mnist`; where a fallback was used, the one it is: `digits (in place of mnist)`."""
-    class_names: tuple[str, ...]
-    shape_CHW: tuple[int, int, int]
-    mean: tuple[float, ...]
-    """Per channel, of pixels scaled to [0, 1]."""
-    std: tuple[float, ...]
+    inputs: Mapping[str, ColumnInfo]
+    """The input columns by name, in the order of a network's arguments."""
+    task: Task
+    """What is asked of a model; it names the target columns."""
 
     @property
-    def num_classes(self) -> int:
-        """K, the number of classes."""
-        return len(self.class_names)
+    def targets(self) -> Mapping[str, ColumnInfo]:
+        """The target columns by name."""
+        return self.task.targets
+
+    @property
+    def columns(self) -> Mapping[str, ColumnInfo]:
+        """All columns by name."""
+        return {**self.inputs, **self.targets}
 
     @property
     def signature(self) -> Signature:
         """What a model of this data set takes and returns."""
-        images = TensorSpec("images", "float32", (BATCH, *self.shape_CHW))
-        return Signature((images,), (TensorSpec("logits", "float32", (BATCH, self.num_classes)),))
+        return Signature(tuple(info.spec(name) for name, info in self.inputs.items()), self.task.outputs)
 
     def check_fit(self, name: str, signature: Signature) -> None:
         """Raise StageError, which calls the model `name`, where its inputs or outputs are not this data set's."""
@@ -81,19 +86,28 @@ class LoaderOptions:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images of one split, with their labels and ids."""
+    """Samples of one split: ids, and columns with a row for each of them."""
 
     ids: npt.NDArray[np.str_]
     """(N,) names in the source, whatever subset of it is drawn: `train/00042`."""
-    labels_N: npt.NDArray[np.int64]
-    images: Images
+    inputs: Mapping[str, Column]
+    targets: Mapping[str, Column]
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """All columns by name."""
+        return {**self.inputs, **self.targets}
+
     def subset(self, positions: npt.NDArray[np.int64]) -> Split:
-        """Return the samples at `positions`, in that order; the pixels are shared, not copied."""
-        return Split(self.ids[positions], self.labels_N[positions], SubsetImages(self.images, positions))
+        """Return the samples at `positions`, in that order; the values are shared, not copied."""
+        inputs, targets = (
+            {name: SubsetColumn(column, positions) for name, column in columns.items()}
+            for columns in (self.inputs, self.targets)
+        )
+        return Split(self.ids[positions], inputs, targets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,13 +115,15 @@ class Batch:
     """The input of a training or evaluation step."""
 
     inputs: Mapping[str, torch.Tensor]
-    """By name, in the order of the signature: `images`, float32 (N, C, H, W), normalized."""
+    """By name, in the order of the signature. Empty where they were not asked for."""
     targets: Mapping[str, torch.Tensor]
-    """By name: `labels`, int64 (N,)."""
+    """By name."""
     indices_N: torch.Tensor
-    """int64, on the CPU: positions in the split (`split.ids[indices]` are the ids)."""
+    """int64, on the CPU: positions in the split (`split.ids[indices]` are the ids). Further rows of the tensors are
+    padding."""
 
     def __len__(self) -> int:
+        """B, without padding."""
         return len(self.indices_N)
 
     @property
@@ -128,14 +144,17 @@ class Data(Artifact):
     Those of `LOADING_OPTIONS` are not saved: a loaded data set has their defaults until `with_options`.
 
     Raises StageError where an id is in two splits that must be disjoint (test and any other, val and train) or twice
-    in one, where a label is not a class, and for an unknown augmentation.
+    in one, where a target has a value that it can't have (a label that is no class), and for an unknown augmentation.
     """
 
     def __init__(self, info: DatasetInfo, splits: Mapping[str, Split], loader: LoaderOptions = LoaderOptions()) -> None:
         from ptpipe_torch.data.augment import check_names
 
+        assert splits, f"{info.name} has no split, not even an empty one"
+        assert info.inputs.keys().isdisjoint(info.targets), f"{info.name} has columns that are inputs and targets"
         self.info = info
-        self.splits: Mapping[str, Split] = {name: splits[name] if name in splits else _empty(info) for name in SPLITS}
+        nothing = _nothing_of(next(iter(splits.values())))
+        self.splits: Mapping[str, Split] = {name: splits.get(name, nothing) for name in SPLITS}
         self.loader = loader
         self._loading: Loading | None = None
         assert set(splits) <= set(SPLITS), f"splits are {SPLITS}, not {tuple(splits)}"
@@ -144,7 +163,7 @@ class Data(Artifact):
             _check_split(name, split, info)
         _refuse_overlap(self.splits)
 
-    def batches(
+    def batches(  # noqa: PLR0913  # by keyword, and independent of each other
         self,
         split: str,
         *,
@@ -153,14 +172,15 @@ class Data(Artifact):
         augment_seed: Sequence[int] | None = None,
         channels_last: bool = False,
         device: torch.device | str | None = None,
+        with_inputs: bool = True,
     ) -> Iterator[Batch]:
         """Yield the split's batches; the last one may be smaller.
 
         `order_N`: positions to yield, in this order (default: all); `epoch_order` for training, a slice of it to resume
         in mid-epoch or to divide it among ranks. `batch_size`: default the loader's. `augment_seed`: non-negative
         integers, e.g. (seed, epoch), which together with a sample's position decide its augmentation; None: don't
-        augment. `channels_last`: memory format of the images. `device`: where images and labels are put; images are
-        transferred as bytes and normalized there.
+        augment. `channels_last`: memory format of images. `device`: where the tensors are put; images are transferred
+        as bytes and normalized there. `with_inputs`: false reads targets alone.
 
         The same arguments give bit-identical batches for any number of workers. Raises StageError for an image file
         that is missing or can't be decoded, and where a worker process died.
@@ -175,7 +195,9 @@ class Data(Artifact):
         size = batch_size or self.loader.batch_size
         seed = None if augment_seed is None or not self.loader.augment else tuple(augment_seed)
         requests = [Request(order_N[start : start + size], seed) for start in range(0, len(order_N), size)]
-        return self._loading.batches(split, requests, channels_last, device)
+        return self._loading.batches(
+            split, requests, channels_last=channels_last, device=device, with_inputs=with_inputs
+        )
 
     def save(self, folder: Path) -> None:
         from ptpipe_torch.data.data_folder import write_data
@@ -184,7 +206,7 @@ class Data(Artifact):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Inverse of `save`; pixels are memory-mapped. Raises StageError where an image folder is missing."""
+        """Inverse of `save`; arrays are memory-mapped. Raises StageError where an image folder is missing."""
         from ptpipe_torch.data.data_folder import read_data
 
         return cls(*read_data(folder))
@@ -200,8 +222,8 @@ class Data(Artifact):
         sizes: dict[str, JSON] = {f"num_{name}": len(split) for name, split in self.splits.items()}
         return {
             "name": self.info.name,
-            "shape": list(self.info.shape_CHW),
-            "num_classes": self.info.num_classes,
+            "inputs": [str(spec) for spec in self.info.signature.inputs],
+            "task": type(self.info.task).__name__,
             **sizes,
         }
 
@@ -213,20 +235,18 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64
     return np.random.default_rng((seed, epoch)).permutation(num_samples)
 
 
-def _empty(info: DatasetInfo) -> Split:
+def _nothing_of(split: Split) -> Split:
     import numpy as np
 
-    channels, height, width = info.shape_CHW
-    images = ArrayImages(np.empty((0, height, width, channels), dtype=np.uint8))
-    return Split(np.empty(0, dtype=np.str_), np.empty(0, dtype=np.int64), images)
+    return split.subset(np.empty(0, dtype=np.int64))
 
 
 def _check_split(name: str, split: Split, info: DatasetInfo) -> None:
-    sizes = {len(split.ids), len(split.labels_N), len(split.images)}
-    assert len(sizes) == 1, f"split {name} has ids, labels and images of different numbers: {sizes}"
-    for label in (split.labels_N.min(initial=0), split.labels_N.max(initial=0)):
-        if not 0 <= label < info.num_classes:
-            raise StageError(f"split {name} has the label {label}; classes are numbered 0 to {info.num_classes - 1}")
+    assert split.inputs.keys() == info.inputs.keys(), f"split {name} has the inputs {tuple(split.inputs)}"
+    assert split.targets.keys() == info.targets.keys(), f"split {name} has the targets {tuple(split.targets)}"
+    sizes = {"ids": len(split), **{column: len(values) for column, values in split.columns.items()}}
+    assert len(set(sizes.values())) == 1, f"split {name} has columns of different lengths: {sizes}"
+    info.task.check_targets(name, split.targets)
 
 
 def _refuse_overlap(splits: Mapping[str, Split]) -> None:

@@ -1,28 +1,35 @@
 """A data set's folder in the store: JSON, and arrays as `.npy` files that are memory-mapped when read.
 
-Splits drawn from the same source (val and calibration from the training images) share one file of pixels.
+Splits drawn from the same samples (val and calibration from the training images) share the files of their columns.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from ptpipe import IntegrityError, StageError
+from ptpipe_torch.data.column import ArrayColumn, Column, SubsetColumn, flatten
+from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.data.data import LOADING_OPTIONS, DatasetInfo, LoaderOptions, Split
-from ptpipe_torch.data.images import ArrayImages, FileImages, Images, SubsetImages, flatten
+from ptpipe_torch.data.images import ImageFileColumn
+from ptpipe_torch.task.task import Task
 
 if TYPE_CHECKING:
     from ptpipe_torch.data.data import Data
 
 _RECORD = "data.json"
 _CHUNK_BYTES = 32 << 20
+_NUMBERS = "buif"
+"""`numpy.dtype.kind` of the arrays that hold values."""
 
 
 class _Part(BaseModel):
@@ -33,10 +40,8 @@ class _Part(BaseModel):
 
 class _Info(_Part):
     name: str
-    class_names: tuple[str, ...]
-    shape_CHW: tuple[PositiveInt, PositiveInt, PositiveInt]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    inputs: dict[str, dict[str, Any]] = Field(min_length=1, max_length=1000)
+    task: dict[str, Any]
 
 
 class _Loader(_Part):
@@ -44,8 +49,8 @@ class _Loader(_Part):
     augment: tuple[str, ...]
 
 
-class _Source(_Part):
-    kind: Literal["array", "files"]
+class _Column(_Part):
+    kind: Literal["array", "image_files"]
     root: str = ""
     size: int = Field(1, ge=1, le=8192)
     resize: int = Field(1, ge=1, le=8192)
@@ -53,103 +58,164 @@ class _Source(_Part):
     max_pixels: int = Field(1, ge=1)
 
 
+class _View(_Part):
+    """Where the rows of one split's column are."""
+
+    column: NonNegativeInt
+    positions: NonNegativeInt
+
+
 class _Record(_Part):
     info: _Info
     loader: _Loader
-    sources: tuple[_Source, ...]
-    splits: dict[Literal["train", "val", "test", "calibration"], NonNegativeInt]
+    columns: tuple[_Column, ...]
+    splits: dict[Literal["train", "val", "test", "calibration"], dict[str, _View]] = Field(min_length=1)
+    """Views by the names of the columns."""
 
 
 def write_data(data: Data, folder: Path) -> None:
-    """Write a data set into an empty folder, without pixels that no split uses."""
-    flat = {name: flatten(split.images) for name, split in data.splits.items()}
-    sources = {id(source): source for source, _ in flat.values()}
-    numbers = {key: number for number, key in enumerate(sources)}
-    described, used = [], []
-    for key, source in sources.items():
-        used.append(
-            np.unique(np.concatenate([positions for drawn_from, positions in flat.values() if drawn_from is source]))
-        )
-        described.append(_write_source(source, used[-1], folder / f"images_{numbers[key]}.npy"))
-    for name, (source, positions_N) in flat.items():
-        np.save(folder / f"{name}.positions.npy", np.searchsorted(used[numbers[id(source)]], positions_N))
-        np.save(folder / f"{name}.labels.npy", data.splits[name].labels_N)
-        np.save(folder / f"{name}.ids.npy", np.char.encode(data.splits[name].ids, "utf-8"))
+    """Write a data set into an empty folder, without rows that no split uses."""
+    flat = {
+        split: {name: flatten(column) for name, column in samples.columns.items()}
+        for split, samples in data.splits.items()
+    }
+    every = [view for views in flat.values() for view in views.values()]
+    columns = list({id(column): column for column, _ in every}.values())
+    used = [np.unique(np.concatenate([rows for of, rows in every if of is column])) for column in columns]
+    numbers = {id(column): number for number, column in enumerate(columns)}
+    positions = _PositionFiles(folder)
+
+    def view(column: Column, rows_N: npt.NDArray[np.int64]) -> dict[str, int]:
+        number = numbers[id(column)]
+        return {"column": number, "positions": positions.write(np.searchsorted(used[number], rows_N))}
+
+    for split, samples in data.splits.items():
+        np.save(folder / f"{split}.ids.npy", np.char.encode(samples.ids, "utf-8"))
     record = {
-        "info": asdict(data.info),
+        "info": {
+            "name": data.info.name,
+            "inputs": {name: info.to_json() for name, info in data.info.inputs.items()},
+            "task": data.info.task.to_json(),
+        },
         "loader": {name: value for name, value in asdict(data.loader).items() if name not in LOADING_OPTIONS},
-        "sources": described,
-        "splits": {name: numbers[id(source)] for name, (source, _) in flat.items()},
+        "columns": [_write_column(column, used[n], _column_file(folder, n)) for n, column in enumerate(columns)],
+        "splits": {
+            split: {name: view(*flat_view) for name, flat_view in views.items()} for split, views in flat.items()
+        },
     }
     (folder / _RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+class _PositionFiles:
+    """Writes arrays of positions, equal ones (of a split's images and labels) once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers: dict[bytes, int] = {}
+
+    def write(self, positions_N: npt.NDArray[np.int64]) -> int:
+        """Return the number of the file."""
+        digest = hashlib.sha256(positions_N.tobytes()).digest()
+        if digest not in self._numbers:
+            self._numbers[digest] = len(self._numbers)
+            np.save(_positions_file(self._folder, self._numbers[digest]), positions_N)
+        return self._numbers[digest]
+
+
+def _positions_file(folder: Path, number: int) -> Path:
+    return folder / f"positions_{number}.npy"
+
+
+def _column_file(folder: Path, number: int) -> Path:
+    return folder / f"column_{number}.npy"
 
 
 def read_data(folder: Path) -> tuple[DatasetInfo, dict[str, Split], LoaderOptions]:
     """Inverse of `write_data`.
 
     Raises StageError where the original folder of an image folder is missing, IntegrityError for anything but a data
-    set's folder.
+    set's folder, and where a column's or the task's plugin is not loaded.
     """
     try:
         record = _Record.model_validate_json((folder / _RECORD).read_bytes())
-        sources = [
-            _read_source(described, folder / f"images_{number}.npy") for number, described in enumerate(record.sources)
-        ]
-        splits = {str(name): _read_split(sources[source], folder, name) for name, source in record.splits.items()}
-    except StageError:
+        inputs = {name: ColumnInfo.from_json(content) for name, content in record.info.inputs.items()}
+        info = DatasetInfo(record.info.name, inputs, Task.from_json(record.info.task))
+        _check_names(info)
+        columns = [_read_column(described, _column_file(folder, n)) for n, described in enumerate(record.columns)]
+        splits = {
+            str(split): _read_split(columns, folder, split, views, info) for split, views in record.splits.items()
+        }
+    except (StageError, IntegrityError):
         raise
     except Exception as error:  # NumPy parses the headers of arrays with Python's own parser
         raise IntegrityError(f"not a stored data set: {' '.join(str(error).split())[:300]}") from error
-    return DatasetInfo(**dict(record.info)), splits, LoaderOptions(**dict(record.loader))
+    return info, splits, LoaderOptions(**dict(record.loader))
 
 
-def _write_source(source: Images, used: npt.NDArray[np.int64], path: Path) -> dict[str, Any]:
-    if isinstance(source, FileImages):
-        np.save(path, source.paths_N[used])
-        numbers = {name: getattr(source, name) for name in ("size", "resize", "channels", "max_pixels")}
-        return {"kind": "files", "root": str(source.root), **numbers}
-    if isinstance(source, ArrayImages) and len(used) == len(source):
-        np.save(path, source.pixels_NHWC)
+def _check_names(info: DatasetInfo) -> None:
+    others = {*info.targets, *(spec.name for spec in info.task.outputs)}
+    for name in info.inputs:
+        if not name.isidentifier() or name in others:
+            raise ValueError(f"{name!r} can't be the name of an input")
+
+
+def _write_column(column: Column, used: npt.NDArray[np.int64], path: Path) -> dict[str, Any]:
+    if isinstance(column, ImageFileColumn):
+        np.save(path, column.paths_N[used])
+        numbers = {name: getattr(column, name) for name in ("size", "resize", "channels", "max_pixels")}
+        return {"kind": "image_files", "root": str(column.root), **numbers}
+    if isinstance(column, ArrayColumn) and len(used) == len(column):
+        np.save(path, column.array_N)
         return {"kind": "array"}
-    shape_HWC = source.take(used[:1]).shape[1:]
-    chunk = max(1, _CHUNK_BYTES // max(1, int(np.prod(shape_HWC))))
-    pixels_NHWC = np.lib.format.open_memmap(path, "w+", np.uint8, (len(used), *shape_HWC))
+    row = column.take(used[:1])
+    chunk = max(1, _CHUNK_BYTES // max(1, row[:1].nbytes))
+    array_N = np.lib.format.open_memmap(path, "w+", row.dtype, (len(used), *row.shape[1:]))
     for start in range(0, len(used), chunk):
-        pixels_NHWC[start : start + chunk] = source.take(used[start : start + chunk])
-    pixels_NHWC.flush()
+        array_N[start : start + chunk] = column.take(used[start : start + chunk])
+    array_N.flush()
     return {"kind": "array"}
 
 
-def _read_source(described: _Source, path: Path) -> Images:
+def _read_column(described: _Column, path: Path) -> Column:
     if described.kind == "array":
         # Copy-on-write: torch wants writable arrays, and the file is read-only.
-        return ArrayImages(_read_array(path, "u", 4, mmap_mode="c"))
+        return ArrayColumn(_read_array(path, _NUMBERS, mmap_mode="c"))
     root = Path(described.root)
     if not root.is_dir():
         raise StageError(
             f"the images of this data set are gone: {root} is not there; put it back, or rerun the data stage"
         )
     numbers = (described.size, described.resize, described.channels, described.max_pixels)
-    return FileImages(root, _read_array(path, "S", 1), *numbers)
+    return ImageFileColumn(root, _read_array(path, "S", 1), *numbers)
 
 
-def _read_split(source: Images, folder: Path, name: str) -> Split:
-    ids, labels_N, positions_N = (
-        _read_array(folder / f"{name}.{array}.npy", kind, 1)
-        for array, kind in (("ids", "S"), ("labels", "iu"), ("positions", "i"))
-    )
-    if not len(ids) == len(labels_N) == len(positions_N):
-        raise ValueError(f"ids, labels and positions of {name} differ in number")
-    if len(positions_N) and not 0 <= positions_N.min() <= positions_N.max() < len(source):
-        raise ValueError(f"{name} has positions outside of its {len(source)} images")
-    return Split(_decoded(ids), labels_N, SubsetImages(source, positions_N))
+def _read_split(
+    columns: Sequence[Column], folder: Path, split: str, views: Mapping[str, _View], info: DatasetInfo
+) -> Split:
+    if views.keys() != info.columns.keys():
+        raise ValueError(f"{split} has the columns {', '.join(views)}")
+    read = {
+        name: SubsetColumn(columns[view.column], _read_array(_positions_file(folder, view.positions), "i", 1))
+        for name, view in views.items()
+    }
+    ids = _read_array(folder / f"{split}.ids.npy", "S", 1)
+    for name, column in read.items():
+        if len(column) != len(ids):
+            raise ValueError(f"ids and {name} of {split} differ in number")
+        if len(ids) and not 0 <= column.positions_N.min() <= column.positions_N.max() < len(column.source):
+            raise ValueError(f"{split} has positions outside of the {len(column.source)} rows of {name}")
+    inputs, targets = ({name: read[name] for name in side} for side in (info.inputs, info.targets))
+    return Split(_decoded(ids), inputs, targets)
 
 
-def _read_array(path: Path, kinds: str, num_axes: int, mmap_mode: Literal["c"] | None = None) -> npt.NDArray[Any]:
+def _read_array(
+    path: Path, kinds: str, num_axes: int | None = None, mmap_mode: Literal["c"] | None = None
+) -> npt.NDArray[Any]:
     """Read an array of a file's size. `kinds`: letters of `numpy.dtype.kind`."""
     # Mapped first: a header may announce any size, which would be allocated. Not np.load: it also reads other formats.
-    array: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="c")
-    if array.dtype.kind not in kinds or array.ndim != num_axes:
+    with np.errstate(over="raise"):  # of its size
+        array: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="c")
+    if array.dtype.kind not in kinds or array.ndim != (num_axes or array.ndim) or not array.ndim:
         raise ValueError(f"{path.name} holds {array.dtype} {array.shape}")
     return array if mmap_mode else np.array(array)
 

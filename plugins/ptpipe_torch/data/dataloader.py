@@ -1,9 +1,9 @@
 """Batches of a data set, loaded in the calling process or in torch's DataLoader workers.
 
 A request holds everything that decides a batch: the positions of its samples and the seed of its augmentation. Workers
-return bytes, a quarter of the size of floats; they are normalized by the consumer.
+return values as they are stored (pixels as bytes, a quarter of the size of floats); the consumer converts them.
 
-Shape legend: B images of a batch, C channels, H height, W width, P = H * W * C.
+Shape legend: B samples of a batch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +28,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ptpipe import StageError
-from ptpipe_torch.data.augment import augment
+from ptpipe_torch.data.column import Column
+from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.data.data import Batch
-from ptpipe_torch.data.images import Images
 from ptpipe_torch.runtime import exit_with_parent
 
 if TYPE_CHECKING:
-    from ptpipe_torch.data.data import Data, DatasetInfo
+    from ptpipe_torch.data.data import Data
 
+Values: TypeAlias = Mapping[str, torch.Tensor]
+"""A batch as it is stored, by the names of its columns."""
 
 _START_TIMEOUTS_S = (5, 10, 20, 40)
 """How long workers may take to start, by attempt. Tens of milliseconds are usual."""
@@ -54,35 +56,48 @@ class Loading:
     def __init__(self, data: Data) -> None:
         self._splits = data.splits
         self._options = data.loader
-        self._normalize = Normalization(data.info)
+        self._info = data.info
+        self._conversions = {name: info.conversion(name) for name, info in data.info.columns.items()}
         self._idle: dict[str, DataLoader[Any]] = {}
 
     def batches(
-        self, split: str, requests: Sequence[Request], channels_last: bool, device: torch.device | str | None
+        self,
+        split: str,
+        requests: Sequence[Request],
+        *,
+        channels_last: bool,
+        device: torch.device | str | None,
+        with_inputs: bool,
     ) -> Iterator[Batch]:
         """Yield a batch per request, in order. See `Data.batches`."""
-        labels_N = self._splits[split].labels_N
-        pixels = (
-            self._from_workers(split, requests)
-            if self._options.num_workers and requests
-            else self._in_process(split, requests)
+        from_workers = self._options.num_workers and requests and with_inputs
+        batches = (
+            self._from_workers(split, requests) if from_workers else self._in_process(split, requests, with_inputs)
         )
-        for request, pixels_BHWC in zip(requests, pixels, strict=True):
-            labels_B = torch.from_numpy(labels_N[request.indices_B])
+        inputs: Mapping[str, Any] = self._info.inputs if with_inputs else {}
+        for request, values in zip(requests, batches, strict=True):
             if device is not None:
-                pixels_BHWC = pixels_BHWC.to(device, non_blocking=True)
-                labels_B = labels_B.to(device, non_blocking=True)
-            inputs = {"images": self._normalize(pixels_BHWC, channels_last)}
-            yield Batch(inputs, {"labels": labels_B}, torch.from_numpy(request.indices_B))
+                values = {name: tensor.to(device, non_blocking=True) for name, tensor in values.items()}
+            tensors = {name: self._conversions[name](tensor, channels_last) for name, tensor in values.items()}
+            yield Batch(
+                {name: tensors[name] for name in inputs},
+                {name: tensors[name] for name in self._info.targets},
+                torch.from_numpy(request.indices_B),
+            )
 
-    def _in_process(self, split: str, requests: Sequence[Request]) -> Iterator[torch.Tensor]:
-        pixels = PixelBatches(self._splits[split].images, self._options.augment)
+    def _in_process(self, split: str, requests: Sequence[Request], with_inputs: bool) -> Iterator[Values]:
+        rows = self._rows(split, with_inputs=with_inputs)
         pin = self._pins_memory()
         for request in requests:
-            pixels_BHWC = pixels.make(request)
-            yield pixels_BHWC.pin_memory() if pin else pixels_BHWC
+            values = rows.make(request)
+            yield {name: tensor.pin_memory() for name, tensor in values.items()} if pin else values
 
-    def _from_workers(self, split: str, requests: Sequence[Request]) -> Iterator[torch.Tensor]:
+    def _rows(self, split: str, *, with_inputs: bool = True) -> BatchRows:
+        samples = self._splits[split]
+        columns = samples.columns if with_inputs else samples.targets
+        return BatchRows(columns, self._info.columns, self._options.augment)
+
+    def _from_workers(self, split: str, requests: Sequence[Request]) -> Iterator[Values]:
         """Yield a batch per request; start all workers once more if one hangs while it starts.
 
         In Python 3.11 a forked process may hang before it runs any of our code: it takes a lock of the interpreter that
@@ -103,7 +118,7 @@ class Loading:
             "machine may be out of memory; use fewer num_workers, or 0"
         )
 
-    def _attempt(self, split: str, requests: Sequence[Request], timeout_s: float) -> Generator[torch.Tensor]:
+    def _attempt(self, split: str, requests: Sequence[Request], timeout_s: float) -> Generator[Values]:
         start = _Start(timeout_s)
         with _without_workers_warnings():
             # Removed while in use: a second iteration at the same time gets its own workers.
@@ -134,7 +149,7 @@ class Loading:
     def _loader(self, split: str, start: _Start) -> DataLoader[Any]:
         options = self._options
         return DataLoader(
-            PixelBatches(self._splits[split].images, options.augment),
+            self._rows(split),
             batch_size=None,
             sampler=_Requests(),
             num_workers=options.num_workers,
@@ -149,21 +164,27 @@ class Loading:
         return self._options.pin_memory and torch.cuda.is_available()
 
 
-class PixelBatches(Dataset[Any]):
-    """A map-style dataset from requests to whole batches of augmented pixels."""
+class BatchRows(Dataset[Any]):
+    """A map-style dataset from requests to whole batches, augmented, as they are stored."""
 
-    def __init__(self, images: Images, augmentations: Sequence[str]) -> None:
-        self._images = images
+    def __init__(
+        self, columns: Mapping[str, Column], infos: Mapping[str, ColumnInfo], augmentations: Sequence[str]
+    ) -> None:
+        self._columns = columns
+        self._infos = infos
         self._augmentations = augmentations
 
-    def make(self, request: Request) -> torch.Tensor:
-        """Return pixels, uint8 of shape (B, H, W, C). Raises StageError for an unreadable image file."""
-        pixels_BHWC = self._images.take(request.indices_B)
+    def make(self, request: Request) -> Values:
+        """Return the columns' values. Raises StageError, e.g. for an unreadable image file."""
+        values = {name: column.take(request.indices_B) for name, column in self._columns.items()}
         if request.augment_seed is not None:
-            pixels_BHWC = augment(pixels_BHWC, request.indices_B, request.augment_seed, self._augmentations)
-        return torch.from_numpy(pixels_BHWC)
+            for name in values:
+                values[name] = self._infos[name].augment(
+                    values[name], request.indices_B, request.augment_seed, self._augmentations
+                )
+        return {name: torch.from_numpy(array) for name, array in values.items()}
 
-    def __getitem__(self, request: Request) -> torch.Tensor | str:
+    def __getitem__(self, request: Request) -> Values | str:
         # Errors as text: the DataLoader would replace an exception's message by a worker's traceback.
         try:
             return self.make(request)
@@ -181,42 +202,6 @@ class _Requests(Sampler[Request]):
 
     def __len__(self) -> int:
         return len(self.requests)
-
-
-class Normalization:
-    """Bytes to float32: (pixel / 255 - mean) / std per channel, as one multiplication and one addition."""
-
-    def __init__(self, info: DatasetInfo) -> None:
-        mean_C, std_C = (np.asarray(values, dtype=np.float64) for values in (info.mean, info.std))
-        self._scale_C, self._offset_C = 1 / (255 * std_C), -mean_C / std_C
-        self._rows: dict[tuple[torch.device, bool], tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def __call__(self, pixels_BHWC: torch.Tensor, channels_last: bool) -> torch.Tensor:
-        """Return float32 of shape (B, C, H, W) in that memory format, on the device of the pixels."""
-        num, height, width, channels = pixels_BHWC.shape
-        if not channels_last:
-            pixels_BHWC = pixels_BHWC.permute(0, 3, 1, 2).contiguous()
-        scale_P, offset_P = self._per_pixel(pixels_BHWC.device, height * width, channels_last)
-        # Scales are repeated over the whole image, so that the inner loop is long in either layout.
-        values_BP = pixels_BHWC.reshape(num, height * width * channels).float()
-        torch.addcmul(offset_P, values_BP, scale_P, out=values_BP)
-        if channels_last:
-            return values_BP.view(num, height, width, channels).permute(0, 3, 1, 2)
-        return values_BP.view(num, channels, height, width)
-
-    def _per_pixel(
-        self, device: torch.device, num_pixels: int, channels_last: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        key = (device, channels_last)
-        if key not in self._rows or len(self._rows[key][0]) != num_pixels * len(self._scale_C):
-            spread = np.tile if channels_last else np.repeat
-            with torch.inference_mode(False):  # cached: a later caller may be training
-                scale_P, offset_P = (
-                    torch.from_numpy(spread(values_C, num_pixels).astype(np.float32)).to(device)
-                    for values_C in (self._scale_C, self._offset_C)
-                )
-            self._rows[key] = scale_P, offset_P
-        return self._rows[key]
 
 
 class _WorkerHangs(Exception):  # noqa: N818  # no error: the workers are started once more
@@ -270,12 +255,12 @@ def _without_workers_warnings() -> Iterator[None]:
         yield
 
 
-def _next(iterator: Iterator[torch.Tensor | str]) -> torch.Tensor | str:
+def _next(iterator: Iterator[Values | str]) -> Values | str:
     try:
         return next(iterator)
     except (RuntimeError, ConnectionError, EOFError) as error:
         # A dead worker shows as torch's RuntimeError, or as a broken pipe where its batch was about to be read.
-        # Exceptions of a plugin's own images in a worker arrive as "Caught ... in DataLoader worker".
+        # Exceptions of a plugin's own column in a worker arrive as "Caught ... in DataLoader worker".
         first_line, *_ = [*str(error).splitlines(), ""]
         if first_line.startswith("Caught ") or (
             isinstance(error, RuntimeError) and "DataLoader worker" not in first_line

@@ -1,4 +1,4 @@
-"""Sources of a split's pixels: an array, a subset of another source, or files decoded on demand.
+"""A column of image files that are decoded on demand.
 
 Shape legend: N images, B of a batch, C channels, H height, W width.
 """
@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 from ptpipe import StageError
+from ptpipe_torch.data.column import Column
 from ptpipe_torch.files import open_regular
 
 if TYPE_CHECKING:
@@ -38,57 +39,8 @@ MAX_PIXELS = 50_000_000
 number of them."""
 
 
-class Images(Protocol):
-    """A source of pixels."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Return the pixels of these images, uint8 of shape (B, H, W, C), as a new writable array."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
-class ArrayImages:
-    """Pixels in memory, or mapped from a file: uint8 of shape (N, H, W, C)."""
-
-    pixels_NHWC: npt.NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.pixels_NHWC)
-
-    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """See `Images.take`."""
-        return self.pixels_NHWC.take(indices_B, axis=0)
-
-
-@dataclass(frozen=True, eq=False)
-class SubsetImages:
-    """Some of the images of a source that several subsets share."""
-
-    source: Images
-    positions_N: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.positions_N)
-
-    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """See `Images.take`."""
-        return self.source.take(self.positions_N[indices_B])
-
-
-def flatten(images: Images) -> tuple[Images, npt.NDArray[np.int64]]:
-    """Resolve nested subsets: return the source at the bottom, and the positions of the images in it."""
-    import numpy as np
-
-    if not isinstance(images, SubsetImages):
-        return images, np.arange(len(images), dtype=np.int64)
-    source, positions = flatten(images.source)
-    return source, positions[images.positions_N]
-
-
-@dataclass(frozen=True, eq=False)
-class FileImages:
+class ImageFileColumn(Column):
     """Image files that are decoded on demand, so that a data set of any size fits in memory.
 
     The shorter side is resized to `resize` pixels (bilinear, antialiased), then a centre square of `size` pixels is
@@ -109,7 +61,7 @@ class FileImages:
         return len(self.paths_N)
 
     def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """See `Images.take`. Raises StageError, naming the file, where it is missing, too large or not an image."""
+        """Return pixels, uint8 (B, H, W, C). Raises StageError, with the path, for a file that is no such image."""
         import numpy as np
 
         pixels_BHWC = np.empty((len(indices_B), self.size, self.size, self.channels), dtype=np.uint8)

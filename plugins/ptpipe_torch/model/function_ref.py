@@ -67,28 +67,37 @@ class FunctionRef:
 
         Raises IntegrityError where the address names anything but a function so marked in a loaded plugin.
         """
-        if len(self.address) > _MAX_ADDRESS or not _ADDRESS.fullmatch(self.address):
-            raise IntegrityError(f"{self.address[:_MAX_ADDRESS]!r} is not the address of a {role}, package.module:name")
-        module_name, _, function_name = self.address.partition(":")
-        # Not getattr: it would run the `__getattr__` of a module that imports others on demand.
-        function: Callable[..., nn.Module] | None = vars(self._module(module_name)).get(function_name)
+        function: Callable[..., nn.Module] | None = loaded_attribute(self.address, role)
         if _role(function) != role:
             raise IntegrityError(f"{self.address} is not a {role}")
         assert function is not None
         return function
 
-    def _module(self, name: str) -> ModuleType:
-        # Importing runs a module's top level, so only packages that the user already trusts are imported from,
-        # and never a `__main__`, which is a program.
-        if isinstance(loaded := sys.modules.get(name), ModuleType):
-            return loaded
-        root = name.partition(".")[0]
-        if "__" in name or not (root == __name__.partition(".")[0] or _has_plugin(root)):
-            raise IntegrityError(f"{self.address}: its plugin is not loaded (name it under `plugins:`)")
-        try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            raise IntegrityError(f"{self.address}: {error}") from error
+
+def loaded_attribute(address: str, role: str) -> Any:
+    """Return the attribute that an address, `package.module:name`, names in a loaded plugin; None where it has none.
+
+    `role`: what it should be, for errors. Raises IntegrityError where the module belongs to no loaded plugin.
+    """
+    if len(address) > _MAX_ADDRESS or not _ADDRESS.fullmatch(address):
+        raise IntegrityError(f"{address[:_MAX_ADDRESS]!r} is not the address of a {role}, package.module:name")
+    module_name, _, name = address.partition(":")
+    # Not getattr: it would run the `__getattr__` of a module that imports others on demand.
+    return vars(_module(module_name, address)).get(name)
+
+
+def _module(name: str, address: str) -> ModuleType:
+    # Importing runs a module's top level, so only packages that the user already trusts are imported from,
+    # and never a `__main__`, which is a program.
+    if isinstance(loaded := sys.modules.get(name), ModuleType):
+        return loaded
+    root = name.partition(".")[0]
+    if "__" in name or not (root == __name__.partition(".")[0] or _has_plugin(root)):
+        raise IntegrityError(f"{address}: its plugin is not loaded (name it under `plugins:`)")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise IntegrityError(f"{address}: {error}") from error
 
 
 def _marked(function: F, role: str) -> F:

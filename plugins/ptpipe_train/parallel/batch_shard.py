@@ -12,10 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ptpipe_torch import Batch, Split
-
-IGNORED = -100
-"""Label of padding samples; the default `ignore_index` of torch's cross-entropy."""
+from ptpipe_torch import Batch
 
 
 @dataclass(frozen=True)
@@ -44,33 +41,20 @@ class BatchShard:
         return shard_N
 
 
-def target_batches(
-    split: Split, order_N: npt.NDArray[np.int64], batch_size: int, device: torch.device
-) -> Iterator[Batch]:
-    """Yield the batches of `Data.batches` without their inputs, of which none is read."""
-    for start in range(0, len(order_N), batch_size):
-        indices_B = order_N[start : start + batch_size]
-        labels_B = torch.from_numpy(split.labels_N[indices_B]).to(device, non_blocking=True)
-        yield Batch({}, {"labels": labels_B}, torch.from_numpy(indices_B))
-
-
 def padded(batch: Batch, size: int) -> Batch:
-    """Return the batch with its last sample repeated up to that size; repetitions are labelled `IGNORED`.
+    """Return the batch with tensors of that many rows: its last sample is repeated, which no loss counts.
 
     Repeating a sample, rather than adding zeros, keeps the range of values that observers see.
     """
     num = len(batch)
-    if num == size:
-        return batch
-    bigger = _taken(batch, torch.arange(size).clamp(max=num - 1))
-    bigger.targets["labels"][num:] = IGNORED
-    return bigger
+    return batch if num == size else _taken(batch, torch.arange(size).clamp(max=num - 1), num)
 
 
-def _taken(batch: Batch, positions_B: torch.Tensor) -> Batch:
+def _taken(batch: Batch, positions_B: torch.Tensor, num_samples: int) -> Batch:
+    """Return these rows of a batch, of which the first `num_samples` are samples."""
     inputs = {name: _rows(tensor, positions_B) for name, tensor in batch.inputs.items()}
     targets = {name: _rows(tensor, positions_B) for name, tensor in batch.targets.items()}
-    return Batch(inputs, targets, batch.indices_N[positions_B])
+    return Batch(inputs, targets, batch.indices_N[positions_B[:num_samples]])
 
 
 def _rows(tensor: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
@@ -80,18 +64,11 @@ def _rows(tensor: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
 
 
 def padding_batch(batch: Batch) -> Batch:
-    """Return two samples of the batch, both `IGNORED`: for a worker whose shard of an epoch's last batch is empty.
+    """Return a batch of no sample, whose tensors have two rows: for a worker whose shard of a batch is empty.
 
     Two, because batch norm can't normalize a single value per channel.
     """
-    pair = _taken(batch, torch.zeros(2, dtype=torch.int64))
-    pair.targets["labels"].fill_(IGNORED)
-    return pair
-
-
-def is_padding(batch: Batch) -> bool:
-    """Return whether the batch is a `padding_batch`."""
-    return len(batch) == 2 and bool((batch.targets["labels"] == IGNORED).all())
+    return _taken(batch, torch.zeros(2, dtype=torch.int64), 0)
 
 
 def batches_of(batches: Iterator[Batch], num_batches: int, any_batch: Callable[[], Batch]) -> Iterator[Batch]:

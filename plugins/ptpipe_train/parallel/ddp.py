@@ -20,7 +20,7 @@ from ptpipe_torch.distributed.shared_memory import SharedMemory, share_memory
 from ptpipe_train.config import Parallel
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.evaluation import buffers_restored
-from ptpipe_train.parallel.batch_shard import BatchShard, is_padding
+from ptpipe_train.parallel.batch_shard import BatchShard
 from ptpipe_train.parallel.buffers import BufferSync, RangeSync
 from ptpipe_train.parallel.gradients import SharedAverage, average_compressed
 from ptpipe_train.parallel.strategy import Objective, ParallelStrategy, TrainingInputs
@@ -39,7 +39,7 @@ class SingleProcess(ParallelStrategy):
         with self.times.part("forward"):
             with self.settings.autocast():
                 returned = self.wrapped(*batch.args)
-            loss = objective(returned, batch.targets)
+            loss = objective(returned, batch.targets, len(batch))
         with self.times.part("backward"):
             torch.autograd.backward(scaler.scale(loss))
         return loss.detach()
@@ -100,13 +100,13 @@ class DDPStrategy(ParallelStrategy):
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
     ) -> torch.Tensor:
-        self._ranges.takes_part = counts = not is_padding(batch)
+        self._ranges.takes_part = counts = len(batch) > 0
         # Restored after the backward pass only: autograd refuses tensors that were modified since the forward pass.
         with buffers_restored(self.module, only_if=not counts), self._synchronized(last):
             with self.times.part("forward"):
                 with self.settings.autocast():
                     returned = self._wrapped(*batch.args)
-                loss = objective(returned, batch.targets)
+                loss = objective(returned, batch.targets, len(batch))
             with self.times.backward():
                 # DistributedDataParallel averages over ranks, but contributions to the mean must be summed.
                 torch.autograd.backward(scaler.scale(loss * self.workers.size))

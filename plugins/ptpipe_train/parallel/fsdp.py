@@ -16,7 +16,7 @@ from ptpipe import StageError
 from ptpipe_torch import Batch
 from ptpipe_train.config import Parallel
 from ptpipe_train.evaluation import buffers_restored, state_restored
-from ptpipe_train.parallel.batch_shard import BatchShard, is_padding
+from ptpipe_train.parallel.batch_shard import BatchShard
 from ptpipe_train.parallel.buffers import BufferSync, RangeSync
 from ptpipe_train.parallel.gradients import clip_together
 from ptpipe_train.parallel.strategy import Objective, ParallelStrategy, TrainingInputs
@@ -55,7 +55,7 @@ class FSDPStrategy(ParallelStrategy):
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
     ) -> torch.Tensor:
-        self._ranges.takes_part = counts = not is_padding(batch)
+        self._ranges.takes_part = counts = len(batch) > 0
         assert isinstance(self.trained, FSDPModule)
         self.trained.set_requires_gradient_sync(last)
         # Restored after the backward pass only: autograd refuses tensors that were modified since the forward pass.
@@ -63,7 +63,7 @@ class FSDPStrategy(ParallelStrategy):
             with self.times.part("forward"):
                 with self.settings.autocast():
                     returned = self.trained(*batch.args)
-                loss = objective(returned, batch.targets)
+                loss = objective(returned, batch.targets, len(batch))
             with self.times.part("backward"):
                 # FSDP averages over ranks, but contributions to the mean must be summed.
                 torch.autograd.backward(scaler.scale(loss * self.workers.size))

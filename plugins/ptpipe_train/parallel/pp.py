@@ -1,6 +1,6 @@
 """Pipeline parallelism: the only file that uses `torch.distributed.pipelining`.
 
-Shape legend: N images of a batch, B micro-batches of it, M images of one, C channels, H height, W width, K classes.
+Shape legend: N samples of a batch, B micro-batches of it, M samples of one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ptpipe_train.config import Degrees
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.evaluation import buffers_restored, state_restored
 from ptpipe_train.measured_once import measure_once
-from ptpipe_train.parallel.batch_shard import IGNORED, BatchShard, padded
+from ptpipe_train.parallel.batch_shard import BatchShard, padded
 from ptpipe_train.parallel.buffers import BufferSync, RangeSync, broadcast_bytes
 from ptpipe_train.parallel.gradients import clip_together, sum_gradients
 from ptpipe_train.parallel.partition import (
@@ -127,17 +127,16 @@ class PipelineStrategy(ParallelStrategy):
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
     ) -> torch.Tensor:
         batch = padded(batch, self._shard_size)
-        self._losses.begin(objective, scaler)
+        self._losses.begin(objective, scaler, batch)
         inputs = batch.args if self.needs_inputs else ()
-        labels_N = batch.targets["labels"]
-        labels_BM = labels_N.view(self._num_microbatches, -1)
-        sizes_B = (labels_BM != IGNORED).sum(1).tolist()
+        rows_N = torch.arange(self._shard_size)
+        sizes_B = (rows_N < len(batch)).view(self._num_microbatches, -1).sum(1).tolist()
         if not self._can_trim:
-            sizes_B = [labels_BM.shape[1] if size else 0 for size in sizes_B]
+            sizes_B = [self._shard_size // self._num_microbatches if size else 0 for size in sizes_B]
         with self.times.part("forward_backward"), ExitStack() as batch_end:
             for module in self._stage_modules:
                 batch_end.enter_context(module.microbatches(sizes_B))
-            self._schedule.step(*inputs, target=labels_N if self._has_last else None)
+            self._schedule.step(*inputs, target=rows_N if self._has_last else None)
         if last:
             with self.times.part("communication"):
                 sum_gradients(self.trained.parameters(), self._replica_group, self._compress)
@@ -241,18 +240,23 @@ class StageModule(nn.Module):
 
 
 class _MicrobatchLosses:
-    """Loss function of the schedule, which calls it for each micro-batch on the rank of the last pipeline stage."""
+    """Loss function of the schedule, which calls it for each micro-batch on the rank of the last pipeline stage.
+
+    What the schedule passes as target are the rows of the micro-batch: the task's targets may be several.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._contributions: list[torch.Tensor] = []
 
-    def begin(self, objective: Objective, scaler: torch.amp.GradScaler) -> None:
-        self._objective, self._scaler = objective, scaler
+    def begin(self, objective: Objective, scaler: torch.amp.GradScaler, batch: Batch) -> None:
+        self._objective, self._scaler, self._batch = objective, scaler, batch
         self._contributions = []
 
-    def __call__(self, logits_MK: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
-        loss = self._objective(logits_MK, {"labels": labels_M})
+    def __call__(self, returned: Any, rows_M: torch.Tensor) -> torch.Tensor:
+        start, stop = int(rows_M[0]), int(rows_M[-1]) + 1
+        targets = {name: tensor[start:stop] for name, tensor in self._batch.targets.items()}
+        loss = self._objective(returned, targets, max(0, len(self._batch) - start))
         self._contributions.append(loss.detach())
         return self._scaler.scale(loss)
 

@@ -1,21 +1,17 @@
-"""Base class of the parallel strategies, and what all of them are built from.
-
-Shape legend: N samples of a batch, K classes.
-"""
+"""Base class of the parallel strategies, and what all of them are built from."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from ptpipe import JSON, Context
-from ptpipe_torch import Batch, Data, Model, TensorSpec
+from ptpipe_torch import Batch, Data, Model, Task
 from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
 from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_train.config import Parallel
@@ -46,23 +42,20 @@ class TrainingInputs:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of an optimizer step: cross-entropy, averaged over all samples of the step."""
+    """The loss of an optimizer step: the mean of the task's losses over all samples of the step."""
 
     num_samples: int
     """Samples of the whole step: all batches, all workers."""
-    label_smoothing: float
-    outputs: Sequence[TensorSpec]
-    """What the network returns: logits."""
+    task: Task
 
-    def __call__(self, returned: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(self, returned: Any, targets: Mapping[str, torch.Tensor], num_samples: int) -> torch.Tensor:
         """Return these samples' contribution to the mean, a scalar; contributions add up to the loss of the step.
 
-        `returned`: by the network. Raises StageError where that is not what its signature says.
+        `returned`: by the network. `num_samples`: rows after these are padding. Raises StageError where the network did
+        not return what its signature says.
         """
-        (logits_NK,) = named_outputs(returned, self.outputs).values()
-        labels_N = targets["labels"]
-        loss = cross_entropy(logits_NK.float(), labels_N, reduction="sum", label_smoothing=self.label_smoothing)
-        return loss / self.num_samples
+        losses_B = self.task.losses(named_outputs(returned, self.task.outputs), targets)
+        return losses_B[:num_samples].sum() / self.num_samples
 
 
 class ParallelStrategy(ABC):

@@ -19,6 +19,8 @@ from ptpipe_data import catalog
 from ptpipe_data.catalog import CatalogEntry, fingerprint
 from ptpipe_torch import Data, epoch_order
 
+from ...datasets import labels_of
+
 OWN = front.MnistConfig(verify=False, calibration_size=10)
 
 
@@ -46,7 +48,7 @@ def tiny_mnist(write_idx_set: Callable, tmp_path: Path, monkeypatch: pytest.Monk
 
 def pixels(data: Data, split: str) -> np.ndarray:
     samples = data.splits[split]
-    return samples.images.take(np.arange(len(samples)))
+    return samples.inputs["images"].take(np.arange(len(samples)))
 
 
 @pytest.mark.mnist
@@ -54,11 +56,11 @@ def test_real_mnist(real_data: Path, ctx: Context, events, tmp_path: Path) -> No
     config = front.MnistConfig()
     assert list(front.load_mnist.preflight(config)) == []
     data = front.load_mnist(config, ctx)
-    assert data.info.name == "mnist" and data.info.shape_CHW == (1, 28, 28) and not events.notices
+    assert data.info.name == "mnist" and data.info.inputs["images"].shape_CHW == (1, 28, 28) and not events.notices
     assert data.summary() == {
         "name": "mnist",
-        "shape": [1, 28, 28],
-        "num_classes": 10,
+        "inputs": ["images (batch, 1, 28, 28) float32"],
+        "task": "Classification",
         "num_train": 57_000,
         "num_val": 3_000,
         "num_test": 10_000,
@@ -68,13 +70,15 @@ def test_real_mnist(real_data: Path, ctx: Context, events, tmp_path: Path) -> No
     labels = gzip.decompress((real_data / "mnist" / "train-labels-idx1-ubyte.gz").read_bytes())
     for split in ("train", "val", "calibration"):
         positions = np.array([int(id_.partition("/")[2]) for id_ in data.splits[split].ids])
-        np.testing.assert_array_equal(data.splits[split].labels_N, np.frombuffer(labels, np.uint8, offset=8)[positions])
+        np.testing.assert_array_equal(
+            labels_of(data.splits[split]), np.frombuffer(labels, np.uint8, offset=8)[positions]
+        )
         expected = np.frombuffer(raw, np.uint8, offset=16).reshape(-1, 28, 28, 1)[positions]
         np.testing.assert_array_equal(pixels(data, split), expected)
     assert set(data.splits["calibration"].ids) <= set(data.splits["train"].ids)
     everything = np.frombuffer(raw, np.uint8, offset=16) / 255.0
-    assert data.info.mean == pytest.approx((everything.mean(),), abs=5e-5)
-    assert data.info.std == pytest.approx((everything.std(),), abs=5e-5)
+    assert data.info.inputs["images"].mean == pytest.approx((everything.mean(),), abs=5e-5)
+    assert data.info.inputs["images"].std == pytest.approx((everything.std(),), abs=5e-5)
 
     folder = tmp_path / "stored"
     folder.mkdir()
@@ -277,9 +281,9 @@ def test_own_files(ctx: Context, tmp_path: Path, write_idx_set: Callable) -> Non
     config = front.MnistConfig(path=str(tmp_path / "mine"), verify=False, val_size=3, calibration_size=4)
     data = front.load_mnist(config, ctx)
     values = np.frombuffer(contents["train-images-idx3-ubyte"], np.uint8, offset=16) / 255
-    assert data.info.class_names == ("0", "1", "2", "3") and data.info.shape_CHW == (1, 5, 5)
-    assert data.info.mean == pytest.approx((values.mean(),), abs=5e-5)
-    assert data.info.std == pytest.approx((values.std(),), abs=5e-5)
+    assert data.info.task.class_names == ("0", "1", "2", "3") and data.info.inputs["images"].shape_CHW == (1, 5, 5)
+    assert data.info.inputs["images"].mean == pytest.approx((values.mean(),), abs=5e-5)
+    assert data.info.inputs["images"].std == pytest.approx((values.std(),), abs=5e-5)
     with pytest.raises(StageError, match="was altered"):
         front.load_mnist(config.model_copy(update={"verify": True}), ctx)
 
@@ -296,7 +300,7 @@ class TestWithoutKnownDigests:
 
     def test_unpacked_is_accepted_with_a_notice(self, fashion: Path, ctx: Context, events) -> None:
         data = front.load_fashion_mnist(front.CatalogConfig(), ctx)
-        assert data.info.class_names[9] == "Ankle boot"
+        assert data.info.task.class_names[9] == "Ankle boot"
         (notice,) = events.notices
         assert str(fashion / "train-images-idx3-ubyte") in notice and "no digest" in notice
 

@@ -63,11 +63,11 @@ def check(data: front.Data) -> None:
     content = CONTENTS["data_batch_3.bin"]
     record = content[4 * RECORD : 5 * RECORD]
     position = list(data.splits["train"].ids).index("train/00024")
-    pixels_HWC = data.splits["train"].images.take(np.array([position]))[0]
+    pixels_HWC = data.splits["train"].inputs["images"].take(np.array([position]))[0]
     for row, column, channel in ((0, 0, 0), (3, 17, 1), (31, 30, 2), (31, 31, 2)):
         assert pixels_HWC[row, column, channel] == record[1 + channel * 1024 + row * 32 + column]
-    assert data.splits["train"].labels_N[position] == record[0]
-    assert data.info.class_names[3] == "cat" and data.info.shape_CHW == (3, 32, 32)
+    assert data.splits["train"].targets["labels"].values()[position] == record[0]
+    assert data.info.task.class_names[3] == "cat" and data.info.inputs["images"].shape_CHW == (3, 32, 32)
     assert len(data.splits["test"]) == 10
 
 

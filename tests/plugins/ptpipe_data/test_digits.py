@@ -45,13 +45,17 @@ def test_content_of_the_bundled_file_enters_the_key(tmp_path: Path, monkeypatch:
 
 def everything(data: Data, split: str) -> tuple[list[str], np.ndarray, np.ndarray]:
     samples = data.splits[split]
-    return samples.ids.tolist(), samples.labels_N, samples.images.take(np.arange(len(samples)))
+    return (
+        samples.ids.tolist(),
+        samples.targets["labels"].values(),
+        samples.inputs["images"].take(np.arange(len(samples))),
+    )
 
 
 def test_splits_partition_the_bundled_digits(ctx: Context) -> None:
     data = front.load_digits(front.DigitsConfig(), ctx)
     images_NHW, original_labels_N = bundled()
-    assert data.info.name == "digits" and data.info.shape_CHW == (1, 8, 8)
+    assert data.info.name == "digits" and data.info.inputs["images"].shape_CHW == (1, 8, 8)
     numbers = set()
     for split in ("train", "val", "test"):
         ids, labels_N, pixels_NHWC = everything(data, split)
@@ -67,13 +71,13 @@ def test_test_images_are_the_same_whatever_the_seed(ctx: Context, tmp_path) -> N
     one, two = front.load_digits(front.DigitsConfig(), ctx), front.load_digits(front.DigitsConfig(), other)
     assert everything(one, "test")[0] == everything(two, "test")[0]
     assert everything(one, "val")[0] != everything(two, "val")[0]
-    counts = np.bincount(one.splits["test"].labels_N, minlength=10)
+    counts = np.bincount(one.splits["test"].targets["labels"].values(), minlength=10)
     assert counts.min() > 30
 
 
 def test_fallback_looks_like_mnist(ctx: Context) -> None:
     data = front.load_mnist(front.MnistConfig(fallback="digits"), ctx)
-    assert data.info.shape_CHW == (1, 28, 28) and len(data.info.class_names) == 10
+    assert data.info.inputs["images"].shape_CHW == (1, 28, 28) and len(data.info.task.class_names) == 10
     _, labels_N, pixels_NHWC = everything(data, "test")
     assert not pixels_NHWC[:, :4].any() and not pixels_NHWC[:, -4:].any()
     images_NHW, original_labels_N = bundled()
@@ -97,4 +101,4 @@ def test_fallback_has_shifted_copies_for_training_alone(ctx: Context) -> None:
     shifted = ids.index(f"{ids[5]}-2+2")
     np.testing.assert_array_equal(pixels_NHWC[shifted][:-2, 2:], pixels_NHWC[5][2:, :-2])
     assert labels_N[shifted] == labels_N[5]
-    assert data.info.mean[0] == np.round((pixels_NHWC / 255).mean(), 4)
+    assert data.info.inputs["images"].mean[0] == np.round((pixels_NHWC / 255).mean(), 4)

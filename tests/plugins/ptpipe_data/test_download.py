@@ -308,7 +308,7 @@ def test_preflight_fetches_and_the_stage_reads(
     monkeypatch.setattr(socket, "socket", None)  # the stage itself uses no network
     data = front.load_mnist(config, ctx)
     expected = np.frombuffer(gzip.decompress(files["t10k-images-idx3-ubyte.gz"]), np.uint8, offset=16)
-    np.testing.assert_array_equal(data.splits["test"].images.take(np.arange(20)).ravel(), expected)
+    np.testing.assert_array_equal(data.splits["test"].inputs["images"].take(np.arange(20)).ravel(), expected)
     assert stat.S_IMODE((tmp_path / "cache" / "ptpipe" / "mnist" / "t10k-images-idx3-ubyte.gz").stat().st_mode) & 0o400
 
 

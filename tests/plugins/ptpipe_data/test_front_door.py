@@ -10,7 +10,7 @@ from pydantic import ValidationError
 import ptpipe_data as front
 from ptpipe import hookimpl
 from ptpipe.plan.options import config_problems
-from ptpipe_data.config import Augmentation, SplitConfig
+from ptpipe_data.config import Augmentation, ImageConfig
 from ptpipe_torch import Data, LoaderOptions
 from ptpipe_torch.data.augment import AUGMENTATIONS
 
@@ -35,7 +35,9 @@ def test_kinds() -> None:
         "data.fashion_mnist",
         "data.image_folder",
         "data.mnist",
+        "data.segmentation_folder",
         "data.synthetic",
+        "data.table",
     }
     for stage in STAGES:
         assert [port.type for port in stage.outputs] == [Data] and not stage.inputs
@@ -77,7 +79,7 @@ def test_loader_options_get_through() -> None:
 )
 def test_wrong_options(options: str, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        SplitConfig.model_validate_json(options, strict=True)
+        ImageConfig.model_validate_json(options, strict=True)
 
 
 def test_the_former_name_of_fallback_is_reported() -> None:
@@ -92,4 +94,4 @@ def test_resize_smaller_than_the_square() -> None:
 
 @pytest.mark.parametrize("size", [0, 0.25, 5000])
 def test_sizes_are_fractions_or_numbers(size: float) -> None:
-    assert SplitConfig.model_validate_json(f'{{"val_size": {size}}}', strict=True).val_size == size
+    assert ImageConfig.model_validate_json(f'{{"val_size": {size}}}', strict=True).val_size == size

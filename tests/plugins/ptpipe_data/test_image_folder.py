@@ -54,13 +54,13 @@ def sizes(data: Data) -> list[int]:
 
 def test_one_folder_is_split(one_folder: Path, ctx: Context) -> None:
     data = front.load_image_folder(config(one_folder, test_size=0.2, val_size=8), ctx)
-    assert data.info.name == "pictures" and data.info.class_names == ("blue", "green", "red")
+    assert data.info.name == "pictures" and data.info.task.class_names == ("blue", "green", "red")
     assert sizes(data) == [40, 8, 12, 4]
     for split in data.splits.values():
-        pixels_NHWC = split.images.take(np.arange(len(split)))
-        for id_, label, pixels_HWC in zip(split.ids, split.labels_N, pixels_NHWC, strict=True):
+        pixels_NHWC = split.inputs["images"].take(np.arange(len(split)))
+        for id_, label, pixels_HWC in zip(split.ids, split.targets["labels"].values(), pixels_NHWC, strict=True):
             name = id_.partition("/")[0]
-            assert data.info.class_names[label] == name
+            assert data.info.task.class_names[label] == name
             assert (pixels_HWC == COLOURS[name]).all()
     assert sizes(front.load_image_folder(config(one_folder), ctx)) == [51, 3, 6, 4]
 
@@ -199,7 +199,7 @@ def test_resize_and_centre_crop(tmp_path: Path, ctx: Context) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(folder / f"{number}.png")
     data = front.load_image_folder(config(tmp_path / "p", resize=20, val_size=0, test_size=0), ctx)
-    pixels_NHWC = data.splits["train"].images.take(np.arange(5))
+    pixels_NHWC = data.splits["train"].inputs["images"].take(np.arange(5))
     for id_, pixels_HWC in zip(data.splits["train"].ids, pixels_NHWC, strict=True):
         with Image.open(tmp_path / "p" / id_) as image:
             scale = 20 / min(image.size)
@@ -221,7 +221,7 @@ def test_modes(tmp_path: Path, ctx: Context, mode: str) -> None:
         made.save(folder / f"{number}.{'tif' if mode == 'CMYK' else 'png'}", **options)
     for channels in (1, 3):
         data = front.load_image_folder(config(tmp_path / "p", channels=channels, val_size=0, test_size=1), ctx)
-        pixels_NHWC = data.splits["train"].images.take(np.arange(1))
+        pixels_NHWC = data.splits["train"].inputs["images"].take(np.arange(1))
         assert pixels_NHWC.shape == (1, 16, 16, channels)
         assert 190 < pixels_NHWC.mean() < 210, "light grey stays light"  # P and 1 are dithered
 
@@ -236,18 +236,18 @@ def test_large_jpeg_is_decoded_small_but_alike(tmp_path: Path, ctx: Context) -> 
     for number in range(2):
         Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=95)
     data = front.load_image_folder(config(tmp_path / "p", image_size=64, val_size=0, test_size=1), ctx)
-    got = data.splits["train"].images.take(np.arange(1))[0].astype(int)
+    got = data.splits["train"].inputs["images"].take(np.arange(1))[0].astype(int)
     expected = np.asarray(Image.fromarray(pixels).resize((85, 64), Image.Resampling.BILINEAR))[:, 10:74].astype(int)
     assert np.abs(got - expected).mean() < 3
 
 
 def test_normalization(one_folder: Path, ctx: Context) -> None:
-    assert front.load_image_folder(config(one_folder), ctx).info.mean == (0.485, 0.456, 0.406)
-    assert front.load_image_folder(config(one_folder, channels=1), ctx).info.shape_CHW == (1, 16, 16)
+    assert front.load_image_folder(config(one_folder), ctx).info.inputs["images"].mean == (0.485, 0.456, 0.406)
+    assert front.load_image_folder(config(one_folder, channels=1), ctx).info.inputs["images"].shape_CHW == (1, 16, 16)
     data = front.load_image_folder(config(one_folder, normalize="measured"), ctx)
     train = data.splits["train"]
-    pixels_NHWC = train.images.take(np.arange(len(train)))
-    np.testing.assert_allclose(data.info.mean, (pixels_NHWC / 255).mean(axis=(0, 1, 2)), atol=6e-5)
+    pixels_NHWC = train.inputs["images"].take(np.arange(len(train)))
+    np.testing.assert_allclose(data.info.inputs["images"].mean, (pixels_NHWC / 255).mean(axis=(0, 1, 2)), atol=6e-5)
 
 
 def test_in_memory(one_folder: Path, ctx: Context, tmp_path: Path) -> None:
@@ -269,6 +269,6 @@ def test_large_images_are_refused_until_the_limit_is_raised(one_folder: Path, ct
     train = front.load_image_folder(config(one_folder, **options), ctx).splits["train"]
     position = train.ids.tolist().index("red/zz.png")
     with pytest.raises(StageError, match=r"zz\.png has 300 x 200 pixels, more than max_pixels: 59999; remove it"):
-        train.images.take(np.array([position]))
+        train.inputs["images"].take(np.array([position]))
     larger = front.load_image_folder(config(one_folder, **options | {"max_pixels": 60_000}), ctx).splits["train"]
-    assert larger.images.take(np.array([position])).shape == (1, 16, 16, 3)
+    assert larger.inputs["images"].take(np.array([position])).shape == (1, 16, 16, 3)

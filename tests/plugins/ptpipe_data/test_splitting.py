@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 from ptpipe import StageError
 from ptpipe_data.config import SplitConfig
 from ptpipe_data.splitting import draw_splits, num_samples
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, Split
+from ptpipe_torch import ArrayColumn, Data, Split
 
-INFO = DatasetInfo("x", ("0", "1", "2"), (1, 1, 1), (0.5,), (0.5,))
+from ...datasets import image_info, image_split
+
+INFO = image_info("x", ("0", "1", "2"), (1, 1, 1), (0.5,), (0.5,))
 
 
 def pool(name: str, num: int) -> Split:
     pixels = np.arange(num, dtype=np.uint8).reshape(num, 1, 1, 1)
-    return Split(np.array([f"{name}/{i:03d}" for i in range(num)]), np.arange(num) % 3, ArrayImages(pixels))
+    return image_split(np.array([f"{name}/{i:03d}" for i in range(num)]), np.arange(num) % 3, ArrayColumn(pixels))
 
 
 def drawn(config: SplitConfig, seed: int = 7, num_train: int = 100, num_test: int = 30) -> Data:
@@ -60,8 +62,8 @@ def test_invariants(num_train: int, num_test: int, seed: int, **options: object)
         assert len(train) == num_train - len(val)
     for split in data.splits.values():  # ids, labels and pixels stay together
         numbers = np.array([int(id_.partition("/")[2]) for id_ in split.ids], dtype=np.int64)
-        np.testing.assert_array_equal(split.labels_N, numbers % 3)
-        np.testing.assert_array_equal(split.images.take(np.arange(len(split))).ravel(), numbers)
+        np.testing.assert_array_equal(split.targets["labels"].values(), numbers % 3)
+        np.testing.assert_array_equal(split.inputs["images"].take(np.arange(len(split))).ravel(), numbers)
     again = drawn(config, seed, num_train, num_test)
     assert all(ids(again, name) == ids(data, name) for name in data.splits)
 

@@ -7,20 +7,20 @@ import torch
 import ptpipe_data as front
 from ptpipe import Context
 from ptpipe_data.channel_stats import channel_stats
-from ptpipe_torch import ArrayImages, Data, epoch_order
+from ptpipe_torch import ArrayColumn, Data, epoch_order
 
 
 def test_shape_and_balance(ctx: Context) -> None:
     config = front.SyntheticConfig(num_classes=7, num_train=140, num_test=35, image_size=12, channels=3, val_size=0)
     data = front.make_synthetic(config, ctx)
-    assert data.info.shape_CHW == (3, 12, 12) and data.info.num_classes == 7
-    assert np.bincount(data.splits["train"].labels_N).tolist() == [20] * 7
-    assert np.bincount(data.splits["test"].labels_N).tolist() == [5] * 7
+    assert data.info.inputs["images"].shape_CHW == (3, 12, 12) and data.info.task.num_classes == 7
+    assert np.bincount(data.splits["train"].targets["labels"].values()).tolist() == [20] * 7
+    assert np.bincount(data.splits["test"].targets["labels"].values()).tolist() == [5] * 7
 
 
 def test_seed_alone_decides(ctx: Context, tmp_path) -> None:
     def pixels(data: Data) -> np.ndarray:
-        return data.splits["test"].images.take(np.arange(16))
+        return data.splits["test"].inputs["images"].take(np.arange(16))
 
     config = front.SyntheticConfig()
     np.random.seed(1)
@@ -52,10 +52,10 @@ def test_small_network_learns_it_in_an_epoch(ctx: Context) -> None:
 @pytest.mark.parametrize("shape_NHWC", [(5, 3, 4, 1), (2000, 30, 30, 3)])
 def test_statistics(shape_NHWC: tuple[int, ...]) -> None:
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, shape_NHWC, dtype=np.uint8)
-    mean, std = channel_stats(ArrayImages(pixels_NHWC))
+    mean, std = channel_stats(ArrayColumn(pixels_NHWC))
     np.testing.assert_allclose(mean, (pixels_NHWC / 255).mean(axis=(0, 1, 2)), atol=6e-5)
     np.testing.assert_allclose(std, (pixels_NHWC / 255).std(axis=(0, 1, 2)), atol=6e-5)
 
 
 def test_statistics_of_a_constant() -> None:
-    assert channel_stats(ArrayImages(np.full((3, 2, 2, 1), 51, dtype=np.uint8))) == ((0.2,), (1.0,))
+    assert channel_stats(ArrayColumn(np.full((3, 2, 2, 1), 51, dtype=np.uint8))) == ((0.2,), (1.0,))

@@ -26,15 +26,17 @@ from pathlib import Path
 import numpy as np
 
 from ptpipe import Context, StageConfig, StageError, hookimpl, stage
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Ranges, Split, init_worker_group
+from ptpipe_torch import ArrayColumn, Data, DatasetInfo, LoaderOptions, Ranges, Split, init_worker_group
+from ...datasets import image_info, image_split
 
 HERE = Path(__file__).parent
 
 
 def data() -> Data:
-    split = Split(np.array(["a", "b"]), np.zeros(2, dtype=np.int64), ArrayImages(np.zeros((2, 4, 4, 1), np.uint8)))
+    pixels = ArrayColumn(np.zeros((2, 4, 4, 1), np.uint8))
+    split = image_split(np.array(["a", "b"]), np.zeros(2, dtype=np.int64), pixels)
     loader = LoaderOptions(batch_size=1, num_workers=1, persistent_workers=True)
-    return Data(DatasetInfo("x", ("a",), (1, 4, 4), (0.5,), (0.5,)), {"train": split}, loader)
+    return Data(image_info("x", ("a",), (1, 4, 4), (0.5,), (0.5,)), {"train": split}, loader)
 
 
 @stage("workers.write", workers=lambda config: 2)

@@ -22,9 +22,8 @@ from torch import nn
 from ptpipe import Context
 from ptpipe.events import Event
 from ptpipe_torch import (
-    ArrayImages,
+    ArrayColumn,
     Data,
-    DatasetInfo,
     Deployable,
     FunctionRef,
     LoaderOptions,
@@ -32,10 +31,10 @@ from ptpipe_torch import (
     OnnxFile,
     Predictor,
     Recipe,
-    Split,
 )
 from ptpipe_torch.model.function_ref import builder
 
+from ...datasets import image_info, image_split
 from ...signatures import classifier
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -92,14 +91,14 @@ def digits() -> Data:
     labels_N = bunch.target.astype(np.int64)
     parts = {"test": slice(0, 400), "val": slice(400, 600), "train": slice(600, None)}
     splits = {
-        name: Split(
+        name: image_split(
             np.array([f"{name}/{i:05d}" for i in range(len(labels_N[part]))]),
             labels_N[part],
-            ArrayImages(np.ascontiguousarray(pixels_NHWC[part])),
+            ArrayColumn(np.ascontiguousarray(pixels_NHWC[part])),
         )
         for name, part in parts.items()
     }
-    info = DatasetInfo("digits", NAMES, (1, 8, 8), (0.3,), (0.4,))
+    info = image_info("digits", NAMES, (1, 8, 8), (0.3,), (0.4,))
     return Data(info, splits, LoaderOptions(batch_size=64))
 
 

@@ -74,6 +74,7 @@ def test_compared_models_may_be_judged(bound) -> None:
     plan = bound(
         "compare: {uses: eval.compare, needs: {models: [float, int8, both.twin]}, with: {baseline: int8}}",
         "accuracy: {uses: gate.accuracy, with: {candidate: int8, max_drop: 0.003}}",
+        "quality: {uses: gate.quality, with: {candidate: int8, metric: loss, max_drop: 0.1}}",
         "size: {uses: gate.size, with: {candidate: both.twin, max_ratio: 0.27}}",
         "latency: {uses: gate.latency, with: {candidate: float, max_ms: 1, batch_size: 32, threads: all}}",
     )
@@ -93,6 +94,7 @@ def test_a_baseline_that_is_not_compared(bound) -> None:
     "gate",
     [
         "gate: {uses: gate.accuracy, with: {max_drop: 0.003, candidate: intt8}}",
+        "gate: {uses: gate.quality, with: {metric: loss, max_drop: 0.1, candidate: intt8}}",
         "gate: {uses: gate.size, with: {max_ratio: 0.27, candidate: intt8}}",
         "gate: {uses: gate.latency, with: {max_ms: 1, candidate: intt8}}",
     ],
@@ -140,6 +142,17 @@ def test_all_mistakes_at_once(bound) -> None:
 def test_a_gate_without_a_limit(bound) -> None:
     (problem,) = problems(bound, COMPARE, "gate: {uses: gate.accuracy, with: {candidate: int8}}")
     assert problem.endswith("gate: give max_drop or min_accuracy (or both)")
+
+
+def test_a_gate_without_any_of_three_limits(bound) -> None:
+    (problem,) = problems(bound, COMPARE, "gate: {uses: gate.quality, with: {candidate: int8, metric: loss}}")
+    assert problem.endswith("gate: give max_drop or min_value or max_value (or several)")
+
+
+def test_the_former_name_of_eval_predict_is_explained(bound) -> None:
+    line = "predict: {uses: eval.classify, needs: {model: float}}"
+    (problem,) = problems(bound, line)
+    assert problem == f"9:{line.index('eval') + 3}: predict: eval.classify was renamed to eval.predict"
 
 
 @pytest.mark.parametrize("kind", ["gate.size", "gate.latency"])

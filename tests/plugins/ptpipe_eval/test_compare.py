@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -8,17 +9,24 @@ import pytest
 
 from ptpipe import Context, IntegrityError, StageError, host
 from ptpipe.events import Metric, Notice, Progress
-from ptpipe_eval import Comparison, Latency, Row, eval_classify, eval_compare, timing
-from ptpipe_eval.config import ClassifyConfig, CompareConfig
+from ptpipe_eval import Comparison, Latency, Row, eval_compare, eval_predict, timing
+from ptpipe_eval.config import CompareConfig, PredictConfig
+from ptpipe_torch import Metric as TaskMetric
 
 QUICK = {"budget_s": 0.002}
+ACCURACY = TaskMetric("accuracy", higher_is_better=True, is_fraction=True)
+LOSS = TaskMetric("loss", higher_is_better=False)
 
 
 @pytest.fixture
 def table() -> Comparison:
     cells = (Latency(1, "one", 1, 0.1, 0.11, 0.15, 500, 0.02), Latency(32, "all", 2, 1.0, 1.25, 1.5, 60))
-    rows = (Row("net", "torch float32", 1000, 198, cells), Row("tiny", "onnx int8", 250, 199))
-    return Comparison("digits", "test", 200, "net", rows, "by stopwatch", "2026-01-02T03:04:05+00:00")
+    rows = (
+        Row("net", "torch float32", 1000, {"accuracy": 0.99, "loss": 0.25}, cells),
+        Row("tiny", "onnx int8", 250, {"accuracy": 0.995, "loss": 0.5}),
+    )
+    metrics = (ACCURACY, LOSS)
+    return Comparison("digits", "test", 200, metrics, "net", rows, "by stopwatch", "2026-01-02T03:04:05+00:00")
 
 
 def test_rows_hold_what_was_measured(digits, pair, torch_model, onnx_model, context) -> None:
@@ -30,8 +38,9 @@ def test_rows_hold_what_was_measured(digits, pair, torch_model, onnx_model, cont
     assert [row.format for row in made.rows] == ["numpy float32"] * 2 + ["torch float32", "onnx float32"]
     assert [row.size_bytes for row in made.rows] == [model.size_bytes for model in models]
     for row, model in zip(made.rows, models, strict=True):
-        alone = eval_classify(ClassifyConfig(), context(), model, digits)
-        assert made.accuracy(row) == alone.metrics["top1"]
+        alone = eval_predict(PredictConfig(), context(), model, digits)
+        assert row.metrics == {name: alone.metrics[name] for name in ("accuracy", "top5_accuracy", "loss")}
+    assert made.metrics == digits.info.task.metrics
     assert (made.data, made.split, made.num_samples, made.baseline) == ("digits", "test", 400, "net")
     assert abs(datetime.now(UTC) - datetime.fromisoformat(made.measured_at)).total_seconds() < 60
 
@@ -86,7 +95,7 @@ def test_baseline_is_the_first_or_the_one_named(digits, pair, context) -> None:
     first = eval_compare(CompareConfig(batch_sizes=(), **QUICK), ctx, pair, digits)
     named = eval_compare(CompareConfig(baseline="b", batch_sizes=(), **QUICK), ctx, pair, digits)
     assert (first.baseline, named.baseline) == ("a", "b")
-    a, b = (first.accuracy(row) for row in first.rows)
+    a, b = (row.metrics["accuracy"] for row in first.rows)
     assert 0.05 < a - b < 0.15
     assert [row["drop"] for row in first.summary()["rows"]] == pytest.approx([0, a - b])
     assert [row["drop"] for row in named.summary()["rows"]] == pytest.approx([b - a, 0])
@@ -126,7 +135,7 @@ def test_progress_and_metrics_are_reported(digits, pair, context, events) -> Non
     assert [(step.done, step.total, step.facts["model"]) for step in steps][-1] == (800, 800, "b")
     assert [step.done for step in steps] == sorted(step.done for step in steps)
     metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
-    assert metrics == {f"{row.name}.accuracy": made.accuracy(row) for row in made.rows}
+    assert metrics == {f"{row.name}.accuracy": row.metrics["accuracy"] for row in made.rows}
 
 
 def test_cpu_contention_is_reported(digits, pair, context, events, monkeypatch) -> None:
@@ -158,6 +167,10 @@ def test_the_summary_is_as_documented(table) -> None:
         "data": "digits",
         "split": "test",
         "num_samples": 200,
+        "metrics": [
+            {"name": "accuracy", "higher_is_better": True, "is_fraction": True},
+            {"name": "loss", "higher_is_better": False, "is_fraction": False},
+        ],
         "baseline": "net",
         "method": "by stopwatch",
         "measured_at": "2026-01-02T03:04:05+00:00",
@@ -167,9 +180,9 @@ def test_the_summary_is_as_documented(table) -> None:
                 "format": "torch float32",
                 "size_bytes": 1000,
                 "size_ratio": 1.0,
-                "num_correct": 198,
                 "accuracy": 0.99,
                 "drop": 0.0,
+                "metrics": {"accuracy": 0.99, "loss": 0.25},
                 "latency": [
                     {
                         "batch_size": 1,
@@ -198,17 +211,32 @@ def test_the_summary_is_as_documented(table) -> None:
                 "format": "onnx int8",
                 "size_bytes": 250,
                 "size_ratio": 0.25,
-                "num_correct": 199,
                 "accuracy": 0.995,
                 "drop": -0.005,
+                "metrics": {"accuracy": 0.995, "loss": 0.5},
                 "latency": [],
             },
         ],
     }
 
 
+def test_a_primary_metric_that_is_no_fraction_has_no_drop_in_points(table, tmp_path) -> None:
+    by_loss = replace(table, metrics=(LOSS, ACCURACY))
+    rows = by_loss.summary()["rows"]
+    assert [(row["loss"], row["worse_by"]) for row in rows] == [(0.25, 0.0), (0.5, 0.25)]
+    assert not any("drop" in row or "accuracy" in row for row in rows)
+    by_loss.save(tmp_path)
+    assert Comparison.load(tmp_path) == by_loss
+
+
+def test_a_metric_is_found_by_name(table) -> None:
+    assert table.metric(None) is ACCURACY and table.metric("loss") is LOSS
+    with pytest.raises(StageError, match=r"^the comparison has no f1, but accuracy, loss$"):
+        table.metric("f1")
+
+
 def test_a_row_is_found_by_name(table) -> None:
-    assert table.row("tiny").num_correct == 199
+    assert table.row("tiny").metrics["accuracy"] == 0.995
     assert table.row("net").latency(32, "all").median_ms == 1.25
     assert table.row("net").latency(32, "one") is None
     with pytest.raises(StageError, match=r"'tinny' is not in the comparison, which has net, tiny .*mean 'tiny'\?"):
@@ -223,5 +251,5 @@ def test_another_file_is_no_comparison(tmp_path, content) -> None:
 
 
 def test_it_holds_for_the_machine_that_measured() -> None:
-    assert eval_compare.per_machine and not eval_classify.per_machine
+    assert eval_compare.per_machine and not eval_predict.per_machine
     assert isinstance(Context, type)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,32 +12,46 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ptpipe import Context, Decision, StageError, Verdict
-from ptpipe_eval import Comparison, Latency, Row, gate_accuracy, gate_latency, gate_size
-from ptpipe_eval.config import AccuracyConfig, LatencyConfig, SizeConfig
+from ptpipe_eval import Comparison, Latency, Row, gate_accuracy, gate_latency, gate_quality, gate_size
+from ptpipe_eval.config import AccuracyConfig, LatencyConfig, QualityConfig, SizeConfig
+from ptpipe_torch import Metric
 
 PASSED, REFUSED = Decision.PASSED, Decision.REFUSED
 CTX = Context("gate", "gate.accuracy", 7, Path())
+METRICS = (Metric("accuracy", higher_is_better=True, is_fraction=True), Metric("loss", higher_is_better=False))
 
 
 def compared(
-    float_correct: int = 9902, int8_correct: int = 9890, num_samples: int = 10_000, **sizes: int
+    float_correct: int = 9902,
+    int8_correct: int = 9890,
+    num_samples: int = 10_000,
+    losses: tuple[float, float] = (0.03, 0.04),
+    **sizes: int,
 ) -> Comparison:
+    def metrics(num_correct: int, loss: float) -> dict[str, float]:
+        return {"accuracy": num_correct / num_samples, "loss": loss}
+
     def cells(*medians_ms: float) -> tuple[Latency, ...]:
         return tuple(
             Latency(batch_size, "one", 1, 0.9 * ms, ms, 2 * ms, 100)
             for batch_size, ms in zip((1, 32), medians_ms, strict=False)
         )
 
+    of_float, of_int8 = metrics(float_correct, losses[0]), metrics(int8_correct, losses[1])
     rows = (
-        Row("float", "torch float32", sizes.get("float_bytes", 1_692_915), float_correct, cells(0.24, 4)),
-        Row("int8", "torch int8 fbgemm", sizes.get("int8_bytes", 434_197), int8_correct, cells(0.13, 2.5)),
-        Row("untimed", "onnx int8", 400_000, int8_correct),
+        Row("float", "torch float32", sizes.get("float_bytes", 1_692_915), of_float, cells(0.24, 4)),
+        Row("int8", "torch int8 fbgemm", sizes.get("int8_bytes", 434_197), of_int8, cells(0.13, 2.5)),
+        Row("untimed", "onnx int8", 400_000, of_int8),
     )
-    return Comparison("mnist", "test", num_samples, "float", rows, "by hand", "2026-01-02T03:04:05+00:00")
+    return Comparison("mnist", "test", num_samples, METRICS, "float", rows, "by hand", "2026-01-02T03:04:05+00:00")
 
 
 def judge_accuracy(comparison: Comparison, candidate: str = "int8", **limits: float) -> Verdict:
     return gate_accuracy(AccuracyConfig(candidate=candidate, **limits), CTX, comparison)
+
+
+def judge_quality(comparison: Comparison, **options: object) -> Verdict:
+    return gate_quality(QualityConfig(**{"candidate": "int8"} | options), CTX, comparison)
 
 
 def judge_size(comparison: Comparison, **limits: float) -> Verdict:
@@ -119,6 +135,99 @@ def test_digits_are_enough_to_tell_single_samples_apart() -> None:
     assert "loses 0.28 points (1 of 360 samples)" in few and few.endswith("allowed 0.27")
 
 
+def test_accuracy_is_judged_whatever_models_are_compared_by() -> None:
+    by_loss = replace(compared(), metrics=METRICS[::-1])
+    assert judge_accuracy(by_loss, max_drop=0.0012).decision is PASSED
+    assert judge_accuracy(by_loss, max_drop=0.0011).decision is REFUSED
+
+
+def test_a_task_without_accuracy_has_another_gate() -> None:
+    with pytest.raises(StageError, match=r"^the comparison has no accuracy, but loss$"):
+        judge_accuracy(without_accuracy(), max_drop=0.1)
+
+
+def without_accuracy() -> Comparison:
+    table = compared()
+    rows = tuple(replace(row, metrics={"loss": row.metrics["loss"]}) for row in table.rows)
+    return replace(table, metrics=METRICS[1:], rows=rows)
+
+
+def test_quality_is_the_primary_metric_unless_another_is_named() -> None:
+    verdict = judge_quality(compared(), max_drop=0.003)
+    assert verdict.decision is PASSED
+    assert verdict.reason == (
+        "int8 is 0.12 points worse in accuracy than float: 98.90 % vs 99.02 %, allowed 0.30 points"
+    )
+    assert verdict.facts == {
+        "candidate": "int8",
+        "baseline": "float",
+        "metric": "accuracy",
+        "value": 0.989,
+        "baseline_value": 0.9902,
+        "drop": 0.0012,
+        "num_samples": 10_000,
+        "max_drop": 0.003,
+        "min_value": None,
+        "max_value": None,
+    }
+    assert judge_quality(without_accuracy(), max_value=1).facts["metric"] == "loss"
+
+
+@pytest.mark.parametrize(("max_drop", "num_lost"), [(0.003, 30), (0.001, 10), (0.0007, 7), (0.29, 2900), (0.07, 700)])
+def test_quality_a_drop_equal_to_the_limit_passes(max_drop: float, num_lost: int) -> None:
+    assert judge_quality(compared(9902, 9902 - num_lost), max_drop=max_drop).decision is PASSED
+    refused = judge_quality(compared(9902, 9902 - num_lost - 1), max_drop=max_drop)
+    assert refused.decision is REFUSED and " worse in accuracy than float" in refused.reason
+
+
+@given(
+    st.sampled_from(METRICS),
+    st.decimals(0, 1, places=6),
+    st.decimals(0, 1, places=6),
+    st.decimals(0, 1, places=6),
+)
+def test_quality_compares_as_decimals_do(metric: Metric, own: Decimal, other: Decimal, limit: Decimal) -> None:
+    table = compared()
+    values = {"float": float(other), "int8": float(own)}
+    rows = tuple(replace(table.row(name), metrics={metric.name: value}) for name, value in values.items())
+    verdict = judge_quality(replace(table, metrics=(metric,), rows=rows), max_drop=float(limit))
+    worse_by = other - own if metric.higher_is_better else own - other
+    assert (verdict.decision is PASSED) == (worse_by <= limit)
+    assert (" worse in " in verdict.reason) == (worse_by >= 0) != (" better in " in verdict.reason)
+
+
+def test_quality_where_lower_is_better() -> None:
+    # 0.3 - 0.1 > 0.2 in floats.
+    equal = judge_quality(compared(losses=(0.1, 0.3)), metric="loss", max_drop=0.2)
+    assert equal.decision is PASSED
+    assert equal.reason == "int8 is 0.2 worse in loss than float: 0.3 vs 0.1, allowed 0.2"
+    assert (equal.facts["metric"], equal.facts["worse_by"]) == ("loss", 0.2) and "drop" not in equal.facts
+    assert judge_quality(compared(losses=(0.1, 0.31)), metric="loss", max_drop=0.2).decision is REFUSED
+    better = judge_quality(compared(losses=(0.3, 0.1)), metric="loss", max_drop=0)
+    assert better.decision is PASSED and "int8 is 0.2 better in loss than float" in better.reason
+
+
+def test_quality_minimum_and_maximum() -> None:
+    assert judge_quality(compared(), min_value=0.989).decision is PASSED
+    refused = judge_quality(compared(), min_value=0.9891)
+    assert (refused.decision, refused.reason) == (REFUSED, "int8 has 98.90 % accuracy, minimum 98.91 %")
+    assert judge_quality(compared(), metric="loss", max_value=0.04).decision is PASSED
+    refused = judge_quality(compared(), metric="loss", max_value=0.039)
+    assert (refused.decision, refused.reason) == (REFUSED, "int8 has 0.04 loss, maximum 0.039")
+    assert judge_quality(compared(), candidate="float", metric="loss", max_value=0.03).decision is PASSED
+
+
+def test_quality_of_several_limits_the_violated_ones_are_named() -> None:
+    verdict = judge_quality(compared(), max_drop=0.001, min_value=0.98, max_value=0.98)
+    assert verdict.decision is REFUSED
+    assert "worse" in verdict.reason and "maximum" in verdict.reason and "minimum" not in verdict.reason
+
+
+def test_quality_of_an_unknown_metric_names_the_known() -> None:
+    with pytest.raises(StageError, match=r"^the comparison has no top1, but accuracy, loss$"):
+        judge_quality(compared(), metric="top1", max_drop=0)
+
+
 def test_size_against_the_baseline() -> None:
     verdict = judge_size(compared(), max_ratio=0.27)
     assert verdict.decision is PASSED
@@ -183,6 +292,7 @@ def test_a_name_that_is_not_compared_is_an_error() -> None:
     ("config", "message"),
     [
         (AccuracyConfig, r"give max_drop or min_accuracy \(or both\)"),
+        (QualityConfig, r"give max_drop or min_value or max_value \(or several\)"),
         (SizeConfig, r"give max_ratio or max_bytes \(or both\)"),
         (LatencyConfig, r"give max_ms or max_ratio \(or both\)"),
     ],
@@ -198,6 +308,9 @@ def test_a_gate_without_a_limit_is_a_mistake(config: type, message: str) -> None
         (gate_accuracy, {"max_drop": -0.1}),
         (gate_accuracy, {"max_drop": 30}),
         (gate_accuracy, {"min_accuracy": 99}),
+        (gate_quality, {"max_drop": -0.1}),
+        (gate_quality, {"max_drop": 0.1, "metric": ""}),
+        (gate_quality, {"min_value": "0.9"}),
         (gate_size, {"max_ratio": 0}),
         (gate_size, {"max_bytes": 0}),
         (gate_latency, {"max_ms": 0}),
@@ -217,4 +330,4 @@ def test_a_verdict_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_they_are_gates() -> None:
-    assert all(gate.is_gate for gate in (gate_accuracy, gate_size, gate_latency))
+    assert all(gate.is_gate for gate in (gate_accuracy, gate_quality, gate_size, gate_latency))

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 import ptpipe_eval
-from ptpipe_eval.config import ClassifyConfig, CompareConfig
+from ptpipe_eval.config import CompareConfig, PredictConfig
 
 HEAVY = ("torch", "numpy", "onnxruntime", "onnx")
 
@@ -35,16 +35,19 @@ def test_gates_judge_without_torch() -> None:
 from pathlib import Path
 from ptpipe import Context
 from ptpipe_eval import Comparison, Latency, Row
-from ptpipe_eval.config import AccuracyConfig, LatencyConfig, SizeConfig
-from ptpipe_eval import gate_accuracy, gate_latency, gate_size
+from ptpipe_eval.config import AccuracyConfig, LatencyConfig, QualityConfig, SizeConfig
+from ptpipe_eval import gate_accuracy, gate_latency, gate_quality, gate_size
+from ptpipe_torch import Metric
 from tempfile import TemporaryDirectory
 
-rows = tuple(Row(name, "f", 100, 9, (Latency(1, "one", 1, 1.0, 1.0, 1.0, 9),)) for name in "ab")
+metrics = (Metric("accuracy", higher_is_better=True, is_fraction=True),)
+rows = tuple(Row(name, "f", 100, {"accuracy": 0.9}, (Latency(1, "one", 1, 1.0, 1.0, 1.0, 9),)) for name in "ab")
 with TemporaryDirectory() as folder:
-    Comparison("d", "test", 10, "a", rows, "m", "t").save(Path(folder))
+    Comparison("d", "test", 10, metrics, "a", rows, "m", "t").save(Path(folder))
     comparison = Comparison.load(Path(folder))
 ctx = Context("g", "gate.size", 7, Path())
 assert gate_accuracy(AccuracyConfig(candidate="b", max_drop=0), ctx, comparison).decision == "passed"
+assert gate_quality(QualityConfig(candidate="b", max_drop=0), ctx, comparison).decision == "passed"
 assert gate_size(SizeConfig(candidate="b", max_bytes=99), ctx, comparison).decision == "refused"
 assert gate_latency(LatencyConfig(candidate="b", max_ms=2), ctx, comparison).decision == "passed"
 """
@@ -61,9 +64,10 @@ def test_kinds_and_ports() -> None:
     }
     comparison = [("comparison", "Comparison", False)]
     assert ports == {
-        "eval.classify": ([("model", "Deployable", False), ("data", "Data", False)], ["Predictions"]),
+        "eval.predict": ([("model", "Deployable", False), ("data", "Data", False)], ["Predictions"]),
         "eval.compare": ([("models", "Deployable", True), ("data", "Data", False)], ["Comparison"]),
         "gate.accuracy": (comparison, ["Verdict"]),
+        "gate.quality": (comparison, ["Verdict"]),
         "gate.size": (comparison, ["Verdict"]),
         "gate.latency": (comparison, ["Verdict"]),
     }
@@ -77,7 +81,7 @@ def test_every_option_and_kind_is_explained() -> None:
 
 
 def test_defaults() -> None:
-    assert ClassifyConfig().model_dump() == {"split": "test", "batch_size": None, "num_threads": None}
+    assert PredictConfig().model_dump() == {"split": "test", "batch_size": None, "num_threads": None}
     assert CompareConfig().model_dump(mode="json") == {
         "baseline": None,
         "split": "test",
@@ -91,10 +95,10 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("config", "options"),
     [
-        (ClassifyConfig, {"split": "train"}),
-        (ClassifyConfig, {"batch_size": 0}),
-        (ClassifyConfig, {"num_threads": 0}),
-        (ClassifyConfig, {"splitt": "test"}),
+        (PredictConfig, {"split": "train"}),
+        (PredictConfig, {"batch_size": 0}),
+        (PredictConfig, {"num_threads": 0}),
+        (PredictConfig, {"splitt": "test"}),
         (CompareConfig, {"batch_sizes": [1, 1]}),
         (CompareConfig, {"batch_sizes": [0]}),
         (CompareConfig, {"batch_sizes": 32}),
@@ -105,7 +109,7 @@ def test_defaults() -> None:
         (CompareConfig, {"baseline": 3}),
     ],
 )
-def test_bad_options_are_refused(config: type[ClassifyConfig], options: dict[str, object]) -> None:
+def test_bad_options_are_refused(config: type[PredictConfig], options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         config.model_validate_json(json.dumps(options), strict=True)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from ptpipe import Decision
-from ptpipe_eval import eval_classify, eval_compare, gate_accuracy, gate_latency, gate_size
+from ptpipe_eval import eval_compare, eval_predict, gate_accuracy, gate_latency, gate_quality, gate_size
 
 pytest_plugins = ["ptpipe.testing"]
 
 
 def test_from_models_to_verdicts(bench, digits, pair) -> None:
     good, worse = pair
-    predictions = bench.run(eval_classify, {"split": "val"}, model=good, data=digits)
+    predictions = bench.run(eval_predict, {"split": "val"}, model=good, data=digits)
     assert predictions.metrics["num_samples"] == 200
-    assert bench.metrics.keys() == {"top1", "top5", "loss"}
+    assert bench.metrics.keys() == {"accuracy", "top5_accuracy", "loss"}
 
     options = {"batch_sizes": [2], "threads": ["one"], "budget_s": 0.002}
     table = bench.run(eval_compare, options, models=[good, worse], data=digits)
@@ -25,6 +25,8 @@ def test_from_models_to_verdicts(bench, digits, pair) -> None:
         verdict = bench.run(gate_accuracy, {"candidate": candidate, "max_drop": limit}, comparison=table)
         assert verdict.decision is decision
         assert (verdict.facts["candidate"], verdict.facts["baseline"]) == (candidate, baseline)
+        verdict = bench.run(gate_quality, {"candidate": candidate, "max_drop": limit}, comparison=table)
+        assert (verdict.decision, verdict.facts["metric"]) == (decision, "accuracy")
     assert bench.run(gate_size, {"candidate": candidate, "max_ratio": 1}, comparison=table).decision == "passed"
     timed = {"candidate": candidate, "max_ratio": 100, "batch_size": 2}
     assert bench.run(gate_latency, timed, comparison=table).decision == "passed"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ptpipe_eval import timing
-from ptpipe_eval.classify import select_split
+from ptpipe_eval.predict import select_split
 
 INPUT = np.zeros((1, 1, 8, 8), np.float32)
 

@@ -22,11 +22,12 @@ from torch.ao.quantization import quantize_fx
 from ptpipe import Context
 from ptpipe.events import Event, Metric
 from ptpipe_onnx import ExportConfig, export_onnx
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, Model, OnnxFile, Recipe, Split
+from ptpipe_torch import ArrayColumn, Data, FunctionRef, Model, OnnxFile, Recipe
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.model.function_ref import builder, transform
 from ptpipe_torch.runtime import seeded, torch_threads
 
+from ...datasets import image_info, image_split
 from ...signatures import classifier
 
 SHAPE_CHW = (1, 16, 16)
@@ -156,14 +157,14 @@ def digits() -> Data:
     pixels_NHWC = np.kron(bunch.images * 15.9375, np.ones((2, 2))).astype(np.uint8)[..., None]
     parts = {"test": slice(0, 300), "calibration": slice(300, 600), "train": slice(600, None)}
     splits = {
-        name: Split(
+        name: image_split(
             np.array([f"{name}/{i:05d}" for i in range(len(bunch.target[part]))]),
             bunch.target[part].astype(np.int64),
-            ArrayImages(np.ascontiguousarray(pixels_NHWC[part])),
+            ArrayColumn(np.ascontiguousarray(pixels_NHWC[part])),
         )
         for name, part in parts.items()
     }
-    return Data(DatasetInfo("digits", tuple("0123456789"), SHAPE_CHW, (0.31,), (0.38,)), splits)
+    return Data(image_info("digits", tuple("0123456789"), SHAPE_CHW, (0.31,), (0.38,)), splits)
 
 
 def coarse(values: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,19 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_onnx import export as export_module
 from ptpipe_onnx.checks import unsupported_opset
-from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe, builder, transform
+from ptpipe_torch import (
+    Classification,
+    ColumnInfo,
+    Data,
+    FunctionRef,
+    ImageInfo,
+    Model,
+    OnnxFile,
+    Recipe,
+    Task,
+    builder,
+    transform,
+)
 
 from ...signatures import classifier
 
@@ -69,9 +81,11 @@ def test_metadata_of_the_file(run_export: Export, float_model: Make, events) -> 
     assert [(d.dim_param or d.dim_value) for d in output.type.tensor_type.shape.dim] == ["batch", 10]
     assert (input_.name, output.name, model.producer_name) == ("images", "logits", "ptpipe")
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    assert json.loads(metadata["mean"]) == [0.31]
-    assert json.loads(metadata["std"]) == [0.38]
-    assert json.loads(metadata["class_names"]) == list("0123456789")
+    assert metadata["signature"] == str(file.signature) == str(classifier((1, 16, 16), 10))
+    image = ImageInfo(shape_CHW=(1, 16, 16), mean=(0.31,), std=(0.38,))
+    inputs = {name: ColumnInfo.from_json(facts) for name, facts in json.loads(metadata["inputs"]).items()}
+    assert inputs == {"images": image}
+    assert Task.from_json(json.loads(metadata["task"])) == Classification(class_names=tuple("0123456789"))
     assert (metadata["backend"], metadata["precision"], metadata["data"]) == ("", "float32", "digits")
     assert [entry.version for entry in model.opset_import] == [18]
     assert events.metrics["size_bytes"] == file.path.stat().st_size

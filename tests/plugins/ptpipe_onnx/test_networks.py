@@ -19,12 +19,13 @@ from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.layerwise import compare_file
 from ptpipe_quant import stages
 from ptpipe_quant.config import CalibrateConfig, PrepareConfig, PrepareQatConfig
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, Model, OnnxFile, Recipe, Split
+from ptpipe_torch import ArrayColumn, Data, FunctionRef, Model, OnnxFile, Recipe, Split
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.runtime import seeded
 from ptpipe_zoo import nets, torchvision_models
 
+from ...datasets import image_info, image_split
 from ...signatures import classifier
 from .planted_faults import broken_files
 
@@ -45,9 +46,9 @@ def large_digits(digits: Data) -> Data:
         values_NCHW = batch.inputs["images"].numpy() * 0.38 + 0.31
         pixels_NHWC = np.kron(values_NCHW[:, 0] * 255, np.ones((2, 2))).round().clip(0, 255).astype(np.uint8)[..., None]
         ids = np.array([f"{name}/{i:05d}" for i in range(len(pixels_NHWC))])
-        return Split(ids, batch.targets["labels"].numpy(), ArrayImages(np.ascontiguousarray(pixels_NHWC)))
+        return image_split(ids, batch.targets["labels"].numpy(), ArrayColumn(np.ascontiguousarray(pixels_NHWC)))
 
-    info = DatasetInfo("digits", tuple("0123456789"), SHAPE_CHW, (0.31,), (0.38,))
+    info = image_info("digits", tuple("0123456789"), SHAPE_CHW, (0.31,), (0.38,))
     return Data(info, {name: enlarged(name) for name, split in digits.splits.items() if len(split)})
 
 

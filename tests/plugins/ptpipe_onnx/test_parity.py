@@ -46,7 +46,9 @@ def test_a_float_file_may_differ_by_rounding_only() -> None:
         if is_fine:
             Parity(onnx_NK, TORCH_NK).check()
         else:
-            with pytest.raises(StageError, match=r"disagree: a logit differs by .* over 400 samples, top-1 agreement"):
+            with pytest.raises(
+                StageError, match=r"disagree: logits differ by .maximum. .* over 400 samples, top-1 agreement"
+            ):
                 Parity(onnx_NK, TORCH_NK).check()
 
 
@@ -75,7 +77,7 @@ def test_one_bad_sample_among_many_is_found() -> None:
     float_NK = TORCH_NK + 0.1 * NOISE_NK
     onnx_NK = TORCH_NK.copy()
     onnx_NK[200, 4] += 2.2 * 0.1 * np.abs(NOISE_NK).max()
-    with pytest.raises(StageError, match=r"a logit differs by .*twice the largest change .*\(\d+\.\d steps\)"):
+    with pytest.raises(StageError, match=r"logits differ by .maximum. .*twice the largest change .*\(\d+\.\d steps\)"):
         Parity(onnx_NK, TORCH_NK, float_NK, step=0.05).check()
 
 
@@ -123,3 +125,25 @@ def test_logits_that_are_not_finite(bad: float) -> None:
         Parity(bad_NK, TORCH_NK)
     with pytest.raises(StageError, match="the logits of the torch model are not finite"):
         Parity(TORCH_NK, bad_NK)
+
+
+def test_outputs_that_are_no_scores_of_classes_have_no_labels() -> None:
+    parity = Parity(TORCH_NK[:, :1], TORCH_NK[:, :1], TORCH_NK[:, :1] + 0.1, are_class_scores=False)
+    parity.check()
+    assert parity.figures.keys() == {
+        "num_samples", "max_abs_output_difference", "mean_abs_output_difference", "rms_output_difference",
+        "rms_quantization_error",
+    }  # fmt: skip
+    with pytest.raises(
+        StageError, match=r"outputs differ by .maximum. .* of the largest output\); over \d+ samples, largest"
+    ):
+        Parity(TORCH_NK + 1, TORCH_NK, are_class_scores=False).check()
+
+
+def test_two_outputs_that_are_nearly_equal_differ_as_much_as_each_does() -> None:
+    """The spread is that of an output over the samples, not that of a sample's outputs."""
+    twins_NK = np.repeat(TORCH_NK[:, :1], 2, axis=1) + 1e-4 * NOISE_NK[:, :2]
+    file_NK, float_NK = twins_NK + 0.01 * NOISE_NK[:, 2:4], twins_NK + 0.01 * NOISE_NK[::-1, 2:4]
+    Parity(file_NK, twins_NK, float_NK, are_class_scores=False).check()
+    with pytest.raises(StageError, match="half of the spread of a sample's logits"):
+        Parity(file_NK, twins_NK, float_NK).check()

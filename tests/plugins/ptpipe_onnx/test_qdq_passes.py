@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.kernels import Kernels
-from ptpipe_onnx.qdq_passes import output_step, use_integer_kernels
+from ptpipe_onnx.qdq_passes import output_steps, use_integer_kernels
 
 IMAGES_NCHW = (np.random.default_rng(9).normal(size=(3, 4, 6, 6)) * 4).astype(np.float32)
 WEIGHT = np.random.default_rng(1).integers(-127, 128, (4, 4, 3, 3))
@@ -279,10 +279,10 @@ def test_a_channel_without_weights_keeps_its_bias(run_onnx: Run) -> None:
     assert 2**28 < largest <= 2**30
 
 
-def test_the_output_step() -> None:
+def test_the_steps_of_the_outputs() -> None:
     draft = Draft()
     model = draft.finished(draft.quantize("images", 0.25, 7))
     del model.graph.node[-1]
     model.graph.node[-1].output[0] = "logits"
-    assert output_step(ir.serde.deserialize_model(model).graph) == 0.25
-    assert output_step(ir.serde.deserialize_model(Draft().finished("images")).graph) is None
+    assert output_steps(ir.serde.deserialize_model(model).graph) == {"logits": 0.25}
+    assert output_steps(ir.serde.deserialize_model(Draft().finished("images")).graph) == {}

@@ -18,9 +18,8 @@ from torch.nn import functional as F
 from ptpipe import JSON, Context
 from ptpipe.events import Event, Metric
 from ptpipe_torch import (
-    ArrayImages,
+    ArrayColumn,
     Data,
-    DatasetInfo,
     FunctionRef,
     LoaderOptions,
     Model,
@@ -33,6 +32,7 @@ from ptpipe_torch import (
 from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_torch.runtime import seeded, torch_threads
 
+from ...datasets import image_info, image_split
 from ...signatures import classifier, logits_from
 
 BACKENDS = supported_engines()
@@ -132,14 +132,14 @@ def make_digits() -> Data:
 
     def split(name: str, indices: np.ndarray) -> Split:
         ids = np.array([f"{name}/{index:04d}" for index in indices])
-        return Split(ids, digits.target[indices].astype(np.int64), ArrayImages(pixels_NHWC[indices]))
+        return image_split(ids, digits.target[indices].astype(np.int64), ArrayColumn(pixels_NHWC[indices]))
 
     splits = {
         "train": split("digits", order_N[:1200]),
         "calibration": split("digits", order_N[:256]),
         "test": split("digits", order_N[1200:]),
     }
-    info = DatasetInfo("digits", tuple(map(str, range(10))), (1, 8, 8), (0.3,), (0.35,))
+    info = image_info("digits", tuple(map(str, range(10))), (1, 8, 8), (0.3,), (0.35,))
     return Data(info, splits, LoaderOptions(batch_size=64))
 
 
@@ -179,7 +179,7 @@ def logits_of(model: Model, data: Data, num_samples: int | None = None) -> np.nd
 
 
 def accuracy(logits_NK: np.ndarray, data: Data) -> float:
-    labels_N = data.splits["test"].labels_N[: len(logits_NK)]
+    labels_N = data.splits["test"].targets["labels"].values()[: len(logits_NK)]
     return float((logits_NK.argmax(1) == labels_N).mean())
 
 

@@ -243,7 +243,7 @@ def test_observers_and_ranges(trained, digits, ctx, metrics, observer, reduce_ra
     }
     calibrated, ranges = calibrate(CalibrateConfig(num_samples=200), ctx, prepared, digits)
     assert ranges.num_samples == 200
-    pixels_NHWC = digits.splits["calibration"].images.take(np.arange(200))
+    pixels_NHWC = digits.splits["calibration"].inputs["images"].take(np.arange(200))
     low, high = next(iter(ranges.limits.values()))
     if observer != "moving_average":
         assert (low, high) == pytest.approx(

@@ -44,10 +44,15 @@ def test_cells_are_medians_and_shares_and_points(comparison) -> None:
 
 def test_the_artifact_of_eval_compare_is_read() -> None:
     from ptpipe_eval import Comparison, Latency, Row
+    from ptpipe_torch import Metric
 
+    metrics = (Metric("accuracy", higher_is_better=True, is_fraction=True), Metric("loss", higher_is_better=False))
     cell = Latency(batch_size=8, threads="one", num_threads=1, p10_ms=1.0, median_ms=2.5, p90_ms=4.0, num_runs=9)
-    rows = (Row("net", "torch float32", 2000, 90, (cell,)), Row("onnx", "onnx int8", 500, 89))
-    made = Comparison("digits", "test", 100, "net", rows, "medians", "2026-07-01T12:00:00+00:00")
+    rows = (
+        Row("net", "torch float32", 2000, {"accuracy": 0.9, "loss": 0.1}, (cell,)),
+        Row("onnx", "onnx int8", 500, {"accuracy": 0.89, "loss": 0.2}),
+    )
+    made = Comparison("digits", "test", 100, metrics, "net", rows, "medians", "2026-07-01T12:00:00+00:00")
     (table,) = tables([compared(made.summary(), Comparison.__name__)])
     texts = {column.label: column.texts for column in table.columns}
     assert texts == {
@@ -59,6 +64,18 @@ def test_the_artifact_of_eval_compare_is_read() -> None:
         "drop": ("0.00", "1.00"),
         "batch 8, 1 thread": ("2.50", "-"),
     }
+
+
+def test_a_metric_that_is_no_fraction_is_shown_as_it_is() -> None:
+    from ptpipe_eval import Comparison, Row
+    from ptpipe_torch import Metric
+
+    rows = (Row("net", "torch float32", 2000, {"mae": 2.5}), Row("onnx", "onnx int8", 500, {"mae": 2.75}))
+    metrics = (Metric("mae", higher_is_better=False),)
+    made = Comparison("ages", "test", 100, metrics, "net", rows, "medians", "2026-07-01T12:00:00+00:00")
+    (table,) = tables([compared(made.summary(), Comparison.__name__)])
+    texts = {column.label: column.texts for column in table.columns}
+    assert (texts["mae"], texts["worse by"]) == (("2.50", "2.75"), ("0", "0.250"))
 
 
 def test_unknown_columns_are_shown(comparison) -> None:

@@ -48,7 +48,7 @@ def test_a_run_in_a_log_file(script) -> None:
         "✓ 1/4 data      data.mnist         cached",
         "▲ data: digits in place of mnist",
         "▲ pretrain: fell back to float32",
-        "✓ 2/4 pretrain  train.supervised   done        41.3 s   val top1 99.02 % · val loss 0.0313 · size 1.69 MB",
+        "✓ 2/4 pretrain  train.supervised   done        41.3 s   val accuracy 99.02 % · val loss 0.0313 · size 1.69 MB",
         "✓ 3/4 compare   eval.compare       done         1.0 s   3 models",
         "✓ 4/4 gate      gate.accuracy      done        0.00 s   onnx loses 0.30 points (at most 0.30)",
         "",
@@ -80,7 +80,7 @@ def test_sixty_columns_get_less_and_no_line_runs_over(script) -> None:
         "        1,797 handwritten digits in its place",
         "✓ 1/4 data      cached",
     ]
-    assert "✓ 2/4 pretrain  done        41.3 s   val top1 99.02 %" in shown
+    assert "✓ 2/4 pretrain  done        41.3 s   val accuracy 99.02 %" in shown
     start = shown.index("  compare  mnist · test · 10,000 samples")
     assert shown[start + 3 : start + 9] == [
         "  model        size    ratio  accuracy    points        ms",
@@ -262,9 +262,9 @@ def test_progress_without_a_total_shows_the_count(script) -> None:
     screen = Screen(script.started(script.mnist()), console, clock=lambda: now_s)
     screen.stage_started(StageStarted("data", "data.image_folder", 1, 4))
     now_s = 11.0
-    screen.event(Progress("data", 12_345, None, "images", {"images_per_s": 1122.3}))
+    screen.event(Progress("data", 12_345, None, "images", {"samples_per_s": 1122.3}))
     assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == "  1/4 data      12,345 images · 1,122 images/s\n"
+    assert console.file.getvalue() == "  1/4 data      12,345 images · 1,122 samples/s\n"
 
 
 def test_columns_of_words_are_dropped_first_then_from_the_right(script) -> None:

@@ -21,14 +21,14 @@ from ptpipe_report.formatting import (
     ("name", "value", "text"),
     [
         ("size_bytes", 434_197, "size 434 kB"),
-        ("top1", 0.99134, "top1 99.13 %"),
-        ("val_top1", 1, "val top1 100.00 %"),
-        ("top1", 99.1, "top1 99.1"),  # a plugin that gives percent: no guess
+        ("accuracy", 0.99134, "accuracy 99.13 %"),
+        ("val_accuracy", 1, "val accuracy 100.00 %"),
+        ("accuracy", 99.1, "accuracy 99.1"),  # a plugin that gives percent: no guess
         ("size_ratio", 0.2561, "size ratio 25.6 %"),
         ("drop", 0.0030, "drop 0.30 points"),
         ("drop", -0.00001, "drop 0.00 points"),
         ("drop", -0.0015, "drop -0.15 points"),
-        ("images_per_s", 6812.4, "6,812 images/s"),
+        ("samples_per_s", 6812.4, "6,812 samples/s"),
         ("num_samples", 10_000, "10,000 samples"),
         ("latency_ms", 0.0411, "latency 0.0411 ms"),
         ("elapsed_s", 125.9, "elapsed 2 min 06 s"),
@@ -111,8 +111,16 @@ def test_columns_of_numbers_share_their_decimals() -> None:
 
 
 def test_the_best_known_figures_come_first_and_lists_and_prose_not_at_all() -> None:
-    values = {"epochs": 3, "prose": "x" * 41, "loss": 0.1, "per_class": [1], "top1": 0.99, "nothing": None, "note": ""}
-    assert [str(figure) for figure in key_figures(values)] == ["top1 99.00 %", "loss 0.100", "epochs 3"]
+    values = {
+        "epochs": 3,
+        "prose": "x" * 41,
+        "loss": 0.1,
+        "per_class": [1],
+        "accuracy": 0.99,
+        "nothing": None,
+        "note": "",
+    }
+    assert [str(figure) for figure in key_figures(values)] == ["accuracy 99.00 %", "loss 0.100", "epochs 3"]
 
 
 def test_each_value_is_shown_once_and_booleans_last() -> None:

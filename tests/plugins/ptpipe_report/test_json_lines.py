@@ -36,7 +36,7 @@ def lines(path: Path) -> list[dict]:
 
 def test_every_event_is_a_line_with_its_type_and_time(script, tmp_path) -> None:
     before = datetime.now(UTC)
-    events = {"pretrain": [Metric("pretrain", "top1", 0.5), Notice("pretrain", "n"), LogLine("pretrain", "l")]}
+    events = {"pretrain": [Metric("pretrain", "accuracy", 0.5), Notice("pretrain", "n"), LogLine("pretrain", "l")]}
     script.play([JsonLines()], script.mnist(), events)
     written = lines(tmp_path / "events.jsonl")
     expected = ["run_started"] + ["stage_started", "stage_finished"] * 4 + ["run_finished"]
@@ -46,7 +46,7 @@ def test_every_event_is_a_line_with_its_type_and_time(script, tmp_path) -> None:
     assert times == sorted(times)
     assert (times[0] - before).total_seconds() > -0.002 and all(line["time"].endswith("Z") for line in written)
     finished = written[7]
-    assert finished["stage_id"] == "pretrain" and finished["metrics"]["val_top1"] == 0.9902
+    assert finished["stage_id"] == "pretrain" and finished["metrics"]["val_accuracy"] == 0.9902
     assert written[0]["folder"] == tmp_path.as_posix()
     assert written[-1]["exit_code"] == 0 and "stages" not in written[-1]
 

@@ -99,8 +99,8 @@ def test_a_mention_or_a_link_is_shown_as_code(text) -> None:
 
 def test_a_metric_that_is_rows_is_a_table_of_its_own(script) -> None:
     workers = [
-        {"worker": 0, "images_per_s": 4147.2, "device_utilization": 0.988, "num_steps": 469, "forward_ms": 4.99},
-        {"worker": 1, "images_per_s": 4146.0, "device_utilization": None, "forward_ms": 5.3712, "odd|name": "a|b"},
+        {"worker": 0, "samples_per_s": 4147.2, "device_utilization": 0.988, "num_steps": 469, "forward_ms": 4.99},
+        {"worker": 1, "samples_per_s": 4146.0, "device_utilization": None, "forward_ms": 5.3712, "odd|name": "a|b"},
     ]
     long = [{"epoch": number} for number in range(101)]
     metrics = {"workers": workers, "history": long, "words": ["a", "b"], "none": []}
@@ -108,7 +108,7 @@ def test_a_metric_that_is_rows_is_a_table_of_its_own(script) -> None:
     assert "### train: workers" in text
     assert "train: history" not in text
     assert cells_of(text)[-3:] == [
-        ["worker", "images/s", "device utilization", "steps", "forward (ms)", "odd|name"],
+        ["worker", "samples/s", "device utilization", "steps", "forward (ms)", "odd|name"],
         ["0", "4,147", "98.8 %", "469", "4.99", "-"],
         ["1", "4,146", "-", "-", "5.37", "a|b"],
     ]
@@ -149,7 +149,7 @@ def test_the_whole_report(script) -> None:
     ]
     assert ["pretrain (baseline)", "torch float32", "1.69 MB (1,692,915 bytes)"] in [row[:3] for row in rows]
     assert ["gate", "passed", "onnx loses 0.30 points (at most 0.30)"] in rows
-    pretrain = "val top1 99.02 % · val loss 0.0313 · size 1.69 MB · torch float32 · epochs 3"
+    pretrain = "val accuracy 99.02 % · val loss 0.0313 · size 1.69 MB · torch float32 · epochs 3"
     assert ["2", "pretrain", "train.supervised", "done", "41.32", pretrain, "abababababab"] in rows
     assert ["1", "data", "data.mnist", "cached", "", "", "abababababab"] in rows
     command = "ptpipe run manifests/mnist_qat.yaml -s pretrain.epochs=3 -s 'data.root=\"a b\"'"

@@ -118,10 +118,10 @@ def test_the_bar_and_the_facts() -> None:
     assert run.drawn() == ["⠋ 1/2 train  train.supervised      0:00"]
     run.record(0, 0, loss=2.3)
     run.record(20, 310, loss=0.0213)
-    run.record(40, 620, loss=0.0107, images_per_s=4120.3)
+    run.record(40, 620, loss=0.0107, samples_per_s=4120.3)
     head, facts = run.drawn()
     assert head == "⠋ 1/2 train  train.supervised      0:40  ━━━━━━━━━━━━━━━━━━━━━━━━╸                 62 %  0:25 left"
-    assert facts == "  step 620/1,000 · loss 0.0107 · 4,120 images/s"
+    assert facts == "  step 620/1,000 · loss 0.0107 · 4,120 samples/s"
     run.record(60, 1000)
     run.clock.now_s = 70
     assert run.drawn()[0].startswith("⠋ 1/2 train  train.supervised      1:10"), (
@@ -142,8 +142,8 @@ def test_an_ascii_terminal_gets_an_ascii_bar() -> None:
 def test_a_narrow_terminal_shrinks_the_bar_and_wraps_nothing(width) -> None:
     run = Run(width)
     run.record(0, 0)
-    run.record(60, 400, loss=0.25, images_per_s=1234.5, epoch="1/3")
-    run.record(120, 500, loss=0.25, images_per_s=1234.5, epoch="1/3")
+    run.record(60, 400, loss=0.25, samples_per_s=1234.5, epoch="1/3")
+    run.record(120, 500, loss=0.25, samples_per_s=1234.5, epoch="1/3")
     drawn = run.drawn()
     assert len(drawn) == 2 and max(map(len, drawn)) <= width
     assert drawn[0].startswith("⠋ 1/2 train")

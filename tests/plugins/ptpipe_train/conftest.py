@@ -18,11 +18,11 @@ from torch import nn
 
 from ptpipe import JSON, Context
 from ptpipe.events import Event, LogLine, Metric, Notice, Progress
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, LoaderOptions, Model, Recipe, Split, builder
-from ptpipe_torch.data.images import Images
+from ptpipe_torch import ArrayColumn, Data, FunctionRef, LoaderOptions, Model, Recipe, Split, builder
 from ptpipe_torch.runtime import torch_threads
 from ptpipe_train import TrainConfig, train
 
+from ...datasets import image_info, image_split
 from ...signatures import classifier
 
 SIDE, NUM_CLASSES = 8, 4
@@ -52,7 +52,7 @@ def make_model(ref: FunctionRef | None = None, **arguments: JSON) -> Model:
     return Model.from_module(Recipe(ref, classifier((1, SIDE, SIDE), NUM_CLASSES)), module)
 
 
-def make_split(name: str, num_images: int, seed: int, images: type[Images] = ArrayImages) -> Split:
+def make_split(name: str, num_images: int, seed: int, images: type[ArrayColumn] = ArrayColumn) -> Split:
     """Noise with a bright quadrant, whose place is the class."""
     rng = np.random.default_rng(seed)
     labels_N = rng.integers(0, NUM_CLASSES, num_images)
@@ -61,13 +61,15 @@ def make_split(name: str, num_images: int, seed: int, images: type[Images] = Arr
     for pixels_HWC, label in zip(pixels_NHWC, labels_N, strict=True):
         row, column = half * (label // 2), half * (label % 2)
         pixels_HWC[row : row + half, column : column + half] += 60
-    return Split(np.array([f"{name}/{n}" for n in range(num_images)], dtype=np.str_), labels_N, images(pixels_NHWC))
+    return image_split(
+        np.array([f"{name}/{n}" for n in range(num_images)], dtype=np.str_), labels_N, images(pixels_NHWC)
+    )
 
 
 def make_data(
     num_train: int = 100, num_val: int = 0, batch_size: int = 16, augment: Sequence[str] = (), **splits: Split
 ) -> Data:
-    info = DatasetInfo("quadrants", tuple("abcd"), (1, SIDE, SIDE), (0.3,), (0.2,))
+    info = image_info("quadrants", tuple("abcd"), (1, SIDE, SIDE), (0.3,), (0.2,))
     made = {"train": make_split("train", num_train, 1), "val": make_split("val", num_val, 2)}
     return Data(info, made | splits, LoaderOptions(batch_size=batch_size, augment=tuple(augment)))
 

@@ -19,7 +19,19 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ptpipe import Context
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, FunctionRef, LoaderOptions, Model, Recipe, Split, builder
+from ptpipe_torch import (
+    ArrayColumn,
+    Classification,
+    Data,
+    DatasetInfo,
+    FunctionRef,
+    ImageInfo,
+    LoaderOptions,
+    Model,
+    Recipe,
+    Split,
+    builder,
+)
 from ptpipe_train import TrainConfig, train
 from ptpipe_train.config import EarlyStopping, Schedule
 
@@ -54,10 +66,11 @@ def make_data() -> Data:
     pixels_NHWC = rng.integers(0, 256, (840, 8, 8, 1), dtype=np.uint8)
     labels_N = pixels_NHWC.reshape(840, -1).mean(1).astype(np.int64) % 10
     ids = np.array([str(number) for number in range(840)])
-    train_split = Split(ids[:640], labels_N[:640], ArrayImages(pixels_NHWC[:640]))
-    val_split = Split(ids[640:], labels_N[640:], ArrayImages(pixels_NHWC[640:]))
-    info = DatasetInfo("digits", tuple("0123456789"), (1, 8, 8), (0.5,), (0.3,))
-    return Data(info, {"train": train_split, "val": val_split}, LoaderOptions(batch_size=32))
+    every = Split(ids, {"images": ArrayColumn(pixels_NHWC)}, {"labels": ArrayColumn(labels_N)})
+    splits = {"train": every.subset(np.arange(640)), "val": every.subset(np.arange(640, 840))}
+    image = ImageInfo(shape_CHW=(1, 8, 8), mean=(0.5,), std=(0.3,))
+    info = DatasetInfo("digits", {"images": image}, Classification(class_names=tuple("0123456789")))
+    return Data(info, splits, LoaderOptions(batch_size=32))
 
 
 def train_once(scratch: Path, output: Path) -> None:

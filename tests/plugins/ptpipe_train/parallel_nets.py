@@ -119,7 +119,10 @@ class PlainConfig(StageConfig):
 @stage("model.plain")
 def plain(config: PlainConfig, ctx: Context, data: Data) -> Model:
     """Make the network."""
-    arguments: dict[str, Any] = {"num_classes": data.info.num_classes, "shape_CHW": data.info.shape_CHW}
+    arguments: dict[str, Any] = {
+        "num_classes": data.info.task.num_classes,
+        "shape_CHW": data.info.inputs["images"].shape_CHW,
+    }
     options = config.model_dump(exclude={"branching"})
     ref = (
         FunctionRef.to(branching_net, **arguments)

@@ -17,30 +17,24 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler
 
-from ptpipe_torch import ArrayImages, Batch
+from ptpipe_torch import ArrayColumn, Batch, Classification
 from ptpipe_torch.data.data import epoch_order
 from ptpipe_train.config import Schedule
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.loop import Loop
 from ptpipe_train.parallel import Objective, ParallelStrategy
-from ptpipe_train.parallel.batch_shard import (
-    IGNORED,
-    BatchShard,
-    batches_of,
-    is_padding,
-    padded,
-    padding_batch,
-    target_batches,
-)
+from ptpipe_train.parallel.batch_shard import BatchShard, batches_of, padded, padding_batch
 from ptpipe_train.progress import TrainingProgress
 from ptpipe_train.schedule import LearningRate
 from ptpipe_train.state import TrainingState
 from ptpipe_train.steps import StepPlan
 
-from ...signatures import classifier
+from ...datasets import labels_of
 from .conftest import make_data, make_split
 
-LOGITS = classifier((3, 4, 4), 5).outputs
+
+def objective_of(num_samples: int, label_smoothing: float = 0.0) -> Objective:
+    return Objective(num_samples, Classification(class_names=tuple("abcde"), label_smoothing=label_smoothing))
 
 
 def make_batch(num: int, *, channels_last: bool = False, seed: int = 0) -> Batch:
@@ -110,7 +104,7 @@ def test_data_gives_each_worker_its_part_of_each_batch(workers: int) -> None:
         assert sorted(taken) == sorted(order_N[start : start + 10].tolist())
 
 
-class Unread(ArrayImages):
+class Unread(ArrayColumn):
     """Images that raise when they are read."""
 
     def take(self, indices_B: Any) -> Any:
@@ -119,13 +113,15 @@ class Unread(ArrayImages):
 
 def test_batches_without_inputs_have_the_same_targets() -> None:
     data, order_N = make_data(37), epoch_order(37, 4, 2)
-    bare = target_batches(make_split("train", 37, 1, Unread), order_N, 10, torch.device("cpu"))
+    unread = make_data(train=make_split("train", 37, 1, Unread))
+    bare = unread.batches("train", order_N=order_N, batch_size=10, augment_seed=(1, 2), with_inputs=False)
     for own, batch in zip(bare, data.batches("train", order_N=order_N, batch_size=10), strict=True):
         assert torch.equal(own.targets["labels"], batch.targets["labels"])
         assert torch.equal(own.indices_N, batch.indices_N)
         assert not own.inputs
         own, batch = padded(own, 10), padded(batch, 10)
         assert torch.equal(own.targets["labels"], batch.targets["labels"])
+        assert torch.equal(own.indices_N, batch.indices_N)
 
 
 class LabelsAlone(ParallelStrategy):
@@ -157,8 +153,8 @@ def test_images_are_not_read_where_they_are_not_needed() -> None:
         None,
     )
     lr = LearningRate(0.1, Schedule(), plan.num_steps, plan.steps_per_epoch)
-    Loop(data, plan, lr, strategy, 0.0, None).train_epoch(state, lambda num_samples, loss: None)
-    assert strategy.labels_N == train.labels_N[epoch_order(37, 4, 0)].tolist()
+    Loop(data, plan, lr, strategy, data.info.task, None).train_epoch(state, lambda num_samples, loss: None)
+    assert strategy.labels_N == labels_of(train)[epoch_order(37, 4, 0)].tolist()
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -167,22 +163,22 @@ def test_a_padded_batch_repeats_its_last_sample(num: int, more: int, *, channels
     batch = make_batch(num, channels_last=channels_last)
     labels_N = batch.targets["labels"].clone()
     big = padded(batch, num + more)
-    assert len(big.inputs["images"]) == len(big.targets["labels"]) == len(big.indices_N) == num + more
+    assert len(big.inputs["images"]) == len(big.targets["labels"]) == num + more
+    assert len(big) == num and torch.equal(big.indices_N, batch.indices_N)
     assert torch.equal(big.inputs["images"][:num], batch.inputs["images"])
     assert torch.equal(big.targets["labels"][:num], batch.targets["labels"])
-    assert (big.targets["labels"][num:] == IGNORED).all()
-    for position in range(num + more):
-        assert torch.equal(big.inputs["images"][position], batch.inputs["images"][min(position, num - 1)])
-        assert big.indices_N[position] == batch.indices_N[min(position, num - 1)]
+    for position in range(num, num + more):
+        assert torch.equal(big.inputs["images"][position], batch.inputs["images"][num - 1])
+        assert big.targets["labels"][position] == labels_N[num - 1]
     layout = torch.channels_last if channels_last else torch.contiguous_format
     assert big.inputs["images"].is_contiguous(memory_format=layout)
     assert torch.equal(batch.targets["labels"], labels_N), "the batch itself stays as it was"
-    assert (padded(batch, num) is batch) and not is_padding(batch)
+    assert padded(batch, num) is batch
 
 
 def gradients(batch: Batch, objective: Objective) -> tuple[torch.Tensor, list[torch.Tensor]]:
     net = make_net()
-    loss = objective(net(batch.inputs["images"]), batch.targets)
+    loss = objective(net(batch.inputs["images"]), batch.targets, len(batch))
     loss.backward()
     return loss.detach(), [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
 
@@ -190,7 +186,7 @@ def gradients(batch: Batch, objective: Objective) -> tuple[torch.Tensor, list[to
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_padding_does_not_count(label_smoothing: float, *, channels_last: bool) -> None:
-    batch, objective = make_batch(5, channels_last=channels_last), Objective(5, label_smoothing, LOGITS)
+    batch, objective = make_batch(5, channels_last=channels_last), objective_of(5, label_smoothing)
     loss, grads = gradients(batch, objective)
     padded_loss, padded_grads = gradients(padded(batch, 12), objective)
     with torch.no_grad():
@@ -208,9 +204,10 @@ def test_padding_does_not_count(label_smoothing: float, *, channels_last: bool) 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_a_padding_batch_has_no_gradient(num: int, label_smoothing: float) -> None:
     batch = padding_batch(make_batch(num))
-    assert is_padding(batch)
+    assert len(batch) == 0
     assert batch.inputs["images"].shape == (2, 3, 4, 4)  # two: batch norm can't normalize a single value
-    loss, grads = gradients(batch, Objective(7, label_smoothing, LOGITS))
+    assert batch.targets["labels"].shape == (2,)
+    loss, grads = gradients(batch, objective_of(7, label_smoothing))
     assert loss.item() == 0.0
     assert len(grads) == 4
     assert all(grad.count_nonzero() == 0 for grad in grads)
@@ -223,9 +220,30 @@ def test_a_padding_batch_keeps_the_layout_and_the_original() -> None:
     assert torch.equal(original.targets["labels"], labels_N)
 
 
-def test_only_a_pair_of_ignored_is_padding() -> None:
-    assert not is_padding(padded(make_batch(1), 2))
-    assert not is_padding(make_batch(2))
+@pytest.mark.parametrize("num_samples", [0, 1, 3])
+def test_rows_after_the_samples_count_nothing_whatever_they_are(num_samples: int) -> None:
+    batch, objective = make_batch(5), objective_of(7, 0.1)
+    with torch.no_grad():
+        logits_NK = make_net()(batch.inputs["images"])
+    labels_N = batch.targets["labels"]
+    loss = objective(logits_NK, batch.targets, num_samples)
+    summed = cross_entropy(logits_NK[:num_samples], labels_N[:num_samples], reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(loss, summed / 7)
+    logits_NK[num_samples:] = 1e4
+    changed = {"labels": torch.cat([labels_N[:num_samples], 4 - labels_N[num_samples:]])}
+    assert torch.equal(objective(logits_NK, changed, num_samples), loss)
+
+
+def test_several_columns_are_padded_alike() -> None:
+    columns = {"a": torch.arange(6).view(3, 2), "b": torch.tensor([True, False, True])}
+    batch = Batch(columns, {"c": torch.arange(3.0), "d": torch.arange(12.0).view(3, 2, 2)}, torch.arange(3))
+    big = padded(batch, 5)
+    for own, found in ((batch.inputs, big.inputs), (batch.targets, big.targets)):
+        assert list(own) == list(found)
+        for name, tensor in own.items():
+            assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor[[0, 1, 2, 2, 2]])
+    nothing = padding_batch(batch)
+    assert [len(tensor) for tensor in (*nothing.args, *nothing.targets.values())] == [2] * 4 and len(nothing) == 0
 
 
 def test_padding_batches_follow_until_all_workers_are_done() -> None:
@@ -233,13 +251,13 @@ def test_padding_batches_follow_until_all_workers_are_done() -> None:
     got = list(batches_of(iter(batches), 4, lambda: batches[1]))
     assert got[0] is batches[0]
     assert got[1] is batches[1]
-    assert [is_padding(batch) for batch in got] == [False, False, True, True]
+    assert [len(batch) for batch in got] == [4, 4, 0, 0]
     assert torch.equal(got[2].inputs["images"][0], batches[1].inputs["images"][0])
 
 
 def test_a_worker_may_have_an_empty_shard() -> None:
     (batch,) = batches_of(iter(()), 1, lambda: make_batch(3))
-    assert is_padding(batch)
+    assert len(batch) == 0 and len(batch.inputs["images"]) == 2
 
 
 def test_no_more_batches_than_wanted() -> None:
@@ -254,9 +272,9 @@ def test_parts_of_the_loss_add_up_to_the_mean(num: int, batch_size: int, workers
     logits_NK = torch.randn(num, 5, generator=torch.Generator().manual_seed(num), dtype=torch.float64)
     labels_N = torch.arange(num) % 5
     order_N = epoch_order(num, 0, 0)
-    objective = Objective(num, 0.1, LOGITS)
+    objective = objective_of(num, 0.1)
     parts = [
-        objective(logits_NK[part_N], {"labels": labels_N[part_N]}).item()
+        objective(logits_NK[part_N], {"labels": labels_N[part_N]}, len(part_N)).item()
         for rank in range(workers)
         if len(part_N := BatchShard(rank, workers).of(order_N, batch_size))
     ]

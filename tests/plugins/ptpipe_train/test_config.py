@@ -56,6 +56,13 @@ def test_every_option_is_described(model: type[BaseModel]) -> None:
         ({"schedule": {"warmup": 1.0}}, ("schedule", "warmup"), "less than 1"),
         ({"schedule": {"warmup": -1}}, ("schedule", "warmup"), "greater than or equal to 0"),
         ({"schedule": "cosine"}, ("schedule",), "object"),
+        (
+            {"early_stopping": {"metric": "val_top1"}},
+            ("early_stopping", "metric"),
+            "val_top1 was renamed to val_accuracy",
+        ),
+        ({"early_stopping": {"metric": "loss"}}, ("early_stopping", "metric"), "should match pattern"),
+        ({"early_stopping": {"metric": "val_"}}, ("early_stopping", "metric"), "should match pattern"),
         ({"early_stopping": {"patience": 0}}, ("early_stopping", "patience"), "greater than or equal to 1"),
         ({"learning_rate": 0.1}, ("learning_rate",), "Extra inputs"),
         ({"checkpoint_every_s": 0}, ("checkpoint_every_s",), "greater than 0"),

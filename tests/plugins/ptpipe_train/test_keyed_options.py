@@ -10,13 +10,14 @@ import pytest
 import ptpipe_data.config
 import ptpipe_train.config
 from ptpipe import StageError
-from ptpipe_eval.config import ClassifyConfig
+from ptpipe_eval.config import PredictConfig
 from ptpipe_quant.config import CalibrateConfig
 from ptpipe_torch import Data
 from ptpipe_torch.data.data import LOADING_OPTIONS
 from ptpipe_train import device
 from ptpipe_train.config import Parallel, TrainConfig
 
+from ...datasets import labels_of
 from .conftest import Lab, Trained, assert_same_bits
 
 LOADED = {
@@ -65,7 +66,7 @@ def test_data_are_stored_without_them(lab: Lab, tmp_path_factory: pytest.TempPat
     assert (folders[0] / "data.json").read_bytes() == (folders[1] / "data.json").read_bytes()
     loaded = Data.load(folders[1]).with_options({"num_workers": 3})
     assert loaded.loader.num_workers == 3
-    assert np.array_equal(loaded.splits["train"].labels_N, data.splits["train"].labels_N)
+    assert np.array_equal(labels_of(loaded.splits["train"]), labels_of(data.splits["train"]))
 
 
 def keyed(**options: Any) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def test_another_device_than_that_in_the_key_is_refused(monkeypatch: pytest.Monk
 
 def test_threads_enter_the_key_as_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     def parts() -> list[Any]:
-        return [keyed(device="cpu"), ClassifyConfig().keyed_options(), CalibrateConfig().keyed_options()]
+        return [keyed(device="cpu"), PredictConfig().keyed_options(), CalibrateConfig().keyed_options()]
 
     monkeypatch.setattr("ptpipe.host.num_threads", lambda: 4)
     four = parts()

@@ -15,7 +15,8 @@ from torch import nn
 
 from ptpipe_torch import Data, Model, epoch_order
 
-from .conftest import Lab, assert_same_bits, max_difference
+from ...datasets import class_names_of, image_info, labels_of
+from .conftest import SIDE, Lab, assert_same_bits, max_difference
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -34,15 +35,15 @@ def plain_training(
     module = model.build_prepared().train()
     parameters = list(module.parameters())
     optimizer = torch.optim.SGD(parameters, lr, momentum=0.9)
-    train = data.splits["train"]
+    train, facts = data.splits["train"], data.info.inputs["images"]
     for epoch in range(2):
         order_N = epoch_order(len(train), seed, epoch)
         for begin in range(0, len(order_N), window):
             taken = order_N[begin : begin + window]
-            images = torch.from_numpy(train.images.take(taken)).permute(0, 3, 1, 2).float()
-            images = (images / 255 - data.info.mean[0]) / data.info.std[0]
+            images = torch.from_numpy(train.inputs["images"].take(taken)).permute(0, 3, 1, 2).float()
+            images = (images / 255 - facts.mean[0]) / facts.std[0]
             optimizer.zero_grad()
-            loss(module(images), torch.from_numpy(train.labels_N[taken])).backward()
+            loss(module(images), torch.from_numpy(labels_of(train)[taken])).backward()
             before_step(parameters)
             optimizer.step()
     return model.with_state_dict_of(module)
@@ -145,7 +146,7 @@ def test_narrower_precision_comes_near(lab: Lab, precision: str, bound: float) -
 def test_fp16_leaves_out_a_step_whose_gradients_overflow(lab: Lab) -> None:
     # Its gradients are those of a pixel of 3e3 in the first layer: times 65536 beyond 65504, fp16's maximum.
     data = lab.make_data(num_train=16)
-    data.info = data.info.__class__("loud", data.info.class_names, data.info.shape_CHW, (0.0,), (1 / 3e3,))
+    data.info = image_info("loud", class_names_of(data.info), (1, SIDE, SIDE), (0.0,), (1 / 3e3,))
     model = lab.make_model()
     trained = lab.train(model, data, epochs=1, precision="fp16", clip_grad_norm=1.0)
     assert trained.metrics["loss_scale"] == 32768.0
@@ -163,7 +164,7 @@ def test_augments_by_seed_epoch_and_place(lab: Lab) -> None:
 def test_takes_every_sample_once_an_epoch_in_the_order_of_seed_and_epoch(lab: Lab) -> None:
     taken: list[int] = []
     data = lab.make_data(num_train=50)
-    images = data.splits["train"].images
+    images = data.splits["train"].inputs["images"]
 
     def take(indices: Any) -> Any:
         taken.extend(indices.tolist())

@@ -102,7 +102,7 @@ def test_it_ends_where_one_process_does(run: Train, name: str) -> None:
         assert parallel.stages["train"].metrics[figure] == pytest.approx(
             single.stages["train"].metrics[figure], rel=1e-5
         )
-    assert parallel.stages["train"].metrics["val_top1"] == single.stages["train"].metrics["val_top1"]
+    assert parallel.stages["train"].metrics["val_accuracy"] == single.stages["train"].metrics["val_accuracy"]
 
 
 def test_fsdp_ends_where_ddp_does(run: Train) -> None:
@@ -115,7 +115,7 @@ def test_each_worker_reports_where_its_time_went(run: Train) -> None:
         workers = run(parallel=MODES[name]).stages["train"].metrics["workers"]
         assert [row["worker"] for row in workers] == [0, 1]
         for row in workers:
-            assert row["images_per_s"] > 0
+            assert row["samples_per_s"] > 0
             assert 0 < row["device_utilization"] <= 1
             assert all(row[f"{part}_ms"] > 0 for part in ("data", *parts, "optimizer"))
 
@@ -281,8 +281,8 @@ def test_batch_norm_and_bf16_train_as_well(run: Train, name: str) -> None:
     result = run({"norm": True}, parallel=MODES[name], **options)
     model_of(result)
     parallel = result.stages["train"].metrics
-    assert single["val_top1"] > 0.95
-    assert parallel["val_top1"] > single["val_top1"] - 0.02
+    assert single["val_accuracy"] > 0.95
+    assert parallel["val_accuracy"] > single["val_accuracy"] - 0.02
 
 
 @pytest.mark.parametrize("name", ["ddp", "1f1b"])
@@ -305,8 +305,8 @@ def test_compressed_gradients_end_near(run: Train, name: str, compress: str) -> 
 def test_every_val_sample_is_counted_once(run: Train, num_val: int, name: str) -> None:
     data = {"data.num_train": 480 + num_val, "data.val_size": num_val}
     options = {"epochs": 1, "batch_size": 480}
-    single = run(data=data, **options).stages["train"].metrics["val_top1"]
-    assert run(data=data, parallel=MODES[name], **options).stages["train"].metrics["val_top1"] == single
+    single = run(data=data, **options).stages["train"].metrics["val_accuracy"]
+    assert run(data=data, parallel=MODES[name], **options).stages["train"].metrics["val_accuracy"] == single
     assert single * num_val == pytest.approx(round(single * num_val), abs=1e-9)
 
 

@@ -19,7 +19,7 @@ from ptpipe import StageError
 from ptpipe.api import RunResult
 from ptpipe.execution.engine import RunOptions
 from ptpipe_quant import PrepareQatConfig, prepare_qat
-from ptpipe_torch import ArrayImages, Data, epoch_order
+from ptpipe_torch import ArrayColumn, Data, epoch_order
 from ptpipe_train import checkpoint, checkpointer, state
 from ptpipe_train.parallel.ddp import SingleProcess
 
@@ -36,7 +36,7 @@ class Stopped(BaseException):
     """Interrupts a training: like a kill, nothing in the product catches it."""
 
 
-class StoppingImages(ArrayImages):
+class StoppingImages(ArrayColumn):
     """Pixels that stop the training after a number of reads, and record the reads."""
 
     def __init__(self, pixels: Any) -> None:
@@ -58,7 +58,7 @@ def make_data(lab: Lab, stop_train: int = 10**9, stop_val: int = 10**9, **option
         "val": lab.make_split("val", NUM_VAL, 2, StoppingImages),
     }
     for split, stop in zip(splits.values(), (stop_train, stop_val), strict=True):
-        object.__setattr__(split.images, "takes_left", stop)
+        object.__setattr__(split.inputs["images"], "takes_left", stop)
     return lab.make_data(**options, **splits)
 
 
@@ -89,7 +89,7 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(lab: Lab, options: dict[str
             stops += 1
     assert stops > 2
     assert_same_bits(got.model, want.model)
-    for name in ("history", "train_loss", "val_top1", "epochs_done", "num_steps"):
+    for name in ("history", "train_loss", "val_accuracy", "epochs_done", "num_steps"):
         assert got.metrics[name] == want.metrics[name], name
     if "early_stopping" in options:
         assert want.metrics["epochs_done"] > want.metrics["best_epoch"] > 1
@@ -123,7 +123,7 @@ def test_resumes_in_mid_epoch_without_repeating_a_sample(lab: Lab, accumulate: i
     assert trained.log == [f"training resumes from the checkpoint of step {whole_steps}"]
     order = np.concatenate([epoch_order(NUM_TRAIN, 7, epoch) for epoch in range(2)]).tolist()
     taken = [index for batch in batches_of(whole_steps, accumulate, first) for index in batch]
-    assert taken + [index for batch in second.splits["train"].images.taken for index in batch] == order
+    assert taken + [index for batch in second.splits["train"].inputs["images"].taken for index in batch] == order
 
 
 def steps_done(num_batches: int, accumulate: int) -> int:
@@ -135,7 +135,7 @@ def steps_done(num_batches: int, accumulate: int) -> int:
 def batches_of(num_steps: int, accumulate: int, data: Data) -> list[list[int]]:
     per_epoch = -(-7 // accumulate)
     num_batches = num_steps // per_epoch * 7 + num_steps % per_epoch * accumulate
-    return data.splits["train"].images.taken[:num_batches]
+    return data.splits["train"].inputs["images"].taken[:num_batches]
 
 
 def stop_and_go_on(lab: Lab, between: Any = None, stop: int = 9, **options: Any) -> Trained:

@@ -126,9 +126,9 @@ def test_a_profile_is_a_trace_and_a_table_in_the_runs_folder(tmp_path: Path, ste
     metrics = result.stages["train"].metrics
     (worker,) = metrics["workers"]
     parts = {"data_ms", "forward_ms", "backward_ms", "optimizer_ms"}
-    assert worker.keys() == {"worker", "images_per_s", "device_utilization"} | parts
+    assert worker.keys() == {"worker", "samples_per_s", "device_utilization"} | parts
     assert 0 < worker["device_utilization"] <= 1
-    assert worker["images_per_s"] == pytest.approx(metrics["images_per_s"], rel=0.01)
+    assert worker["samples_per_s"] == pytest.approx(metrics["samples_per_s"], rel=0.01)
     events = [json.loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines()]
     assert [event["path"].rpartition("/")[2] for event in events if event["type"] == "attachment"] == [
         "trace.json",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,30 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe.events import Notice
-from ptpipe_torch import FunctionRef, builder, transform
+from ptpipe_torch import (
+    ArrayColumn,
+    ArrayInfo,
+    Data,
+    DatasetInfo,
+    FunctionRef,
+    ImageInfo,
+    LoaderOptions,
+    Metric,
+    Split,
+    Task,
+    TensorSpec,
+    builder,
+    transform,
+)
 from ptpipe_train import supervised
 from ptpipe_train.config import Parallel
 from ptpipe_train.device import DeviceSettings
-from ptpipe_train.evaluation import Score
 from ptpipe_train.parallel.ddp import SingleProcess, data_parallel
 from ptpipe_train.supervised import _warn_of_small_passes
 
+from ...datasets import image_info, labels_of
 from ...signatures import classifier
-from .conftest import SIDE, Lab, assert_same_bits
+from .conftest import SIDE, Lab, assert_same_bits, small_net
 
 
 @transform
@@ -63,11 +78,11 @@ def test_learns_and_reports_metrics(lab: Lab) -> None:
         lab.make_model(norm=True, dropout=0.1), lab.make_data(400, 80), epochs=4, schedule={"name": "one_cycle"}
     )
     metrics = trained.metrics
-    assert metrics["val_top1"] > 0.9
+    assert metrics["val_accuracy"] > 0.9
     assert metrics["train_loss"] < 0.8
     assert (metrics["num_steps"], metrics["epochs_done"], metrics["samples_per_step"]) == (100, 4, 16)
     assert (metrics["precision"], metrics["device"]) == ("fp32", "cpu")
-    assert metrics["images_per_s"] > 0
+    assert metrics["samples_per_s"] > 0
     assert metrics["peak_lr"] == pytest.approx(0.05, rel=1e-3)
     assert [figures["epoch"] for figures in metrics["history"]] == [1, 2, 3, 4]
     assert metrics["history"][-1]["val_loss"] == metrics["val_loss"]
@@ -132,12 +147,12 @@ def test_the_learning_rate_decays_where_parts_freeze(lab: Lab, freeze_at: float,
     assert (metrics["history"][-1]["lr"] < 0.01) is (resolved == "cosine")
 
 
-def test_progress_counts_images_to_the_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_samples_to_the_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ptpipe_train.supervised.POLL_EVERY_S", 0.0)
     progress = lab.train(lab.make_model(), lab.make_data(40), epochs=2).progress
     assert [event.done for event in progress] == [16, 32, 40, 56, 72, 80]
-    assert {(event.total, event.unit) for event in progress} == {(80, "images")}
-    assert progress[-1].facts.keys() == {"epoch", "step", "loss", "lr", "images_per_s"}
+    assert {(event.total, event.unit) for event in progress} == {(80, "samples")}
+    assert progress[-1].facts.keys() == {"epoch", "step", "loss", "lr", "samples_per_s"}
     assert (progress[-1].facts["epoch"], progress[-1].facts["step"]) == (2, 6)
 
 
@@ -153,7 +168,7 @@ def test_val_is_measured_without_leaving_a_trace(lab: Lab) -> None:
     without = lab.train_afresh(model, lab.make_data(100, 0), epochs=2)
     assert_same_bits(with_val.model, without.model)
     assert with_val.model.tensors["1.num_seen"] == 200
-    assert "val_top1" not in without.metrics
+    assert "val_accuracy" not in without.metrics
 
 
 def test_val_figures_are_those_of_the_delivered_model(lab: Lab) -> None:
@@ -161,7 +176,7 @@ def test_val_figures_are_those_of_the_delivered_model(lab: Lab) -> None:
     trained = lab.train(lab.make_model(norm=True, dropout=0.5), data, epochs=2, precision="bf16")
     (batch,) = data.batches("val", batch_size=33)
     logits = trained.model.build()(batch.inputs["images"])
-    assert trained.metrics["val_top1"] == (logits.argmax(1) == batch.targets["labels"]).double().mean().item()
+    assert trained.metrics["val_accuracy"] == (logits.argmax(1) == batch.targets["labels"]).double().mean().item()
     assert trained.metrics["val_loss"] == pytest.approx(
         nn.functional.cross_entropy(logits, batch.targets["labels"]).item(), rel=1e-5
     )
@@ -208,12 +223,13 @@ class Stopping:
         self.losses = losses
         self.weights: list[torch.Tensor] = []
 
-    def __call__(self, module: nn.Module, *rest: Any) -> Score:
+    def __call__(self, module: nn.Module, *rest: Any) -> dict[str, float]:
         self.weights.append(module.state_dict()["8.weight"].clone())
-        return Score(self.losses[len(self.weights) - 1], 1 - self.losses[len(self.weights) - 1])
+        loss = self.losses[len(self.weights) - 1]
+        return {"loss": loss, "accuracy": 1 - loss}
 
 
-@pytest.mark.parametrize("metric", ["val_loss", "val_top1"])
+@pytest.mark.parametrize("metric", ["val_loss", "val_accuracy"])
 def test_early_stopping_ends_and_restores_the_best(lab: Lab, monkeypatch: pytest.MonkeyPatch, metric: str) -> None:
     scores = Stopping([0.9, 0.5, 0.495, 0.6, 0.4, 0.3])
     monkeypatch.setattr(supervised, "evaluate", scores)
@@ -278,6 +294,88 @@ def test_refuses_what_can_not_be_trained(lab: Lab) -> None:
         lab.train(model, lab.make_data(0))
     with pytest.raises(StageError, match="early_stopping needs a val split"):
         lab.train(model, data, early_stopping={})
+
+
+@pytest.mark.parametrize(
+    ("metric", "hint"),
+    [
+        ("val_f1", "there are val_accuracy, val_loss"),
+        ("val_acuracy", "did you mean 'val_accuracy'?"),
+        ("val_top5_accuracy", "did you mean 'val_accuracy'?"),  # there are no more than four classes
+    ],
+)
+def test_a_metric_to_monitor_that_the_task_has_not_is_refused_at_the_start(lab: Lab, metric: str, hint: str) -> None:
+    with pytest.raises(StageError) as caught:
+        lab.train(lab.make_model(), lab.make_data(40, 8), early_stopping={"metric": metric})
+    assert str(caught.value) == f"early_stopping.metric: quadrants has no metric {metric!r} ({hint})"
+    assert lab.events == []
+
+
+def test_the_figures_of_an_epoch_are_those_of_the_task(lab: Lab) -> None:
+    metrics = lab.train(lab.make_model(), lab.make_data(40, 8), epochs=1).metrics
+    assert metrics["history"][0].keys() >= {"val_accuracy", "val_loss"}
+    assert "val_top5_accuracy" not in metrics["history"][0]
+    data = lab.make_data(40, 8)
+    names = tuple("abcdef")
+    data = Data(image_info("six", names, (1, SIDE, SIDE), (0.3,), (0.2,)), data.splits, data.loader)
+    ref = FunctionRef.to(small_net, norm=False, dropout=0.0, num_classes=6)
+    model = lab.make_model(ref).with_recipe(signature=classifier((1, SIDE, SIDE), 6))
+    rule = {"metric": "val_top5_accuracy"}
+    metrics = lab.train(model, data, epochs=1, early_stopping=rule).metrics
+    assert 0 <= metrics["val_accuracy"] <= metrics["val_top5_accuracy"] <= 1
+
+
+class Estimation(Task):
+    """A task without labels: a network's first output estimates a number."""
+
+    num_outputs: int
+
+    targets = property(lambda self: {"number": ArrayInfo(dtype="float32")})
+    outputs = property(lambda self: (TensorSpec("logits", "float32", ("batch", self.num_outputs)),))
+    metrics = property(lambda self: (Metric("mae", higher_is_better=False),))
+
+    def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return (outputs["logits"][:, 0] - targets["number"]).square()
+
+    def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"error": (outputs["logits"][:, 0] - targets["number"]).abs().double().sum()}
+
+    def figures(self, sums: Mapping[str, np.ndarray], num_samples: int) -> dict[str, Any]:
+        return {"mae": float(sums["error"]) / num_samples}
+
+    def samples(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return {"prediction": outputs["logits"][:, 0], "score": -self.losses(outputs, targets)}
+
+
+def estimates(lab: Lab) -> Data:
+    """Images, and the number of the bright quadrant to estimate."""
+
+    def split(name: str, num: int, seed: int) -> Split:
+        labelled = lab.make_split(name, num, seed)
+        return Split(labelled.ids, labelled.inputs, {"number": ArrayColumn(labels_of(labelled).astype(np.float32))})
+
+    image = ImageInfo(shape_CHW=(1, SIDE, SIDE), mean=(0.3,), std=(0.2,))
+    info = DatasetInfo("estimates", {"images": image}, Estimation(num_outputs=4))
+    return Data(info, {"train": split("train", 200, 1), "val": split("val", 50, 2)}, LoaderOptions(batch_size=16))
+
+
+def test_a_strangers_task_is_trained(lab: Lab) -> None:
+    trained = lab.train(
+        lab.make_model(), estimates(lab), epochs=8, lr=0.01, early_stopping={"metric": "val_mae", "patience": 8}
+    )
+    history = trained.metrics["history"]
+    assert trained.metrics["val_mae"] == min(epoch["val_mae"] for epoch in history) < 0.5 * history[0]["val_mae"]
+    assert "val_loss" not in trained.metrics
+
+
+def test_labels_are_smoothed_only_where_there_are_some(lab: Lab) -> None:
+    with pytest.raises(StageError, match=r"^label_smoothing: the task Estimation has no labels to smooth$"):
+        lab.train(lab.make_model(), estimates(lab), label_smoothing=0.1)
+    with pytest.raises(StageError, match=r"no metric 'val_loss' \(there are val_mae\)"):
+        lab.train(lab.make_model(), estimates(lab), early_stopping={})
+    assert lab.events == []
 
 
 def test_a_batch_of_one_sample_is_refused_at_the_start_where_batch_norm_needs_more(lab: Lab) -> None:

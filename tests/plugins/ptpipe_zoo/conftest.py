@@ -8,7 +8,9 @@ import pytest
 
 from ptpipe import Context
 from ptpipe.events import Event
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, Split
+from ptpipe_torch import ArrayColumn, Data
+
+from ...datasets import image_info, image_split
 
 MakeData = Callable[..., Data]
 
@@ -21,12 +23,10 @@ def make_data() -> MakeData:
         channels, height, width = shape_CHW
         rng = np.random.default_rng(0)
         pixels_NHWC = rng.integers(0, 256, (num_images, height, width, channels), dtype=np.uint8)
-        info = DatasetInfo(
-            "noise", tuple(map(str, range(num_classes))), shape_CHW, (0.5,) * channels, (0.3,) * channels
-        )
+        info = image_info("noise", tuple(map(str, range(num_classes))), shape_CHW, (0.5,) * channels, (0.3,) * channels)
         ids = np.array([f"train/{number}" for number in range(num_images)])
         labels_N = rng.integers(0, num_classes, num_images)
-        return Data(info, {"train": Split(ids, labels_N, ArrayImages(pixels_NHWC))})
+        return Data(info, {"train": image_split(ids, labels_N, ArrayColumn(pixels_NHWC))})
 
     return make
 

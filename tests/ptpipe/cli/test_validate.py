@@ -18,7 +18,7 @@ version: 1
 plugins: [./evil.py, beside]
 stages:
   data: {uses: data.synthetic}
-  net: {uses: evil.net, needs: {data: data}, with: {anything: 1}}
+  net: {uses: mine.net, needs: {data: data}, with: {anything: 1}}
   train: {uses: train.supervised, with: {epochs: 1}}
 """
 
@@ -35,7 +35,7 @@ def stranger(tmp_path):
 def test_nothing_of_a_stranger_is_executed(stranger, run_cli):
     before = sorted(stranger.rglob("*"))
     ended = run_cli("validate", "m.yaml", "--no-plugins", python=["-P"])
-    note = "m.yaml:6:15: net: stage kind 'evil.net' is not checked: it is neither built in nor installed"
+    note = "m.yaml:6:15: net: stage kind 'mine.net' is not checked: it is neither built in nor installed"
     assert ended.out.splitlines() == [note, "m.yaml: 3 stages, no problems, 1 note"]
     assert (ended.code, ended.err) == (0, "")
     assert sorted(stranger.rglob("*")) == before
@@ -62,7 +62,7 @@ def test_an_unknown_kind_is_a_problem_where_no_plugin_is_named(stranger, run_cli
     (stranger / "m.yaml").write_text(STAGES.replace("plugins: [./evil.py, beside]\n", ""))
     ended = run_cli("validate", "m.yaml", "--no-plugins")
     assert (ended.code, ended.out) == (ExitCode.USAGE, "")
-    assert ended.err == "m.yaml:5:15: net: unknown stage kind 'evil.net'\n"
+    assert ended.err == "m.yaml:5:15: net: unknown stage kind 'mine.net'\n"
 
 
 @pytest.mark.parametrize("verb", ["validate", "plan"])

@@ -146,6 +146,47 @@ def test_all_at_once(project):
     assert len(problems) == 4
 
 
+RENAMED = """
+from ptpipe import Artifact, Context, StageConfig, hookimpl, stage
+
+class Given(Artifact):
+    pass
+
+class GiveConfig(StageConfig):
+    value: int = 1
+
+@stage("ours.give", renamed_from="ours.make")
+def give(config: GiveConfig, ctx: Context) -> Given: ...
+
+@stage("ours.take")
+def take(config: StageConfig, ctx: Context, given: Given) -> Given: ...
+
+@hookimpl
+def ptpipe_stages():
+    return [give, take]
+"""
+
+
+def test_the_former_name_of_a_kind_is_told_and_the_rest_is_checked_as_of_the_new_one(project):
+    (project.folder / "ours.py").write_text(RENAMED)
+    head = "plugins: [./ours.py]"
+    stages = "one: {uses: ours.make, with: {valu: 3}}\ntwo: {uses: ours.take, needs: {given: one.other}}"
+    assert problems_of(project, stages, head=head) == [
+        "4:15: one: ours.make was renamed to ours.give",
+        "4:33: one: unknown option 'valu' of ours.give (did you mean 'value'?)",
+        "5:41: two: one (ours.give) has no output 'other'; it has output",
+    ]
+    project.write("one: {uses: ours.give, with: {value: 3}}\ntwo: {uses: ours.take}", head=head)
+    assert wiring(project.plan(), "two") == {"given": ["one"]}
+
+
+def test_a_kind_that_has_a_name_again_is_that_kind(project):
+    """The former name may be given to another kind."""
+    (project.folder / "ours.py").write_text(RENAMED.replace("ours.make", "ours.take"))
+    project.write("one: {uses: ours.give}\ntwo: {uses: ours.take}", head="plugins: [./ours.py]")
+    assert project.plan()["two"].kind == "ours.take"
+
+
 def test_an_overridden_option_is_told_as_such(project):
     project.write("one: {uses: toy.make}")
     with pytest.raises(ManifestError) as raised:

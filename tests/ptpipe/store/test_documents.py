@@ -23,7 +23,7 @@ def test_members_come_back_as_written(
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "document.json"
-    write_document(path, json.dumps({"decision": "refused", "metrics": {"top1": 0.5}}, indent=1))
+    write_document(path, json.dumps({"decision": "refused", "metrics": {"accuracy": 0.5}}, indent=1))
     content = path.read_bytes()
     for position in range(len(content) * 8):
         altered = bytearray(content)

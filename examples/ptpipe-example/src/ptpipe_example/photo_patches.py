@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from ptpipe import JSON, Context, Stage, StageConfig, StageError, hookimpl, stage
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Split
+from ptpipe_torch import ArrayColumn, Classification, Data, DatasetInfo, ImageInfo, LoaderOptions, Split
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,14 +68,13 @@ def photo_patches(config: PhotoPatchesConfig, ctx: Context) -> Data:
     splits = {part: join(pieces) for part, pieces in parts.items()}
     drawn = np.random.default_rng(ctx.seed).permutation(len(splits["train"]))[:256]
     splits["calibration"] = splits["train"].subset(np.sort(drawn))
-    pixels_N3 = splits["train"].images.take(np.arange(len(splits["train"]))).reshape(-1, 3) / 255
-    info = DatasetInfo(
-        name="photo patches",
-        class_names=tuple(photos),
+    pixels_N3 = splits["train"].inputs["images"].values().reshape(-1, 3) / 255
+    images = ImageInfo(
         shape_CHW=(3, config.size, config.size),
         mean=tuple(pixels_N3.mean(axis=0).tolist()),
-        std=tuple(pixels_N3.std(axis=0).tolist()),
+        std=tuple(std or 1.0 for std in pixels_N3.std(axis=0).tolist()),  # 0: the same in every pixel
     )
+    info = DatasetInfo("photo patches", {"images": images}, Classification(class_names=tuple(photos)))
     return Data(info, splits, LoaderOptions(batch_size=config.batch_size))
 
 
@@ -107,7 +106,8 @@ def cut(name: str, label: int, photo_HW3: npt.NDArray[np.uint8], size: int) -> d
         chosen = range(round(start * columns), round(stop * columns))
         patches_NHW3 = np.ascontiguousarray(grid[:, chosen]).reshape(-1, size, size, 3)
         ids = np.array([f"{name}/{row:04}/{column:04}" for row in range(rows) for column in chosen])
-        splits[part] = Split(ids, np.full(len(ids), label, dtype=np.int64), ArrayImages(patches_NHW3))
+        labels_N = np.full(len(ids), label, dtype=np.int64)
+        splits[part] = Split(ids, {"images": ArrayColumn(patches_NHW3)}, {"labels": ArrayColumn(labels_N)})
     return splits
 
 
@@ -115,9 +115,10 @@ def join(pieces: list[Split]) -> Split:
     """One split of several."""
     import numpy as np
 
-    pixels_NHW3 = np.concatenate([piece.images.take(np.arange(len(piece))) for piece in pieces])
+    pixels_NHW3 = np.concatenate([piece.inputs["images"].values() for piece in pieces])
+    labels_N = np.concatenate([piece.targets["labels"].values() for piece in pieces])
     ids = np.concatenate([piece.ids for piece in pieces])
-    return Split(ids, np.concatenate([piece.labels_N for piece in pieces]), ArrayImages(pixels_NHW3))
+    return Split(ids, {"images": ArrayColumn(pixels_NHW3)}, {"labels": ArrayColumn(labels_N)})
 
 
 @hookimpl

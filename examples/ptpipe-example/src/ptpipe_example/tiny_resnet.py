@@ -49,11 +49,11 @@ def make_tiny_resnet(config: TinyResnetConfig, ctx: Context, data: Data) -> Mode
     """Make a small residual network for the data set's channels and classes."""
     import torch
 
-    info = data.info
+    (image, *_), (logits, *_) = data.info.signature.inputs, data.info.signature.outputs
     part = FunctionRef.to(
         tiny_resnet,
-        in_channels=info.shape_CHW[0],
-        num_classes=info.num_classes,
+        in_channels=image.sample_shape[0],
+        num_classes=logits.sample_shape[0],
         width=config.width,
         num_blocks=config.num_blocks,
     )
@@ -61,7 +61,7 @@ def make_tiny_resnet(config: TinyResnetConfig, ctx: Context, data: Data) -> Mode
         torch.manual_seed(ctx.seed)
         network = part.resolve("builder")(**part.arguments)
     ctx.metric(num_parameters=sum(parameter.numel() for parameter in network.parameters()))
-    return Model.from_module(Recipe(part, info.signature), network)
+    return Model.from_module(Recipe(part, data.info.signature), network)
 
 
 @hookimpl

@@ -22,8 +22,8 @@ SUBJECT = Subject("m.yaml", "fit", "train.supervised", 128)
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 
 
-def throughput(mode, workers, images_per_s):
-    return Throughput(mode, workers, images_per_s, (images_per_s,), 128.0 * workers)
+def throughput(mode, workers, samples_per_s):
+    return Throughput(mode, workers, samples_per_s, (samples_per_s,), 128.0 * workers)
 
 
 def ring_times(alpha, beta, worlds, sizes=SIZES):
@@ -295,13 +295,13 @@ def test_from_the_manifest_to_the_plot(run_cli):
     ended = run_cli("scaling", "m.yaml", "--workers", "1,2", "--output", "plots", "--json", TMPDIR=str(run_cli.folder))
     assert ended.code == 0, ended.err
     facts = ended.json
-    assert (facts["stage"], facts["images_per_worker"]) == ("fit", 16)
+    assert (facts["stage"], facts["samples_per_worker"]) == ("fit", 16)
     measured = {(item["mode"], item["workers"]): item for item in facts["measured"]}
     assert set(measured) == {("single", 1), ("ddp", 2)}
     assert {len(item["rounds"]) for item in facts["measured"]} == {3}
-    assert [item["images_per_step"] for item in facts["measured"]] == [16, 32]
+    assert [item["samples_per_step"] for item in facts["measured"]] == [16, 32]
     one, two = measured["single", 1], measured["ddp", 2]
-    assert two["speedup"] == pytest.approx(two["images_per_s"] / one["images_per_s"])
+    assert two["speedup"] == pytest.approx(two["samples_per_s"] / one["samples_per_s"])
     times = facts["all_reduce"]["times"]
     assert [time["size_bytes"] for time in times] == [2**power for power in (10, 14, 18, 20, 22, 24)]
     num_parameters = 64 * 16 + 16 + 16 * 10 + 10

@@ -14,22 +14,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptpipe import StageError
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Split, epoch_order
-from ptpipe_torch.data.images import FileImages, SubsetImages
+from ptpipe_torch import (
+    ArrayColumn,
+    ArrayInfo,
+    Classification,
+    Column,
+    Data,
+    DatasetInfo,
+    ImageFileColumn,
+    ImageInfo,
+    LoaderOptions,
+    Split,
+    epoch_order,
+)
+from ptpipe_torch.data.column import SubsetColumn
+
+from ....datasets import image_info, image_split, labels_of
 
 NUM, SIDE = 23, 4
 
 
 def make_split(prefix: str = "train", num: int = NUM, channels: int = 3, seed: int = 0) -> Split:
     pixels = np.random.default_rng(seed).integers(0, 256, (num, SIDE, SIDE + 1, channels), dtype=np.uint8)
-    return Split(
-        np.array([f"{prefix}/{i:05d}" for i in range(num)], dtype=np.str_), np.arange(num) % 3, ArrayImages(pixels)
+    return image_split(
+        np.array([f"{prefix}/{i:05d}" for i in range(num)], dtype=np.str_), np.arange(num) % 3, ArrayColumn(pixels)
     )
 
 
 def info(channels: int = 3) -> DatasetInfo:
     mean, std = (0.1, 0.4, 0.7)[:channels], (0.2, 0.3, 0.5)[:channels]
-    return DatasetInfo("tiny", ("a", "b", "c"), (channels, SIDE, SIDE + 1), mean, std)
+    return image_info("tiny", ("a", "b", "c"), (channels, SIDE, SIDE + 1), mean, std)
 
 
 def make_data(channels: int = 3, **options: object) -> Data:
@@ -73,13 +87,35 @@ class TestConstruction:
     @pytest.mark.parametrize("label", [-1, 3])
     def test_label_without_a_class_is_refused(self, label: int) -> None:
         split = make_split()
-        split.labels_N[4] = label
+        labels_N = labels_of(split)
+        labels_N[4] = label
         with pytest.raises(StageError, match=f"split train has the label {label}; classes are numbered 0 to 2"):
-            Data(info(), {"train": split})
+            Data(info(), {"train": image_split(split.ids, labels_N, split.inputs["images"])})
 
     def test_unknown_augmentation(self) -> None:
         with pytest.raises(StageError, match=re.escape("augment: 'filp' is not known (did you mean 'flip'?)")):
             make_data(augment=("shift", "filp"))
+
+    def test_columns_are_those_of_the_info(self) -> None:
+        split = make_split()
+        for wrong, message in (
+            (Split(split.ids, {"pixels": split.inputs["images"]}, split.targets), "split train has the inputs"),
+            (Split(split.ids, split.inputs, {}), "split train has the targets"),
+            (Split(split.ids[1:], split.inputs, split.targets), "split train has columns of different lengths"),
+        ):
+            with pytest.raises(AssertionError, match=message):
+                Data(info(), {"train": wrong})
+
+    def test_a_column_is_an_input_or_a_target(self) -> None:
+        split = make_split()
+        both = DatasetInfo("x", {"labels": ArrayInfo(dtype="int64")}, Classification(class_names=("a", "b", "c")))
+        with pytest.raises(AssertionError, match="inputs and targets"):
+            Data(both, {"train": Split(split.ids, split.targets, split.targets)})
+
+    def test_every_split_may_be_empty(self, tmp_path: Path) -> None:
+        data = Data(info(), {"train": make_split().subset(np.empty(0, dtype=np.int64))})
+        data.save(tmp_path)
+        assert [len(split) for split in Data.load(tmp_path).splits.values()] == [0, 0, 0, 0]
 
     def test_missing_splits_are_empty(self) -> None:
         data = make_data()
@@ -87,18 +123,20 @@ class TestConstruction:
         assert list(data.batches("val")) == []
 
     def test_seventy_thousand_ids_are_checked_in_no_time(self) -> None:
-        pixels = ArrayImages(np.zeros((60_000, 1, 1, 1), dtype=np.uint8))
-        pool = Split(np.array([f"train/{i:05d}" for i in range(60_000)]), np.zeros(60_000, dtype=np.int64), pixels)
-        test = Split(
+        pixels = ArrayColumn(np.zeros((60_000, 1, 1, 1), dtype=np.uint8))
+        pool = image_split(
+            np.array([f"train/{i:05d}" for i in range(60_000)]), np.zeros(60_000, dtype=np.int64), pixels
+        )
+        test = image_split(
             np.array([f"test/{i:05d}" for i in range(10_000)]),
             np.zeros(10_000, dtype=np.int64),
-            pool.subset(np.arange(10_000)).images,
+            pool.subset(np.arange(10_000)).inputs["images"],
         )
         splits = {"train": pool.subset(np.arange(55_000)), "val": pool.subset(np.arange(55_000, 60_000)), "test": test}
         times = []
         for _ in range(5):
             start = time.perf_counter()
-            Data(DatasetInfo("x", ("a",), (1, 1, 1), (0.5,), (0.5,)), splits)
+            Data(image_info("x", ("a",), (1, 1, 1), (0.5,), (0.5,)), splits)
             times.append(time.perf_counter() - start)
         assert min(times) < 0.05
 
@@ -114,11 +152,12 @@ class TestBatches:
         split = data.splits["train"]
         for batch, start in zip(batches, range(0, NUM, 5), strict=True):
             indices = order_N[start : start + 5]
-            mean, std = (np.array(values)[:, None, None] for values in (data.info.mean, data.info.std))
-            expected = (split.images.pixels_NHWC[indices].transpose(0, 3, 1, 2) / 255 - mean) / std
+            images = data.info.inputs["images"]
+            mean, std = (np.array(values)[:, None, None] for values in (images.mean, images.std))
+            expected = (split.inputs["images"].array_N[indices].transpose(0, 3, 1, 2) / 255 - mean) / std
             np.testing.assert_allclose(batch.inputs["images"].numpy(), expected, rtol=1e-5, atol=1e-6)
             assert batch.inputs["images"].dtype == torch.float32 and batch.targets["labels"].dtype == torch.int64
-            np.testing.assert_array_equal(batch.targets["labels"].numpy(), split.labels_N[indices])
+            np.testing.assert_array_equal(batch.targets["labels"].numpy(), labels_of(split)[indices])
             np.testing.assert_array_equal(batch.indices_N.numpy(), indices)
 
     @pytest.mark.parametrize("channels", [1, 3])
@@ -128,10 +167,8 @@ class TestBatches:
         for channels_last in (False, True):
             wanted = torch.channels_last if channels_last else torch.contiguous_format
             (batch, *_) = data.batches("train", channels_last=channels_last)
-            assert (
-                batch.inputs["images"].stride()
-                == torch.empty(batch.inputs["images"].shape, memory_format=wanted).stride()
-            )
+            images = batch.inputs["images"]
+            assert images.stride() == torch.empty(images.shape, memory_format=wanted).stride()
 
     @pytest.mark.parametrize("channels", [1, 3])
     def test_memory_format_does_not_change_bits(self, channels: int) -> None:
@@ -182,7 +219,7 @@ class TestBatches:
             warnings.simplefilter("error")
             for batch in data.batches("train", order_N=order_N):
                 batch.inputs["images"].zero_(), batch.targets["labels"].zero_(), batch.indices_N.zero_()
-        assert data.splits["train"].labels_N.any() and next(data.batches("train")).inputs["images"].any()
+        assert labels_of(data.splits["train"]).any() and next(data.batches("train")).inputs["images"].any()
 
     def test_under_inference_mode_first_and_training_later(self) -> None:
         data = make_data()
@@ -197,11 +234,27 @@ class TestBatches:
         (batch, *_) = make_data().batches("train", device="cpu")
         assert batch.inputs["images"].device.type == "cpu"
         (meta, *_) = make_data().batches("train", device="meta")
-        assert (meta.inputs["images"].device.type, meta.targets["labels"].device.type, meta.indices_N.device.type) == (
-            "meta",
-            "meta",
-            "cpu",
+        assert {tensor.device.type for tensor in (*meta.args, *meta.targets.values())} == {"meta"}
+        assert meta.indices_N.device.type == "cpu"
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_targets_alone_read_no_image(self, num_workers: int) -> None:
+        class Unread(ArrayColumn):
+            def take(self, indices_B: np.ndarray) -> np.ndarray:
+                raise RuntimeError("an image was read")
+
+        split = make_split()
+        images = Unread(split.inputs["images"].array_N)
+        data = Data(
+            info(),
+            {"train": image_split(split.ids, labels_of(split), images)},
+            LoaderOptions(batch_size=5, num_workers=num_workers, augment=("flip",)),
         )
+        order_N = epoch_order(NUM, 7, 0)
+        batches = list(data.batches("train", order_N=order_N, augment_seed=(7, 0), with_inputs=False))
+        assert [batch.inputs for batch in batches] == [{}] * 5
+        assert torch.cat([batch.targets["labels"] for batch in batches]).tolist() == labels_of(split)[order_N].tolist()
+        assert torch.cat([batch.indices_N for batch in batches]).tolist() == order_N.tolist()
 
     @settings(deadline=None)
     @given(st.integers(0, 500), st.integers(0, 2**31), st.integers(0, 1000))
@@ -230,25 +283,25 @@ class TestFolder:
         assert again.info == data.info and again.loader == data.loader and again.summary() == data.summary()
         for name, split in data.splits.items():
             other = again.splits[name]
-            assert other.ids.dtype.kind == "U" and other.labels_N.dtype == np.int64
+            assert other.ids.dtype.kind == "U" and labels_of(other).dtype == np.int64
             np.testing.assert_array_equal(other.ids, split.ids)
-            np.testing.assert_array_equal(other.labels_N, split.labels_N)
-            every = np.arange(len(split))
-            np.testing.assert_array_equal(other.images.take(every), split.images.take(every))
+            for column in ("images", "labels"):
+                np.testing.assert_array_equal(other.columns[column].values(), split.columns[column].values())
 
     def test_pixels_are_stored_once_and_only_those_in_use(self, tmp_path: Path) -> None:
         pool = make_split(num=1000)
-        Data(info(), {"train": pool.subset(np.arange(100)), "calibration": pool.subset(np.arange(50, 80))}).save(
-            tmp_path
-        )
-        pixels = sorted(path.stat().st_size - 128 for path in tmp_path.glob("images_*.npy"))
-        assert pixels[-1] == 100 * SIDE * (SIDE + 1) * 3 and sum(pixels) == pixels[-1]
+        splits = {"train": pool.subset(np.arange(100)), "calibration": pool.subset(np.arange(50, 80))}
+        Data(info(), splits).save(tmp_path)
+        columns = sorted(path.stat().st_size - 128 for path in tmp_path.glob("column_*.npy"))
+        assert columns == [100 * 8, 100 * SIDE * (SIDE + 1) * 3]
+        # Of train, calibration, and the empty ones: images and labels share a file.
+        assert len(list(tmp_path.glob("positions_*.npy"))) == 3
 
     def test_pixels_are_mapped_not_read(self, tmp_path: Path) -> None:
         make_data().save(tmp_path)
-        images = Data.load(tmp_path).splits["train"].images
-        assert isinstance(images, SubsetImages) and isinstance(images.source, ArrayImages)
-        assert isinstance(images.source.pixels_NHWC, np.memmap)
+        images = Data.load(tmp_path).splits["train"].inputs["images"]
+        assert isinstance(images, SubsetColumn) and isinstance(images.source, ArrayColumn)
+        assert isinstance(images.source.array_N, np.memmap)
 
     def test_a_read_only_folder_will_do_and_stays_as_it_is(self, tmp_path: Path) -> None:
         make_data().save(tmp_path)
@@ -262,23 +315,23 @@ class TestFolder:
         tmp_path.chmod(0o755)
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
-    def test_a_plugins_own_images_are_stored_as_pixels(self, tmp_path: Path) -> None:
-        class Ramp:
+    def test_a_plugins_own_column_is_stored_as_an_array(self, tmp_path: Path) -> None:
+        class Ramp(Column):
             def __len__(self) -> int:
                 return 10
 
             def take(self, indices_B: np.ndarray) -> np.ndarray:
                 return np.broadcast_to(indices_B[:, None, None, None], (len(indices_B), 2, 2, 1)).astype(np.uint8)
 
-        split = Split(np.array([f"ramp/{i}" for i in range(10)]), np.zeros(10, dtype=np.int64), Ramp())
-        Data(DatasetInfo("ramp", ("a",), (1, 2, 2), (0.5,), (0.5,)), {"test": split}).save(tmp_path)
-        pixels = Data.load(tmp_path).splits["test"].images.take(np.array([9, 3]))
+        split = image_split(np.array([f"ramp/{i}" for i in range(10)]), np.zeros(10, dtype=np.int64), Ramp())
+        Data(image_info("ramp", ("a",), (1, 2, 2), (0.5,), (0.5,)), {"test": split}).save(tmp_path)
+        pixels = Data.load(tmp_path).splits["test"].inputs["images"].take(np.array([9, 3]))
         assert pixels[:, 0, 0, 0].tolist() == [9, 3]
 
     def test_ids_that_are_not_ascii(self, tmp_path: Path) -> None:
         split = make_split(num=2)
-        data = Data(info(), {"train": Split(np.array(["größe", "日本"]), split.labels_N, split.images)})
-        data.save(tmp_path)
+        named = image_split(np.array(["größe", "日本"]), labels_of(split), split.inputs["images"])
+        Data(info(), {"train": named}).save(tmp_path)
         assert Data.load(tmp_path).splits["train"].ids.tolist() == ["größe", "日本"]
 
     def test_no_pickle(self, tmp_path: Path) -> None:
@@ -288,15 +341,91 @@ class TestFolder:
         assert {path.suffix for path in tmp_path.iterdir()} == {".npy", ".json"}
 
     def test_files_are_stored_by_reference(self, tmp_path: Path) -> None:
-        images = FileImages(tmp_path, np.array([b"a.png", "ö.png".encode()]), 8, 10, 3)
-        split = Split(np.array(["a.png", "ö.png"]), np.array([0, 1]), images)
+        images = ImageFileColumn(tmp_path, np.array([b"a.png", "ö.png".encode()]), 8, 10, 3)
+        split = image_split(np.array(["a.png", "ö.png"]), np.array([0, 1]), images)
         (tmp_path / "stored").mkdir()
         Data(info(), {"train": split}).save(tmp_path / "stored")
-        again = Data.load(tmp_path / "stored").splits["train"].images.source
-        assert isinstance(again, FileImages) and (again.root, again.size, again.resize, again.channels) == (
-            tmp_path,
-            8,
-            10,
-            3,
-        )
+        again = Data.load(tmp_path / "stored").splits["train"].inputs["images"].source
+        assert isinstance(again, ImageFileColumn)
+        assert (again.root, again.size, again.resize, again.channels) == (tmp_path, 8, 10, 3)
         assert again.paths_N.tolist() == images.paths_N.tolist()
+
+
+class TestSeveralColumns:
+    """Two inputs of different kinds, and numbers that are given as they are."""
+
+    @staticmethod
+    def make(num_workers: int = 0) -> Data:
+        rng = np.random.default_rng(0)
+        image = ImageInfo(shape_CHW=(3, SIDE, SIDE + 1), mean=(0.1, 0.4, 0.7), std=(0.2, 0.3, 0.5))
+        inputs = {
+            "clinical": ArrayInfo(dtype="float32", shape=(5,)),
+            "images": image,
+            "tokens": ArrayInfo(dtype="int64", shape=(2, 3)),
+        }
+        columns = {
+            "clinical": ArrayColumn(rng.normal(size=(NUM, 5)).astype(np.float32)),
+            "images": make_split().inputs["images"],
+            "tokens": ArrayColumn(rng.integers(-(2**40), 2**40, (NUM, 2, 3))),
+        }
+        pool = Split(make_split().ids, columns, {"labels": ArrayColumn(np.arange(NUM) % 3)})
+        splits = {"train": pool.subset(np.arange(4, NUM)), "val": pool.subset(np.array([3, 0]))}
+        splits["calibration"] = splits["train"].subset(np.array([5, 1]))
+        task = Classification(class_names=("a", "b", "c"))
+        loader = LoaderOptions(batch_size=5, num_workers=num_workers, augment=("flip", "shift"))
+        return Data(DatasetInfo("several", inputs, task), splits, loader)
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_stored_read_back_and_batched(self, tmp_path: Path, num_workers: int) -> None:
+        data = self.make(num_workers)
+        data.save(tmp_path)
+        again = Data.load(tmp_path).with_options({"num_workers": num_workers})
+        assert again.info == data.info and list(again.info.inputs) == ["clinical", "images", "tokens"]
+        assert again.summary() == data.summary()
+        order_N = epoch_order(NUM - 4, 7, 0)
+        batches = list(again.batches("train", order_N=order_N, augment_seed=(7, 0)))
+        assert [len(batch) for batch in batches] == [5, 5, 5, 4]
+        for one, other in zip(batches, self.make().batches("train", order_N=order_N, augment_seed=(7, 0)), strict=True):
+            assert list(one.inputs) == list(other.inputs) == ["clinical", "images", "tokens"]
+            assert all(tensor.equal(expected) for tensor, expected in zip(one.args, other.args, strict=True))
+            assert one.targets["labels"].equal(other.targets["labels"]) and one.indices_N.equal(other.indices_N)
+            rows = one.indices_N.numpy() + 4
+            for name, dtype in (("clinical", torch.float32), ("tokens", torch.int64)):
+                source = data.splits["train"].inputs[name].source
+                assert one.inputs[name].dtype == dtype
+                np.testing.assert_array_equal(one.inputs[name].numpy(), source.array_N[rows])
+            assert one.inputs["images"].dtype == torch.float32
+
+    def test_the_signature_is_in_the_order_of_the_inputs(self) -> None:
+        assert str(self.make().info.signature) == (
+            "clinical (batch, 5) float32, images (batch, 3, 4, 5) float32, tokens (batch, 2, 3) int64 "
+            "-> logits (batch, 3) float32"
+        )
+        assert self.make().summary() == {
+            "name": "several",
+            "inputs": [
+                "clinical (batch, 5) float32",
+                "images (batch, 3, 4, 5) float32",
+                "tokens (batch, 2, 3) int64",
+            ],
+            "task": "Classification",
+            "num_train": NUM - 4,
+            "num_val": 2,
+            "num_test": 0,
+            "num_calibration": 2,
+        }
+
+    def test_channels_last_is_for_images(self) -> None:
+        (batch, *_) = self.make().batches("train", channels_last=True)
+        assert batch.inputs["images"].is_contiguous(memory_format=torch.channels_last)
+        assert batch.inputs["clinical"].is_contiguous() and batch.inputs["tokens"].is_contiguous()
+
+    def test_values_of_another_dtype_or_shape_are_refused(self) -> None:
+        data = self.make()
+        for wrong in (np.zeros((NUM, 5)), np.zeros((NUM, 4), dtype=np.float32)):
+            splits = {
+                name: Split(split.ids, split.inputs | {"clinical": ArrayColumn(wrong[: len(split)])}, split.targets)
+                for name, split in data.splits.items()
+            }
+            with pytest.raises(StageError, match=r"^column clinical: a batch of shape .* which is not clinical \("):
+                next(Data(data.info, splits, data.loader).batches("train"))

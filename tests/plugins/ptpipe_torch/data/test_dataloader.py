@@ -20,9 +20,10 @@ import torch
 from PIL import Image
 
 from ptpipe import StageError, host
-from ptpipe_torch import ArrayImages, Data, DatasetInfo, LoaderOptions, Split, epoch_order
+from ptpipe_torch import ArrayColumn, Column, Data, ImageFileColumn, LoaderOptions, epoch_order
 from ptpipe_torch.data import dataloader
-from ptpipe_torch.data.images import FileImages
+
+from ....datasets import image_info, image_split, labels_of
 
 NUM = 40
 AUGMENT = ("crop", "flip", "rotate", "erase")
@@ -30,8 +31,8 @@ AUGMENT = ("crop", "flip", "rotate", "erase")
 
 def array_data(**options: object) -> Data:
     pixels = np.random.default_rng(0).integers(0, 256, (NUM, 8, 8, 3), dtype=np.uint8)
-    split = Split(np.array([f"x/{i:02d}" for i in range(NUM)]), np.arange(NUM) % 2, ArrayImages(pixels))
-    info = DatasetInfo("x", ("a", "b"), (3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    split = image_split(np.array([f"x/{i:02d}" for i in range(NUM)]), np.arange(NUM) % 2, ArrayColumn(pixels))
+    info = image_info("x", ("a", "b"), (3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
     return Data(info, {"train": split}, LoaderOptions(**{"batch_size": 6, "augment": AUGMENT, **options}))
 
 
@@ -45,10 +46,13 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def file_data(folder: Path, **options: object) -> Data:
-    data = array_data(**options)
     names = np.array([f"{number:02d}.png".encode() for number in range(NUM)])
+    return with_images(array_data(**options), ImageFileColumn(folder, names, 8, 8, 3))
+
+
+def with_images(data: Data, images: Column) -> Data:
     split = data.splits["train"]
-    return Data(data.info, {"train": Split(split.ids, split.labels_N, FileImages(folder, names, 8, 8, 3))}, data.loader)
+    return Data(data.info, {"train": image_split(split.ids, labels_of(split), images)}, data.loader)
 
 
 def epoch(data: Data, number: int = 0) -> list[tuple[torch.Tensor, ...]]:
@@ -157,7 +161,7 @@ def test_streaming_keeps_memory_bounded(pictures: Path) -> None:
 # torch's signal handler may raise while torch opens a temporary file to count file descriptors.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_killed_worker_is_a_clear_end() -> None:
-    class Slow:
+    class Slow(Column):
         def __len__(self) -> int:
             return NUM
 
@@ -166,9 +170,7 @@ def test_killed_worker_is_a_clear_end() -> None:
                 time.sleep(30)
             return np.zeros((len(indices_B), 8, 8, 3), dtype=np.uint8)
 
-    base = array_data(num_workers=1, augment=())
-    split = base.splits["train"]
-    data = Data(base.info, {"train": Split(split.ids, split.labels_N, Slow())}, base.loader)
+    data = with_images(array_data(num_workers=1, augment=()), Slow())
     batches = data.batches("train")
     next(batches)
     (worker,) = multiprocessing.active_children()
@@ -178,17 +180,15 @@ def test_killed_worker_is_a_clear_end() -> None:
         list(batches)
 
 
-def test_what_a_plugins_images_raise_comes_through() -> None:
-    class Broken:
+def test_what_a_plugins_column_raises_comes_through() -> None:
+    class Broken(Column):
         def __len__(self) -> int:
             return NUM
 
         def take(self, indices_B: np.ndarray) -> np.ndarray:
             raise RuntimeError("the plugin's own mistake")
 
-    base = array_data(num_workers=1, augment=())
-    split = base.splits["train"]
-    data = Data(base.info, {"train": Split(split.ids, split.labels_N, Broken())}, base.loader)
+    data = with_images(array_data(num_workers=1, augment=()), Broken())
     with pytest.raises(RuntimeError, match="the plugin's own mistake"):
         list(data.batches("train"))
 
@@ -198,10 +198,12 @@ def test_killed_run_takes_its_workers_along(tmp_path: Path) -> None:
     script.write_text(
         "import multiprocessing, time, numpy as np\n"
         "from ptpipe_torch import *\n"
-        "pixels = ArrayImages(np.zeros((2, 4, 4, 1), np.uint8))\n"
-        "split = Split(np.array(['a', 'b']), np.zeros(2, dtype=np.int64), pixels)\n"
+        "images, labels = (ArrayColumn(array) for array in (np.zeros((2, 4, 4, 1), np.uint8), np.zeros(2, np.int64)))\n"
+        "split = Split(np.array(['a', 'b']), {'images': images}, {'labels': labels})\n"
         "loader = LoaderOptions(batch_size=1, num_workers=2, persistent_workers=True)\n"
-        "data = Data(DatasetInfo('x', ('a',), (1, 4, 4), (0.5,), (0.5,)), {'train': split}, loader)\n"
+        "image = ImageInfo(shape_CHW=(1, 4, 4), mean=(0.5,), std=(0.5,))\n"
+        "info = DatasetInfo('x', {'images': image}, Classification(class_names=('a',)))\n"
+        "data = Data(info, {'train': split}, loader)\n"
         "list(data.batches('train'))\n"
         "print(*[process.pid for process in multiprocessing.active_children()], flush=True)\n"
         "time.sleep(60)\n"

@@ -6,9 +6,11 @@ import torch
 
 from ptpipe import StageError
 from ptpipe.events import Metric, Progress
-from ptpipe_eval import eval_classify
-from ptpipe_eval.config import ClassifyConfig
-from ptpipe_torch import ArrayImages, Data, Predictions, Split
+from ptpipe_eval import eval_predict
+from ptpipe_eval.config import PredictConfig
+from ptpipe_torch import ArrayColumn, Data, Predictions
+
+from ...datasets import image_split, labels_of
 
 
 def test_float_torch_onnx_and_a_strangers_format_agree(
@@ -17,42 +19,47 @@ def test_float_torch_onnx_and_a_strangers_format_agree(
     (batch,) = digits.batches("test", batch_size=1000)
     expected_NK = batch.inputs["images"].flatten(1).double().numpy() @ weights[0].T.astype(np.float64) + weights[1]
     answers = [
-        eval_classify(ClassifyConfig(), context("eval.classify", model=("m",)), model, digits)
+        eval_predict(PredictConfig(), context("eval.predict", model=("m",)), model, digits)
         for model in (numpy_model, torch_model, onnx_model)
     ]
     for answer in answers:
-        assert answer.logits_NK == pytest.approx(expected_NK, abs=1e-4)
-        assert answer.logits_NK.dtype == np.float32
+        assert answer.arrays.keys() == {"prediction", "score", "labels", "logits"}
+        assert answer.arrays["logits"] == pytest.approx(expected_NK, abs=1e-4)
+        assert answer.arrays["logits"].dtype == np.float32
         assert answer.ids.tolist() == digits.splits["test"].ids.tolist()
-        assert answer.labels_N.tolist() == digits.splits["test"].labels_N.tolist()
-        assert answer.metrics["top1"] == (expected_NK.argmax(axis=1) == answer.labels_N).mean()
-        assert answer.metrics["top1"] > 0.85
+        labels_N = labels_of(digits.splits["test"])
+        assert answer.arrays["labels"].tolist() == labels_N.tolist()
+        assert answer.arrays["prediction"].tolist() == expected_NK.argmax(axis=1).tolist()
+        assert answer.arrays["score"].tolist() == (expected_NK.argmax(axis=1) == labels_N).tolist()
+        assert answer.metrics["accuracy"] == answer.arrays["score"].mean(dtype=np.float64)
+        assert answer.metrics["accuracy"] > 0.85
     assert [answer.metrics["format"] for answer in answers] == ["numpy float32", "torch float32", "onnx float32"]
 
 
 def test_metrics_say_what_they_are_of(digits, numpy_model, context) -> None:
-    metrics = eval_classify(ClassifyConfig(split="val"), context(model=("m",)), numpy_model, digits).metrics
+    metrics = eval_predict(PredictConfig(split="val"), context(model=("m",)), numpy_model, digits).metrics
     assert (metrics["data"], metrics["split"], metrics["num_samples"]) == ("digits", "val", 200)
     assert metrics["class_names"][:2] == ["zero", "one"]
-    logits_NK = torch.from_numpy(eval_classify(ClassifyConfig(split="val"), context(), numpy_model, digits).logits_NK)
-    labels_N = torch.from_numpy(digits.splits["val"].labels_N)
+    arrays = eval_predict(PredictConfig(split="val"), context(), numpy_model, digits).arrays
+    logits_NK, labels_N = torch.from_numpy(arrays["logits"]), torch.from_numpy(labels_of(digits.splits["val"]))
     assert metrics["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits_NK, labels_N).item(), rel=1e-5)
 
 
 def test_progress_and_metrics_are_reported(digits, numpy_model, context, events) -> None:
-    answer = eval_classify(ClassifyConfig(batch_size=100), context(model=("m",)), numpy_model, digits)
+    answer = eval_predict(PredictConfig(batch_size=100), context(model=("m",)), numpy_model, digits)
     steps = [event for event in events if isinstance(event, Progress)]
-    assert (steps[-1].done, steps[-1].total, steps[-1].unit) == (400, 400, "images")
+    assert (steps[-1].done, steps[-1].total, steps[-1].unit) == (400, 400, "samples")
     metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
-    assert metrics == {word: answer.metrics[word] for word in ("top1", "top5", "loss")}
+    assert metrics == {word: answer.metrics[word] for word in ("accuracy", "top5_accuracy", "loss")}
 
 
 def test_predictions_are_saved(digits, numpy_model, context, tmp_path) -> None:
-    answer = eval_classify(ClassifyConfig(), context(model=("m",)), numpy_model, digits)
+    answer = eval_predict(PredictConfig(), context(model=("m",)), numpy_model, digits)
     (tmp_path / "kept").mkdir()
     answer.save(tmp_path / "kept")
     again = Predictions.load(tmp_path / "kept")
-    assert (again.logits_NK == answer.logits_NK).all()
+    assert again.arrays.keys() == answer.arrays.keys()
+    assert all((again.arrays[name] == array).all() for name, array in answer.arrays.items())
     assert again.ids.tolist() == answer.ids.tolist()
     assert again.metrics == answer.metrics
 
@@ -68,17 +75,18 @@ def test_batch_size_decides_how_many_at_once_and_nothing_else(
             seen.append(len(images_NCHW))
             return super().predict(images_NCHW)
 
-    answer = eval_classify(ClassifyConfig(batch_size=batch_size), context(), Watched(*weights), digits)
+    answer = eval_predict(PredictConfig(batch_size=batch_size), context(), Watched(*weights), digits)
     assert max(seen) == min(batch_size, 400) and sum(seen) == 400
-    assert (
-        answer.metrics["top1"]
-        == eval_classify(ClassifyConfig(), context(), linear_model(*weights), digits).metrics["top1"]
-    )
+    whole = eval_predict(PredictConfig(), context(), linear_model(*weights), digits)
+    for name in ("num_samples", "accuracy", "top5_accuracy", "confusion", "per_class"):
+        assert answer.metrics[name] == whole.metrics[name]
+    assert answer.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-6)
+    assert answer.arrays["prediction"].tolist() == whole.arrays["prediction"].tolist()
 
 
 def test_threads_are_handed_on(digits, numpy_model, context) -> None:
-    eval_classify(ClassifyConfig(), context(), numpy_model, digits)
-    eval_classify(ClassifyConfig(num_threads=3), context(), numpy_model, digits)
+    eval_predict(PredictConfig(), context(), numpy_model, digits)
+    eval_predict(PredictConfig(num_threads=3), context(), numpy_model, digits)
     assert numpy_model.opened_with == [None, 3]
 
 
@@ -89,22 +97,24 @@ def test_classes_must_be_as_many(digits, linear_model, weights, context, num_cla
         StageError,
         match=rf"^net returns logits \(batch, {num_classes}\) .*; digits needs logits \(batch, 10\)",
     ):
-        eval_classify(ClassifyConfig(), context(model=("net",)), other, digits)
+        eval_predict(PredictConfig(), context(model=("net",)), other, digits)
 
 
 def test_image_shapes_must_fit(digits, linear_model, weights, context) -> None:
     with pytest.raises(
         StageError, match=r"^net takes images \(batch, 1, 4, 16\) .*; digits needs images \(batch, 1, 8, 8\)"
     ):
-        eval_classify(ClassifyConfig(), context(model=("net",)), linear_model(*weights, shape_CHW=(1, 4, 16)), digits)
+        eval_predict(PredictConfig(), context(model=("net",)), linear_model(*weights, shape_CHW=(1, 4, 16)), digits)
 
 
 @pytest.mark.parametrize("absent", [True, False])
 def test_an_empty_split_is_refused(digits, numpy_model, context, absent) -> None:
-    empty = Split(np.array([], dtype=np.str_), np.zeros(0, np.int64), ArrayImages(np.zeros((0, 8, 8, 1), np.uint8)))
+    empty = image_split(
+        np.array([], dtype=np.str_), np.zeros(0, np.int64), ArrayColumn(np.zeros((0, 8, 8, 1), np.uint8))
+    )
     splits = {"train": digits.splits["train"]} | ({} if absent else {"test": empty})
     with pytest.raises(StageError, match="split test of digits is empty; splits with samples: train"):
-        eval_classify(ClassifyConfig(), context(), numpy_model, Data(digits.info, splits))
+        eval_predict(PredictConfig(), context(), numpy_model, Data(digits.info, splits))
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -120,7 +130,7 @@ def test_a_logit_that_is_not_finite_is_named(digits, linear_model, weights, cont
             return logits_NK
 
     with pytest.raises(StageError, match=r"^net: the logits of sample test/00133 are not finite$"):
-        eval_classify(ClassifyConfig(batch_size=64), context(model=("net",)), Poisoned(*weights), digits)
+        eval_predict(PredictConfig(batch_size=64), context(model=("net",)), Poisoned(*weights), digits)
 
 
 @pytest.mark.parametrize("answer", [lambda x: x[:, :9], lambda x: x[:1], lambda x: x[0], lambda x: x[..., None]])
@@ -129,5 +139,5 @@ def test_logits_of_another_shape_are_refused(digits, linear_model, weights, cont
         def predict(self, images_NCHW):
             return answer(super().predict(images_NCHW))
 
-    with pytest.raises(StageError, match=r"net returned logits of shape .* for 64 images, expected 64 x 10"):
-        eval_classify(ClassifyConfig(), context(model=("net",)), Odd(*weights), digits)
+    with pytest.raises(StageError, match=r"net returned logits of shape .* for 64 samples, expected 64 x 10"):
+        eval_predict(PredictConfig(), context(model=("net",)), Odd(*weights), digits)

@@ -1,0 +1,143 @@
+"""Folders of images and masks: `ROOT/images/*` with `ROOT/masks/*`, or both in `ROOT/train`, `ROOT/val`, `ROOT/test`.
+
+Shape legend: N images, H height, W width.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from ptpipe import Context, StageError
+from ptpipe_data.channel_stats import channel_stats
+from ptpipe_data.image_folder import IMAGENET, find_root, list_files
+from ptpipe_data.splitting import draw_splits, hold_out
+from ptpipe_torch import ArrayColumn, Data, DatasetInfo, ImageInfo, Segmentation, Split
+from ptpipe_torch.data.images import FORMATS
+from ptpipe_torch.files import open_regular
+
+if TYPE_CHECKING:
+    from ptpipe_data.config import SegmentationFolderConfig
+
+_IMAGES, _MASKS = "images", "masks"
+_TEST_FRACTION = 0.1
+_MODES = ("1", "L", "P")
+"""Pillow's modes of masks: a byte a pixel, for `P` the number of a palette's colour."""
+
+
+def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> Data:
+    """Return the data set in `config.path`. Raises StageError, with the path, for files that don't fit together."""
+    root = find_root(config.path)
+    names = [name for name in ("train", "val", "test") if (root / name).is_dir()] if (root / "train").is_dir() else [""]
+    pairs = {name: _pairs(root, name) for name in names}
+    shape_HW = config.image_size or _size_of(next(iter(pairs.values()))[0][0], config)
+    reader = _Reader(config, ctx, root, shape_HW, sum(map(len, pairs.values())))
+    found = {name: reader.split(name, of) for name, of in pairs.items()}
+    if "test" in found:
+        splits = draw_splits(found["train"], found["test"], config, ctx.seed, val=found.get("val"))
+    else:
+        test_size = _TEST_FRACTION if config.test_size is None else config.test_size
+        train, test = hold_out(found["train" if "train" in found else ""], test_size, ctx.seed, "test")
+        splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), ctx.seed, val=found.get("val"))
+    mean, std = IMAGENET[3] if config.normalize == "imagenet" else channel_stats(splits["train"].inputs[_IMAGES])
+    task = Segmentation(class_names=config.class_names, shape_HW=shape_HW, ignore=config.ignore)
+    info = DatasetInfo(root.name, {_IMAGES: ImageInfo(shape_CHW=(3, *shape_HW), mean=mean, std=std)}, task)
+    return Data(info, splits, config.loader_options())
+
+
+def _pairs(root: Path, name: str) -> list[tuple[Path, Path]]:
+    """Return the files of each image and its mask: those of the same name, whatever their suffix."""
+    folders = [root / name / kind for kind in (_IMAGES, _MASKS)]
+    images, masks = ({path.with_suffix("").name: path for path in _files(folder)} for folder in folders)
+    for have, need, folder in ((images, masks, folders[1]), (masks, images, folders[0])):
+        if missing := sorted(have.keys() - need.keys()):
+            raise StageError(f"{have[missing[0]]} has no counterpart {missing[0]!r} in {folder}")
+    return [(images[stem], masks[stem]) for stem in sorted(images)]
+
+
+def _files(folder: Path) -> Sequence[Path]:
+    if not folder.is_dir():
+        raise StageError(f"{folder} is missing: images and masks lie in folders of these names, side by side")
+    files = [folder / path for path in list_files(folder)]
+    if not files:
+        raise StageError(f"{folder} has no images")
+    return files
+
+
+def _size_of(path: Path, config: SegmentationFolderConfig) -> tuple[int, int]:
+    image = _opened(path, config)
+    return image.height, image.width
+
+
+def _opened(path: Path, config: SegmentationFolderConfig) -> Image.Image:
+    """Return a decoded image. Raises StageError, with the path, where that is impossible."""
+    try:
+        with warnings.catch_warnings(action="ignore"), open_regular(path) as file:
+            image = Image.open(file, formats=tuple(FORMATS))
+            if image.width * image.height > config.max_pixels:
+                raise StageError(f"{path} has {image.width} x {image.height} pixels, more than max_pixels")
+            image.load()
+            return image
+    except StageError:
+        raise
+    except Exception as error:  # PIL's parsers raise exceptions of any type
+        raise StageError(f"{path} can't be read as an image: {str(error) or type(error).__name__}") from error
+
+
+@dataclass
+class _Reader:
+    """Decodes pairs of files into arrays that are mapped from the scratch folder."""
+
+    config: SegmentationFolderConfig
+    ctx: Context
+    root: Path
+    shape_HW: tuple[int, int]
+    num_pairs: int
+    num_done: int = 0
+
+    def split(self, name: str, pairs: Sequence[tuple[Path, Path]]) -> Split:
+        """Return the pairs of one folder."""
+        images_NHWC = self._array(f"{name or 'all'}.{_IMAGES}", (len(pairs), *self.shape_HW, 3))
+        masks_NHW = self._array(f"{name or 'all'}.{_MASKS}", (len(pairs), *self.shape_HW))
+        for row, (image, mask) in enumerate(pairs):
+            images_NHWC[row], masks_NHW[row] = self._decoded(image, mask)
+            self.num_done += 1
+            self.ctx.progress(self.num_done, self.num_pairs, "images")
+        ids = np.array([image.relative_to(self.root).as_posix() for image, _ in pairs], dtype=np.str_)
+        return Split(ids, {_IMAGES: ArrayColumn(images_NHWC)}, {_MASKS: ArrayColumn(masks_NHW)})
+
+    def _array(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        return np.lib.format.open_memmap(self.ctx.scratch / f"{name}.npy", "w+", np.uint8, shape)
+
+    def _decoded(self, image_path: Path, mask_path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        image, mask = _opened(image_path, self.config), _opened(mask_path, self.config)
+        if image.size != mask.size:
+            sizes = [f"{path} has {of.width} x {of.height}" for path, of in ((image_path, image), (mask_path, mask))]
+            raise StageError(f"{' and '.join(sizes)} pixels: an image and its mask have the same size")
+        size = (self.shape_HW[1], self.shape_HW[0])
+        if image.size != size and not self.config.image_size:
+            raise StageError(
+                f"{image_path} has {image.width} x {image.height} pixels, others {size[0]} x {size[1]}: set image_size"
+            )
+        if mask.mode not in _MODES:
+            raise StageError(f"{mask_path} has the mode {mask.mode}; masks have one byte a pixel, the class's number")
+        mask_HW = np.asarray(mask.resize(size, Image.Resampling.NEAREST), dtype=np.uint8)
+        self._check_classes(mask_HW, mask_path)
+        resized = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
+        return np.asarray(resized), mask_HW
+
+    def _check_classes(self, mask_HW: npt.NDArray[np.uint8], path: Path) -> None:
+        num_classes = len(self.config.class_names)
+        wrong = [int(value) for value in np.unique(mask_HW) if value >= num_classes and value != self.config.ignore]
+        if wrong:
+            raise StageError(
+                f"{path} has pixels of {wrong[0]}; classes are numbered 0 to {num_classes - 1}, and "
+                f"{self.config.ignore} is ignored (option `ignore`)"
+            )

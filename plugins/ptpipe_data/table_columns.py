@@ -1,0 +1,57 @@
+"""Columns of tables: standardized numbers, and numbered categories.
+
+Shape legend: B rows of a batch, F numeric columns, D categorical columns.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from ptpipe_torch import BATCH, ColumnInfo, TensorSpec
+
+
+class NumbersInfo(ColumnInfo):
+    """The numeric columns, float32 (B, F), as (value - mean) / std: in float64, before they are stored.
+
+    Float32 could not tell the seconds of a day from each other where they are counted from 1970.
+    """
+
+    names: tuple[str, ...] = Field(min_length=1)
+    mean: tuple[float, ...]
+    """Of each column, over train."""
+    std: tuple[Annotated[float, Field(gt=0)], ...]
+
+    @model_validator(mode="after")
+    def _has_statistics(self) -> Self:
+        if not len(self.mean) == len(self.std) == len(self.names):
+            raise ValueError("mean and std have a number for each column")
+        return self
+
+    def spec(self, name: str) -> TensorSpec:
+        return TensorSpec(name, "float32", (BATCH, len(self.names)))
+
+
+class CategoriesInfo(ColumnInfo):
+    """The categorical columns, int64 (B, D): the position of a value in its column's list, counted from 1.
+
+    0 is a value that train does not have.
+    """
+
+    names: tuple[str, ...] = Field(min_length=1)
+    categories: tuple[tuple[str, ...], ...]
+    """Of each column: the values that train has, sorted."""
+
+    @model_validator(mode="after")
+    def _has_categories(self) -> Self:
+        if len(self.categories) != len(self.names):
+            raise ValueError("categories has a list for each column")
+        return self
+
+    @property
+    def vocabulary_sizes(self) -> tuple[int, ...]:
+        return tuple(1 + len(values) for values in self.categories)
+
+    def spec(self, name: str) -> TensorSpec:
+        return TensorSpec(name, "int64", (BATCH, len(self.names)))

@@ -1,0 +1,146 @@
+"""One CSV, TSV or Parquet file, whose errors name the file, the column and the row.
+
+Shape legend: N rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import compute, csv, parquet, types
+
+from ptpipe import StageError, nearest
+from ptpipe_data.table_paths import DELIMITERS, find_file
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file's rows, of which there is at least one. Errors count them from 1, without the header."""
+
+    path: Path
+    content: pa.Table
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return a column. Raises StageError, with the nearest name, where there is none."""
+        names = self.content.column_names
+        if name not in names:
+            close = nearest(name, names)
+            hint = f"did you mean {close!r}?" if close else f"it has {', '.join(names)}"
+            raise StageError(f"{self.path} has no column {name!r} ({hint})")
+        if names.count(name) > 1:
+            raise StageError(f"{self.path} has more than one column {name!r}")
+        return self.content.column(name)
+
+    def numbers(self, name: str, hint: str = "", *, allow_missing: bool = False) -> npt.NDArray[np.float64]:
+        """Return a numeric column, (N,), with NaN for missing values. Raises StageError for what float32 can't hold.
+
+        `hint`: what else to do about a missing value than to remove its row.
+        """
+        column = self.column(name)
+        if types.is_null(column.type):
+            raise self.error(name, 0, "a missing value, as all are: remove the column")
+        if not any(of(column.type) for of in (types.is_integer, types.is_floating, types.is_decimal)):
+            row = next((row for row, value in enumerate(column.to_pylist()) if not _is_number(value)), 0)
+            raise self.error(name, row, "which is no number")
+        values_N: npt.NDArray[np.float64] = compute.cast(column, pa.float64(), safe=False).to_numpy()
+        for wrong_N, problem in (
+            (np.isnan(values_N) & (not allow_missing), f"a missing value; remove the row{hint}"),
+            (np.isinf(values_N), "which is infinite"),
+            (np.abs(values_N) > _LARGEST, "which is more than float32 holds"),
+        ):
+            if wrong_N.any():
+                raise self.error(name, int(wrong_N.argmax()), problem)
+        return values_N
+
+    def flags(self, name: str) -> npt.NDArray[np.float32]:
+        """Return a column of 0 and 1, or of booleans, float32 (N,)."""
+        if types.is_boolean(self.column(name).type):
+            return np.array([text == "true" for text in self.texts(name)], dtype=np.float32)
+        values_N = self.numbers(name)
+        wrong_N = ~np.isin(values_N, (0, 1))
+        if wrong_N.any():
+            raise self.error(name, int(wrong_N.argmax()), "which is neither 0 nor 1")
+        return values_N.astype(np.float32)
+
+    def texts(self, name: str) -> list[str]:
+        """Return a column's values as text. Raises StageError for a missing one."""
+        column = self.column(name)
+        if column.null_count:
+            raise self.error(name, compute.is_null(column).to_pylist().index(True), "a missing value; remove the row")
+        values: list[str] = compute.cast(column, pa.string()).to_pylist()
+        return values
+
+    def refuse_mistyped_numbers(self, name: str) -> None:
+        """Raise StageError for a column of text that is mostly numbers, at the first value that is none."""
+        texts = self.texts(name)
+        numbers = {text for text in set(texts) if _is_number(text)}
+        num_numbers = sum(text in numbers for text in texts)
+        if len(texts) / 2 <= num_numbers < len(texts):
+            row = next(row for row, text in enumerate(texts) if text not in numbers)
+            raise self.error(name, row, "which is no number, as most are: put it right, or name it in `categorical`")
+
+    def error(self, name: str, row: int, problem: str) -> StageError:
+        """Return the error about a value. `row`: counted from 0."""
+        value = self.content.column(name)[row].as_py()
+        found = "" if value is None or value != value else f"{value!r}, "
+        return StageError(f"{self.path}, row {row + 1}, column {name!r}: {found}{problem}")
+
+
+def is_text(type_: pa.DataType) -> bool:
+    """Return whether values of this type are categories, whatever they are: text, booleans."""
+    kinds = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary, types.is_boolean)
+    return any(of(type_) for of in kinds)
+
+
+def read_table(path: str, like: pa.Schema | None = None) -> TableFile:
+    """Read a file. Raises StageError where it can't be read as what its name says, and where it has no rows.
+
+    `like`: the columns that are text there are text here too, whatever they look like.
+    """
+    file = find_file(path)
+    try:
+        is_parquet = file.suffix.lower() == ".parquet"
+        content = parquet.read_table(file) if is_parquet else _read_text(file, like or pa.schema([]))
+        content.validate(full=True)
+        binary = [field.name for field in content.schema if types.is_binary(field.type)]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise StageError(f"{file} can't be read: {' '.join(str(error).split())[:300]}") from error
+    if binary:
+        raise StageError(f"{file} can't be read: column {binary[0]!r} is not UTF-8 text")
+    if not len(content):
+        raise StageError(f"{file} has no rows")
+    return TableFile(file, content)
+
+
+def _read_text(file: Path, like: pa.Schema) -> pa.Table:
+    parsing = csv.ParseOptions(delimiter=DELIMITERS[file.suffix.lower()])
+    converting = csv.ConvertOptions(
+        column_types={field.name: field.type for field in like if is_text(field.type)},
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    content = csv.read_csv(file, parse_options=parsing, convert_options=converting)
+    # `NA` and `null` are missing numbers, but texts like any other: of these only the empty one is missing.
+    texts = [field.name for field in content.schema if types.is_string(field.type)]
+    texts = [name for name in texts if content.column_names.count(name) == 1 and content.column(name).null_count]
+    if texts:
+        converting.include_columns, converting.null_values = texts, [""]
+        converting.column_types = {name: pa.string() for name in texts}
+        columns = csv.read_csv(file, parse_options=parsing, convert_options=converting)
+        for name in texts:
+            content = content.set_column(content.column_names.index(name), name, columns.column(name))
+    return content
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(str(value))
+    except ValueError:
+        return value is None
+    return True

@@ -1,0 +1,36 @@
+"""The files of tables. Imports neither numpy nor pyarrow."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ptpipe import JSON, StageError
+from ptpipe_data.paths import find_path
+
+if TYPE_CHECKING:
+    from ptpipe_data.config import TableConfig
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def find_file(path: str) -> Path:
+    """Return the file as an absolute path. Raises StageError where it is missing or of another kind."""
+    file = find_path(path)
+    if not file.is_file():
+        raise StageError(f"{file} is not a file")
+    if file.suffix.lower() not in (*DELIMITERS, ".parquet"):
+        raise StageError(f"{file}: tables are .csv, .tsv or .parquet files")
+    return file
+
+
+def fingerprint(config: TableConfig) -> JSON:
+    """Return the digest of every file by its path."""
+    digests: dict[str, JSON] = {}
+    for path in (config.path, config.val_path, config.test_path):
+        if path is not None:
+            file = find_file(path)
+            with file.open("rb") as opened:
+                digests[str(file)] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return digests

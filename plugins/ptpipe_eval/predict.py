@@ -1,0 +1,160 @@
+"""Run a model over a split and compute its metrics: the work of `eval.predict`.
+
+Shape legend: N samples, B of a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ptpipe import JSON, Context, StageError
+from ptpipe_torch import Data, Deployable, Predictions, Predictor, Split, TensorSpec
+
+if TYPE_CHECKING:
+    from ptpipe_eval.config import PredictConfig
+
+_PROGRESS_INTERVAL_S = 0.2
+
+OnBatch = Callable[[int], None]
+"""Called after each batch with the number of samples done."""
+
+
+@dataclass(frozen=True)
+class EvalSplit:
+    """The split of a data set that models are evaluated on; it has samples."""
+
+    data: Data
+    name: str
+    """`test` or `val`."""
+
+    @property
+    def samples(self) -> Split:
+        """Ids and columns."""
+        return self.data.splits[self.name]
+
+    def __str__(self) -> str:
+        return f"split {self.name} of {self.data.info.name}"
+
+
+def select_split(data: Data, name: str) -> EvalSplit:
+    """Return the split. Raises StageError if it is empty or missing."""
+    split = EvalSplit(data, name)
+    if name not in data.splits or not len(data.splits[name]):
+        filled = [other for other, samples in data.splits.items() if len(samples)]
+        raise StageError(f"{split} is empty; splits with samples: {', '.join(filled) or 'none'}")
+    return split
+
+
+@dataclass
+class Evaluation:
+    """The sums that the task's figures are computed from and, where wanted, what is kept of each sample."""
+
+    split: EvalSplit
+    keeps_samples: bool = False
+    _sums: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    _kept: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    _num_done: int = 0
+
+    def add(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> int:
+        """Add a batch; return the number of samples so far."""
+        task, start = self.split.data.info.task, self._num_done
+        for name, total in task.sums(outputs, targets).items():
+            self._sums[name] = self._sums[name] + total.numpy() if name in self._sums else total.numpy()
+        for name, rows in task.samples(outputs, targets).items() if self.keeps_samples else ():
+            if name not in self._kept:
+                shape = (len(self.split.samples), *rows.shape[1:])
+                self._kept[name] = np.empty(shape, dtype=rows.numpy().dtype)
+            self._kept[name][start : start + len(rows)] = rows.numpy()
+        self._num_done += len(next(iter(outputs.values())))
+        return self._num_done
+
+    def figures(self) -> dict[str, JSON]:
+        """Return the task's figures, of all samples."""
+        num_samples = len(self.split.samples)
+        assert self._num_done == num_samples, f"{self.split}: batches contain {self._num_done} of {num_samples} samples"
+        return self.split.data.info.task.figures(self._sums, num_samples)
+
+    @property
+    def kept(self) -> Mapping[str, npt.NDArray[Any]]:
+        """What the task keeps of each sample, by name, with N rows in the split's order."""
+        return self._kept
+
+
+def evaluate_split(
+    name: str, predict: Predictor, evaluation: Evaluation, batch_size: int | None, on_batch: OnBatch
+) -> None:
+    """Add the predictions of every sample.
+
+    `name` is the model's name in errors; `batch_size` None means the data set's. Raises StageError if an output has
+    another shape or is not finite (the error names the first such sample).
+    """
+    split = evaluation.split
+    done = 0
+    for batch in split.data.batches(split.name, batch_size=batch_size):
+        arrays = predict(batch.input_arrays())
+        outputs = {
+            spec.name: torch.from_numpy(_checked(name, spec, arrays, split.samples.ids[done : done + len(batch)]))
+            for spec in split.data.info.task.outputs
+        }
+        done = evaluation.add(outputs, batch.targets)
+        on_batch(done)
+
+
+def _checked(
+    name: str, spec: TensorSpec, arrays: Mapping[str, npt.NDArray[Any]], ids_B: npt.NDArray[np.str_]
+) -> npt.NDArray[Any]:
+    """Return a writable output, or raise StageError where it is not what the task expects."""
+    array, num_samples = arrays[spec.name], len(ids_B)
+    if not spec.fits(array.shape) or len(array) != num_samples:
+        raise StageError(
+            f"{name} returned {spec.name} of shape {_shape_text(array.shape)} for {num_samples} samples, expected "
+            f"{_shape_text((num_samples, *spec.sample_shape))}"
+        )
+    finite_B = np.isfinite(array).reshape(num_samples, -1).all(axis=1)
+    if not finite_B.all():
+        raise StageError(f"{name}: the {spec.name} of sample {ids_B[int(finite_B.argmin())]} are not finite")
+    return array if array.flags.writeable else array.copy()
+
+
+def progress_callback(ctx: Context, total: int, offset: int = 0, **facts: str) -> OnBatch:
+    """Return a callback that reports progress a few times a second and at the end.
+
+    `total` counts the samples of the whole stage, `offset` those done before the first batch; `facts` are shown
+    beside the progress bar.
+    """
+    started_s = reported_s = time.monotonic()
+
+    def on_batch(done: int) -> None:
+        nonlocal reported_s
+        now_s = time.monotonic()
+        if offset + done == total or now_s - reported_s >= _PROGRESS_INTERVAL_S:
+            reported_s = now_s
+            samples_per_s = round(done / max(now_s - started_s, 1e-9))
+            ctx.progress(offset + done, total, "samples", samples_per_s=samples_per_s, **facts)
+
+    return on_batch
+
+
+def predict_split(config: PredictConfig, ctx: Context, model: Deployable, data: Data) -> Predictions:
+    """Predict every sample of the configured split and compute the metrics."""
+    name = ctx.input_names.get("model", ("the model",))[0]
+    data.info.check_fit(name, model.signature)
+    split = select_split(data, config.split)
+    evaluation = Evaluation(split, keeps_samples=True)
+    with model.predictor(config.num_threads) as predict:
+        evaluate_split(name, predict, evaluation, config.batch_size, progress_callback(ctx, len(split.samples)))
+    figures = evaluation.figures()
+    ctx.metric(**{metric.name: figures[metric.name] for metric in data.info.task.metrics})
+    origin: dict[str, JSON] = {"data": data.info.name, "split": config.split, "format": model.format}
+    return Predictions(split.samples.ids, evaluation.kept, origin | {"num_samples": len(split.samples)} | figures)
+
+
+def _shape_text(shape: tuple[int | str, ...]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,74 @@
+"""Columns: where the values of a split's named inputs and targets come from.
+
+Shape legend: N samples, B of a batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class Column(ABC):
+    """The values of one input or target, a row for each sample.
+
+    A class of one's own needs no more than these two methods: where its data set is stored, the values are read once
+    and kept as an array.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """N."""
+
+    @abstractmethod
+    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the values of these samples, of shape (B, ...), as a new writable array."""
+
+    def values(self) -> npt.NDArray[Any]:
+        """Return the values of all samples, of shape (N, ...)."""
+        import numpy as np
+
+        return self.take(np.arange(len(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayColumn(Column):
+    """Values in memory, or mapped from a file."""
+
+    array_N: npt.NDArray[Any]
+    """Of shape (N, ...)."""
+
+    def __len__(self) -> int:
+        return len(self.array_N)
+
+    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        return self.array_N.take(indices_B, axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class SubsetColumn(Column):
+    """Some rows of a column that several subsets share."""
+
+    source: Column
+    positions_N: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.positions_N)
+
+    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        return self.source.take(self.positions_N[indices_B])
+
+
+def flatten(column: Column) -> tuple[Column, npt.NDArray[np.int64]]:
+    """Resolve nested subsets: return the column at the bottom, and the positions of the samples in it."""
+    import numpy as np
+
+    if not isinstance(column, SubsetColumn):
+        return column, np.arange(len(column), dtype=np.int64)
+    source, positions_N = flatten(column.source)
+    return source, positions_N[column.positions_N]

@@ -1,0 +1,103 @@
+"""What the values of a column are, the same in every split, and how a batch of them becomes a tensor.
+
+Shape legend: B samples of a batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Field, PositiveInt, model_validator
+
+from ptpipe import StageError
+from ptpipe_torch.facts import Facts
+from ptpipe_torch.model.signature import BATCH, TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+Conversion: TypeAlias = "Callable[[torch.Tensor, bool], torch.Tensor]"
+"""From a batch of a column's values, on the device that the tensor shall be on, and whether tensors of four axes are
+wanted in channels-last, to the tensor."""
+
+
+class ColumnInfo(Facts, ABC):
+    """Facts about a column. A class of one's own is stored by its name, and found in its plugin."""
+
+    @property
+    def vocabulary_sizes(self) -> tuple[int, ...]:
+        """How many different integers each of the last axis' columns may have; empty where values aren't such."""
+        return ()
+
+    @abstractmethod
+    def spec(self, name: str) -> TensorSpec:
+        """Return what the network, or the task's loss, gets. `name`: the column's."""
+
+    def augment(
+        self, values_B: npt.NDArray[Any], positions_B: npt.NDArray[np.int64], seed: Sequence[int], names: Sequence[str]
+    ) -> npt.NDArray[Any]:
+        """Return the values of a training batch, augmented; they may be overwritten. See `ptpipe_torch.data.augment`.
+
+        Columns that are augmented with the same arguments draw the same random numbers: a mask moves as its image does.
+        """
+        return values_B
+
+    def conversion(self, name: str) -> Conversion:
+        """Return the function that makes tensors of values; it is called batch after batch. `name`: the column's."""
+        spec = self.spec(name)
+
+        def checked(values_B: torch.Tensor, channels_last: bool) -> torch.Tensor:
+            if not spec.fits(values_B.shape) or str(values_B.dtype) != f"torch.{spec.dtype}":
+                found = f"{tuple(values_B.shape)} {str(values_B.dtype).removeprefix('torch.')}"
+                raise StageError(f"column {name}: a batch of shape {found}, which is not {spec}")
+            return values_B
+
+        return checked
+
+
+class ArrayInfo(ColumnInfo):
+    """Values that are taken as they are."""
+
+    dtype: Literal["float32", "int64", "int32", "uint8", "bool"]
+    shape: tuple[PositiveInt | Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...] = ()
+    """Of a sample; a symbol where the size differs from batch to batch."""
+
+    def spec(self, name: str) -> TensorSpec:
+        return TensorSpec(name, self.dtype, (BATCH, *self.shape))
+
+
+class ImageInfo(ColumnInfo):
+    """Pixels, uint8 of shape (B, H, W, C), that are normalized on the device: (pixel / 255 - mean) / std."""
+
+    shape_CHW: tuple[PositiveInt, PositiveInt, PositiveInt]
+    mean: tuple[float, ...]
+    """Per channel, of pixels scaled to [0, 1]."""
+    std: tuple[Annotated[float, Field(gt=0)], ...]
+
+    @model_validator(mode="after")
+    def _has_channels(self) -> Self:
+        if not len(self.mean) == len(self.std) == self.shape_CHW[0]:
+            raise ValueError("mean and std have a number for each channel")
+        return self
+
+    def spec(self, name: str) -> TensorSpec:
+        return TensorSpec(name, "float32", (BATCH, *self.shape_CHW))
+
+    def augment(
+        self, values_B: npt.NDArray[Any], positions_B: npt.NDArray[np.int64], seed: Sequence[int], names: Sequence[str]
+    ) -> npt.NDArray[Any]:
+        from ptpipe_torch.data.augment import augment
+
+        return augment(values_B, positions_B, seed, names)
+
+    def conversion(self, name: str) -> Conversion:
+        from ptpipe_torch.data.normalization import Normalization
+
+        channels, height, width = self.shape_CHW
+        check = ArrayInfo(dtype="uint8", shape=(height, width, channels)).conversion(name)
+        normalize = Normalization(self.mean, self.std)
+        return lambda values_B, channels_last: normalize(check(values_B, channels_last), channels_last)

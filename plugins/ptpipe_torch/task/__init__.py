@@ -1,0 +1,1 @@
+"""Tasks: what a data set asks of a model."""

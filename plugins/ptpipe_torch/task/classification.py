@@ -1,0 +1,137 @@
+"""One class for each sample.
+
+Shape legend: N samples, B of a batch, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field
+
+from ptpipe import JSON, StageError
+from ptpipe_torch.data.column import Column
+from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
+from ptpipe_torch.model.signature import BATCH, TensorSpec
+from ptpipe_torch.task.task import Metric, Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+_TOP = 5
+
+
+class Classification(Task):
+    """Networks return `logits`, float32 (B, K); the target is `labels`, int64 (B,), numbers of classes."""
+
+    class_names: tuple[str, ...] = Field(min_length=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Fraction of each label that the loss spreads over all classes (Szegedy et al., 2015, section 7)."""
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.class_names)
+
+    @property
+    def targets(self) -> Mapping[str, ColumnInfo]:
+        return {"labels": ArrayInfo(dtype="int64")}
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("logits", "float32", (BATCH, self.num_classes)),)
+
+    @property
+    def class_scores(self) -> tuple[str, ...]:
+        return ("logits",)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        accuracy = Metric("accuracy", higher_is_better=True, is_fraction=True)
+        top5 = Metric("top5_accuracy", higher_is_better=True, is_fraction=True)
+        loss = Metric("loss", higher_is_better=False)
+        return (accuracy, top5, loss) if self.num_classes > _TOP else (accuracy, loss)
+
+    def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Cross-entropy."""
+        from torch.nn.functional import cross_entropy
+
+        logits_BK, labels_B = outputs["logits"].float(), targets["labels"]
+        return cross_entropy(logits_BK, labels_B, reduction="none", label_smoothing=self.label_smoothing)
+
+    def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The confusion matrix, rows are labels; cross-entropy in float64, without smoothing; labels in the top 5."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        logits_BK, labels_B = outputs["logits"], targets["labels"]
+        cells_B = labels_B * self.num_classes + logits_BK.argmax(1)
+        sums = {
+            "confusion": torch.bincount(cells_B, minlength=self.num_classes**2),
+            "loss": cross_entropy(logits_BK.double(), labels_B, reduction="sum"),
+        }
+        if self.num_classes > _TOP:
+            sums["top5"] = (label_ranks(logits_BK, labels_B) < _TOP).sum()
+        return sums
+
+    def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
+        confusion_KK = sums["confusion"].reshape(self.num_classes, self.num_classes)
+        figures: dict[str, JSON] = {"accuracy": int(confusion_KK.trace()) / num_samples}
+        if "top5" in sums:
+            figures["top5_accuracy"] = int(sums["top5"]) / num_samples
+        details: dict[str, JSON] = {
+            "loss": float(sums["loss"]) / num_samples,
+            "class_names": list(self.class_names),
+            "per_class": per_class(confusion_KK, self.class_names),
+            "confusion": [[int(count) for count in row] for row in confusion_KK],
+        }
+        return figures | details
+
+    def samples(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """`prediction`, int64 (B,): the first class of the maximum logit; `score`: 1 if right; `labels`; `logits`."""
+        predicted_B = outputs["logits"].argmax(1)
+        score_B = (predicted_B == targets["labels"]).float()
+        return {"prediction": predicted_B, "score": score_B, "labels": targets["labels"], "logits": outputs["logits"]}
+
+    def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
+        labels_N = targets["labels"].values()
+        for label in (labels_N.min(initial=0), labels_N.max(initial=0)):
+            if not 0 <= label < self.num_classes:
+                raise StageError(
+                    f"split {split} has the label {label}; classes are numbered 0 to {self.num_classes - 1}"
+                )
+
+    def with_label_smoothing(self, label_smoothing: float) -> Self:
+        return self.model_copy(update={"label_smoothing": label_smoothing})
+
+
+def label_ranks(logits_BK: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
+    """Return the rank of each sample's label among its logits; (B,) int64, 0 where the prediction is correct.
+
+    Equal logits, common in int8 models, are ranked by class number, as argmax does.
+    """
+    import torch
+
+    own_B1 = logits_BK.gather(1, labels_B[:, None])
+    numbers_K = torch.arange(logits_BK.shape[1], device=logits_BK.device)
+    tied_before_BK = (logits_BK == own_B1) & (numbers_K < labels_B[:, None])
+    return ((logits_BK > own_B1) | tied_before_BK).sum(1)
+
+
+def per_class(confusion_KK: npt.NDArray[np.int64], class_names: Sequence[str]) -> list[JSON]:
+    """Return name, precision, recall and support of each class; null where the divisor is 0."""
+    predicted_K, support_K = confusion_KK.sum(axis=0), confusion_KK.sum(axis=1)
+    return [
+        {
+            "name": name,
+            "precision": int(confusion_KK[k, k]) / int(predicted_K[k]) if predicted_K[k] else None,
+            "recall": int(confusion_KK[k, k]) / int(support_K[k]) if support_K[k] else None,
+            "support": int(support_K[k]),
+        }
+        for k, name in enumerate(class_names)
+    ]

@@ -1,0 +1,98 @@
+"""Any number of labels for each sample.
+
+Shape legend: B samples of a batch, K labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from ptpipe import JSON, StageError
+from ptpipe_torch.data.column import Column
+from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
+from ptpipe_torch.model.signature import BATCH, TensorSpec
+from ptpipe_torch.task.task import Metric, Task
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+_OUTPUT, _TARGET = "logits", "labels"
+
+
+class MultiLabel(Task):
+    """Networks return `logits`, float32 (B, K), above 0 for labels that a sample has; targets are `labels`, 0 or 1."""
+
+    label_names: tuple[str, ...] = Field(min_length=1)
+
+    @property
+    def targets(self) -> Mapping[str, ColumnInfo]:
+        return {_TARGET: ArrayInfo(dtype="float32", shape=(len(self.label_names),))}
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(_OUTPUT, "float32", (BATCH, len(self.label_names))),)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (
+            Metric("macro_f1", higher_is_better=True, is_fraction=True),
+            Metric("exact_match", higher_is_better=True, is_fraction=True),
+            Metric("loss", higher_is_better=False),
+        )
+
+    def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Binary cross-entropy, averaged over the labels."""
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        losses_BK = binary_cross_entropy_with_logits(outputs[_OUTPUT].float(), targets[_TARGET], reduction="none")
+        return losses_BK.mean(1)
+
+    def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """For each label how often it was predicted, right, and there; exact matches; the losses."""
+        predicted_BK, has_BK = outputs[_OUTPUT] > 0, targets[_TARGET] > 0
+        return {
+            "predicted": predicted_BK.sum(0),
+            "right": (predicted_BK & has_BK).sum(0),
+            "support": has_BK.sum(0),
+            "exact": (predicted_BK == has_BK).all(1).sum(),
+            "loss": self.losses(outputs, targets).double().sum(),
+        }
+
+    def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
+        """F1 of each label, and their mean; a label that is neither there nor predicted has 0, as in scikit-learn."""
+        counts = [sums[name].astype(int).tolist() for name in ("predicted", "right", "support")]
+        rows: list[JSON] = []
+        f1s = []
+        for name, predicted, right, support in zip(self.label_names, *counts, strict=True):
+            f1s.append(2 * right / (predicted + support) if predicted + support else 0.0)
+            precision, recall = right / predicted if predicted else None, right / support if support else None
+            rows.append({"name": name, "f1": f1s[-1], "precision": precision, "recall": recall, "support": support})
+        return {
+            "macro_f1": sum(f1s) / len(f1s),
+            "exact_match": int(sums["exact"]) / num_samples,
+            "loss": float(sums["loss"]) / num_samples,
+            "per_label": rows,
+        }
+
+    def samples(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """`prediction`, uint8 (B, K); `score`: the fraction of the labels that are right; `logits`; `labels`."""
+        import torch
+
+        predicted_BK = outputs[_OUTPUT] > 0
+        score_B = (predicted_BK == (targets[_TARGET] > 0)).float().mean(1)
+        kept = {"logits": outputs[_OUTPUT], "labels": targets[_TARGET].to(torch.uint8)}
+        return {"prediction": predicted_BK.to(torch.uint8), "score": score_B, **kept}
+
+    def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
+        import numpy as np
+
+        wrong_NK = ~np.isin(targets[_TARGET].values(), (0, 1))
+        if wrong_NK.any():
+            row, number = np.argwhere(wrong_NK)[0]
+            raise StageError(f"split {split} has a {self.label_names[number]} other than 0 and 1, in sample {row}")

@@ -1,0 +1,135 @@
+"""A class for each pixel.
+
+Shape legend: B samples of a batch, K classes, H height, W width, P counted pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from ptpipe import JSON
+from ptpipe_torch.data.column_info import ColumnInfo
+from ptpipe_torch.model.signature import BATCH, TensorSpec
+from ptpipe_torch.task.task import Metric, Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+    from ptpipe_torch.data.column_info import Conversion
+
+_OUTPUT, _TARGET = "logits", "masks"
+
+
+class MaskInfo(ColumnInfo):
+    """The class of each pixel: uint8 of shape (B, H, W), which becomes int64. It is augmented as its image is."""
+
+    shape_HW: tuple[PositiveInt, PositiveInt]
+    ignore: int = Field(ge=0, le=255)
+    """The value of pixels that don't count, and of those that augmentation uncovers."""
+
+    def spec(self, name: str) -> TensorSpec:
+        return TensorSpec(name, "int64", (BATCH, *self.shape_HW))
+
+    def augment(
+        self, values_B: npt.NDArray[Any], positions_B: npt.NDArray[np.int64], seed: Sequence[int], names: Sequence[str]
+    ) -> npt.NDArray[Any]:
+        from ptpipe_torch.data.augment import augment
+
+        return augment(values_B[..., None], positions_B, seed, names, blank=self.ignore)[..., 0]
+
+    def conversion(self, name: str) -> Conversion:
+        check = super().conversion(name)
+        return lambda values_BHW, channels_last: check(values_BHW.long(), channels_last)
+
+
+class Segmentation(Task):
+    """Networks return `logits`, float32 (B, K, H, W); the target is `masks`, int64 (B, H, W), numbers of classes."""
+
+    class_names: tuple[str, ...] = Field(min_length=1, max_length=255)
+    shape_HW: tuple[PositiveInt, PositiveInt]
+    ignore: NonNegativeInt = Field(255, le=255)
+    """The number in masks of pixels that don't count."""
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.class_names)
+
+    @property
+    def targets(self) -> Mapping[str, ColumnInfo]:
+        return {_TARGET: MaskInfo(shape_HW=self.shape_HW, ignore=self.ignore)}
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(_OUTPUT, "float32", (BATCH, self.num_classes, *self.shape_HW)),)
+
+    @property
+    def class_scores(self) -> tuple[str, ...]:
+        return ("logits",)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (
+            Metric("mean_iou", higher_is_better=True, is_fraction=True),
+            Metric("pixel_accuracy", higher_is_better=True, is_fraction=True),
+            Metric("loss", higher_is_better=False),
+        )
+
+    def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Cross-entropy, averaged over a sample's pixels that count; 0 where none does."""
+        from torch.nn.functional import cross_entropy
+
+        masks_BHW = targets[_TARGET]
+        losses_BHW = cross_entropy(outputs[_OUTPUT].float(), masks_BHW, reduction="none", ignore_index=self.ignore)
+        num_counted_B = (masks_BHW != self.ignore).sum((1, 2))
+        return losses_BHW.sum((1, 2)) / num_counted_B.clamp(min=1)
+
+    def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The confusion matrix of the pixels that count, rows are masks; the losses."""
+        return {
+            "confusion": self._confusions(outputs, targets).sum(0),
+            "loss": self.losses(outputs, targets).double().sum(),
+        }
+
+    def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
+        """Intersection over union of each class, over all pixels of the split; their mean over classes that occur."""
+        confusion_KK = sums["confusion"].reshape(self.num_classes, self.num_classes)
+        hits_K = confusion_KK.diagonal()
+        union_K = confusion_KK.sum(axis=0) + confusion_KK.sum(axis=1) - hits_K
+        ious = [float(hits / union) if union else None for hits, union in zip(hits_K, union_K, strict=True)]
+        occurring = [iou for iou in ious if iou is not None]
+        rows: list[JSON] = [{"name": name, "iou": iou} for name, iou in zip(self.class_names, ious, strict=True)]
+        return {
+            "mean_iou": sum(occurring) / max(1, len(occurring)),
+            "pixel_accuracy": float(hits_K.sum() / max(1, confusion_KK.sum())),
+            "loss": float(sums["loss"]) / num_samples,
+            "class_names": list(self.class_names),
+            "per_class": rows,
+            "confusion": [[int(count) for count in row] for row in confusion_KK],
+        }
+
+    def samples(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """`prediction`, uint8 (B, H, W); `score`: the sample's fraction of pixels that are right."""
+        import torch
+
+        confusion_BKK = self._confusions(outputs, targets).view(-1, self.num_classes, self.num_classes)
+        num_right_B = confusion_BKK.diagonal(dim1=1, dim2=2).sum(1)
+        score_B = num_right_B / confusion_BKK.sum((1, 2)).clamp(min=1)
+        return {"prediction": outputs[_OUTPUT].argmax(1).to(torch.uint8), "score": score_B}
+
+    def _confusions(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the confusion matrix of each sample, int64 (B, K * K)."""
+        import torch
+
+        masks_BHW, num_cells = targets[_TARGET], self.num_classes**2
+        numbers_B11 = torch.arange(len(masks_BHW), device=masks_BHW.device)[:, None, None]
+        cells_BHW = numbers_B11 * num_cells + masks_BHW * self.num_classes + outputs[_OUTPUT].argmax(1)
+        cells_P = cells_BHW[masks_BHW != self.ignore]
+        return torch.bincount(cells_P, minlength=len(masks_BHW) * num_cells).view(len(masks_BHW), num_cells)

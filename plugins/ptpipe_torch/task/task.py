@@ -1,0 +1,109 @@
+"""What a data set asks of a model: losses, metrics, predictions. Importing this imports neither torch nor numpy.
+
+Shape legend: B samples of a batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from ptpipe import JSON, StageError
+from ptpipe_torch.data.column import Column
+from ptpipe_torch.data.column_info import ColumnInfo
+from ptpipe_torch.facts import Facts
+from ptpipe_torch.model.signature import TensorSpec
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+_DIGITS = 12
+"""Of a difference: beyond them is what the rounding of its operands leaves, 0.9931 - 0.9901 = 0.0030000000000000027."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of a model on a split."""
+
+    name: str
+    """`accuracy`: in `Task.figures`, in comparisons, and with `val_` in front among the metrics of a training."""
+    higher_is_better: bool
+    is_fraction: bool = False
+    """Whether it lies between 0 and 1 and is shown in percent."""
+
+    def drop(self, value: float, baseline: float) -> float:
+        """Return by how much `value` is worse than the baseline's; negative where it is better."""
+        return round(baseline - value if self.higher_is_better else value - baseline, _DIGITS)
+
+
+class Task(Facts, ABC):
+    """What a data set asks of a model, in one class; its fields are the facts that are stored with the data set.
+
+    Training, evaluation and gates are written against these methods alone. A class of one's own is stored by its name,
+    and found in its plugin. Tensors of `outputs` and `targets` are on one device, with a row for each sample.
+    """
+
+    @property
+    @abstractmethod
+    def targets(self) -> Mapping[str, ColumnInfo]:
+        """The columns that a split has as targets, by name."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What a network returns."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics, each a single number. The first one is the primary metric."""
+
+    @property
+    def class_scores(self) -> tuple[str, ...]:
+        """Names of the outputs whose second axis has the scores of classes, the highest of which is predicted."""
+        return ()
+
+    @property
+    def output_scale(self) -> tuple[float, ...]:
+        """What a network's last layer is multiplied by where its natural unit is not the target's; empty: nothing."""
+        return ()
+
+    @property
+    def output_shift(self) -> tuple[float, ...]:
+        """What is added after `output_scale`; empty: nothing."""
+        return ()
+
+    @abstractmethod
+    def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the loss of each sample, float32 of shape (B,). A step's loss is their mean over all its batches."""
+
+    @abstractmethod
+    def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what `figures` is computed from: float64 or int64 tensors that add up over batches and workers."""
+
+    @abstractmethod
+    def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
+        """Return a number for each of `metrics`, and whatever else a report may show. `num_samples` is not 0."""
+
+    @abstractmethod
+    def samples(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return what is kept of each sample, with B rows: its `prediction`, its `score` (higher is better), others."""
+
+    def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:  # any value may be right
+        """Raise StageError where a target of the split has a value that it can't have."""
+
+    def with_label_smoothing(self, label_smoothing: float) -> Self:
+        """Return the task with that fraction of a label spread over all classes. Raises StageError without labels."""
+        if label_smoothing:
+            raise StageError(f"label_smoothing: the task {type(self).__name__} has no labels to smooth")
+        return self
+
+    @property
+    def primary_metric(self) -> Metric:
+        """The metric that models are compared by."""
+        return self.metrics[0]

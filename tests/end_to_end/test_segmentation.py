@@ -1,0 +1,78 @@
+"""`manifests/camvid_segmentation.yaml` through the command line, on made-up streets in CamVid's layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+HEIGHT, WIDTH = 48, 64
+SHORT = ["pretrain.epochs=40", "finetune.epochs=1", "net.width=8", "compare.budget_s=0.02", "quality.max_drop=0.05"]
+
+
+def draw_street(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sky, buildings, a road, and a car somewhere on it; a border does not count."""
+    rng = np.random.default_rng(seed)
+    mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+    mask[12:28], mask[28:] = 1, 3
+    row, column = rng.integers(28, 40), rng.integers(0, WIDTH - 16)
+    mask[row : row + 8, column : column + 16] = 8
+    mask[:, :2] = 11
+    colours = np.random.default_rng(0).integers(0, 200, (12, 3))
+    pixels = np.clip(colours[mask] + rng.integers(0, 40, (HEIGHT, WIDTH, 3)), 0, 255).astype(np.uint8)
+    return pixels, mask
+
+
+@pytest.fixture(scope="module")
+def streets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for split, num in (("train", 48), ("val", 8), ("test", 12)):
+        for number in range(num):
+            for kind, pixels in zip(("images", "masks"), draw_street(1000 * num + number), strict=True):
+                (folder / "camvid" / split / kind).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(folder / "camvid" / split / kind / f"{number:03}.png")
+    return folder
+
+
+def run(streets: Path, artifacts: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    settings = [word for option in (*SHORT, *options) for word in ("-s", option)]
+    command = [sys.executable, "-m", "ptpipe", "run", "manifests/camvid_segmentation.yaml", "--json", *settings]
+    finished = subprocess.run(
+        [*command, "--artifacts", str(artifacts)],
+        cwd=ROOT,
+        env=os.environ | {"PTPIPE_DATA": str(streets)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert finished.stdout, finished.stderr
+    return finished.returncode, {stage["stage_id"]: stage for stage in json.loads(finished.stdout)["stages"]}
+
+
+def test_a_class_for_each_pixel_down_to_int8_onnx(streets: Path, tmp_path: Path) -> None:
+    code, stages = run(streets, tmp_path)
+    assert code == 0, stages
+    (table,) = (output["summary"] for output in stages["compare"]["outputs"].values())
+    rows = {row["name"]: row for row in table["rows"]}
+    assert table["metrics"][0] == {"name": "mean_iou", "higher_is_better": True, "is_fraction": True}
+    assert rows["pretrain"]["mean_iou"] > 0.7
+    for name in ("static", "qat", "onnx"):
+        assert rows[name]["drop"] < 0.05
+        assert rows[name]["size_ratio"] < 0.4
+    assert rows["onnx_float"]["mean_iou"] == pytest.approx(rows["pretrain"]["mean_iou"], abs=1e-3)
+    assert stages["quality"]["outcome"] == "done"
+
+    code, again = run(streets, tmp_path, "quality.min_value=0.999")
+    assert code == 3 and again["quality"]["outcome"] == "refused"
+    assert {stage["outcome"] for name, stage in again.items() if name != "quality"} == {"cached"}

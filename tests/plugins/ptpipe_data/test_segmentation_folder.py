@@ -1,0 +1,154 @@
+"""`data.segmentation_folder`: pairs of images and masks, and what does not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import ptpipe_data as front
+from ptpipe import Context, StageError
+from ptpipe_data.config import SegmentationFolderConfig
+from ptpipe_torch import Data
+
+NAMES = ("sky", "road", "car")
+SIDE = 16
+
+
+def write_pair(folder: Path, stem: str, seed: int, size: tuple[int, int] = (SIDE, SIDE), suffix: str = ".png") -> None:
+    """A grey image whose brightness is the mask's class; the first row is ignored."""
+    rng = np.random.default_rng(seed)
+    mask = rng.integers(0, 3, size, dtype=np.uint8)
+    mask[0] = 255
+    for kind, pixels in (("images", np.repeat((mask % 5 * 80)[..., None], 3, axis=2)), ("masks", mask)):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / kind / (stem + (suffix if kind == "images" else ".png")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, num in (("train", 6), ("val", 2), ("test", 3)):
+        for number in range(num):
+            write_pair(tmp_path / "streets" / name, f"{name}{number}", number)
+    return tmp_path / "streets"
+
+
+@pytest.fixture
+def load(folder: Path, tmp_path: Path) -> Callable[..., Data]:
+    def load(seed: int = 1, **options: object) -> Data:
+        given = {"path": str(folder), "class_names": NAMES, "batch_size": 4} | options
+        scratch = tmp_path / "scratch"
+        scratch.mkdir(exist_ok=True)
+        config = SegmentationFolderConfig.model_validate(given)
+        return front.load_segmentation_folder(config, Context("d", "data.segmentation_folder", seed, scratch))
+
+    return load
+
+
+def test_images_with_their_masks(load, folder: Path, tmp_path: Path) -> None:
+    data = load()
+    assert {name: len(split) for name, split in data.splits.items()} == {
+        "train": 6, "val": 2, "test": 3, "calibration": 6,
+    }  # fmt: skip
+    assert str(data.info.signature) == "images (batch, 3, 16, 16) float32 -> logits (batch, 3, 16, 16) float32"
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    data.save(stored)
+    for split in (data.splits["train"], Data.load(stored).splits["train"]):
+        images, masks = split.inputs["images"].values(), split.targets["masks"].values()
+        assert np.array_equal(images[..., 0], masks % 5 * 80) and (masks[:, 0] == 255).all()
+    assert data.splits["test"].ids.tolist() == [f"test/images/test{number}.png" for number in range(3)]
+    (batch,) = data.batches("val")
+    assert batch.targets["masks"].shape == (2, SIDE, SIDE)
+
+
+def test_test_and_val_are_drawn_where_there_are_none(load, tmp_path: Path) -> None:
+    for number in range(20):
+        write_pair(tmp_path / "flat", f"{number:02}", number)
+    data = load(path=str(tmp_path / "flat"), val_size=3)
+    assert {name: len(split) for name, split in data.splits.items()} == {
+        "train": 15, "val": 3, "test": 2, "calibration": 15,
+    }  # fmt: skip
+
+
+def test_other_sizes_are_resized_when_asked(load, folder: Path) -> None:
+    write_pair(folder / "train", "wide", 9, (SIDE, 2 * SIDE))
+    with pytest.raises(StageError, match=r"wide.png has 32 x 16 pixels, others 16 x 16: set image_size"):
+        load()
+    data = load(image_size=(8, 12))
+    assert data.splits["train"].inputs["images"].values().shape == (7, 8, 12, 3)
+    assert set(np.unique(data.splits["train"].targets["masks"].values())) <= {0, 1, 2, 255}
+
+
+def test_augmented_batches_are_the_same_for_any_number_of_workers(load) -> None:
+    alone, shared = (
+        list(load(augment=("flip", "zoom"), num_workers=workers).batches("train", augment_seed=(1, 2), batch_size=2))
+        for workers in (0, 2)
+    )
+    for one, other in zip(alone, shared, strict=True):
+        assert one.inputs["images"].equal(other.inputs["images"]) and one.targets["masks"].equal(other.targets["masks"])
+
+
+def without_mask(folder: Path) -> None:
+    (folder / "train" / "masks" / "train2.png").unlink()
+
+
+def without_image(folder: Path) -> None:
+    (folder / "val" / "images" / "val0.png").unlink()
+
+
+def mask_of_another_size(folder: Path) -> None:
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / "test" / "masks" / "test1.png")
+
+
+def mask_in_colour(folder: Path) -> None:
+    Image.fromarray(np.zeros((SIDE, SIDE, 3), np.uint8)).save(folder / "test" / "masks" / "test1.png")
+
+
+def mask_of_unknown_classes(folder: Path) -> None:
+    Image.fromarray(np.full((SIDE, SIDE), 7, np.uint8)).save(folder / "test" / "masks" / "test1.png")
+
+
+def truncated_image(folder: Path) -> None:
+    path = folder / "train" / "images" / "train3.png"
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def no_masks_folder(folder: Path) -> None:
+    for path in (folder / "val" / "masks").iterdir():
+        path.unlink()
+    (folder / "val" / "masks").rmdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without_mask, r"train2\.png has no counterpart 'train2' in .*masks"),
+        (without_image, r"val0\.png has no counterpart 'val0' in .*images"),
+        (mask_of_another_size, r"test1\.png has 16 x 16 and .*test1\.png has 8 x 8 pixels"),
+        (mask_in_colour, r"masks/test1\.png has the mode RGB; masks have one byte a pixel"),
+        (mask_of_unknown_classes, r"test1\.png has pixels of 7; classes are numbered 0 to 2, and 255 is ignored"),
+        (truncated_image, r"train3\.png can't be read as an image"),
+        (no_masks_folder, r"val/masks is missing"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_path(load, folder: Path, spoil, message: str) -> None:
+    spoil(folder)
+    with pytest.raises(StageError, match=message):
+        load()
+
+
+def test_an_ignored_value_that_is_a_class_is_refused() -> None:
+    with pytest.raises(ValueError, match="ignore: 1 is the class 'road'"):
+        SegmentationFolderConfig(path="x", class_names=NAMES, ignore=1)
+
+
+def test_relative_paths_are_searched_in_the_data_folder_too(load, folder: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PTPIPE_DATA", str(folder.parent))
+    assert len(load(path="streets").splits["train"]) == 6
+    monkeypatch.delenv("PTPIPE_DATA")
+    with pytest.raises(StageError, match=r"streets does not exist \(\$PTPIPE_DATA, where relative paths are also"):
+        load(path="streets")

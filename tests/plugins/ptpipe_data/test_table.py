@@ -1,0 +1,727 @@
+"""Tables of real files, read as a stage reads them.
+
+Shape legend: N rows of a split, F numeric columns, C categorical columns, T targets.
+"""
+
+from __future__ import annotations
+
+import csv
+import decimal
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+from pydantic import ValidationError
+
+import ptpipe_data as front
+from ptpipe import Context, StageError
+from ptpipe_data.table_columns import CategoriesInfo, NumbersInfo
+from ptpipe_torch import Classification, Data, MultiLabel, Regression
+
+from ...datasets import class_names_of, labels_of
+
+Columns = Mapping[str, Sequence[Any]]
+Load = Callable[..., Data]
+NO_SPLITS: dict[str, Any] = {"test_size": 0, "val_size": 0}
+REGRESSION: dict[str, Any] = {"task": "regression", "targets": ["y"]}
+CLASSIFICATION: dict[str, Any] = {"task": "classification", "targets": ["y"]}
+
+
+def config(path: Path, /, **options: Any) -> front.TableConfig:
+    """The options as a manifest gives them."""
+    return front.TableConfig.model_validate_json(json.dumps({"path": str(path)} | REGRESSION | options), strict=True)
+
+
+def write(path: Path, columns: Columns) -> Path:
+    """Write a table as what its name says; None is a missing value."""
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.table(dict(columns)), path)
+        return path
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+@pytest.fixture
+def load(ctx: Context) -> Load:
+    """Read a table as the stage does, without test and val unless they are asked for."""
+
+    def load(path: Path, seed: int = 7, **options: Any) -> Data:
+        seeded = Context(ctx.stage_id, ctx.kind, seed=seed, scratch=ctx.scratch, _tell=ctx._tell)
+        defaults = {name: size for name, size in NO_SPLITS.items() if name.replace("size", "path") not in options}
+        return front.load_table(config(path, **defaults | options), seeded)
+
+    return load
+
+
+@pytest.fixture(params=[".csv", ".tsv", ".parquet"])
+def suffix(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def houses(num: int = 60) -> dict[str, list[Any]]:
+    """Two numbers, a text, a boolean and a number that is a category; `y` and `z` are numbers too."""
+    rng = np.random.default_rng(3)
+    return {
+        "size": rng.normal(120, 30, num).tolist(),
+        "town": rng.choice(["Ulm", "Ålesund", "Rome, Italy"], num).tolist(),
+        "rooms": rng.integers(1, 9, num).tolist(),
+        "sold": rng.choice([True, False], num).tolist(),
+        "zone": rng.choice([10, 9, 2], num).tolist(),
+        "y": rng.normal(1e5, 2e4, num).tolist(),
+        "z": rng.normal(0, 1, num).tolist(),
+    }
+
+
+def rows_of(data: Data, split: str) -> list[int]:
+    """The rows of the file, counted from 0."""
+    return [int(id_.rpartition("/")[2]) - 1 for id_ in data.splits[split].ids.tolist()]
+
+
+def ids(data: Data, split: str) -> list[str]:
+    return data.splits[split].ids.tolist()
+
+
+def sizes(data: Data) -> list[int]:
+    return [len(split) for split in data.splits.values()]
+
+
+def batch_of(data: Data, split: str = "train") -> dict[str, torch.Tensor]:
+    """The tensors of a whole split."""
+    (batch,) = data.batches(split, batch_size=10_000)
+    return {**batch.inputs, **batch.targets}
+
+
+def numbers_of(data: Data, split: str = "train") -> npt.NDArray[np.float64]:
+    """The numeric columns, (N, F), in the units of the file."""
+    info = data.info.inputs["numbers"]
+    return batch_of(data, split)["numbers"].double().numpy() * info.std + info.mean
+
+
+def test_types_are_found(tmp_path: Path, load: Load, suffix: str) -> None:
+    table = houses()
+    data = load(write(tmp_path / f"houses{suffix}", table), targets=["y", "z"], categorical=["zone"])
+    assert data.info.name == "houses"
+    assert list(data.info.inputs) == ["numbers", "categories"]
+    numbers, categories = data.info.inputs["numbers"], data.info.inputs["categories"]
+    assert isinstance(numbers, NumbersInfo) and numbers.names == ("size", "rooms")
+    assert isinstance(categories, CategoriesInfo) and categories.names == ("town", "sold", "zone")
+    assert categories.categories == (("Rome, Italy", "Ulm", "Ålesund"), ("false", "true"), ("2", "9", "10"))
+    assert categories.vocabulary_sizes == (4, 3, 4)
+    assert str(data.info.signature.inputs[0]) == "numbers (batch, 2) float32"
+    assert str(data.info.signature.inputs[1]) == "categories (batch, 3) int64"
+    assert isinstance(data.info.task, Regression) and data.info.task.target_names == ("y", "z")
+
+    train, rows = data.splits["train"], rows_of(data, "train")
+    assert batch_of(data)["numbers"].dtype == batch_of(data)["targets"].dtype == torch.float32
+    assert batch_of(data)["categories"].dtype == torch.int64
+    for row, numbers_F, categories_C, targets_T in zip(
+        rows,
+        numbers_of(data),
+        train.inputs["categories"].values(),
+        train.targets["targets"].values(),
+        strict=True,
+    ):
+        assert numbers_F.tolist() == pytest.approx([table["size"][row], table["rooms"][row]], rel=1e-5)
+        assert targets_T.tolist() == np.float32([table["y"][row], table["z"][row]]).tolist()
+        texts = [table["town"][row], str(table["sold"][row]).lower(), str(table["zone"][row])]
+        assert texts == [values[place - 1] for values, place in zip(categories.categories, categories_C, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [
+        (pa.dictionary(pa.int32(), pa.string()), ("1a", "2b")),
+        (pa.large_string(), ("1a", "2b")),
+        (pa.string_view(), ("1a", "2b")),
+    ],
+    ids=str,
+)
+def test_every_kind_of_text_in_parquet_is_categories(
+    tmp_path: Path, load: Load, types: pa.DataType, expected: tuple[str, ...]
+) -> None:
+    text = pa.array(["2b", "1a", "2b", "1a"]).cast(types)
+    data = load(write(tmp_path / "t.parquet", {"a": text, "y": [1.0, 2.0, 3.0, 4.0]}))
+    assert data.info.inputs["categories"].categories == (expected,)
+    assert data.splits["train"].inputs["categories"].values().ravel().tolist() == [2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("type_", [pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.decimal128(5, 2)], ids=str)
+def test_every_kind_of_number_in_parquet_is_a_number(tmp_path: Path, load: Load, type_: pa.DataType) -> None:
+    values = [decimal.Decimal(number) for number in (3, 1, 2)] if pa.types.is_decimal(type_) else np.array([3, 1, 2])
+    column = pa.array(values if pa.types.is_decimal(type_) else values.astype(type_.to_pandas_dtype()), type_)
+    data = load(write(tmp_path / "t.parquet", {"a": column, "y": [1.0, 2.0, 3.0]}))
+    assert numbers_of(data).ravel().tolist() == pytest.approx([3, 1, 2])
+    assert data.info.inputs["numbers"].mean == (2.0,)
+
+
+def test_inputs_of_one_type_alone(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "houses.csv", houses())
+    assert list(load(path, features=["rooms", "size"]).info.inputs) == ["numbers"]
+    assert load(path, features=["rooms", "size"]).info.inputs["numbers"].names == ("rooms", "size")
+    assert list(load(path, features=["zone", "town"], categorical=["zone"]).info.inputs) == ["categories"]
+    everything = load(path)
+    assert everything.info.inputs["numbers"].names == ("size", "rooms", "zone", "z")
+
+
+def test_numbers_are_standardized_over_train_alone(tmp_path: Path, load: Load, suffix: str) -> None:
+    table = houses()
+    data = load(write(tmp_path / f"t{suffix}", table), test_size=20, val_size=10, features=["size", "rooms"])
+    assert sizes(data) == [30, 10, 20, 30]
+    values_NF = np.array([table["size"], table["rooms"]]).T
+    train_NF = values_NF[rows_of(data, "train")]
+    info = data.info.inputs["numbers"]
+    np.testing.assert_allclose(info.mean, train_NF.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(info.std, train_NF.std(0), rtol=1e-12)
+    for split in data.splits:
+        expected_NF = (values_NF[rows_of(data, split)] - train_NF.mean(0)) / train_NF.std(0)
+        np.testing.assert_allclose(batch_of(data, split)["numbers"].numpy(), expected_NF, atol=1e-5)
+    targets_N = np.array(table["y"])[rows_of(data, "train")]
+    assert data.info.task.mean == pytest.approx((targets_N.mean(),), rel=1e-12)
+    assert data.info.task.std == pytest.approx((targets_N.std(),), rel=1e-12)
+    assert batch_of(data)["targets"].ravel().tolist() == targets_N.astype(np.float32).tolist(), "in their own units"
+
+
+@pytest.mark.parametrize("value", [0.0, 5.0, 0.1, -1234.1, 1e-30])
+def test_a_constant_is_only_centred(tmp_path: Path, load: Load, value: float) -> None:
+    """Rounding leaves a constant column a standard deviation that is not 0: by it, another value would be huge."""
+    train = write(tmp_path / "train.csv", {"a": [value] * 12, "y": [value] * 12})
+    test = write(tmp_path / "test.csv", {"a": [value + 1], "y": [value]})
+    data = load(train, test_path=str(test))
+    assert data.info.inputs["numbers"].std == data.info.task.std == (1.0,)
+    assert batch_of(data)["numbers"].abs().max() < 1e-3
+    assert batch_of(data, "test")["numbers"].item() == pytest.approx(1, abs=1e-3)
+
+
+def test_large_numbers_keep_the_digits_in_which_they_differ(tmp_path: Path, load: Load) -> None:
+    """Seconds since 1970 of a day: float32 has steps of 128 there."""
+    table = {"time": [1_750_000_000 + 7 * number for number in range(100)], "y": list(range(100))}
+    data = load(write(tmp_path / "t.csv", table))
+    expected_N = (np.array(table["time"]) - np.mean(table["time"])) / np.std(table["time"])
+    np.testing.assert_allclose(batch_of(data)["numbers"].ravel().numpy(), expected_N, atol=1e-4)
+
+
+def test_categories_are_those_of_train_and_0_is_any_other(tmp_path: Path, load: Load, suffix: str) -> None:
+    train = write(tmp_path / f"train{suffix}", {"town": ["b", "a", "b"], "y": [1.0, 2.0, 3.0]})
+    test = write(tmp_path / f"test{suffix}", {"town": ["c", "b", "a"], "y": [1.0, 2.0, 3.0]})
+    data = load(train, test_path=str(test))
+    assert data.info.inputs["categories"].categories == (("a", "b"),)
+    assert batch_of(data)["categories"].ravel().tolist() == [2, 1, 2]
+    assert batch_of(data, "test")["categories"].ravel().tolist() == [0, 2, 1]
+
+
+def test_a_category_that_was_drawn_into_test_alone_is_0(tmp_path: Path, load: Load) -> None:
+    table = {"id": [f"n{number}" for number in range(20)], "y": list(range(20))}
+    data = load(write(tmp_path / "t.csv", table), test_size=5)
+    assert len(data.info.inputs["categories"].categories[0]) == 15
+    assert set(batch_of(data, "test")["categories"].ravel().tolist()) == {0}
+    assert 0 not in batch_of(data)["categories"]
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [(["001", "002", "0A"], ["001", "002"]), (["1.0", "2.5", "2.5"], ["1", "2"])],
+    ids=["text and integers", "floats and integers"],
+)
+def test_a_category_is_the_same_in_every_file(tmp_path: Path, load: Load, train: list[str], test: list[str]) -> None:
+    """Also where a file on its own would read as of another type: `001` is a number where no `0A` is."""
+    data = load(
+        write(tmp_path / "train.csv", {"c": train, "y": [1, 2, 3]}),
+        test_path=str(write(tmp_path / "test.csv", {"c": test, "y": [1, 2]})),
+        categorical=["c"],
+    )
+    assert batch_of(data, "test")["categories"].ravel().tolist() == [1, 2 if test[1] in train else 0]
+
+
+@pytest.mark.parametrize(("train", "test"), [(["001", "0A"], ["001"]), (["True", "maybe"], ["True"])])
+def test_a_class_is_the_same_in_every_file(tmp_path: Path, load: Load, train: list[str], test: list[str]) -> None:
+    data = load(
+        write(tmp_path / "train.csv", {"a": [1, 2], "y": train}),
+        test_path=str(write(tmp_path / "test.csv", {"a": [1], "y": test})),
+        **CLASSIFICATION,
+    )
+    assert labels_of(data.splits["test"]).tolist() == [train.index(test[0])]
+
+
+def test_classes_are_sorted(tmp_path: Path, load: Load, suffix: str) -> None:
+    table = {"a": [1.0, 2.0, 3.0, 4.0], "y": ["pear", "apple", "fig", "apple"]}
+    data = load(write(tmp_path / f"t{suffix}", table), **CLASSIFICATION)
+    assert isinstance(data.info.task, Classification) and class_names_of(data.info) == ("apple", "fig", "pear")
+    labels_N = labels_of(data.splits["train"])
+    assert labels_N.dtype == np.int64 and labels_N.tolist() == [2, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"), [([1, 0, 1], ("0", "1")), ([True, False, True], ("false", "true"))], ids=["integers", "bools"]
+)
+def test_classes_may_be_numbers(
+    tmp_path: Path, load: Load, suffix: str, labels: list[Any], names: tuple[str, ...]
+) -> None:
+    data = load(write(tmp_path / f"t{suffix}", {"a": [1.5, 2.5, 3.5], "y": labels}), **CLASSIFICATION)
+    assert class_names_of(data.info) == names and labels_of(data.splits["train"]).tolist() == [1, 0, 1]
+
+
+def test_the_loss_of_a_regression_is_the_configs(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "t.csv", {"a": [1, 2, 3], "y": [1, 2, 3]})
+    assert load(path).info.task.loss == "mse"
+    assert load(path, loss="huber").info.task.loss == "huber"
+
+
+def test_ids_name_the_file_and_the_row(tmp_path: Path, load: Load, suffix: str) -> None:
+    table = {"a": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 3.0]}
+    path = write(tmp_path / f"own{suffix}", table)
+    assert ids(load(path), "train") == [f"own{suffix}/{number}" for number in (1, 2, 3)]
+    other = write(tmp_path / "other.csv", table)
+    assert ids(load(path, test_path=str(other)), "test") == [f"other.csv/{number}" for number in (1, 2, 3)]
+
+
+def test_files_of_one_name_in_several_folders(tmp_path: Path, load: Load) -> None:
+    paths = {}
+    for split in ("train", "val", "test"):
+        (tmp_path / split).mkdir()
+        paths[split] = str(write(tmp_path / split / "data.csv", {"a": [1.0, 2.0], "y": [1.0, 2.0]}))
+    data = load(Path(paths["train"]), val_path=paths["val"], test_path=paths["test"])
+    assert sizes(data) == [2, 2, 2, 2]
+
+
+def test_val_and_test_of_their_own_files(tmp_path: Path, load: Load, suffix: str) -> None:
+    paths = {
+        name: str(write(tmp_path / f"{name}{suffix}", {"a": [start + n for n in range(num)], "y": [0.0] * num}))
+        for name, start, num in (("train", 0.0, 6), ("val", 100.0, 3), ("test", 200.0, 4))
+    }
+    options = {"val_path": paths["val"], "test_path": paths["test"]}
+    data = load(Path(paths["train"]), **options | {"test_size": None, "val_size": 0.5})
+    assert sizes(data) == [6, 3, 4, 6]
+    for split, start in (("train", 0), ("val", 100), ("test", 200)):
+        values_N = numbers_of(data, split).ravel()
+        assert values_N.tolist() == pytest.approx([start + n for n in range(len(values_N))], abs=1e-4)
+    assert data.info.inputs["numbers"].mean == (2.5,)
+
+    drawn = load(Path(paths["train"]), **options | {"test_size": 2, "calibration_from": "val", "calibration_size": 2})
+    assert sizes(drawn) == [6, 3, 2, 2]
+    assert set(ids(drawn, "test")) < set(ids(data, "test"))
+    assert set(ids(drawn, "calibration")) < set(ids(drawn, "val"))
+    assert batch_of(drawn, "calibration")["numbers"].min() > 10, "the rows of val"
+
+
+def test_splits_are_drawn_by_the_seed_alone(tmp_path: Path, load: Load) -> None:
+    table = houses(200)
+    path = write(tmp_path / "t.csv", table)
+    options = {"test_size": None, "val_size": 0.1, "calibration_size": 20}
+    data = load(path, **options)
+    assert sizes(data) == [144, 16, 40, 20]
+    assert sorted(rows_of(data, "train") + rows_of(data, "val") + rows_of(data, "test")) == list(range(200))
+    assert all(ids(load(path, **options), split) == ids(data, split) for split in data.splits)
+    assert all(ids(load(path, seed=8, **options), split) != ids(data, split) for split in data.splits)
+    table["size"] = table["size"][::-1]
+    assert all(ids(load(write(path, table), **options), split) == ids(data, split) for split in data.splits)
+    columns = load(path, features=["rooms"], **options)
+    assert all(ids(columns, split) == ids(data, split) for split in data.splits)
+
+
+def test_one_size_leaves_the_other_splits_alone(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "t.csv", houses(200))
+    few, many = (load(path, test_size=size, val_size=10, calibration_size=5) for size in (20, 30))
+    assert set(ids(few, "test")) < set(ids(many, "test"))
+    more = load(path, test_size=20, val_size=10, calibration_size=9)
+    for split in ("train", "val", "test"):
+        assert ids(few, split) == ids(more, split)
+    assert set(ids(few, "calibration")) < set(ids(more, "calibration"))
+    own = str(write(tmp_path / "own.csv", houses(50)))
+    some, others = (load(path, test_path=own, test_size=size, val_size=10) for size in (20, 30))
+    assert ids(some, "train") == ids(others, "train") and ids(some, "val") == ids(others, "val")
+    assert set(ids(some, "test")) < set(ids(others, "test"))
+
+
+@pytest.mark.parametrize("task", [CLASSIFICATION | {"targets": ["town"]}, REGRESSION], ids=["classes", "numbers"])
+def test_stored_and_read_back(tmp_path: Path, load: Load, suffix: str, task: dict[str, Any]) -> None:
+    path = write(tmp_path / f"t{suffix}", houses())
+    data = load(path, test_size=0.2, val_size=0.1, calibration_size=7, categorical=["zone"], batch_size=9, **task)
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    data.save(stored)
+    path.unlink()
+    again = Data.load(stored)
+    assert again.info == data.info and again.loader == data.loader
+    for name in data.splits:
+        assert ids(again, name) == ids(data, name)
+        for column, values in data.splits[name].columns.items():
+            np.testing.assert_array_equal(again.splits[name].columns[column].values(), values.values())
+            assert again.splits[name].columns[column].values().dtype == values.values().dtype
+        for one, other in zip(data.batches(name), again.batches(name), strict=True):
+            for column in data.info.columns:
+                ours, theirs = ({**batch.inputs, **batch.targets}[column] for batch in (one, other))
+                assert ours.equal(theirs)
+
+
+def test_batches_do_not_depend_on_the_number_of_workers(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "t.csv", houses())
+    own, workers = (load(path, num_workers=num, batch_size=7, categorical=["zone"]) for num in (0, 2))
+    order_N = np.random.default_rng(0).permutation(60)
+    pairs = [
+        (one, other)
+        for options in ({}, {"order_N": order_N, "augment_seed": (1, 2)})
+        for one, other in zip(own.batches("train", **options), workers.batches("train", **options), strict=True)
+    ]
+    assert len(pairs) == 18
+    for one, other in pairs:
+        assert list(one.inputs) == list(other.inputs) == ["numbers", "categories"]
+        for ours, theirs in ((one.inputs, other.inputs), (one.targets, other.targets)):
+            assert all(ours[name].equal(theirs[name]) for name in ours)
+        assert one.indices_N.equal(other.indices_N)
+
+
+FLOATS = st.floats(-1e30, 1e30).filter(lambda value: not value or abs(value) > 1e-20)
+
+
+@given(rows=st.lists(st.tuples(FLOATS, FLOATS, FLOATS), min_size=1, max_size=30))
+def test_any_finite_floats_survive(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[float, float, float]]
+) -> None:
+    """CSV, Data, batches: what float32 rounds, in the numbers and in their mean and standard deviation, is lost."""
+    folder = tmp_path_factory.mktemp("floats")
+    path = write(folder / "t.csv", dict(zip(("a", "b", "y"), zip(*rows, strict=True), strict=True)))
+    ctx = Context("data", "data.table", seed=7, scratch=folder, _tell=lambda _: None)
+    data = front.load_table(config(path, **NO_SPLITS), ctx)
+    tensors, values_N3 = batch_of(data), np.array(rows)
+    with np.errstate(under="ignore"):
+        targets_N = values_N3[:, 2].astype(np.float32)
+    assert tensors["targets"].ravel().tolist() == targets_N.tolist()
+    info = data.info.inputs["numbers"]
+    step = float(np.finfo(np.float32).eps)
+    for number, (mean, std) in enumerate(zip(info.mean, info.std, strict=True)):
+        expected_N = (values_N3[:, number] - mean) / std
+        allowed_N = 2 * step * ((abs(values_N3[:, number]) + abs(mean)) / std + abs(expected_N)) + 1e-30
+        found_N = tensors["numbers"][:, number].double().numpy()
+        assert (abs(found_N - expected_N) <= allowed_N).all()
+
+
+def test_missing_numbers_become_the_mean_of_train(tmp_path: Path, load: Load, suffix: str) -> None:
+    values = [None if number % 4 == 1 else float(number) for number in range(40)]
+    path = write(tmp_path / f"t{suffix}", {"a": values, "b": list(range(40)), "y": [1.0] * 40})
+    with pytest.raises(StageError, match=rf"t{suffix}, row 2, column 'a': a missing value; remove the row, or set"):
+        load(path)
+    data = load(path, missing="mean", test_size=10, val_size=5)
+    train = [values[row] for row in rows_of(data, "train")]
+    known_N = np.array([value for value in train if value is not None])
+    assert len(known_N) < len(train)
+    info = data.info.inputs["numbers"]
+    assert info.mean[0] == pytest.approx(known_N.mean()) and info.std[0] == pytest.approx(known_N.std())
+    for split in data.splits:
+        for row, standardized in zip(
+            rows_of(data, split), batch_of(data, split)["numbers"][:, 0].tolist(), strict=True
+        ):
+            filled = info.mean[0] if values[row] is None else values[row]
+            assert standardized == pytest.approx((filled - info.mean[0]) / info.std[0], abs=1e-5)
+
+
+def test_nan_of_parquet_is_missing(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "t.parquet", {"a": [1.0, float("nan"), 3.0], "y": [1.0, 2.0, 3.0]})
+    with pytest.raises(StageError, match=r"t\.parquet, row 2, column 'a': a missing value"):
+        load(path)
+    assert numbers_of(load(path, missing="mean")).ravel().tolist() == pytest.approx([1, 2, 3])
+
+
+@pytest.mark.parametrize("missing", ["refuse", "mean"])
+def test_a_missing_target_is_refused_in_any_case(tmp_path: Path, load: Load, missing: str) -> None:
+    path = write(tmp_path / "t.csv", {"a": [1, 2, 3], "y": [1, None, 3]})
+    with pytest.raises(StageError, match=r"t\.csv, row 2, column 'y': a missing value; remove the row$"):
+        load(path, missing=missing)
+
+
+@pytest.mark.parametrize("missing", ["refuse", "mean"])
+def test_a_column_of_missing_values_alone_is_refused(tmp_path: Path, load: Load, suffix: str, missing: str) -> None:
+    path = write(tmp_path / f"t{suffix}", {"a": [1, 2], "gone": [None, None], "y": [1, 2]})
+    with pytest.raises(StageError, match=r"column 'gone'.*(missing|no values)"):
+        load(path, missing=missing)
+
+
+BAD_CELLS = {
+    "a nan": (
+        {"a": [1.5, "nan", 3], "y": [1, 2, 3]},
+        r"row 2, column 'a': a missing value; remove the row, or set `mi",
+    ),
+    "nothing": ({"a": [1.5, 2, None], "y": [1, 2, 3]}, r"row 3, column 'a': a missing value; remove the row, or set"),
+    "infinity": ({"a": [1.5, "inf", 3], "y": [1, 2, 3]}, r"row 2, column 'a': inf, which is infinite"),
+    "an infinite target": ({"a": [1, 2, 3], "y": [1, 2, "-inf"]}, r"row 3, column 'y': -inf, which is infinite"),
+    "text among numbers": ({"a": [1, 2, "x3", 4], "y": [1, 2, 3, 4]}, r"row 3, column 'a': 'x3', which is no number"),
+    "text as a target": ({"a": [1, 2, 3], "y": [1, "two", 3]}, r"row 2, column 'y': 'two', which is no number$"),
+    "a missing text": ({"a": ["u", "v", None], "y": [1, 2, 3]}, r"row 3, column 'a': a missing value; remove the row$"),
+    "a rare text": ({"a": [None, None, "u"], "y": [1, 2, 3]}, r"row 1, column 'a': a missing value"),
+    "a date": ({"a": ["2020-01-02", "2020-01-03"], "y": [1, 2]}, r"row 1, column 'a': .*which is no number"),
+    "too large": ({"a": [1, 1e300], "y": [1, 2]}, r"row 2, column 'a': 1e\+300, "),
+    "a target too large": ({"a": [1, 2], "y": [1, -1e39]}, r"row 2, column 'y': -1e\+39, "),
+}
+
+
+@pytest.mark.parametrize(("table", "message"), BAD_CELLS.values(), ids=BAD_CELLS)
+def test_a_bad_value_is_named(tmp_path: Path, load: Load, table: Columns, message: str) -> None:
+    path = write(tmp_path / "bad.csv", table)
+    with pytest.raises(StageError, match=rf"^{path}, {message}"):
+        load(path)
+
+
+def test_whole_numbers_that_float64_rounds_are_numbers(tmp_path: Path, load: Load) -> None:
+    values = [2**60 + number * 2**57 + 1 for number in range(4)]
+    data = load(write(tmp_path / "t.csv", {"a": values, "y": [1, 2, 3, 4]}))
+    np.testing.assert_allclose(numbers_of(data).ravel(), values, rtol=1e-6)
+
+
+def test_mistyped_numbers_are_categories_when_asked_for(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "t.csv", {"a": [1, 2, "3+", 1], "y": [1, 2, 3, 4]})
+    with pytest.raises(StageError, match=r"'3\+', which is no number, as most are: put it right, or name it in `cat"):
+        load(path)
+    assert load(path, categorical=["a"]).info.inputs["categories"].categories == (("1", "2", "3+"),)
+
+
+def test_text_that_is_seldom_a_number_is_categories(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "t.csv", {"a": ["u", "v", "3"], "y": [1, 2, 3]})
+    assert load(path).info.inputs["categories"].categories == (("3", "u", "v"),)
+
+
+@pytest.mark.parametrize("where", ["val_path", "test_path"])
+def test_a_bad_value_of_another_file_is_named(tmp_path: Path, load: Load, where: str) -> None:
+    path = write(tmp_path / "t.csv", {"a": [1, 2], "b": ["u", "v"], "y": [1, 2]})
+    for table, message in (
+        ({"a": [1, None], "b": ["u", "v"], "y": [1, 2]}, "row 2, column 'a': a missing value"),
+        ({"a": [1, "x"], "b": ["u", "v"], "y": [1, 2]}, "row 2, column 'a': 'x', which is no number"),
+        ({"a": [1, 2], "b": ["u", None], "y": [1, 2]}, "row 2, column 'b': a missing value"),
+        ({"a": [1, 2], "b": ["u", "v"], "y": ["inf", 2]}, "row 1, column 'y': inf, which is infinite"),
+    ):
+        other = write(tmp_path / "other.csv", table)
+        with pytest.raises(StageError, match=rf"^{other}, {message}"):
+            load(path, **{where: str(other)})
+    other = write(tmp_path / "other.csv", {"aa": [1, 2], "b": ["u", "v"], "y": [1, 2]})
+    with pytest.raises(StageError, match=rf"^{other} has no column 'a' \(did you mean 'aa'\?\)$"):
+        load(path, **{where: str(other)})
+    other.write_text("a,b,y\n")
+    with pytest.raises(StageError, match=rf"^{other} has no rows$"):
+        load(path, **{where: str(other)})
+
+
+@pytest.mark.parametrize("where", ["val_path", "test_path"])
+def test_a_class_that_train_does_not_have_is_refused(tmp_path: Path, load: Load, where: str) -> None:
+    path = write(tmp_path / "t.csv", {"a": [1, 2], "y": ["u", "v"]})
+    other = write(tmp_path / "other.csv", {"a": [1, 2], "y": ["v", "w"]})
+    with pytest.raises(StageError, match=rf"^{other}, row 2, column 'y': 'w', a class that no row of train has"):
+        load(path, **CLASSIFICATION, **{where: str(other)})
+
+
+def test_a_class_that_was_drawn_into_test_alone_is_refused(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "t.csv", {"a": list(range(40)), "y": ["u"] * 40})
+    row = rows_of(load(path, **CLASSIFICATION, test_size=5), "test")[0]
+    labels = ["u"] * 40
+    labels[row] = "rare"
+    write(path, {"a": list(range(40)), "y": labels})
+    with pytest.raises(StageError, match=rf"row {row + 1}, column 'y': 'rare', a class that no row of train has"):
+        load(path, **CLASSIFICATION, test_size=5)
+
+
+def test_more_than_a_thousand_classes_are_refused(tmp_path: Path, load: Load) -> None:
+    labels = [f"c{number:04d}" for number in range(1001)]
+    path = write(tmp_path / "t.csv", {"a": list(range(1001)), "y": labels})
+    with pytest.raises(StageError, match=r"t\.csv: 'y' has 1001 different values; is the task a regression\?$"):
+        load(path, **CLASSIFICATION)
+    labels[0] = labels[1]
+    write(path, {"a": list(range(1001)), "y": labels})
+    assert len(class_names_of(load(path, **CLASSIFICATION).info)) == 1000
+
+
+BAD_FILES = {
+    "missing": ("t.csv", None, "does not exist$"),
+    "another suffix": ("t.xlsx", b"a,y\n1,2\n", r"tables are \.csv, \.tsv or \.parquet files$"),
+    "no suffix": ("t", b"a,y\n1,2\n", r"tables are \.csv, \.tsv or \.parquet files$"),
+    "rows of different lengths": ("t.csv", b"a,y\n1,2\n3,4,5\n", "can't be read: .*Expected 2 columns, got 3"),
+    "empty": ("t.csv", b"", "can't be read: Empty CSV file"),
+    "an empty line": ("t.csv", b"\n", "can't be read: "),
+    "header only": ("t.csv", b"a,y\n", "has no rows$"),
+    "header only, tabs": ("t.tsv", b"a\ty\n", "has no rows$"),
+    "a column twice": ("t.csv", b"a,a,y\n1,2,3\n", "has more than one column 'a'$"),
+    "not UTF-8": ("t.csv", b"a,y\n\xe9,1\n\xe9,2\n", "UTF-8"),
+    "a header that is not UTF-8": ("t.csv", b"\xe9,y\n1,1\n2,2\n", "can't be read: .*utf-8"),
+    "the target alone": ("t.csv", b"y\n1\n2\n", "has no column beside y: nothing to learn from$"),
+    "empty Parquet": ("t.parquet", b"", "can't be read: "),
+    "CSV as Parquet": ("t.parquet", b"a,y\n1,2\n", "can't be read: .*not a parquet file"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_bad_file_is_named(tmp_path: Path, load: Load, name: str, content: bytes | None, message: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StageError, match=rf"^{path}\b.*{message}") as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_file(tmp_path: Path, load: Load) -> None:
+    (tmp_path / "t.csv").mkdir()
+    with pytest.raises(StageError, match=r"t\.csv is not a file$"):
+        load(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("keep", [4, 0.5, -1])
+def test_truncated_parquet_is_named(tmp_path: Path, load: Load, keep: float) -> None:
+    path = write(tmp_path / "t.parquet", houses())
+    content = path.read_bytes()
+    path.write_bytes(content[: round(keep * len(content)) if keep == 0.5 else int(keep)])
+    with pytest.raises(StageError, match=rf"^{path} can't be read: .") as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_altered_parquet_is_named(tmp_path: Path, load: Load) -> None:
+    """Whatever bit is wrong, it is an error about the file, or another number: never a traceback."""
+    path = write(tmp_path / "t.parquet", {"a": [1.0, 2.0, 3.0, 4.0], "b": ["u", "v", "u", "v"], "y": [1, 2, 3, 4]})
+    content = path.read_bytes()
+    random = np.random.default_rng(0)
+    for place, bit in zip(
+        random.integers(0, len(content), 300).tolist(), random.integers(0, 8, 300).tolist(), strict=True
+    ):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+        try:
+            load(path)
+        except StageError as error:
+            assert str(path) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": ["sise"]}, r"has no column 'sise' \(did you mean 'size'\?\)$"),
+        ({"features": ["qqqqqq"]}, r"has no column 'qqqqqq' \(it has size, town, rooms, sold, zone, y, z\)$"),
+        ({"targets": ["price"]}, r"has no column 'price' \("),
+        ({"categorical": ["zonee"]}, r"has no column 'zonee' \(did you mean 'zone'\?\)$"),
+        ({"features": ["size"], "categorical": ["zone"]}, r"the categorical column 'zone' is not among the features$"),
+        ({"categorical": ["y"]}, r"the categorical column 'y' is not among the features$"),
+        ({"val_size": 60}, "val_size: 60 leaves nothing of 60 samples to train on$"),
+        ({"test_size": 60}, "test_size: 60 leaves nothing of 60 samples to train on$"),
+    ],
+)
+def test_options_that_do_not_fit_the_table(tmp_path: Path, load: Load, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(StageError, match=message):
+        load(write(tmp_path / "houses.csv", houses()), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (CLASSIFICATION | {"targets": ["y", "z"]}, "a classification has one target"),
+        (CLASSIFICATION | {"loss": "mse"}, "loss is an option of the task regression"),
+        ({"targets": ["y"], "features": ["x", "y"]}, "'y' is named twice, in targets or features"),
+        ({"targets": ["y", "y"]}, "'y' is named twice"),
+        ({"features": ["x", "x"]}, "'x' is named twice"),
+        ({"targets": []}, "at least 1 item"),
+        ({"features": []}, "at least 1 item"),
+        ({"task": "ranking"}, "'classification'.* or 'regression'"),
+        ({"missing": "zero"}, "'refuse' or 'mean'"),
+    ],
+)
+def test_options_that_do_not_fit_each_other(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config(Path("t.csv"), **options)
+
+
+def test_a_link_may_lead_to_a_file_of_any_name(tmp_path: Path, load: Load) -> None:
+    """As the caches of data version control and of model hubs have them."""
+    blob = write(tmp_path / "t.csv", {"a": [1, 2], "y": [1, 2]}).rename(tmp_path / "2cf24dba")
+    (tmp_path / "t.csv").symlink_to(blob)
+    data = load(tmp_path / "t.csv")
+    assert data.info.name == "t" and ids(data, "train") == ["t.csv/1", "t.csv/2"]
+
+
+def test_the_fingerprint_is_the_contents(tmp_path: Path) -> None:
+    table = {"a": [1, 2], "y": [1, 2]}
+    path, other = write(tmp_path / "t.csv", table), write(tmp_path / "other.csv", table)
+    fingerprint = front.load_table.fingerprint
+    before = fingerprint(config(path))
+    assert list(before) == [str(path)] and fingerprint(config(path)) == before
+    both = fingerprint(config(path, test_path=str(other)))
+    assert both.keys() == {str(path), str(other)} and len(set(both.values())) == 1
+    status = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"1", b"3"))
+    assert path.stat().st_size == status.st_size
+    after = fingerprint(config(path))
+    assert after.keys() == before.keys() and after != before
+    other.write_bytes(other.read_bytes() + b"5,6\n")
+    assert fingerprint(config(path, test_path=str(other)))[str(other)] != both[str(other)]
+
+
+@pytest.mark.parametrize("option", ["path", "val_path", "test_path"])
+def test_the_fingerprint_of_a_missing_file_is_a_stage_error(tmp_path: Path, option: str) -> None:
+    path = write(tmp_path / "t.csv", {"a": [1], "y": [1]})
+    with pytest.raises(StageError, match=r"nowhere\.csv does not exist$"):
+        front.load_table.fingerprint(config(path, **{option: str(tmp_path / "nowhere.csv")}))
+
+
+def test_importing_and_keys_need_neither_torch_nor_numpy_nor_pyarrow(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", {"a": [1], "y": [1]})
+    code = (
+        "import sys, ptpipe_data as front; "
+        f"config = front.TableConfig(path={str(path)!r}, task='regression', targets=('y',)); "
+        "assert front.load_table.fingerprint(config) and list(front.load_table.preflight(config)) == []; "
+        "print([name for name in ('torch', 'numpy', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_preflight_names_the_extra_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "t.csv", {"a": [1], "y": [1]})
+    assert list(front.load_table.preflight(config(path))) == []
+    found = importlib.util.find_spec
+    monkeypatch.setattr(front, "find_spec", lambda name: None if name == "pyarrow" else found(name))
+    assert list(front.load_table.preflight(config(path))) == ["data.table needs pyarrow: pip install 'ptpipe[table]'"]
+
+
+def test_targets_that_are_flags_are_labels(tmp_path: Path, load: Load, suffix: str) -> None:
+    columns = {"x": [1.5, 2.5, 3.5, 4.5], "wet": [0, 1, 1, 0], "dark": [True, False, True, True]}
+    data = load(write(tmp_path / f"t{suffix}", columns), task="multi_label", targets=["wet", "dark"])
+    assert data.info.task == MultiLabel(label_names=("wet", "dark"))
+    assert data.splits["train"].targets["labels"].values().tolist() == [[0, 1], [1, 0], [1, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("wet", "message"),
+    [
+        ([0, 1, 2, 0], r"row 3, column 'wet': 2, which is neither 0 nor 1$"),
+        ([0, 1, None, 0], r"row 3, column 'wet': a missing value; remove the row$"),
+        (["yes", "no", "no", "no"], r"row 1, column 'wet': 'yes', which is no number$"),
+    ],
+)
+def test_targets_that_are_no_flags(tmp_path: Path, load: Load, wet: list[Any], message: str) -> None:
+    path = write(tmp_path / "t.csv", {"x": [1, 2, 3, 4], "wet": wet})
+    with pytest.raises(StageError, match=message):
+        load(path, task="multi_label", targets=["wet"])
+
+
+def test_na_is_a_text_like_any_other_and_a_missing_number(tmp_path: Path, load: Load) -> None:
+    """Namibia, and what R writes for a missing value."""
+    path = write(tmp_path / "t.csv", {"country": ["NA", "ZA", "NA", "AO"], "x": [1, "NA", 3, 2], "y": [1, 2, 3, 4]})
+    with pytest.raises(StageError, match=r"row 2, column 'x': a missing value"):
+        load(path)
+    data = load(path, missing="mean")
+    assert data.info.inputs["categories"].categories == (("AO", "NA", "ZA"),)
+    assert numbers_of(data)[:, 0].tolist() == pytest.approx([1, 2, 3, 2])
+
+
+def test_options_of_the_huber_loss(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "t.csv", {"x": [1, 2, 3], "y": [1, 2, 3]})
+    assert load(path, loss="huber", huber_delta=0.5).info.task.huber_delta == 0.5
+    with pytest.raises(ValidationError, match="huber_delta is an option of the loss huber"):
+        load(path, huber_delta=0.5)

@@ -1,0 +1,88 @@
+"""Every parallel mode trains every task to where one process does: regression of a table, segmentation of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import ptpipe
+from ptpipe.api import RunResult
+from ptpipe_torch import Model
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+
+PLUGIN = Path(__file__).with_name("task_nets.py")
+TRAIN = "{epochs: 3, lr: 0.02, num_threads: 1, memory_format: contiguous}"
+MODES: dict[str, dict[str, Any]] = {
+    "ddp": {"mode": "ddp", "workers": 2},
+    "fsdp": {"mode": "fsdp", "workers": 2},
+    "pp": {"mode": "pp", "microbatches": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def manifests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A manifest for each task, whose train split does not fill its last batch."""
+    folder = tmp_path_factory.mktemp("tasks")
+    rng = np.random.default_rng(5)
+    rows = rng.normal(50, 10, (61, 4))
+    lines = ["a,b,c,target", *(",".join(f"{value:.3f}" for value in row) for row in rows)]
+    (folder / "table.csv").write_text("\n".join(lines), encoding="utf-8")
+    for number in range(15):
+        mask = rng.integers(0, 3, (8, 8), dtype=np.uint8)
+        pixels = np.repeat(mask[..., None] * 80, 3, axis=2) + rng.integers(0, 40, (8, 8, 3), dtype=np.uint8)
+        mask[: number % 4] = 255  # other numbers of pixels that count
+        for kind, image in (("images", pixels), ("masks", mask)):
+            (folder / "streets" / kind).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / "streets" / kind / f"{number:02}.png")
+    data = {
+        "regression": f"{{uses: data.table, with: {{path: {folder}/table.csv, task: regression, targets: [target], "
+        "test_size: 5, val_size: 7, batch_size: 16}}",
+        "segmentation": f"{{uses: data.segmentation_folder, with: {{path: {folder}/streets, class_names: [a, b, c], "
+        "test_size: 2, val_size: 2, batch_size: 4, augment: [flip]}}",
+    }
+    nets = {"regression": "{uses: model.mlp, with: {hidden: [16, 16]}}", "segmentation": "{uses: net.segmenter}"}
+    paths = {}
+    for task, source in data.items():
+        paths[task] = folder / f"{task}.yaml"
+        text = (
+            f"plugins: [{PLUGIN}]\nversion: 1\nname: {task}\nseed: 3\nstages:\n  data: {source}\n  net: {nets[task]}\n"
+        )
+        paths[task].write_text(text + f"  train: {{uses: train.supervised, with: {TRAIN}}}\n", encoding="utf-8")
+    return paths
+
+
+def trained(manifest: Path, **options: Any) -> tuple[Model, RunResult]:
+    overrides = {f"train.{name}": value for name, value in options.items()}
+    result = ptpipe.run(manifest, overrides, artifacts=manifest.parent / "artifacts")
+    assert result.exit_code == 0, result.stages["train"].message
+    model = result.artifact("train")
+    assert isinstance(model, Model)
+    return model, result
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("task", ["regression", "segmentation"])
+def test_it_ends_where_one_process_does(manifests: dict[str, Path], task: str, mode: str) -> None:
+    single, one = trained(manifests[task])
+    parallel, other = trained(manifests[task], parallel=MODES[mode])
+    for name, tensor in single.tensors.items():
+        difference = (tensor - parallel.tensors[name]).abs().max() / tensor.abs().max()
+        assert difference < 1e-5, name
+    ours, theirs = (result.stages["train"].metrics for result in (other, one))
+    figures = [name for name in theirs if name.startswith("val_")] + ["train_loss"]
+    assert len(figures) >= 4
+    for name in figures:
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-5), name
+
+
+@pytest.mark.parametrize("task", ["regression", "segmentation"])
+def test_accumulated_batches_are_one_large_batch(manifests: dict[str, Path], task: str) -> None:
+    large, _ = trained(manifests[task], batch_size=8)
+    accumulated, _ = trained(manifests[task], batch_size=4, accumulate=2)
+    for name, tensor in large.tensors.items():
+        assert (tensor - accumulated.tensors[name]).abs().max() / tensor.abs().max() < 1e-5, name
