@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptpipe import JSON, Context, Stage, StageError, hookimpl, stage
 from ptpipe_data.config import (
+    ArraysConfig,
     CatalogConfig,
     DigitsConfig,
     ImageFolderConfig,
@@ -164,6 +165,24 @@ def make_synthetic(config: SyntheticConfig, ctx: Context) -> Data:
     return synthetic.make_synthetic(config, ctx.seed)
 
 
+def _fingerprint_arrays(config: ArraysConfig) -> JSON:
+    from ptpipe_data.array_paths import fingerprint
+
+    return fingerprint(config)
+
+
+@stage("data.arrays", packages=("numpy", "safetensors"), fingerprint=_fingerprint_arrays)
+def load_arrays(config: ArraysConfig, ctx: Context) -> Data:
+    """Arrays in an .npz or .safetensors file, or in a folder of .npy files: a row is a sample.
+
+    Inputs are taken as they are (float16 and float64 as float32), but for `images`, which are normalized. Names of
+    arrays become names of a network's inputs.
+    """
+    from ptpipe_data import arrays
+
+    return arrays.load_arrays(config, ctx.seed)
+
+
 def _fingerprint_table(config: TableConfig) -> JSON:
     from ptpipe_data.table_paths import fingerprint
 
@@ -199,5 +218,6 @@ def ptpipe_stages() -> Iterable[Stage[..., Data]]:
         load_image_folder,
         load_segmentation_folder,
         make_synthetic,
+        load_arrays,
         load_table,
     ]

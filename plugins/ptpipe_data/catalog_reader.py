@@ -12,10 +12,11 @@ from ptpipe import Context, StageError
 from ptpipe_data.catalog import CatalogEntry
 from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.cifar import read_cifar_splits
+from ptpipe_data.classes import classification
 from ptpipe_data.idx import read_idx_splits
 from ptpipe_data.labelled_images import image_info, images_of, labels_of
 from ptpipe_data.splitting import draw_splits
-from ptpipe_torch.data.data import Data, DatasetInfo, Split
+from ptpipe_torch.data.data import Data, Split
 
 if TYPE_CHECKING:
     from ptpipe_data.config import CatalogConfig
@@ -36,7 +37,16 @@ def read_data(entry: CatalogEntry, found: Mapping[str, Path], config: CatalogCon
             "verified only by format, sizes and number of images per class"
         )
     splits = draw_splits(train, test, config, ctx.seed)
-    info = _published_info(entry, train) if config.verify else _own_info(entry, train, test)
+    labels_N = labels_of(splits["train"])
+    if config.verify:
+        name, class_names, statistics = entry.name, entry.class_names, (entry.mean, entry.std)
+    else:  # a user's own files: the catalog's classes and statistics don't apply
+        name = f"own files in the format of {entry.name}"
+        num_classes = 1 + int(max(labels_of(train).max(), labels_of(test).max()))
+        class_names = tuple(map(str, range(num_classes)))
+        statistics = channel_stats(images_of(train))
+    task = classification(class_names, config.classes, labels_N)
+    info = image_info(name, task, images_of(train), *statistics)
     return Data(info, splits, config.loader_options())
 
 
@@ -48,15 +58,3 @@ def _check_counts(entry: CatalogEntry, train: Split, test: Split, paths: list[st
             raise StageError(
                 f"{', '.join(paths)}: altered: {entry.title} has {num} images of each class, not {counts.tolist()}"
             )
-
-
-def _published_info(entry: CatalogEntry, train: Split) -> DatasetInfo:
-    return image_info(entry.name, entry.class_names, images_of(train), entry.mean, entry.std)
-
-
-def _own_info(entry: CatalogEntry, train: Split, test: Split) -> DatasetInfo:
-    """Describe a user's own files by their content: the catalog's classes and statistics don't apply."""
-    num_classes = 1 + int(max(labels_of(train).max(), labels_of(test).max()))
-    mean, std = channel_stats(images_of(train))
-    names = tuple(str(number) for number in range(num_classes))
-    return image_info(f"own files in the format of {entry.name}", names, images_of(train), mean, std)

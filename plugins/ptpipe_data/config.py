@@ -26,6 +26,23 @@ Size = Annotated[float, Field(ge=0), AfterValidator(_fraction_or_number)]
 ImageSide = Annotated[int, Field(ge=8, le=4096)]
 
 
+class ClassesConfig(StageConfig):
+    """How the classes of a classification count."""
+
+    weights: Literal["none", "balanced"] = Field(
+        "none", description="balanced: weight losses in inverse proportion to how often train has the class"
+    )
+    focal_gamma: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        description="focal loss: multiply losses by (1 - p)^gamma, p: probability of the label",
+    )
+    positive: str | None = Field(
+        None, min_length=1, description="the class to find: its F1 becomes the metric that models are compared by"
+    )
+
+
 class BatchConfig(StageConfig):
     """Options of batching, named as in torch.utils.data.DataLoader."""
 
@@ -74,7 +91,7 @@ class SplitConfig(BatchConfig):
 
 
 class ImageConfig(SplitConfig):
-    """Options of labelled images."""
+    """Options of images."""
 
     augment: tuple[Augmentation, ...] = Field(
         (),
@@ -83,7 +100,13 @@ class ImageConfig(SplitConfig):
     )
 
 
-class CatalogConfig(ImageConfig):
+class LabelledImageConfig(ImageConfig):
+    """Options of images and their classes."""
+
+    classes: ClassesConfig = Field(ClassesConfig(), description="how the classes count, in training and in metrics")
+
+
+class CatalogConfig(LabelledImageConfig):
     """Options of data sets that are published as files."""
 
     path: str | None = Field(None, description="folder of the files, instead of $PTPIPE_DATA and the cache")
@@ -100,11 +123,11 @@ class MnistConfig(CatalogConfig):
     )
 
 
-class DigitsConfig(ImageConfig):
+class DigitsConfig(LabelledImageConfig):
     """Options of `data.digits`."""
 
 
-class ImageFolderConfig(ImageConfig):
+class ImageFolderConfig(LabelledImageConfig):
     """Options of `data.image_folder`."""
 
     path: str = Field(
@@ -145,7 +168,7 @@ class ImageFolderConfig(ImageConfig):
         return self
 
 
-class SyntheticConfig(ImageConfig):
+class SyntheticConfig(LabelledImageConfig):
     """Options of `data.synthetic`."""
 
     num_classes: int = Field(10, ge=2, le=1000, description="number of classes")
@@ -158,15 +181,50 @@ class SyntheticConfig(ImageConfig):
     )
 
 
-class TableConfig(SplitConfig):
+class TaskConfig(SplitConfig):
+    """Options of data sets whose task is chosen."""
+
+    path: str
+    val_path: str | None = Field(None, description="the same for val; none: val is drawn from path")
+    test_path: str | None = Field(None, description="the same for test; none: test is drawn from path")
+    classes: ClassesConfig | None = Field(
+        None, description="how the classes of a classification count, in training and in metrics; none: alike"
+    )
+    loss: Literal["mse", "mae", "huber"] | None = Field(
+        None, description="loss of a regression, in standard deviations of the targets; none: mse"
+    )
+    huber_delta: float | None = Field(
+        None, gt=0, description="where huber turns from squares to absolute values, in standard deviations; none: 1"
+    )
+    test_size: Size | None = Field(
+        None,
+        description="maximum number of test samples; without test_path: fraction or number of all samples held out for "
+        "test (none: 0.2)",
+    )
+    task: Literal["classification", "multi_label", "regression"]
+
+    @property
+    def other_paths(self) -> Mapping[str, str]:
+        """The paths of val and test, where they have their own."""
+        paths = {"val": self.val_path, "test": self.test_path}
+        return {name: path for name, path in paths.items() if path is not None}
+
+    @model_validator(mode="after")
+    def _fits_the_task(self) -> Self:
+        if self.task != "regression" and self.loss:
+            raise ValueError("loss is an option of the task regression")
+        if self.task != "classification" and self.classes:
+            raise ValueError("classes is an option of the task classification")
+        if self.loss != "huber" and self.huber_delta is not None:
+            raise ValueError("huber_delta is an option of the loss huber")
+        return self
+
+
+class TableConfig(TaskConfig):
     """Options of `data.table`."""
 
     path: str = Field(
         description="a .csv, .tsv or .parquet file; a text file's first line has the names of its columns"
-    )
-    val_path: str | None = Field(None, description="a file of the same columns for val; none: val is drawn from path")
-    test_path: str | None = Field(
-        None, description="a file of the same columns for test; none: test is drawn from path"
     )
     targets: tuple[str, ...] = Field(min_length=1, max_length=1000, description="the columns to predict")
     task: Literal["classification", "multi_label", "regression"] = Field(
@@ -182,36 +240,46 @@ class TableConfig(SplitConfig):
     missing: Literal["refuse", "mean"] = Field(
         "refuse", description="mean: fill missing numbers with the mean of train; refuse: a missing value is an error"
     )
-    loss: Literal["mse", "mae", "huber"] | None = Field(
-        None, description="loss of a regression, in standard deviations of the targets; none: mse"
-    )
-    huber_delta: float | None = Field(
-        None, gt=0, description="where huber turns from squares to absolute values, in standard deviations; none: 1"
-    )
-    test_size: Size | None = Field(
-        None,
-        description="maximum number of test rows; without test_path: fraction or number of all rows held out for test "
-        "(none: 0.2)",
-    )
-
-    @property
-    def other_paths(self) -> Mapping[str, str]:
-        """The files of val and test, where they have their own."""
-        paths = {"val": self.val_path, "test": self.test_path}
-        return {name: path for name, path in paths.items() if path is not None}
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _names_each_column_once(self) -> Self:
         if self.task == "classification" and len(self.targets) > 1:
             raise ValueError("a classification has one target")
-        if self.task != "regression" and self.loss:
-            raise ValueError("loss is an option of the task regression")
-        if self.loss != "huber" and self.huber_delta is not None:
-            raise ValueError("huber_delta is an option of the loss huber")
         names = (*self.targets, *(self.features or ()))
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"{name!r} is named twice, in targets or features")
+        return self
+
+
+class ArraysConfig(TaskConfig):
+    """Options of `data.arrays`."""
+
+    path: str = Field(description="a .npz or .safetensors file, or a folder of .npy files, whose names are the arrays'")
+    inputs: tuple[str, ...] = Field(
+        min_length=1, max_length=100, description="the arrays that a network takes, in the order of its arguments"
+    )
+    images: tuple[str, ...] = Field(
+        (), description="inputs that are pixels, uint8 (N, height, width, channels): they are normalized by train"
+    )
+    target: str = Field(description="the array to predict")
+    task: Literal["classification", "multi_label", "regression"] = Field(
+        description="classification: integers (N,), numbers of classes; multi_label: 0 or 1, (N, labels); regression: "
+        "numbers, (N,) or (N, targets)"
+    )
+    names: tuple[str, ...] | None = Field(
+        None, min_length=1, description="names of the classes, labels or targets; none: 0, 1, 2, ..."
+    )
+
+    @model_validator(mode="after")
+    def _names_each_array_once(self) -> Self:
+        names = (*self.inputs, self.target)
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} is named twice, in inputs or as target")
+        for name in self.images:
+            if name not in self.inputs:
+                raise ValueError(f"images: {name!r} is not among the inputs")
         return self
 
 
@@ -226,6 +294,9 @@ class SegmentationFolderConfig(ImageConfig):
     )
     ignore: int = Field(
         255, ge=0, le=255, description="value of mask pixels that don't count, in training or in metrics"
+    )
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="balanced: weight pixels' losses in inverse proportion to how often train has their class"
     )
     image_size: tuple[ImageSide, ImageSide] | None = Field(
         None,

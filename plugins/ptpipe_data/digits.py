@@ -13,26 +13,27 @@ import numpy.typing as npt
 
 from ptpipe_data.catalog import DIGITS_FILE
 from ptpipe_data.channel_stats import channel_stats
+from ptpipe_data.classes import classification
 from ptpipe_data.idx import make_split
 from ptpipe_data.labelled_images import image_info, images_of, labelled_images, labels_of
 from ptpipe_data.splitting import draw_splits
 from ptpipe_torch import ArrayColumn, Data, Split
 
 if TYPE_CHECKING:
-    from ptpipe_data.config import SplitConfig
+    from ptpipe_data.config import LabelledImageConfig
 
 _TEST_EVERY = 4
 _BOX, _SIDE = 20, 28
 _SHIFTS = (0, -2, 2)
 
 
-def load_digits(config: SplitConfig, seed: int) -> Data:
+def load_digits(config: LabelledImageConfig, seed: int) -> Data:
     """Return the digits as they are; every fourth image is a test image, independent of the seed."""
     train, test = _train_and_test(*_read_bundled())
     return _data("digits", draw_splits(train, test, config, seed), config)
 
 
-def load_digits_like_mnist(name: str, config: SplitConfig, seed: int) -> Data:
+def load_digits_like_mnist(name: str, config: LabelledImageConfig, seed: int) -> Data:
     """Return the digits in MNIST's format, so that manifests and networks for it run and train.
 
     As in MNIST, an image is 28 x 28 with the digit in a box of 20 x 20. Each training image occurs nine times, shifted
@@ -85,6 +86,7 @@ def _add_shifted_copies(train: Split) -> Split:
     )
 
 
-def _data(name: str, splits: dict[str, Split], config: SplitConfig) -> Data:
+def _data(name: str, splits: dict[str, Split], config: LabelledImageConfig) -> Data:
     images = images_of(splits["train"])
-    return Data(image_info(name, "0123456789", images, *channel_stats(images)), splits, config.loader_options())
+    task = classification("0123456789", config.classes, labels_of(splits["train"]))
+    return Data(image_info(name, task, images, *channel_stats(images)), splits, config.loader_options())

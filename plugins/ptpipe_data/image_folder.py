@@ -61,7 +61,8 @@ def fingerprint(path: str) -> JSON:
 
 def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     """Return the data set in `config.path`. Raises StageError if the folder isn't laid out as one."""
-    from ptpipe_data.labelled_images import image_info, images_of
+    from ptpipe_data.classes import classification
+    from ptpipe_data.labelled_images import image_info, images_of, labels_of
     from ptpipe_data.splitting import draw_splits, hold_out
     from ptpipe_torch.data.data import Data
 
@@ -84,9 +85,9 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
         train, test = hold_out(train, test_size, ctx.seed, "test")
         splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), ctx.seed, val=found.get("val"))
     images = images_of(splits["train"])
-    return Data(
-        image_info(root.name, classes, images, *_normalization(images, config)), splits, config.loader_options()
-    )
+    task = classification(classes, config.classes, labels_of(splits["train"]))
+    info = image_info(root.name, task, images, *_normalization(images, config))
+    return Data(info, splits, config.loader_options())
 
 
 def list_files(folder: Path) -> list[str]:

@@ -17,9 +17,10 @@ from PIL import Image
 
 from ptpipe import Context, StageError
 from ptpipe_data.channel_stats import channel_stats
+from ptpipe_data.classes import balanced_weights
 from ptpipe_data.image_folder import IMAGENET, find_root, list_files
 from ptpipe_data.splitting import draw_splits, hold_out
-from ptpipe_torch import ArrayColumn, Data, DatasetInfo, ImageInfo, Segmentation, Split
+from ptpipe_torch import ArrayColumn, Column, Data, DatasetInfo, ImageInfo, Segmentation, Split
 from ptpipe_torch.data.images import FORMATS
 from ptpipe_torch.files import open_regular
 
@@ -47,9 +48,23 @@ def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> 
         train, test = hold_out(found["train" if "train" in found else ""], test_size, ctx.seed, "test")
         splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), ctx.seed, val=found.get("val"))
     mean, std = IMAGENET[3] if config.normalize == "imagenet" else channel_stats(splits["train"].inputs[_IMAGES])
-    task = Segmentation(class_names=config.class_names, shape_HW=shape_HW, ignore=config.ignore)
+    task = Segmentation(
+        class_names=config.class_names,
+        shape_HW=shape_HW,
+        ignore=config.ignore,
+        class_weights=_class_weights(config, splits["train"].targets[_MASKS]),
+    )
     info = DatasetInfo(root.name, {_IMAGES: ImageInfo(shape_CHW=(3, *shape_HW), mean=mean, std=std)}, task)
     return Data(info, splits, config.loader_options())
+
+
+def _class_weights(config: SegmentationFolderConfig, masks: Column) -> tuple[float, ...]:
+    if config.class_weights == "none":
+        return ()
+    counts_V = np.zeros(256, dtype=np.int64)
+    for row in range(len(masks)):  # one at a time: all of them may be more than memory
+        counts_V += np.bincount(masks.take(np.array([row])).ravel(), minlength=256)
+    return balanced_weights(counts_V[: len(config.class_names)])
 
 
 def _pairs(root: Path, name: str) -> list[tuple[Path, Path]]:

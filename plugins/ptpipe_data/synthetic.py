@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe_data.channel_stats import channel_stats
+from ptpipe_data.classes import classification
 from ptpipe_data.idx import make_split
-from ptpipe_data.labelled_images import image_info, images_of
+from ptpipe_data.labelled_images import image_info, images_of, labels_of
 from ptpipe_data.splitting import draw_splits
 from ptpipe_torch import Data
 
@@ -36,7 +37,8 @@ def make_synthetic(config: SyntheticConfig, seed: int) -> Data:
     splits = draw_splits(generated[0], generated[1], config, seed)
     images = images_of(splits["train"])
     names = [f"class {number}" for number in range(config.num_classes)]
-    return Data(image_info("synthetic", names, images, *channel_stats(images)), splits, config.loader_options())
+    task = classification(names, config.classes, labels_of(splits["train"]))
+    return Data(image_info("synthetic", task, images, *channel_stats(images)), splits, config.loader_options())
 
 
 def _patterns(rng: np.random.Generator, config: SyntheticConfig) -> npt.NDArray[np.float64]:

@@ -13,17 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import StageError
+from ptpipe_data.classes import classification
+from ptpipe_data.config import ClassesConfig
 from ptpipe_data.splitting import draw_splits, hold_out
 from ptpipe_data.table_columns import CategoriesInfo, NumbersInfo
 from ptpipe_data.table_file import TableFile, is_text, read_table
+from ptpipe_data.tasks import mean_and_std, regression
 from ptpipe_torch import (
     ArrayColumn,
-    Classification,
     ColumnInfo,
     Data,
     DatasetInfo,
     MultiLabel,
-    Regression,
     Split,
     Task,
 )
@@ -39,8 +40,6 @@ _NUMBERS, _CATEGORIES, _LABELS, _TARGETS = "numbers", "categories", "labels", "t
 _TEST_FRACTION = 0.2
 _MAX_CLASSES = 1000
 """Of a target: more different values are numbers that were taken for classes."""
-_CONSTANT = 1e-12
-"""Relative standard deviation below which a column is constant but for rounding."""
 
 
 def load_table(config: TableConfig, seed: int) -> Data:
@@ -152,7 +151,7 @@ class _Reader:
                 problem = "a class that no row of train has: remove the row, or add some"
                 raise self.files[split].error(name, row, problem)
         labels = {split: np.array([numbers[value] for value in of], dtype=np.int64) for split, of in texts.items()}
-        return Classification(class_names=classes), labels
+        return classification(classes, self.config.classes or ClassesConfig(), labels[_PATH][self.train_N]), labels
 
     def _multi_label(self) -> tuple[Task, Values]:
         names = self.config.targets
@@ -160,14 +159,8 @@ class _Reader:
         return MultiLabel(label_names=names), labels
 
     def _regression(self) -> tuple[Task, Values]:
-        columns, mean_T, std_T = self._measured(self.config.targets, "", fills=False)
-        task = Regression(
-            target_names=self.config.targets,
-            mean=tuple(mean_T.tolist()),
-            std=tuple(std_T.tolist()),
-            loss=self.config.loss or "mse",
-            huber_delta=self.config.huber_delta or 1.0,
-        )
+        columns, *_ = self._measured(self.config.targets, "", fills=False)
+        task = regression(self.config.targets, self.config, columns[_PATH][self.train_N])
         return task, {split: of.astype(np.float32) for split, of in columns.items()}
 
     def _measured(
@@ -181,9 +174,7 @@ class _Reader:
             split: np.stack([file.numbers(name, hint, allow_missing=fills) for name in names], axis=1)
             for split, file in self.files.items()
         }
-        train = np.ma.masked_invalid(columns[_PATH][self.train_N])
-        mean, std = np.asarray(train.mean(axis=0).filled(0.0)), np.asarray(train.std(axis=0).filled(0.0))
-        std = np.where(std > _CONSTANT * np.abs(mean), std, 1.0)
+        mean, std = mean_and_std(columns[_PATH][self.train_N])
         return {split: np.where(np.isnan(of), mean, of) for split, of in columns.items()}, mean, std
 
     def _train_values(self, name: str, texts: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

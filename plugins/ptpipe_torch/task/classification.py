@@ -6,9 +6,9 @@ Shape legend: N samples, B of a batch, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column
@@ -30,6 +30,20 @@ class Classification(Task):
     class_names: tuple[str, ...] = Field(min_length=1)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Fraction of each label that the loss spreads over all classes (Szegedy et al., 2015, section 7)."""
+    class_weights: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    """What the loss of a sample is multiplied by, by its label; empty: 1. The mean is over samples, not weights."""
+    focal_gamma: float = Field(0.0, ge=0)
+    """Exponent of the focal loss, (1 - p)^gamma times the loss, p: probability of the label (Lin et al., 2017)."""
+    positive_class: str | None = None
+    """The class to find, whose F1 is the primary metric; None: the primary metric is accuracy."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.class_weights and len(self.class_weights) != self.num_classes:
+            raise ValueError("class_weights has a number for each class")
+        if self.positive_class is not None and self.positive_class not in self.class_names:
+            raise ValueError(f"positive_class: {self.positive_class!r} is no class")
+        return self
 
     @property
     def num_classes(self) -> int:
@@ -53,14 +67,23 @@ class Classification(Task):
         accuracy = Metric("accuracy", higher_is_better=True, is_fraction=True)
         top5 = Metric("top5_accuracy", higher_is_better=True, is_fraction=True)
         loss = Metric("loss", higher_is_better=False)
-        return (accuracy, top5, loss) if self.num_classes > _TOP else (accuracy, loss)
+        f1 = Metric("f1", higher_is_better=True, is_fraction=True)
+        metrics = (accuracy, top5, loss) if self.num_classes > _TOP else (accuracy, loss)
+        return metrics if self.positive_class is None else (f1, *metrics)
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Cross-entropy."""
+        """Cross-entropy, weighted by class and focal where the facts say so."""
+        import torch
         from torch.nn.functional import cross_entropy
 
         logits_BK, labels_B = outputs["logits"].float(), targets["labels"]
-        return cross_entropy(logits_BK, labels_B, reduction="none", label_smoothing=self.label_smoothing)
+        losses_B = cross_entropy(logits_BK, labels_B, reduction="none", label_smoothing=self.label_smoothing)
+        if self.class_weights:
+            losses_B = losses_B * torch.tensor(self.class_weights, device=labels_B.device)[labels_B]
+        if self.focal_gamma:
+            probability_B = logits_BK.softmax(1).gather(1, labels_B[:, None])[:, 0]
+            losses_B = losses_B * (1 - probability_B) ** self.focal_gamma
+        return losses_B
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The confusion matrix, rows are labels; cross-entropy in float64, without smoothing; labels in the top 5."""
@@ -80,12 +103,15 @@ class Classification(Task):
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
         confusion_KK = sums["confusion"].reshape(self.num_classes, self.num_classes)
         figures: dict[str, JSON] = {"accuracy": int(confusion_KK.trace()) / num_samples}
+        rows = per_class(confusion_KK, self.class_names)
+        if self.positive_class is not None:
+            figures["f1"] = rows[self.class_names.index(self.positive_class)]["f1"]
         if "top5" in sums:
             figures["top5_accuracy"] = int(sums["top5"]) / num_samples
         details: dict[str, JSON] = {
             "loss": float(sums["loss"]) / num_samples,
             "class_names": list(self.class_names),
-            "per_class": per_class(confusion_KK, self.class_names),
+            "per_class": [*rows],
             "confusion": [[int(count) for count in row] for row in confusion_KK],
         }
         return figures | details
@@ -123,14 +149,15 @@ def label_ranks(logits_BK: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor
     return ((logits_BK > own_B1) | tied_before_BK).sum(1)
 
 
-def per_class(confusion_KK: npt.NDArray[np.int64], class_names: Sequence[str]) -> list[JSON]:
-    """Return name, precision, recall and support of each class; null where the divisor is 0."""
+def per_class(confusion_KK: npt.NDArray[np.int64], class_names: Sequence[str]) -> list[dict[str, JSON]]:
+    """Return name, precision, recall, F1 and support of each class; null where the divisor is 0, F1 then 0."""
     predicted_K, support_K = confusion_KK.sum(axis=0), confusion_KK.sum(axis=1)
     return [
         {
             "name": name,
             "precision": int(confusion_KK[k, k]) / int(predicted_K[k]) if predicted_K[k] else None,
             "recall": int(confusion_KK[k, k]) / int(support_K[k]) if support_K[k] else None,
+            "f1": 2 * int(confusion_KK[k, k]) / max(1, int(predicted_K[k] + support_K[k])),
             "support": int(support_K[k]),
         }
         for k, name in enumerate(class_names)

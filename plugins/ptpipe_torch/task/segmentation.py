@@ -6,9 +6,9 @@ Shape legend: B samples of a batch, K classes, H height, W width, P counted pixe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ptpipe import JSON
 from ptpipe_torch.data.column_info import ColumnInfo
@@ -54,6 +54,14 @@ class Segmentation(Task):
     shape_HW: tuple[PositiveInt, PositiveInt]
     ignore: NonNegativeInt = Field(255, le=255)
     """The number in masks of pixels that don't count."""
+    class_weights: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    """What the loss of a pixel is multiplied by, by its class; empty: 1. The mean is over pixels, not over weights."""
+
+    @model_validator(mode="after")
+    def _has_weights(self) -> Self:
+        if self.class_weights and len(self.class_weights) != self.num_classes:
+            raise ValueError("class_weights has a number for each class")
+        return self
 
     @property
     def num_classes(self) -> int:
@@ -82,10 +90,14 @@ class Segmentation(Task):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, averaged over a sample's pixels that count; 0 where none does."""
+        import torch
         from torch.nn.functional import cross_entropy
 
         masks_BHW = targets[_TARGET]
         losses_BHW = cross_entropy(outputs[_OUTPUT].float(), masks_BHW, reduction="none", ignore_index=self.ignore)
+        if self.class_weights:
+            weights_K = torch.tensor(self.class_weights, device=masks_BHW.device)
+            losses_BHW = losses_BHW * weights_K[masks_BHW.clamp(max=self.num_classes - 1)]
         num_counted_B = (masks_BHW != self.ignore).sum((1, 2))
         return losses_BHW.sum((1, 2)) / num_counted_B.clamp(min=1)
 

@@ -30,6 +30,7 @@ def test_importing_and_keys_need_neither_torch_nor_numpy() -> None:
 
 def test_kinds() -> None:
     assert {stage.kind for stage in STAGES} == {
+        "data.arrays",
         "data.cifar10",
         "data.digits",
         "data.fashion_mnist",

@@ -26,17 +26,27 @@ from pathlib import Path
 import numpy as np
 
 from ptpipe import Context, StageConfig, StageError, hookimpl, stage
-from ptpipe_torch import ArrayColumn, Data, DatasetInfo, LoaderOptions, Ranges, Split, init_worker_group
-from ...datasets import image_info, image_split
+from ptpipe_torch import (
+    ArrayColumn,
+    Classification,
+    Data,
+    DatasetInfo,
+    ImageInfo,
+    LoaderOptions,
+    Ranges,
+    Split,
+    init_worker_group,
+)
 
 HERE = Path(__file__).parent
 
 
 def data() -> Data:
-    pixels = ArrayColumn(np.zeros((2, 4, 4, 1), np.uint8))
-    split = image_split(np.array(["a", "b"]), np.zeros(2, dtype=np.int64), pixels)
+    images, labels = ArrayColumn(np.zeros((2, 4, 4, 1), np.uint8)), ArrayColumn(np.zeros(2, dtype=np.int64))
+    split = Split(np.array(["a", "b"]), {"images": images}, {"labels": labels})
     loader = LoaderOptions(batch_size=1, num_workers=1, persistent_workers=True)
-    return Data(image_info("x", ("a",), (1, 4, 4), (0.5,), (0.5,)), {"train": split}, loader)
+    columns = {"images": ImageInfo(shape_CHW=(1, 4, 4), mean=(0.5,), std=(0.5,))}
+    return Data(DatasetInfo("x", columns, Classification(class_names=("a",))), {"train": split}, loader)
 
 
 @stage("workers.write", workers=lambda config: 2)

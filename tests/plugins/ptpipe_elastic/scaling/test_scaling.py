@@ -284,7 +284,7 @@ def test_a_split_too_small_for_a_step(run_cli):
     (run_cli.folder / "m.yaml").write_text(MANIFEST, encoding="utf-8")
     ended = run_cli("scaling", "m.yaml", "-s", "fit.batch_size=200")
     assert ended.code == 2
-    assert "ptpipe: ddp, 2 workers: the train split has fewer images than one step of 2 x 200" in ended.err
+    assert "ptpipe: ddp, 2 workers: the train split has fewer samples than one step of 2 x 200" in ended.err
 
 
 @pytest.mark.plugins
@@ -323,7 +323,7 @@ def test_one_worker_alone_in_words(run_cli):
     (run_cli.folder / "m.yaml").write_text(MANIFEST, encoding="utf-8")
     ended = run_cli("scaling", "m.yaml", "--workers", "1", "--artifacts", "kept")
     assert ended.code == 0, ended.err
-    assert ended.out.startswith("fit (train.supervised) of m.yaml: 16 images per worker and batch, one thread ")
+    assert ended.out.startswith("fit (train.supervised) of m.yaml: 16 samples per worker and batch, one thread ")
     assert "only one number of workers: nothing can be fitted" in ended.out
     assert "fitted\n" not in ended.out
     assert (run_cli.folder / "kept" / "objects").is_dir()

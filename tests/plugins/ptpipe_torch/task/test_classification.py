@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic import ValidationError
 from sklearn import metrics as sk
+from torch.nn.functional import cross_entropy
 
 from ptpipe import StageError
 from ptpipe_torch import ArrayColumn, ArrayInfo, Classification, Metric, Task
@@ -99,9 +100,9 @@ def test_loss_does_not_overflow() -> None:
 def test_a_class_that_is_never_predicted_or_absent_has_no_precision_or_recall() -> None:
     rows = per_class(np.array([[1, 0, 1], [1, 0, 0], [0, 0, 0]]), "abc")
     assert rows == [
-        {"name": "a", "precision": 0.5, "recall": 0.5, "support": 2},
-        {"name": "b", "precision": None, "recall": 0.0, "support": 1},
-        {"name": "c", "precision": 0.0, "recall": None, "support": 0},
+        {"name": "a", "precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 2},
+        {"name": "b", "precision": None, "recall": 0.0, "f1": 0.0, "support": 1},
+        {"name": "c", "precision": 0.0, "recall": None, "f1": 0.0, "support": 0},
     ]
     logits_NK = np.array([[1, 0, 0], [1, 0, 0], [0, 0, 1]], dtype=np.float32)
     figures = figures_of(logits_NK, np.array([0, 1, 0]))
@@ -255,3 +256,44 @@ def test_a_drop_is_how_much_worse_without_what_rounding_leaves(
     metric: Metric, value: float, baseline: float, drop: float
 ) -> None:
     assert metric.drop(value, baseline) == drop
+
+
+def test_weights_of_classes_and_the_focal_loss() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits_BK, labels_B = torch.randn(50, 3, generator=generator), torch.randint(0, 3, (50,), generator=generator)
+    arguments = {"logits": logits_BK}, {"labels": labels_B}
+    plain_B = cross_entropy(logits_BK, labels_B, reduction="none")
+    weights_K = torch.tensor([2.0, 0.0, 0.5])
+    weighted = Classification(class_names=tuple("abc"), class_weights=(2.0, 0.0, 0.5))
+    torch.testing.assert_close(weighted.losses(*arguments), plain_B * weights_K[labels_B])
+    torch.testing.assert_close(
+        weighted.losses(*arguments), cross_entropy(logits_BK, labels_B, weight=weights_K, reduction="none")
+    )
+    focal = Classification(class_names=tuple("abc"), focal_gamma=2.0)
+    torch.testing.assert_close(focal.losses(*arguments), plain_B * (1 - torch.exp(-plain_B)) ** 2)
+
+
+def test_f1_of_the_positive_class_is_the_primary_metric() -> None:
+    rng = np.random.default_rng(5)
+    labels_N, predicted_N = rng.integers(0, 2, 200), rng.integers(0, 2, 200)
+    logits_NK = np.eye(2, dtype=np.float32)[predicted_N]
+    task = Classification(class_names=("ham", "spam"), positive_class="spam")
+    sums = task.sums({"logits": torch.from_numpy(logits_NK)}, {"labels": torch.from_numpy(labels_N)})
+    figures = task.figures({name: total.numpy() for name, total in sums.items()}, 200)
+    assert task.primary_metric.name == "f1" and [metric.name for metric in task.metrics] == ["f1", "accuracy", "loss"]
+    assert figures["f1"] == pytest.approx(sk.f1_score(labels_N, predicted_N))
+    f1_K = sk.f1_score(labels_N, predicted_N, average=None)
+    assert [row["f1"] for row in figures["per_class"]] == pytest.approx(f1_K)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"class_weights": (1.0,)}, "class_weights has a number for each class"),
+        ({"class_weights": (1.0, -1.0)}, "greater than or equal to 0"),
+        ({"positive_class": "eggs"}, "positive_class: 'eggs' is no class"),
+    ],
+)
+def test_facts_that_do_not_fit_the_classes(facts: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Classification(class_names=("ham", "spam"), **facts)

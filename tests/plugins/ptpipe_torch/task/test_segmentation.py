@@ -113,3 +113,14 @@ def test_masks_become_int64() -> None:
     convert = MaskInfo(shape_HW=(H, W), ignore=IGNORE).conversion("masks")
     tensor = convert(torch.zeros(2, H, W, dtype=torch.uint8), True)
     assert tensor.dtype == torch.int64 and tensor.shape == (2, H, W)
+
+
+def test_weights_of_classes_weight_pixels() -> None:
+    outputs, targets = batch(3)
+    weights = (2.0, 0.5, 1.0, 0.0)
+    weighted = TASK.model_copy(update={"class_weights": weights}).losses(outputs, targets)
+    masks_BHW = targets["masks"]
+    plain_BHW = cross_entropy(outputs["logits"], masks_BHW, reduction="none", ignore_index=IGNORE)
+    of_pixel = torch.tensor([*weights, *[0.0] * (IGNORE + 1 - K)])[masks_BHW]
+    expected = (plain_BHW * of_pixel).sum((1, 2)) / (masks_BHW != IGNORE).sum((1, 2))
+    torch.testing.assert_close(weighted, expected)

@@ -1,0 +1,176 @@
+"""Arrays in `.npz` and `.safetensors` files, or in folders of `.npy` files: a row is a sample.
+
+Shape legend: N samples, H height, W width, C channels, T targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptpipe import StageError, nearest
+from ptpipe_data.array_paths import array_files, find_arrays
+from ptpipe_data.channel_stats import channel_stats
+from ptpipe_data.classes import classification
+from ptpipe_data.config import ClassesConfig
+from ptpipe_data.splitting import draw_splits, hold_out
+from ptpipe_data.tasks import regression
+from ptpipe_torch import ArrayColumn, ArrayInfo, ColumnInfo, Data, DatasetInfo, ImageInfo, MultiLabel, Split, Task
+
+if TYPE_CHECKING:
+    from ptpipe_data.config import ArraysConfig
+
+_PATH = "path"
+_TEST_FRACTION = 0.2
+_DTYPES = {"float16": "float32", "float64": "float32"}
+"""What is stored as something else than it is."""
+_INPUT_DTYPES = ("float32", "int64", "int32", "uint8", "bool")
+
+
+def load_arrays(config: ArraysConfig, seed: int) -> Data:
+    """Return the data set. Statistics are those of train alone."""
+    paths = {_PATH: config.path, **config.other_paths}
+    sources = {split: Source.read(path) for split, path in paths.items()}
+    names = [source.path.name for source in sources.values()]
+    found = {
+        split: source.split(config, full_path=names.count(source.path.name) > 1) for split, source in sources.items()
+    }
+    train, test = found[_PATH], found.get("test")
+    if test is None:
+        train, test = hold_out(train, _TEST_FRACTION if config.test_size is None else config.test_size, seed, "test")
+        splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), seed, val=found.get("val"))
+    else:
+        splits = draw_splits(train, test, config, seed, val=found.get("val"))
+    task = _task(config, found, splits["train"])
+    (target,) = task.targets
+    for name in config.inputs:
+        if name == target or name in [spec.name for spec in task.outputs]:
+            raise StageError(f"{sources[_PATH].path}: an input can't be called {name!r}, as the task's own tensor is")
+    splits = {name: Split(of.ids, of.inputs, {target: of.targets[config.target]}) for name, of in splits.items()}
+    info = DatasetInfo(sources[_PATH].path.stem, _infos(config, splits["train"]), task)
+    return Data(info, splits, config.loader_options())
+
+
+@dataclass(frozen=True)
+class Source:
+    """The arrays of one file or folder. Errors name it, the array and the row, counted from 0."""
+
+    path: Path
+    arrays: Mapping[str, npt.NDArray[Any]]
+
+    @classmethod
+    def read(cls, path: str) -> Source:
+        """Open a file or folder. Raises StageError where it holds anything but arrays of numbers."""
+        found = find_arrays(path)
+        try:
+            return cls(found, _opened(found))
+        except Exception as error:  # NumPy parses headers with Python's own parser, zip files raise anything
+            raise StageError(f"{found} can't be read: {' '.join(str(error).split())[:300]}") from error
+
+    def split(self, config: ArraysConfig, *, full_path: bool) -> Split:
+        """Return all samples, with ids `NAME/ROW`; of the whole path where names alone are not different."""
+        arrays = {name: self._array(name) for name in (*config.inputs, config.target)}
+        for name in config.inputs:
+            _check_input(self, name, arrays[name], is_image=name in config.images)
+        num_rows = {name: len(array) for name, array in arrays.items()}
+        if len(set(num_rows.values())) > 1:
+            sizes = ", ".join(f"{name} {num}" for name, num in num_rows.items())
+            raise StageError(f"{self.path}: arrays have different numbers of rows: {sizes}")
+        target = _target(self, config, arrays.pop(config.target))
+        ids = np.array([f"{self.path if full_path else self.path.name}/{row}" for row in range(len(target))])
+        inputs = {name: ArrayColumn(array) for name, array in arrays.items()}
+        return Split(ids, inputs, {config.target: ArrayColumn(target)})
+
+    def _array(self, name: str) -> npt.NDArray[Any]:
+        """Return an array, float32 where it is of another precision. Raises StageError where it is not finite."""
+        if name not in self.arrays:
+            close = nearest(name, self.arrays)
+            hint = f"did you mean {close!r}?" if close else f"it has {', '.join(self.arrays) or 'none'}"
+            raise StageError(f"{self.path} has no array {name!r} ({hint})")
+        array = self.arrays[name]
+        if not name.isidentifier():
+            raise StageError(f"{self.path}: the array {name!r} needs a name of letters, digits and underscores")
+        if array.ndim == 0 or array.dtype.kind not in "buif":
+            raise StageError(f"{self.path}: {name} holds {array.dtype} of shape {array.shape}, not rows of numbers")
+        if not len(array):
+            raise StageError(f"{self.path}: {name} has no rows")
+        if array.dtype.kind == "f":
+            with np.errstate(over="ignore"):  # infinity is refused below
+                array = array.astype(_DTYPES.get(str(array.dtype), str(array.dtype)), copy=False)
+            finite_N = np.isfinite(array).reshape(len(array), -1).all(axis=1)
+            if not finite_N.all():
+                raise StageError(f"{self.path}: row {int(finite_N.argmin())} of {name} is not finite in float32")
+        return array
+
+
+def _opened(path: Path) -> dict[str, npt.NDArray[Any]]:
+    if path.is_dir():
+        return {file.stem: np.lib.format.open_memmap(file, mode="r") for file in array_files(path)}
+    if path.suffix == ".safetensors":
+        from safetensors.numpy import load_file
+
+        return dict(load_file(path))
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _check_input(source: Source, name: str, array: npt.NDArray[Any], *, is_image: bool) -> None:
+    found = f"{source.path}: {name} holds {array.dtype} of shape {array.shape}"
+    if is_image and (array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] not in (1, 3)):
+        raise StageError(f"{found}, not pixels: uint8 (N, height, width, 1 or 3)")
+    if str(array.dtype) not in _INPUT_DTYPES:
+        raise StageError(f"{found}; inputs are {', '.join(_INPUT_DTYPES)}")
+    if 0 in array.shape[1:]:
+        raise StageError(f"{found}: an empty row")
+
+
+def _target(source: Source, config: ArraysConfig, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the target as its task takes it. Raises StageError where its type or shape is another."""
+    found = f"{source.path}: {config.target} holds {array.dtype} of shape {array.shape}"
+    match config.task:
+        case "classification":
+            if array.ndim != 1 or array.dtype.kind not in "iu":
+                raise StageError(f"{found}; a classification's target are integers (N,)")
+            return array.astype(np.int64)
+        case "multi_label":
+            if array.ndim != 2:
+                raise StageError(f"{found}; a multi-label task's target is 0 or 1, (N, labels)")
+            return array.astype(np.float32)
+        case "regression":
+            if array.ndim > 2:
+                raise StageError(f"{found}; a regression's target are numbers, (N,) or (N, targets)")
+            return array.reshape(len(array), -1).astype(np.float32)
+
+
+def _task(config: ArraysConfig, found: Mapping[str, Split], train: Split) -> Task:
+    values = train.targets[config.target].values()
+    if config.task == "classification":
+        num = 1 + max(int(split.targets[config.target].values().max()) for split in found.values())
+        names = config.names or tuple(map(str, range(max(1, num))))
+        in_range_N = values[(values >= 0) & (values < len(names))]  # others are refused by the task
+        return classification(names, config.classes or ClassesConfig(), in_range_N)
+    names = config.names or tuple(map(str, range(values.shape[1])))
+    if len(names) != values.shape[1]:
+        raise StageError(f"names: {len(names)} names for the {values.shape[1]} columns of {config.target}")
+    if config.task == "multi_label":
+        return MultiLabel(label_names=names)
+    return regression(names, config, values.astype(np.float64))
+
+
+def _infos(config: ArraysConfig, train: Split) -> dict[str, ColumnInfo]:
+    infos: dict[str, ColumnInfo] = {}
+    for name in config.inputs:
+        column = train.inputs[name]
+        row = column.take(np.zeros(1, dtype=np.int64))
+        if name in config.images:
+            mean, std = channel_stats(column)
+            _, height, width, channels = row.shape
+            infos[name] = ImageInfo(shape_CHW=(channels, height, width), mean=mean, std=std)
+        else:
+            infos[name] = ArrayInfo.model_validate({"dtype": str(row.dtype), "shape": row.shape[1:]})
+    return infos

@@ -1,0 +1,43 @@
+"""The task of data sets of one class for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ptpipe import StageError, nearest
+from ptpipe_torch import Classification
+
+if TYPE_CHECKING:
+    from ptpipe_data.config import ClassesConfig
+
+
+def classification(
+    class_names: Sequence[str], options: ClassesConfig, train_labels_N: npt.NDArray[np.int64]
+) -> Classification:
+    """Return the task. Raises StageError for a positive class that is none."""
+    names, positive = tuple(class_names), options.positive
+    if positive is not None and positive not in names:
+        close = nearest(positive, names)
+        hint = f"did you mean {close!r}?" if close else f"there are {', '.join(names[:20])}"
+        raise StageError(f"classes.positive: {positive!r} is no class ({hint})")
+    counts_K = np.bincount(train_labels_N, minlength=len(names)) if options.weights == "balanced" else None
+    return Classification(
+        class_names=names,
+        class_weights=() if counts_K is None else balanced_weights(counts_K),
+        focal_gamma=options.focal_gamma,
+        positive_class=positive,
+    )
+
+
+def balanced_weights(counts_K: npt.NDArray[np.int64]) -> tuple[float, ...]:
+    """Return weights in inverse proportion to the counts, whose mean over all that is counted is 1; 0 for a count of 0.
+
+    scikit-learn's `class_weight="balanced"` (King and Zeng, 2001), of the classes that occur.
+    """
+    num_classes = np.count_nonzero(counts_K)
+    weights_K = counts_K.sum() / (num_classes * np.maximum(counts_K, 1))
+    return tuple(np.where(counts_K > 0, weights_K, 0.0).tolist())
