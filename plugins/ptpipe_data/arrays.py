@@ -18,14 +18,13 @@ from ptpipe_data.array_paths import array_files, find_arrays
 from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.classes import classification
 from ptpipe_data.config import ClassesConfig
-from ptpipe_data.splitting import draw_splits, hold_out
+from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.tasks import regression
 from ptpipe_torch import ArrayColumn, ArrayInfo, ColumnInfo, Data, DatasetInfo, ImageInfo, MultiLabel, Split, Task
 
 if TYPE_CHECKING:
     from ptpipe_data.config import ArraysConfig
 
-_PATH = "path"
 _TEST_FRACTION = 0.2
 _DTYPES = {"float16": "float32", "float64": "float32"}
 """What is stored as something else than it is."""
@@ -34,25 +33,20 @@ _INPUT_DTYPES = ("float32", "int64", "int32", "uint8", "bool")
 
 def load_arrays(config: ArraysConfig, seed: int) -> Data:
     """Return the data set. Statistics are those of train alone."""
-    paths = {_PATH: config.path, **config.other_paths}
+    paths = {"train": config.path, **config.other_paths}
     sources = {split: Source.read(path) for split, path in paths.items()}
     names = [source.path.name for source in sources.values()]
     found = {
         split: source.split(config, full_path=names.count(source.path.name) > 1) for split, source in sources.items()
     }
-    train, test = found[_PATH], found.get("test")
-    if test is None:
-        train, test = hold_out(train, _TEST_FRACTION if config.test_size is None else config.test_size, seed, "test")
-        splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), seed, val=found.get("val"))
-    else:
-        splits = draw_splits(train, test, config, seed, val=found.get("val"))
+    splits = draw_missing_splits(found, config, seed, test_fraction=_TEST_FRACTION)
     task = _task(config, found, splits["train"])
     (target,) = task.targets
     for name in config.inputs:
         if name == target or name in [spec.name for spec in task.outputs]:
-            raise StageError(f"{sources[_PATH].path}: an input can't be called {name!r}, as the task's own tensor is")
+            raise StageError(f"{sources['train'].path}: an input can't be called {name!r}, as the task's own tensor is")
     splits = {name: Split(of.ids, of.inputs, {target: of.targets[config.target]}) for name, of in splits.items()}
-    info = DatasetInfo(sources[_PATH].path.stem, _infos(config, splits["train"]), task)
+    info = DatasetInfo(sources["train"].path.stem, _infos(config, splits["train"]), task)
     return Data(info, splits, config.loader_options())
 
 
@@ -97,8 +91,9 @@ class Source:
             raise StageError(f"{self.path}: the array {name!r} needs a name of letters, digits and underscores")
         if array.ndim == 0 or array.dtype.kind not in "buif":
             raise StageError(f"{self.path}: {name} holds {array.dtype} of shape {array.shape}, not rows of numbers")
-        if not len(array):
-            raise StageError(f"{self.path}: {name} has no rows")
+        if 0 in array.shape:
+            what = "values" if len(array) else "rows"
+            raise StageError(f"{self.path}: {name}, of shape {array.shape}, has no {what}")
         if array.dtype.kind == "f":
             with np.errstate(over="ignore"):  # infinity is refused below
                 array = array.astype(_DTYPES.get(str(array.dtype), str(array.dtype)), copy=False)
@@ -125,8 +120,6 @@ def _check_input(source: Source, name: str, array: npt.NDArray[Any], *, is_image
         raise StageError(f"{found}, not pixels: uint8 (N, height, width, 1 or 3)")
     if str(array.dtype) not in _INPUT_DTYPES:
         raise StageError(f"{found}; inputs are {', '.join(_INPUT_DTYPES)}")
-    if 0 in array.shape[1:]:
-        raise StageError(f"{found}: an empty row")
 
 
 def _target(source: Source, config: ArraysConfig, array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -63,7 +63,7 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     """Return the data set in `config.path`. Raises StageError if the folder isn't laid out as one."""
     from ptpipe_data.classes import classification
     from ptpipe_data.labelled_images import image_info, images_of, labels_of
-    from ptpipe_data.splitting import draw_splits, hold_out
+    from ptpipe_data.splitting import draw_missing_splits
     from ptpipe_torch.data.data import Data
 
     root = find_root(config.path)
@@ -77,13 +77,8 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     found = {name: _lazy_split(root, files, classes, config) for name, files in listed.items()}
     if config.in_memory:
         found = {name: _decode(split, name, ctx) for name, split in found.items()}
-    train = found["train"] if "train" in found else found[""]
-    if "test" in found:
-        splits = draw_splits(train, found["test"], config, ctx.seed, val=found.get("val"))
-    else:
-        test_size = _TEST_FRACTION if config.test_size is None else config.test_size
-        train, test = hold_out(train, test_size, ctx.seed, "test")
-        splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), ctx.seed, val=found.get("val"))
+    found = {name or "train": split for name, split in found.items()}
+    splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     images = images_of(splits["train"])
     task = classification(classes, config.classes, labels_of(splits["train"]))
     info = image_info(root.name, task, images, *_normalization(images, config))

@@ -19,7 +19,7 @@ from ptpipe import Context, StageError
 from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.classes import balanced_weights
 from ptpipe_data.image_folder import IMAGENET, find_root, list_files
-from ptpipe_data.splitting import draw_splits, hold_out
+from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_torch import ArrayColumn, Column, Data, DatasetInfo, ImageInfo, Segmentation, Split
 from ptpipe_torch.data.images import FORMATS
 from ptpipe_torch.files import open_regular
@@ -36,17 +36,12 @@ _MODES = ("1", "L", "P")
 def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> Data:
     """Return the data set in `config.path`. Raises StageError, with the path, for files that don't fit together."""
     root = find_root(config.path)
-    names = [name for name in ("train", "val", "test") if (root / name).is_dir()] if (root / "train").is_dir() else [""]
-    pairs = {name: _pairs(root, name) for name in names}
-    shape_HW = config.image_size or _size_of(next(iter(pairs.values()))[0][0], config)
+    names = {name: name for name in ("train", "val", "test") if (root / name).is_dir()}
+    pairs = {name: _pairs(root, folder) for name, folder in (names if "train" in names else {"train": ""}).items()}
+    shape_HW = config.image_size or _size_of(pairs["train"][0][0], config)
     reader = _Reader(config, ctx, root, shape_HW, sum(map(len, pairs.values())))
     found = {name: reader.split(name, of) for name, of in pairs.items()}
-    if "test" in found:
-        splits = draw_splits(found["train"], found["test"], config, ctx.seed, val=found.get("val"))
-    else:
-        test_size = _TEST_FRACTION if config.test_size is None else config.test_size
-        train, test = hold_out(found["train" if "train" in found else ""], test_size, ctx.seed, "test")
-        splits = draw_splits(train, test, config.model_copy(update={"test_size": None}), ctx.seed, val=found.get("val"))
+    splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     mean, std = IMAGENET[3] if config.normalize == "imagenet" else channel_stats(splits["train"].inputs[_IMAGES])
     task = Segmentation(
         class_names=config.class_names,
@@ -119,8 +114,8 @@ class _Reader:
 
     def split(self, name: str, pairs: Sequence[tuple[Path, Path]]) -> Split:
         """Return the pairs of one folder."""
-        images_NHWC = self._array(f"{name or 'all'}.{_IMAGES}", (len(pairs), *self.shape_HW, 3))
-        masks_NHW = self._array(f"{name or 'all'}.{_MASKS}", (len(pairs), *self.shape_HW))
+        images_NHWC = self._array(f"{name}.{_IMAGES}", (len(pairs), *self.shape_HW, 3))
+        masks_NHW = self._array(f"{name}.{_MASKS}", (len(pairs), *self.shape_HW))
         for row, (image, mask) in enumerate(pairs):
             images_NHWC[row], masks_NHW[row] = self._decoded(image, mask)
             self.num_done += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,6 +48,20 @@ def draw_splits(
         "test": _limit(test, config.test_size, seed, "test"),
         "calibration": _limit(source, config.calibration_size, seed, "calibration"),
     }
+
+
+def draw_missing_splits(
+    found: Mapping[str, Split], config: SplitConfig, seed: int, *, test_fraction: float
+) -> dict[str, Split]:
+    """Return the splits of a data set that has samples for `train`, and for `val` and `test` or not.
+
+    `test_fraction`: held out of `train` for test where there is none and the config names no size.
+    """
+    train, val = found["train"], found.get("val")
+    if "test" in found:
+        return draw_splits(train, found["test"], config, seed, val=val)
+    train, test = hold_out(train, test_fraction if config.test_size is None else config.test_size, seed, "test")
+    return draw_splits(train, test, config.model_copy(update={"test_size": None}), seed, val=val)
 
 
 def hold_out(samples: Split, size: float, seed: int, name: str) -> tuple[Split, Split]:

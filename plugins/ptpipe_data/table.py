@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ptpipe import StageError
 from ptpipe_data.classes import classification
 from ptpipe_data.config import ClassesConfig
-from ptpipe_data.splitting import draw_splits, hold_out
+from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_columns import CategoriesInfo, NumbersInfo
 from ptpipe_data.table_file import TableFile, is_text, read_table
 from ptpipe_data.tasks import mean_and_std, regression
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from ptpipe_data.config import TableConfig
 
 Values: TypeAlias = Mapping[str, npt.NDArray[Any]]
-"""A column's values in each file, by the file's split: `path` holds those that have no file of their own."""
+"""A column's values in each file, by the file's split: that of train holds all splits without a file of their own."""
 
-_ROW, _PATH = "row", "path"
+_ROW = "row"
 _NUMBERS, _CATEGORIES, _LABELS, _TARGETS = "numbers", "categories", "labels", "targets"
 _TEST_FRACTION = 0.2
 _MAX_CLASSES = 1000
@@ -44,17 +44,12 @@ _MAX_CLASSES = 1000
 
 def load_table(config: TableConfig, seed: int) -> Data:
     """Return the data set. Statistics, categories and classes are those of train alone."""
-    files = {_PATH: read_table(config.path)}
-    schema = files[_PATH].content.schema
+    files = {"train": read_table(config.path)}
+    schema = files["train"].content.schema
     files |= {name: read_table(path, schema) for name, path in config.other_paths.items()}
-    numeric, categorical = choose_features(config, files[_PATH])
+    numeric, categorical = choose_features(config, files["train"])
     rows = _rows(files)
-    train, test = rows[_PATH], rows.get("test")
-    if test is None:
-        train, test = hold_out(train, _TEST_FRACTION if config.test_size is None else config.test_size, seed, "test")
-        drawn = draw_splits(train, test, config.model_copy(update={"test_size": None}), seed, val=rows.get("val"))
-    else:
-        drawn = draw_splits(train, test, config, seed, val=rows.get("val"))
+    drawn = draw_missing_splits(rows, config, seed, test_fraction=_TEST_FRACTION)
     reader = _Reader(config, files, drawn["train"].targets[_ROW].values())
     columns = {}
     if numeric:
@@ -62,11 +57,11 @@ def load_table(config: TableConfig, seed: int) -> Data:
     if categorical:
         columns[_CATEGORIES] = reader.categories(categorical)
     task, target = reader.task()
-    info = DatasetInfo(files[_PATH].path.stem, {name: column for name, (column, _) in columns.items()}, task)
+    info = DatasetInfo(files["train"].path.stem, {name: column for name, (column, _) in columns.items()}, task)
     splits = {}
     for name, split in drawn.items():
         source = config.calibration_from if name == "calibration" else name
-        source, rows_N = source if source in files else _PATH, split.targets[_ROW].values()
+        source, rows_N = source if source in files else "train", split.targets[_ROW].values()
         inputs = {column: ArrayColumn(values[source][rows_N]) for column, (_, values) in columns.items()}
         (target_name,) = task.targets
         splits[name] = Split(split.ids, inputs, {target_name: ArrayColumn(target[source][rows_N])})
@@ -84,8 +79,9 @@ def choose_features(config: TableConfig, file: TableFile) -> tuple[tuple[str, ..
     if not names:
         raise StageError(f"{file.path} has no column beside {', '.join(config.targets)}: nothing to learn from")
     text = {name for name in names if is_text(file.column(name).type)} | set(config.categorical)
-    for name in text - set(config.categorical):
-        file.refuse_mistyped_numbers(name)
+    for name in names:
+        if name in text and name not in config.categorical:
+            file.refuse_mistyped_numbers(name)
     return tuple(name for name in names if name not in text), tuple(name for name in names if name in text)
 
 
@@ -142,7 +138,7 @@ class _Reader:
         texts = {split: file.texts(name) for split, file in self.files.items()}
         classes = self._train_values(name, texts)
         if len(classes) > _MAX_CLASSES:
-            path = self.files[_PATH].path
+            path = self.files["train"].path
             raise StageError(f"{path}: {name!r} has {len(classes)} different values; is the task a regression?")
         numbers = {value: number for number, value in enumerate(classes)}
         for split, of in texts.items():
@@ -151,7 +147,7 @@ class _Reader:
                 problem = "a class that no row of train has: remove the row, or add some"
                 raise self.files[split].error(name, row, problem)
         labels = {split: np.array([numbers[value] for value in of], dtype=np.int64) for split, of in texts.items()}
-        return classification(classes, self.config.classes or ClassesConfig(), labels[_PATH][self.train_N]), labels
+        return classification(classes, self.config.classes or ClassesConfig(), labels["train"][self.train_N]), labels
 
     def _multi_label(self) -> tuple[Task, Values]:
         names = self.config.targets
@@ -160,7 +156,7 @@ class _Reader:
 
     def _regression(self) -> tuple[Task, Values]:
         columns, *_ = self._measured(self.config.targets, "", fills=False)
-        task = regression(self.config.targets, self.config, columns[_PATH][self.train_N])
+        task = regression(self.config.targets, self.config, columns["train"][self.train_N])
         return task, {split: of.astype(np.float32) for split, of in columns.items()}
 
     def _measured(
@@ -174,11 +170,11 @@ class _Reader:
             split: np.stack([file.numbers(name, hint, allow_missing=fills) for name in names], axis=1)
             for split, file in self.files.items()
         }
-        mean, std = mean_and_std(columns[_PATH][self.train_N])
+        mean, std = mean_and_std(columns["train"][self.train_N])
         return {split: np.where(np.isnan(of), mean, of) for split, of in columns.items()}, mean, std
 
     def _train_values(self, name: str, texts: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         """Return the different values of train, sorted: numbers by size."""
-        values = {texts[_PATH][row] for row in self.train_N.tolist()}
-        is_number = not is_text(self.files[_PATH].column(name).type)
+        values = {texts["train"][row] for row in self.train_N.tolist()}
+        is_number = not is_text(self.files["train"].column(name).type)
         return tuple(sorted(values, key=(lambda value: (float(value), value)) if is_number else None))

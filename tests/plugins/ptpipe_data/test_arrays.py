@@ -186,6 +186,10 @@ def no_rows(content: dict[str, Any]) -> None:
         content[name] = content[name][:0]
 
 
+def no_values(content: dict[str, Any]) -> None:
+    content["sensors"] = content["sensors"][:, :0]
+
+
 def misspelt(content: dict[str, Any]) -> None:
     content["sensor"] = content.pop("sensors")
 
@@ -202,7 +206,8 @@ def misspelt(content: dict[str, Any]) -> None:
         (float_photos, r"photos holds float32 of shape \(40, 6, 8, 3\), not pixels: uint8"),
         (complex_sensors, r"sensors holds complex128 of shape \(40, 5\), not rows of numbers"),
         (unsigned_tokens, r"tokens holds uint32 of shape \(40, 7\); inputs are float32, int64"),
-        (no_rows, r"all: photos has no rows"),
+        (no_rows, r"all: photos, of shape \(0, 6, 8, 3\), has no rows"),
+        (no_values, r"all: sensors, of shape \(40, 0\), has no values"),
         (misspelt, r"no array 'sensors' \(did you mean 'sensor'\?\)"),
     ],
 )
