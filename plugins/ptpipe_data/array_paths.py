@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, StageError
+from ptpipe_data.catalog import file_digest
 from ptpipe_data.paths import find_path
 
 if TYPE_CHECKING:
@@ -33,10 +33,8 @@ def array_files(folder: Path) -> list[Path]:
 
 def fingerprint(config: ArraysConfig) -> JSON:
     """Return the digest of every file by its path."""
-    digests: dict[str, JSON] = {}
-    for path in (config.path, *config.other_paths.values()):
-        found = find_arrays(path)
-        for file in array_files(found) if found.is_dir() else [found]:
-            with file.open("rb") as opened:
-                digests[str(file)] = hashlib.file_digest(opened, "sha256").hexdigest()
-    return digests
+    return {
+        str(file): file_digest(file, "sha256")
+        for found in map(find_arrays, config.paths.values())
+        for file in (array_files(found) if found.is_dir() else [found])
+    }

@@ -18,6 +18,7 @@ from ptpipe_data.array_paths import array_files, find_arrays
 from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.classes import classification
 from ptpipe_data.config import ClassesConfig
+from ptpipe_data.paths import id_prefixes
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.tasks import regression
 from ptpipe_torch import ArrayColumn, ArrayInfo, ColumnInfo, Data, DatasetInfo, ImageInfo, MultiLabel, Split, Task
@@ -33,12 +34,9 @@ _INPUT_DTYPES = ("float32", "int64", "int32", "uint8", "bool")
 
 def load_arrays(config: ArraysConfig, seed: int) -> Data:
     """Return the data set. Statistics are those of train alone."""
-    paths = {"train": config.path, **config.other_paths}
-    sources = {split: Source.read(path) for split, path in paths.items()}
-    names = [source.path.name for source in sources.values()]
-    found = {
-        split: source.split(config, full_path=names.count(source.path.name) > 1) for split, source in sources.items()
-    }
+    sources = {split: Source.read(path) for split, path in config.paths.items()}
+    prefixes = id_prefixes({split: source.path for split, source in sources.items()})
+    found = {split: source.split(config, prefixes[split]) for split, source in sources.items()}
     splits = draw_missing_splits(found, config, seed, test_fraction=_TEST_FRACTION)
     task = _task(config, found, splits["train"])
     (target,) = task.targets
@@ -66,8 +64,8 @@ class Source:
         except Exception as error:  # NumPy parses headers with Python's own parser, zip files raise anything
             raise StageError(f"{found} can't be read: {' '.join(str(error).split())[:300]}") from error
 
-    def split(self, config: ArraysConfig, *, full_path: bool) -> Split:
-        """Return all samples, with ids `NAME/ROW`; of the whole path where names alone are not different."""
+    def split(self, config: ArraysConfig, prefix: str) -> Split:
+        """Return all samples, with ids `PREFIX/ROW`."""
         arrays = {name: self._array(name) for name in (*config.inputs, config.target)}
         for name in config.inputs:
             _check_input(self, name, arrays[name], is_image=name in config.images)
@@ -76,7 +74,7 @@ class Source:
             sizes = ", ".join(f"{name} {num}" for name, num in num_rows.items())
             raise StageError(f"{self.path}: arrays have different numbers of rows: {sizes}")
         target = _target(self, config, arrays.pop(config.target))
-        ids = np.array([f"{self.path if full_path else self.path.name}/{row}" for row in range(len(target))])
+        ids = np.array([f"{prefix}/{row}" for row in range(len(target))])
         inputs = {name: ArrayColumn(array) for name, array in arrays.items()}
         return Split(ids, inputs, {config.target: ArrayColumn(target)})
 

@@ -204,9 +204,9 @@ class TaskConfig(SplitConfig):
     task: Literal["classification", "multi_label", "regression"]
 
     @property
-    def other_paths(self) -> Mapping[str, str]:
-        """The paths of val and test, where they have their own."""
-        paths = {"val": self.val_path, "test": self.test_path}
+    def paths(self) -> Mapping[str, str]:
+        """The path of train, first, and those of val and test, where they have their own."""
+        paths = {"train": self.path, "val": self.val_path, "test": self.test_path}
         return {name: path for name, path in paths.items() if path is not None}
 
     @model_validator(mode="after")

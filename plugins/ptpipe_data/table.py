@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ptpipe import StageError
 from ptpipe_data.classes import classification
 from ptpipe_data.config import ClassesConfig
+from ptpipe_data.paths import id_prefixes
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_columns import CategoriesInfo, NumbersInfo
 from ptpipe_data.table_file import TableFile, is_text, read_table
@@ -44,9 +45,9 @@ _MAX_CLASSES = 1000
 
 def load_table(config: TableConfig, seed: int) -> Data:
     """Return the data set. Statistics, categories and classes are those of train alone."""
-    files = {"train": read_table(config.path)}
-    schema = files["train"].content.schema
-    files |= {name: read_table(path, schema) for name, path in config.other_paths.items()}
+    files: dict[str, TableFile] = {}
+    for name, path in config.paths.items():
+        files[name] = read_table(path, files["train"].content.schema if files else None)
     numeric, categorical = choose_features(config, files["train"])
     rows = _rows(files)
     drawn = draw_missing_splits(rows, config, seed, test_fraction=_TEST_FRACTION)
@@ -87,12 +88,11 @@ def choose_features(config: TableConfig, file: TableFile) -> tuple[tuple[str, ..
 
 def _rows(files: Mapping[str, TableFile]) -> dict[str, Split]:
     """Return splits whose only column is the number of the row: splits are drawn before any value is looked at."""
-    names = [file.path.name for file in files.values()]
+    prefixes = id_prefixes({split: file.path for split, file in files.items()})
     rows = {}
     for split, file in files.items():
-        name = file.path if names.count(file.path.name) > 1 else file.path.name
         numbers_N = np.arange(len(file.content))
-        ids = np.array([f"{name}/{number + 1}" for number in numbers_N.tolist()])
+        ids = np.array([f"{prefixes[split]}/{number + 1}" for number in numbers_N.tolist()])
         rows[split] = Split(ids, {}, {_ROW: ArrayColumn(numbers_N)})
     return rows
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, StageError
+from ptpipe_data.catalog import file_digest
 from ptpipe_data.paths import find_path
 
 if TYPE_CHECKING:
@@ -27,10 +27,4 @@ def find_file(path: str) -> Path:
 
 def fingerprint(config: TableConfig) -> JSON:
     """Return the digest of every file by its path."""
-    digests: dict[str, JSON] = {}
-    for path in (config.path, config.val_path, config.test_path):
-        if path is not None:
-            file = find_file(path)
-            with file.open("rb") as opened:
-                digests[str(file)] = hashlib.file_digest(opened, "sha256").hexdigest()
-    return digests
+    return {str(file): file_digest(file, "sha256") for file in map(find_file, config.paths.values())}

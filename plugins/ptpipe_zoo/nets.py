@@ -34,7 +34,7 @@ def image_classifier_sizes(kind: str, info: DatasetInfo) -> tuple[tuple[int, int
 
 
 @builder
-def mlp(  # by keyword: the arguments of a recipe
+def mlp(
     *,
     shape_CHW: Sequence[int],
     num_classes: int,

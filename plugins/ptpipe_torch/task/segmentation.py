@@ -78,7 +78,7 @@ class Segmentation(Task):
 
     @property
     def class_scores(self) -> tuple[str, ...]:
-        return ("logits",)
+        return (_OUTPUT,)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
