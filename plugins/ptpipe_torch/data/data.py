@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, Artifact, StageError
@@ -147,7 +148,13 @@ class Data(Artifact):
     in one, where a target has a value that it can't have (a label that is no class), and for an unknown augmentation.
     """
 
-    def __init__(self, info: DatasetInfo, splits: Mapping[str, Split], loader: LoaderOptions = LoaderOptions()) -> None:
+    def __init__(
+        self,
+        info: DatasetInfo,
+        splits: Mapping[str, Split],
+        loader: LoaderOptions = LoaderOptions(),
+        assets: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
         from ptpipe_torch.data.augment import check_names
 
         assert splits, f"{info.name} has no split, not even an empty one"
@@ -156,6 +163,8 @@ class Data(Artifact):
         nothing = _nothing_of(next(iter(splits.values())))
         self.splits: Mapping[str, Split] = {name: splits.get(name, nothing) for name in SPLITS}
         self.loader = loader
+        self.assets = assets
+        """Small files that whoever uses a model of this data set needs too, by name: `tokenizer.json`."""
         self._loading: Loading | None = None
         assert set(splits) <= set(SPLITS), f"splits are {SPLITS}, not {tuple(splits)}"
         check_names(loader.augment)
@@ -211,6 +220,12 @@ class Data(Artifact):
 
         return cls(*read_data(folder))
 
+    @classmethod
+    def deliverables(cls, folder: Path) -> tuple[str, ...]:
+        from ptpipe_torch.data.data_folder import asset_names
+
+        return asset_names(folder)
+
     def with_options(self, options: Mapping[str, JSON]) -> Self:
         """Return the same data set, loaded with those of the options that change no batch (`num_workers`)."""
         given: dict[str, Any] = {name: options[name] for name in LOADING_OPTIONS if name in options}
@@ -246,6 +261,8 @@ def _check_split(name: str, split: Split, info: DatasetInfo) -> None:
     assert split.targets.keys() == info.targets.keys(), f"split {name} has the targets {tuple(split.targets)}"
     sizes = {"ids": len(split), **{column: len(values) for column, values in split.columns.items()}}
     assert len(set(sizes.values())) == 1, f"split {name} has columns of different lengths: {sizes}"
+    for column, values in split.columns.items():
+        info.columns[column].check_values(f"split {name}: {column}", values)
     info.task.check_targets(name, split.targets)
 
 
