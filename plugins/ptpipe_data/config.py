@@ -375,6 +375,9 @@ class TextConfig(TableFileConfig):
         "longest",
         description="what a batch is padded to: its longest text, or max_length, for what needs one shape (pp)",
     )
+    batch_by_length: bool = Field(
+        False, description="train on batches of texts of similar lengths, in random order: less padding"
+    )
 
     @model_validator(mode="after")
     def _fits_the_text(self) -> Self:

@@ -95,8 +95,10 @@ class TableFile:
             raise self.error(name, 0, "which is no list of texts")
         lists: list[list[str]] = column.to_pylist()
         for row, words in enumerate(lists):
-            if not words or None in words:
-                raise self.error(name, row, "an empty list; remove the row" if not words else "in which a value is missing")
+            if not words:
+                raise self.error(name, row, "an empty list; remove the row")
+            if None in words:
+                raise self.error(name, row, "in which a value is missing")
         return lists
 
     def refuse_mistyped_numbers(self, name: str) -> None:

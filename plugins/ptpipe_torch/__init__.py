@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ptpipe import Check, hookimpl
 from ptpipe_torch.data.column import ArrayColumn, Column, RaggedColumn
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo, ImageInfo
-from ptpipe_torch.data.data import Batch, Data, DatasetInfo, LoaderOptions, Split, epoch_order
+from ptpipe_torch.data.data import Batch, Data, DatasetInfo, LoaderOptions, Split
 from ptpipe_torch.data.images import ImageFileColumn
+from ptpipe_torch.data.order import epoch_order
 from ptpipe_torch.data.tokens import LENGTH, TokensInfo
 from ptpipe_torch.distributed.worker_group import (
     SINGLE_WORKER,

@@ -51,6 +51,7 @@ class _Info(_Part):
 class _Loader(_Part):
     batch_size: int = Field(ge=1, le=1_000_000)
     augment: tuple[str, ...]
+    batch_by_length: bool = False
 
 
 class _Column(_Part):
