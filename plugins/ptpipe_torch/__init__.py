@@ -10,6 +10,7 @@ from ptpipe_torch.data.column import ArrayColumn, Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo, ImageInfo
 from ptpipe_torch.data.data import Batch, Data, DatasetInfo, LoaderOptions, Split, epoch_order
 from ptpipe_torch.data.images import ImageFileColumn
+from ptpipe_torch.data.tokens import TokensInfo
 from ptpipe_torch.distributed.worker_group import (
     SINGLE_WORKER,
     WorkerGroup,
@@ -79,6 +80,7 @@ __all__ = [
     "Split",
     "Task",
     "TensorSpec",
+    "TokensInfo",
     "TrainingCallback",
     "WorkerGroup",
     "WorkerGroupError",

@@ -1,0 +1,125 @@
+"""Data sets of made-up texts, token ids whose class depends on whether a certain one occurs.
+
+Shape legend: N texts, L tokens of the longest, B texts of a batch, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional as F
+
+from ptpipe import JSON
+from ptpipe_torch import (
+    BATCH,
+    ArrayColumn,
+    ArrayInfo,
+    Classification,
+    Column,
+    ColumnInfo,
+    Data,
+    DatasetInfo,
+    LoaderOptions,
+    Metric,
+    Split,
+    Task,
+    TensorSpec,
+    TokensInfo,
+)
+
+KEY = 7
+"""The token that decides a text's class."""
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedColumn(Column):
+    """Rows of ids behind each other, padded with 0 to the longest of a batch, or to `length`."""
+
+    ids_NL: npt.NDArray[np.int64]
+    length: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids_NL)
+
+    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        ids_BL = self.ids_NL[indices_B]
+        longest = int((ids_BL != 0).sum(1).max(initial=1))
+        return ids_BL[:, : self.length or longest].copy()
+
+
+class TokenScores(Task):
+    """For each token a class: its id modulo K. Padding does not count."""
+
+    num_classes: int
+    length: int | str = "length"
+
+    @property
+    def targets(self) -> Mapping[str, ColumnInfo]:
+        return {"labels": ArrayInfo(dtype="int64", shape=(self.length,))}
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("logits", "float32", (BATCH, self.length, self.num_classes)),)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (Metric("loss", higher_is_better=False),)
+
+    def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        labels_BL = targets["labels"]
+        losses_BL = F.cross_entropy(outputs["logits"].mT, labels_BL % self.num_classes, reduction="none")
+        return (losses_BL * (labels_BL != 0)).sum(1)
+
+    def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"loss": self.losses(outputs, targets).double().sum()}
+
+    def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
+        return {"loss": float(sums["loss"]) / num_samples}
+
+    def samples(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        loss_B = self.losses(outputs, targets)
+        return {"prediction": outputs["logits"][:, 0].argmax(1), "score": -loss_B}
+
+
+CLASSES = Classification(class_names=("without", "with"))
+
+
+def texts(num: int, seed: int, *, vocabulary_size: int = 40, max_length: int = 12) -> npt.NDArray[np.int64]:
+    """Return ids, (N, L), of texts of 0 to `max_length` tokens, padded with 0; `KEY` occurs in half of them."""
+    random = np.random.default_rng(seed)
+    ids_NL = random.integers(KEY + 1, vocabulary_size, (num, max_length))
+    length_N = random.integers(0, max_length + 1, num)
+    place_N = (random.random(num) * length_N).astype(int)
+    chosen_N = np.flatnonzero((random.random(num) < 0.5) & (length_N > 0))
+    ids_NL[chosen_N, place_N[chosen_N]] = KEY
+    return ids_NL * (np.arange(max_length) < length_N[:, None])
+
+
+def text_data(
+    task: Task = CLASSES,
+    *,
+    num: Sequence[int] = (160, 64, 64),
+    vocabulary_size: int = 40,
+    max_length: int = 12,
+    padded: bool = False,
+    batch_size: int = 16,
+) -> Data:
+    """Return texts in the splits train, test and calibration. `padded`: all to `max_length`."""
+    tokens = TokensInfo(
+        vocabulary_size=vocabulary_size, max_length=max_length, padding="max_length" if padded else "longest"
+    )
+    splits = {}
+    for seed, (name, size) in enumerate(zip(("train", "test", "calibration"), num, strict=True)):
+        ids_NL = texts(size, seed, vocabulary_size=vocabulary_size, max_length=max_length)
+        column = PaddedColumn(ids_NL, max_length if padded else None)
+        labels = column if isinstance(task, TokenScores) else ArrayColumn((ids_NL == KEY).any(1).astype(np.int64))
+        ids = np.array([f"{name}/{row}" for row in range(size)])
+        splits[name] = Split(ids, {"tokens": column}, {"labels": labels})
+    return Data(DatasetInfo("words", {"tokens": tokens}, task), splits, LoaderOptions(batch_size=batch_size))
