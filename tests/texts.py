@@ -14,7 +14,9 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from ptpipe import JSON
+from ptpipe import JSON, Context
+from ptpipe_quant import stages
+from ptpipe_quant.config import CalibrateConfig, DynamicConfig, PrepareConfig, PrepareQatConfig
 from ptpipe_torch import (
     BATCH,
     ArrayColumn,
@@ -26,11 +28,16 @@ from ptpipe_torch import (
     DatasetInfo,
     LoaderOptions,
     Metric,
+    Model,
     Split,
     Task,
     TensorSpec,
     TokensInfo,
+    TrainingCallback,
+    epoch_order,
 )
+from ptpipe_torch.runtime import seeded, torch_threads
+from ptpipe_zoo import TextLstmConfig, TextTransformerConfig, text_lstm, text_transformer
 
 KEY = 7
 """The token that decides a text's class."""
@@ -123,3 +130,37 @@ def text_data(
         ids = np.array([f"{name}/{row}" for row in range(size)])
         splits[name] = Split(ids, {"tokens": column}, {"labels": labels})
     return Data(DatasetInfo("words", {"tokens": tokens}, task), splits, LoaderOptions(batch_size=batch_size))
+
+
+def network_of(name: str, data: Data, ctx: Context) -> Model:
+    """Return an untrained transformer, causal transformer, or LSTM."""
+    if name == "lstm":
+        return text_lstm(TextLstmConfig(dim=16, hidden_size=24, dropout=0.0), ctx, data)
+    return text_transformer(TextTransformerConfig(dim=16, num_heads=2, dropout=0.0, causal=name == "causal"), ctx, data)
+
+
+def trained(model: Model, data: Data, *, epochs: int = 4, lr: float = 5e-3) -> Model:
+    """What a trainer does to a model, in the fewest lines."""
+    network, task = model.build_prepared().train(), data.info.task
+    optimizer = torch.optim.Adam(network.parameters(), lr)
+    with seeded(0), torch_threads(1):
+        for epoch in range(epochs):
+            for layer in network.modules():
+                if isinstance(layer, TrainingCallback):
+                    layer.on_progress(epoch / epochs)
+            for batch in data.batches("train", order_N=epoch_order(len(data.splits["train"]), 7, epoch)):
+                task.losses({"logits": network(*batch.args)}, batch.targets).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return model.with_state_dict_of(network)
+
+
+def quantized(model: Model, data: Data, ctx: Context, backend: str, path: str) -> Model:
+    """Return the int8 model of a path: `dynamic`, `static` or `qat`."""
+    if path == "dynamic":
+        return stages.dynamic(DynamicConfig(backend=backend), ctx, model)
+    if path == "qat":
+        prepared = stages.prepare_qat(PrepareQatConfig(backend=backend), ctx, model)
+        return stages.convert(ctx, trained(prepared, data, epochs=1, lr=1e-4))
+    prepared = stages.prepare(PrepareConfig(backend=backend, observer="min_max"), ctx, model)
+    return stages.convert(ctx, stages.calibrate(CalibrateConfig(), ctx, prepared, data)[0])
