@@ -1,37 +1,32 @@
 """Data sets of made-up texts, token ids whose class depends on whether a certain one occurs.
 
-Shape legend: N texts, L tokens of the longest, B texts of a batch, K classes.
+Shape legend: N texts, L tokens of the longest one, V tokens of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional as F
 
-from ptpipe import JSON, Context
+from ptpipe import Context
 from ptpipe_quant import stages
 from ptpipe_quant.config import CalibrateConfig, DynamicConfig, PrepareConfig, PrepareQatConfig
 from ptpipe_torch import (
-    BATCH,
     ArrayColumn,
-    ArrayInfo,
     Classification,
     Column,
-    ColumnInfo,
     Data,
     DatasetInfo,
     LoaderOptions,
-    Metric,
     Model,
+    RaggedColumn,
     Split,
     Task,
-    TensorSpec,
+    TokenClassification,
     TokensInfo,
     TrainingCallback,
     epoch_order,
@@ -43,59 +38,9 @@ KEY = 7
 """The token that decides a text's class."""
 
 
-@dataclass(frozen=True, eq=False)
-class PaddedColumn(Column):
-    """Rows of ids behind each other, padded with 0 to the longest of a batch, or to `length`."""
-
-    ids_NL: npt.NDArray[np.int64]
-    length: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids_NL)
-
-    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        ids_BL = self.ids_NL[indices_B]
-        longest = int((ids_BL != 0).sum(1).max(initial=1))
-        return ids_BL[:, : self.length or longest].copy()
-
-
-class TokenScores(Task):
-    """For each token a class: its id modulo K. Padding does not count."""
-
-    num_classes: int
-    length: int | str = "length"
-
-    @property
-    def targets(self) -> Mapping[str, ColumnInfo]:
-        return {"labels": ArrayInfo(dtype="int64", shape=(self.length,))}
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        return (TensorSpec("logits", "float32", (BATCH, self.length, self.num_classes)),)
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return (Metric("loss", higher_is_better=False),)
-
-    def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        labels_BL = targets["labels"]
-        losses_BL = F.cross_entropy(outputs["logits"].mT, labels_BL % self.num_classes, reduction="none")
-        return (losses_BL * (labels_BL != 0)).sum(1)
-
-    def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {"loss": self.losses(outputs, targets).double().sum()}
-
-    def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
-        return {"loss": float(sums["loss"]) / num_samples}
-
-    def samples(
-        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        loss_B = self.losses(outputs, targets)
-        return {"prediction": outputs["logits"][:, 0].argmax(1), "score": -loss_B}
-
-
 CLASSES = Classification(class_names=("without", "with"))
+TAGS = TokenClassification(class_names=("a", "b", "c", "d", "e"))
+"""The class of a token is its id modulo 5."""
 
 
 def texts(num: int, seed: int, *, vocabulary_size: int = 40, max_length: int = 12) -> npt.NDArray[np.int64]:
@@ -116,20 +61,21 @@ def text_data(
     vocabulary_size: int = 40,
     max_length: int = 12,
     padded: bool = False,
-    batch_size: int = 16,
 ) -> Data:
-    """Return texts in the splits train, test and calibration. `padded`: all to `max_length`."""
-    tokens = TokensInfo(
-        vocabulary_size=vocabulary_size, max_length=max_length, padding="max_length" if padded else "longest"
-    )
+    """Return texts in the splits train, test and calibration, in batches of 16. `padded`: all to `max_length`."""
+    padding: Literal["longest", "max_length"] = "max_length" if padded else "longest"
+    tokens = TokensInfo(vocabulary_size=vocabulary_size, max_length=max_length, padding=padding)
     splits = {}
     for seed, (name, size) in enumerate(zip(("train", "test", "calibration"), num, strict=True)):
         ids_NL = texts(size, seed, vocabulary_size=vocabulary_size, max_length=max_length)
-        column = PaddedColumn(ids_NL, max_length if padded else None)
-        labels = column if isinstance(task, TokenScores) else ArrayColumn((ids_NL == KEY).any(1).astype(np.int64))
+        values_V, offsets = ids_NL[ids_NL != 0], np.append(0, (ids_NL != 0).sum(1).cumsum())
+        length = max_length if padded else None
+        targets: dict[str, Column] = {"labels": ArrayColumn((ids_NL == KEY).any(1).astype(np.int64))}
+        if "tags" in task.targets:
+            targets = {"tags": RaggedColumn(values_V % 5, offsets, -1, length)}
         ids = np.array([f"{name}/{row}" for row in range(size)])
-        splits[name] = Split(ids, {"tokens": column}, {"labels": labels})
-    return Data(DatasetInfo("words", {"tokens": tokens}, task), splits, LoaderOptions(batch_size=batch_size))
+        splits[name] = Split(ids, {"tokens": RaggedColumn(values_V, offsets, 0, length)}, targets)
+    return Data(DatasetInfo("words", {"tokens": tokens}, task), splits, LoaderOptions(batch_size=16))
 
 
 def network_of(name: str, data: Data, ctx: Context) -> Model:

@@ -18,7 +18,7 @@ from ptpipe_torch import BATCH, Data, FunctionRef, Model, OnnxFile, Recipe, Sign
 from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_torch.runtime import seeded
 
-from ...texts import TokenScores, network_of, quantized, text_data, texts, trained
+from ...texts import TAGS, network_of, quantized, text_data, texts, trained
 
 LENGTHS, BATCHES = (1, 7, 16, 20), (1, 5)
 MAX_LENGTH = LENGTHS[-1]
@@ -39,7 +39,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def sets() -> dict[str, Data]:
     pooled = text_data(max_length=MAX_LENGTH)
-    per_token = text_data(TokenScores(num_classes=5), max_length=MAX_LENGTH)
+    per_token = text_data(TAGS, max_length=MAX_LENGTH)
     return {"transformer": pooled, "lstm": pooled, "causal": per_token}
 
 

@@ -21,7 +21,7 @@ from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.layers import has_int8_weights
 from ptpipe_zoo import TextTransformerConfig, text_transformer
 
-from ...texts import TokenScores, network_of, quantized, text_data, trained
+from ...texts import TAGS, network_of, quantized, text_data, trained
 from .conftest import BACKENDS as ALL_BACKENDS
 
 BACKENDS = [backend for backend in ALL_BACKENDS if backend in ("fbgemm", "qnnpack")]
@@ -38,7 +38,7 @@ def data() -> Data:
 
 @pytest.fixture(scope="module")
 def token_data() -> Data:
-    return text_data(TokenScores(num_classes=5))
+    return text_data(TAGS)
 
 
 @pytest.fixture(scope="module")
