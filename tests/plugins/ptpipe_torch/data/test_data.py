@@ -537,7 +537,7 @@ class TestTexts:
     def test_deliverables_of_what_is_no_data_set(self, tmp_path: Path, content: str | None) -> None:
         if content is not None:
             (tmp_path / "data.json").write_text(content)
-        with pytest.raises(IntegrityError, match="^not a stored data set: "):
+        with pytest.raises(IntegrityError, match=r"^not a stored data set: "):
             Data.deliverables(tmp_path)
 
     @pytest.mark.parametrize(("token", "tag", "message"), [
