@@ -1,4 +1,4 @@
-"""Networks to train: MLP, a small CNN, a small U-Net and torchvision's classifiers (stages model.*)."""
+"""Networks to train: MLP, a small CNN, a small U-Net, torchvision's classifiers, one's own (stages model.*)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ptpipe import JSON, Context, Stage, StageError, hookimpl, nearest, stage
+from ptpipe import JSON, Context, Plan, Problem, Stage, StageError, hookimpl, nearest, stage
 from ptpipe_torch import Data, FunctionRef, Model
 from ptpipe_zoo import names, published
-from ptpipe_zoo.config import MlpConfig, SmallCnnConfig, SmallUNetConfig, TorchvisionConfig
+from ptpipe_zoo.config import MlpConfig, PythonModelConfig, SmallCnnConfig, SmallUNetConfig, TorchvisionConfig
 
 
 @stage("model.mlp", packages=("torch",))
@@ -57,7 +57,7 @@ def small_unet(config: SmallUNetConfig, ctx: Context, data: Data) -> Model:
     return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
 
 
-def _weights_path(config: TorchvisionConfig) -> Path | None:
+def _weights_path(config: TorchvisionConfig | PythonModelConfig) -> Path | None:
     return Path(config.weights_file).expanduser() if config.weights_file else None
 
 
@@ -70,15 +70,23 @@ def _fingerprint(config: TorchvisionConfig) -> JSON:
         url = names.weight_urls(config.name).get(config.weights)
         path = published.cached_file(url) if url else None
         return {path.name: published.sha256_of(path) if path.is_file() else None} if path else None
+    return _weights_digest(config)
+
+
+def _weights_digest(config: TorchvisionConfig | PythonModelConfig) -> JSON:
     path = _weights_path(config)
     return published.sha256_of(path) if path is not None and path.is_file() else None
 
 
-def _preflight(config: TorchvisionConfig) -> Iterable[str]:
-    """Yield a line for each reason why the network can't be built here."""
+def _missing_weights_file(config: TorchvisionConfig | PythonModelConfig) -> Iterable[str]:
     path = _weights_path(config)
     if path is not None and not path.is_file():
         yield f"weights file {path} does not exist"
+
+
+def _preflight(config: TorchvisionConfig) -> Iterable[str]:
+    """Yield a line for each reason why the network can't be built here."""
+    yield from _missing_weights_file(config)
     try:
         from ptpipe_zoo import torchvision_models
     except (ImportError, RuntimeError) as error:
@@ -145,7 +153,40 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
     return nets.make_model(builder_ref, network, info, ctx)
 
 
+def _python_function(config: PythonModelConfig) -> Iterable[str]:
+    return [f"{config.file}:{config.function}"]
+
+
+@stage(
+    "model.python",
+    packages=("torch",),
+    fingerprint=_weights_digest,
+    preflight=_missing_weights_file,
+    source_functions=_python_function,
+)
+def python_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
+    """Build a network of your own: what a function in a Python file returns, or a class in it is.
+
+    The file needs to know nothing of ptpipe; code under `if __name__ == "__main__":` does not run. The network gets the
+    data set's input columns, in order, and returns one tensor, several in order, or a dict by name. It is called once,
+    on two samples, to see that its outputs fit. Random initial weights depend on the seed alone. The result is
+    invalidated by any change of the file's code, or of what it imports from its own folder; comments don't count.
+    """
+    from ptpipe_zoo import python_file
+
+    return python_file.build_model(config, ctx, data)
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the stages of this plugin."""
-    return [mlp, small_cnn, small_unet, torchvision]
+    return [mlp, small_cnn, small_unet, torchvision, python_model]
+
+
+@hookimpl
+def ptpipe_check(plan: Plan) -> Iterable[Problem]:
+    """Find functions that are not in the files that options name, and arguments that they don't take."""
+    from ptpipe_torch.python_signature import function_problems
+
+    named = (stage.id for stage in plan.stages if stage.kind == python_model.kind)
+    return [problem for stage_id in named for problem in function_problems(plan, stage_id)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ptpipe import StageConfig
@@ -61,3 +61,21 @@ class TorchvisionConfig(StageConfig):
         if self.weights and self.weights_file:
             raise ValueError("give weights or weights_file, not both")
         return self
+
+
+_ANY_JSON = {"type": ["boolean", "integer", "number", "string", "array", "object", "null"]}
+
+
+class PythonModelConfig(StageConfig):
+    """Options of `model.python`."""
+
+    file: str = Field(min_length=1, description="a Python file, relative to the working directory")
+    function: str = Field(
+        pattern=r"^[^\W\d]\w*$", description="a function in it that returns a torch.nn.Module, or a class of one"
+    )
+    arguments: dict[str, Annotated[JsonValue, WithJsonSchema(_ANY_JSON)]] = Field(
+        {}, max_length=100, description="what the function is called with, by name"
+    )
+    weights_file: str | None = Field(
+        None, min_length=1, description="state dict to load: safetensors, or a file of torch.save with nothing else"
+    )

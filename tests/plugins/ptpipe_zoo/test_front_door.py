@@ -25,7 +25,7 @@ print([name for name in ("torch", "torchvision", "numpy") if name in sys.modules
 
 def test_offers_its_kinds_with_help():
     stages = {stage.kind: stage for stage in ptpipe_zoo.ptpipe_stages()}
-    assert sorted(stages) == ["model.mlp", "model.small_cnn", "model.small_unet", "model.torchvision"]
+    assert sorted(stages) == ["model.mlp", "model.python", "model.small_cnn", "model.small_unet", "model.torchvision"]
     for stage in stages.values():
         assert stage.help.endswith(".")
         assert all(field.description for field in stage.config_type.model_fields.values())
