@@ -1,4 +1,4 @@
-"""Data sets: MNIST, Fashion-MNIST, CIFAR-10, digits, image folders, synthetic images and tables (stages data.*)."""
+"""Data sets: MNIST, Fashion-MNIST, CIFAR-10, digits, images, masks, arrays, tables and texts (stages data.*)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ptpipe_data.config import (
     SegmentationFolderConfig,
     SyntheticConfig,
     TableConfig,
+    TextConfig,
 )
 from ptpipe_torch import Data
 
@@ -207,6 +208,33 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
     return table.load_table(config, ctx.seed)
 
 
+def _fingerprint_text(config: TextConfig) -> JSON:
+    from ptpipe_data.text_paths import fingerprint
+
+    return fingerprint(config)
+
+
+def _preflight_text(config: TextConfig) -> Iterable[str]:
+    missing = [name for name in ("pyarrow", "tokenizers") if find_spec(name) is None]
+    if missing:
+        yield f"data.text needs {' and '.join(missing)}: pip install 'ptpipe[text]'"
+
+
+@stage(
+    "data.text", packages=("numpy", "pyarrow", "tokenizers"), fingerprint=_fingerprint_text, preflight=_preflight_text
+)
+def load_text(config: TextConfig, ctx: Context) -> Data:
+    """Texts in a CSV, TSV, JSON lines or Parquet file, or in a folder per class, as token ids: a row is a sample.
+
+    The input is `tokens`, padded to the longest text of a batch. The tokenizer is a `tokenizer.json`, or byte-level BPE
+    trained on train; either way the run's folder has the one to use with the model, as `tokenizer.json`. Texts of
+    language_modeling follow one another in blocks of max_length. Needs `ptpipe[text]`.
+    """
+    from ptpipe_data import text
+
+    return text.load_text(config, ctx)
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Data]]:
     """Return the stages of this plugin."""
@@ -220,4 +248,5 @@ def ptpipe_stages() -> Iterable[Stage[..., Data]]:
         make_synthetic,
         load_arrays,
         load_table,
+        load_text,
     ]

@@ -1,20 +1,25 @@
-"""One CSV, TSV or Parquet file, whose errors name the file, the column and the row.
+"""One CSV, TSV, JSON lines or Parquet file, whose errors name the file, the column and the row.
 
 Shape legend: N rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow import compute, csv, parquet, types
+from pyarrow import compute, csv, json, parquet, types
 
 from ptpipe import StageError, nearest
-from ptpipe_data.table_paths import DELIMITERS, find_file
+from ptpipe_data import table_paths as paths
+
+if TYPE_CHECKING:
+    from ptpipe_data.config import TableFileConfig
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -25,6 +30,12 @@ class TableFile:
 
     path: Path
     content: pa.Table
+    row_names: Sequence[str] = ()
+    """What rows are called that have names."""
+
+    def row_name(self, row: int) -> str:
+        """Return what a row is called: by default its number, from 1. `row`: counted from 0."""
+        return self.row_names[row] if self.row_names else str(row + 1)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return a column. Raises StageError, with the nearest name, where there is none."""
@@ -76,6 +87,20 @@ class TableFile:
         values: list[str] = compute.cast(column, pa.string()).to_pylist()
         return values
 
+    def words(self, name: str) -> list[list[str]]:
+        """Return a column of lists of text. Raises StageError for any other, and for an empty or missing list."""
+        column = self.column(name)
+        is_list = types.is_list(column.type) or types.is_large_list(column.type)
+        if not is_list or not is_text(column.type.value_type):
+            raise self.error(name, 0, "which is no list of texts")
+        lists: list[list[str]] = column.to_pylist()
+        for row, words in enumerate(lists):
+            if not words:
+                raise self.error(name, row, "an empty list; remove the row")
+            if None in words:
+                raise self.error(name, row, "in which a value is missing")
+        return lists
+
     def refuse_mistyped_numbers(self, name: str) -> None:
         """Raise StageError for a column of text that is mostly numbers, at the first value that is none."""
         texts = self.texts(name)
@@ -89,7 +114,7 @@ class TableFile:
         """Return the error about a value. `row`: counted from 0."""
         value = self.content.column(name)[row].as_py()
         found = "" if value is None or value != value else f"{value!r}, "
-        return StageError(f"{self.path}, row {row + 1}, column {name!r}: {found}{problem}")
+        return StageError(f"{self.path}, row {self.row_name(row)}, column {name!r}: {found}{problem}")
 
 
 def is_text(type_: pa.DataType) -> bool:
@@ -98,15 +123,29 @@ def is_text(type_: pa.DataType) -> bool:
     return any(of(type_) for of in kinds)
 
 
-def read_table(path: str, like: pa.Schema | None = None) -> TableFile:
+def read_files(config: TableFileConfig, schema: pa.Schema | None = None) -> dict[str, TableFile]:
+    """Return the file of train, and those of val and test where they have their own. `schema`: as for `read_table`."""
+    files: dict[str, TableFile] = {}
+    for name, path in config.paths.items():
+        files[name] = read_table(path, config, files["train"].content.schema if files else schema)
+    return files
+
+
+def read_table(path: str, config: TableFileConfig, schema: pa.Schema | None = None) -> TableFile:
     """Read a file. Raises StageError where it can't be read as what its name says, and where it has no rows.
 
-    `like`: the columns that are text there are text here too, whatever they look like.
+    `schema`: the columns that are text there are text here too, whatever they look like.
     """
-    file = find_file(path)
+    file = paths.find_file(path)
+    texts = pa.schema([field for field in schema or () if is_text(field.type)])
     try:
-        is_parquet = file.suffix.lower() == ".parquet"
-        content = parquet.read_table(file) if is_parquet else _read_text(file, like or pa.schema([]))
+        match file.suffix.lower():
+            case ".parquet":
+                content = parquet.read_table(file)
+            case paths.JSON_LINES:
+                content = json.read_json(file, parse_options=json.ParseOptions(explicit_schema=texts))
+            case _:
+                content = _read_text(file, config, texts)
         content.validate(full=True)
         binary = [field.name for field in content.schema if types.is_binary(field.type)]
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -118,22 +157,25 @@ def read_table(path: str, like: pa.Schema | None = None) -> TableFile:
     return TableFile(file, content)
 
 
-def _read_text(file: Path, like: pa.Schema) -> pa.Table:
-    parsing = csv.ParseOptions(delimiter=DELIMITERS[file.suffix.lower()])
+def _read_text(file: Path, config: TableFileConfig, texts: pa.Schema) -> pa.Table:
+    delimiter = paths.DELIMITERS[file.suffix.lower()]
+    quote = '"' if config.quoting else False
+    parsing = csv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=config.quoting)
+    reading = csv.ReadOptions(column_names=config.column_names)
     converting = csv.ConvertOptions(
-        column_types={field.name: field.type for field in like if is_text(field.type)},
+        column_types={field.name: field.type for field in texts},
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
-    content = csv.read_csv(file, parse_options=parsing, convert_options=converting)
+    content = csv.read_csv(file, reading, parsing, converting)
     # `NA` and `null` are missing numbers, but texts like any other: of these only the empty one is missing.
-    texts = [field.name for field in content.schema if types.is_string(field.type)]
-    texts = [name for name in texts if content.column_names.count(name) == 1 and content.column(name).null_count]
-    if texts:
-        converting.include_columns, converting.null_values = texts, [""]
-        converting.column_types = {name: pa.string() for name in texts}
-        columns = csv.read_csv(file, parse_options=parsing, convert_options=converting)
-        for name in texts:
+    names = [field.name for field in content.schema if types.is_string(field.type)]
+    names = [name for name in names if content.column_names.count(name) == 1 and content.column(name).null_count]
+    if names:
+        converting.include_columns, converting.null_values = names, [""]
+        converting.column_types = {name: pa.string() for name in names}
+        columns = csv.read_csv(file, reading, parsing, converting)
+        for name in names:
             content = content.set_column(content.column_names.index(name), name, columns.column(name))
     return content
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ptpipe_eval.config import PredictConfig
 
 _PROGRESS_INTERVAL_S = 0.2
+_FILL = -1
+"""What shorter rows of what is kept end in."""
 
 OnBatch = Callable[[int], None]
 """Called after each batch with the number of samples done."""
@@ -68,10 +70,7 @@ class Evaluation:
         for name, total in task.sums(outputs, targets).items():
             self._sums[name] = self._sums[name] + total.numpy() if name in self._sums else total.numpy()
         for name, rows in task.samples(outputs, targets).items() if self.keeps_samples else ():
-            if name not in self._kept:
-                shape = (len(self.split.samples), *rows.shape[1:])
-                self._kept[name] = np.empty(shape, dtype=rows.numpy().dtype)
-            self._kept[name][start : start + len(rows)] = rows.numpy()
+            self._kept[name] = _with_rows(self._kept.get(name), start, rows.numpy(), len(self.split.samples))
         self._num_done += len(next(iter(outputs.values())))
         return self._num_done
 
@@ -83,8 +82,26 @@ class Evaluation:
 
     @property
     def kept(self) -> Mapping[str, npt.NDArray[Any]]:
-        """What the task keeps of each sample, by name, with N rows in the split's order."""
+        """What the task keeps of each sample, by name, with N rows in the split's order; shorter rows end in -1."""
         return self._kept
+
+
+def _with_rows(
+    kept_N: npt.NDArray[Any] | None, start: int, rows_B: npt.NDArray[Any], num_samples: int
+) -> npt.NDArray[Any]:
+    """Return the rows kept so far and these from `start` on, in place unless these are longer."""
+    if kept_N is None:
+        kept_N = np.empty((num_samples, *rows_B.shape[1:]), dtype=rows_B.dtype)
+    if kept_N.shape[1:] != rows_B.shape[1:]:  # tokens: a batch is as long as its longest text
+        sizes = np.maximum(kept_N.shape[1:], rows_B.shape[1:])
+        kept_N, rows_B = (_filled_up(array, sizes) for array in (kept_N, rows_B))
+    kept_N[start : start + len(rows_B)] = rows_B
+    return kept_N
+
+
+def _filled_up(array: npt.NDArray[Any], sizes: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    missing = [(0, 0), *((0, int(size)) for size in sizes - array.shape[1:])]
+    return np.pad(array, missing, constant_values=_FILL)
 
 
 def evaluate_split(

@@ -196,7 +196,7 @@ def _compare(
                 ctx.progress(num_done, len(order_N), "samples")
     parities, task = {}, data.info.task
     for spec in model.signature.outputs:
-        by_model = zip(*([_rows(task, outputs[spec.name]) for outputs in batch] for batch in predictions), strict=True)
+        by_model = zip(*([_rows(task, spec.name, of[spec.name]) for of in batch] for batch in predictions), strict=True)
         onnx_NK, torch_NK, *float_NK = [np.concatenate(rows) for rows in by_model]
         parities[spec.name] = Parity(
             onnx_NK,
@@ -209,11 +209,12 @@ def _compare(
     return parities
 
 
-def _rows(task: Task, output: npt.NDArray[Any]) -> Logits:
-    """Return an output in its natural unit, as rows of its second axis, that of the classes in logits."""
+def _rows(task: Task, name: str, output: npt.NDArray[Any]) -> Logits:
+    """Return an output in its natural unit, as rows of the scores of classes, else of its second axis."""
     if task.output_scale:
         output = (output - np.array(task.output_shift)) / np.array(task.output_scale)
-    rows = output.reshape(len(output), -1) if output.ndim < 3 else np.moveaxis(output, 1, -1)
+    axis = task.class_scores.get(name, 1)
+    rows = output.reshape(len(output), -1) if output.ndim < 3 else np.moveaxis(output, axis, -1)
     return rows.reshape(-1, rows.shape[-1]).astype(np.float32, copy=False)
 
 

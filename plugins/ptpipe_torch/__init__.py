@@ -6,10 +6,12 @@ from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ptpipe import Check, hookimpl
-from ptpipe_torch.data.column import ArrayColumn, Column
+from ptpipe_torch.data.column import ArrayColumn, Column, RaggedColumn
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo, ImageInfo
-from ptpipe_torch.data.data import Batch, Data, DatasetInfo, LoaderOptions, Split, epoch_order
+from ptpipe_torch.data.data import Batch, Data, DatasetInfo, LoaderOptions, Split
 from ptpipe_torch.data.images import ImageFileColumn
+from ptpipe_torch.data.order import epoch_order
+from ptpipe_torch.data.tokens import LENGTH, TokensInfo
 from ptpipe_torch.distributed.worker_group import (
     SINGLE_WORKER,
     WorkerGroup,
@@ -36,10 +38,12 @@ from ptpipe_torch.runtime import (
     torch_threads,
 )
 from ptpipe_torch.task.classification import Classification
+from ptpipe_torch.task.language_modeling import LanguageModeling
 from ptpipe_torch.task.multi_label import MultiLabel
 from ptpipe_torch.task.regression import Regression
 from ptpipe_torch.task.segmentation import Segmentation
 from ptpipe_torch.task.task import Metric, Task
+from ptpipe_torch.task.token_classification import TokenClassification
 from ptpipe_torch.torchvision_compat import torchvision
 
 if TYPE_CHECKING:
@@ -60,6 +64,8 @@ __all__ = [
     "FunctionRef",
     "ImageFileColumn",
     "ImageInfo",
+    "LENGTH",
+    "LanguageModeling",
     "LoaderOptions",
     "Metric",
     "Model",
@@ -67,6 +73,7 @@ __all__ = [
     "OnnxFile",
     "Predictions",
     "Predictor",
+    "RaggedColumn",
     "RangeObserver",
     "RangeReducer",
     "Ranges",
@@ -79,6 +86,8 @@ __all__ = [
     "Split",
     "Task",
     "TensorSpec",
+    "TokenClassification",
+    "TokensInfo",
     "TrainingCallback",
     "WorkerGroup",
     "WorkerGroupError",

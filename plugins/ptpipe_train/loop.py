@@ -58,7 +58,9 @@ class Loop:
 
     def _batches(self, epoch: int, first_step: int) -> Iterator[Batch]:
         plan, strategy = self.plan, self.strategy
-        order_N, shard, settings = plan.order(epoch, first_step), strategy.batch_shard, strategy.settings
+        shard, settings = strategy.batch_shard, strategy.settings
+        epoch_N = self.data.epoch_order("train", plan.seed, epoch, plan.batch_size)
+        order_N = plan.remaining(epoch_N, first_step)
         shard_size = shard.size(plan.batch_size)
 
         def load(order_N: npt.NDArray[np.int64]) -> Iterator[Batch]:

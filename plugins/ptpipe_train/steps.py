@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ptpipe_torch import epoch_order
 from ptpipe_train.config import PIPELINED, Parallel
 
 if TYPE_CHECKING:
@@ -59,9 +58,9 @@ class StepPlan:
         """Return the number of batches of that many samples, including a smaller last one."""
         return -(-num_samples // self.batch_size)
 
-    def order(self, epoch: int, first_step: int) -> npt.NDArray[np.int64]:
-        """Return the positions of an epoch's samples in their order, from that step of the epoch on."""
-        return epoch_order(self.num_samples, self.seed, epoch)[first_step * self.window : self.samples_per_epoch]
+    def remaining(self, order_N: npt.NDArray[np.int64], first_step: int) -> npt.NDArray[np.int64]:
+        """Return the samples that are left of an epoch's order, from that step of the epoch on."""
+        return order_N[first_step * self.window : self.samples_per_epoch]
 
     def pass_sizes(self, parallel: Parallel) -> set[int]:
         """Return the numbers of samples that the forward passes of an epoch have, on all workers."""

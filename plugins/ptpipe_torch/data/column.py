@@ -1,6 +1,6 @@
 """Columns: where the values of a split's named inputs and targets come from.
 
-Shape legend: N samples, B of a batch.
+Shape legend: N samples, B of a batch, L values of its longest row, V values of all rows.
 """
 
 from __future__ import annotations
@@ -48,6 +48,41 @@ class ArrayColumn(Column):
 
     def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         return self.array_N.take(indices_B, axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedColumn(Column):
+    """Rows of different lengths, such as token ids, that are padded on the right."""
+
+    values_V: npt.NDArray[Any]
+    """The values of all rows, one row after the other."""
+    offsets_N: npt.NDArray[np.int64]
+    """(N + 1,): row i is `values_V[offsets_N[i] : offsets_N[i + 1]]`."""
+    padding: int
+    """What fills a row."""
+    length: int | None = None
+    """What rows are padded to; None: the longest one of those taken together."""
+
+    def __len__(self) -> int:
+        return len(self.offsets_N) - 1
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """The length of each row, without padding."""
+        import numpy as np
+
+        return np.diff(self.offsets_N)
+
+    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the rows, of shape (B, L)."""
+        import numpy as np
+
+        starts_B, lengths_B = self.offsets_N[indices_B], self.lengths[indices_B]
+        columns_L = np.arange(self.length or lengths_B.max(initial=0))
+        is_value_BL = columns_L < lengths_B[:, None]
+        rows_BL = np.full(is_value_BL.shape, self.padding, dtype=self.values_V.dtype)
+        rows_BL[is_value_BL] = self.values_V[(starts_B[:, None] + columns_L)[is_value_BL]]
+        return rows_BL
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, PositiveInt, model_validator
 
 from ptpipe import StageError
+from ptpipe_torch.data.column import Column
 from ptpipe_torch.facts import Facts
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 
@@ -36,6 +37,9 @@ class ColumnInfo(Facts, ABC):
     @abstractmethod
     def spec(self, name: str) -> TensorSpec:
         """Return what the network, or the task's loss, gets. `name`: the column's."""
+
+    def check_values(self, name: str, column: Column) -> None:  # any value may be right
+        """Raise StageError where the column of a split has a value that it can't have. `name`: split and column."""
 
     def augment(
         self, values_B: npt.NDArray[Any], positions_B: npt.NDArray[np.int64], seed: Sequence[int], names: Sequence[str]

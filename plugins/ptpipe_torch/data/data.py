@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, Artifact, StageError
-from ptpipe_torch.data.column import Column, SubsetColumn
+from ptpipe_torch.data.column import Column, RaggedColumn, SubsetColumn, flatten
 from ptpipe_torch.data.column_info import ColumnInfo
+from ptpipe_torch.data.order import batched_by_length, epoch_order
 from ptpipe_torch.model.signature import Signature
 from ptpipe_torch.task.task import Task
 
@@ -82,6 +84,8 @@ class LoaderOptions:
     """Keep the workers from one epoch to the next, until the Data is deleted."""
     augment: tuple[str, ...] = ()
     """Names of whole-batch augmentations (ptpipe_torch.data.augment), applied to training batches in this order."""
+    batch_by_length: bool = False
+    """Whether training batches have samples of similar lengths, so that they need little padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +151,13 @@ class Data(Artifact):
     in one, where a target has a value that it can't have (a label that is no class), and for an unknown augmentation.
     """
 
-    def __init__(self, info: DatasetInfo, splits: Mapping[str, Split], loader: LoaderOptions = LoaderOptions()) -> None:
+    def __init__(
+        self,
+        info: DatasetInfo,
+        splits: Mapping[str, Split],
+        loader: LoaderOptions = LoaderOptions(),
+        assets: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
         from ptpipe_torch.data.augment import check_names
 
         assert splits, f"{info.name} has no split, not even an empty one"
@@ -156,6 +166,8 @@ class Data(Artifact):
         nothing = _nothing_of(next(iter(splits.values())))
         self.splits: Mapping[str, Split] = {name: splits.get(name, nothing) for name in SPLITS}
         self.loader = loader
+        self.assets = assets
+        """Small files that whoever uses a model of this data set needs too, by name: `tokenizer.json`."""
         self._loading: Loading | None = None
         assert set(splits) <= set(SPLITS), f"splits are {SPLITS}, not {tuple(splits)}"
         check_names(loader.augment)
@@ -176,11 +188,11 @@ class Data(Artifact):
     ) -> Iterator[Batch]:
         """Yield the split's batches; the last one may be smaller.
 
-        `order_N`: positions to yield, in this order (default: all); `epoch_order` for training, a slice of it to resume
-        in mid-epoch or to divide it among ranks. `batch_size`: default the loader's. `augment_seed`: non-negative
-        integers, e.g. (seed, epoch), which together with a sample's position decide its augmentation; None: don't
-        augment. `channels_last`: memory format of images. `device`: where the tensors are put; images are transferred
-        as bytes and normalized there. `with_inputs`: false reads targets alone.
+        `order_N`: positions to yield, in this order (default: all); `epoch_order()` for training, a slice of it to
+        resume in mid-epoch or to divide it among ranks. `batch_size`: default the loader's. `augment_seed`:
+        non-negative integers, e.g. (seed, epoch), which together with a sample's position decide its augmentation;
+        None: don't augment. `channels_last`: memory format of images. `device`: where the tensors are put; images are
+        transferred as bytes and normalized there. `with_inputs`: false reads targets alone.
 
         The same arguments give bit-identical batches for any number of workers. Raises StageError for an image file
         that is missing or can't be decoded, and where a worker process died.
@@ -199,6 +211,16 @@ class Data(Artifact):
             split, requests, channels_last=channels_last, device=device, with_inputs=with_inputs
         )
 
+    def epoch_order(self, split: str, seed: int, epoch: int, batch_size: int) -> npt.NDArray[np.int64]:
+        """Return the order in which an epoch takes the samples of a split: int64 of shape (N,).
+
+        It depends on `batch_size`, the samples of a batch over all workers, with `batch_by_length` alone.
+        """
+        samples = self.splits[split]
+        order_N = epoch_order(len(samples), seed, epoch)
+        lengths_N = _lengths_of(samples) if self.loader.batch_by_length else None
+        return order_N if lengths_N is None else batched_by_length(order_N, lengths_N, batch_size, seed, epoch)
+
     def save(self, folder: Path) -> None:
         from ptpipe_torch.data.data_folder import write_data
 
@@ -210,6 +232,12 @@ class Data(Artifact):
         from ptpipe_torch.data.data_folder import read_data
 
         return cls(*read_data(folder))
+
+    @classmethod
+    def deliverables(cls, folder: Path) -> tuple[str, ...]:
+        from ptpipe_torch.data.data_folder import asset_names
+
+        return asset_names(folder)
 
     def with_options(self, options: Mapping[str, JSON]) -> Self:
         """Return the same data set, loaded with those of the options that change no batch (`num_workers`)."""
@@ -228,11 +256,13 @@ class Data(Artifact):
         }
 
 
-def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Return the order of samples in one epoch, a function of (seed, epoch) alone: int64 of shape (N,)."""
-    import numpy as np
-
-    return np.random.default_rng((seed, epoch)).permutation(num_samples)
+def _lengths_of(split: Split) -> npt.NDArray[np.int64] | None:
+    """Return the length of each sample, of its first ragged input; None where none is."""
+    for column in split.inputs.values():
+        source, rows_N = flatten(column)
+        if isinstance(source, RaggedColumn):
+            return source.lengths[rows_N]
+    return None
 
 
 def _nothing_of(split: Split) -> Split:
@@ -246,6 +276,8 @@ def _check_split(name: str, split: Split, info: DatasetInfo) -> None:
     assert split.targets.keys() == info.targets.keys(), f"split {name} has the targets {tuple(split.targets)}"
     sizes = {"ids": len(split), **{column: len(values) for column, values in split.columns.items()}}
     assert len(set(sizes.values())) == 1, f"split {name} has columns of different lengths: {sizes}"
+    for column, values in split.columns.items():
+        info.columns[column].check_values(f"split {name}: {column}", values)
     info.task.check_targets(name, split.targets)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
 from ptpipe import IntegrityError, StageError
-from ptpipe_torch.data.column import ArrayColumn, Column, SubsetColumn, flatten
+from ptpipe_torch.data.column import ArrayColumn, Column, RaggedColumn, SubsetColumn, flatten
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.data.data import LOADING_OPTIONS, DatasetInfo, LoaderOptions, Split
 from ptpipe_torch.data.images import ImageFileColumn
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 _RECORD = "data.json"
 _CHUNK_BYTES = 32 << 20
+MAX_LENGTH = 1 << 16
+"""Of a row of a ragged column."""
+_ASSET = re.compile(r"[a-z][a-z0-9_]*\.(json|txt)")
 _NUMBERS = "buif"
 """`numpy.dtype.kind` of the arrays that hold values."""
 
@@ -47,15 +51,18 @@ class _Info(_Part):
 class _Loader(_Part):
     batch_size: int = Field(ge=1, le=1_000_000)
     augment: tuple[str, ...]
+    batch_by_length: bool = False
 
 
 class _Column(_Part):
-    kind: Literal["array", "image_files"]
+    kind: Literal["array", "image_files", "ragged"]
     root: str = ""
     size: int = Field(1, ge=1, le=8192)
     resize: int = Field(1, ge=1, le=8192)
     channels: Literal[1, 3] = 3
     max_pixels: int = Field(1, ge=1)
+    padding: int = 0
+    length: int | None = Field(None, ge=1, le=MAX_LENGTH)
 
 
 class _View(_Part):
@@ -71,6 +78,15 @@ class _Record(_Part):
     columns: tuple[_Column, ...]
     splits: dict[Literal["train", "val", "test", "calibration"], dict[str, _View]] = Field(min_length=1)
     """Views by the names of the columns."""
+    assets: tuple[str, ...] = ()
+    """Names of files."""
+
+    @field_validator("assets")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [name for name in names if not _ASSET.fullmatch(name) or name == _RECORD]:
+            raise ValueError(f"{wrong[0]!r} can't be the name of an asset")
+        return names
 
 
 def write_data(data: Data, folder: Path) -> None:
@@ -102,7 +118,10 @@ def write_data(data: Data, folder: Path) -> None:
         "splits": {
             split: {name: view(*flat_view) for name, flat_view in views.items()} for split, views in flat.items()
         },
+        "assets": [*data.assets],
     }
+    for name, content in data.assets.items():
+        (folder / name).write_bytes(content)
     (folder / _RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
@@ -130,7 +149,19 @@ def _column_file(folder: Path, number: int) -> Path:
     return folder / f"column_{number}.npy"
 
 
-def read_data(folder: Path) -> tuple[DatasetInfo, dict[str, Split], LoaderOptions]:
+def _offsets_file(column_file: Path) -> Path:
+    return column_file.with_suffix(".offsets.npy")
+
+
+def asset_names(folder: Path) -> tuple[str, ...]:
+    """Return the names of a stored data set's assets. Raises IntegrityError for a record that is none."""
+    try:
+        return _Record.model_validate_json((folder / _RECORD).read_bytes()).assets
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"not a stored data set: {' '.join(str(error).split())[:300]}") from error
+
+
+def read_data(folder: Path) -> tuple[DatasetInfo, dict[str, Split], LoaderOptions, dict[str, bytes]]:
     """Inverse of `write_data`.
 
     Raises StageError where the original folder of an image folder is missing, IntegrityError for anything but a data
@@ -145,11 +176,12 @@ def read_data(folder: Path) -> tuple[DatasetInfo, dict[str, Split], LoaderOption
         splits = {
             str(split): _read_split(columns, folder, split, views, info) for split, views in record.splits.items()
         }
+        assets = {name: (folder / name).read_bytes() for name in record.assets}
     except (StageError, IntegrityError):
         raise
     except Exception as error:  # NumPy parses the headers of arrays with Python's own parser
         raise IntegrityError(f"not a stored data set: {' '.join(str(error).split())[:300]}") from error
-    return info, splits, LoaderOptions(**dict(record.loader))
+    return info, splits, LoaderOptions(**dict(record.loader)), assets
 
 
 def _check_names(info: DatasetInfo) -> None:
@@ -164,6 +196,11 @@ def _write_column(column: Column, used: npt.NDArray[np.int64], path: Path) -> di
         np.save(path, column.paths_N[used])
         numbers = {name: getattr(column, name) for name in ("size", "resize", "channels", "max_pixels")}
         return {"kind": "image_files", "root": str(column.root), **numbers}
+    if isinstance(column, RaggedColumn):
+        chosen = _rows_of(column, used)
+        np.save(path, chosen.values_V)
+        np.save(_offsets_file(path), chosen.offsets_N)
+        return {"kind": "ragged", "padding": column.padding, "length": column.length}
     if isinstance(column, ArrayColumn) and len(used) == len(column):
         np.save(path, column.array_N)
         return {"kind": "array"}
@@ -180,6 +217,11 @@ def _read_column(described: _Column, path: Path) -> Column:
     if described.kind == "array":
         # Copy-on-write: torch wants writable arrays, and the file is read-only.
         return ArrayColumn(_read_array(path, _NUMBERS, mmap_mode="c"))
+    if described.kind == "ragged":
+        values_V = _read_array(path, _NUMBERS, 1, mmap_mode="c")
+        offsets_N = _read_array(_offsets_file(path), "i", 1)
+        _check_offsets(offsets_N, len(values_V), described.length or MAX_LENGTH)
+        return RaggedColumn(values_V, offsets_N, described.padding, described.length)
     root = Path(described.root)
     if not root.is_dir():
         raise StageError(
@@ -187,6 +229,23 @@ def _read_column(described: _Column, path: Path) -> Column:
         )
     numbers = (described.size, described.resize, described.channels, described.max_pixels)
     return ImageFileColumn(root, _read_array(path, "S", 1), *numbers)
+
+
+def _rows_of(column: RaggedColumn, used: npt.NDArray[np.int64]) -> RaggedColumn:
+    """Return these rows alone, in this order."""
+    if len(used) == len(column):
+        return column
+    offsets_N = np.concatenate([[0], np.cumsum(column.lengths[used])])
+    shifts_N = column.offsets_N[used] - offsets_N[:-1]
+    positions_V = np.arange(offsets_N[-1]) + np.repeat(shifts_N, column.lengths[used])
+    return RaggedColumn(column.values_V[positions_V], offsets_N, column.padding, column.length)
+
+
+def _check_offsets(offsets_N: npt.NDArray[np.int64], num_values: int, max_length: int) -> None:
+    lengths_N = np.diff(offsets_N)
+    is_whole = len(offsets_N) > 0 and offsets_N[0] == 0 and offsets_N[-1] == num_values
+    if not is_whole or lengths_N.min(initial=0) < 0 or lengths_N.max(initial=0) > max_length:
+        raise ValueError("the rows of a ragged column don't fit its values")
 
 
 def _read_split(

@@ -59,8 +59,8 @@ class Classification(Task):
         return (TensorSpec("logits", "float32", (BATCH, self.num_classes)),)
 
     @property
-    def class_scores(self) -> tuple[str, ...]:
-        return ("logits",)
+    def class_scores(self) -> Mapping[str, int]:
+        return {"logits": 1}
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

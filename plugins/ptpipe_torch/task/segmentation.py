@@ -77,8 +77,8 @@ class Segmentation(Task):
         return (TensorSpec(_OUTPUT, "float32", (BATCH, self.num_classes, *self.shape_HW)),)
 
     @property
-    def class_scores(self) -> tuple[str, ...]:
-        return (_OUTPUT,)
+    def class_scores(self) -> Mapping[str, int]:
+        return {_OUTPUT: 1}
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -62,9 +62,9 @@ class Task(Facts, ABC):
         """The metrics, each a single number. The first one is the primary metric."""
 
     @property
-    def class_scores(self) -> tuple[str, ...]:
-        """Names of the outputs whose second axis has the scores of classes, the highest of which is predicted."""
-        return ()
+    def class_scores(self) -> Mapping[str, int]:
+        """The outputs that have scores of classes, the highest of which is predicted, and the axis of the classes."""
+        return {}
 
     @property
     def output_scale(self) -> tuple[float, ...]:

@@ -39,6 +39,7 @@ def test_kinds() -> None:
         "data.segmentation_folder",
         "data.synthetic",
         "data.table",
+        "data.text",
     }
     for stage in STAGES:
         assert [port.type for port in stage.outputs] == [Data] and not stage.inputs

@@ -543,8 +543,8 @@ def test_more_than_a_thousand_classes_are_refused(tmp_path: Path, load: Load) ->
 
 BAD_FILES = {
     "missing": ("t.csv", None, "does not exist$"),
-    "another suffix": ("t.xlsx", b"a,y\n1,2\n", r"tables are \.csv, \.tsv or \.parquet files$"),
-    "no suffix": ("t", b"a,y\n1,2\n", r"tables are \.csv, \.tsv or \.parquet files$"),
+    "another suffix": ("t.xlsx", b"a,y\n1,2\n", r"tables are \.csv, \.tsv, \.jsonl or \.parquet files$"),
+    "no suffix": ("t", b"a,y\n1,2\n", r"tables are \.csv, \.tsv, \.jsonl or \.parquet files$"),
     "rows of different lengths": ("t.csv", b"a,y\n1,2\n3,4,5\n", "can't be read: .*Expected 2 columns, got 3"),
     "empty": ("t.csv", b"", "can't be read: Empty CSV file"),
     "an empty line": ("t.csv", b"\n", "can't be read: "),

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler
 
 from ptpipe_torch import ArrayColumn, Batch, Classification
-from ptpipe_torch.data.data import epoch_order
+from ptpipe_torch.data.order import epoch_order
 from ptpipe_train.config import Schedule
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.loop import Loop

@@ -22,7 +22,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 def sizes_of(plan: StepPlan, parallel: Parallel) -> set[int]:
     """Divide every batch of an epoch as the workers do, and count."""
-    order_N, num_shards = plan.order(0, 0), parallel.degrees.batch_shards
+    order_N, num_shards = np.arange(plan.samples_per_epoch), parallel.degrees.batch_shards
     found = set()
     for start in range(0, len(order_N), plan.batch_size):
         batch_N = order_N[start : start + plan.batch_size]
@@ -47,6 +47,7 @@ def test_sizes_of_forward_passes(name: str, batch_size: int, *, drop_last: bool)
 def test_windows_are_the_order_of_an_epoch(num_samples: int, *, drop_last: bool) -> None:
     plan = StepPlan(2, 43, 8, 3, 7, drop_last)
     assert plan.samples_per_epoch == num_samples
-    assert np.array_equal(plan.order(1, 0), epoch_order(43, 7, 1)[:num_samples])
+    order_N = epoch_order(43, 7, 1)
+    assert np.array_equal(plan.remaining(order_N, 0), order_N[:num_samples])
     assert [plan.window_size(step) for step in range(plan.steps_per_epoch)] == [24, num_samples - 24]
-    assert np.array_equal(plan.order(1, 1), plan.order(1, 0)[24:])
+    assert np.array_equal(plan.remaining(order_N, 1), order_N[24:num_samples])

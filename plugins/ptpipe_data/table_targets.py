@@ -1,0 +1,109 @@
+"""Targets of data sets in tables, and what else is read of several files at once.
+
+Shape legend: N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ptpipe import StageError
+from ptpipe_data.classes import classification
+from ptpipe_data.config import ClassesConfig, TaskConfig
+from ptpipe_data.paths import id_prefixes
+from ptpipe_data.table_file import TableFile, is_text
+from ptpipe_data.tasks import mean_and_std, regression
+from ptpipe_torch import ArrayColumn, MultiLabel, Split, Task
+
+Values: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""A column's values in each file, by the file's split: that of train holds all splits without a file of their own."""
+
+_ROW = "row"
+_MAX_CLASSES = 1000
+"""Of a target: more different values are numbers that were taken for classes."""
+
+
+def row_splits(files: Mapping[str, TableFile]) -> dict[str, Split]:
+    """Return splits whose only column is the number of the row: splits are drawn before any value is looked at."""
+    prefixes = id_prefixes({split: file.path for split, file in files.items()})
+    rows = {}
+    for split, file in files.items():
+        numbers_N = np.arange(len(file.content))
+        ids = np.array([f"{prefixes[split]}/{file.row_name(number)}" for number in numbers_N.tolist()])
+        rows[split] = Split(ids, {}, {_ROW: ArrayColumn(numbers_N)})
+    return rows
+
+
+def rows_of(split: Split) -> npt.NDArray[np.int64]:
+    """Return the rows, (N,), of one of the `row_splits`."""
+    return split.targets[_ROW].values()
+
+
+def source_of(split: str, config: TaskConfig, files: Mapping[str, TableFile]) -> str:
+    """Return the split whose file has the rows of this one."""
+    source = config.calibration_from if split == "calibration" else split
+    return source if source in files else "train"
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """Reads columns of all files; what is measured or counted is that of train alone."""
+
+    files: Mapping[str, TableFile]
+    train_N: npt.NDArray[np.int64]
+    """Rows of the first file that train has."""
+
+    def task(self, config: TaskConfig, targets: Sequence[str]) -> tuple[Task, Values]:
+        """Return a task whose targets are columns, one value a row, and the targets' values."""
+        match config.task:
+            case "classification":
+                return self._classification(config, targets[0])
+            case "multi_label":
+                labels = {split: self._flags(file, targets) for split, file in self.files.items()}
+                return MultiLabel(label_names=tuple(targets)), labels
+        columns, *_ = self.measured(targets, "", fills=False)
+        task = regression(targets, config, columns["train"][self.train_N])
+        return task, {split: of.astype(np.float32) for split, of in columns.items()}
+
+    def measured(
+        self, names: Sequence[str], hint: str, *, fills: bool
+    ) -> tuple[dict[str, npt.NDArray[np.float64]], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return float64 (N, len(names)), and mean and standard deviation over train; that of a constant is 1.
+
+        `fills`: missing values become the mean. `hint`: what else to do about them.
+        """
+        columns = {
+            split: np.stack([file.numbers(name, hint, allow_missing=fills) for name in names], axis=1)
+            for split, file in self.files.items()
+        }
+        mean, std = mean_and_std(columns["train"][self.train_N])
+        return {split: np.where(np.isnan(of), mean, of) for split, of in columns.items()}, mean, std
+
+    def train_values(self, name: str, texts: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+        """Return the different values of train, sorted: numbers by size."""
+        values = {texts["train"][row] for row in self.train_N.tolist()}
+        is_number = not is_text(self.files["train"].column(name).type)
+        return tuple(sorted(values, key=(lambda value: (float(value), value)) if is_number else None))
+
+    def _classification(self, config: TaskConfig, name: str) -> tuple[Task, Values]:
+        texts = {split: file.texts(name) for split, file in self.files.items()}
+        classes = self.train_values(name, texts)
+        if len(classes) > _MAX_CLASSES:
+            path = self.files["train"].path
+            raise StageError(f"{path}: {name!r} has {len(classes)} different values; is the task a regression?")
+        numbers = {value: number for number, value in enumerate(classes)}
+        for split, of in texts.items():
+            if unseen := set(of) - numbers.keys():
+                row = next(row for row, value in enumerate(of) if value in unseen)
+                problem = "a class that no row of train has: remove the row, or add some"
+                raise self.files[split].error(name, row, problem)
+        labels = {split: np.array([numbers[value] for value in of], dtype=np.int64) for split, of in texts.items()}
+        return classification(classes, config.classes or ClassesConfig(), labels["train"][self.train_N]), labels
+
+    def _flags(self, file: TableFile, names: Sequence[str]) -> npt.NDArray[np.float32]:
+        return np.stack([file.flags(name) for name in names], axis=1)

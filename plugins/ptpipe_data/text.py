@@ -1,0 +1,178 @@
+"""Texts as token ids, with a target for each text, for each word, or none but the next token.
+
+Shape legend: N texts of a file, V tokens of all of them, L of a block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ptpipe import Context
+from ptpipe_data.splitting import draw_missing_splits
+from ptpipe_data.table_file import TableFile
+from ptpipe_data.table_targets import TableReader, row_splits, rows_of, source_of
+from ptpipe_data.text_files import read_texts, target_names
+from ptpipe_data.tokenizer import Encoded, TextTokenizer
+from ptpipe_torch import (
+    ArrayColumn,
+    Column,
+    Data,
+    DatasetInfo,
+    LanguageModeling,
+    RaggedColumn,
+    Split,
+    Task,
+    TokenClassification,
+    TokensInfo,
+)
+from ptpipe_torch.data.column import SubsetColumn
+from ptpipe_torch.task.token_classification import IGNORE
+
+if TYPE_CHECKING:
+    from ptpipe_data.config import TextConfig
+
+_TOKENS = "tokens"
+_TEST_FRACTION = 0.2
+
+
+def load_text(config: TextConfig, ctx: Context) -> Data:
+    """Return the data set. Tokenizer and classes are those of train alone."""
+    files = read_texts(config)
+    are_words = config.task == "token_classification"
+    texts = {name: file.words(config.text) if are_words else _texts(file, config.text) for name, file in files.items()}
+    drawn = draw_missing_splits(row_splits(files), config, ctx.seed, test_fraction=_TEST_FRACTION)
+    train_rows = rows_of(drawn["train"]).tolist()
+    if config.tokenizer:
+        tokenizer = TextTokenizer.read(config.tokenizer)
+    else:
+        tokenizer = TextTokenizer.trained((_joined(texts["train"][row]) for row in train_rows), config)
+    tokenizer_json = tokenizer.configured(config).encode()
+    tokens = TokensInfo(
+        vocabulary_size=tokenizer.vocabulary_size,
+        max_length=config.max_length,
+        padding_id=tokenizer.padding_id,
+        padding=config.padding,
+        tokenizer_sha256=hashlib.sha256(tokenizer_json).hexdigest(),
+    )
+    reader = _TextReader(config, ctx, files, drawn, tokenizer, tokens)
+    task, splits = reader.read(texts)
+    info = DatasetInfo(files["train"].path.stem, {_TOKENS: tokens}, task)
+    return Data(info, splits, config.loader_options(), {"tokenizer.json": tokenizer_json})
+
+
+@dataclass(frozen=True)
+class _TextReader:
+    """Makes splits of the texts of files."""
+
+    config: TextConfig
+    ctx: Context
+    files: Mapping[str, TableFile]
+    drawn: Mapping[str, Split]
+    """The rows of each split."""
+    tokenizer: TextTokenizer
+    tokens: TokensInfo
+
+    def read(self, texts: Mapping[str, Sequence[str] | Sequence[list[str]]]) -> tuple[Task, dict[str, Split]]:
+        """Return the task and the splits. `texts`: of each file."""
+        if self.config.task == "language_modeling":
+            encoded = {name: self.tokenizer.encode(of, None) for name, of in texts.items()}
+            task = LanguageModeling(vocabulary_size=self.tokens.vocabulary_size, length=self.tokens.length)
+            (target,) = task.targets
+            return task, {name: self._blocks(name, rows, encoded, target) for name, rows in self.drawn.items()}
+        encoded = {name: self._encoded(name, of) for name, of in texts.items()}
+        return self._tagged(encoded) if self.config.task == "token_classification" else self._labelled(encoded)
+
+    def _encoded(self, name: str, texts: Sequence[str] | Sequence[list[str]]) -> Encoded:
+        encoded, file = self.tokenizer.encode(texts, self.config.max_length), self.files[name]
+        if not encoded.lengths_N.all():
+            row = int(encoded.lengths_N.argmin())
+            raise file.error(self.config.text, row, "in which the tokenizer finds no token")
+        if encoded.num_truncated:
+            self.ctx.log(
+                f"{encoded.num_truncated} of {len(texts)} texts in {file.path} have more than max_length: "
+                f"{self.config.max_length} tokens; they were truncated"
+            )
+        return encoded
+
+    def _labelled(self, encoded: Mapping[str, Encoded]) -> tuple[Task, dict[str, Split]]:
+        reader = TableReader(self.files, rows_of(self.drawn["train"]))
+        task, values = reader.task(self.config, target_names(self.config))
+        (target,) = task.targets
+        return task, self._splits(encoded, {target: {name: ArrayColumn(of) for name, of in values.items()}})
+
+    def _tagged(self, encoded: Mapping[str, Encoded]) -> tuple[Task, dict[str, Split]]:
+        (target,) = self.config.targets
+        tags = {name: self._tags(file, target) for name, file in self.files.items()}
+        names = sorted({tag for row in rows_of(self.drawn["train"]).tolist() for tag in tags["train"][row]})
+        numbers = {name: number for number, name in enumerate(names)}
+        columns = {}
+        for split, rows in tags.items():
+            for row, of in enumerate(rows):
+                if unseen := [tag for tag in of if tag not in numbers]:
+                    raise self.files[split].error(target, row, f"where {unseen[0]!r} is a tag that train does not have")
+            columns[split] = self._tag_column(encoded[split], [[numbers[tag] for tag in of] for of in rows])
+        task = TokenClassification(class_names=tuple(names), length=self.tokens.length)
+        (target,) = task.targets
+        return task, self._splits(encoded, {target: columns})
+
+    def _tags(self, file: TableFile, name: str) -> list[list[str]]:
+        words, tags = file.words(self.config.text), file.words(name)
+        for row, (of_words, of_tags) in enumerate(zip(words, tags, strict=True)):
+            if len(of_words) != len(of_tags):
+                problem = f"which are {len(of_tags)} tags for {len(of_words)} words"
+                raise file.error(name, row, problem)
+        return tags
+
+    def _tag_column(self, encoded: Encoded, numbers: Sequence[Sequence[int]]) -> RaggedColumn:
+        texts_V = np.repeat(np.arange(len(encoded.lengths_N)), encoded.lengths_N)
+        tags_V = np.full(len(encoded.ids_V), IGNORE)
+        begins_V = encoded.words_V >= 0
+        pairs = zip(texts_V[begins_V].tolist(), encoded.words_V[begins_V].tolist(), strict=True)
+        tags_V[begins_V] = [numbers[text][word] for text, word in pairs]
+        return self._column(tags_V, encoded, IGNORE)
+
+    def _splits(self, encoded: Mapping[str, Encoded], targets: Mapping[str, Mapping[str, Column]]) -> dict[str, Split]:
+        """Return the splits. `targets`: for each target the column of each file."""
+        inputs = {name: self._column(of.ids_V, of, self.tokens.padding_id) for name, of in encoded.items()}
+        splits = {}
+        for name, rows in self.drawn.items():
+            source, rows_N = source_of(name, self.config, self.files), rows_of(rows)
+            columns = {target: SubsetColumn(of[source], rows_N) for target, of in targets.items()}
+            splits[name] = Split(rows.ids, {_TOKENS: SubsetColumn(inputs[source], rows_N)}, columns)
+        return splits
+
+    def _column(self, values_V: npt.NDArray[np.int64], encoded: Encoded, padding: int) -> RaggedColumn:
+        length = self.config.max_length if self.config.padding == "max_length" else None
+        return RaggedColumn(values_V, encoded.offsets, padding, length)
+
+    def _blocks(self, name: str, rows: Split, encoded: Mapping[str, Encoded], target: str) -> Split:
+        """Return the split's texts, one after the other, in blocks; the last one may be shorter."""
+        source = encoded[source_of(name, self.config, self.files)]
+        offsets_N, rows_N = source.offsets, rows_of(rows)
+        end = [] if self.tokenizer.separator_id is None else [self.tokenizer.separator_id]
+        parts = [part for row in rows_N for part in (source.ids_V[offsets_N[row] : offsets_N[row + 1]], end)]
+        stream_V = np.concatenate([np.empty(0, dtype=np.int64), *parts]).astype(np.int64)
+        num_tokens, length = max(0, len(stream_V) - 1), self.config.max_length
+        lengths_N = np.diff([*range(0, num_tokens, length), num_tokens]) if num_tokens else np.empty(0, dtype=np.int64)
+        blocks = Encoded(stream_V, stream_V, lengths_N, 0)
+        ids = np.array([f"{name}/{number}" for number in range(1, len(lengths_N) + 1)], dtype=np.str_)
+        tokens = self._column(stream_V[:num_tokens], blocks, self.tokens.padding_id)
+        return Split(ids, {_TOKENS: tokens}, {target: self._column(stream_V[1:], blocks, IGNORE)})
+
+
+def _texts(file: TableFile, name: str) -> list[str]:
+    texts = file.texts(name)
+    for row, text in enumerate(texts):
+        if not text or text.isspace():
+            raise file.error(name, row, "an empty text; remove the row")
+    return texts
+
+
+def _joined(text: str | list[str]) -> str:
+    return text if isinstance(text, str) else " ".join(text)

@@ -1,0 +1,65 @@
+"""The files of texts. Imports neither numpy nor pyarrow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ptpipe import JSON, StageError
+from ptpipe_data import table_paths
+from ptpipe_data.catalog import file_digest
+from ptpipe_data.paths import find_path
+
+if TYPE_CHECKING:
+    from ptpipe_data.config import TextConfig
+
+LINES = ".txt"
+SPLITS = ("train", "val", "test")
+
+
+def find_source(path: str) -> Path:
+    """Return the file or folder as an absolute path. Raises StageError where it is missing or of another kind."""
+    source = find_path(path)
+    if source.is_dir() or (source.is_file() and source.suffix.lower() == LINES):
+        return source
+    try:
+        return table_paths.find_file(path)
+    except StageError as error:
+        raise StageError(f"{source}: texts are in .csv, .tsv, .jsonl, .parquet or .txt files, or in folders") from error
+
+
+def find_tokenizer(path: str) -> Path:
+    """Return the file as an absolute path. Raises StageError where it is missing."""
+    file = find_path(path)
+    if not file.is_file():
+        raise StageError(f"{file} is not a file: the tokenizer is a tokenizer.json")
+    return file
+
+
+def class_folders(root: Path) -> list[Path]:
+    """Return the folders of a folder, sorted by name, without hidden ones."""
+    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def text_files(folder: Path) -> list[Path]:
+    """Return the .txt files of a folder, sorted by name."""
+    return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() == LINES and entry.is_file())
+
+
+def split_folders(root: Path) -> dict[str, Path]:
+    """Return the folder of each split: that of train alone, the root itself, where there is no folder called train."""
+    if not (root / "train").is_dir():
+        return {"train": root}
+    return {name: root / name for name in SPLITS if (root / name).is_dir()}
+
+
+def fingerprint(config: TextConfig) -> JSON:
+    """Return the digest of every file by its path."""
+    files = [find_tokenizer(config.tokenizer)] if config.tokenizer else []
+    for source in map(find_source, config.paths.values()):
+        if source.is_dir():
+            folders = [folder for split in split_folders(source).values() for folder in class_folders(split)]
+            files += [file for folder in folders for file in text_files(folder)]
+        else:
+            files.append(source)
+    return {str(file): file_digest(file, "sha256") for file in files}

@@ -1,0 +1,59 @@
+"""Facts about texts as token ids.
+
+Shape legend: B texts of a batch, L tokens of its longest one.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from ptpipe import StageError
+from ptpipe_torch.data.column import Column, RaggedColumn, flatten
+from ptpipe_torch.data.column_info import ColumnInfo
+from ptpipe_torch.model.signature import BATCH, TensorSpec
+
+LENGTH: Final = "length"
+"""The symbol of the axis of tokens, where batches are padded to their longest text."""
+
+
+class TokensInfo(ColumnInfo):
+    """Token ids, int64 (B, L), padded on the right with `padding_id`."""
+
+    vocabulary_size: int = Field(ge=2)
+    max_length: PositiveInt
+    """Of a text, in tokens; longer ones were truncated."""
+    padding_id: NonNegativeInt = 0
+    """The id of padding, which no token of a text has."""
+    padding: Literal["longest", "max_length"] = "longest"
+    """What a batch is padded to: its longest text, or `max_length`."""
+    tokenizer_sha256: str = Field("", pattern="^([0-9a-f]{64})?$")
+    """Of the `tokenizer.json` that made the ids; empty where none did."""
+
+    @model_validator(mode="after")
+    def _has_padding(self) -> Self:
+        if self.padding_id >= self.vocabulary_size:
+            raise ValueError("padding_id is not in the vocabulary")
+        return self
+
+    @property
+    def vocabulary_sizes(self) -> tuple[int, ...]:
+        return (self.vocabulary_size,)
+
+    @property
+    def length(self) -> int | Literal["length"]:
+        """The size of the axis of tokens, of inputs and of targets that each token has."""
+        return LENGTH if self.padding == "longest" else self.max_length
+
+    def spec(self, name: str) -> TensorSpec:
+        return TensorSpec(name, "int64", (BATCH, self.length))
+
+    def check_values(self, name: str, column: Column) -> None:
+        """Raise StageError where a token is not in the vocabulary."""
+        source, rows_N = flatten(column)
+        # Padding of all rows at once to the longest may be large.
+        ids = source.values_V if isinstance(source, RaggedColumn) else source.take(rows_N)
+        for token_id in (ids.min(initial=0), ids.max(initial=0)):
+            if not 0 <= token_id < self.vocabulary_size:
+                raise StageError(f"{name} has the token id {token_id}; the vocabulary has {self.vocabulary_size}")

@@ -1,0 +1,91 @@
+"""Predict the next token of a text.
+
+Shape legend: B samples of a batch, L tokens of the longest one, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, PositiveInt
+
+from ptpipe import JSON
+from ptpipe_torch.data.column import Column
+from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
+from ptpipe_torch.data.tokens import LENGTH
+from ptpipe_torch.model.signature import BATCH, TensorSpec
+from ptpipe_torch.task.task import Metric, Task
+from ptpipe_torch.task.token_classification import IGNORE, check_token_targets, mean_of_counted, token_losses
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+_OUTPUT, _TARGET = "logits", "next_tokens"
+_MAX_EXPONENT = 700.0
+"""Of a perplexity, which must stay finite."""
+
+
+class LanguageModeling(Task):
+    """Networks return `logits`, float32 (B, L, V); the target is `next_tokens`, int64 (B, L)."""
+
+    vocabulary_size: int = Field(ge=2)
+    length: PositiveInt | Literal["length"] = LENGTH
+    """L, or its symbol."""
+
+    @property
+    def targets(self) -> Mapping[str, ColumnInfo]:
+        return {_TARGET: ArrayInfo(dtype="int64", shape=(self.length,))}
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(_OUTPUT, "float32", (BATCH, self.length, self.vocabulary_size)),)
+
+    @property
+    def class_scores(self) -> Mapping[str, int]:
+        return {_OUTPUT: 2}
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (
+            Metric("perplexity", higher_is_better=False),
+            Metric("next_token_accuracy", higher_is_better=True, is_fraction=True),
+            Metric("loss", higher_is_better=False),
+        )
+
+    def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Cross-entropy, averaged over a sample's tokens."""
+        return mean_of_counted(token_losses(outputs[_OUTPUT], targets[_TARGET]), targets[_TARGET])
+
+    def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Cross-entropy of all tokens, their number, how many were predicted; the losses of the samples."""
+        next_BL = targets[_TARGET]
+        losses_BL = token_losses(outputs[_OUTPUT], next_BL).double()
+        return {
+            "cross_entropy": losses_BL.sum(),
+            "tokens": (next_BL != IGNORE).sum(),
+            "right": (outputs[_OUTPUT].argmax(2) == next_BL).sum(),
+            "loss": mean_of_counted(losses_BL, next_BL).sum(),
+        }
+
+    def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
+        """Perplexity is exp(cross-entropy per token), over all tokens of the split."""
+        num_tokens = max(1, int(sums["tokens"]))
+        return {
+            "perplexity": math.exp(min(float(sums["cross_entropy"]) / num_tokens, _MAX_EXPONENT)),
+            "next_token_accuracy": int(sums["right"]) / num_tokens,
+            "loss": float(sums["loss"]) / num_samples,
+            "num_tokens": num_tokens,
+        }
+
+    def samples(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """`prediction`, int64 (B, L), -1 beyond the text; `score`: minus its loss."""
+        predicted_BL = outputs[_OUTPUT].argmax(2).masked_fill(targets[_TARGET] == IGNORE, IGNORE)
+        return {"prediction": predicted_BL, "score": -self.losses(outputs, targets)}
+
+    def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
+        check_token_targets(split, targets[_TARGET], self.vocabulary_size, "tokens")

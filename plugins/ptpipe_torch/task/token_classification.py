@@ -1,0 +1,190 @@
+"""A class for each token, such as names of persons and places.
+
+Shape legend: B samples of a batch, L tokens of the longest one, K classes, T counted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from ptpipe import JSON, StageError
+from ptpipe_torch.data.column import Column, RaggedColumn, flatten
+from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
+from ptpipe_torch.data.tokens import LENGTH
+from ptpipe_torch.model.signature import BATCH, TensorSpec
+from ptpipe_torch.task.classification import per_class
+from ptpipe_torch.task.task import Metric, Task
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+IGNORE = -1
+"""The target of tokens that don't count: padding, and the further tokens of a word."""
+_OUTPUT, _TARGET = "logits", "tags"
+_OUTSIDE = "O"
+
+
+class TokenClassification(Task):
+    """Networks return `logits`, float32 (B, L, K); the target is `tags`, int64 (B, L), numbers of classes.
+
+    Where the classes are O, B-x and I-x (IOB2), the primary metric is the F1 of whole entities, as CoNLL-2003 counts
+    them (Tjong Kim Sang and De Meulder, 2003): one is right where its type, first and last token are.
+    """
+
+    class_names: tuple[str, ...] = Field(min_length=1)
+    length: PositiveInt | Literal["length"] = LENGTH
+    """L, or its symbol."""
+    class_weights: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    """What the loss of a token is multiplied by, by its class; empty: 1. The mean is over tokens, not over weights."""
+
+    @model_validator(mode="after")
+    def _has_weights(self) -> Self:
+        if self.class_weights and len(self.class_weights) != self.num_classes:
+            raise ValueError("class_weights has a number for each class")
+        return self
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.class_names)
+
+    @property
+    def targets(self) -> Mapping[str, ColumnInfo]:
+        return {_TARGET: ArrayInfo(dtype="int64", shape=(self.length,))}
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(_OUTPUT, "float32", (BATCH, self.length, self.num_classes)),)
+
+    @property
+    def class_scores(self) -> Mapping[str, int]:
+        return {_OUTPUT: 2}
+
+    @property
+    def has_entities(self) -> bool:
+        """Whether the classes are those of IOB2."""
+        return {name[:2] for name in self.class_names} == {_OUTSIDE, "B-", "I-"}
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        f1 = Metric("f1", higher_is_better=True, is_fraction=True)
+        accuracy = Metric("token_accuracy", higher_is_better=True, is_fraction=True)
+        metrics = (accuracy, Metric("loss", higher_is_better=False))
+        return (f1, *metrics) if self.has_entities else metrics
+
+    def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Cross-entropy, averaged over a sample's tokens that count; 0 where none does."""
+        import torch
+
+        weights_K = torch.tensor(self.class_weights, device=targets[_TARGET].device) if self.class_weights else None
+        losses_BL = token_losses(outputs[_OUTPUT], targets[_TARGET], weights_K)
+        return mean_of_counted(losses_BL, targets[_TARGET])
+
+    def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The confusion matrix of tokens, rows are tags; entities that are right, predicted and there; the losses."""
+        import torch
+
+        predicted_BL, tags_BL = outputs[_OUTPUT].argmax(2), targets[_TARGET]
+        cells_T = (tags_BL * self.num_classes + predicted_BL)[tags_BL != IGNORE]
+        sums = {
+            "confusion": torch.bincount(cells_T, minlength=self.num_classes**2),
+            "loss": self.losses(outputs, targets).double().sum(),
+        }
+        return sums | ({"entities": self._entities(predicted_BL, tags_BL)} if self.has_entities else {})
+
+    def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
+        confusion_KK = sums["confusion"].reshape(self.num_classes, self.num_classes)
+        figures: dict[str, JSON] = {
+            "token_accuracy": int(confusion_KK.trace()) / max(1, int(confusion_KK.sum())),
+            "loss": float(sums["loss"]) / num_samples,
+            "class_names": list(self.class_names),
+            "per_class": [*per_class(confusion_KK, self.class_names)],
+            "confusion": [[int(count) for count in row] for row in confusion_KK],
+        }
+        if "entities" in sums:
+            num_right, num_predicted, num_there = map(int, sums["entities"])
+            figures |= {
+                "f1": 2 * num_right / max(1, num_predicted + num_there),
+                "precision": num_right / num_predicted if num_predicted else None,
+                "recall": num_right / num_there if num_there else None,
+            }
+        return figures
+
+    def samples(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """`prediction`, int64 (B, L), -1 where none counts; `score`: the fraction of the tokens that is right."""
+        tags_BL = targets[_TARGET]
+        predicted_BL = outputs[_OUTPUT].argmax(2).masked_fill(tags_BL == IGNORE, IGNORE)
+        return {"prediction": predicted_BL, "score": mean_of_counted((predicted_BL == tags_BL).float(), tags_BL)}
+
+    def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
+        check_token_targets(split, targets[_TARGET], self.num_classes, "classes")
+
+    def _entities(self, predicted_BL: torch.Tensor, tags_BL: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of entities that are right, predicted and there: int64 (3,)."""
+        import torch
+
+        # Tokens that don't count, such as the further ones of a word, must not divide an entity.
+        order_BL = (tags_BL == IGNORE).int().argsort(stable=True, dim=1)
+        tags_BL, predicted_BL = tags_BL.gather(1, order_BL), predicted_BL.gather(1, order_BL)
+        predicted_BL = predicted_BL.masked_fill(tags_BL == IGNORE, IGNORE)
+        (begins_BL, types_BL, ends_BL), (own_begins_BL, own_types_BL, own_ends_BL) = (
+            self._bounds(of_BL) for of_BL in (tags_BL, predicted_BL)
+        )
+        right_BL = begins_BL & own_begins_BL & (types_BL == own_types_BL) & (ends_BL == own_ends_BL)
+        return torch.stack([right_BL.sum(), own_begins_BL.sum(), begins_BL.sum()])
+
+    def _bounds(self, tags_BL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return whether an entity begins at each token, the type of the token's entity, and where it ends.
+
+        An I-x that continues no entity of type x begins one, as in CoNLL's own script.
+        """
+        import torch
+        from torch.nn.functional import pad
+
+        names = (*self.class_names, _OUTSIDE)  # the last one is found at -1, IGNORE
+        types = sorted({name[2:] for name in names})
+        type_K = torch.tensor([types.index(name[2:]) for name in names], device=tags_BL.device)
+        is_inside_K = torch.tensor([name != _OUTSIDE for name in names], device=tags_BL.device)
+        is_b_K = torch.tensor([name.startswith("B-") for name in names], device=tags_BL.device)
+        types_BL, is_inside_BL = type_K[tags_BL], is_inside_K[tags_BL]
+        continues_BL = is_inside_BL[:, 1:] & is_inside_BL[:, :-1] & (types_BL[:, 1:] == types_BL[:, :-1])
+        begins_BL = is_inside_BL & ~pad(continues_BL & ~is_b_K[tags_BL][:, 1:], (1, 0))
+        goes_on_BL = pad((is_inside_BL & ~begins_BL)[:, 1:], (0, 1))
+        positions_L = torch.arange(tags_BL.shape[1], device=tags_BL.device)
+        last_BL = torch.where(is_inside_BL & ~goes_on_BL, positions_L, tags_BL.shape[1])
+        return begins_BL, types_BL, last_BL.flip(1).cummin(1).values.flip(1)
+
+
+def token_losses(
+    logits_BLK: torch.Tensor, targets_BL: torch.Tensor, weights_K: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the cross-entropy of each token, float32 (B, L), 0 where the target is `IGNORE`.
+
+    `weights_K`: what a token's is multiplied by, by its class.
+    """
+    from torch.nn.functional import cross_entropy
+
+    logits_BKL = logits_BLK.float().transpose(1, 2)
+    losses_BL = cross_entropy(logits_BKL, targets_BL, reduction="none", ignore_index=IGNORE)
+    return losses_BL if weights_K is None else losses_BL * weights_K[targets_BL.clamp(min=0)]
+
+
+def mean_of_counted(values_BL: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
+    """Return the mean of each sample's values over its tokens that count, (B,); 0 where none does."""
+    counted_BL = targets_BL != IGNORE
+    return (values_BL * counted_BL).sum(1) / counted_BL.sum(1).clamp(min=1)
+
+
+def check_token_targets(split: str, column: Column, num_classes: int, plural: str) -> None:
+    """Raise StageError where a target is neither a class nor `IGNORE`. `plural`: what the classes are called."""
+    source, rows_N = flatten(column)
+    tags = source.values_V if isinstance(source, RaggedColumn) else source.take(rows_N)
+    for tag in (tags.min(initial=0), tags.max(initial=0)):
+        if not IGNORE <= tag < num_classes:
+            raise StageError(f"split {split} has the target {tag}; {plural} are numbered 0 to {num_classes - 1}")
