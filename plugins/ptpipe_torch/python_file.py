@@ -133,3 +133,23 @@ def _importable(folder: Path) -> Iterator[None]:
         sys.dont_write_bytecode = before
         if str(folder) in sys.path:  # the user's code may change the path, too
             sys.path.remove(str(folder))
+
+
+@contextmanager
+def seeded_everywhere(seed: int) -> Iterator[None]:
+    """Seed the random numbers of torch, NumPy and Python inside the `with`; their states are restored on exit."""
+    import random
+
+    import numpy as np
+
+    from ptpipe_torch.runtime import seeded
+
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        with seeded(seed):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -15,7 +15,7 @@ from ptpipe_torch import Data, FunctionRef, Model, seeded
 from ptpipe_torch.model.example_inputs import copies, zeros
 from ptpipe_torch.model.outputs import describe, named_outputs
 from ptpipe_torch.model.signature import Signature
-from ptpipe_torch.python_file import own_errors
+from ptpipe_torch.python_file import own_errors, seeded_everywhere
 from ptpipe_zoo import nets, weights
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
     file = Path(config.file).expanduser().absolute()
     reference = FunctionRef.in_file(file, config.function, config.arguments)
     maker = f"{file.name}: {config.function}()"
-    network = nets.build_seeded(reference, ctx.seed)
+    with seeded_everywhere(ctx.seed):
+        network = nets.build_seeded(reference, ctx.seed)
     _check_network(network, maker)
     if config.weights_file is not None:
         path = Path(config.weights_file).expanduser()
