@@ -1,4 +1,4 @@
-"""Networks to train: MLP, a small CNN, a small U-Net, torchvision's classifiers, one's own (stages model.*)."""
+"""Networks to train: MLP, small CNN and U-Net, text transformer and LSTM, torchvision's, one's own (model.*)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any
 from ptpipe import JSON, Context, Plan, Problem, Stage, StageError, hookimpl, nearest, stage
 from ptpipe_torch import Data, FunctionRef, Model
 from ptpipe_zoo import names, published
-from ptpipe_zoo.config import MlpConfig, PythonModelConfig, SmallCnnConfig, SmallUNetConfig, TorchvisionConfig
+from ptpipe_zoo.config import (
+    MlpConfig,
+    PythonModelConfig,
+    SmallCnnConfig,
+    SmallUNetConfig,
+    TextLstmConfig,
+    TextTransformerConfig,
+    TorchvisionConfig,
+)
 
 
 @stage("model.mlp", packages=("torch",))
@@ -54,6 +62,37 @@ def small_unet(config: SmallUNetConfig, ctx: Context, data: Data) -> Model:
     builder_ref = FunctionRef.to(
         unet.small_unet, shape_CHW=shape_CHW, num_classes=num_classes, width=config.width, depth=config.depth
     )
+    return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
+
+
+@stage("model.text_transformer", packages=("torch",))
+def text_transformer(config: TextTransformerConfig, ctx: Context, data: Data) -> Model:
+    """Build a transformer encoder for texts: token and position embeddings, pre-norm layers, pooling, a linear layer.
+
+    Sizes are the data set's. Attention is masked where a batch is padded, so that a text has the same outputs in any
+    batch. For a task on tokens the last layer is applied to each token. Activations are ReLU: in int8 it is part of the
+    linear layer before it, while GELU would be a float operator between two int8 layers. The initial weights depend on
+    the seed alone.
+    """
+    from ptpipe_zoo import nets, text_nets
+
+    builder_ref = text_nets.transformer_ref(config, data.info)
+    if not config.causal and text_nets.TextSizes.of(ctx.kind, data.info).is_language_model:
+        ctx.notice("each token sees the ones behind it, which it is to predict: set causal: true for a language model")
+    return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
+
+
+@stage("model.text_lstm", packages=("torch",))
+def text_lstm(config: TextLstmConfig, ctx: Context, data: Data) -> Model:
+    """Build an LSTM for texts: token embeddings, LSTM layers from left to right, pooling, a linear layer.
+
+    Sizes are the data set's. Not bidirectional: backwards it would begin with a text's padding, whose length depends on
+    the batch. For a task on tokens the last layer is applied to each token. The initial weights depend on the seed
+    alone.
+    """
+    from ptpipe_zoo import nets, text_nets
+
+    builder_ref = text_nets.lstm_ref(config, data.info)
     return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
 
 
@@ -180,7 +219,7 @@ def python_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the stages of this plugin."""
-    return [mlp, small_cnn, small_unet, torchvision, python_model]
+    return [mlp, small_cnn, small_unet, text_lstm, text_transformer, torchvision, python_model]
 
 
 @hookimpl

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -31,6 +31,51 @@ class SmallUNetConfig(StageConfig):
 
     width: int = Field(16, ge=1, le=1024, description="channels at half the resolution")
     depth: int = Field(2, ge=1, le=6, description="poolings; each halves the resolution and doubles the channels")
+
+
+class TextTransformerConfig(StageConfig):
+    """Options of `model.text_transformer`."""
+
+    dim: int = Field(128, ge=1, le=65536, description="features of a token; a multiple of num_heads")
+    num_layers: int = Field(2, ge=1, le=256, description="encoder layers")
+    num_heads: int = Field(4, ge=1, le=1024, description="attention heads of each layer")
+    feed_forward_dim: int | None = Field(
+        None, ge=1, le=262144, description="hidden features of each feed-forward network; null: 4 x dim"
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout probability of embeddings and of each residual branch")
+    pooling: Literal["mean", "first"] = Field(
+        "mean",
+        description="what represents a text: the mean over its tokens, or its first one; no meaning where each token "
+        "has outputs",
+    )
+    causal: bool = Field(
+        False,
+        description="let each token attend to itself and those before it alone, as a language model must",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.dim % self.num_heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of num_heads {self.num_heads}")
+        if self.causal and self.pooling == "first":
+            raise ValueError("pooling first would see a single token of a causal network: use pooling mean")
+        return self
+
+
+class TextLstmConfig(StageConfig):
+    """Options of `model.text_lstm`."""
+
+    dim: int = Field(128, ge=1, le=65536, description="features of a token")
+    hidden_size: int = Field(128, ge=1, le=65536, description="features of the LSTM's state")
+    num_layers: int = Field(1, ge=1, le=64, description="LSTM layers, each on the outputs of the one before")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="dropout probability of embeddings, between layers and in front of the last one"
+    )
+    pooling: Literal["mean", "last"] = Field(
+        "mean",
+        description="what represents a text: the mean over its tokens, or its last one; no meaning where each token "
+        "has outputs",
+    )
 
 
 class TorchvisionConfig(StageConfig):

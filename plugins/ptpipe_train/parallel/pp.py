@@ -22,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from ptpipe import JSON, StageError
 from ptpipe_torch import Batch
 from ptpipe_torch.distributed.worker_group import WorkerGroup
-from ptpipe_train.config import Degrees
+from ptpipe_train.degrees import Degrees
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.evaluation import buffers_restored, state_restored
 from ptpipe_train.measured_once import measure_once
@@ -95,6 +95,10 @@ class PipelineStrategy(ParallelStrategy):
         firsts = _first_pieces(network, inputs, microbatch)
         self._split_points = [network.split_points[first - 1].next_layer for first in firsts]
         return [network.piece(*bounds) for bounds in pairwise([0, *firsts, network.num_pieces])]
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for piece in self._pieces:
+            yield from piece.named_parameters()
 
     def _set_takes_part(self, counts: bool) -> None:
         if self._ranges:
