@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ptpipe import JSON, Context, Plan, Problem, Stage, StageError, hookimpl, nearest, stage
-from ptpipe_torch import Data, FunctionRef, Model
+from ptpipe_torch import Data, FunctionRef, Model, OnnxFile
+from ptpipe_torch.files import open_regular
 from ptpipe_zoo import names, published
 from ptpipe_zoo.config import (
     MlpConfig,
+    OnnxModelConfig,
     PythonModelConfig,
     SmallCnnConfig,
     SmallUNetConfig,
@@ -216,10 +219,32 @@ def python_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
     return python_file.build_model(config, ctx, data)
 
 
+def _onnx_digest(config: OnnxModelConfig) -> JSON:
+    path = Path(config.file).expanduser()
+    try:
+        with open_regular(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StageError(f"can't read {path.absolute()}: {error.strerror or error}") from error
+
+
+@stage("model.onnx", packages=("onnx", "onnxruntime"), fingerprint=_onnx_digest)
+def onnx_model(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
+    """Take an ONNX file as it is, one that is deployed for example: for comparisons and gates beside your own.
+
+    Its inputs and outputs must fit the data set's, and get their names; further outputs are left out. The file gets the
+    data set's inputs: where it expects pixels normalized in another way, let the data stage normalize them so. It must
+    hold its tensors itself, and take batches of any size.
+    """
+    from ptpipe_zoo import onnx_file
+
+    return onnx_file.load_file(config, ctx, data)
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the stages of this plugin."""
-    return [mlp, small_cnn, small_unet, text_lstm, text_transformer, torchvision, python_model]
+    return [mlp, small_cnn, small_unet, text_lstm, text_transformer, torchvision, python_model, onnx_model]
 
 
 @hookimpl

@@ -124,3 +124,27 @@ class PythonModelConfig(StageConfig):
     weights_file: str | None = Field(
         None, min_length=1, description="state dict to load: safetensors, or a file of torch.save with nothing else"
     )
+
+
+class OnnxModelConfig(StageConfig):
+    """Options of `model.onnx`."""
+
+    file: str = Field(min_length=1, description="an .onnx file, relative to the working directory")
+    inputs: dict[str, str] = Field(
+        {},
+        max_length=100,
+        description="the data set's column for each input of the file, `x: images`; none: by name, or the only one",
+    )
+    outputs: dict[str, str] = Field(
+        {},
+        max_length=100,
+        description="the task's output for each output of the file that counts, `y: logits`; none: by name, or the "
+        "only one",
+    )
+
+    @model_validator(mode="after")
+    def _names_each_column_once(self) -> Self:
+        for tensors in (self.inputs, self.outputs):
+            if len({*tensors.values()}) < len(tensors):
+                raise ValueError("inputs and outputs name each tensor once")
+        return self
