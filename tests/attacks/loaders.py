@@ -99,6 +99,11 @@ def model(folder: Path) -> None:
         predict({"images": np.zeros((1, 1, 8, 8), np.float32)})
 
 
+def model_of_a_file(folder: Path) -> None:
+    """As a stage does whose manifest names one function of one file."""
+    Model.load(folder).with_source_functions([f"{folder}/named.py:make_net"]).build()
+
+
 def onnx(folder: Path) -> None:
     """Not by `load`, which refuses some of these before a session is made."""
     with OnnxFile(folder / "model.onnx", Signature.from_json(SIGNATURE)).predictor(1) as predict:
