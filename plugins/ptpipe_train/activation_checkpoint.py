@@ -32,7 +32,8 @@ def checkpoint_layers(module: nn.Module, types: Sequence[str]) -> None:
             )
         for layer in chosen:
             _refuse(layer, type_)
-            layer.__class__ = _checkpointed(type(layer))
+            own_type: Any = type(layer)
+            layer.__class__ = _checkpointed(own_type)
 
 
 def _hint(type_: str, layers: Sequence[nn.Module]) -> str:
