@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ptpipe_data.config import TableFileConfig
 
 _LARGEST = float(np.finfo(np.float32).max)
+_IS_STRING = (types.is_string, types.is_large_string, types.is_string_view)
+_BLOCK_BYTES = 32 << 20
+"""A row must lie in one block."""
 
 
 @dataclass(frozen=True)
@@ -84,20 +87,22 @@ class TableFile:
         column = self.column(name)
         if column.null_count:
             raise self.error(name, compute.is_null(column).to_pylist().index(True), "a missing value; remove the row")
+        if types.is_nested(column.type):
+            raise self.error(name, 0, "which is no text")
         values: list[str] = compute.cast(column, pa.string()).to_pylist()
         return values
 
     def words(self, name: str) -> list[list[str]]:
         """Return a column of lists of text. Raises StageError for any other, and for an empty or missing list."""
         column = self.column(name)
-        is_list = types.is_list(column.type) or types.is_large_list(column.type)
-        if not is_list or not is_text(column.type.value_type):
+        is_list = any(of(column.type) for of in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+        if not is_list or not any(of(column.type.value_type) for of in _IS_STRING):
             raise self.error(name, 0, "which is no list of texts")
         lists: list[list[str]] = column.to_pylist()
         for row, words in enumerate(lists):
             if not words:
                 raise self.error(name, row, "an empty list; remove the row")
-            if None in words:
+            if not all(words):
                 raise self.error(name, row, "in which a value is missing")
         return lists
 
@@ -119,8 +124,7 @@ class TableFile:
 
 def is_text(type_: pa.DataType) -> bool:
     """Return whether values of this type are categories, whatever they are: text, booleans."""
-    kinds = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary, types.is_boolean)
-    return any(of(type_) for of in kinds)
+    return any(of(type_) for of in (*_IS_STRING, types.is_dictionary, types.is_boolean))
 
 
 def read_files(config: TableFileConfig, schema: pa.Schema | None = None) -> dict[str, TableFile]:
@@ -138,12 +142,14 @@ def read_table(path: str, config: TableFileConfig, schema: pa.Schema | None = No
     """
     file = paths.find_file(path)
     texts = pa.schema([field for field in schema or () if is_text(field.type)])
+    if config.column_names and file.suffix.lower() not in paths.DELIMITERS:
+        raise StageError(f"column_names names the columns of .csv and .tsv files; {file} has names of its own")
     try:
         match file.suffix.lower():
             case ".parquet":
                 content = parquet.read_table(file)
             case paths.JSON_LINES:
-                content = json.read_json(file, parse_options=json.ParseOptions(explicit_schema=texts))
+                content = _read_json_lines(file, texts)
             case _:
                 content = _read_text(file, config, texts)
         content.validate(full=True)
@@ -157,11 +163,22 @@ def read_table(path: str, config: TableFileConfig, schema: pa.Schema | None = No
     return TableFile(file, content)
 
 
+def _read_json_lines(file: Path, texts: pa.Schema) -> pa.Table:
+    reading = json.ReadOptions(block_size=_BLOCK_BYTES)
+    # Without a schema, texts that look like times would be read as these.
+    content = json.read_json(file, reading, json.ParseOptions(explicit_schema=texts))
+    empty = [name for name in texts.names if content.column(name).null_count == len(content)]
+    if empty:  # a schema adds the columns that the file does not have
+        found = json.read_json(file, reading).column_names
+        content = content.drop_columns([name for name in empty if name not in found])
+    return content
+
+
 def _read_text(file: Path, config: TableFileConfig, texts: pa.Schema) -> pa.Table:
     delimiter = paths.DELIMITERS[file.suffix.lower()]
     quote = '"' if config.quoting else False
     parsing = csv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=config.quoting)
-    reading = csv.ReadOptions(column_names=config.column_names)
+    reading = csv.ReadOptions(column_names=config.column_names, block_size=_BLOCK_BYTES)
     converting = csv.ConvertOptions(
         column_types={field.name: field.type for field in texts},
         strings_can_be_null=True,

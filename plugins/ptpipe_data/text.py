@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ptpipe import Context
+from ptpipe import Context, StageError
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_file import TableFile
 from ptpipe_data.table_targets import TableReader, row_splits, rows_of, source_of
 from ptpipe_data.text_files import read_texts, target_names
+from ptpipe_data.text_paths import find_source
 from ptpipe_data.tokenizer import Encoded, TextTokenizer
 from ptpipe_torch import (
     ArrayColumn,
@@ -62,7 +63,8 @@ def load_text(config: TextConfig, ctx: Context) -> Data:
     )
     reader = _TextReader(config, ctx, files, drawn, tokenizer, tokens)
     task, splits = reader.read(texts)
-    info = DatasetInfo(files["train"].path.stem, {_TOKENS: tokens}, task)
+    source = find_source(config.path)
+    info = DatasetInfo(source.name if source.is_dir() else source.stem, {_TOKENS: tokens}, task)
     return Data(info, splits, config.loader_options(), {"tokenizer.json": tokenizer_json})
 
 
@@ -90,9 +92,11 @@ class _TextReader:
 
     def _encoded(self, name: str, texts: Sequence[str] | Sequence[list[str]]) -> Encoded:
         encoded, file = self.tokenizer.encode(texts, self.config.max_length), self.files[name]
-        if not encoded.lengths_N.all():
-            row = int(encoded.lengths_N.argmin())
-            raise file.error(self.config.text, row, "in which the tokenizer finds no token")
+        if (is_empty_N := encoded.lengths_N <= self.tokenizer.num_special).any():
+            raise file.error(self.config.text, int(is_empty_N.argmax()), "in which the tokenizer finds no token")
+        if (is_padding_V := encoded.ids_V == self.tokens.padding_id).any():
+            row = int(np.searchsorted(encoded.offsets, is_padding_V.argmax(), side="right")) - 1
+            raise file.error(self.config.text, row, "which has the token that pads texts")
         if encoded.num_truncated:
             self.ctx.log(
                 f"{encoded.num_truncated} of {len(texts)} texts in {file.path} have more than max_length: "
@@ -161,6 +165,8 @@ class _TextReader:
         num_tokens, length = max(0, len(stream_V) - 1), self.config.max_length
         lengths_N = np.diff([*range(0, num_tokens, length), num_tokens]) if num_tokens else np.empty(0, dtype=np.int64)
         blocks = Encoded(stream_V, stream_V, lengths_N, 0)
+        if len(rows_N) and not num_tokens:
+            raise StageError(f"split {name}: its texts have too few tokens for a block")
         ids = np.array([f"{name}/{number}" for number in range(1, len(lengths_N) + 1)], dtype=np.str_)
         tokens = self._column(stream_V[:num_tokens], blocks, self.tokens.padding_id)
         return Split(ids, {_TOKENS: tokens}, {target: self._column(stream_V[1:], blocks, IGNORE)})

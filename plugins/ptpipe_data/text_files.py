@@ -24,6 +24,8 @@ def read_texts(config: TextConfig) -> dict[str, TableFile]:
     Raises StageError where a file can't be read, or a folder isn't laid out as one.
     """
     source = find_source(config.path)
+    if config.column_names and (source.is_dir() or source.suffix.lower() == LINES):
+        raise StageError(f"column_names names the columns of .csv and .tsv files; {source} has none")
     if source.is_dir():
         return _read_folders(source, config)
     schema = None if config.task == "token_classification" else pa.schema([(config.text, pa.string())])
@@ -47,7 +49,7 @@ def target_names(config: TextConfig) -> tuple[str, ...]:
 def _read_lines(file: Path, config: TextConfig) -> TableFile:
     if config.task != "language_modeling":
         raise StageError(f"{file}: a file of lines has no targets; the task {config.task} needs some")
-    lines = [(number, line) for number, line in enumerate(_text_of(file).splitlines(), start=1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(_text_of(file).split("\n"), start=1) if line.strip()]
     if not lines:
         raise StageError(f"{file} has no text")
     return TableFile(file, pa.table({config.text: [line for _, line in lines]}), [str(number) for number, _ in lines])
@@ -78,7 +80,7 @@ def _read_folder(folder: Path, config: TextConfig) -> TableFile:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise StageError(f"{file} can't be read: it is not UTF-8 text, at byte {error.start}") from error
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,12 +39,23 @@ def find_tokenizer(path: str) -> Path:
 
 def class_folders(root: Path) -> list[Path]:
     """Return the folders of a folder, sorted by name, without hidden ones."""
-    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return _checked(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def text_files(folder: Path) -> list[Path]:
     """Return the .txt files of a folder, sorted by name."""
-    return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() == LINES and entry.is_file())
+    return _checked(entry for entry in folder.iterdir() if entry.suffix.lower() == LINES and entry.is_file())
+
+
+def _checked(entries: Iterable[Path]) -> list[Path]:
+    """Return them, sorted. Raises StageError for a name that is not UTF-8, which no id or class could have."""
+    found = sorted(entries)
+    for entry in found:
+        try:
+            entry.name.encode()
+        except UnicodeEncodeError as error:
+            raise StageError(f"{str(entry)!r} has a name that is not UTF-8: rename it") from error
+    return found
 
 
 def split_folders(root: Path) -> dict[str, Path]:

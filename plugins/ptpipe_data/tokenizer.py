@@ -6,7 +6,9 @@ Shape legend: V tokens of all texts, N texts.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
@@ -26,6 +28,7 @@ _PADDINGS = (_PADDING, "<pad>", "<|pad|>")
 _SEPARATORS = (_SEPARATOR, "</s>", "<|endoftext|>", "<eos>", "[EOS]")
 _VOCABULARY_SIZE = 8000
 _MAX_VOCABULARY_SIZE = 10_000_000
+_LONG_WORD = re.compile(r"\S{256}(?=\S)")
 _NOTHING = np.empty(0, dtype=np.int64)
 _CHUNK = 4096
 """Texts that are encoded at once: an encoded text takes many times the memory of its ids."""
@@ -58,6 +61,12 @@ class TextTokenizer:
     """What ends a text where texts follow one another; None: nothing does."""
     vocabulary_size: int
 
+    @property
+    def num_special(self) -> int:
+        """Special tokens that each text gets."""
+        number: int = self.tokenizer.num_special_tokens_to_add(is_pair=False)
+        return number
+
     @classmethod
     def read(cls, path: str) -> Self:
         """Read a `tokenizer.json`. Raises StageError where it is none, or has no token for padding."""
@@ -74,6 +83,10 @@ class TextTokenizer:
         size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         if size > _MAX_VOCABULARY_SIZE:
             raise StageError(f"{file} has the token id {size - 1}; ids are below {_MAX_VOCABULARY_SIZE}")
+        if size < 2:
+            raise StageError(f"{file} has no token but that for padding")
+        if getattr(tokenizer.model, "dropout", None):
+            tokenizer.model.dropout = None  # each run, and the deployed model, would see other tokens
         return cls(tokenizer, padding_id, _id_of(tokenizer, _SEPARATORS), size)
 
     @classmethod
@@ -92,7 +105,8 @@ class TextTokenizer:
             show_progress=False,
         )
         _allow_forks()
-        tokenizer.train_from_iterator(texts, trainer)
+        # A word of n characters takes n**2 steps.
+        tokenizer.train_from_iterator((_LONG_WORD.sub(r"\g<0> ", text) for text in texts), trainer)
         first_id = tokenizer.token_to_id(_FIRST)
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{_FIRST} $A", special_tokens=[(_FIRST, first_id)]
@@ -120,17 +134,30 @@ class TextTokenizer:
         else:
             tokenizer.enable_truncation(max_length)
         tokenizer.encode_special_tokens = True
+        if max_length is not None and max_length <= self.num_special:
+            raise StageError(f"max_length: {max_length} tokens leave no room beside {self.num_special} special ones")
         are_words = bool(texts) and not isinstance(texts[0], str)
         ids, words, lengths, num_truncated = [_NOTHING], [_NOTHING], [_NOTHING], 0
         for start in range(0, len(texts), _CHUNK):
-            found = tokenizer.encode_batch(
-                texts[start : start + _CHUNK], is_pretokenized=are_words, add_special_tokens=max_length is not None
-            )
+            with _errors_of_the_library():
+                found = tokenizer.encode_batch(
+                    texts[start : start + _CHUNK], is_pretokenized=are_words, add_special_tokens=max_length is not None
+                )
             ids.append(_flat(of.ids for of in found))
             words.append(_flat(map(_words_begun, found) if are_words else ()))
             lengths.append(np.array([len(of.ids) for of in found], dtype=np.int64))
             num_truncated += sum(bool(of.overflowing) for of in found)
         return Encoded(np.concatenate(ids), np.concatenate(words), np.concatenate(lengths), num_truncated)
+
+
+@contextmanager
+def _errors_of_the_library() -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # Exception itself; a panic of Rust code is not even that
+        raise StageError(f"the tokenizer can't read the texts: {' '.join(str(error).split())[:300]}") from error
 
 
 def _flat(parts: Iterable[Iterable[int]]) -> npt.NDArray[np.int64]:

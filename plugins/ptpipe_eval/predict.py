@@ -6,8 +6,8 @@ Shape legend: N samples, B of a batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from ptpipe import JSON, Context, StageError
-from ptpipe_torch import Data, Deployable, Predictions, Predictor, Split, TensorSpec
+from ptpipe_torch import BATCH, Data, Deployable, Predictions, Predictor, Split, TensorSpec
 
 if TYPE_CHECKING:
     from ptpipe_eval.config import PredictConfig
@@ -114,14 +114,27 @@ def evaluate_split(
     """
     split = evaluation.split
     done = 0
+    signature = split.data.info.signature
     for batch in split.data.batches(split.name, batch_size=batch_size):
-        arrays = predict(batch.input_arrays())
+        inputs = batch.input_arrays()
+        arrays, ids_B = predict(inputs), split.samples.ids[done : done + len(batch)]
+        sizes = _sizes(signature.inputs, inputs)
         outputs = {
-            spec.name: torch.from_numpy(_checked(name, spec, arrays, split.samples.ids[done : done + len(batch)]))
-            for spec in split.data.info.task.outputs
+            spec.name: torch.from_numpy(_checked(name, _sized(spec, sizes), arrays, ids_B))
+            for spec in signature.outputs
         }
         done = evaluation.add(outputs, batch.targets)
         on_batch(done)
+
+
+def _sizes(specs: Sequence[TensorSpec], inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
+    """Return the sizes in a batch of axes that may have any: that of an output is that of the input."""
+    pairs = (pair for spec in specs for pair in zip(spec.shape, inputs[spec.name].shape, strict=True))
+    return {symbol: size for symbol, size in pairs if isinstance(symbol, str) and symbol != BATCH}
+
+
+def _sized(spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
+    return replace(spec, shape=tuple(sizes.get(size, size) if isinstance(size, str) else size for size in spec.shape))
 
 
 def _checked(

@@ -75,6 +75,20 @@ LONG = {
     "column_0.offsets.npy": int64(0, 65537, 65537),
 }
 """A row of a token too many."""
+WRAPPED = {
+    "column_0.npy": npy("(44,)", "<i8", bytes(352)),
+    "column_0.offsets.npy": npy("(4,)", "|i1", bytes([0, 100, 200, 44])),
+}
+"""Offsets 0, 100, -56 and 44, whose differences are positive in 8 bits."""
+EMPTY = {"column_0.npy": npy("(0,)", "<i8"), "column_0.offsets.npy": npy("(20001,)", "<i8", bytes(160_008))}
+
+
+def long_batches(record: dict[str, Any]) -> None:
+    """Ask for a batch of 20,000 empty rows, each padded to 65,536 values."""
+    record["loader"]["batch_size"] = 20_000
+    record["columns"][0]["length"] = 65_536
+
+
 RECORDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "an asset above": asset("../tokenizer.json"),
     "an asset of a path": asset("/etc/passwd"),
@@ -89,6 +103,7 @@ RECORDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "an asset of a long name": asset("a" * 5000 + ".json"),
     "an asset of a NUL": asset("a\0.json"),
     "padding of text": column(padding="0"),
+    "padding of 2^70": column(padding=2**70),
     "padding of a fraction": column(padding=0.5),
     "rows of 10^12 values": column(length=10**12),
     "rows of no values": column(length=0),
@@ -140,8 +155,15 @@ ATTACKS = [
     *(
         Attack(f"stored texts, {name}, listed", partial(texts, record=change), "stored_assets", "IntegrityError: .")
         for name, change in RECORDS.items()
-        if name.startswith("an asset") and name not in ("an asset that is not there", "an asset of a long name")
+        if name.startswith("an asset") and name != "an asset that is not there"
     ),
     Attack("stored texts, a row of 65,537 tokens", partial(texts, files=LONG), "stored_data", "IntegrityError: not a"),
+    Attack("stored texts, wrapped offsets", partial(texts, files=WRAPPED), "stored_data", "IntegrityError: not a"),
+    Attack(
+        "stored texts, a batch of 10 GB from 160 kB",
+        partial(texts, record=long_batches, files=EMPTY),
+        "stored_data",
+        "IntegrityError: not a stored data set: a batch of 20000 rows",
+    ),
     Attack("stored texts, sound", texts, "stored_data", None),
 ]

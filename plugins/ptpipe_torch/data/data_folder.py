@@ -31,7 +31,9 @@ _RECORD = "data.json"
 _CHUNK_BYTES = 32 << 20
 MAX_LENGTH = 1 << 16
 """Of a row of a ragged column."""
-_ASSET = re.compile(r"[a-z][a-z0-9_]*\.(json|txt)")
+_MAX_BATCH_VALUES = 1 << 28
+"""Of rows that are padded: a few bytes may describe rows of any length."""
+_ASSET = re.compile(r"[a-z][a-z0-9_]{0,99}\.(json|txt)")
 _NUMBERS = "buif"
 """`numpy.dtype.kind` of the arrays that hold values."""
 
@@ -61,7 +63,7 @@ class _Column(_Part):
     resize: int = Field(1, ge=1, le=8192)
     channels: Literal[1, 3] = 3
     max_pixels: int = Field(1, ge=1)
-    padding: int = 0
+    padding: int = Field(0, ge=-(1 << 63), lt=1 << 63)
     length: int | None = Field(None, ge=1, le=MAX_LENGTH)
 
 
@@ -176,6 +178,7 @@ def read_data(folder: Path) -> tuple[DatasetInfo, dict[str, Split], LoaderOption
         splits = {
             str(split): _read_split(columns, folder, split, views, info) for split, views in record.splits.items()
         }
+        _check_batches(columns, record.loader.batch_size)
         assets = {name: (folder / name).read_bytes() for name in record.assets}
     except (StageError, IntegrityError):
         raise
@@ -219,8 +222,10 @@ def _read_column(described: _Column, path: Path) -> Column:
         return ArrayColumn(_read_array(path, _NUMBERS, mmap_mode="c"))
     if described.kind == "ragged":
         values_V = _read_array(path, _NUMBERS, 1, mmap_mode="c")
-        offsets_N = _read_array(_offsets_file(path), "i", 1)
+        offsets_N = _read_array(_offsets_file(path), "i", 1).astype(np.int64)
         _check_offsets(offsets_N, len(values_V), described.length or MAX_LENGTH)
+        if values_V.dtype.kind != "f":
+            np.array(described.padding, dtype=values_V.dtype)  # raises OverflowError
         return RaggedColumn(values_V, offsets_N, described.padding, described.length)
     root = Path(described.root)
     if not root.is_dir():
@@ -246,6 +251,14 @@ def _check_offsets(offsets_N: npt.NDArray[np.int64], num_values: int, max_length
     is_whole = len(offsets_N) > 0 and offsets_N[0] == 0 and offsets_N[-1] == num_values
     if not is_whole or lengths_N.min(initial=0) < 0 or lengths_N.max(initial=0) > max_length:
         raise ValueError("the rows of a ragged column don't fit its values")
+
+
+def _check_batches(columns: Sequence[Column], batch_size: int) -> None:
+    for column in columns:
+        if isinstance(column, RaggedColumn):
+            longest = column.length or int(column.lengths.max(initial=0))
+            if longest * min(batch_size, len(column)) > _MAX_BATCH_VALUES:
+                raise ValueError(f"a batch of {batch_size} rows of {longest} values is too large")
 
 
 def _read_split(

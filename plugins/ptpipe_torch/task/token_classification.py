@@ -67,7 +67,8 @@ class TokenClassification(Task):
     @property
     def has_entities(self) -> bool:
         """Whether the classes are those of IOB2."""
-        return {name[:2] for name in self.class_names} == {_OUTSIDE, "B-", "I-"}
+        prefixes = {name[:2] for name in self.class_names}
+        return {_OUTSIDE, "B-"} <= prefixes <= {_OUTSIDE, "B-", "I-"}
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

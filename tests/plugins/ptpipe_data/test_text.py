@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from pydantic import ValidationError
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import ptpipe_data as front
 from ptpipe import Context, StageError
@@ -523,6 +524,123 @@ class TestOwnTokenizer:
             StageError, match=r"t\.csv, row 2, column 'text': '~~', in which the tokenizer finds no token$"
         ):
             load(path, tokenizer=tokenizer)
+
+    def test_a_text_of_special_tokens_alone_is_named(self, tmp_path: Path, load: Load) -> None:
+        def change(tokenizer: Tokenizer) -> None:
+            tokenizer.normalizer = normalizers.Replace("~", "")
+            tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 8)])
+
+        tokenizer = own_tokenizer(tmp_path / "t.json", "a b", {"[CLS]": 8, "[PAD]": 9}, change)
+        path = write(tmp_path / "t.csv", {"text": ["a", "~~"], "y": ["u", "v"]})
+        with pytest.raises(StageError, match=r"row 2, column 'text': '~~', in which the tokenizer finds no token$"):
+            load(path, tokenizer=tokenizer)
+        tokenizer = own_tokenizer(tmp_path / "u.json", "a b", {"[CLS]": 8, "[PAD]": 9}, two_special_tokens)
+        with pytest.raises(StageError, match=r"max_length: 2 tokens leave no room beside 2 special ones$"):
+            load(path, tokenizer=tokenizer, max_length=2)
+
+    def test_a_text_with_the_token_for_padding_is_named(self, tmp_path: Path, load: Load) -> None:
+        tokenizer = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "b": 2}, unk_token="b"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        (tmp_path / "t.json").write_text(tokenizer.to_str())
+        path = write(tmp_path / "t.csv", {"text": ["a", "b <pad> a"], "y": ["u", "v"]})
+        with pytest.raises(
+            StageError, match=r"row 2, column 'text': 'b <pad> a', which has the token that pads texts$"
+        ):
+            load(path, tokenizer=str(tmp_path / "t.json"))
+
+    @pytest.mark.parametrize(
+        ("model", "pattern", "text"),
+        [
+            (models.WordLevel({"a": 0, "[PAD]": 1}), None, "b"),
+            (models.WordLevel({"a": 0, "[PAD]": 1}, unk_token="a"), "(a+)+$", "a" * 40 + "!"),
+        ],
+        ids=["no unknown token", "a pattern that backtracks"],
+    )
+    def test_texts_that_it_can_not_read(
+        self, tmp_path: Path, load: Load, model: Any, pattern: str | None, text: str
+    ) -> None:
+        tokenizer = Tokenizer(model)
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated") if pattern else None
+        (tmp_path / "t.json").write_text(tokenizer.to_str())
+        path = write(tmp_path / "t.csv", {"text": ["a", text], "y": ["u", "v"]})
+        with pytest.raises(StageError, match=r"^the tokenizer can't read the texts: "):
+            load(path, tokenizer=str(tmp_path / "t.json"))
+
+    def test_one_of_padding_alone(self, tmp_path: Path, load: Load) -> None:
+        tokenizer = Tokenizer(models.WordLevel({"[PAD]": 0}, unk_token="[PAD]"))
+        (tmp_path / "t.json").write_text(tokenizer.to_str())
+        with pytest.raises(StageError, match=r"t\.json has no token but that for padding$"):
+            load(write(tmp_path / "t.csv", reviews()), tokenizer=str(tmp_path / "t.json"))
+
+    def test_dropout_is_off(self, tmp_path: Path, load: Load) -> None:
+        data = load(write(tmp_path / "t.csv", reviews()))
+        tokenizer = delivered(data)
+        tokenizer.model.dropout = 0.5
+        (tmp_path / "t.json").write_text(tokenizer.to_str())
+        one, other = (load(tmp_path / "t.csv", tokenizer=str(tmp_path / "t.json")) for _ in range(2))
+        assert token_ids(one) == token_ids(other) == token_ids(data)
+
+
+def two_special_tokens(tokenizer: Tokenizer) -> None:
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [CLS]", special_tokens=[("[CLS]", 8)])
+
+
+class TestOddFiles:
+    def test_a_missing_column_of_json_lines_has_its_nearest_name(self, tmp_path: Path, load: Load) -> None:
+        path = write(tmp_path / "t.jsonl", {"tekst": ["a", "b"], "y": ["u", "v"]})
+        with pytest.raises(StageError, match=r"t\.jsonl has no column 'text' \(did you mean 'tekst'\?\)$"):
+            load(path)
+
+    @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+    def test_rows_of_megabytes(self, tmp_path: Path, load: Load, suffix: str) -> None:
+        texts = ["word " * 500_000, "b"]
+        data = load(write(tmp_path / f"t{suffix}", {"text": texts, "y": ["u", "v"]}), max_length=8)
+        assert [len(row) for row in token_ids(data)] == [8, 3]
+
+    def test_a_word_of_a_megabyte_is_learned_in_time(self, tmp_path: Path, load: Load) -> None:
+        data = load(write(tmp_path / "t.csv", {"text": ["a" * 1_000_000, "b"], "y": ["u", "v"]}), max_length=8)
+        assert len(data.splits["train"]) == 2
+
+    @pytest.mark.parametrize(("column", "message"), [("text", "which is no text"), ("y", "which is no text")])
+    def test_values_that_are_no_text(self, tmp_path: Path, load: Load, column: str, message: str) -> None:
+        path = write(tmp_path / "t.parquet", {"text": ["a", "b"], "y": ["u", "v"]} | {column: [["a"], ["b"]]})
+        with pytest.raises(StageError, match=rf"row 1, column '{column}': \['a'\], {message}$"):
+            load(path)
+
+    def test_tags_that_are_no_text_and_empty_words(self, tmp_path: Path, load: Load) -> None:
+        path = write(tmp_path / "t.jsonl", {"words": [["a", "b"]], "tags": [[True, False]]})
+        with pytest.raises(StageError, match=r"row 1, column 'tags': .* which is no list of texts$"):
+            load(path, **TAGS)
+        path = write(tmp_path / "u.jsonl", {"words": [["a", ""]], "tags": [["O", "O"]]})
+        with pytest.raises(StageError, match=r"row 1, column 'words': .* in which a value is missing$"):
+            load(path, **TAGS)
+
+    def test_lines_end_at_newlines_alone_and_begin_behind_a_mark(self, tmp_path: Path, load: Load) -> None:
+        (tmp_path / "book.txt").write_bytes("\ufeffone\u2028line\x0cof text\r\nanother".encode())
+        data = load(tmp_path / "book.txt", **LANGUAGE, targets=[], max_length=100)
+        assert decoded(data)[0].strip() == "one\u2028line\x0cof text another"
+
+    def test_too_few_tokens_for_a_block(self, tmp_path: Path, load: Load) -> None:
+        tokenizer = own_tokenizer(tmp_path / "t.json", "a b", {"[PAD]": 9})
+        (tmp_path / "book.txt").write_text("a\n")
+        with pytest.raises(StageError, match=r"^split train: its texts have too few tokens for a block$"):
+            load(tmp_path / "book.txt", **LANGUAGE, targets=[], tokenizer=tokenizer)
+
+    def test_names_that_are_not_utf8(self, tmp_path: Path, load: Load) -> None:
+        folder = tmp_path / "films" / "good"
+        folder.mkdir(parents=True)
+        Path(os.fsdecode(os.fsencode(folder) + b"/y\xff.txt")).write_text("a")
+        with pytest.raises(StageError, match=r"has a name that is not UTF-8: rename it$"):
+            load(tmp_path / "films", targets=[])
+
+    def test_column_names_of_files_that_have_their_own(self, tmp_path: Path, load: Load) -> None:
+        path = write(tmp_path / "t.jsonl", {"text": ["a", "b"], "y": ["u", "v"]})
+        with pytest.raises(StageError, match=r"^column_names names the columns of \.csv and \.tsv files; "):
+            load(path, column_names=["text", "y"])
+
+    def test_the_name_of_a_folder_of_splits(self, tmp_path: Path, load: Load) -> None:
+        files = {"films/train/good/1.txt": "a b", "films/train/bad/1.txt": "c", "films/test/bad/2.txt": "c"}
+        assert load(write_files(tmp_path, files) / "films", targets=[]).info.name == "films"
 
 
 class TestTags:

@@ -213,3 +213,15 @@ class TestRowsOfDifferentLengths:
         assert answer.ids.tolist() == data.splits["test"].ids.tolist()
         answer.save(tmp_path)
         assert Predictions.load(tmp_path).arrays["prediction"].tolist() == expected
+
+    def test_an_output_of_another_length_is_named(self, context) -> None:
+        data = self.data()
+
+        class Shorter(Parity):
+            @contextmanager
+            def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
+                with super().predictor(num_threads) as predict:
+                    yield lambda inputs: {"logits": predict(inputs)["logits"][:, :-1]}
+
+        with pytest.raises(StageError, match=r"returned logits of shape 2 x 1 x 2 for 2 samples, expected 2 x 2 x 2$"):
+            eval_predict(PredictConfig(), context(), Shorter(data.info.signature), data)

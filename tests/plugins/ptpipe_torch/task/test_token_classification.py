@@ -180,8 +180,8 @@ class TestEntities:
     @pytest.mark.parametrize(
         ("names", "has"),
         [
-            (("O", "B-x", "I-x"), True), (("O", "B-x", "I-x", "B-y"), True), (("noun", "verb"), False),
-            (("B-x", "I-x"), False), (("O", "B-x", "I-x", "E-x"), False),
+            (("O", "B-x", "I-x"), True), (("O", "B-x", "I-x", "B-y"), True), (("O", "B-x"), True),
+            (("noun", "verb"), False), (("B-x", "I-x"), False), (("O", "B-x", "I-x", "E-x"), False),
         ],
     )  # fmt: skip
     def test_f1_is_the_primary_metric_of_iob2(self, names: tuple[str, ...], has: bool) -> None:
