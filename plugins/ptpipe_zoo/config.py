@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ptpipe import StageConfig
@@ -105,4 +105,46 @@ class TorchvisionConfig(StageConfig):
     def _has_one_source(self) -> Self:
         if self.weights and self.weights_file:
             raise ValueError("give weights or weights_file, not both")
+        return self
+
+
+_ANY_JSON = {"type": ["boolean", "integer", "number", "string", "array", "object", "null"]}
+
+
+class PythonModelConfig(StageConfig):
+    """Options of `model.python`."""
+
+    file: str = Field(min_length=1, description="a Python file, relative to the working directory")
+    function: str = Field(
+        pattern=r"^[^\W\d]\w*$", description="a function in it that returns a torch.nn.Module, or a class of one"
+    )
+    arguments: dict[str, Annotated[JsonValue, WithJsonSchema(_ANY_JSON)]] = Field(
+        {}, max_length=100, description="what the function is called with, by name"
+    )
+    weights_file: str | None = Field(
+        None, min_length=1, description="state dict to load: safetensors, or a file of torch.save with nothing else"
+    )
+
+
+class OnnxModelConfig(StageConfig):
+    """Options of `model.onnx`."""
+
+    file: str = Field(min_length=1, description="an .onnx file, relative to the working directory")
+    inputs: dict[str, str] = Field(
+        {},
+        max_length=100,
+        description="the data set's column for each input of the file, `x: images`; none: by name, or the only one",
+    )
+    outputs: dict[str, str] = Field(
+        {},
+        max_length=100,
+        description="the task's output for each output of the file that counts, `y: logits`; none: by name, or the "
+        "only one",
+    )
+
+    @model_validator(mode="after")
+    def _names_each_column_once(self) -> Self:
+        for tensors in (self.inputs, self.outputs):
+            if len({*tensors.values()}) < len(tensors):
+                raise ValueError("inputs and outputs name each tensor once")
         return self

@@ -25,7 +25,7 @@ print([name for name in ("torch", "torchvision", "numpy") if name in sys.modules
 
 def test_offers_its_kinds_with_help():
     stages = {stage.kind: stage for stage in ptpipe_zoo.ptpipe_stages()}
-    kinds = ["mlp", "small_cnn", "small_unet", "text_lstm", "text_transformer", "torchvision"]
+    kinds = ["mlp", "onnx", "python", "small_cnn", "small_unet", "text_lstm", "text_transformer", "torchvision"]
     assert sorted(stages) == [f"model.{kind}" for kind in kinds]
     for stage in stages.values():
         assert stage.help.endswith(".")
