@@ -22,7 +22,8 @@ State: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 @contextmanager
 def lstms_replaced(network: nn.Module) -> Iterator[None]:
     """Replace the LSTM layers of a network inside the `with`."""
-    layers = {name: layer for name, layer in network.named_modules(remove_duplicate=False) if _has_operator(layer)}
+    named = network.named_modules(remove_duplicate=False)
+    layers = {name: layer for name, layer in named if name and _has_operator(layer)}
     replacements = {layer: _Lstm(layer) for layer in layers.values()}
     for name, layer in layers.items():
         network.set_submodule(name, replacements[layer])
