@@ -125,6 +125,7 @@ class Place:
 def place(tmp_path, monkeypatch, modules_forgotten):
     monkeypatch.setattr("ptpipe.plan.vocabulary.BUILT_IN", ())
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     return Place(tmp_path)
 
