@@ -5,6 +5,7 @@ Shape legend: N lines, V bytes of all lines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -30,6 +31,15 @@ class CommentsConfig(StageConfig):
     batch_size: int = Field(64, ge=1, le=65536, description="lines per batch")
 
 
+def as_bytes(texts: Sequence[str], max_length: int) -> RaggedColumn:
+    """Return texts as ids: 1 to 256 are bytes, 0 is padding."""
+    import numpy as np
+
+    rows = [np.frombuffer(text.encode()[:max_length], np.uint8).astype(np.int64) + 1 for text in texts]
+    offsets_N = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    return RaggedColumn(np.concatenate(rows), offsets_N, padding=0)
+
+
 def fingerprint(config: CommentsConfig) -> JSON:
     """Return the size and the time of the last change of every file."""
     files = sorted(Path(config.path).rglob("*.py"))
@@ -49,12 +59,9 @@ def comments(config: CommentsConfig, ctx: Context) -> Data:
         raise StageError(f"{config.path} has too few comments: {len(prose)} in {len(files)} Python files")
     rng = np.random.default_rng(ctx.seed)
     texts = [*prose, *rng.choice(code, len(prose), replace=False).tolist()]
-    # The ids 1 to 256 are bytes; 0 is padding.
-    rows = [np.frombuffer(text.encode()[: config.max_length], np.uint8).astype(np.int64) + 1 for text in texts]
-    offsets_N = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
     every = Split(
         np.array([f"line/{number:06}" for number in range(len(texts))]),
-        {"tokens": RaggedColumn(np.concatenate(rows), offsets_N, padding=0)},
+        {"tokens": as_bytes(texts, config.max_length)},
         {"labels": ArrayColumn(np.repeat([0, 1], len(prose)))},
     )
     order_N = rng.permutation(len(texts))

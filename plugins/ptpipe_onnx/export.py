@@ -121,10 +121,17 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
         name_quantized_tensors(exported, network)
         store_weights(exported, weights)
         qdq_passes.use_integer_kernels(torch_exporter.optimize(exported))
-        with quantized_engine(model.recipe.backend):
-            store_float_weights(exported, stored_weights(model.int8_tensors or {}, model.build()))
+        store_float_weights(exported, _stored_weights(model))
         return BuiltGraph(exported, "int8", network, reduced)
     return BuiltGraph(_dynamic_graph(model, prepared, opset), "int8 dynamic")
+
+
+def _stored_weights(model: Model) -> dict[str, QuantizedWeight]:
+    """Return the weights that a static or QAT model's float layers have as int8 in its file."""
+    if not any(reference.arguments.get("stored") for reference in model.recipe.prepare):
+        return {}  # spares most networks another build
+    with quantized_engine(model.recipe.backend):
+        return stored_weights(model.int8_tensors or {}, model.build())
 
 
 def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> ir.Model:

@@ -127,8 +127,7 @@ def convert(ctx: Context, model: Model) -> Model:
     assert isinstance(prepared, GraphModule), type(prepared)
     _check_ranges(prepared, ctx.kind)
     freeze_ranges(prepared)
-    names = [str(name) for reference in model.recipe.prepare for name in _list(reference.arguments.get("stored"))]
-    stored = round_weights(prepared, names, per_channel=True)
+    stored = round_weights(prepared, _names_to_store(model, prepared), per_channel=True)
     recipe = {"convert": (FunctionRef.to(transforms.to_int8, backend=model.recipe.backend),)}
     converted = standard.with_state_dict_of(prepared).with_recipe(**recipe)
 
@@ -140,8 +139,11 @@ def convert(ctx: Context, model: Model) -> Model:
     return _int8(converted, ctx, stored, check)
 
 
-def _list(argument: JSON) -> list[JSON]:
-    return argument if isinstance(argument, list) else []
+def _names_to_store(model: Model, prepared: GraphModule) -> list[str]:
+    """Return the layers that `_stored_layers` found, without those that the graph does not call."""
+    called = {name for name, _ in prepared.named_modules(remove_duplicate=False)}
+    arguments = [reference.arguments.get("stored") for reference in model.recipe.prepare]
+    return [str(name) for names in arguments if isinstance(names, list) for name in names if name in called]
 
 
 def _check_float(model: Model, kind: str) -> None:

@@ -311,6 +311,11 @@ class TrainConfig(StageConfig):
         description="factors of the learning rate by patterns of parameters' names, such as `{features.*: 0.1}`; the "
         "first pattern that matches counts",
     )
+    gradient_checkpointing: tuple[str, ...] = Field(
+        (),
+        description="types of layers (`BasicBlock`) that run again in the backward pass instead of keeping their "
+        "activations: less memory, more time",
+    )
     clip_grad_norm: float | None = Field(None, gt=0, description="maximum norm of all gradients together; null: none")
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="fraction of each label spread over all classes, where the task has classes"
@@ -351,6 +356,11 @@ class TrainConfig(StageConfig):
         if self.parallel.static_graph and self.accumulate > 1:
             raise ValueError(
                 "static_graph can't be combined with accumulate: DistributedDataParallel supports one only"
+            )
+        if self.gradient_checkpointing and self.parallel.mode in PIPELINED:
+            raise ValueError(
+                f"gradient_checkpointing can't be combined with parallel mode {self.parallel.mode}, whose pipeline "
+                "stages have no layers but the innermost ones; more microbatches take less memory"
             )
         if self.batch_size is not None:
             self.parallel.check_batch_size(self.batch_size)

@@ -19,6 +19,7 @@ from ptpipe_torch import Data, Metric, Model, Task
 from ptpipe_torch.distributed.worker_group import TIMEOUT_S, WorkerGroup, init_worker_group
 from ptpipe_torch.memory_format import view_failure
 from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
+from ptpipe_train.activation_checkpoint import checkpoint_layers
 from ptpipe_train.checkpointer import Checkpointer
 from ptpipe_train.config import PIPELINED
 from ptpipe_train.device import (
@@ -70,6 +71,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
         with seeded(_seed(ctx, workers), settings.device), deterministic_kernels(settings.device):
             module = model.build_prepared().train()
             freeze_parameters(module, config.freeze)
+            checkpoint_layers(module, config.gradient_checkpointing)
             inputs = TrainingInputs(ctx, model, module, data, batch_size, settings, parallel, workers)
             training = _set_up(config, inputs, plan, choice)
             training.run()

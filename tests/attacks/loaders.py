@@ -90,6 +90,10 @@ def stored_data(folder: Path) -> None:
             pass
 
 
+def stored_assets(folder: Path) -> None:
+    Data.deliverables(folder)
+
+
 def model(folder: Path) -> None:
     with Model.load(folder).predictor() as predict:
         predict({"images": np.zeros((1, 1, 8, 8), np.float32)})

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from ptpipe import JSON, Context
 from ptpipe.events import Event
 from ptpipe_quant import stages
 from ptpipe_quant.config import DynamicConfig, PrepareConfig
-from ptpipe_torch import Data, Model
+from ptpipe_torch import BATCH, Data, FunctionRef, Model, Recipe, Signature, TensorSpec, builder
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.layers import has_int8_weights
+from ptpipe_torch.runtime import seeded
 from ptpipe_zoo import TextTransformerConfig, text_transformer
 
 from ...texts import TAGS, network_of, quantized, text_data, trained
@@ -149,3 +151,37 @@ def test_a_trial_conversion_sees_tokens_and_not_padding_alone(
     (tokens_BL,) = probe_inputs(network, models["transformer"].signature.inputs)
     assert (tokens_BL != 0).any(1).all() and tokens_BL.max() < 40
     assert network(tokens_BL).unique(dim=0).shape[0] > 1
+
+
+class WithAnIdleTable(nn.Module):
+    """A table that it does not use, one that it uses twice, and one whose weight a linear layer has too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle, self.twice, self.tied = nn.Embedding(9, 8), nn.Embedding(40, 8), nn.Embedding(40, 8)
+        self.out = nn.Linear(8, 40)
+        self.out.weight = self.tied.weight
+
+    def forward(self, tokens_BL: torch.Tensor) -> torch.Tensor:
+        x_BLD = self.twice(tokens_BL) + self.tied(tokens_BL) * self.twice(tokens_BL)
+        scores: torch.Tensor = self.out(x_BLD).mean(1)
+        return scores
+
+
+@builder
+def with_an_idle_table() -> nn.Module:
+    return WithAnIdleTable()
+
+
+@pytest.mark.parametrize("path", ["dynamic", "static"])
+def test_tables_that_are_idle_or_called_twice_or_tied(path: str, data: Data, ctx: Context, metrics: Any) -> None:
+    signature = Signature(data.info.signature.inputs, (TensorSpec("logits", "float32", (BATCH, 40)),))
+    with seeded(0):
+        model = Model.from_module(Recipe(FunctionRef.to(with_an_idle_table), signature), WithAnIdleTable())
+    tokens_NL = data.splits["test"].inputs["tokens"].values()
+    int8 = quantized(model, data, ctx, BACKENDS[0], path)
+    difference = np.abs(outputs_of(int8, tokens_NL) - outputs_of(model, tokens_NL))
+    assert difference.max() < 0.1 * np.ptp(outputs_of(model, tokens_NL))
+    stored = {name.partition(".")[0].partition("_call")[0] for name in metrics()["stored_as_int8"]}
+    assert stored == ({"idle", "twice"} if path == "dynamic" else {"twice"})
+    assert not [name for name in int8.int8_tensors if name.startswith("twice") and name.endswith(".weight")]

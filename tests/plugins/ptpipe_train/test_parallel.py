@@ -263,6 +263,24 @@ def test_a_piece_of_which_nothing_is_trained(
     assert max_difference(single, parallel) < (1e-5 if precision == "fp32" else 0.01)
 
 
+@pytest.mark.parametrize(
+    ("mode", "types"),
+    [
+        ("ddp", ["Sequential"]),
+        ("fsdp", ["Sequential"]),
+        ("fsdp, wrapped", ["Sequential"]),
+        ("fsdp, wrapped", ["Linear", "Conv2d"]),
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_layers_that_run_twice_change_nothing(run: Train, mode: str, types: list[str], precision: str) -> None:
+    options = {"parallel": MODES[mode], "precision": precision, "accumulate": 2, "epochs": 2}
+    net = {"norm": True, "norm_1d": True, "blocks": True}
+    once, twice = (model_of(run(net, **options, **more)) for more in ({}, {"gradient_checkpointing": types}))
+    for name, tensor in once.tensors.items():
+        torch.testing.assert_close(twice.tensors[name], tensor, rtol=1e-6, atol=1e-6)
+
+
 DROPPED = {"drop_last": True, "batch_size": 92, "epochs": 2}
 
 
