@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,3 +178,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.setattr(sys, "path", list(sys.path))  # plugins beside a manifest put their folder on it
     monkeypatch.setattr("ptpipe.plan.vocabulary.BUILT_IN", ())  # in this process the core is alone
     return Project(tmp_path)
+
+
+@pytest.fixture
+def modules_forgotten(tmp_path: Path) -> Iterator[None]:
+    """Forget, at the end, what was imported from the test's folder: the next test may have modules of these names."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(f"{tmp_path}/"):
+            del sys.modules[name]

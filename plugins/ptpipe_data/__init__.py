@@ -243,7 +243,8 @@ def _fingerprint_python(config: PythonDataConfig) -> JSON:
 
 
 def _python_function(config: PythonDataConfig) -> Iterable[str]:
-    return [f"{config.file}:{config.function}"]
+    names = (config.function, config.loss_function, config.metric_function)
+    return [f"{config.file}:{name}" for name in names if name is not None]
 
 
 @stage(
@@ -271,8 +272,12 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:
     """Find functions that are not in the files that options name, and arguments that they don't take."""
     from ptpipe_torch.python_signature import function_problems
 
-    named = (stage.id for stage in plan.stages if stage.kind == load_python.kind)
-    return [problem for stage_id in named for problem in function_problems(plan, stage_id)]
+    for planned in plan.stages:
+        if planned.kind == load_python.kind:
+            yield from function_problems(plan, planned.id)
+            for option in ("loss_function", "metric_function"):
+                if planned.options[option] is not None:
+                    yield from function_problems(plan, planned.id, option, num_given=2)
 
 
 @hookimpl

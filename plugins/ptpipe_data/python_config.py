@@ -42,6 +42,18 @@ class PythonDataConfig(TaskConfig):
     names: tuple[str, ...] | None = Field(
         None, min_length=1, description="names of the classes, labels or targets; none: 0, 1, 2, ..."
     )
+    loss_function: str | None = Field(
+        None,
+        pattern=r"^[^\W\d]\w*$",
+        description="a function in the file, (outputs, targets) -> the loss of each sample; none: the task's",
+    )
+    metric_function: str | None = Field(
+        None,
+        pattern=r"^[^\W\d]\w*$",
+        description="a function in the file, (outputs, targets) -> a number for each sample, whose mean is the metric "
+        "that models are compared by; none: the task's",
+    )
+    higher_is_better: bool = Field(True, description="of two values of metric_function, which one is better")
     augment: tuple[Augmentation, ...] = Field(
         (), description="augmentations of training batches of images, in this order: see data.image_folder"
     )
@@ -58,6 +70,8 @@ class PythonDataConfig(TaskConfig):
     def _fits_itself(self) -> Self:
         if self.augment and not self.images:
             raise ValueError("augment is for images: name these inputs under images")
+        if self.loss_function and (self.loss or self.classes):
+            raise ValueError("loss and classes are options of the task's own loss, and there is a loss_function")
         if self.inputs is not None:
             if len({*self.inputs, self.target}) <= len(self.inputs):
                 raise ValueError("the inputs and the target need different names")

@@ -6,7 +6,8 @@ Shape legend: N samples of a split.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,8 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ptpipe import Context, StageError, nearest
 from ptpipe_data.arrays import Columns, Source, data_of
-from ptpipe_torch import Data
+from ptpipe_torch import Data, FunctionRef
+from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.python_file import load_function, own_errors, seeded_everywhere
+from ptpipe_torch.task.own_functions import OwnFunction, OwnFunctionsTask
 
 if TYPE_CHECKING:
     from ptpipe_data.python_config import PythonDataConfig
@@ -45,7 +48,26 @@ def load_data(config: PythonDataConfig, ctx: Context) -> Data:
             raise StageError(f"{option}: {readers['train'].where} has no {name!r} ({hint})")
     inputs = config.inputs or tuple(name for name in arrays["train"] if name != config.target)
     sources = {name: Source(readers[name].where, _with_images(of, config.images), name) for name, of in arrays.items()}
-    return data_of(sources, Columns(config, inputs), ctx.seed, file.stem)
+    data = data_of(sources, Columns(config, inputs), ctx.seed, file.stem)
+    return data if config.loss_function is None and config.metric_function is None else _with_functions(data, config)
+
+
+def _with_functions(data: Data, config: PythonDataConfig) -> Data:
+    """Return the data set with a task of the user's loss and metric, both of which are called once."""
+    file = Path(config.file).expanduser().absolute()
+    names = {"loss": config.loss_function, "metric": config.metric_function}
+    references = {side: FunctionRef.in_file(file, name, {}) for side, name in names.items() if name is not None}
+    own = {side: OwnFunction(address=of.address, source=of.source or "") for side, of in references.items()}
+    task = OwnFunctionsTask(base=data.info.task.to_json(), higher_is_better=config.higher_is_better, **own)
+    task = task.with_source_functions([address for of in references.values() for address in of.source_functions])
+    for name in (metric.name for metric in data.info.task.metrics):
+        if name == config.metric_function:
+            raise StageError(f"metric_function: {name} is a metric of the task itself: give the function another name")
+    for batch in islice(data.batches("train", batch_size=2), 1):
+        outputs = dict(zip((spec.name for spec in task.outputs), zeros(task.outputs, len(batch)), strict=True))
+        with torch.no_grad():
+            task.sums(outputs, batch.targets)
+    return Data(replace(data.info, task=task), data.splits, data.loader)
 
 
 def _splits(returned: object, what: str) -> dict[str, object]:

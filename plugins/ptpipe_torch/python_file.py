@@ -84,6 +84,7 @@ def _module(file: Path) -> ModuleType:
     if name in sys.modules and _imported.get(name) == code.sha256:
         return sys.modules[name]
     _forget(file, name, code.modules)
+    importlib.invalidate_caches()
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise StageError(f"{file} is not a Python file: its name must end in .py")
@@ -126,7 +127,6 @@ def _importable(folder: Path) -> Iterator[None]:
     before = sys.dont_write_bytecode
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True
-    importlib.invalidate_caches()
     try:
         yield
     finally:

@@ -16,13 +16,14 @@ _MAX_IMPORTS = 20
 
 
 def function_problems(plan: Plan, stage_id: str, option: str = "function", num_given: int = 0) -> Iterator[Problem]:
-    """Yield what is wrong with the function that a stage's options `file`, `option` and `arguments` name.
+    """Yield what is wrong with the function that a stage's options `file` and `option` name.
 
-    `num_given`: how many arguments it gets by position, before those of the option. It is read, not run: what is
-    assigned, decorated or imported with a star may be anything, and is checked where it is called.
+    `num_given`: how many arguments it gets, by position; 0: those of the option `arguments`, by name. It is read, not
+    run: what is assigned, decorated or imported with a star may be anything, and is checked where it is called.
     """
     options = plan[stage_id].options
-    file, name, given = Path(str(options["file"])).expanduser().absolute(), str(options[option]), options["arguments"]
+    file, name = Path(str(options["file"])).expanduser().absolute(), str(options[option])
+    given = {} if num_given else options["arguments"]
     assert isinstance(given, dict), given
     try:
         found = _find(file, name)
@@ -135,4 +136,5 @@ def _misfits(
     required += [argument.arg for argument, default in pairs if default is None]
     missing = [argument for argument in required if argument not in given and argument not in meant]
     if missing:
-        yield f"{name}() needs {', '.join(missing)}, too: give values under arguments", (), None
+        how = "it is called with outputs and targets alone" if num_given else "give values under arguments"
+        yield f"{name}() needs {', '.join(missing)}, too: {how}", (), None

@@ -27,7 +27,8 @@ def check_unchanged(
     own, plugins = sources.code(*code_roots(plan, stage)), sources.plugins_code()
     functions = functions_above(plan)
     own_files = _files(functions[stage.id], sources)
-    all_files = _files((function for of in functions.values() for function in of), sources)
+    others = _files((function for of in functions.values() for function in of), sources)
+    own_imports = {name for function in functions[stage.id] for name in sources.imports_of_file(function.path)}
     dependencies: dict[str, str] = {}
     for name, facts in (item for event in imported for item in event.modules.items()):
         module = ImportedModule(*facts)  # type: ignore[arg-type]  # from another process: a list
@@ -35,8 +36,9 @@ def check_unchanged(
         if code := own.get(name) or own_files.get(file):
             if module.sha256 != code.sha256:
                 raise _changed(module)
-        # Modules that other plugins import themselves were imported for their stages, perhaps in this same process.
-        elif module.is_new and name not in plugins and file not in all_files:
+        # Modules that other plugins import themselves, and files that options of other stages name, were imported for
+        # these stages, perhaps in this same process.
+        elif module.is_new and name not in plugins and (file not in others or name in own_imports):
             dependencies |= _dependency(name, module, sources)
     return dependencies
 

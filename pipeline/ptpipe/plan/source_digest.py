@@ -98,6 +98,11 @@ class SourceDigests:
         parts = sorted((name, code.sha256 if by_bytes else code.digest) for name, (_, code) in modules)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
+    def imports_of_file(self, file: Path) -> set[str]:
+        """Return the names that the modules of `source_file` import, from anywhere."""
+        modules = ((name, path) for name, (path, _) in self.source_file(file).items())
+        return {imported for name, path in modules for imported in self._names_imported(name, path)}
+
     def find(self, module: str) -> Path | None:
         """Return the file of a module, given by name, or by path where it can't be imported by name."""
         found = None if module.startswith("/") else self._finder.find(module)
@@ -178,13 +183,17 @@ class SourceDigests:
                 names |= _with_packages(name)
         return names
 
+    def _names_imported(self, module: str, path: Path) -> set[str]:
+        """Return the absolute names of what a module imports, and of the packages around it."""
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        written = self._file(path)["imports"]
+        return {part for item in written for part in _with_packages(_absolute(item, package))}
+
     def _imported_from_folder(self, file: Path) -> dict[str, Path]:
         finder, found, waiting = ModuleFinder((str(file.parent),), only=True), {"": file}, [""]
         while waiting:
             name = waiting.pop()
-            package = name if found[name].name == "__init__.py" else name.rpartition(".")[0]
-            written = self._file(found[name])["imports"]
-            for wanted in sorted({part for item in written for part in _with_packages(_absolute(item, package))}):
+            for wanted in sorted(self._names_imported(name, found[name])):
                 module = finder.find(wanted) if wanted and wanted not in found else None
                 if module and module.file:
                     found[wanted] = Path(module.file)

@@ -246,6 +246,11 @@ class Data(Artifact):
         other.loader, other._loading = replace(self.loader, **given), None
         return other
 
+    def with_source_functions(self, functions: Sequence[str]) -> Self:
+        other = copy(self)
+        other.info, other._loading = replace(self.info, task=self.info.task.with_source_functions(functions)), None
+        return other
+
     def summary(self) -> dict[str, JSON]:
         sizes: dict[str, JSON] = {f"num_{name}": len(split) for name, split in self.splits.items()}
         return {

@@ -78,7 +78,7 @@ class FunctionRef:
         return cls(address, dict(arguments), source_code(file).digest, (f"{file}:{function}",))
 
     def resolve(self, role: str) -> Callable[..., nn.Module]:
-        """Return the function. `role`: "builder" or "transform".
+        """Return the function. `role`: "builder" or "transform"; of a function of the user's, also what it is for.
 
         Raises IntegrityError where the address names anything but a function so marked in a loaded plugin, StageError
         where it is in a file that the manifest does not name.
@@ -95,7 +95,7 @@ class FunctionRef:
         """Return a function of the user's own, one of `source_functions`."""
         from ptpipe_torch.python_file import load_function
 
-        if role != "builder" or len(self.address) > _MAX_ADDRESS or not _FILE_ADDRESS.fullmatch(self.address):
+        if role == "transform" or len(self.address) > _MAX_ADDRESS or not _FILE_ADDRESS.fullmatch(self.address):
             raise IntegrityError(f"{self.address[:_MAX_ADDRESS]!r} is not the address of a {role} in a file")
         name = self.address.rpartition(":")[2]
         files = [file for file, _, named in (each.rpartition(":") for each in self.source_functions) if named == name]
@@ -105,7 +105,7 @@ class FunctionRef:
                 return function
         found = f"the code of {', '.join(files)} is another one" if files else "no option above names this function"
         raise StageError(
-            f"the network was built by {self.address}, and {found}: name the same file and function under `with:` of "
+            f"the stored result needs {self.address}, and {found}: name the same file and function under `with:` of "
             "the stage that made it, or rerun that stage"
         )
 

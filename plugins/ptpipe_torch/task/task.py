@@ -6,7 +6,7 @@ Shape legend: B samples of a batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -101,6 +101,10 @@ class Task(Facts, ABC):
         """Return the task with that fraction of a label spread over all classes. Raises StageError without labels."""
         if label_smoothing:
             raise StageError(f"label_smoothing: the task {type(self).__name__} has no labels to smooth")
+        return self
+
+    def with_source_functions(self, functions: Sequence[str]) -> Self:
+        """Return the task, which may call these functions of the user's: see `ptpipe.Artifact`; by default ignored."""
         return self
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ptpipe import ManifestError, StageError
+from ptpipe import ManifestError, StageError, load_plan
 from ptpipe.testing import Bench
 from ptpipe_data import load_python
 from ptpipe_data.python_config import PythonDataConfig
@@ -82,7 +82,7 @@ def no_length():
 
 
 @pytest.fixture(autouse=True)
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules_forgotten: None) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     return tmp_path / "mine.py"
@@ -254,3 +254,96 @@ def test_what_is_loaded_is_stored_without_the_file(load: Any, mine: Path) -> Non
     (batch,) = data.batches("train", batch_size=64)
     assert batch.inputs["input"].shape == (40, 5)
     assert [name for name in sys.modules if name.startswith("ptpipe_source")]
+
+
+FUNCTIONS = """
+import torch
+from torch.nn.functional import cross_entropy
+from mine import items
+
+def own_loss(outputs, targets): return 2 * cross_entropy(outputs, targets, reduction="none")
+def margin(logits, labels): return logits.gather(1, labels[:, None])[:, 0]
+def mean_loss(outputs, targets): return cross_entropy(outputs, targets)
+def number(outputs, targets): return 1.0
+def three(outputs, targets, weights): return outputs[:, 0]
+def fails(outputs, targets): return outputs @ targets
+def accuracy(outputs, targets): return outputs[:, 0]
+"""
+LOGITS_BK = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 4.0]])
+LABELS_B = torch.tensor([0, 1])
+
+
+@pytest.fixture
+def load_own(load: Any, tmp_path: Path) -> Any:
+    (tmp_path / "own.py").write_text(FUNCTIONS)
+    return lambda **options: load("items", file="own.py", **options)
+
+
+def test_a_loss_and_a_metric_of_ones_own(load_own: Any) -> None:
+    data = load_own(loss_function="own_loss", metric_function="margin", higher_is_better=False)
+    task, plain = data.info.task, load_own().info.task
+    outputs, targets = {"logits": LOGITS_BK}, {"labels": LABELS_B}
+    assert torch.equal(task.losses(outputs, targets), 2 * plain.losses(outputs, targets))
+    assert task.primary_metric.name == "margin" and not task.primary_metric.higher_is_better
+    sums = {name: value.numpy() for name, value in task.sums(outputs, targets).items()}
+    figures, expected = (
+        task.figures(sums, 2),
+        plain.figures({n: s.numpy() for n, s in plain.sums(outputs, targets).items()}, 2),
+    )
+    assert figures["margin"] == 1.5 and figures["accuracy"] == expected["accuracy"] == 0.5
+    assert figures["loss"] == pytest.approx(2 * expected["loss"])
+    assert task.samples(outputs, targets)["score"].tolist() == [-2, -1]
+    with pytest.raises(StageError, match="the loss is own_loss, a function of your own"):
+        task.with_label_smoothing(0.1)
+
+
+def test_a_metric_alone_leaves_the_loss(load_own: Any) -> None:
+    task, plain = load_own(metric_function="margin").info.task, load_own().info.task
+    outputs, targets = {"logits": LOGITS_BK}, {"labels": LABELS_B}
+    smoothed = task.with_label_smoothing(0.1)
+    assert torch.equal(smoothed.losses(outputs, targets), plain.with_label_smoothing(0.1).losses(outputs, targets))
+    assert smoothed.sums(outputs, targets)["own_metric"] == 3.0
+
+
+def test_a_stored_task_calls_what_the_manifest_names_alone(load_own: Any, tmp_path: Path) -> None:
+    data = load_own(loss_function="own_loss")
+    (tmp_path / "stored").mkdir()
+    data.save(tmp_path / "stored")
+    stored = Data.load(tmp_path / "stored")
+    batch = next(stored.batches("train", batch_size=2))
+    outputs = {"logits": LOGITS_BK}
+    for functions in ((), (f"{tmp_path}/own.py:margin",), (f"{tmp_path}/mine.py:own_loss",)):
+        with pytest.raises(StageError, match=r"the stored result needs own.py:own_loss, and "):
+            stored.with_source_functions(functions).info.task.losses(outputs, batch.targets)
+    named = stored.with_source_functions([f"{tmp_path}/own.py:own_loss"])
+    assert torch.equal(named.info.task.losses(outputs, batch.targets), data.info.task.losses(outputs, batch.targets))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"loss_function": "mean_loss"},
+            r"own.py:mean_loss returned a tensor of shape \(\) for 2 samples: .* reduction",
+        ),
+        ({"metric_function": "number"}, r"own.py:number returned no tensor for 2 samples"),
+        ({"metric_function": "accuracy"}, "accuracy is a metric of the task itself"),
+        ({"loss_function": "fails"}, r"own.py: fails\(\) raised RuntimeError: .*\(own.py:11: def fails"),
+        ({"loss_function": "own_loss", "classes": {"weights": "balanced"}}, "and there is a loss_function"),
+    ],
+)
+def test_what_is_no_loss_or_metric(load_own: Any, options: Any, message: str) -> None:
+    with pytest.raises((StageError, ManifestError), match=message):
+        load_own(**options)
+
+
+def test_their_names_are_checked_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FUNCTIONS)
+    options = "file: own.py, function: items, task: classification, loss_function: three, metric_function: margine"
+    (tmp_path / "m.yaml").write_text(f"version: 1\nname: m\nstages:\n  d: {{uses: data.python, with: {{{options}}}}}\n")
+    with pytest.raises(ManifestError) as raised:
+        load_plan(tmp_path / "m.yaml")
+    assert [problem.message for problem in raised.value.problems] == [
+        "d: three() needs weights, too: it is called with outputs and targets alone",
+        "d: own.py has no function or class 'margine' at its top level",
+    ]

@@ -34,8 +34,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+def mine(tmp_path: Path, modules_forgotten: None) -> Path:
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "parts_of_mine.py").write_text("def double(number):\n    return 2 * number\n")
     (tmp_path / "later_part.py").write_text("three = 3\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +61,7 @@ class Block(nn.Sequential):
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules_forgotten: None) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "blocks_of_mine.py").write_text(BLOCKS)

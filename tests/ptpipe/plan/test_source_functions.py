@@ -99,7 +99,7 @@ class Place:
         (folder / "other.py").write_text("def g():\n    return 2\n")
 
     def forget(self) -> None:
-        for name in [name for name in sys.modules if name in ("helper", "deep") or name.startswith("called_")]:
+        for name in [name for name in sys.modules if name in ("helper", "other") or name.startswith("called_")]:
             del sys.modules[name]
 
     def run(self):
@@ -122,10 +122,10 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, modules_forgotten):
     monkeypatch.setattr("ptpipe.plan.vocabulary.BUILT_IN", ())
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     return Place(tmp_path)
 
@@ -227,6 +227,17 @@ def test_what_it_imports_is_no_dependency_of_other_stages(place):
     assert {name: store.read_entry(stage.key).dependencies for name, stage in result.stages.items()} == {
         "one": {}, "two": {}, "show": {}, "deep": {},
     }  # fmt: skip
+
+
+def test_a_file_of_another_stage_is_a_dependency_where_it_may_have_been_imported(place):
+    place.edit("code/mine.py", "from helper", "import sys\nsys.path.append('.')\nimport other\nfrom helper")
+    place.edit("code/mine.py", "return A", "return A + other.g()")
+    result = place.run()
+    assert result.artifact("one").value == "3" and result.artifact("show").functions
+    place.edit("other.py", "2", "4")
+    reasons = place.reasons()
+    assert "other.py" in reasons["one"][0] and reasons["two"] == ("other.py, or what it imports, changed",)
+    assert place.run().artifact("one").value == "5"
 
 
 def test_a_failure_shows_the_users_lines(place):

@@ -1,0 +1,152 @@
+"""A task whose loss, or whose primary metric, is a function in a file of the user's.
+
+Shape legend: B samples of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+
+from ptpipe import JSON, StageError
+from ptpipe_torch.data.column import Column
+from ptpipe_torch.data.column_info import ColumnInfo
+from ptpipe_torch.model.function_ref import FunctionRef
+from ptpipe_torch.model.signature import TensorSpec
+from ptpipe_torch.task.task import Metric, Task
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+_METRIC = "own_metric"
+"""Of the sums."""
+
+
+class OwnFunction(BaseModel):
+    """A function `(outputs, targets) -> (B,)` in a file: see `FunctionRef`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    address: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        """The function's own."""
+        return self.address.rpartition(":")[2]
+
+
+class OwnFunctionsTask(Task):
+    """A built-in task with the user's loss, primary metric, or both; everything else is the task's.
+
+    The functions get tensors where the task has one output or target, else mappings by name.
+    """
+
+    base: dict[str, Any]
+    """The task, as it is stored."""
+    loss: OwnFunction | None = None
+    metric: OwnFunction | None = None
+    """Its mean over the samples is the primary metric, of the function's name."""
+    higher_is_better: bool = True
+
+    _source_functions: tuple[str, ...] = PrivateAttr(())
+    _found: dict[str, Callable[..., Any]] = PrivateAttr(default_factory=dict)
+    _task: list[Task] = PrivateAttr(default_factory=list)
+
+    def with_source_functions(self, functions: Sequence[str]) -> Self:
+        other = self.model_copy()
+        other._source_functions, other._found = tuple(functions), {}
+        return other
+
+    @property
+    def task(self) -> Task:
+        """The built-in task."""
+        if not self._task:
+            self._task.append(Task.from_json(self.base))
+        return self._task[0]
+
+    @property
+    def targets(self) -> Mapping[str, ColumnInfo]:
+        return self.task.targets
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.task.outputs
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        own = () if self.metric is None else (Metric(self.metric.name, self.higher_is_better),)
+        return (*own, *self.task.metrics)
+
+    @property
+    def class_scores(self) -> Mapping[str, int]:
+        return self.task.class_scores
+
+    @property
+    def output_scale(self) -> tuple[float, ...]:
+        return self.task.output_scale
+
+    @property
+    def output_shift(self) -> tuple[float, ...]:
+        return self.task.output_shift
+
+    def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The user's, or the task's."""
+        return self.task.losses(outputs, targets) if self.loss is None else self._call(self.loss, outputs, targets)
+
+    def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        sums = self.task.sums(outputs, targets)
+        if self.loss is not None:
+            sums["loss"] = self.losses(outputs, targets).double().sum()
+        if self.metric is not None:
+            sums[_METRIC] = self._call(self.metric, outputs, targets).double().sum()
+        return sums
+
+    def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
+        figures: dict[str, JSON] = {}
+        if self.metric is not None:
+            figures[self.metric.name] = float(sums[_METRIC]) / num_samples
+        return figures | self.task.figures({name: of for name, of in sums.items() if name != _METRIC}, num_samples)
+
+    def samples(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        samples = self.task.samples(outputs, targets)
+        if self.metric is not None:
+            values_B = self._call(self.metric, outputs, targets)
+            samples["score"] = values_B if self.higher_is_better else -values_B
+        return samples
+
+    def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
+        self.task.check_targets(split, targets)
+
+    def with_label_smoothing(self, label_smoothing: float) -> Self:
+        if label_smoothing and self.loss is not None:
+            raise StageError(f"label_smoothing: the loss is {self.loss.name}, a function of your own: smooth there")
+        smoothed = self.task.with_label_smoothing(label_smoothing)
+        other = self.model_copy(update={"base": smoothed.to_json()})
+        other._task = [smoothed]
+        return other
+
+    def _call(
+        self, function: OwnFunction, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Return what the function says of each sample, float32. Raises StageError where that is not (B,) numbers."""
+        import torch
+
+        if function.address not in self._found:
+            reference = FunctionRef(function.address, {}, function.source, self._source_functions)
+            self._found[function.address] = reference.resolve("function of outputs and targets")
+        given = (next(iter(side.values())) if len(side) == 1 else dict(side) for side in (outputs, targets))
+        values_B = self._found[function.address](*given)
+        num_samples = len(next(iter(outputs.values())))
+        if not isinstance(values_B, torch.Tensor) or values_B.shape != (num_samples,):
+            found = f"a tensor of shape {tuple(values_B.shape)}" if isinstance(values_B, torch.Tensor) else "no tensor"
+            raise StageError(
+                f"{function.address} returned {found} for {num_samples} samples: return a number for each, of shape "
+                f"({num_samples},), such as a loss with reduction='none' has"
+            )
+        return values_B.float()
