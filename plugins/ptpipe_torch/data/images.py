@@ -62,7 +62,7 @@ class SquareCrop:
         return np.empty((num_images, self.size, self.size, self.channels), dtype=np.uint8)
 
     def pixels(self, image: PILImage, name: str) -> npt.NDArray[np.uint8]:
-        """Decode an opened image: uint8 (H, W, C). Raises StageError, with its name, where that takes too much memory."""
+        """Decode an opened image: uint8 (H, W, C). Raises StageError, with its name, for one that becomes too large."""
         import numpy as np
 
         scale = self.resize / min(image.size)
@@ -111,7 +111,8 @@ class ImageFileColumn(Column):
 
     def path(self, index: int) -> Path:
         """Return the file of a sample."""
-        return self.root / self.paths_N[index].decode()
+        relative: bytes = self.paths_N[index]
+        return self.root / relative.decode()
 
     def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return pixels, uint8 (B, H, W, C). Raises StageError, with the path, for a file that is no such image."""
