@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import Context, StageError
+from ptpipe_data.shards_paths import status_of
 from ptpipe_data.tar import TarMember, tar_members
 from ptpipe_torch.data.shards import MAX_MEMBER_BYTES, Shard, TarMembers
 
@@ -34,7 +35,7 @@ class ShardScanner:
         """List the samples of shards. `choose`: from the members of a sample to those of the columns, by column."""
         scanned = ScannedShards(self.root)
         for number, path in enumerate(paths):
-            scanned.shards.append(Shard(name=path.name, size_bytes=path.stat().st_size))
+            scanned.shards.append(Shard(name=path.name, size_bytes=status_of(path).st_size))
             keys, rows = [], []
             for key, sample in _samples(path):
                 chosen = _chosen(path, key, sample, choose)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
 
 _IMAGE_EXTENSIONS = frozenset(suffix[1:] for suffixes in FORMATS.values() for suffix in suffixes)
 _TEST_FRACTION = 0.1
+_MAX_NAME = 200
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _MAX_LABEL_BYTES = 1 << 20
-_IN_MEMORY_BYTES = 64
+_IN_MEMORY_BYTES = 32
 """Arrays of at most so many bytes a sample, such as labels, are read once and kept."""
 _IMAGE, _LABEL = "image", "label"
 _FACTS = ("image_size", "resize", "channels", "normalize", "max_pixels", "label", "class_names", "classes")
@@ -127,23 +130,22 @@ def _labels(members: TarMembers, json_field: str) -> Iterator[int | str]:
     """Yield the class of each sample: a number or a name."""
     if (large := members.members_N3[:, 2] > _MAX_LABEL_BYTES).any():
         raise StageError(f"{members.root}: sample {members.keys_N[large][0].decode()} has a label of over 1 MB")
-    for _, name, content in members.read(np.arange(len(members))):
+    for _, name, content in members.read(np.arange(len(members))):  # in the order in which they were listed
         try:
             label = json.loads(content)[json_field] if json_field else content.decode().strip()
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             what = f"its json has no field {json_field}" if json_field else "its class is no text"
             raise StageError(f"{name}: {what} ({type(error).__name__})") from error
-        if isinstance(label, bool) or not isinstance(label, int | str) or label == "":
+        if isinstance(label, bool) or not isinstance(label, int | str) or not 0 < len(str(label)) <= _MAX_NAME:
             raise StageError(f"{name}: its class is {str(label)[:100]!r}, neither a number nor a name")
-        yield int(label) if isinstance(label, str) and label.isascii() and label.isdecimal() else label
+        yield int(label) if isinstance(label, str) and _NUMBER.fullmatch(label) else label
 
 
 def _class_names(labels: Mapping[str, Sequence[int | str]], config: ShardsConfig) -> tuple[str, ...]:
     if config.class_names:
         return config.class_names
-    different = set(labels["train"])
-    if texts := sorted(label for label in different if isinstance(label, str)):
-        return tuple(texts)
+    if any(isinstance(label, str) for label in labels["train"]):
+        return tuple(sorted({str(label) for label in labels["train"]}))
     every = {label for of in labels.values() for label in of if isinstance(label, int)}
     if max(every) > 2 * sum(map(len, labels.values())) or min(every) < 0:
         raise StageError(f"classes are numbered 0, 1, 2, ..., and a sample has the class {max(every)}; see class_names")
@@ -152,8 +154,9 @@ def _class_names(labels: Mapping[str, Sequence[int | str]], config: ShardsConfig
 
 def _numbers(labels: Sequence[int | str], names: Sequence[str], scanned: ScannedShards) -> npt.NDArray[np.int64]:
     """Return the number of each label's class. Raises StageError, with the sample, for what is no class."""
-    known: dict[int | str, int] = {name: number for number, name in enumerate(names)}
-    known |= {number: number for number in range(len(names))}
+    known: dict[int | str, int] = {number: number for number in range(len(names))}
+    # A name of digits is read as a number: `7` is the class of that name where there is one.
+    known |= {int(name) if _NUMBER.fullmatch(name) else name: number for number, name in enumerate(names)}
     for id_, label in zip(scanned.ids(), labels, strict=True):
         if label not in known:
             close = nearest(str(label), names)

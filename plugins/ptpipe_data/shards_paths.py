@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -41,6 +42,14 @@ def find_shards(config: ShardsConfig) -> tuple[Path, Mapping[str, list[Path]]]:
     return root, {split: [root / name for name in names] for split, names in found.items() if names}
 
 
+def status_of(path: Path) -> os.stat_result:
+    """Return size and times of a shard. Raises StageError where it is none, such as a link to itself."""
+    try:
+        return path.stat()
+    except OSError as error:
+        raise StageError(f"{path} can't be read: {error.strerror}") from error
+
+
 def fingerprint(config: ShardsConfig) -> JSON:
     """Return the folder, the number of shards, and a digest of names, sizes and times; see `image_folder.fingerprint`.
 
@@ -50,7 +59,7 @@ def fingerprint(config: ShardsConfig) -> JSON:
     digest = hashlib.sha256()
     for split, paths in shards.items():
         for path in paths:
-            status = path.stat()
+            status = status_of(path)
             times = f"{status.st_mtime_ns}\0{status.st_ctime_ns}"
             digest.update(f"{split}\0{path.name}\0{status.st_size}\0{times}\n".encode())
     description = root / DESCRIPTION

@@ -17,6 +17,7 @@ from ptpipe_torch.files import open_regular
 _BLOCK = 512
 _MAX_EXTENDED = 1 << 20
 """Of an extended header, in bytes: it is read into memory."""
+_MAX_DIGITS = 20
 _MAX_NAME = 512
 """In an array of names each takes as much memory as the longest."""
 _REGULAR = b"0", b"\0", b"7"
@@ -78,7 +79,7 @@ class _Headers:
             if kind == b"S" or any(name.startswith("GNU.sparse") for name in extended):
                 raise StageError(f"{self._path} has a sparse member, {self._place}: write it again without")
             size = int(extended.get("size", size))
-            member = _member(extended.get("path") or self._name(block), self._position, size)
+            member = self._member(extended.get("path") or self._name(block), size)
             self._last = f"the sample {member.key}" if member else self._last
             self._advance(size, f"the sample {member.key}, its .{member.extension}" if member else "a member")
             if member and kind in _REGULAR:
@@ -115,6 +116,12 @@ class _Headers:
                     f"{self._path} is compressed ({name}), so that its members can't be read by their positions: "
                     "decompress it (images are compressed already)"
                 )
+
+    def _member(self, name: str, size: int) -> TarMember | None:
+        try:
+            return _member(name, self._position, size)
+        except ValueError as error:
+            raise StageError(f"{self._path}: {error}") from error
 
     def _advance(self, size: int, what: str) -> None:
         if size > self._end - self._position:
@@ -166,18 +173,19 @@ def _pax_records(content: bytes) -> dict[str, str]:
             raise ValueError(f"no record at {content[:20]!r}")
         records[keyword.decode()] = value[:-1].decode(errors="surrogateescape")
         content = content[end:]
-    if not records.get("size", "0").isdecimal():
-        raise ValueError(f"a size of {records['size']!r}")
+    size = records.get("size", "0")
+    if not size.isdecimal() or len(size) > _MAX_DIGITS:
+        raise ValueError(f"a size of {size[:100]!r}")
     return records
 
 
 def _member(path: str, offset: int, size: int) -> TarMember | None:
+    """Return a file by its path; None where that has no key or no extension. Raises ValueError for one that is none."""
     folder, slash, name = path.rpartition("/")
     stem, dot, extension = name.partition(".")
     if not stem or not dot or not extension:
         return None
-    if not path.isprintable():  # a name that is not UTF-8 has surrogates, which are not printable
-        raise StageError(f"{path!r} in a tar file: names of members must be printable UTF-8")
-    if len(path) > _MAX_NAME:
-        raise StageError(f"{path} in a tar file is longer than {_MAX_NAME} characters")
+    # A name that is not UTF-8 has surrogates, which are not printable.
+    if not path.isprintable() or len(path) > _MAX_NAME:
+        raise ValueError(f"names of members are printable UTF-8 of at most {_MAX_NAME} characters, not {path[:200]!r}")
     return TarMember(folder + slash + stem, extension.lower(), offset, size)

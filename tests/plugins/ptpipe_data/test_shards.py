@@ -120,6 +120,19 @@ def test_classes_in_json(tmp_path: Path, ctx: Context, class_names: list[str] | 
             assert (pixels_HWC == COLOURS[class_names_of(data.info)[label]]).all()
 
 
+def test_classes_whose_names_are_digits(tmp_path: Path, ctx: Context) -> None:
+    """`7` is a name among names, and among class_names."""
+    members = {}
+    for number, label in enumerate(["7", "cat", "3", "7"]):
+        members |= {f"{number}.png": PNGS["red"], f"{number}.cls": label.encode()}
+    pack(tmp_path / "train-0.tar", members)
+    pack(tmp_path / "test-0.tar", {"9.png": PNGS["red"], "9.cls": b"3"})
+    for names, labels in ((None, [1, 2, 0, 1]), (["cat", "7", "3"], [1, 0, 2, 1])):
+        data = front.load_shards(config(tmp_path, val_size=0, class_names=names), ctx)
+        assert class_names_of(data.info) == tuple(names or ["3", "7", "cat"])
+        assert labels_of(data.splits["train"]).tolist() == labels
+
+
 def train_with(tmp_path: Path, sample: Mapping[str, bytes]) -> Path:
     pack(tmp_path / "train-0.tar", {**labelled(0), **sample, **labelled(2)})
     pack(tmp_path / "test-0.tar", labelled(1))
