@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 GUIDES = {
     "Your first stage": "plugins/README.md",
+    "Your own script": "docs/own_script.md",
+    "Your data": "docs/data.md",
+    "Training": "docs/training.md",
     "Parallel training": "docs/parallel.md",
     "Provenance": "docs/provenance.md",
 }

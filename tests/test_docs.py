@@ -16,6 +16,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from ptpipe.cli import cli
+from ptpipe.plan.vocabulary import load_vocabulary
 from ptpipe_train import TrainConfig
 from ptpipe_train.config import MODES_OF_OPTION
 
@@ -140,3 +141,12 @@ def test_the_job_is_what_the_operator_expects():
         assert {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]} == volumes
         named = {v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if "persistentVolumeClaim" in v}
         assert named == claims
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_every_stage_of_the_guides_is_valid(page):
+    found = [match[2] for match in BLOCK.finditer(page.read_text(encoding="utf-8")) if match[1] == "yaml"]
+    named = [stage for text in found for document in documents(text) for stage in document.values()]
+    kinds = load_vocabulary().stages
+    for stage in named:
+        kinds[stage["uses"]].config_type.model_validate_json(json.dumps(stage.get("with", {})), strict=True)

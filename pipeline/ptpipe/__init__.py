@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ptpipe.execution.engine import RunOptions
     from ptpipe.hookspecs import hookimpl
     from ptpipe.plan.bind import Plan, PlannedStage, Reference
+    from ptpipe.plan.module_files import record_import
+    from ptpipe.plan.source_functions import source_code
     from ptpipe.store.files import atomic_path, write_atomically
     from ptpipe.store.store import Store
 
@@ -94,7 +96,9 @@ __all__ = [
     "load_plan",
     "nearest",
     "one_line",
+    "record_import",
     "run",
+    "source_code",
     "stage",
     "write_atomically",
 ]
@@ -113,7 +117,9 @@ _LATER = {
     "atomic_path": "store.files",
     "hookimpl": "hookspecs",
     "load_plan": "api",
+    "record_import": "plan.module_files",
     "run": "api",
+    "source_code": "plan.source_functions",
     "write_atomically": "store.files",
 }
 

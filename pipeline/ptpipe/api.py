@@ -50,7 +50,8 @@ class RunResult:
             raise KeyError(f"{stage_id} has outputs {', '.join(outputs) or 'none'}: name one")
         types = {port.name: port.type for port in self.plan[stage_id].stage.outputs}
         with self.plan.vocabulary.importable():
-            return self.store.get(str(outputs[name]["digest"]), types[name])
+            artifact = self.store.get(str(outputs[name]["digest"]), types[name])
+            return artifact.with_source_functions(self.plan.source_functions[stage_id])
 
 
 def load_plan(manifest: Path | str | Plan, overrides: Mapping[str, JSON] | None = None) -> Plan:

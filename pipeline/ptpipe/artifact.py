@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -35,6 +35,15 @@ class Artifact(ABC):
 
         `options`: by name, the `unkeyed_options` of the stage that the value is an output of, and of the stages above
         it. They are not saved with the value, because a cached one must follow the present manifest's.
+        """
+        return self
+
+    def with_source_functions(self, functions: Sequence[str]) -> Self:
+        """Return the value, which may call these functions of the user's and no others; by default ignored.
+
+        `functions`: `/home/me/mine.py:make_net`, those that the stage which the value is an output of, and the stages
+        above it, name by `source_functions`. They are not saved with the value: what is stored may come from anywhere,
+        and must not choose what runs.
         """
         return self
 

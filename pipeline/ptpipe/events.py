@@ -154,6 +154,8 @@ class RunStarted:
     """As on the command line: `finetune.lr=0.001`."""
     verbosity: int = 0
     """What the console shows: below 0 only problems and the end, below -1 nothing, above 0 log lines too."""
+    kinds: tuple[str, ...] = ()
+    """Of the stages, in run order."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class Stage(Generic[P, R]):
     """`workers(config)` returns how many processes execute the stage together."""
     renamed_from: str = ""
     """The kind's former name: the error for a manifest that still uses it names the new one."""
+    source_functions: Callable[[Any], Iterable[str]] | None = None
+    """`source_functions(config)` returns the functions in Python files that options name: `./mine.py:make_net`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, without a store."""
@@ -98,6 +100,7 @@ def stage(  # noqa: PLR0913  # one parameter for each thing a stage may declare
     preflight: Callable[[Any], Iterable[str]] | None = None,
     workers: Callable[[Any], int] | None = None,
     renamed_from: str = "",
+    source_functions: Callable[[Any], Iterable[str]] | None = None,
 ) -> Callable[[Callable[P, R]], Stage[P, R]]:
     """Declare a function `(config, ctx, *inputs) -> output` as a stage kind.
 
@@ -116,9 +119,12 @@ def stage(  # noqa: PLR0913  # one parameter for each thing a stage may declare
     runs, unless the stage is cached; may import torch, and may download files that `fingerprint` reads.
     `workers`: `workers(config)` returns how many processes execute the stage together; 1 without it.
     `renamed_from`: the kind's former name, which the error for a manifest that still uses it explains.
+    `source_functions`: `source_functions(config)` returns the functions in Python files that options name, as
+    `FILE:FUNCTION`, `./mine.py:make_net`: code that is no plugin. A stored result may call these, in this stage and in
+    those below it, and nothing else: see `Artifact.with_source_functions`.
 
-    `version`, `packages`, `fingerprint`, the source of the function's plugin and of what it imports, and the options
-    enter the key of the result: `StageConfig.unkeyed_options` are the exception.
+    `version`, `packages`, `fingerprint`, the source of the function's plugin, of `source_functions` and of what they
+    import, and the options enter the key of the result: `StageConfig.unkeyed_options` are the exception.
     Raises TypeError, when the plugin is imported, if the signature breaks these rules.
     """
     if not KIND_PATTERN.fullmatch(kind):
@@ -139,6 +145,7 @@ def stage(  # noqa: PLR0913  # one parameter for each thing a stage may declare
             preflight,
             workers,
             renamed_from,
+            source_functions,
         )
 
     return decorate

@@ -22,6 +22,7 @@ from ptpipe.context import Context
 from ptpipe.errors import ManifestError, Problem, nearest
 from ptpipe.events import Event, Metric, Notice
 from ptpipe.plan.options import config_problems
+from ptpipe.plan.source_functions import SourceFunction
 from ptpipe.stage import Port, Stage
 from ptpipe.store.store import Store
 
@@ -46,6 +47,8 @@ class Bench:
         self.metrics: dict[str, JSON] = {}
         self.notices: list[str] = []
         self.events: list[Event] = []
+        self._functions: tuple[str, ...] = ()
+        """What the options of the stages so far name: see `Artifact.with_source_functions`."""
         self._store = Store(folder)
         self._store.open_for_writing()
 
@@ -61,6 +64,9 @@ class Bench:
         _check_inputs(stage, inputs)
         _prepare(stage, options)
         self.metrics, self.notices, self.events = {}, [], []
+        addresses = stage.source_functions(options) if stage.source_functions else ()
+        named = (SourceFunction(*address.rpartition(":")[::2]).address for address in addresses)
+        self._functions = tuple(dict.fromkeys((*self._functions, *named)))
         digests: dict[str, tuple[str, ...]] = {}
         stored = {name: self._passed_in(stage, name, value, digests) for name, value in inputs.items()}
         with _silence(stage):
@@ -129,7 +135,7 @@ class Bench:
             raise BrokenContractError(
                 f"{what}: {type_.__name__}.load does not restore what save wrote: saved again it differs"
             )
-        return loaded, stored.digest
+        return loaded.with_source_functions(self._functions), stored.digest
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ptpipe import JSON, Context, Stage, StageError, hookimpl, stage
+from ptpipe import JSON, Context, Plan, Problem, Stage, StageError, hookimpl, stage
 from ptpipe_data.config import (
     ArraysConfig,
     CatalogConfig,
@@ -19,6 +19,7 @@ from ptpipe_data.config import (
     TextConfig,
 )
 from ptpipe_data.image_config import ImageFolderConfig, ShardsConfig
+from ptpipe_data.python_config import PythonDataConfig
 from ptpipe_torch import Data
 
 if TYPE_CHECKING:
@@ -253,6 +254,45 @@ def load_shards(config: ShardsConfig, ctx: Context) -> Data:
     return shards.load_shards(config, ctx)
 
 
+def _fingerprint_python(config: PythonDataConfig) -> JSON:
+    from ptpipe_data.python_paths import fingerprint
+
+    return fingerprint(config.reads)
+
+
+def _python_function(config: PythonDataConfig) -> Iterable[str]:
+    return [f"{config.file}:{config.function}"]
+
+
+@stage(
+    "data.python",
+    packages=("numpy", "torch"),
+    fingerprint=_fingerprint_python,
+    source_functions=_python_function,
+)
+def load_python(config: PythonDataConfig, ctx: Context) -> Data:
+    """A data set of your own: what a function in a Python file returns, `{"train": ..., "val": ..., "test": ...}`.
+
+    Each is a torch Dataset of tuples or dicts, a tuple of arrays or tensors, or a dict of them; a tuple ends in the
+    target. Without val or test, these are drawn from train. The file needs to know nothing of ptpipe. Values are read
+    once and stored: random transforms are applied once, too. Random numbers of torch, NumPy and Python depend on the
+    seed alone. The result is invalidated by any change of the file's code, or of what it imports from its own folder,
+    and of the files under `reads`.
+    """
+    from ptpipe_data import python_file
+
+    return python_file.load_data(config, ctx)
+
+
+@hookimpl
+def ptpipe_check(plan: Plan) -> Iterable[Problem]:
+    """Find functions that are not in the files that options name, and arguments that they don't take."""
+    from ptpipe_torch.python_signature import function_problems
+
+    named = (stage.id for stage in plan.stages if stage.kind == load_python.kind)
+    return [problem for stage_id in named for problem in function_problems(plan, stage_id)]
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Data]]:
     """Return the stages of this plugin."""
@@ -265,6 +305,7 @@ def ptpipe_stages() -> Iterable[Stage[..., Data]]:
         load_segmentation_folder,
         make_synthetic,
         load_arrays,
+        load_python,
         load_table,
         load_text,
         load_shards,

@@ -5,7 +5,7 @@ Shape legend: N samples, H height, W width, C channels, T targets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from ptpipe_torch import ArrayColumn, ArrayInfo, ColumnInfo, Data, DatasetInfo, 
 
 if TYPE_CHECKING:
     from ptpipe_data.config import ArraysConfig
+    from ptpipe_data.python_config import PythonDataConfig
 
 _TEST_FRACTION = 0.2
 _DTYPES = {"float16": "float32", "float64": "float32"}
@@ -34,47 +35,64 @@ _INPUT_DTYPES = ("float32", "int64", "int32", "uint8", "bool")
 
 def load_arrays(config: ArraysConfig, seed: int) -> Data:
     """Return the data set. Statistics are those of train alone."""
-    sources = {split: Source.read(path) for split, path in config.paths.items()}
-    prefixes = id_prefixes({split: source.path for split, source in sources.items()})
-    found = {split: source.split(config, prefixes[split]) for split, source in sources.items()}
+    paths = {split: find_arrays(path) for split, path in config.paths.items()}
+    prefixes = id_prefixes(paths)
+    sources = {split: Source.read(path, prefixes[split]) for split, path in paths.items()}
+    return data_of(sources, Columns(config, config.inputs), seed, paths["train"].stem)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which arrays are what."""
+
+    config: ArraysConfig | PythonDataConfig
+    """Names the target and the images, and has the other options."""
+    inputs: Sequence[str]
+
+
+def data_of(sources: Mapping[str, Source], columns: Columns, seed: int, name: str) -> Data:
+    """Return the data set `name` of these splits; `train` must be among them, others may be."""
+    config = columns.config
+    found = {split: source.split(columns) for split, source in sources.items()}
     splits = draw_missing_splits(found, config, seed, test_fraction=_TEST_FRACTION)
     task = _task(config, found, splits["train"])
     (target,) = task.targets
-    for name in config.inputs:
-        if name == target or name in [spec.name for spec in task.outputs]:
-            raise StageError(f"{sources['train'].path}: an input can't be called {name!r}, as the task's own tensor is")
-    splits = {name: Split(of.ids, of.inputs, {target: of.targets[config.target]}) for name, of in splits.items()}
-    info = DatasetInfo(sources["train"].path.stem, _infos(config, splits["train"]), task)
-    return Data(info, splits, config.loader_options())
+    for own in columns.inputs:
+        if own == target or own in [spec.name for spec in task.outputs]:
+            raise StageError(f"{sources['train'].name}: an input can't be called {own!r}, as the task's own tensor is")
+    splits = {split: Split(of.ids, of.inputs, {target: of.targets[config.target]}) for split, of in splits.items()}
+    return Data(DatasetInfo(name, _infos(columns, splits["train"]), task), splits, config.loader_options())
 
 
 @dataclass(frozen=True)
 class Source:
-    """The arrays of one file or folder. Errors name it, the array and the row, counted from 0."""
+    """The arrays of one split's file, folder or function. Errors name it, the array and the row, counted from 0."""
 
-    path: Path
+    name: str
     arrays: Mapping[str, npt.NDArray[Any]]
+    prefix: str
+    """What the ids of its samples begin with."""
 
     @classmethod
-    def read(cls, path: str) -> Source:
+    def read(cls, path: Path, prefix: str) -> Source:
         """Open a file or folder. Raises StageError where it holds anything but arrays of numbers."""
-        found = find_arrays(path)
         try:
-            return cls(found, _opened(found))
+            return cls(str(path), _opened(path), prefix)
         except Exception as error:  # NumPy parses headers with Python's own parser, zip files raise anything
-            raise StageError(f"{found} can't be read: {' '.join(str(error).split())[:300]}") from error
+            raise StageError(f"{path} can't be read: {' '.join(str(error).split())[:300]}") from error
 
-    def split(self, config: ArraysConfig, prefix: str) -> Split:
+    def split(self, columns: Columns) -> Split:
         """Return all samples, with ids `PREFIX/ROW`."""
-        arrays = {name: self._array(name) for name in (*config.inputs, config.target)}
-        for name in config.inputs:
+        config = columns.config
+        arrays = {name: self._array(name) for name in (*columns.inputs, config.target)}
+        for name in columns.inputs:
             _check_input(self, name, arrays[name], is_image=name in config.images)
         num_rows = {name: len(array) for name, array in arrays.items()}
         if len(set(num_rows.values())) > 1:
             sizes = ", ".join(f"{name} {num}" for name, num in num_rows.items())
-            raise StageError(f"{self.path}: arrays have different numbers of rows: {sizes}")
+            raise StageError(f"{self.name}: arrays have different numbers of rows: {sizes}")
         target = _target(self, config, arrays.pop(config.target))
-        ids = np.array([f"{prefix}/{row}" for row in range(len(target))])
+        ids = np.array([f"{self.prefix}/{row}" for row in range(len(target))])
         inputs = {name: ArrayColumn(array) for name, array in arrays.items()}
         return Split(ids, inputs, {config.target: ArrayColumn(target)})
 
@@ -83,21 +101,21 @@ class Source:
         if name not in self.arrays:
             close = nearest(name, self.arrays)
             hint = f"did you mean {close!r}?" if close else f"it has {', '.join(self.arrays) or 'none'}"
-            raise StageError(f"{self.path} has no array {name!r} ({hint})")
+            raise StageError(f"{self.name} has no array {name!r} ({hint})")
         array = self.arrays[name]
         if not name.isidentifier():
-            raise StageError(f"{self.path}: the array {name!r} needs a name of letters, digits and underscores")
+            raise StageError(f"{self.name}: the array {name!r} needs a name of letters, digits and underscores")
         if array.ndim == 0 or array.dtype.kind not in "buif":
-            raise StageError(f"{self.path}: {name} holds {array.dtype} of shape {array.shape}, not rows of numbers")
+            raise StageError(f"{self.name}: {name} holds {array.dtype} of shape {array.shape}, not rows of numbers")
         if 0 in array.shape:
             what = "values" if len(array) else "rows"
-            raise StageError(f"{self.path}: {name}, of shape {array.shape}, has no {what}")
+            raise StageError(f"{self.name}: {name}, of shape {array.shape}, has no {what}")
         if array.dtype.kind == "f":
             with np.errstate(over="ignore"):  # infinity is refused below
                 array = array.astype(_DTYPES.get(str(array.dtype), str(array.dtype)), copy=False)
             finite_N = np.isfinite(array).reshape(len(array), -1).all(axis=1)
             if not finite_N.all():
-                raise StageError(f"{self.path}: row {int(finite_N.argmin())} of {name} is not finite in float32")
+                raise StageError(f"{self.name}: row {int(finite_N.argmin())} of {name} is not finite in float32")
         return array
 
 
@@ -113,16 +131,16 @@ def _opened(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def _check_input(source: Source, name: str, array: npt.NDArray[Any], *, is_image: bool) -> None:
-    found = f"{source.path}: {name} holds {array.dtype} of shape {array.shape}"
+    found = f"{source.name}: {name} holds {array.dtype} of shape {array.shape}"
     if is_image and (array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] not in (1, 3)):
         raise StageError(f"{found}, not pixels: uint8 (N, height, width, 1 or 3)")
     if str(array.dtype) not in _INPUT_DTYPES:
         raise StageError(f"{found}; inputs are {', '.join(_INPUT_DTYPES)}")
 
 
-def _target(source: Source, config: ArraysConfig, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _target(source: Source, config: ArraysConfig | PythonDataConfig, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the target as its task takes it. Raises StageError where its type or shape is another."""
-    found = f"{source.path}: {config.target} holds {array.dtype} of shape {array.shape}"
+    found = f"{source.name}: {config.target} holds {array.dtype} of shape {array.shape}"
     match config.task:
         case "classification":
             if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -138,7 +156,7 @@ def _target(source: Source, config: ArraysConfig, array: npt.NDArray[Any]) -> np
             return array.reshape(len(array), -1).astype(np.float32)
 
 
-def _task(config: ArraysConfig, found: Mapping[str, Split], train: Split) -> Task:
+def _task(config: ArraysConfig | PythonDataConfig, found: Mapping[str, Split], train: Split) -> Task:
     values = train.targets[config.target].values()
     if config.task == "classification":
         num = 1 + max(int(split.targets[config.target].values().max()) for split in found.values())
@@ -153,12 +171,12 @@ def _task(config: ArraysConfig, found: Mapping[str, Split], train: Split) -> Tas
     return regression(names, config, values.astype(np.float64))
 
 
-def _infos(config: ArraysConfig, train: Split) -> dict[str, ColumnInfo]:
+def _infos(columns: Columns, train: Split) -> dict[str, ColumnInfo]:
     infos: dict[str, ColumnInfo] = {}
-    for name in config.inputs:
+    for name in columns.inputs:
         column = train.inputs[name]
         row = column.take(np.zeros(1, dtype=np.int64))
-        if name in config.images:
+        if name in columns.config.images:
             mean, std = channel_stats(column)
             _, height, width, channels = row.shape
             infos[name] = ImageInfo(shape_CHW=(channels, height, width), mean=mean, std=std)

@@ -143,9 +143,6 @@ class SyntheticConfig(LabelledImageConfig):
 class TaskConfig(SplitConfig):
     """Options of data sets whose task is chosen."""
 
-    path: str
-    val_path: str | None = Field(None, description="the same for val; none: val is drawn from path")
-    test_path: str | None = Field(None, description="the same for test; none: test is drawn from path")
     classes: ClassesConfig | None = Field(
         None, description="how the classes of a classification count, in training and in metrics; none: alike"
     )
@@ -155,18 +152,7 @@ class TaskConfig(SplitConfig):
     huber_delta: float | None = Field(
         None, gt=0, description="where huber turns from squares to absolute values, in standard deviations; none: 1"
     )
-    test_size: Size | None = Field(
-        None,
-        description="maximum number of test samples; without test_path: fraction or number of all samples held out for "
-        "test (none: 0.2)",
-    )
     task: str
-
-    @property
-    def paths(self) -> Mapping[str, str]:
-        """The path of train, first, and those of val and test, where they have their own."""
-        paths = {"train": self.path, "val": self.val_path, "test": self.test_path}
-        return {name: path for name, path in paths.items() if path is not None}
 
     @model_validator(mode="after")
     def _fits_the_task(self) -> Self:
@@ -179,7 +165,26 @@ class TaskConfig(SplitConfig):
         return self
 
 
-class TableFileConfig(TaskConfig):
+class PathsConfig(TaskConfig):
+    """Options of data sets whose splits are files or folders."""
+
+    path: str
+    val_path: str | None = Field(None, description="the same for val; none: val is drawn from path")
+    test_path: str | None = Field(None, description="the same for test; none: test is drawn from path")
+    test_size: Size | None = Field(
+        None,
+        description="maximum number of test samples; without test_path: fraction or number of all samples held out for "
+        "test (none: 0.2)",
+    )
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The path of train, first, and those of val and test, where they have their own."""
+        paths = {"train": self.path, "val": self.val_path, "test": self.test_path}
+        return {name: path for name, path in paths.items() if path is not None}
+
+
+class TableFileConfig(PathsConfig):
     """Options of data sets in files of named columns."""
 
     column_names: tuple[str, ...] | None = Field(
@@ -234,7 +239,7 @@ class TableConfig(TableFileConfig):
         return self
 
 
-class ArraysConfig(TaskConfig):
+class ArraysConfig(PathsConfig):
     """Options of `data.arrays`."""
 
     path: str = Field(description="a .npz or .safetensors file, or a folder of .npy files, whose names are the arrays'")

@@ -25,7 +25,7 @@ from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.metadata import metadata_of, reduced_range
 from ptpipe_onnx.parity import Logits, Parity
 from ptpipe_onnx.tensor_names import name_quantized_tensors
-from ptpipe_onnx.weights import store_convolutions, store_weights
+from ptpipe_onnx.weights import store_float_weights, store_weights
 from ptpipe_torch import Data, Model, OnnxFile, Predictor, Task, epoch_order
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
@@ -121,8 +121,17 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
         name_quantized_tensors(exported, network)
         store_weights(exported, weights)
         qdq_passes.use_integer_kernels(torch_exporter.optimize(exported))
+        store_float_weights(exported, _stored_weights(model))
         return BuiltGraph(exported, "int8", network, reduced)
     return BuiltGraph(_dynamic_graph(model, prepared, opset), "int8 dynamic")
+
+
+def _stored_weights(model: Model) -> dict[str, QuantizedWeight]:
+    """Return the weights that a static or QAT model's float layers have as int8 in its file."""
+    if not any(reference.arguments.get("stored") for reference in model.recipe.prepare):
+        return {}  # spares most networks another build
+    with quantized_engine(model.recipe.backend):
+        return stored_weights(model.int8_tensors or {}, model.build())
 
 
 def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> ir.Model:
@@ -143,7 +152,7 @@ def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> ir.Mod
         if name in exported.graph.initializers or layers[name] not in found
     }
     dynamic_passes.quantize_linear_layers(exported, weights)
-    store_convolutions(torch_exporter.optimize(exported), stored)
+    store_float_weights(torch_exporter.optimize(exported), stored)
     return exported
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from ptpipe import StageError
+from ptpipe_onnx import recurrent
 from ptpipe_onnx.graph import dropped_arrays_released
 from ptpipe_torch import Signature, TensorSpec
 from ptpipe_torch.model.example_inputs import zeros
@@ -36,7 +37,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
     dynamic_shapes = tuple(
         {axis: dims[size] for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in signature.inputs
     )
-    with _silent(), torch.no_grad():
+    with _silent(), torch.no_grad(), recurrent.lstms_replaced(network):
         try:
             program = torch.export.export(network, inputs, dynamic_shapes=dynamic_shapes, strict=False)
             _give_attention_heads(program)
@@ -49,6 +50,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
                     opset_version=opset,
                     input_names=[spec.name for spec in signature.inputs],
                     output_names=[spec.name for spec in signature.outputs],
+                    custom_translation_table=dict(recurrent.translations()),
                 )
         except Exception as error:  # the exporter lets any exception of its steps through
             raise StageError(f"this network can't be exported to ONNX: {_first_line(error)}") from error

@@ -46,28 +46,64 @@ def store_weights(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> No
         common.DeduplicateHashedInitializersPass()(model)
 
 
-def store_convolutions(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> None:
-    """Store the weights of float convolutions as int8, in place; batch norms are folded in already.
+def store_float_weights(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> None:
+    """Store the rounded weights of layers that compute in float as int8, in place.
 
-    Not with DequantizeLinear, which ONNX Runtime does not fold into a float convolution and would run every time (1.8
-    times the latency of small_cnn): it folds Cast and Mul of constants when it loads the file. A folded batch norm
-    scales each channel, so each weight is found as the one whose integers are proportional to the floats, per channel.
+    Not with DequantizeLinear, which ONNX Runtime does not fold into a float operator and would run every time (1.8
+    times the latency of small_cnn): it folds Cast and Mul of constants when it loads the file.
+    """
+    _store_rows(model.graph, _store_convolutions(model.graph, weights))
+    remove_unused(model)
+
+
+def _store_convolutions(graph: ir.Graph, weights: Mapping[str, QuantizedWeight]) -> dict[str, QuantizedWeight]:
+    """Store the weights of convolutions, and return the other ones. Batch norms are folded in already.
+
+    They scale each channel, so each weight is found as the one whose integers are proportional to the floats, per
+    channel.
     """
     remaining = dict(weights)
-    for node in nodes(model.graph, "Conv", "ConvTranspose"):
+    for node in nodes(graph, "Conv", "ConvTranspose"):
         floats = constant(node.inputs[1])
         if floats is None:
             continue
         for name, weight in remaining.items():
             scales = _scales(floats, weight, axis=0 if node.op_type == "Conv" else 1)
             if scales is not None:
-                integers = add_initializer(model.graph, f"{name}.int8", weight.integers)
-                scale = add_initializer(model.graph, f"{name}.scale", scales)
-                as_float = insert_node(node, "Cast", [integers], to=ir.DataType.FLOAT).outputs[0]
-                node.replace_input_with(1, insert_node(node, "Mul", [as_float, scale]).outputs[0])
+                node.replace_input_with(1, _insert_floats(graph, node, name, weight.integers, scales))
                 del remaining[name]
                 break
-    remove_unused(model)
+    return remaining
+
+
+def _store_rows(graph: ir.Graph, weights: Mapping[str, QuantizedWeight]) -> None:
+    """Store tables and the weights of recurrent layers, whose rows the exporter may have put into another order."""
+    rows = {}
+    for weight in weights.values():
+        if not weight.per_channel or weight.axis:
+            continue
+        for floats, integers, scale in zip(weight.dequantized(), weight.integers, weight.scales, strict=True):
+            rows[floats.tobytes()] = integers, scale
+    for value in list(graph.initializers.values()) if rows else ():
+        array = constant(value)
+        if array is None or array.ndim < 2 or array.dtype != np.float32 or not consumers(value):
+            continue
+        found = [rows.get(row.tobytes()) for row in array.reshape(-1, array.shape[-1])]
+        known = [row for row in found if row is not None]
+        if len(known) == len(found) > 0:
+            integers, scales = (np.stack([row[part] for row in known]) for part in range(2))
+            shape = (*array.shape[:-1], 1)
+            name, before = str(value.name), first_consumer(value)
+            replace(value, _insert_floats(graph, before, name, integers.reshape(array.shape), scales.reshape(shape)))
+
+
+def _insert_floats(
+    graph: ir.Graph, before: ir.Node, name: str, integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]
+) -> ir.Value:
+    int8 = add_initializer(graph, f"{name}.int8", integers)
+    scale = add_initializer(graph, f"{name}.scale", scales)
+    as_float = insert_node(before, "Cast", [int8], to=ir.DataType.FLOAT).outputs[0]
+    return insert_node(before, "Mul", [as_float, scale]).outputs[0]
 
 
 def _scales(floats: npt.NDArray[np.float32], weight: QuantizedWeight, axis: int = 0) -> npt.NDArray[np.float32] | None:

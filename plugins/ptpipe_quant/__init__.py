@@ -46,9 +46,9 @@ def _unsupported_backend(config: BackendConfig) -> Iterable[str]:
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Quantize the weights of linear layers to int8, and their inputs at run time.
 
-    Needs no data and no calibration. Convolutions compute in float; their weights are stored as int8. An input's scale
-    is that of its whole batch, so a sample's logits depend slightly on the others of its batch. Fails if the model is
-    not float or has no layer to quantize.
+    Needs no data and no calibration. Convolutions, embeddings and recurrent layers compute in float; their weights are
+    stored as int8. An input's scale is that of its whole batch, so a sample's logits depend slightly on the others of
+    its batch. Fails if the model is not float or has no layer to quantize.
     """
     from ptpipe_quant import stages
 
@@ -72,8 +72,8 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     """Insert fake quantization, before a short train.supervised and quant.convert.
 
     Use at most a tenth of the first training's learning rate, to keep what it learnt. Weights and activations are
-    rounded as in int8, in float32 also under bf16; gradients pass straight through. Dropout stays active in training.
-    Fails as quant.prepare does.
+    rounded as in int8, in float32 also under bf16; gradients pass straight through. Weights of embeddings and recurrent
+    layers are rounded by quant.convert alone. Dropout stays active in training. Fails as quant.prepare does.
     """
     from ptpipe_quant import stages
 
@@ -100,8 +100,9 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
 def convert(config: ConvertConfig, ctx: Context, model: Model) -> Model:
     """Convert a calibrated model, or one from quantization-aware training, to int8.
 
-    The result runs only on the backend that it was prepared for. Fails if an observer saw no data, if no layer would
-    become int8, or if this machine does not support the backend.
+    Embeddings and recurrent layers compute in float; their weights are stored as int8, with a scale for each row. The
+    result runs only on the backend that it was prepared for. Fails if an observer saw no data, if no layer would become
+    int8, or if this machine does not support the backend.
     """
     from ptpipe_quant import stages
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, TypeAlias
 
 import torch
@@ -35,6 +36,8 @@ TOLERANCE = 1e-3
 _OWN_ROUNDINGS, _MAX_TOLERANCE = 8, 3e-2
 """The same for networks that amplify rounding, in units of what it does to the user's own."""
 _NUM_SAMPLES = 4
+_VOCABULARIES = (256, 16, 2, 1)
+_INTEGERS = (torch.int64, torch.int32)
 _LARGE = 8.0
 """Standard deviation of every second sample: values far outside a calibrated range saturate."""
 _FUSED = (nn.modules.batchnorm._BatchNorm, nn.ReLU)
@@ -46,16 +49,15 @@ _SAMPLE_VALUES = 256
 def probe_inputs(network: Callable[..., Any], specs: Sequence[TensorSpec]) -> Inputs:
     """Return seeded inputs of four samples on which the network's outputs are finite.
 
-    Floats are normal, in every second sample large; for networks that take no negative values, such as indices, those
-    of 0 to 1, else zeros. Integers are zeros, which every vocabulary has. Raises what the network raises for zeros.
+    Floats are normal, in every second sample large; for networks that take no negative values, those of 0 to 1, else
+    zeros. Integers are below the largest of `_VOCABULARIES` that the network takes, else zeros, which every vocabulary
+    has: zeros alone may all be padding, of which a network computes nothing. Raises what the network raises for zeros.
     """
     random = torch.Generator().manual_seed(0)
     empty = zeros(specs, _NUM_SAMPLES)
-    normal, uniform = (
-        [draw(value.shape, generator=random) if value.is_floating_point() else value for value in empty]
-        for draw in (_normal, torch.rand)
-    )
-    for inputs in (normal, uniform):
+    has_integers = any(value.dtype in _INTEGERS for value in empty)
+    for vocabulary_size, draw in product(_VOCABULARIES if has_integers else (1,), (_normal, torch.rand)):
+        inputs = [_drawn(value, draw, vocabulary_size, random) for value in empty]
         try:
             with torch.no_grad():
                 if all(output.isfinite().all() for output in tensors_of(network(*copies(inputs)))):
@@ -65,6 +67,15 @@ def probe_inputs(network: Callable[..., Any], specs: Sequence[TensorSpec]) -> In
     with torch.no_grad():
         network(*copies(empty))
     return empty
+
+
+def _drawn(empty: torch.Tensor, draw: Any, vocabulary_size: int, random: torch.Generator) -> torch.Tensor:
+    if empty.is_floating_point():
+        drawn: torch.Tensor = draw(empty.shape, generator=random)
+        return drawn
+    if empty.dtype not in _INTEGERS:
+        return empty
+    return torch.randint(vocabulary_size, empty.shape, generator=random, dtype=empty.dtype)
 
 
 def _normal(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:

@@ -34,7 +34,7 @@ from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine, tr
 from ptpipe_torch.int8.float_parts import float_parts, int8_parameters_fraction
 from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.int8_state import pack_state
-from ptpipe_torch.int8.layers import has_int8_weights, round_weights
+from ptpipe_torch.int8.layers import STORABLE_LAYERS, has_int8_weights, round_weights, storable_layers
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import released_memory
 
@@ -50,14 +50,11 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     layers = dynamic_linears(model, config.skip, run, ctx)
     quantize = FunctionRef.to(transforms.to_dynamic_int8, weights=weights, reduce_range=reduced, layers=layers)
     module = model.build()
-    convolutions = _CONVOLUTIONS if config.convolutions == "store_int8" else ()
-    for pattern in idle_patterns(module, config.skip, nn.Linear, *convolutions):
+    storable = [type_ for type_ in STORABLE_LAYERS if config.convolutions == "store_int8" or type_ not in _CONVOLUTIONS]
+    for pattern in idle_patterns(module, config.skip, nn.Linear, *storable):
         ctx.notice(f"skip: {pattern!r} matches no layer that {ctx.kind} would quantize")
-    stored = {}
-    if convolutions:
-        names = layers_to_quantize(module, config.skip, *convolutions)
-        names = [name for name in names if "weight" in module.get_submodule(name)._parameters]  # not weight_norm's
-        stored = round_weights(module, names, per_channel=weights == "per_channel")
+    names = storable_layers(module, layers_to_quantize(module, config.skip, *storable))
+    stored = round_weights(module, names, per_channel=weights == "per_channel")
     recipe = replace(model.recipe, convert=(quantize,), backend=config.backend)
     converted = _int8(Model.from_module(recipe, module), ctx, stored)
     check_dynamic_linears(converted, run.inputs, ctx.kind)
@@ -74,6 +71,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
         weights=_weights(config),
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
+        stored=_stored_layers(config, model),
         calibrating=True,
     )
     return _prepare(config, ctx, model, insert_observers, train=False)
@@ -89,6 +87,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         weights=_weights(config),
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
+        stored=_stored_layers(config, model),
         batch_norm=config.batch_norm,
         freeze_at=config.freeze_at,
     )
@@ -128,6 +127,7 @@ def convert(ctx: Context, model: Model) -> Model:
     assert isinstance(prepared, GraphModule), type(prepared)
     _check_ranges(prepared, ctx.kind)
     freeze_ranges(prepared)
+    stored = round_weights(prepared, _names_to_store(model, prepared), per_channel=True)
     recipe = {"convert": (FunctionRef.to(transforms.to_int8, backend=model.recipe.backend),)}
     converted = standard.with_state_dict_of(prepared).with_recipe(**recipe)
 
@@ -136,7 +136,14 @@ def convert(ctx: Context, model: Model) -> Model:
         inputs = probe_inputs(module, model.signature.inputs)
         check_int8(ctx, module, prepared, inputs, backend=str(model.recipe.backend))
 
-    return _int8(converted, ctx, check=check)
+    return _int8(converted, ctx, stored, check)
+
+
+def _names_to_store(model: Model, prepared: GraphModule) -> list[str]:
+    """Return the layers that `_stored_layers` found, without those that the graph does not call."""
+    called = {name for name, _ in prepared.named_modules(remove_duplicate=False)}
+    arguments = [reference.arguments.get("stored") for reference in model.recipe.prepare]
+    return [str(name) for names in arguments if isinstance(names, list) for name in names if name in called]
 
 
 def _check_float(model: Model, kind: str) -> None:
@@ -146,6 +153,18 @@ def _check_float(model: Model, kind: str) -> None:
         raise StageError(
             f"{kind} got a model that is already prepared for {model.recipe.backend}; it needs a float one"
         )
+
+
+def _stored_layers(config: BackendConfig, model: Model) -> list[str]:
+    """Return the layers without int8 kernels whose weights are stored as int8: tables and recurrent layers.
+
+    None of a model that is not float, which is refused later.
+    """
+    if model.recipe.backend is not None:
+        return []
+    module = model.build()
+    types = [type_ for type_ in STORABLE_LAYERS if type_ not in _CONVOLUTIONS]
+    return storable_layers(module, layers_to_quantize(module, config.skip, *types))
 
 
 def _report_reparametrized(ctx: Context, model: Model) -> None:
@@ -271,7 +290,7 @@ def _check_ranges(prepared: GraphModule, kind: str) -> None:
 def _int8(
     model: Model,
     ctx: Context,
-    stored: Mapping[str, torch.Tensor] | None = None,
+    stored: Mapping[str, torch.Tensor],
     check: Callable[[nn.Module], None] | None = None,
 ) -> Model:
     """Return the model with its int8 tensors, after `check`; report how many layers became int8, which ones are float.
@@ -281,7 +300,7 @@ def _int8(
     with quantized_engine(model.recipe.backend), deprecations_silenced(), released_memory():
         module = model.build()
         check_runs(ctx, module, zeros(model.signature.inputs, 2), str(model.recipe.backend))
-        packed = pack_state({**module.state_dict(), **(stored or {})})
+        packed = pack_state({**module.state_dict(), **stored})
         num_int8 = sum(has_int8_weights(layer) for layer in module.modules())
         if num_int8 == 0 and not stored:
             raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
@@ -290,6 +309,7 @@ def _int8(
             int8_layers=num_int8,
             int8_parameters_fraction=round(int8_parameters_fraction(module), 4),
             float_layers=_truncated(float_parts(module)),
+            stored_as_int8=_truncated(stored),
         )
         converted = Model(model.recipe, model.tensors, packed)
         if check is not None:

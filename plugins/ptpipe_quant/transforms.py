@@ -27,7 +27,7 @@ class _Scheme:
     """Arguments common to both prepare transforms; see the options of the same names in `ptpipe_quant.config`.
 
     `inputs`: of the network, as `TensorSpec.to_json` writes them; sizes that branches of the network depend on, become
-    constants of the graph.
+    constants of the graph. `stored`: layers without int8 kernels, whose weights `quant.convert` rounds.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -35,6 +35,7 @@ class _Scheme:
     weights: str
     reduce_range: bool
     skip: Sequence[str]
+    stored: Sequence[str] = ()
 
     def prepare(self, module: nn.Module, qconfig: Callable[..., Any], *, is_qat: bool, fold: bool) -> GraphModule:
         """Trace the network and insert what `qconfig` returns. `fold`: batch norms.
@@ -65,7 +66,7 @@ def prepare_static(module: nn.Module, *, observer: str, calibrating: bool, **sch
     """Fold batch norms and insert observers.
 
     `calibrating`: return the graph to calibrate, else the one to convert, which has the same state dict.
-    `scheme`: inputs, backend, weights, reduce_range, skip.
+    `scheme`: inputs, backend, weights, reduce_range, skip, stored.
     """
 
     def qconfig(**choices: bool) -> Any:
@@ -81,7 +82,7 @@ def prepare_qat(module: nn.Module, *, batch_norm: str, freeze_at: float | None, 
 
     `freeze_at`: fraction of the training after which ranges and batch norm statistics are frozen; None returns the
     graph to convert, not the one to train, with the same state dict. `batch_norm`: `fold` or `train`; those behind
-    transposed convolutions are folded in any case. `scheme`: inputs, backend, weights, reduce_range, skip.
+    transposed convolutions are folded in any case. `scheme`: inputs, backend, weights, reduce_range, skip, stored.
     """
 
     def qconfig(**choices: bool) -> Any:

@@ -12,6 +12,7 @@ _UNIT_OF_WORD = {
     "accuracy": "accuracy",
     "acc": "accuracy",
     "agreement": "accuracy",
+    "f1": "accuracy",
     "iou": "accuracy",
     "top1": "accuracy",
     "ratio": "fraction",
@@ -20,6 +21,12 @@ _UNIT_OF_WORD = {
     "drop": "drop",
 }
 _BEST_KNOWN = (
+    "f1",
+    "val_f1",
+    "macro_f1",
+    "val_macro_f1",
+    "perplexity",
+    "val_perplexity",
     "accuracy",
     "val_accuracy",
     "mean_iou",

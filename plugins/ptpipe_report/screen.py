@@ -44,7 +44,7 @@ class Screen(Reporter):
     ) -> None:
         self._started, self._clock = started, clock
         self._writer = TerminalWriter(console)
-        self._lines = StageLines(started.stage_ids, self._writer)
+        self._lines = StageLines(started.stage_ids, self._writer, started.kinds)
         self._is_quiet, self._is_verbose = started.verbosity < 0, started.verbosity > 0
         self._notices = run_summary.Notices()
         self._line_due_s = 0.0

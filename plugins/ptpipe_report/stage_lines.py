@@ -13,7 +13,8 @@ from ptpipe_report.console import TerminalWriter
 from ptpipe_report.formatting import seconds_text
 from ptpipe_report.theme import FAINT, STYLES
 
-_MAX_ID_WIDTH, _KIND_WIDTH, _TIME_WIDTH = 24, 17, 11
+_MAX_ID_WIDTH, _TIME_WIDTH = 24, 11
+_MIN_KIND_WIDTH, _MAX_KIND_WIDTH = 17, 24
 _MAX_FIGURES = 3
 _MIN_WIDTH_WITH_KIND = 80
 """Narrower terminals omit the kinds."""
@@ -23,8 +24,10 @@ _TIMED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.REFUSED})
 class StageLines:
     """Formats the stages of one run in aligned columns."""
 
-    def __init__(self, stage_ids: Sequence[str], writer: TerminalWriter) -> None:
+    def __init__(self, stage_ids: Sequence[str], writer: TerminalWriter, kinds: Sequence[str] = ()) -> None:
         self._ids, self._writer = tuple(stage_ids), writer
+        widest = max([_MIN_KIND_WIDTH, *(cell_len(one_line(kind)) for kind in kinds)])
+        self._kind_width = min(_MAX_KIND_WIDTH, widest)
 
     def lead(self, symbol: str, style: str, stage_id: str) -> Text:
         """Return `✓ 3/12 pretrain`, the id padded."""
@@ -56,7 +59,7 @@ class StageLines:
     def add_kind(self, line: Text, kind: str) -> None:
         """Append the kind if the terminal is wide enough."""
         if self._writer.width is None or self._writer.width >= _MIN_WIDTH_WITH_KIND:
-            line.append(f"  {one_line(kind):{_KIND_WIDTH}}", FAINT)
+            line.append(f"  {one_line(kind):{self._kind_width}}", FAINT)
 
     def running(self, stage_id: str, facts: str) -> Text:
         """Return `  3/12 pretrain  37 % · step 291/469 · loss 0.0213 · 0:25 left`, for a log file."""

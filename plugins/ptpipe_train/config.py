@@ -1,15 +1,15 @@
-"""Options of `train.supervised`, and the parallel degrees that follow from them. Imports neither torch nor numpy."""
+"""Options of `train.supervised`. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ptpipe import JSON, StageConfig, StageError, host
+from ptpipe import JSON, StageConfig, host
 from ptpipe_torch.cuda import finds_cuda_device
+from ptpipe_train.degrees import Degrees
 
 ScheduleName: TypeAlias = Literal["auto", "constant", "step", "cosine", "one_cycle"]
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -49,42 +49,6 @@ MODES_OF_OPTION: Mapping[str, tuple[Mode, ...]] = {
 }
 _INTERLEAVED_STAGES_PER_RANK = 2
 """Default of interleaved_1f1b, where `workers` doesn't determine it."""
-
-
-@dataclass(frozen=True)
-class Degrees:
-    """Parallel degrees; their product is the number of workers."""
-
-    replicas: int = 1
-    """Copies of the network; each takes its shard of every batch."""
-    shards: int = 1
-    """Shards of each parameter; each worker also takes its shard of every batch."""
-    pipeline_ranks: int = 1
-    """Workers that one copy of the network is spread over."""
-    pipeline_stages_per_rank: int = 1
-
-    @property
-    def world_size(self) -> int:
-        """Number of workers."""
-        return self.replicas * self.shards * self.pipeline_ranks
-
-    @property
-    def batch_shards(self) -> int:
-        """Shards of a batch, one for each data-parallel worker."""
-        return self.replicas * self.shards
-
-    @property
-    def pipeline_stages(self) -> int:
-        """Pieces that the network is split into."""
-        return self.pipeline_ranks * self.pipeline_stages_per_rank
-
-    def check(self, num_workers: int) -> None:
-        """Raise StageError unless there are exactly as many workers as the degrees require."""
-        if num_workers != self.world_size:
-            raise StageError(
-                f"parallel needs {self.world_size} workers ({self.replicas} replicas x {self.shards} shards x "
-                f"{self.pipeline_ranks} pipeline ranks), but there are {num_workers}"
-            )
 
 
 class Parallel(StageConfig):
@@ -278,6 +242,17 @@ class EarlyStopping(StageConfig):
     )
 
 
+class Ema(StageConfig):
+    """Exponential moving average of the weights."""
+
+    decay: float = Field(
+        0.999,
+        gt=0,
+        lt=1,
+        description="fraction of the average that an optimizer step keeps; at most (1 + t) / (10 + t) in step t",
+    )
+
+
 class Profile(StageConfig):
     """What to profile."""
 
@@ -326,9 +301,29 @@ class TrainConfig(StageConfig):
         description="memory format of images and weights; auto: channels_last where the network convolves images and "
         "its forward pass accepts that format",
     )
+    freeze: tuple[str, ...] = Field(
+        (),
+        description="patterns of parameters' names, such as `features.*`, that are not trained; a batch norm of which "
+        "nothing is left to train keeps its running statistics",
+    )
+    lr_factors: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = Field(
+        {},
+        description="factors of the learning rate by patterns of parameters' names, such as `{features.*: 0.1}`; the "
+        "first pattern that matches counts",
+    )
+    gradient_checkpointing: tuple[str, ...] = Field(
+        (),
+        description="types of layers (`BasicBlock`) that run again in the backward pass instead of keeping their "
+        "activations: less memory, more time",
+    )
     clip_grad_norm: float | None = Field(None, gt=0, description="maximum norm of all gradients together; null: none")
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="fraction of each label spread over all classes, where the task has classes"
+    )
+    ema: Ema | None = Field(
+        None,
+        description="average the weights over the steps (exponential moving average), and evaluate and deliver the "
+        "averages; null: don't",
     )
     early_stopping: EarlyStopping | None = Field(
         None, description="stop when val no longer improves, and restore the best epoch's weights; null: never"
@@ -362,9 +357,20 @@ class TrainConfig(StageConfig):
             raise ValueError(
                 "static_graph can't be combined with accumulate: DistributedDataParallel supports one only"
             )
+        if self.gradient_checkpointing and self.parallel.mode in PIPELINED:
+            raise ValueError(
+                f"gradient_checkpointing can't be combined with parallel mode {self.parallel.mode}, whose pipeline "
+                "stages have no layers but the innermost ones; more microbatches take less memory"
+            )
         if self.batch_size is not None:
             self.parallel.check_batch_size(self.batch_size)
         return self
+
+    def keyed_options(self) -> dict[str, JSON]:
+        """Return what enters the key: with `lr_factors` as pairs, because their order counts."""
+        return super().keyed_options() | {
+            "lr_factors": [[pattern, factor] for pattern, factor in self.lr_factors.items()]
+        }
 
     def resolved_options(self) -> dict[str, JSON]:
         """Return the device and the number of CPU threads that the training takes here; the latter on a CPU only.

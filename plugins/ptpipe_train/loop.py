@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 
 from ptpipe_torch import Batch, Data, Task, TrainingCallback
-from ptpipe_train.optimizer import parameters_of
+from ptpipe_train.optimizer import parameters_of, set_lr
 from ptpipe_train.parallel import Objective, ParallelStrategy
 from ptpipe_train.parallel.batch_shard import batches_of
+from ptpipe_train.parameters import batch_norms
 from ptpipe_train.schedule import LearningRate
 from ptpipe_train.state import TrainingState
 from ptpipe_train.steps import StepPlan
@@ -41,9 +42,13 @@ class Loop:
         """
         plan, strategy, epoch = self.plan, self.strategy, state.progress.epoch
         callbacks = [layer for layer in state.module.modules() if isinstance(layer, TrainingCallback)]
+        # Frozen ones. A layer that is fused with one (fake quantization) may set its mode in `on_progress`.
+        in_eval_mode = batch_norms(state.module, training=False)
         batches = self._batches(epoch, state.progress.step)
         for step in range(state.progress.step, plan.steps_per_epoch):
             self._begin_step(epoch * plan.steps_per_epoch + step, state.optimizer, callbacks)
+            for layer in in_eval_mode:
+                layer.eval()
             num_samples = plan.window_size(step)
             objective = Objective(num_samples, self.task)
             loss = torch.zeros((), device=strategy.settings.device)
@@ -52,6 +57,8 @@ class Loop:
                 loss += strategy.forward_backward(batch, objective, state.scaler, last=number == num_batches)
             with strategy.times.part("optimizer"):
                 self._update(state)
+                if state.average:
+                    state.average.update(epoch * plan.steps_per_epoch + step + 1)
             strategy.times.step_done()
             state.progress.step += 1
             after_step(num_samples, loss)
@@ -79,9 +86,7 @@ class Loop:
         return strategy.times.waiting_for(batches)
 
     def _begin_step(self, step: int, optimizer: torch.optim.Optimizer, callbacks: Sequence[TrainingCallback]) -> None:
-        lr = self.lr.at(step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        set_lr(optimizer, self.lr.at(step))
         for callback in callbacks:
             callback.on_progress(step / self.plan.num_steps)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from ptpipe import StageError
 from ptpipe_torch import Model, TrainingCallback
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import seeded
+from ptpipe_train.parameters import batch_norms, freeze_parameters
 from ptpipe_train.steps import StepPlan
 
 if TYPE_CHECKING:
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
 _REFUSAL = "Expected more than 1 value per channel"
 
 
-def refuse_single_samples(model: Model, plan: StepPlan, parallel: Parallel) -> None:
+def refuse_single_samples(model: Model, plan: StepPlan, parallel: Parallel, freeze: Sequence[str] = ()) -> None:
     """Raise StageError where a forward pass of an epoch has a single sample and the network can't be trained on one."""
-    if _has_single_sample(plan, parallel) and not parallel.sync_bn and not _takes_single_sample(model):
+    if _has_single_sample(plan, parallel) and not parallel.sync_bn and not _takes_single_sample(model, freeze):
         remedies = []
         if not plan.drop_last and not _has_single_sample(replace(plan, drop_last=True), parallel):
             remedies.append("set drop_last to true")
@@ -54,12 +56,16 @@ def _working_batch_sizes(plan: StepPlan, parallel: Parallel) -> list[int]:
     return [size for size in nearest if size]
 
 
-def _takes_single_sample(model: Model) -> bool:
+def _takes_single_sample(model: Model, freeze: Sequence[str]) -> bool:
     """Return whether a forward pass in training mode accepts one sample; tried on a second build of the network."""
     module = model.build_prepared().train()
+    freeze_parameters(module, freeze)
+    frozen = batch_norms(module, training=False)
     for layer in module.modules():
         if isinstance(layer, TrainingCallback):
             layer.on_progress(0.0)  # may freeze batch norms from the start
+    for norm in frozen:
+        norm.eval()
     try:
         with seeded(0), torch.no_grad():
             module(*zeros(model.signature.inputs, 1))

@@ -10,10 +10,11 @@ from torch import nn
 
 from ptpipe_train.checkpoint import Checkpoint
 from ptpipe_train.dtensor import load_local_state_dict, local_state_dict
+from ptpipe_train.ema import WeightAverage
 from ptpipe_train.optimizer import load_optimizer, optimizer_tensors
 from ptpipe_train.progress import Best, TrainingProgress
 
-_MODEL, _OPTIMIZER, _BEST, _RNG = "model/", "optimizer/", "best/", "rng/"
+_MODEL, _OPTIMIZER, _AVERAGE, _BEST, _RNG = "model/", "optimizer/", "average/", "best/", "rng/"
 
 
 @dataclass
@@ -26,12 +27,14 @@ class TrainingState:
     device: torch.device
     progress: TrainingProgress
     best: Best | None
+    average: WeightAverage | None = None
 
     def checkpoint(self, step: int, metadata: Mapping[str, object]) -> Checkpoint:
         """Return the present state as a checkpoint, with additional JSON metadata."""
         tensors = {
             **_prefixed(_MODEL, local_state_dict(self.module)),
             **_prefixed(_OPTIMIZER, optimizer_tensors(self.optimizer)),
+            **_prefixed(_AVERAGE, self.average.tensors if self.average else {}),
             **_prefixed(_RNG, _random_states(self.device)),
             **_prefixed(_BEST, self.best.tensors if self.best else {}),
         }
@@ -49,7 +52,7 @@ class TrainingState:
             name: tensor
             for name, tensor in checkpoint.tensors.items()
             if not name.startswith(_BEST)
-            and not (state_is_replicated and (name in parameters or name.startswith(_OPTIMIZER)))
+            and not (state_is_replicated and (name in parameters or name.startswith((_OPTIMIZER, _AVERAGE))))
         }
         return Checkpoint(checkpoint.step, tensors, checkpoint.metadata)
 
@@ -58,7 +61,7 @@ class TrainingState:
         shared = {
             name: tensor
             for name, tensor in first.tensors.items()
-            if name.startswith(_BEST) or (state_is_replicated and name.startswith((_MODEL, _OPTIMIZER)))
+            if name.startswith(_BEST) or (state_is_replicated and name.startswith((_MODEL, _OPTIMIZER, _AVERAGE)))
         }
         return Checkpoint(own.step, {**shared, **own.tensors}, own.metadata)
 
@@ -67,6 +70,8 @@ class TrainingState:
         tensors, metadata = checkpoint.tensors, checkpoint.metadata
         load_local_state_dict(self.module, _under(_MODEL, tensors))
         load_optimizer(self.optimizer, _under(_OPTIMIZER, tensors))
+        if self.average:
+            self.average.load(_under(_AVERAGE, tensors))
         if metadata["scaler"]:
             self.scaler.load_state_dict(metadata["scaler"])
         self.progress = TrainingProgress(**metadata["progress"])

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from ptpipe_torch import Data, Metric, Model, Task
 from ptpipe_torch.distributed.worker_group import TIMEOUT_S, WorkerGroup, init_worker_group
 from ptpipe_torch.memory_format import view_failure
 from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
+from ptpipe_train.activation_checkpoint import checkpoint_layers
 from ptpipe_train.checkpointer import Checkpointer
 from ptpipe_train.config import PIPELINED
 from ptpipe_train.device import (
@@ -28,12 +29,14 @@ from ptpipe_train.device import (
     first_batch,
     resolve_device,
 )
+from ptpipe_train.ema import WeightAverage
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
 from ptpipe_train.memory_format import prefers_channels_last
 from ptpipe_train.monitor import POLL_EVERY_S, TrainingMonitor
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
 from ptpipe_train.parallel import TrainingInputs, choose_strategy
+from ptpipe_train.parameters import batch_norms, freeze_parameters, resolve_lr_factors
 from ptpipe_train.precision import PrecisionChoice, choose_precision, measure_step_ms
 from ptpipe_train.profiling import StepProfile
 from ptpipe_train.progress import Best, TrainingProgress
@@ -67,6 +70,8 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
         settings, choice = _resolve_settings(config, ctx, model, data, plan, workers)
         with seeded(_seed(ctx, workers), settings.device), deterministic_kernels(settings.device):
             module = model.build_prepared().train()
+            freeze_parameters(module, config.freeze)
+            checkpoint_layers(module, config.gradient_checkpointing)
             inputs = TrainingInputs(ctx, model, module, data, batch_size, settings, parallel, workers)
             training = _set_up(config, inputs, plan, choice)
             training.run()
@@ -82,7 +87,7 @@ def _plan_steps(config: TrainConfig, ctx: Context, model: Model, data: Data, bat
     if config.drop_last and num_samples < batch_size:
         raise StageError(f"drop_last leaves no batch: {num_samples} samples don't fill one of {batch_size}")
     plan = StepPlan(config.epochs, num_samples, batch_size, config.accumulate, ctx.seed, config.drop_last)
-    refuse_single_samples(model, plan, config.parallel)
+    refuse_single_samples(model, plan, config.parallel, config.freeze)
     return plan
 
 
@@ -169,7 +174,7 @@ def _warn_of_small_passes(parallel: Parallel, ctx: Context, module: nn.Module, b
     num_images = batch_size // num_passes
     if num_passes == 1 or parallel.sync_bn or num_images >= _FEW_IMAGES:
         return
-    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
+    if batch_norms(module, training=True):
         ctx.notice(
             f"batch norm sees {num_images} images at once, because a batch of {batch_size} is divided into "
             f"{num_passes} forward passes; accuracy may suffer with fewer than {_FEW_IMAGES}"
@@ -178,6 +183,7 @@ def _warn_of_small_passes(parallel: Parallel, ctx: Context, module: nn.Module, b
 
 def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice: PrecisionChoice) -> Training:
     ctx = inputs.ctx
+    lr_factors = resolve_lr_factors(inputs.module, config.lr_factors)
     strategy = choose_strategy(inputs)
     device = strategy.settings.device
     schedule = resolve_schedule(config.schedule, inputs.module)
@@ -187,8 +193,10 @@ def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice:
     _warn_of_small_passes(config.parallel, ctx, strategy.module, plan.batch_size)
     rule = config.early_stopping
     best = Best(rule, _monitored(rule, inputs.data).higher_is_better) if rule else None
-    optimizer = make_optimizer(config, strategy.trained)
-    state = TrainingState(strategy.trained, optimizer, strategy.grad_scaler(), device, TrainingProgress(), best)
+    optimizer = make_optimizer(config, strategy.named_parameters(), lr_factors)
+    average = WeightAverage(parameters_of(optimizer), config.ema.decay) if config.ema else None
+    scaler, progress = strategy.grad_scaler(), TrainingProgress()
+    state = TrainingState(strategy.trained, optimizer, scaler, device, progress, best, average)
     # Device and threads as written: where they come to something else, resuming gives a notice.
     options = json.dumps({**config.keyed_options(), "device": config.device, "num_threads": config.num_threads})
     work = f"{options}{inputs.model.recipe.to_json()}{plan}{choice.precision}"
@@ -232,16 +240,19 @@ class Training:
             self.loop.train_epoch(self.state, self._after_step)
             # Several workers poll after a number of steps, and an epoch may have fewer.
             is_due = self.monitor.poll(self.state.progress, self.checkpointer.is_due)
-            self._finish_epoch()
+            self._refuse_weights_not_finite()
+            with self.state.average.applied() if self.state.average else nullcontext():
+                self._finish_epoch()
             # Not at the end: resuming there would skip `consolidate`, which builds the network from all workers.
             if is_due and not self._is_over:
                 self.checkpointer.write(self.state, self.monitor.steps_done(self.state.progress))
             self.monitor.resume()
         if self.profile:
             self.profile.stop()
-        self._refuse_weights_not_finite()
         if self.state.best:
             self.loop.strategy.module.load_state_dict(self.state.best.tensors)
+        elif self.state.average:
+            self.state.average.exchange()
 
     @property
     def _is_over(self) -> bool:
@@ -264,7 +275,6 @@ class Training:
         metrics: dict[str, float] = {"train_loss": progress.loss_sum / plan.samples_per_epoch}
         strategy.consolidate()
         if len(self.loop.data.splits["val"]):
-            self._refuse_weights_not_finite()
             pass_size = strategy.pass_size(plan.batch_size)
             figures = evaluate(strategy.module, self.loop.data, "val", strategy.settings, pass_size, strategy.workers)
             for name, value in figures.items():

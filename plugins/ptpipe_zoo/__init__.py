@@ -1,15 +1,26 @@
-"""Networks to train: MLP, a small CNN, a small U-Net and torchvision's classifiers (stages model.*)."""
+"""Networks to train: MLP, small CNN and U-Net, text transformer and LSTM, torchvision's, one's own (model.*)."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ptpipe import JSON, Context, Stage, StageError, hookimpl, nearest, stage
-from ptpipe_torch import Data, FunctionRef, Model
+from ptpipe import JSON, Context, Plan, Problem, Stage, StageError, hookimpl, nearest, stage
+from ptpipe_torch import Data, FunctionRef, Model, OnnxFile
+from ptpipe_torch.files import open_regular
 from ptpipe_zoo import names, published
-from ptpipe_zoo.config import MlpConfig, SmallCnnConfig, SmallUNetConfig, TorchvisionConfig
+from ptpipe_zoo.config import (
+    MlpConfig,
+    OnnxModelConfig,
+    PythonModelConfig,
+    SmallCnnConfig,
+    SmallUNetConfig,
+    TextLstmConfig,
+    TextTransformerConfig,
+    TorchvisionConfig,
+)
 
 
 @stage("model.mlp", packages=("torch",))
@@ -57,7 +68,38 @@ def small_unet(config: SmallUNetConfig, ctx: Context, data: Data) -> Model:
     return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
 
 
-def _weights_path(config: TorchvisionConfig) -> Path | None:
+@stage("model.text_transformer", packages=("torch",))
+def text_transformer(config: TextTransformerConfig, ctx: Context, data: Data) -> Model:
+    """Build a transformer encoder for texts: token and position embeddings, pre-norm layers, pooling, a linear layer.
+
+    Sizes are the data set's. Attention is masked where a batch is padded, so that a text has the same outputs in any
+    batch. For a task on tokens the last layer is applied to each token. Activations are ReLU: in int8 it is part of the
+    linear layer before it, while GELU would be a float operator between two int8 layers. The initial weights depend on
+    the seed alone.
+    """
+    from ptpipe_zoo import nets, text_nets
+
+    builder_ref = text_nets.transformer_ref(config, data.info)
+    if not config.causal and text_nets.TextSizes.of(ctx.kind, data.info).is_language_model:
+        ctx.notice("each token sees the ones behind it, which it is to predict: set causal: true for a language model")
+    return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
+
+
+@stage("model.text_lstm", packages=("torch",))
+def text_lstm(config: TextLstmConfig, ctx: Context, data: Data) -> Model:
+    """Build an LSTM for texts: token embeddings, LSTM layers from left to right, pooling, a linear layer.
+
+    Sizes are the data set's. Not bidirectional: backwards it would begin with a text's padding, whose length depends on
+    the batch. For a task on tokens the last layer is applied to each token. The initial weights depend on the seed
+    alone.
+    """
+    from ptpipe_zoo import nets, text_nets
+
+    builder_ref = text_nets.lstm_ref(config, data.info)
+    return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
+
+
+def _weights_path(config: TorchvisionConfig | PythonModelConfig) -> Path | None:
     return Path(config.weights_file).expanduser() if config.weights_file else None
 
 
@@ -70,15 +112,23 @@ def _fingerprint(config: TorchvisionConfig) -> JSON:
         url = names.weight_urls(config.name).get(config.weights)
         path = published.cached_file(url) if url else None
         return {path.name: published.sha256_of(path) if path.is_file() else None} if path else None
+    return _weights_digest(config)
+
+
+def _weights_digest(config: TorchvisionConfig | PythonModelConfig) -> JSON:
     path = _weights_path(config)
     return published.sha256_of(path) if path is not None and path.is_file() else None
 
 
-def _preflight(config: TorchvisionConfig) -> Iterable[str]:
-    """Yield a line for each reason why the network can't be built here."""
+def _missing_weights_file(config: TorchvisionConfig | PythonModelConfig) -> Iterable[str]:
     path = _weights_path(config)
     if path is not None and not path.is_file():
         yield f"weights file {path} does not exist"
+
+
+def _preflight(config: TorchvisionConfig) -> Iterable[str]:
+    """Yield a line for each reason why the network can't be built here."""
+    yield from _missing_weights_file(config)
     try:
         from ptpipe_zoo import torchvision_models
     except (ImportError, RuntimeError) as error:
@@ -145,7 +195,62 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
     return nets.make_model(builder_ref, network, info, ctx)
 
 
+def _python_function(config: PythonModelConfig) -> Iterable[str]:
+    return [f"{config.file}:{config.function}"]
+
+
+@stage(
+    "model.python",
+    packages=("torch",),
+    fingerprint=_weights_digest,
+    preflight=_missing_weights_file,
+    source_functions=_python_function,
+)
+def python_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
+    """Build a network of your own: what a function in a Python file returns, or a class in it is.
+
+    The file needs to know nothing of ptpipe; code under `if __name__ == "__main__":` does not run. The network gets the
+    data set's input columns, in order, and returns one tensor, several in order, or a dict by name. It is called once,
+    on two samples, to see that its outputs fit. Random initial weights depend on the seed alone. The result is
+    invalidated by any change of the file's code, or of what it imports from its own folder; comments don't count.
+    """
+    from ptpipe_zoo import python_file
+
+    return python_file.build_model(config, ctx, data)
+
+
+def _onnx_digest(config: OnnxModelConfig) -> JSON:
+    path = Path(config.file).expanduser()
+    try:
+        with open_regular(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StageError(f"can't read {path.absolute()}: {error.strerror or error}") from error
+
+
+@stage("model.onnx", packages=("onnx", "onnxruntime"), fingerprint=_onnx_digest)
+def onnx_model(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
+    """Take an ONNX file as it is, one that is deployed for example: for comparisons and gates beside your own.
+
+    Its inputs and outputs must fit the data set's, and get their names; further outputs are left out. The file gets the
+    data set's inputs: where it expects pixels normalized in another way, let the data stage normalize them so. It must
+    hold its tensors itself, and take batches of any size.
+    """
+    from ptpipe_zoo import onnx_file
+
+    return onnx_file.load_file(config, ctx, data)
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the stages of this plugin."""
-    return [mlp, small_cnn, small_unet, torchvision]
+    return [mlp, small_cnn, small_unet, text_lstm, text_transformer, torchvision, python_model, onnx_model]
+
+
+@hookimpl
+def ptpipe_check(plan: Plan) -> Iterable[Problem]:
+    """Find functions that are not in the files that options name, and arguments that they don't take."""
+    from ptpipe_torch.python_signature import function_problems
+
+    named = (stage.id for stage in plan.stages if stage.kind == python_model.kind)
+    return [problem for stage_id in named for problem in function_problems(plan, stage_id)]

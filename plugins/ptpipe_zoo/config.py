@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ptpipe import StageConfig
@@ -31,6 +31,51 @@ class SmallUNetConfig(StageConfig):
 
     width: int = Field(16, ge=1, le=1024, description="channels at half the resolution")
     depth: int = Field(2, ge=1, le=6, description="poolings; each halves the resolution and doubles the channels")
+
+
+class TextTransformerConfig(StageConfig):
+    """Options of `model.text_transformer`."""
+
+    dim: int = Field(128, ge=1, le=65536, description="features of a token; a multiple of num_heads")
+    num_layers: int = Field(2, ge=1, le=256, description="encoder layers")
+    num_heads: int = Field(4, ge=1, le=1024, description="attention heads of each layer")
+    feed_forward_dim: int | None = Field(
+        None, ge=1, le=262144, description="hidden features of each feed-forward network; null: 4 x dim"
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout probability of embeddings and of each residual branch")
+    pooling: Literal["mean", "first"] = Field(
+        "mean",
+        description="what represents a text: the mean over its tokens, or its first one; no meaning where each token "
+        "has outputs",
+    )
+    causal: bool = Field(
+        False,
+        description="let each token attend to itself and those before it alone, as a language model must",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.dim % self.num_heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of num_heads {self.num_heads}")
+        if self.causal and self.pooling == "first":
+            raise ValueError("pooling first would see a single token of a causal network: use pooling mean")
+        return self
+
+
+class TextLstmConfig(StageConfig):
+    """Options of `model.text_lstm`."""
+
+    dim: int = Field(128, ge=1, le=65536, description="features of a token")
+    hidden_size: int = Field(128, ge=1, le=65536, description="features of the LSTM's state")
+    num_layers: int = Field(1, ge=1, le=64, description="LSTM layers, each on the outputs of the one before")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="dropout probability of embeddings, between layers and in front of the last one"
+    )
+    pooling: Literal["mean", "last"] = Field(
+        "mean",
+        description="what represents a text: the mean over its tokens, or its last one; no meaning where each token "
+        "has outputs",
+    )
 
 
 class TorchvisionConfig(StageConfig):
@@ -60,4 +105,46 @@ class TorchvisionConfig(StageConfig):
     def _has_one_source(self) -> Self:
         if self.weights and self.weights_file:
             raise ValueError("give weights or weights_file, not both")
+        return self
+
+
+_ANY_JSON = {"type": ["boolean", "integer", "number", "string", "array", "object", "null"]}
+
+
+class PythonModelConfig(StageConfig):
+    """Options of `model.python`."""
+
+    file: str = Field(min_length=1, description="a Python file, relative to the working directory")
+    function: str = Field(
+        pattern=r"^[^\W\d]\w*$", description="a function in it that returns a torch.nn.Module, or a class of one"
+    )
+    arguments: dict[str, Annotated[JsonValue, WithJsonSchema(_ANY_JSON)]] = Field(
+        {}, max_length=100, description="what the function is called with, by name"
+    )
+    weights_file: str | None = Field(
+        None, min_length=1, description="state dict to load: safetensors, or a file of torch.save with nothing else"
+    )
+
+
+class OnnxModelConfig(StageConfig):
+    """Options of `model.onnx`."""
+
+    file: str = Field(min_length=1, description="an .onnx file, relative to the working directory")
+    inputs: dict[str, str] = Field(
+        {},
+        max_length=100,
+        description="the data set's column for each input of the file, `x: images`; none: by name, or the only one",
+    )
+    outputs: dict[str, str] = Field(
+        {},
+        max_length=100,
+        description="the task's output for each output of the file that counts, `y: logits`; none: by name, or the "
+        "only one",
+    )
+
+    @model_validator(mode="after")
+    def _names_each_column_once(self) -> Self:
+        for tensors in (self.inputs, self.outputs):
+            if len({*tensors.values()}) < len(tensors):
+                raise ValueError("inputs and outputs name each tensor once")
         return self

@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ptpipe import StageError
-from ptpipe_zoo.torchvision_models import head, stem
 
 # DenseNet's published files have `norm.1`, but module names must no longer contain dots.
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 _COUNTER = ".num_batches_tracked"
+_WRAPPED = "module."
+"""What the names of a network saved from DataParallel begin with."""
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -68,9 +69,29 @@ def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], num_cl
 
     Raises StageError if any other tensor is missing, unexpected or of another shape.
     """
+    from ptpipe_zoo.torchvision_models import head, stem  # imports torchvision, which other networks don't need
+
     own = network.state_dict()
     state = _renamed(weights)
     notices = [*_fit_stem(state, own, f"{stem(network)[0]}.weight"), *_fit_head(state, own, head(network, num_classes))]
+    _load(network, state, source)
+    return notices
+
+
+def load_state(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
+    """Copy a state dict into the network it was saved from, in place; `source` names it in errors.
+
+    Raises StageError if any tensor is missing, unexpected or of another shape.
+    """
+    own = network.state_dict()
+    is_wrapped = all(name.startswith(_WRAPPED) for name in weights) and not all(
+        name.startswith(_WRAPPED) for name in own
+    )
+    _load(network, {name.removeprefix(_WRAPPED) if is_wrapped else name: of for name, of in weights.items()}, source)
+
+
+def _load(network: nn.Module, state: dict[str, torch.Tensor], source: str) -> None:
+    own = network.state_dict()
     for name in own:
         if name.endswith(_COUNTER):  # missing in older files
             state.setdefault(name, own[name])
@@ -78,11 +99,10 @@ def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], num_cl
     if problems:
         raise StageError(f"{source} doesn't match the network: {'; '.join(problems)}")
     network.load_state_dict(state)
-    return notices
 
 
 def _renamed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    prefix = "module." if all(name.startswith("module.") for name in weights) else ""  # saved from DataParallel
+    prefix = _WRAPPED if all(name.startswith(_WRAPPED) for name in weights) else ""
     named = {_OLD_DENSENET.sub(r"\1\2", name.removeprefix(prefix)): tensor for name, tensor in weights.items()}
     return {name: tensor for name, tensor in named.items() if not name.startswith(_AUXILIARY)}
 

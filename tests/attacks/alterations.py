@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import archives, images, models, onnx_files, stored
+from . import archives, images, models, onnx_files, stored, stored_texts
 from .attack import Attack
 
 LIBTIFF = r"([ -~]+\n)*"
@@ -15,6 +15,7 @@ KINDS = {
     "CIFAR": (archives.cifar, "altered_cifar", ""),
     "models": (models.model, "altered_model", ""),
     "stored data": (stored.data, "altered_data", ""),
+    "stored texts": (stored_texts.texts, "altered_data", ""),
     "ONNX": (partial(onnx_files.write, make=onnx_files.sound), "altered_onnx", ""),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import alterations, archives, folders, images, manifests, models, onnx_files, shards, stored
+from . import alterations, archives, folders, images, manifests, models, onnx_files, shards, stored, stored_texts
 
 ATTACKS = [
     *images.ATTACKS,
@@ -12,6 +12,7 @@ ATTACKS = [
     *onnx_files.ATTACKS,
     *stored.ATTACKS,
     *shards.ATTACKS,
+    *stored_texts.ATTACKS,
     *manifests.ATTACKS,
     *alterations.ATTACKS,
 ]

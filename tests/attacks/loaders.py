@@ -106,9 +106,18 @@ def stored_data(folder: Path) -> None:
             pass
 
 
+def stored_assets(folder: Path) -> None:
+    Data.deliverables(folder)
+
+
 def model(folder: Path) -> None:
     with Model.load(folder).predictor() as predict:
         predict({"images": np.zeros((1, 1, 8, 8), np.float32)})
+
+
+def model_of_a_file(folder: Path) -> None:
+    """As a stage does whose manifest names one function of one file."""
+    Model.load(folder).with_source_functions([f"{folder}/named.py:make_net"]).build()
 
 
 def onnx(folder: Path) -> None:

@@ -57,6 +57,18 @@ def model(folder: Path, text: str | None = None, tensors: bytes | None = None) -
     save_file(small_cnn(**ARGUMENTS).state_dict(), folder / "tensors.safetensors")
 
 
+def file(folder: Path, address: str, code: str) -> None:
+    """A stored model that says it was built by a function in a file, and two files in the folder's neighbourhood."""
+    from ptpipe import source_code
+
+    for name, text in (("evil.py", EVIL), ("named.py", NAMED)):
+        (folder / name).write_text(text)
+    source = {"source": source_code(folder / code).digest if code.endswith(".py") else code} if code else {}
+    content = json.loads(recipe(address))
+    content["builder"] |= source
+    model(folder, text=json.dumps(content))
+
+
 def pipe(folder: Path, name: str) -> None:
     model(folder)
     (folder / name).unlink()
@@ -134,6 +146,23 @@ RECIPES = {
     "nothing": "",
     "a transform that is text": recipe(convert=["os:system"]),
 }
+FILES = {
+    "that the manifest does not name": (
+        "evil.py:touch",
+        "evil.py",
+        "StageError: .*no option above names this function",
+    ),
+    "of another folder": ("../evil.py:touch", "evil.py", "IntegrityError: .*is not the address of a builder in a file"),
+    "of any folder": ("/tmp/evil.py:touch", "evil.py", "IntegrityError: .*is not the address of a builder in a file"),
+    "as a module": ("evil:touch", "", "IntegrityError: .*its plugin is not loaded"),
+    "with the code of another": ("named.py:make_net", "evil.py", "StageError: .*is another one"),
+    "as a function that the manifest does not name": ("named.py:touch", "named.py", "StageError: .*no option above"),
+    "as a function that it imports": ("named.py:system", "named.py", "StageError: .*no option above"),
+    "and its code by a path": ("named.py:make_net", "/etc/passwd", "StageError: .*is another one"),
+}
+"""What the recipe names, the file whose digest it has, what comes of it. A manifest names `named.py:make_net`."""
+EVIL = "import os\nfrom os import system\nos.system('touch canary')\ndef touch(**_): os.system('touch canary')\n"
+NAMED = "from os import system\ndef touch(**_): system('touch canary')\ndef make_net(**_): raise ValueError\n"
 HEADERS = {
     "a header of 2^63 bytes": safetensors({}, length=2**63),
     "a header beyond the file": safetensors({}, length=10**7),
@@ -166,6 +195,10 @@ ATTACKS = [
             expect,
         )
         for name, (address, changes, expect) in BUILDS.items()
+    ),
+    *(
+        Attack(f"recipe of a file {name}", partial(file, address=address, code=code), "model_of_a_file", expect)
+        for name, (address, code, expect) in FILES.items()
     ),
     *(
         Attack(f"recipe, {name}", partial(model, text=text), "model", "IntegrityError: not a model recipe")

@@ -27,6 +27,13 @@ class StoredInput:
     """Its name in the manifest."""
     options: Mapping[str, JSON] = field(default_factory=dict)
     """Options of the stages that it comes from that are in no key: see `Artifact.with_options`."""
+    source_functions: tuple[str, ...] = ()
+    """Functions that these stages' options name: see `Artifact.with_source_functions`."""
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> StoredInput:
+        """Return the input whose fields these are."""
+        return cls(**{**content, "source_functions": tuple(content["source_functions"])})
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Call:
     def from_json(cls, text: str) -> Call:
         """Inverse of `to_json`."""
         content: dict[str, Any] = json.loads(text)
-        inputs = {port: tuple(StoredInput(**stored) for stored in items) for port, items in content["inputs"].items()}
+        inputs = {port: tuple(map(StoredInput.from_json, items)) for port, items in content["inputs"].items()}
         nodes = Nodes(**content["nodes"])
         return cls(**{**content, "inputs": inputs, "plugins": tuple(content["plugins"]), "nodes": nodes})
 
@@ -96,6 +103,7 @@ def make_call(
                 digest,
                 str(reference),
                 plan.unkeyed_values[reference.stage],
+                plan.source_functions[reference.stage],
             )
             for reference, digest in zip(references, digests[port], strict=True)
         )
@@ -144,7 +152,9 @@ def _read_inputs(
     values: dict[str, Artifact | list[Artifact]] = {}
     for port in stage.inputs:
         items = [
-            store.get(stored.digest, _type_of(stored, vocabulary)).with_options(stored.options)
+            store.get(stored.digest, _type_of(stored, vocabulary))
+            .with_options(stored.options)
+            .with_source_functions(stored.source_functions)
             for stored in call.inputs.get(port.name, ())
         ]
         if port.several:

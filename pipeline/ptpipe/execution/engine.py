@@ -41,6 +41,7 @@ from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.cache_status import CacheStatus, cache_statuses
 from ptpipe.plan.keys import compute_keys
 from ptpipe.plan.source_digest import SourceDigests
+from ptpipe.plan.source_functions import functions_above
 from ptpipe.plan.vocabulary import gc_paused, own_frames
 from ptpipe.reporter import Reporter
 from ptpipe.store.store import Entry, Store, StoredObject
@@ -185,8 +186,7 @@ class _Execution:
         except BaseException as error:  # noqa: BLE001  # a plugin may raise anything, SystemExit too
             self.exit_code = max(self.exit_code, _exit_code(error), key=_severity)
             self.record.log(LogLine(stage.id, traceback.format_exc()))
-            frames = () if isinstance(error, PtpipeError) else own_frames(self.plan.vocabulary.plugins, error)
-            seconds = time.perf_counter() - start
+            frames, seconds = _frames(self.plan, stage, error), time.perf_counter() - start
             self._finish(stage, Outcome.FAILED, seconds=seconds, message=_cause(error), frames=frames)
             return
         self.entries[stage.id] = entry
@@ -360,6 +360,14 @@ def _severity(code: ExitCode) -> int:
 
 def _exit_code(error: BaseException) -> ExitCode:
     return ExitCode.INTEGRITY if isinstance(error, IntegrityError) else ExitCode.FAILED
+
+
+def _frames(plan: Plan, stage: PlannedStage, error: BaseException) -> tuple[str, ...]:
+    """Return the lines of the plugins' code that an error came through; of a mistake, those of the user's functions."""
+    folders = {function.path.parent for function in functions_above(plan)[stage.id]}
+    if not isinstance(error, PtpipeError):
+        return own_frames(plan.vocabulary.plugins, error, folders)
+    return own_frames((), error.__cause__, folders) if error.__cause__ else ()
 
 
 def _cause(error: BaseException) -> str:

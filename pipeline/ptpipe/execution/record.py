@@ -140,6 +140,7 @@ class RunRecord:
             manifest_path=str(manifest.path),
             folder=self.folder,
             stage_ids=tuple(stage.id for stage in self.plan.stages),
+            kinds=tuple(stage.kind for stage in self.plan.stages),
             seed=manifest.seed,
             overrides=tuple(f"{name}={json.dumps(value)}" for name, value in manifest.overrides.items()),
             verbosity=verbosity,

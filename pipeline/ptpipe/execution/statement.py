@@ -100,6 +100,9 @@ def _dependencies(record: RunRecord, stages: Iterable[PlannedStage]) -> Iterable
     plugins = {owners[part["kind"]].name: part["source"] for part in parts.values()}
     for name, digest in sorted(plugins.items()):
         yield {"name": f"plugin {name}", "digest": {"ptpipeSource": digest}}
+    files = {item for part in parts.values() for item in part.get("source_files", {}).items()}
+    for name, digest in sorted(files):
+        yield {"name": f"source file {name}", "digest": {"ptpipeSource": digest}}
     packages = {item for part in parts.values() for item in part["packages"].items()}
     for name, version in sorted({*packages, ("ptpipe", ptpipe.__version__)}):
         yield {"uri": f"pkg:pypi/{name.lower().replace('_', '-')}@{quote(version, safe='')}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from ptpipe.errors import StageError
@@ -9,7 +10,8 @@ from ptpipe.events import ModulesImported
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.keys import Key, code_roots, fingerprint_of
 from ptpipe.plan.module_files import ImportedModule
-from ptpipe.plan.source_digest import SourceDigests
+from ptpipe.plan.source_digest import ModuleCode, SourceDigests
+from ptpipe.plan.source_functions import SourceFunction, functions_above
 
 
 def check_unchanged(
@@ -23,16 +25,27 @@ def check_unchanged(
     """
     _check_data(stage, key)
     own, plugins = sources.code(*code_roots(plan, stage)), sources.plugins_code()
+    functions = functions_above(plan)
+    own_files = _files(functions[stage.id], sources)
+    all_files = _files((function for of in functions.values() for function in of), sources)
     dependencies: dict[str, str] = {}
     for name, facts in (item for event in imported for item in event.modules.items()):
         module = ImportedModule(*facts)  # type: ignore[arg-type]  # from another process: a list
-        if name in own:
-            if module.sha256 != own[name].sha256:
+        file = os.path.realpath(module.file)
+        if code := own.get(name) or own_files.get(file):
+            if module.sha256 != code.sha256:
                 raise _changed(module)
         # Modules that other plugins import themselves were imported for their stages, perhaps in this same process.
-        elif module.is_new and name not in plugins:
+        elif module.is_new and name not in plugins and file not in all_files:
             dependencies |= _dependency(name, module, sources)
     return dependencies
+
+
+def _files(functions: Iterable[SourceFunction], sources: SourceDigests) -> dict[str, ModuleCode]:
+    """Return the code of the files of these functions, and of what they import from their folders, by real path."""
+    files = {function.path for function in functions}
+    modules = [module for file in files for module in sources.source_file(file).values()]
+    return {os.path.realpath(path): code for path, code in modules}
 
 
 def _check_data(stage: PlannedStage, key: Key) -> None:

@@ -13,6 +13,7 @@ from ptpipe.config import StageConfig
 from ptpipe.errors import MAX_PROBLEMS, ExitCode, ManifestError, Problem, nearest
 from ptpipe.manifest.manifest import Manifest, StageEntry
 from ptpipe.plan.options import config_problems
+from ptpipe.plan.source_functions import functions_above, missing_files
 from ptpipe.plan.vocabulary import Vocabulary, call_each, describe_error, no_bytecode
 from ptpipe.stage import Port, Stage
 
@@ -88,6 +89,11 @@ class Plan:
                 values[stage.id] |= options
         return values
 
+    @cached_property
+    def source_functions(self) -> dict[str, tuple[str, ...]]:
+        """For each stage, what its options and those of the stages above it name: see `Artifact`."""
+        return {name: tuple(f.address for f in functions) for name, functions in functions_above(self).items()}
+
     def subplan(self, stage_id: str) -> Plan:
         """Return the plan of one stage and the stages that it depends on."""
         wanted = {stage_id}
@@ -120,7 +126,7 @@ def bind(manifest: Manifest, vocabulary: Vocabulary) -> Plan:
     problems = [*vocabulary.problems, *binder.problems]
     if not problems and not plan.notes:
         with no_bytecode():
-            problems += _checked(plan)
+            problems += [*missing_files(plan)] or _checked(plan)
     if problems:
         raise ManifestError(problems)
     return plan

@@ -14,11 +14,14 @@ from ptpipe.artifact import JSON
 from ptpipe.errors import ManifestError, Problem, StageError
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.source_digest import SourceDigests
+from ptpipe.plan.source_functions import source_functions
 
 FORMAT = 3
 
 _DIGESTS = {"source": "the plugin's code", "machine": "measured on another machine"}
 """Parts that are digests, and what to print instead of them."""
+_SOURCE_FILES = "source_files"
+"""The part with the digests of Python files that options name, by file: absent where the stage's kind names none."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ def compute_keys(plan: Plan, sources: SourceDigests) -> dict[str, Key]:
         parts["source"] = sources.of(*code_roots(plan, stage))
         parts["config"] = ask("resolved_options()", partial(_options_of, stage))
         parts["fingerprint"] = ask("fingerprint()", partial(fingerprint_of, stage))
+        if stage.stage.source_functions:
+            parts[_SOURCE_FILES] = ask("source_functions()", partial(_source_files_of, stage, sources))
         keys[stage.id] = Key.of(parts)
     if problems:
         raise ManifestError(problems)
@@ -59,6 +64,10 @@ def fingerprint_of(stage: PlannedStage) -> JSON:
     """Return what the stage's `fingerprint` says now, as it will be read back from the store; None without one."""
     function = stage.stage.fingerprint
     return _as_stored(function(stage.config)) if function else None
+
+
+def _source_files_of(stage: PlannedStage, sources: SourceDigests) -> JSON:
+    return {file: sources.digest_of_file(path) for file, path in {(f.file, f.path) for f in source_functions(stage)}}
 
 
 def _options_of(stage: PlannedStage) -> JSON:
@@ -77,8 +86,14 @@ def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
     for name in sorted(flat_old.keys() | flat_new.keys()):
         before, after = flat_old.get(name, "absent"), flat_new.get(name, "absent")
         if _canonical(before) != _canonical(after):  # to Python 1 is true, and 0.0 is -0.0
-            lines.append(_DIGESTS.get(name) or f"{name}: {_shown(before)} -> {_shown(after)}")
+            lines.append(_described(name) or f"{name}: {_shown(before)} -> {_shown(after)}")
     return lines
+
+
+def _described(name: str) -> str | None:
+    """Return what to print for a part that is a digest."""
+    file = name.removeprefix(f"{_SOURCE_FILES}.")
+    return f"{file}, or what it imports, changed" if file != name else _DIGESTS.get(name)
 
 
 def _ask(plan: Plan, stage: PlannedStage, problems: list[Problem], what: str, function: Callable[[], JSON]) -> JSON:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 _SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
@@ -30,9 +31,10 @@ class ModuleFile(NamedTuple):
 class ModuleFinder:
     """Finds modules as an import would, but imports nothing: not even the package that a module is in."""
 
-    def __init__(self, folders: Sequence[str] = ()) -> None:
-        """Search `sys.path` as it is now, then `folders`."""
-        self._folders = tuple(dict.fromkeys(map(os.path.abspath, (*sys.path, *folders))))
+    def __init__(self, folders: Sequence[str] = (), *, only: bool = False) -> None:
+        """Search `sys.path` as it is now, then `folders`; `only`: search nothing but these."""
+        self._only = only
+        self._folders = tuple(dict.fromkeys(map(os.path.abspath, folders if only else (*sys.path, *folders))))
         self._found: dict[str, ModuleFile | None] = {}
 
     def find(self, name: str) -> ModuleFile | None:
@@ -56,7 +58,7 @@ class ModuleFinder:
             return _in_folders(own_name, package.folders) if package else None
         if name in sys.builtin_module_names:
             return None
-        return _in_folders(name, self._folders) or _from_other_finders(name)
+        return _in_folders(name, self._folders) or (None if self._only else _from_other_finders(name))
 
 
 def _in_folders(name: str, folders: Sequence[str]) -> ModuleFile | None:
@@ -134,6 +136,26 @@ class ImportedModule(NamedTuple):
     """Whether it was imported since the log was created, not by an earlier run of this process."""
 
 
+def record_import(module: ModuleType) -> None:
+    """Take note of a module's file as it is now, soon after its import: an edit from now on does no harm to a result.
+
+    For code of the user's that a stage imports when it is first needed, and not when its plugin is loaded.
+    """
+    spec, file = module.__spec__, module.__file__
+    if spec is not None and file is not None:
+        setattr(spec, _SEEN, _look(file, time.time_ns()))
+
+
+def _look(file: str, since_ns: int) -> ImportedModule:
+    try:
+        status, content = os.stat(file), Path(file).read_bytes()  # noqa: PTH116 - as above
+    except OSError:  # deleted meanwhile
+        return ImportedModule(file, "", is_settled=False, is_new=True)
+    # ctime: it can't be set, so a file that was replaced by one with an older mtime is noticed.
+    is_settled = status.st_ctime_ns <= since_ns
+    return ImportedModule(file, hashlib.sha256(content).hexdigest(), is_settled, is_new=True)
+
+
 class ImportLog:
     """The modules of the user's own code that this process has imported since its first log was created.
 
@@ -154,18 +176,9 @@ class ImportLog:
             # another name, it is an alias: multiprocessing calls the main module `__mp_main__`, too.
             file, spec, is_new = members.get("__file__"), members.get("__spec__"), self._before.get(name) is not module
             if isinstance(spec, ModuleSpec) and spec.name == name and isinstance(file, str) and is_own_code(file):
-                seen = getattr(spec, _SEEN, None) or (self._look(file) if is_new else None)
+                seen = getattr(spec, _SEEN, None) or (_look(file, self._since_ns) if is_new else None)
                 setattr(spec, _SEEN, seen)
                 if seen:
                     found[name] = seen._replace(is_new=is_new)
         self._since_ns = now_ns
         return found
-
-    def _look(self, file: str) -> ImportedModule:
-        try:
-            status, content = os.stat(file), Path(file).read_bytes()  # noqa: PTH116 - as above
-        except OSError:  # deleted meanwhile
-            return ImportedModule(file, "", is_settled=False, is_new=True)
-        # ctime: it can't be set, so a file that was replaced by one with an older mtime is noticed.
-        is_settled = status.st_ctime_ns <= self._since_ns
-        return ImportedModule(file, hashlib.sha256(content).hexdigest(), is_settled, is_new=True)

@@ -144,6 +144,8 @@ def _type_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> st
     if "const" in schema:
         return str(schema["const"])
     kind = schema.get("type", "anything")
+    if isinstance(kind, list):
+        return "any value"
     if kind == "array":
         inner: Mapping[str, Any] = schema.get("items") or next(iter(schema.get("prefixItems", [])), {})
         return f"list of {_type_words(inner, definitions)}"

@@ -48,6 +48,7 @@ class SourceDigests:
     """The loaded plugins by the top-level name of their module."""
     _files: dict[str, dict[str, Any]] = field(default_factory=dict)
     _code: dict[tuple[str, ...], dict[str, ModuleCode]] = field(default_factory=dict)
+    _source_files: dict[Path, dict[str, tuple[Path, ModuleCode]]] = field(default_factory=dict)
     _changed: bool = False
 
     def __post_init__(self) -> None:
@@ -77,6 +78,25 @@ class SourceDigests:
     def plugins_code(self) -> Mapping[str, ModuleCode]:
         """Return the modules of all plugins, by name."""
         return self.code(*sorted(plugin.__name__ for plugin in self.modules.values()))
+
+    def source_file(self, file: Path) -> Mapping[str, tuple[Path, ModuleCode]]:
+        """Return a Python file, under the name "", and the modules of its folder that it imports, directly or not.
+
+        `file`: an absolute path. As they were when first asked for. Raises OSError where it can't be read.
+        """
+        if file not in self._source_files:
+            found = self._imported_from_folder(file)
+            self._source_files[file] = {name: (path, self._code_of(path)) for name, path in found.items()}
+        return self._source_files[file]
+
+    def digest_of_file(self, file: Path, *, by_bytes: bool = False) -> str:
+        """Return the digest of what `source_file` returns, which is the same wherever the folder is.
+
+        `by_bytes`: comments and layout count, too.
+        """
+        modules = self.source_file(file).items()
+        parts = sorted((name, code.sha256 if by_bytes else code.digest) for name, (_, code) in modules)
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def find(self, module: str) -> Path | None:
         """Return the file of a module, given by name, or by path where it can't be imported by name."""
@@ -157,6 +177,19 @@ class SourceDigests:
             if top in self.modules or (found is not None and (not found.file or is_own_code(found.file))):
                 names |= _with_packages(name)
         return names
+
+    def _imported_from_folder(self, file: Path) -> dict[str, Path]:
+        finder, found, waiting = ModuleFinder((str(file.parent),), only=True), {"": file}, [""]
+        while waiting:
+            name = waiting.pop()
+            package = name if found[name].name == "__init__.py" else name.rpartition(".")[0]
+            written = self._file(found[name])["imports"]
+            for wanted in sorted({part for item in written for part in _with_packages(_absolute(item, package))}):
+                module = finder.find(wanted) if wanted and wanted not in found else None
+                if module and module.file:
+                    found[wanted] = Path(module.file)
+                    waiting.append(wanted)
+        return found
 
     def _code_of(self, path: Path) -> ModuleCode:
         file = self._file(path)

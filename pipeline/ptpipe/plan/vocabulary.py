@@ -10,7 +10,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -303,10 +303,13 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
 
 
-def own_frames(plugins: Sequence[Plugin], error: BaseException) -> tuple[str, ...]:
-    """Return a traceback's lines in the plugins' code, outermost first: `prune.py:12 in prune: 1 / 0`."""
+def own_frames(plugins: Sequence[Plugin], error: BaseException, folders: Collection[Path] = ()) -> tuple[str, ...]:
+    """Return a traceback's lines in the plugins' code, outermost first: `prune.py:12 in prune: 1 / 0`.
+
+    `folders`: others whose files count.
+    """
     packages = {_package_folder(plugin.module) for plugin in plugins}
-    beside = {Path(plugin.module.__file__).parent for plugin in plugins if plugin.module.__file__}
+    beside = {Path(plugin.module.__file__).parent for plugin in plugins if plugin.module.__file__} | set(folders)
 
     def is_inside(path: Path) -> bool:
         return path.parent in beside or any(package in path.parents for package in packages)

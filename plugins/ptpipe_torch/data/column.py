@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+_PART_ROWS = 1024
+
 
 class Column(ABC):
     """The values of one input or target, a row for each sample.
@@ -128,3 +130,16 @@ def flatten(column: Column) -> tuple[Column, npt.NDArray[np.int64]]:
         return column, np.arange(len(column), dtype=np.int64)
     source, positions_N = flatten(column.source)
     return source, positions_N[column.positions_N]
+
+
+def value_range(column: Column) -> tuple[int, int]:
+    """Return the smallest and the largest of 0 and a column's integers, its padding included where that is read."""
+    source, rows_N = flatten(column)
+    # In parts: padding of all rows at once to the longest may be large, and so may a column that is read from disk.
+    parts = (
+        [source.values_V]
+        if isinstance(source, RaggedColumn)
+        else (source.take(rows_N[start : start + _PART_ROWS]) for start in range(0, len(rows_N), _PART_ROWS))
+    )
+    ranges = [(int(part.min(initial=0)), int(part.max(initial=0))) for part in parts]
+    return min((low for low, _ in ranges), default=0), max((high for _, high in ranges), default=0)

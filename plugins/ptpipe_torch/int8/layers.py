@@ -159,19 +159,45 @@ def replace_layers(module: nn.Module, names: Iterable[str], replacement: Callabl
     return module
 
 
+STORABLE_LAYERS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.Embedding, nn.EmbeddingBag, nn.LSTM, nn.GRU, nn.RNN),
+)
+"""Layers whose weights can be stored as int8 where they compute in float: see `round_weights`."""
+
+
 def round_weights(module: nn.Module, names: Iterable[str], *, per_channel: bool) -> dict[str, torch.Tensor]:
-    """Round the weights of convolutions to int8 values, in place; return quantized tensors by state dict name."""
-    quantized: dict[str, torch.Tensor] = {}
+    """Round the weights of these layers, of `STORABLE_LAYERS`, to int8 values, in place.
+
+    Return quantized tensors by all of their names in the state dict. `per_channel`: of convolutions; rows of tables and
+    of recurrent layers have scales of their own in any case.
+    """
     rounded: dict[torch.Tensor, torch.Tensor] = {}
     for name in names:
         layer: Any = module.get_submodule(name)
-        if layer.weight not in rounded:  # two layers may share it
-            axis = 1 if layer.transposed else 0
-            rounded[layer.weight] = int8_weight(layer.weight.detach(), per_channel=per_channel, axis=axis)
-            with torch.no_grad():
-                layer.weight.copy_(rounded[layer.weight].dequantize())
-        quantized[f"{name}.weight"] = rounded[layer.weight]
-    return quantized
+        is_convolution = isinstance(layer, nn.modules.conv._ConvNd)
+        axis = 1 if is_convolution and layer.transposed else 0
+        for weight in _stored_weights_of(layer):
+            if weight not in rounded:  # two layers may share it
+                per_row = per_channel or not is_convolution
+                rounded[weight] = int8_weight(weight.detach(), per_channel=per_row, axis=axis)
+                with torch.no_grad():
+                    weight.copy_(rounded[weight].dequantize())
+    named = module.named_parameters(remove_duplicate=False)
+    return {name: rounded[parameter] for name, parameter in named if parameter in rounded}
+
+
+def storable_layers(module: nn.Module, names: Iterable[str]) -> list[str]:
+    """Return which of these layers, of `STORABLE_LAYERS`, share no weight with a layer that is none of them."""
+    names = [name for name in names if _stored_weights_of(module.get_submodule(name))]  # not weight_norm's
+    chosen = {module.get_submodule(name) for name in names}
+    others = {weight for layer in module.modules() if layer not in chosen for weight in layer._parameters.values()}
+    return [name for name in names if others.isdisjoint(_stored_weights_of(module.get_submodule(name)))]
+
+
+def _stored_weights_of(layer: nn.Module) -> list[nn.Parameter]:
+    named = layer._parameters.items()
+    return [weight for name, weight in named if weight is not None and name.startswith("weight")]
 
 
 def int8_weight(weight: torch.Tensor, *, per_channel: bool, axis: int) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 A recipe is data and may come from anywhere, so a name in it runs nothing unless its function was marked with
 `@builder` or `@transform`. No module is even imported for it, except from a package that contains a loaded plugin.
+A builder may also be a function of the user's own, in a file that is no plugin, where the manifest names just that
+function of it.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ptpipe import JSON, IntegrityError
+from ptpipe import JSON, IntegrityError, StageError, source_code
 
 if TYPE_CHECKING:
     from torch import nn
 
 _MARK = "__ptpipe_role__"
 _ADDRESS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_FILE_ADDRESS = re.compile(r"[\w-][\w. -]*:[^\W\d]\w*")
 _MAX_ADDRESS = 200
 _HOOK_MARK = "ptpipe_impl"  # the attribute that pluggy's `hookimpl` sets on a function
 F = TypeVar("F", bound=Callable[..., "nn.Module"])
@@ -51,6 +55,11 @@ class FunctionRef:
 
     address: str
     arguments: Mapping[str, JSON] = field(default_factory=dict)
+    source: str | None = None
+    """Of a function in a Python file that is no plugin: the digest of the file's code (`ptpipe.source_code`). The
+    address is then `mine.py:make_net`, without the folder, which may be another one elsewhere."""
+    source_functions: tuple[str, ...] = field(default=(), compare=False)
+    """The functions that the manifest in hand names: see `Artifact`. Never stored."""
 
     @classmethod
     def to(cls, function: Callable[..., Any], **arguments: Any) -> FunctionRef:
@@ -62,16 +71,43 @@ class FunctionRef:
             raise TypeError(f"{function} is not marked with @builder or @transform")
         return cls(f"{function.__module__}:{function.__qualname__}", json.loads(json.dumps(arguments, allow_nan=False)))
 
+    @classmethod
+    def in_file(cls, file: Path, function: str, arguments: Mapping[str, JSON]) -> FunctionRef:
+        """Return the reference to a function of the user's own. `file`: its absolute path, as an option names it."""
+        address = f"{file.name}:{function}"
+        return cls(address, dict(arguments), source_code(file).digest, (f"{file}:{function}",))
+
     def resolve(self, role: str) -> Callable[..., nn.Module]:
         """Return the function. `role`: "builder" or "transform".
 
-        Raises IntegrityError where the address names anything but a function so marked in a loaded plugin.
+        Raises IntegrityError where the address names anything but a function so marked in a loaded plugin, StageError
+        where it is in a file that the manifest does not name.
         """
+        if self.source is not None:
+            return self._in_file(role)
         function: Callable[..., nn.Module] | None = loaded_attribute(self.address, role)
         if _role(function) != role:
             raise IntegrityError(f"{self.address} is not a {role}")
         assert function is not None
         return function
+
+    def _in_file(self, role: str) -> Callable[..., nn.Module]:
+        """Return a function of the user's own, one of `source_functions`."""
+        from ptpipe_torch.python_file import load_function
+
+        if role != "builder" or len(self.address) > _MAX_ADDRESS or not _FILE_ADDRESS.fullmatch(self.address):
+            raise IntegrityError(f"{self.address[:_MAX_ADDRESS]!r} is not the address of a {role} in a file")
+        name = self.address.rpartition(":")[2]
+        files = [file for file, _, named in (each.rpartition(":") for each in self.source_functions) if named == name]
+        for file in map(Path, dict.fromkeys(files)):
+            if file.is_file() and source_code(file).digest == self.source:
+                function: Callable[..., nn.Module] = load_function(file, name)
+                return function
+        found = f"the code of {', '.join(files)} is another one" if files else "no option above names this function"
+        raise StageError(
+            f"the network was built by {self.address}, and {found}: name the same file and function under `with:` of "
+            "the stage that made it, or rerun that stage"
+        )
 
 
 def loaded_attribute(address: str, role: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +93,10 @@ class Model(Deployable):
     def with_recipe(self, **changes: Any) -> Model:
         """Return the same tensors under a recipe with these fields replaced; an int8 state is dropped."""
         return Model(replace(self.recipe, **changes), self._tensors)
+
+    def with_source_functions(self, functions: Sequence[str]) -> Model:
+        builder = replace(self.recipe.builder, source_functions=tuple(functions))
+        return Model(replace(self.recipe, builder=builder), self._tensors, self._int8_tensors)
 
     def build(self) -> nn.Module:
         """Build the network, on the CPU, in eval mode, bit-equal each time. Without `convert`: `build_prepared`.

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from ptpipe import IntegrityError
+from ptpipe import JSON, IntegrityError
 from ptpipe_torch.model.function_ref import FunctionRef
 from ptpipe_torch.model.signature import Signature
 
@@ -43,7 +43,12 @@ class Recipe:
 
     def to_json(self) -> str:
         """One JSON object."""
-        return json.dumps(asdict(self) | {"signature": self.signature.to_json()}, indent=1)
+        references = {
+            "builder": _stored(self.builder),
+            "prepare": [_stored(reference) for reference in self.prepare],
+            "convert": [_stored(reference) for reference in self.convert],
+        }
+        return json.dumps(asdict(self) | references | {"signature": self.signature.to_json()}, indent=1)
 
 
 def _typed(value: object, type_: type[T]) -> T:
@@ -52,6 +57,14 @@ def _typed(value: object, type_: type[T]) -> T:
     return value
 
 
+def _stored(reference: FunctionRef) -> dict[str, JSON]:
+    content: dict[str, JSON] = {"address": reference.address, "arguments": dict(reference.arguments)}
+    return content if reference.source is None else {**content, "source": reference.source}
+
+
 def _function_ref(content: object) -> FunctionRef:
     fields = _typed(content, dict)
-    return FunctionRef(_typed(fields["address"], str), _typed(fields["arguments"], dict))
+    if unknown := fields.keys() - {"address", "arguments", "source"}:
+        raise ValueError(f"a function has no {sorted(unknown)}")
+    source = _typed(fields["source"], str) if "source" in fields else None
+    return FunctionRef(_typed(fields["address"], str), _typed(fields["arguments"], dict), source)

@@ -60,12 +60,13 @@ class BufferSync:
     def __init__(self, module: nn.Module, group: Any = None) -> None:
         """`group`: process group of the replicas, default the whole one."""
         self._module = module
+        # Not those of frozen layers: an average of equal values is not always equal to them.
         layers = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
         self._statistics = [
             statistic
             for layer in layers
             for statistic in (layer.running_mean, layer.running_var)
-            if statistic is not None
+            if layer.training and statistic is not None
         ]
         self._group = group
 

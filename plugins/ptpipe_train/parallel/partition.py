@@ -1,7 +1,9 @@
 """Partition of a network into pipeline stages: where it can be split, and where the stages are balanced.
 
-A pipeline stage maps one tensor to one tensor. It shares its layers, under their names, with the whole network, so
-observers and fake quantization stay in place and the state dict of the whole network stays valid.
+A pipeline stage maps one tensor to one tensor. What is computed of the network's input alone, without parameters, such
+as a mask that hides padding in every layer, is not sent: each stage that uses it computes it from the input. A stage
+shares its layers, under their names, with the whole network, so observers and fake quantization stay in place and the
+state dict of the whole network stays valid.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _VIEWS = frozenset({
 
 @dataclass(frozen=True)
 class SplitPoint:
-    """A point where a network can be split: later nodes need the value of this one and no other."""
+    """A point where a network can be split: later nodes need the value of this one, and the network's input at most."""
 
     node: fx.Node
     next_layer: str
@@ -42,17 +44,24 @@ class TracedNetwork:
     module: nn.Module
     graph: fx.Graph
     split_points: tuple[SplitPoint, ...]
+    input_values: frozenset[fx.Node]
+    """What each piece can compute from the network's input."""
 
     def piece(self, first: int, end: int) -> fx.GraphModule:
-        """Return the smallest pieces `first` to `end` (exclusive) as one network."""
+        """Return the smallest pieces `first` to `end` (exclusive) as one network; see `takes_network_input`."""
         source = self.split_points[first - 1].node if first else None
         target = self.split_points[end - 1].node if end <= len(self.split_points) else None
-        return _subgraph(self.module, self.graph, source, target)
+        return _subgraph(self, source, target)
 
     @property
     def num_pieces(self) -> int:
         """Number of smallest pieces."""
         return len(self.split_points) + 1
+
+
+def takes_network_input(piece: fx.GraphModule) -> bool:
+    """Return whether a piece takes the input of the whole network behind the value of the piece before it."""
+    return len(piece.graph.find_nodes(op="placeholder")) > 1
 
 
 class _Tracer(fx.Tracer):
@@ -80,21 +89,39 @@ def trace_network(module: nn.Module) -> TracedNetwork:
                 f"the network can't be split into pipeline stages: its forward pass assigns {name}, which tracing "
                 "doesn't preserve; use mode ddp"
             )
-    return TracedNetwork(module, graph, tuple(_split_points(module, list(graph.nodes))))
+    input_values = _input_values(module, graph)
+    return TracedNetwork(module, graph, tuple(_split_points(module, list(graph.nodes), input_values)), input_values)
 
 
-def _split_points(module: nn.Module, nodes: list[fx.Node]) -> Iterator[SplitPoint]:
+def _input_values(module: nn.Module, graph: fx.Graph) -> frozenset[fx.Node]:
+    """Return the nodes that are functions of the network's input alone; none where one of them is modified in place."""
+    found = set[fx.Node]()
+    for node in graph.nodes:
+        is_function = node.op in ("call_function", "call_method") and not _is_random(node) and node.all_input_nodes
+        if node.op == "placeholder" or (is_function and found.issuperset(node.all_input_nodes)):
+            found.add(node)
+    return frozenset() if any(_is_modified(module, node) for node in found) else frozenset(found)
+
+
+def _is_random(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", str(node.target))
+    return any(part in name for part in ("drop", "rand", "bernoulli", "normal", "multinomial"))
+
+
+def _split_points(module: nn.Module, nodes: list[fx.Node], input_values: frozenset[fx.Node]) -> Iterator[SplitPoint]:
     position = {node: number for number, node in enumerate(nodes)}
     last_use = {
         node: max((position[user] for user in node.users), default=-1) for node in nodes if node.op != "get_attr"
     }
     used = [_used_tensors(module, node) for node in nodes]
     for number, node in enumerate(nodes[:-2]):
-        live = [other for other in nodes[: number + 1] if last_use.get(other, -1) > number]
-        if live != [node] or node.op in ("placeholder", "get_attr"):
+        live = [
+            other for other in nodes[: number + 1] if last_use.get(other, -1) > number and other not in input_values
+        ]
+        if live != [node] or node.op == "get_attr":
             continue
         before, after = set[int]().union(*used[: number + 1]), set[int]().union(*used[number + 1 :])
-        following = next(other for other in nodes[number + 1 :] if other.op != "get_attr")
+        following = next(other for other in nodes[number + 1 :] if other.op != "get_attr" and other not in input_values)
         # Both sides must have something to train and share nothing, and only a tensor can be sent.
         if before and after and not before & after and _is_tensor(node) and not _is_modified(module, node):
             yield SplitPoint(node, str(following.target) if following.op == "call_module" else following.name)
@@ -141,48 +168,55 @@ def _returns_view(module: nn.Module, node: fx.Node) -> bool:
     return getattr(node.target, "__name__", str(node.target)) in _VIEWS
 
 
-def _subgraph(module: nn.Module, graph: fx.Graph, source: fx.Node | None, target: fx.Node | None) -> fx.GraphModule:
+def _subgraph(network: TracedNetwork, source: fx.Node | None, target: fx.Node | None) -> fx.GraphModule:
     """Return the nodes after `source` up to `target` (None: from the input, to the output) as a network."""
     new, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    copied = network.input_values if source is not None else frozenset[fx.Node]()
     inside = source is None
     if source is not None:
-        values[source] = new.placeholder("x")
-    for node in graph.nodes:
+        values[source] = new.placeholder("stage_input")
+    for node in network.graph.nodes:
         if node is source:
             inside = True
             continue
-        if node.op == "get_attr" or inside:
+        if node in copied and node.op == "placeholder":
+            values[node] = new.placeholder(f"network_{node.target}")
+        elif node.op == "get_attr" or inside or node in copied:
             values[node] = new.node_copy(node, lambda old: values[old])
         if node is target:
             new.output(values[target])
             break
+    unused = {values[node] for node in values if node in copied or node.op == "get_attr"}
     for node in reversed(list(new.nodes)):
-        if node.op == "get_attr" and not node.users:
+        if node in unused and not node.users:
             new.erase_node(node)
-    return fx.GraphModule(module, new, class_name="PipelineStagePiece")
+    return fx.GraphModule(network.module, new, class_name="PipelineStagePiece")
 
 
-def measure_costs_s(network: TracedNetwork, value: torch.Tensor, device: torch.device) -> list[float]:
+def measure_costs_s(network: TracedNetwork, network_input: torch.Tensor, device: torch.device) -> list[float]:
     """Return the seconds of forward and backward pass of each smallest piece, the minimum of a few runs.
 
     Buffers, gradients and modes of the network are restored.
     """
-    costs_s = []
+    costs_s, value = [], network_input
     with state_restored(network.module, training=True):
         for number in range(network.num_pieces):
             piece = network.piece(number, number + 1)
-            value, cost_s = _timed(piece, value, device)
+            more = (network_input,) if takes_network_input(piece) else ()
+            value, cost_s = _timed(piece, (value, *more), device)
             costs_s.append(cost_s)
     network.module.zero_grad()
     return costs_s
 
 
-def _timed(piece: nn.Module, value: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, float]:
+def _timed(piece: nn.Module, inputs: Sequence[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, float]:
     min_s = float("inf")
+    value, *more = inputs
     for _ in range(_REPETITIONS):
         _synchronize(device)
         begin_s = time.perf_counter()
-        result = piece(value.detach().requires_grad_())
+        # Token ids have no gradient.
+        result = piece(value.detach().requires_grad_(value.is_floating_point()), *more)
         result.backward(torch.ones_like(result))
         _synchronize(device)
         min_s = min(min_s, time.perf_counter() - begin_s)

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
-from torch import nn
+from torch import fx, nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from ptpipe import JSON, StageError
 from ptpipe_torch import Batch
 from ptpipe_torch.distributed.worker_group import WorkerGroup
-from ptpipe_train.config import Degrees
+from ptpipe_train.degrees import Degrees
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.evaluation import buffers_restored, state_restored
 from ptpipe_train.measured_once import measure_once
@@ -34,6 +34,7 @@ from ptpipe_train.parallel.partition import (
     balanced,
     measure_costs_s,
     named_split_points,
+    takes_network_input,
     trace_network,
 )
 from ptpipe_train.parallel.strategy import Objective, ParallelStrategy, TrainingInputs
@@ -57,6 +58,7 @@ class PipelineStrategy(ParallelStrategy):
 
     def __init__(self, inputs: TrainingInputs) -> None:
         settings, options, workers = inputs.settings, inputs.options, inputs.workers
+        _refuse_symbols(inputs)
         super().__init__(settings.place(inputs.module), settings)
         degrees = options.degrees
         self._replica_group, self._pipeline_group = _groups(degrees, workers)
@@ -71,8 +73,9 @@ class PipelineStrategy(ParallelStrategy):
         (microbatch,) = inputs.first_inputs(inputs.batch_size // options.passes_per_batch)
         pieces = self._split(inputs, microbatch)
         own = range(self._pipeline_rank, degrees.pipeline_stages, degrees.pipeline_ranks)
-        self.needs_inputs, self._has_last = 0 in own, degrees.pipeline_stages - 1 in own
+        self._has_first, self._has_last = 0 in own, degrees.pipeline_stages - 1 in own
         self._pieces = [pieces[number] for number in own]
+        self.needs_inputs = self._has_first or any(map(takes_network_input, self._pieces))
         self.trained = nn.ModuleList(self._pieces)
         modules = [
             StageModule(piece, settings, self._set_takes_part, is_first=piece is pieces[0], is_last=piece is pieces[-1])
@@ -89,19 +92,23 @@ class PipelineStrategy(ParallelStrategy):
             self._ranges = RangeSync(self.trained, workers, self._replica_group)
             self._buffers = BufferSync(self.trained, self._replica_group)
 
-    def _split(self, inputs: TrainingInputs, microbatch: torch.Tensor) -> list[nn.Module]:
+    def _split(self, inputs: TrainingInputs, microbatch: torch.Tensor) -> list[fx.GraphModule]:
         """Return the network's pieces, one for each pipeline stage."""
         network = trace_network(self.module)
         firsts = _first_pieces(network, inputs, microbatch)
         self._split_points = [network.split_points[first - 1].next_layer for first in firsts]
         return [network.piece(*bounds) for bounds in pairwise([0, *firsts, network.num_pieces])]
 
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for piece in self._pieces:
+            yield from piece.named_parameters()
+
     def _set_takes_part(self, counts: bool) -> None:
         if self._ranges:
             self._ranges.takes_part = counts
 
     def _make_schedule(
-        self, modules: Sequence[nn.Module], own: Sequence[int], microbatch: torch.Tensor, schedule: str
+        self, modules: Sequence[StageModule], own: Sequence[int], microbatch: torch.Tensor, schedule: str
     ) -> Any:
         with state_restored(self.module):
             values = _example_values(modules, microbatch)
@@ -128,15 +135,15 @@ class PipelineStrategy(ParallelStrategy):
     ) -> torch.Tensor:
         batch = padded(batch, self._shard_size)
         self._losses.begin(objective, scaler, batch)
-        inputs = batch.args if self.needs_inputs else ()
+        inputs_B = batch.args[0].chunk(self._num_microbatches) if self.needs_inputs else ()
         rows_N = torch.arange(self._shard_size)
         sizes_B = (rows_N < len(batch)).view(self._num_microbatches, -1).sum(1).tolist()
         if not self._can_trim:
             sizes_B = [self._shard_size // self._num_microbatches if size else 0 for size in sizes_B]
         with self.times.part("forward_backward"), ExitStack() as batch_end:
             for module in self._stage_modules:
-                batch_end.enter_context(module.microbatches(sizes_B))
-            self._schedule.step(*inputs, target=rows_N if self._has_last else None)
+                batch_end.enter_context(module.microbatches(sizes_B, inputs_B))
+            self._schedule.step(*(batch.args if self._has_first else ()), target=rows_N if self._has_last else None)
         if last:
             with self.times.part("communication"):
                 sum_gradients(self.trained.parameters(), self._replica_group, self._compress)
@@ -171,6 +178,17 @@ class PipelineStrategy(ParallelStrategy):
         return {"split_points": list[JSON](self._split_points)}
 
 
+def _refuse_symbols(inputs: TrainingInputs) -> None:
+    """Raise StageError where an input's shape may differ from batch to batch: those of the schedule are static."""
+    for spec in inputs.model.signature.inputs:
+        symbols = [size for size in spec.sample_shape if isinstance(size, str)]
+        if symbols:
+            raise StageError(
+                f"parallel mode {inputs.options.mode} needs batches of one shape, and {spec} has the {symbols[0]} of "
+                "each batch: give all the same (`padding: max_length` of data.text), or use mode ddp"
+            )
+
+
 def _groups(degrees: Degrees, workers: WorkerGroup) -> tuple[Any, Any]:
     """Return the process group of the replicas of this rank's pieces, and that of this rank's pipeline.
 
@@ -198,7 +216,7 @@ class StageModule(nn.Module):
 
     def __init__(
         self,
-        piece: nn.Module,
+        piece: fx.GraphModule,
         settings: DeviceSettings,
         set_takes_part: Callable[[bool], None],
         *,
@@ -208,13 +226,19 @@ class StageModule(nn.Module):
         super().__init__()
         self.piece, self.settings, self._set_takes_part = piece, settings, set_takes_part
         self._is_first, self._is_last = is_first, is_last
+        self._takes_network_input = takes_network_input(piece)
         self._sizes: Iterator[int] = iter(())
+        self._inputs: Iterator[torch.Tensor] = iter(())
         self._is_restoring, self._batch_end = False, ExitStack()
 
     @contextmanager
-    def microbatches(self, sizes_B: Sequence[int]) -> Iterator[None]:
-        """Process one batch inside the `with`; `sizes_B`: how many samples of each micro-batch are not padding."""
-        self._sizes, self._is_restoring = iter(sizes_B), False
+    def microbatches(self, sizes_B: Sequence[int], inputs_B: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Process one batch inside the `with`.
+
+        `sizes_B`: how many samples of each micro-batch are not padding. `inputs_B`: the network's inputs, for pieces
+        that take them.
+        """
+        self._sizes, self._inputs, self._is_restoring = iter(sizes_B), iter(inputs_B), False
         # Buffers are restored after all backward passes: autograd refuses tensors that were modified before.
         with ExitStack() as self._batch_end:
             yield
@@ -227,12 +251,13 @@ class StageModule(nn.Module):
         if num == 0 and not self._is_restoring:
             self._batch_end.enter_context(buffers_restored(self.piece))
             self._is_restoring = True
+        more = (next(self._inputs)[: num or num_padded],) if self._takes_network_input else ()
         x = x[: num or num_padded]
         if self.settings.channels_last and x.dim() == 4:
             x = x if self._is_first else x.permute(0, 3, 1, 2)  # NHWC to NCHW, a view
             x = x.contiguous(memory_format=torch.channels_last)
         with self.settings.autocast():
-            y: torch.Tensor = self.piece(x)
+            y: torch.Tensor = self.piece(x, *more)
         y = torch.cat([y, y.new_zeros(num_padded - len(x), *y.shape[1:])]) if len(x) < num_padded else y
         if self.settings.channels_last and y.dim() == 4 and not self._is_last:
             y = y.permute(0, 2, 3, 1)
@@ -264,12 +289,13 @@ class _MicrobatchLosses:
         return sum(self._contributions, start=torch.zeros((), device=self._device))
 
 
-def _example_values(modules: Sequence[nn.Module], microbatch: torch.Tensor) -> list[torch.Tensor]:
+def _example_values(modules: Sequence[StageModule], microbatch: torch.Tensor) -> list[torch.Tensor]:
     """Return tensors shaped like the input of each pipeline stage and the output of the last."""
     values = [microbatch]
     with torch.no_grad():
         for module in modules:
-            values.append(module(values[-1]))
+            with module.microbatches([len(microbatch)], [microbatch]):
+                values.append(module(values[-1]))
     return [microbatch, *(torch.empty_like(value).requires_grad_() for value in values[1:])]
 
 

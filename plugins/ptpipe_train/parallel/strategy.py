@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,10 @@ class ParallelStrategy(ABC):
         """The part of it that this worker trains."""
         self.settings = settings
         self.times = StepTimes(settings.device)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters that this worker trains, with their names in the whole network."""
+        return self.trained.named_parameters()
 
     @abstractmethod
     def forward_backward(

@@ -41,6 +41,7 @@ def test_kinds() -> None:
         "data.fashion_mnist",
         "data.image_folder",
         "data.mnist",
+        "data.python",
         "data.segmentation_folder",
         "data.shards",
         "data.synthetic",

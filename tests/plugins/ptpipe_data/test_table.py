@@ -50,6 +50,10 @@ def write(path: Path, columns: Columns) -> Path:
         parquet.write_table(pa.table(dict(columns)), path)
         return path
     with path.open("w", newline="", encoding="utf-8") as file:
+        if path.suffix == ".jsonl":
+            rows = zip(*columns.values(), strict=True)
+            file.writelines(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+            return path
         writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
@@ -68,7 +72,7 @@ def load(ctx: Context) -> Load:
     return load
 
 
-@pytest.fixture(params=[".csv", ".tsv", ".parquet"])
+@pytest.fixture(params=[".csv", ".tsv", ".jsonl", ".parquet"])
 def suffix(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -725,3 +729,67 @@ def test_options_of_the_huber_loss(tmp_path: Path, load: Load) -> None:
     assert load(path, loss="huber", huber_delta=0.5).info.task.huber_delta == 0.5
     with pytest.raises(ValidationError, match="huber_delta is an option of the loss huber"):
         load(path, huber_delta=0.5)
+
+
+class TestLayouts:
+    """Columns without a header, quotation marks that are characters, and an object per line."""
+
+    def test_names_of_columns_without_a_header(self, tmp_path: Path, load: Load) -> None:
+        path = tmp_path / "t.tsv"
+        path.write_text("1.5\tb\t3\n2.5\ta\t4\n", encoding="utf-8")
+        data = load(path, column_names=["size", "town", "y"])
+        assert data.info.inputs["numbers"].names == ("size",)
+        assert numbers_of(data).ravel().tolist() == pytest.approx([1.5, 2.5])
+        assert data.info.inputs["categories"].categories == (("a", "b"),)
+        assert batch_of(data)["targets"].ravel().tolist() == [3, 4] and ids(data, "train") == ["t.tsv/1", "t.tsv/2"]
+
+    @pytest.mark.parametrize("names", [["y"], ["a", "b", "y"]])
+    def test_another_number_of_columns(self, tmp_path: Path, load: Load, names: list[str]) -> None:
+        path = tmp_path / "t.csv"
+        path.write_text("1,2\n3,4\n", encoding="utf-8")
+        with pytest.raises(StageError, match=rf"^{path} can't be read: .*Expected {len(names)} columns, got 2"):
+            load(path, column_names=names)
+
+    def test_quotation_marks_that_are_characters(self, tmp_path: Path, load: Load) -> None:
+        path = tmp_path / "t.csv"
+        path.write_text('size,y\n5\'10",1\n"6,2\n', encoding="utf-8")
+        data = load(path, quoting=False)
+        assert data.info.inputs["categories"].categories == (('"6', "5'10\""),)
+
+    def test_a_missing_text_without_quotation_marks(self, tmp_path: Path, load: Load) -> None:
+        path = tmp_path / "t.csv"
+        path.write_text("town,y\nNA,1\n,2\nUlm,3\n", encoding="utf-8")
+        with pytest.raises(StageError, match=r"row 2, column 'town': a missing value; remove the row$"):
+            load(path, quoting=False)
+
+    def test_members_of_objects_may_be_in_any_order_and_missing(self, tmp_path: Path, load: Load) -> None:
+        path = tmp_path / "t.jsonl"
+        path.write_text('{"a": 1, "y": 2}\n\n{"y": 4, "a": 3}\n{"y": 6}\n', encoding="utf-8")
+        with pytest.raises(StageError, match=r"row 3, column 'a': a missing value; remove the row, or"):
+            load(path)
+        assert numbers_of(load(path, missing="mean")).ravel().tolist() == pytest.approx([1, 3, 2])
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("", "can't be read: Empty JSON file"),
+            ("\n", "has no rows$"),
+            ("[1, 2]\n", "can't be read: JSON parse error"),
+            ('{"a": 1, "y": 2\n', "can't be read: JSON parse error"),
+            ('{"a": 1, "a": 1, "y": 2}\n', "can't be read: JSON parse error"),
+            ('{"a": 1, "y": 2}\n{"a": "x", "y": 2}\n', "can't be read: JSON parse error.*/a"),
+            ('{"a": NaN, "y": 2}\n', r"(can't be read: JSON parse error|row 1, column 'a')"),
+            ('{"a": [1], "y": 2}\n', "row 1, column 'a'"),
+            ("{}\n{}\n", "has no column 'y'"),
+        ],
+    )
+    def test_lines_that_are_wrong(self, tmp_path: Path, load: Load, content: str, message: str) -> None:
+        path = tmp_path / "t.jsonl"
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(StageError, match=rf"^{path},? {message}") as caught:
+            load(path)
+        assert "\n" not in str(caught.value)
+
+    def test_a_column_name_twice(self) -> None:
+        with pytest.raises(ValidationError, match="column_names has 'a' twice"):
+            config(Path("t.csv"), column_names=["a", "y", "a"])

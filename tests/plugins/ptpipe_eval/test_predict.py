@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +13,20 @@ from ptpipe import StageError
 from ptpipe.events import Metric, Progress
 from ptpipe_eval import eval_predict
 from ptpipe_eval.config import PredictConfig
-from ptpipe_torch import ArrayColumn, Data, Predictions
+from ptpipe_torch import (
+    ArrayColumn,
+    Data,
+    DatasetInfo,
+    Deployable,
+    LoaderOptions,
+    Predictions,
+    Predictor,
+    RaggedColumn,
+    Signature,
+    Split,
+    TokenClassification,
+    TokensInfo,
+)
 
 from ...datasets import image_split, labels_of
 
@@ -141,3 +159,57 @@ def test_logits_of_another_shape_are_refused(digits, linear_model, weights, cont
 
     with pytest.raises(StageError, match=r"net returned logits of shape .* for 64 samples, expected 64 x 10"):
         eval_predict(PredictConfig(), context(model=("net",)), Odd(*weights), digits)
+
+
+class Parity(Deployable):
+    """A network of tokens whose class is odd or even, without any weight."""
+
+    format = "parity"
+    size_bytes = 0
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+
+    @property
+    def signature(self) -> Signature:
+        return self._signature
+
+    @contextmanager
+    def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
+        yield lambda inputs: {"logits": np.eye(2, dtype=np.float32)[inputs["tokens"] % 2]}
+
+    def save(self, folder: Path) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        raise NotImplementedError
+
+
+class TestRowsOfDifferentLengths:
+    LENGTHS = (2, 1, 4, 3, 3, 6, 1)
+
+    @classmethod
+    def data(cls) -> Data:
+        """Tokens 2, 3, 4, ... whose tags are odd or even, but the last one of each text, whose tag is wrong."""
+        rows = [np.arange(2, 2 + length) for length in cls.LENGTHS]
+        offsets_N = np.cumsum([0, *cls.LENGTHS])
+        tags = [np.append(row[:-1] % 2, 1 - row[-1] % 2) for row in rows]
+        inputs = {"tokens": RaggedColumn(np.concatenate(rows), offsets_N, 0)}
+        targets = {"tags": RaggedColumn(np.concatenate(tags), offsets_N, -1)}
+        split = Split(np.array([f"text/{number}" for number in range(len(rows))]), inputs, targets)
+        tokens = TokensInfo(vocabulary_size=9, max_length=6)
+        info = DatasetInfo("texts", {"tokens": tokens}, TokenClassification(class_names=("even", "odd")))
+        return Data(info, {"test": split}, LoaderOptions(batch_size=2))
+
+    @pytest.mark.parametrize("batch_size", [1, 2, 3, 6, 100])
+    def test_predictions_end_in_minus_1(self, context, tmp_path, batch_size) -> None:
+        data = self.data()
+        answer = eval_predict(PredictConfig(batch_size=batch_size), context(), Parity(data.info.signature), data)
+        expected = [[*(token % 2 for token in range(2, 2 + num)), *[-1] * (6 - num)] for num in self.LENGTHS]
+        assert answer.arrays["prediction"].dtype == np.int64 and answer.arrays["prediction"].tolist() == expected
+        assert answer.arrays["score"] == pytest.approx([(num - 1) / num for num in self.LENGTHS])
+        assert answer.metrics["token_accuracy"] == pytest.approx(13 / 20)
+        assert answer.ids.tolist() == data.splits["test"].ids.tolist()
+        answer.save(tmp_path)
+        assert Predictions.load(tmp_path).arrays["prediction"].tolist() == expected

@@ -74,9 +74,9 @@ class ScriptedRun:
         return StageFinished(stage_id, kind, outcome, more.pop("seconds", 1.0), more.pop("key", "ab" * 32), **more)
 
     def started(self, stages: Iterable[StageFinished]) -> RunStarted:
-        ids = tuple(stage.stage_id for stage in stages)
+        ids, kinds = tuple(stage.stage_id for stage in stages), tuple(stage.kind for stage in stages)
         return RunStarted(
-            "run-1", self.name, self.manifest_path, self.folder, ids, 7, self.overrides, verbosity=self.verbosity
+            "run-1", self.name, self.manifest_path, self.folder, ids, 7, self.overrides, self.verbosity, kinds
         )
 
     def ended(self, stages: Iterable[StageFinished], exit_code: int = 0, interrupted: bool = False) -> RunFinished:

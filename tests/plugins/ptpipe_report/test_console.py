@@ -70,6 +70,12 @@ def test_a_run_in_a_log_file(script) -> None:
     ]
 
 
+def test_outcomes_are_aligned_whatever_the_kinds_are_called(script) -> None:
+    stages = [script.stage("data", "data.text"), script.stage("net", "model.text_transformer")]
+    first, second = (line for line in shown_lines(on(None), script, stages) if " done  " in line and "/2" in line)
+    assert first.index("done") == second.index("done") == second.index("model") + len("model.text_transformer  ")
+
+
 def test_sixty_columns_get_less_and_no_line_runs_over(script) -> None:
     console = on(60)
     long = Notice("data", "MNIST could not be had: this run uses scikit-learn's 1,797 handwritten digits in its place")

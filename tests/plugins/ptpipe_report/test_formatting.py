@@ -123,6 +123,11 @@ def test_the_best_known_figures_come_first_and_lists_and_prose_not_at_all() -> N
     assert [str(figure) for figure in key_figures(values)] == ["accuracy 99.00 %", "loss 0.100", "epochs 3"]
 
 
+def test_the_f1_of_a_class_comes_before_accuracy_in_percent() -> None:
+    figures = key_figures({"val_accuracy": 0.99, "val_f1": 0.9412, "val_loss": 0.1})
+    assert [str(figure) for figure in figures[:2]] == ["val f1 94.12 %", "val accuracy 99.00 %"]
+
+
 def test_each_value_is_shown_once_and_booleans_last() -> None:
     values = {"fused": True, "backend": "fbgemm", "format": "torch int8 fbgemm", "int8_layers": 4, "of": "torch"}
     assert [str(figure) for figure in key_figures(values)] == ["torch int8 fbgemm", "int8 layers 4", "fused yes"]

@@ -21,6 +21,7 @@ def plain_net(
     norm_1d: bool,
     unused: bool,
     differs: bool,
+    blocks: bool,
     max_eval_batch: int | None,
 ) -> nn.Module:
     channels, height, width = shape_CHW
@@ -39,6 +40,11 @@ def plain_net(
         "relu3": nn.ReLU(),
         "fc2": nn.Linear(32, num_classes),
     }
+    if blocks:
+        for block, names in (("block1", ("conv2", "relu2", "pool2")), ("block2", ("fc1", "norm_1d", "relu3", "fc2"))):
+            inner = nn.Sequential(*(layers.pop(name) for name in names if name in layers))
+            layers[block] = inner
+        layers = {name: layers[name] for name in sorted(layers, key=ORDER.index)}
     network = nn.Sequential()
     for name, layer in layers.items():
         network.add_module(name, layer)
@@ -49,6 +55,9 @@ def plain_net(
     if differs:
         network.add_module("differing", Differing())
     return network
+
+
+ORDER = ("conv1", "norm", "relu1", "pool1", "block1", "flatten", "block2")
 
 
 class Unused(nn.Module):
@@ -112,6 +121,7 @@ class PlainConfig(StageConfig):
     norm_1d: bool = False
     unused: bool = False
     differs: bool = False
+    blocks: bool = False
     max_eval_batch: int | None = None
     branching: bool = False
 

@@ -33,7 +33,7 @@ def make_state(seed: int = 0, steps: int = 3, *, early_stopping: bool = True) ->
     """After some real steps, and an epoch that was the best."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3))
-    optimizer = make_optimizer(TrainConfig(optimizer="adamw"), net)
+    optimizer = make_optimizer(TrainConfig(optimizer="adamw"), net.named_parameters(), {})
     for _ in range(steps):
         net(torch.randn(4, 1, 4, 4)).square().sum().backward()
         optimizer.step()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ptpipe_train import TrainConfig
-from ptpipe_train.optimizer import load_optimizer, make_optimizer, optimizer_tensors, peak_lr
+from ptpipe_train.optimizer import load_optimizer, make_optimizer, optimizer_tensors, peak_lr, set_lr
 
 
 def make_net() -> nn.Sequential:
@@ -46,7 +46,7 @@ ADAMW = {"optimizer": "adamw", "lr": 0.01}
 )
 def test_it_is_torchs_optimizer(options: dict[str, Any], make: Any) -> None:
     one, other = make_net(), make_net()
-    take_steps(one, make_optimizer(TrainConfig(**options), one), 5)
+    take_steps(one, make_optimizer(TrainConfig(**options), one.named_parameters(), {}), 5)
     take_steps(other, make(list(other.parameters())), 5)
     for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -55,10 +55,10 @@ def test_it_is_torchs_optimizer(options: dict[str, Any], make: Any) -> None:
 @pytest.mark.parametrize("options", [SGD, ADAMW])
 def test_state_comes_back_in_its_layout(options: dict[str, Any]) -> None:
     straight, broken = make_net(), make_net()
-    first = make_optimizer(TrainConfig(**options), straight)
+    first = make_optimizer(TrainConfig(**options), straight.named_parameters(), {})
     take_steps(straight, first, 3)
     broken.load_state_dict(straight.state_dict())
-    second = make_optimizer(TrainConfig(**options), broken)
+    second = make_optimizer(TrainConfig(**options), broken.named_parameters(), {})
     # As a file hands it back: contiguous.
     load_optimizer(second, {name: tensor.clone().contiguous() for name, tensor in optimizer_tensors(first).items()})
     weight = broken[0].weight
@@ -71,9 +71,11 @@ def test_state_comes_back_in_its_layout(options: dict[str, Any]) -> None:
 
 def test_norm_and_bias_can_be_kept_from_decay() -> None:
     net = make_net()
-    (all_of_them,) = make_optimizer(TrainConfig(weight_decay=0.1), net).param_groups
+    (all_of_them,) = make_optimizer(TrainConfig(weight_decay=0.1), net.named_parameters(), {}).param_groups
     assert len(all_of_them["params"]) == len(list(net.parameters()))
-    decayed, exempt = make_optimizer(TrainConfig(weight_decay=0.1, decay_norm_and_bias=False), net).param_groups
+    decayed, exempt = make_optimizer(
+        TrainConfig(weight_decay=0.1, decay_norm_and_bias=False), net.named_parameters(), {}
+    ).param_groups
     assert decayed["weight_decay"] == 0.1
     assert exempt["weight_decay"] == 0
     names = {id(parameter): name for name, parameter in net.named_parameters()}
@@ -84,7 +86,7 @@ def test_norm_and_bias_can_be_kept_from_decay() -> None:
 def test_frozen_parameters_are_left_out() -> None:
     net = make_net().requires_grad_(False)
     net[3].requires_grad_(True)
-    (group,) = make_optimizer(TrainConfig(), net).param_groups
+    (group,) = make_optimizer(TrainConfig(), net.named_parameters(), {}).param_groups
     assert [parameter.shape for parameter in group["params"]] == [(2, 20), (2,)]
 
 
@@ -92,3 +94,25 @@ def test_the_linear_rule_multiplies_by_the_batches_of_a_step() -> None:
     assert peak_lr(TrainConfig(lr=0.1, accumulate=4)) == 0.1
     assert peak_lr(TrainConfig(lr=0.1, accumulate=4, scale_lr="linear")) == pytest.approx(0.4)
     assert peak_lr(TrainConfig(optimizer="adamw")) == 0.001
+
+
+def test_factors_multiply_the_learning_rate_of_their_parameters() -> None:
+    net = make_net()
+    config = TrainConfig(lr=0.1, weight_decay=0.2, decay_norm_and_bias=False)
+    factors = {"0.weight": 0.1, "1.weight": 0.1, "3.bias": 3.0}
+    optimizer = make_optimizer(config, net.named_parameters(), factors)
+    set_lr(optimizer, 0.05)
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    found = {
+        names[id(parameter)]: (group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    low = pytest.approx(0.005)
+    assert found == {
+        "0.weight": (low, 0.2),
+        "1.weight": (low, 0.0),
+        "1.bias": (0.05, 0.0),
+        "3.weight": (0.05, 0.2),
+        "3.bias": (pytest.approx(0.15), 0.0),
+    }

@@ -136,6 +136,9 @@ CLIPPED = {"clip_grad_norm": 0.1}
 ACCUMULATED = {"accumulate": 2, "batch_size": 48}
 CHANNELS_LAST = {"memory_format": "channels_last"}
 ADAMW = {"optimizer": "adamw", "lr": 0.002, "label_smoothing": 0.1}
+FROZEN = {"freeze": ["conv1.*", "fc1.bias"], "clip_grad_norm": 0.5, "weight_decay": 0.01}
+FACTORS = {"lr_factors": {"conv*.weight": 0.1, "*.bias": 2}, "decay_norm_and_bias": False, "weight_decay": 0.01}
+AVERAGED = {"ema": {"decay": 0.9}, "accumulate": 2, "batch_size": 48, "freeze": ["conv1.bias"]}
 STOPPED = {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "min_delta": 0.9}}
 
 
@@ -151,9 +154,18 @@ STOPPED = {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "mi
         ("ddp+pp", ACCUMULATED),
         ("fsdp, wrapped", ADAMW),
         ("1f1b", ADAMW | ACCUMULATED),
+        ("ddp", FROZEN | FACTORS),
+        ("fsdp, wrapped", FROZEN | FACTORS),
+        ("1f1b, 4 stages", FROZEN | FACTORS),
+        pytest.param("ddp+pp", FROZEN | FACTORS, marks=thorough),
         ("1f1b", CHANNELS_LAST),
         pytest.param("interleaved", CHANNELS_LAST, marks=thorough),
         pytest.param("ddp+pp", CHANNELS_LAST, marks=thorough),
+        ("ddp", AVERAGED),
+        ("fsdp, wrapped", AVERAGED),
+        ("1f1b", AVERAGED),
+        pytest.param("ddp+pp", AVERAGED | STOPPED, marks=thorough),
+        ("fsdp", AVERAGED | STOPPED),
         pytest.param("ddp", STOPPED, marks=thorough),
         ("fsdp", STOPPED),
         pytest.param("ddp+pp", STOPPED, marks=thorough),
@@ -163,7 +175,7 @@ def test_with_other_options_too(run: Train, name: str, options: dict[str, Any]) 
     single, parallel = run(**options), run(parallel=MODES[name], **options)
     assert max_difference(model_of(single), model_of(parallel)) < 1e-5
     done = single.stages["train"].metrics["epochs_done"]
-    assert done == parallel.stages["train"].metrics["epochs_done"] == (2 if options is STOPPED else 4)
+    assert done == parallel.stages["train"].metrics["epochs_done"] == (2 if "early_stopping" in options else 4)
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("single", 1e-6), ("ddp", 1e-5)])
@@ -221,6 +233,52 @@ def test_batch_norm_sees_the_samples_of_a_micro_batch_alone(run: Train, name: st
         model_of(single).tensors["norm.num_batches_tracked"] == model_of(parallel).tensors["norm.num_batches_tracked"]
     )
     assert max_difference(model_of(single), model_of(parallel)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["ddp", "ddp, three workers", "fsdp", "1f1b", pytest.param("ddp+pp", marks=thorough)])
+def test_a_frozen_batch_norm_is_that_of_one_process(run: Train, name: str) -> None:
+    """It sees no batch: even shards of a batch end where whole batches do."""
+    frozen = {"freeze": ["conv1.*", "norm.*"]}
+    single, parallel = (model_of(run({"norm": True}, parallel=MODES.get(mode, {}), **frozen)) for mode in ("", name))
+    for key, tensor in single.tensors.items():
+        torch.testing.assert_close(parallel.tensors[key], tensor, rtol=1e-4, atol=1e-6)
+    assert parallel.tensors["norm.num_batches_tracked"] == 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    ("mode", "frozen"),
+    [
+        ({"mode": "pp", "split_at": ["conv2"]}, ["conv1.*"]),
+        ({"mode": "pp", "split_at": ["fc1"]}, ["fc*"]),
+        (MODES["fsdp, wrapped"], ["conv2.*", "fc1.*"]),
+    ],
+    ids=["first stage", "last stage", "sharded layer"],
+)
+def test_a_piece_of_which_nothing_is_trained(
+    run: Train, mode: dict[str, Any], frozen: list[str], precision: str
+) -> None:
+    options = {"freeze": frozen, "epochs": 2, "precision": precision}
+    single, parallel = model_of(run(**options)), model_of(run(parallel=mode, **options))
+    assert max_difference(single, parallel) < (1e-5 if precision == "fp32" else 0.01)
+
+
+@pytest.mark.parametrize(
+    ("mode", "types"),
+    [
+        ("ddp", ["Sequential"]),
+        ("fsdp", ["Sequential"]),
+        ("fsdp, wrapped", ["Sequential"]),
+        ("fsdp, wrapped", ["Linear", "Conv2d"]),
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_layers_that_run_twice_change_nothing(run: Train, mode: str, types: list[str], precision: str) -> None:
+    options = {"parallel": MODES[mode], "precision": precision, "accumulate": 2, "epochs": 2}
+    net = {"norm": True, "norm_1d": True, "blocks": True}
+    once, twice = (model_of(run(net, **options, **more)) for more in ({}, {"gradient_checkpointing": types}))
+    for name, tensor in once.tensors.items():
+        torch.testing.assert_close(twice.tensors[name], tensor, rtol=1e-6, atol=1e-6)
 
 
 DROPPED = {"drop_last": True, "batch_size": 92, "epochs": 2}

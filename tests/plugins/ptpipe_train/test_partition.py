@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations, pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,15 @@ from torch.nn import functional as F
 from ptpipe import StageError
 from ptpipe_quant.transforms import prepare_qat
 from ptpipe_torch import RangeObserver, TrainingCallback
-from ptpipe_train.parallel.partition import TracedNetwork, balanced, measure_costs_s, named_split_points, trace_network
+from ptpipe_train.parallel.partition import (
+    TracedNetwork,
+    balanced,
+    measure_costs_s,
+    named_split_points,
+    takes_network_input,
+    trace_network,
+)
+from ptpipe_zoo.text_nets import text_transformer
 
 from ...signatures import stored_pictures
 from .parallel_nets import Branching
@@ -439,3 +448,66 @@ class Counting(nn.Module):
 def test_a_network_that_changes_its_own_state_is_refused() -> None:
     with pytest.raises(StageError, match="its forward pass assigns count"):
         trace_network(Counting())
+
+
+# Networks of token ids, whose layers all use a mask that is computed from the ids
+
+
+def transformer() -> nn.Module:
+    sizes = {"vocabulary_size": 30, "max_length": 9, "padding_id": 0, "num_outputs": 3, "per_token": False}
+    options = {"dim": 8, "num_layers": 2, "num_heads": 2, "feed_forward_dim": 16, "dropout": 0.0}
+    return text_transformer(**sizes, **options, pooling="mean", causal=False)
+
+
+def tokens() -> torch.Tensor:
+    ids_BL = torch.randint(1, 30, (4, 9), generator=torch.Generator().manual_seed(5))
+    return ids_BL * (torch.arange(9) < torch.tensor([9, 4, 1, 0])[:, None])
+
+
+def test_a_mask_computed_from_the_input_does_not_prevent_splits() -> None:
+    network = trace_network(transformer())
+    layers = [f"layers.{number}.{norm}" for number in (0, 1) for norm in ("attention_norm", "feed_forward_norm")]
+    assert set(layers) <= set(next_layers(network))
+    pieces = [network.piece(number, number + 1) for number in range(network.num_pieces)]
+    assert any(map(takes_network_input, pieces)) and not all(map(takes_network_input, pieces))
+
+
+def test_pieces_that_take_the_networks_input_are_together_the_network() -> None:
+    module = transformer()
+    network = trace_network(module)
+    expected = module(tokens())
+    for firsts in combinations(range(1, network.num_pieces), 2):
+        value = tokens()
+        for first, end in pairwise([0, *firsts, network.num_pieces]):
+            piece = network.piece(first, end)
+            value = piece(value, tokens()) if takes_network_input(piece) else piece(value)
+        assert value.equal(expected), firsts
+    costs_s = measure_costs_s(network, tokens(), CPU)
+    assert len(costs_s) == network.num_pieces and min(costs_s) > 0
+    assert not [name for name, parameter in module.named_parameters() if parameter.grad is not None]
+
+
+class FromTheInput(nn.Module):
+    """Two layers, the second of which gets a function of the input as well."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.one, self.two, self.function = nn.Linear(8, 8), nn.Linear(8, 8), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        other = self.function(x)
+        return self.two(self.one(x) + other)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_computed_twice"),
+    [
+        (lambda x: x.abs() * 2, True),
+        (F.dropout, False),
+        (torch.rand_like, False),
+        (lambda x: x.abs().mul_(2), False),
+        (lambda x: x.add_(1).abs(), False),
+    ],
+)
+def test_what_is_random_or_modified_is_not_computed_twice(function: Any, is_computed_twice: bool) -> None:
+    assert next_layers(trace_network(FromTheInput(function))) == (["add", "two"] if is_computed_twice else ["two"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.parallel.pp import StageModule, _have_samples_first
@@ -12,14 +12,16 @@ from ptpipe_train.parallel.pp import StageModule, _have_samples_first
 def make_stage(piece: nn.Module) -> tuple[StageModule, list[bool]]:
     takes_part: list[bool] = []
     settings = DeviceSettings(torch.device("cpu"))
-    return StageModule(piece, settings, takes_part.append, is_first=True, is_last=True), takes_part
+    return StageModule(
+        fx.symbolic_trace(nn.Sequential(piece)), settings, takes_part.append, is_first=True, is_last=True
+    ), takes_part
 
 
 def test_a_piece_gets_the_samples_before_the_padding() -> None:
     images_MCHW = torch.randn(5, 3, 4, 4)
     norm, same = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
     stage, takes_part = make_stage(norm)
-    with stage.microbatches([5, 2, 0]):
+    with stage.microbatches([5, 2, 0], ()):
         whole, partial, empty = (stage(images_MCHW) for _ in range(3))
     assert whole.shape == partial.shape == empty.shape
     assert torch.equal(whole, same(images_MCHW))
@@ -33,7 +35,7 @@ def test_a_piece_gets_the_samples_before_the_padding() -> None:
 def test_padding_has_no_gradient() -> None:
     images_MCHW = torch.randn(5, 3, 4, 4, requires_grad=True)
     stage, _ = make_stage(nn.Conv2d(3, 2, 3))
-    with stage.microbatches([2]):
+    with stage.microbatches([2], ()):
         stage(images_MCHW).sum().backward()
     assert images_MCHW.grad is not None
     assert images_MCHW.grad[:2].all()

@@ -437,7 +437,7 @@ def test_batch_norm_of_few_images_is_noticed(
     lab: Lab, parallel: Parallel, batch_size: int, num_images: int | None
 ) -> None:
     for norm in (True, False):
-        _warn_of_small_passes(parallel, lab.context(), lab.make_model(norm=norm).build_prepared(), batch_size)
+        _warn_of_small_passes(parallel, lab.context(), lab.make_model(norm=norm).build_prepared().train(), batch_size)
     notices = [event.text for event in lab.events if isinstance(event, Notice)]
     assert len(notices) == (num_images is not None)
     assert all(notice.startswith(f"batch norm sees {num_images} images at once") for notice in notices)

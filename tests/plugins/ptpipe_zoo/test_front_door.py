@@ -25,7 +25,8 @@ print([name for name in ("torch", "torchvision", "numpy") if name in sys.modules
 
 def test_offers_its_kinds_with_help():
     stages = {stage.kind: stage for stage in ptpipe_zoo.ptpipe_stages()}
-    assert sorted(stages) == ["model.mlp", "model.small_cnn", "model.small_unet", "model.torchvision"]
+    kinds = ["mlp", "onnx", "python", "small_cnn", "small_unet", "text_lstm", "text_transformer", "torchvision"]
+    assert sorted(stages) == [f"model.{kind}" for kind in kinds]
     for stage in stages.values():
         assert stage.help.endswith(".")
         assert all(field.description for field in stage.config_type.model_fields.values())
@@ -42,6 +43,11 @@ def problems(stage: Stage, **options: object) -> list[tuple[str, str | None]]:
         (ptpipe_zoo.mlp, {"dropout": 1}, "dropout: .*less than 1"),
         (ptpipe_zoo.small_cnn, {"width": 0}, "width: .*not 0"),
         (ptpipe_zoo.small_cnn, {"widht": 8}, "widht"),
+        (ptpipe_zoo.text_transformer, {"dim": 130}, "dim 130 is not a multiple of num_heads 4"),
+        (ptpipe_zoo.text_transformer, {"causal": True, "pooling": "first"}, "use pooling mean"),
+        (ptpipe_zoo.text_transformer, {"dropout": 1}, "dropout: .*less than 1"),
+        (ptpipe_zoo.text_lstm, {"pooling": "first"}, "pooling: .*'mean' or 'last'"),
+        (ptpipe_zoo.text_lstm, {"bidirectional": True}, "bidirectional"),
         (ptpipe_zoo.torchvision, {}, "'name'"),
         (
             ptpipe_zoo.torchvision,

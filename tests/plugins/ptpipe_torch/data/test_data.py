@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptpipe import StageError
+from ptpipe import IntegrityError, StageError
 from ptpipe_torch import (
     ArrayColumn,
     ArrayInfo,
@@ -24,7 +27,10 @@ from ptpipe_torch import (
     ImageFileColumn,
     ImageInfo,
     LoaderOptions,
+    RaggedColumn,
     Split,
+    TokenClassification,
+    TokensInfo,
     epoch_order,
 )
 from ptpipe_torch.data.column import SubsetColumn
@@ -429,3 +435,117 @@ class TestSeveralColumns:
             }
             with pytest.raises(StageError, match=r"^column clinical: a batch of shape .* which is not clinical \("):
                 next(Data(data.info, splits, data.loader).batches("train"))
+
+
+class TestTexts:
+    """Rows of different lengths, and files that belong to them."""
+
+    ROWS = ([1, 2, 3], [4], [5, 6], [], [7, 8, 9, 10], [11])
+    ASSETS = {"tokenizer.json": b'{"a": 1}\n', "notes_2.txt": b"\xff\x00"}  # noqa: RUF012
+
+    @classmethod
+    def pool(cls, length: int | None = None) -> Split:
+        """A split of six texts, whose tags are the tokens, less 1."""
+        values_V = np.array([value for row in cls.ROWS for value in row], dtype=np.int64)
+        offsets_N = np.cumsum([0, *map(len, cls.ROWS)])
+        inputs = {"tokens": RaggedColumn(values_V, offsets_N, 0, length)}
+        targets = {"tags": RaggedColumn(values_V - 1, offsets_N, -1, length)}
+        return Split(np.array([f"text/{number}" for number in range(6)]), inputs, targets)
+
+    @classmethod
+    def make(cls, length: int | None = None, assets: Mapping[str, bytes] = MappingProxyType({})) -> Data:
+        pool = cls.pool(length)
+        splits = {"train": pool.subset(np.array([4, 2, 3])), "val": pool.subset(np.array([1]))}
+        splits["calibration"] = splits["train"].subset(np.array([2, 0]))
+        padding = "longest" if length is None else "max_length"
+        tokens = TokensInfo(vocabulary_size=12, max_length=length or 4, padding=padding)
+        task = TokenClassification(class_names=tuple("abcdefghijk"), length=tokens.length)
+        return Data(DatasetInfo("texts", {"tokens": tokens}, task), splits, LoaderOptions(batch_size=2), assets)
+
+    @pytest.mark.parametrize("length", [None, 5])
+    def test_stored_and_read_back(self, tmp_path: Path, length: int | None) -> None:
+        data = self.make(length, self.ASSETS)
+        data.save(tmp_path)
+        again = Data.load(tmp_path)
+        assert again.info == data.info and again.summary() == data.summary() and again.assets == data.assets
+        for name, split in data.splits.items():
+            assert again.splits[name].ids.tolist() == split.ids.tolist()
+            for column in ("tokens", "tags"):
+                one, other = again.splits[name].columns[column].values(), split.columns[column].values()
+                assert one.dtype == other.dtype == np.int64 and one.tolist() == other.tolist()
+        assert again.splits["train"].inputs["tokens"].values()[1].tolist() == [5, 6] + [0] * ((length or 4) - 2)
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_batches_are_padded_on_their_own(self, tmp_path: Path, num_workers: int) -> None:
+        self.make().save(tmp_path)
+        data = Data.load(tmp_path).with_options({"num_workers": num_workers})
+        first, second = data.batches("train")
+        assert first.inputs["tokens"].tolist() == [[7, 8, 9, 10], [5, 6, 0, 0]]
+        assert first.targets["tags"].tolist() == [[6, 7, 8, 9], [4, 5, -1, -1]]
+        assert second.inputs["tokens"].shape == second.targets["tags"].shape == (1, 0)
+
+    def test_rows_are_stored_once_and_only_those_in_use(self, tmp_path: Path) -> None:
+        self.make().save(tmp_path)
+        values = [np.load(tmp_path / f"column_{number}.npy").tolist() for number in range(2)]
+        assert values == [[4, 5, 6, 7, 8, 9, 10], [3, 4, 5, 6, 7, 8, 9]], "texts 1, 2, 3 and 4"
+        offsets = [np.load(tmp_path / f"column_{number}.offsets.npy").tolist() for number in range(2)]
+        assert offsets == [[0, 1, 3, 3, 7]] * 2
+        assert len(list(tmp_path.glob("column_*"))) == 4
+
+    def test_values_are_mapped_not_read(self, tmp_path: Path) -> None:
+        self.make().save(tmp_path)
+        tokens = Data.load(tmp_path).splits["train"].inputs["tokens"]
+        assert isinstance(tokens, SubsetColumn) and isinstance(tokens.source, RaggedColumn)
+        assert isinstance(tokens.source.values_V, np.memmap)
+
+    def test_what_is_stored_again_is_the_same(self, tmp_path: Path) -> None:
+        (tmp_path / "one").mkdir(), (tmp_path / "other").mkdir()
+        self.make(assets=self.ASSETS).save(tmp_path / "one")
+        Data.load(tmp_path / "one").save(tmp_path / "other")
+        one, other = ({path.name: path.read_bytes() for path in (tmp_path / of).iterdir()} for of in ("one", "other"))
+        assert one == other
+
+    @settings(deadline=None, max_examples=30)
+    @given(st.data())
+    def test_any_rows_are_read_back(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.integers(0, 5), unique=True))
+        of_train = data.draw(st.integers(0, len(chosen)))
+        pool, made = self.pool(), self.make()
+        parts = {"train": chosen[:of_train], "test": chosen[of_train:]}
+        splits = {name: pool.subset(np.array(rows, dtype=np.int64)) for name, rows in parts.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            Data(made.info, splits).save(Path(folder))
+            again = Data.load(Path(folder))
+            for name, rows in parts.items():
+                expected = pool.inputs["tokens"].take(np.array(rows, dtype=np.int64)).tolist()
+                assert again.splits[name].inputs["tokens"].values().tolist() == expected
+                assert again.splits[name].ids.tolist() == [f"text/{row}" for row in rows]
+
+    def test_assets_are_files_and_deliverables(self, tmp_path: Path) -> None:
+        self.make(assets=self.ASSETS).save(tmp_path)
+        assert Data.deliverables(tmp_path) == ("tokenizer.json", "notes_2.txt")
+        for name, content in self.ASSETS.items():
+            assert (tmp_path / name).read_bytes() == content
+        (tmp_path / "plain").mkdir()
+        self.make().save(tmp_path / "plain")
+        assert Data.deliverables(tmp_path / "plain") == () and Data.load(tmp_path / "plain").assets == {}
+
+    def test_options_leave_assets_as_they_are(self) -> None:
+        assert self.make(assets=self.ASSETS).with_options({"num_workers": 1}).assets == self.ASSETS
+
+    @pytest.mark.parametrize("content", [None, "", "{}", "[", '{"assets": []}'])
+    def test_deliverables_of_what_is_no_data_set(self, tmp_path: Path, content: str | None) -> None:
+        if content is not None:
+            (tmp_path / "data.json").write_text(content)
+        with pytest.raises(IntegrityError, match=r"^not a stored data set: "):
+            Data.deliverables(tmp_path)
+
+    @pytest.mark.parametrize(("token", "tag", "message"), [
+        (12, 0, "split train: tokens has the token id 12; the vocabulary has 12"),
+        (0, 11, "split train has the target 11; classes are numbered 0 to 10"),
+        (0, -2, "split train has the target -2; classes are numbered 0 to 10"),
+    ])  # fmt: skip
+    def test_values_that_can_not_be(self, token: int, tag: int, message: str) -> None:
+        tokens, tags = (RaggedColumn(np.array([0, value]), np.array([0, 2]), 0) for value in (token, tag))
+        with pytest.raises(StageError, match=message):
+            Data(self.make().info, {"train": Split(np.array(["a"]), {"tokens": tokens}, {"tags": tags})})

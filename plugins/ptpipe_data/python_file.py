@@ -1,0 +1,195 @@
+"""Data sets that a function in a Python file of the user's returns: torch Datasets and arrays, read once.
+
+Shape legend: N samples of a split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from ptpipe import Context, StageError, nearest
+from ptpipe_data.arrays import Columns, Source, data_of
+from ptpipe_torch import Data
+from ptpipe_torch.python_file import load_function, own_errors, seeded_everywhere
+
+if TYPE_CHECKING:
+    from ptpipe_data.python_config import PythonDataConfig
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+
+_SPLITS = ("train", "val", "test")
+_NUM_READ_TWICE = 8
+_PROGRESS_EVERY = 256
+
+
+def load_data(config: PythonDataConfig, ctx: Context) -> Data:
+    """Implement `data.python`."""
+    file = Path(config.file).expanduser().absolute()
+    with seeded_everywhere(ctx.seed):
+        returned = load_function(file, config.function)(**config.arguments)
+        found = _splits(returned, f"{file.name}: {config.function}()")
+        readers = {name: _Reader(file, f"{config.function}(), {name}", config, ctx) for name in found}
+        arrays = {name: readers[name].read(dataset) for name, dataset in found.items()}
+    for option, name in (("target", config.target), *(("images", name) for name in config.images)):
+        if name not in arrays["train"]:
+            close = nearest(name, arrays["train"])
+            hint = f"did you mean {close!r}?" if close else f"there are {', '.join(arrays['train'])}"
+            raise StageError(f"{option}: {readers['train'].where} has no {name!r} ({hint})")
+    inputs = config.inputs or tuple(name for name in arrays["train"] if name != config.target)
+    sources = {name: Source(readers[name].where, _with_images(of, config.images), name) for name, of in arrays.items()}
+    return data_of(sources, Columns(config, inputs), ctx.seed, file.stem)
+
+
+def _splits(returned: object, what: str) -> dict[str, object]:
+    """Return the data set of each split. Raises StageError where the function returned anything else."""
+    if not isinstance(returned, Mapping):
+        kind = type(returned).__name__
+        raise StageError(f"{what} returned a {kind}, not a dict with the data sets of train and, if any, val and test")
+    for name in returned:
+        if name not in _SPLITS:
+            hint = f" (did you mean {close!r}?)" if (close := nearest(str(name), _SPLITS)) else ""
+            raise StageError(f"{what} returned a split {str(name)!r}; splits are train, val and test{hint}")
+    if "train" not in returned:
+        raise StageError(f"{what} returned no split train")
+    return {name: returned[name] for name in _SPLITS if name in returned}
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads one split."""
+
+    file: Path
+    what: str
+    """The function and the split, for errors."""
+    config: PythonDataConfig
+    ctx: Context
+
+    @property
+    def where(self) -> str:
+        return f"{self.file.name}: {self.what}"
+
+    def read(self, dataset: Any) -> Arrays:
+        """Return the values by name: arrays as they are, and what the items of a Dataset hold."""
+        if isinstance(dataset, DataLoader):
+            raise StageError(f"{self.where}: it is a DataLoader: return its data set, `loader.dataset`")
+        if isinstance(dataset, TensorDataset):
+            dataset = dataset.tensors
+        if isinstance(dataset, Mapping):
+            return {str(name): self._array(value, name) for name, value in dataset.items()}
+        if isinstance(dataset, list | tuple) and len(dataset) > 1 and all(map(_is_array, dataset)):
+            return {name: self._array(value, name) for name, value in self._named(dataset).items()}
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")) or isinstance(dataset, str):
+            kind = type(dataset).__name__
+            raise StageError(
+                f"{self.where}: it is a {kind}, not a torch Dataset with a length, a tuple of inputs and target, or a "
+                "dict of arrays"
+            )
+        return self._items(dataset)
+
+    def _items(self, dataset: Any) -> Arrays:
+        """Read all items of a torch Dataset, in order, each once."""
+        with own_errors(self.file, f"the length of {self.what}"):
+            num_items = len(dataset)
+        if not num_items:
+            raise StageError(f"{self.where}: it has no items")
+        first = self._item(dataset, 0)
+        arrays = {name: np.empty((num_items, *value.shape), _stored(value.dtype)) for name, value in first.items()}
+        with np.errstate(over="ignore"):  # infinity is refused where the arrays are checked
+            for number in range(num_items):
+                item = self._item(dataset, number) if number else first
+                self._check_like_first(item, first, number)
+                for name, value in item.items():
+                    arrays[name][number] = value
+                if number % _PROGRESS_EVERY == 0:
+                    self.ctx.progress(number, num_items, "items")
+        self._report_random(dataset, arrays)
+        return arrays
+
+    def _item(self, dataset: Any, number: int) -> Arrays:
+        with own_errors(self.file, f"item {number} of {self.what}"):
+            item = dataset[number]
+        if isinstance(item, Mapping):
+            values = dict(item)
+        elif isinstance(item, list | tuple) and len(item) > 1:
+            values = self._named(item)
+        else:
+            raise StageError(
+                f"{self.where}: item {number} is a {type(item).__name__}, not a tuple of inputs and target, or a dict"
+            )
+        return {str(name): self._array(value, f"{name} of item {number}") for name, value in values.items()}
+
+    def _named(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Return the inputs and the target of a tuple by name."""
+        num_inputs = len(values) - 1
+        names = self.config.inputs or (("input",) if num_inputs == 1 else [f"input_{n}" for n in range(num_inputs)])
+        if len(names) != num_inputs:
+            raise StageError(f"{self.where}: it has {num_inputs} inputs and a target; inputs names {len(names)}")
+        return dict(zip((*names, self.config.target), values, strict=True))
+
+    def _array(self, value: Any, what: object) -> npt.NDArray[Any]:
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu()
+            value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        try:
+            array = np.asarray(value)
+        except Exception as error:  # any class may offer itself as an array
+            raise StageError(f"{self.where}: {what} is no array: {error}") from error
+        if array.dtype.kind not in "buif":
+            kind = f"an array of {array.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+            raise StageError(f"{self.where}: {what} is {kind}, not numbers")
+        return array
+
+    def _check_like_first(self, item: Arrays, first: Arrays, number: int) -> None:
+        if item.keys() != first.keys():
+            raise StageError(f"{self.where}: item {number} has {', '.join(item)}, item 0 has {', '.join(first)}")
+        for name, value in item.items():
+            if (value.shape, value.dtype.kind) != (first[name].shape, first[name].dtype.kind):
+                found, wanted = (f"{of.dtype} of shape {of.shape}" for of in (value, first[name]))
+                raise StageError(f"{self.where}: {name} of item {number} is {found}; that of item 0 is {wanted}")
+
+    def _report_random(self, dataset: Any, arrays: Arrays) -> None:
+        """Give a notice where an item has other values the second time."""
+        num_items = len(next(iter(arrays.values())))
+        for number in {*np.linspace(0, num_items - 1, _NUM_READ_TWICE).astype(int).tolist()}:
+            for name, value in self._item(dataset, number).items():
+                stored = value.astype(arrays[name].dtype)
+                if stored.shape != arrays[name][number].shape or not _is_equal(stored, arrays[name][number]):
+                    self.ctx.notice(
+                        f"{self.where}: {name} of item {number} differs when it is read again: its random transforms "
+                        "were applied once, and every epoch gets the same values. For random ones in each epoch, "
+                        "return the pixels, name them under images, and use augment"
+                    )
+                    return
+
+
+def _is_array(value: object) -> bool:
+    """Return whether a tuple's member is the values of all samples, and not one of a list of samples."""
+    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
+
+
+def _is_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float32) if dtype.kind == "f" else dtype
+
+
+def _with_images(arrays: Arrays, images: Sequence[str]) -> Arrays:
+    """Return the arrays with images as (N, height, width, channels), whatever layout of these they have."""
+    changed = {}
+    for name in images:
+        array = arrays.get(name)
+        if array is not None and array.ndim == 3:
+            changed[name] = array[..., np.newaxis]
+        elif array is not None and array.ndim == 4 and array.shape[3] not in (1, 3) and array.shape[1] in (1, 3):
+            changed[name] = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+    return arrays | changed

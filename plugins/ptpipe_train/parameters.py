@@ -1,0 +1,84 @@
+"""Parameters chosen by patterns of their names: which ones are frozen, and which learn at another rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ptpipe import StageError, nearest
+
+_NUM_SHOWN = 5
+
+
+def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze the parameters whose name matches a pattern, in place.
+
+    A batch norm of which no weight is left to train is put in eval mode: it normalizes by its running statistics and
+    keeps them. Raises StageError for a pattern that matches no parameter, and where none is left to train.
+    """
+    if not patterns:
+        return
+    names = _names(module)
+    for pattern in patterns:
+        for name in _matching("freeze", pattern, names):
+            names[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise StageError(f"freeze: no parameter is left to train ({', '.join(patterns)} freeze all {len(names)})")
+    frozen = {id(parameter) for name, parameter in names.items() if any(fnmatchcase(name, p) for p in patterns)}
+    for layer in batch_norms(module):
+        own = [id(parameter) for parameter in layer.parameters(recurse=False)]
+        if own and frozen.issuperset(own):
+            layer.eval()
+
+
+def batch_norms(module: nn.Module, *, training: bool | None = None) -> list[nn.Module]:
+    """Return the batch norms of a network: all, or those in training mode, or those in eval mode."""
+    found = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    return [layer for layer in found if training is None or layer.training == training]
+
+
+def resolve_lr_factors(module: nn.Module, factors: Mapping[str, float]) -> dict[str, float]:
+    """Return the factor of each trained parameter that a pattern matches, by name: that of the first pattern.
+
+    Raises StageError for a pattern that decides the factor of no trained parameter.
+    """
+    names = _names(module)
+    found: dict[int, float] = {}
+    for pattern, factor in factors.items():
+        trained = [names[name] for name in _matching("lr_factors", pattern, names) if names[name].requires_grad]
+        if not trained:
+            raise StageError(f"lr_factors: every parameter that {pattern!r} matches is frozen")
+        undecided = [parameter for parameter in trained if id(parameter) not in found]
+        if not undecided:
+            raise StageError(
+                f"lr_factors: patterns before {pattern!r} match every parameter that it matches, and the first match "
+                "counts: put it before them"
+            )
+        found |= {id(parameter): factor for parameter in undecided}
+    # One name for each: that under which an optimizer finds it.
+    return {name: found[id(parameter)] for name, parameter in module.named_parameters() if id(parameter) in found}
+
+
+def _names(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by name; a shared one under each of its names."""
+    return dict(module.named_parameters(remove_duplicate=False))
+
+
+def _matching(option: str, pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a pattern matches. Raises StageError where there are none."""
+    if matching := [name for name in names if fnmatchcase(name, pattern)]:
+        return matching
+    prefixes = {f"{prefix}.*": None for name in names for prefix in _prefixes(name)}
+    if close := nearest(pattern, [*prefixes, *names]):
+        hint = f"did you mean {close!r}?"
+    else:
+        shown = list(names)[:_NUM_SHOWN]
+        hint = f"there are {', '.join(shown)}{' and others' if len(shown) < len(list(names)) else ''}"
+    raise StageError(f"{option}: no parameter's name matches {pattern!r} ({hint})")
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:number]) for number in range(1, len(parts))]

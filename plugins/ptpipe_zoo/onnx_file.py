@@ -1,0 +1,169 @@
+"""Somebody's ONNX file, with its inputs and outputs named as the data set's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from ptpipe import Context, StageError, nearest
+from ptpipe_torch import Data, OnnxFile
+from ptpipe_torch.files import open_regular
+from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.model.onnx_bytes import is_self_contained
+from ptpipe_torch.model.signature import BATCH, Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from ptpipe_zoo.config import OnnxModelConfig
+
+_MAX_BYTES = 2**31 - 1
+"""protobuf's own limit."""
+_INT8_OPERATORS = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
+
+
+def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
+    """Implement `model.onnx`."""
+    path, signature = Path(config.file).expanduser(), data.info.signature
+    model = _read(path)
+    graph = model.graph
+    stored = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in stored]  # older files list the weights, too
+    renamed = {
+        **_matched(path, "inputs", inputs, signature.inputs, config.inputs),
+        **_matched(path, "outputs", graph.output, signature.outputs, config.outputs),
+    }
+    kept = [value for value in graph.output if value.name in renamed]
+    for value, spec in _pairs([*inputs, *kept], renamed, (*signature.inputs, *signature.outputs)):
+        _check_value(path, value, spec)
+    del graph.output[:]
+    graph.output.extend(kept)
+    _rename(path, graph, {old: new for old, new in renamed.items() if old != new})
+    file = ctx.scratch / path.name
+    onnx.save_model(model, file)
+    result = OnnxFile(file, signature, _precision(graph))
+    _check_runs(result, signature)
+    ctx.metric(num_parameters=sum(int(np.prod(tensor.dims)) for tensor in graph.initializer))
+    return result
+
+
+def _read(path: Path) -> ModelProto:
+    try:
+        with open_regular(path) as file:
+            if file.seek(0, 2) > _MAX_BYTES:
+                raise StageError(f"{path} is larger than 2 GiB, which no ONNX file without other files can be")
+        if not is_self_contained(path):
+            raise StageError(
+                f"{path} keeps tensors in other files, which are not read: write them into it "
+                "(onnx.save_model(onnx.load(PATH), PATH))"
+            )
+        return onnx.load(path, load_external_data=False)
+    except StageError:
+        raise
+    except Exception as error:  # protobuf's exceptions have no common base class
+        reason = "".join(char if char.isprintable() else " " for char in str(error))
+        raise StageError(f"{path} is no ONNX file that can be read: {' '.join(reason.split())[:300]}") from error
+
+
+def _matched(
+    path: Path, side: str, values: Sequence[ValueInfoProto], specs: Sequence[TensorSpec], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the data set's name for each of the file's: as an option says, by name, or the only one.
+
+    Further outputs are left out. Raises StageError where something is left over.
+    """
+    found, needed = [value.name for value in values], [spec.name for spec in specs]
+    for option, words in ((given, found), (given.values(), needed)):
+        for name in option:
+            if name not in words:
+                close = nearest(name, words)
+                hint = f"did you mean {close!r}?" if close else f"there are {', '.join(words)}"
+                raise StageError(f"{side}: {name!r} is neither in {path.name} nor in the data set ({hint})")
+    if not given and len(found) == len(needed) == 1:
+        return {found[0]: needed[0]}
+    matched = {**{name: name for name in found if name in needed and name not in given.values()}, **given}
+    if missing := [name for name in needed if name not in matched.values()]:
+        what = "feeds no input" if side == "inputs" else "is no output"
+        raise StageError(
+            f"the data set's {missing[0]} {what} of {path.name}, which has {', '.join(found)}: say which by {side}, "
+            f"{{{next((name for name in found if name not in matched), found[0])}: {missing[0]}}}"
+        )
+    if side == "inputs" and (unfed := [name for name in found if name not in matched]):
+        raise StageError(f"{path.name} has an input that no column of the data set feeds: {', '.join(unfed)}")
+    return matched
+
+
+def _pairs(
+    values: Iterable[ValueInfoProto], renamed: Mapping[str, str], specs: Iterable[TensorSpec]
+) -> Iterable[tuple[ValueInfoProto, TensorSpec]]:
+    by_name = {spec.name: spec for spec in specs}
+    return [(value, by_name[renamed[value.name]]) for value in values]
+
+
+def _check_value(path: Path, value: ValueInfoProto, spec: TensorSpec) -> None:
+    """Raise StageError where an input or output is of another type, or can't have the shape of the data set's."""
+    tensor = value.type.tensor_type
+    name = TensorProto.DataType.Name(tensor.elem_type) if value.type.HasField("tensor_type") else "no tensor"
+    wanted = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+    if tensor.elem_type != wanted:
+        raise StageError(f"{path.name}: {value.name} is {name.lower()}, the data set's {spec} is not")
+    if not tensor.HasField("shape"):
+        return
+    sizes = [axis.dim_value if axis.HasField("dim_value") else None for axis in tensor.shape.dim]
+    shown = f"{path.name}: {value.name} has the shape ({', '.join('?' if of is None else str(of) for of in sizes)})"
+    if len(sizes) != len(spec.shape):
+        raise StageError(f"{shown}; the data set needs {spec}")
+    for size, needed in zip(sizes, spec.shape, strict=True):
+        if size is not None and isinstance(needed, str):
+            axis = "batches" if needed == BATCH else f"any {needed}"
+            raise StageError(f"{shown}, and one of {size} alone; for {axis}, export it with a dynamic axis")
+        if size is not None and size != needed:
+            raise StageError(f"{shown}; the data set needs {spec}")
+
+
+def _rename(path: Path, graph: GraphProto, renamed: Mapping[str, str]) -> None:
+    """Rename tensors in a graph and in those inside it, in which a name stands for the same tensor."""
+    names = {name for node in _nodes(graph) for name in (*node.input, *node.output)}
+    values = {value.name for value in (*graph.input, *graph.output)} | {tensor.name for tensor in graph.initializer}
+    for new in renamed.values():
+        if new in names | values and new not in renamed:
+            raise StageError(f"{path.name} has another tensor called {new!r}: rename it in the file")
+    for node in _nodes(graph):
+        for side in (node.input, node.output):
+            side[:] = [renamed.get(name, name) for name in side]
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        value.name = renamed.get(value.name, value.name)
+    for inner in _graphs(graph):
+        for value in (*inner.output, *inner.value_info):
+            value.name = renamed.get(value.name, value.name)
+
+
+def _graphs(graph: GraphProto) -> list[GraphProto]:
+    """Return the graphs inside a graph, of loops and branches, at any depth."""
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    inside = [attribute.g for attribute in attributes if attribute.HasField("g")]
+    inside += [inner for attribute in attributes for inner in attribute.graphs]
+    return [*inside, *(deeper for inner in inside for deeper in _graphs(inner))]
+
+
+def _nodes(graph: GraphProto) -> list[NodeProto]:
+    return [node for each in (graph, *_graphs(graph)) for node in each.node]
+
+
+def _precision(graph: GraphProto) -> str:
+    operators = {node.op_type for node in _nodes(graph)}
+    if "DynamicQuantizeLinear" in operators:
+        return "int8 dynamic"
+    return "int8" if operators & _INT8_OPERATORS else "float32"
+
+
+def _check_runs(file: OnnxFile, signature: Signature) -> None:
+    """Raise StageError where ONNX Runtime can't run it, on one sample and on two."""
+    names = [spec.name for spec in signature.inputs]
+    with file.predictor(1) as predict:
+        for num_samples in (1, 2):
+            tensors = zeros(signature.inputs, num_samples)
+            predict({name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)})

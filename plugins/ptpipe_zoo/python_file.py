@@ -1,0 +1,85 @@
+"""Networks that a function in a Python file of the user's makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ptpipe import Context, StageError
+from ptpipe_torch import Data, FunctionRef, Model, seeded
+from ptpipe_torch.model.example_inputs import copies, zeros
+from ptpipe_torch.model.outputs import describe, named_outputs
+from ptpipe_torch.model.signature import Signature
+from ptpipe_torch.python_file import own_errors, seeded_everywhere
+from ptpipe_zoo import nets, weights
+
+if TYPE_CHECKING:
+    from ptpipe_zoo.config import PythonModelConfig
+
+
+def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
+    """Implement `model.python`."""
+    file = Path(config.file).expanduser().absolute()
+    reference = FunctionRef.in_file(file, config.function, config.arguments)
+    maker = f"{file.name}: {config.function}()"
+    with seeded_everywhere(ctx.seed):
+        network = nets.build_seeded(reference, ctx.seed)
+    _check_network(network, maker)
+    if config.weights_file is not None:
+        path = Path(config.weights_file).expanduser()
+        weights.load_state(network, weights.read_weights(path), str(path))
+    inputs = _inputs(data)
+    outputs = _call(network, inputs, data.info.signature, file, maker)
+    model = nets.make_model(reference, network, data.info, ctx)
+    _check_rebuilt(_call(model.build(), inputs, data.info.signature, file, maker), outputs, maker)
+    return model
+
+
+def _check_network(network: object, maker: str) -> None:
+    if not isinstance(network, nn.Module):
+        raise StageError(f"{maker} returned {describe(network)}, not a torch.nn.Module")
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    if lazy := [name for name, tensor in tensors.items() if is_lazy(tensor)]:
+        raise StageError(f"{maker}: {lazy[0]} has no shape until the network is called; give its layer's sizes")
+    if elsewhere := [name for name, tensor in tensors.items() if tensor.device.type != "cpu"]:
+        device = tensors[elsewhere[0]].device
+        raise StageError(f"{maker}: {elsewhere[0]} is on {device}; return the network on the CPU, ptpipe moves it")
+
+
+def _inputs(data: Data) -> tuple[torch.Tensor, ...]:
+    """Return two samples; zeros where there are none."""
+    batch = next(iter(data.batches("train", batch_size=2)), None)
+    return zeros(data.info.signature.inputs, 2) if batch is None else batch.args
+
+
+def _call(
+    network: nn.Module, inputs: Sequence[torch.Tensor], signature: Signature, file: Path, maker: str
+) -> Mapping[str, torch.Tensor]:
+    """Return the outputs of a network in eval mode. Raises StageError where they don't fit the data set."""
+    given = ", ".join(str(spec) for spec in signature.inputs)
+    with seeded(0), torch.no_grad(), own_errors(file, f"the network, called with {given},"):
+        returned = network.eval()(*copies(inputs))
+    try:
+        outputs = named_outputs(returned, signature.outputs)
+    except StageError as error:
+        raise StageError(f"{maker}: {error}, for {given}") from error
+    for spec in signature.outputs:
+        if str(outputs[spec.name].dtype) != f"torch.{spec.dtype}":
+            raise StageError(
+                f"{maker}: the network returns {spec.name} as {outputs[spec.name].dtype}, not {spec.dtype}"
+            )
+    return outputs
+
+
+def _check_rebuilt(rebuilt: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor], maker: str) -> None:
+    for name, output in outputs.items():
+        if not torch.allclose(rebuilt[name], output, rtol=1e-4, atol=1e-5, equal_nan=True):
+            raise StageError(
+                f"{maker}: the network, rebuilt with the same weights, returns another {name}: whatever its "
+                "outputs depend on must be a parameter, a buffer, or the same in every call of the function"
+            )

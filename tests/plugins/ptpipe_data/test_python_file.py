@@ -1,0 +1,256 @@
+"""`data.python`: data sets of files that know nothing of ptpipe, and what is no data set."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ptpipe import ManifestError, StageError
+from ptpipe.testing import Bench
+from ptpipe_data import load_python
+from ptpipe_data.python_config import PythonDataConfig
+from ptpipe_torch import ArrayInfo, Classification, Data, ImageInfo, MultiLabel, Regression
+
+pytest_plugins = ["ptpipe.testing"]
+
+MINE = """
+import random
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+rng = np.random.default_rng(0)
+X, Y = rng.normal(size=(40, 5)), np.arange(40) % 3
+PIXELS = rng.integers(0, 256, (40, 8, 6, 3), dtype=np.uint8)
+
+class Items(Dataset):
+    def __init__(self, get=lambda i: (torch.tensor(X[i]), int(Y[i])), size=40): self.get, self.size = get, size
+    def __len__(self): return self.size
+    def __getitem__(self, index): return self.get(index)
+
+def broken(i):
+    if i == 31: raise ValueError("no such file")
+    return X[i], Y[i]
+
+class Stream(IterableDataset):
+    def __iter__(self): return iter([])
+
+def items(): return {"train": Items()}
+def subsets(): return {"train": Subset(Items(), range(10, 40)), "test": Subset(Items(), range(10))}
+def tensors(): return {"train": TensorDataset(torch.tensor(X), torch.tensor(Y))}
+def pairs(num=40): return {"train": (X[:num], Y[:num]), "val": (X, Y), "test": [torch.tensor(X), torch.tensor(Y)]}
+def named(): return {"train": {"size": X, "kind": Y, "other": Y}}
+def named_items(): return {"train": Items(lambda i: {"label": Y[i], "a": X[i], "b": np.float16(1)})}
+def two_inputs(): return {"train": Items(lambda i: (X[i], torch.tensor([i, i]), Y[i]))}
+def labels(): return {"train": (X, (rng.random((40, 3)) < 0.5).astype("uint8"))}
+def numbers(): return {"train": Items(lambda i: (X[i], float(Y[i])))}
+def drawn(): return {"train": (torch.rand(40, 2), np.random.randint(0, 2, 40) + random.choice([0, 0]))}
+def pictures(): return {"train": Items(lambda i: (Image.fromarray(PIXELS[i]), Y[i]))}
+def channels_first(): return {"train": (torch.tensor(PIXELS).permute(0, 3, 1, 2), Y)}
+def gray(): return {"train": Items(lambda i: (Image.fromarray(PIXELS[i]).convert("L"), Y[i]))}
+def bfloat16(): return {"train": (torch.tensor(X).bfloat16(), Y)}
+def noisy(): return {"train": Items(lambda i: (torch.tensor(X[i]) + torch.rand(5), Y[i]))}
+
+def a_list(): return [X, Y]
+def no_train(): return {"test": (X, Y)}
+def misspelt(): return {"train": (X, Y), "tset": (X, Y)}
+def loader(): return {"train": DataLoader(Items())}
+def stream(): return {"train": Stream()}
+def text(): return {"train": "train.csv"}
+def raises(): return {"train": Items(broken)}
+def shrinks(): return {"train": Items(lambda i: (X[i], Y[i]) if i < 20 else (X[i][:4], Y[i]))}
+def changes_type(): return {"train": Items(lambda i: (X[i], int(Y[i]) if i < 20 else 1.5))}
+def changes_names(): return {"train": Items(lambda i: {"a": X[i], "target": Y[i]} if i < 20 else {"target": Y[i]})}
+def single(): return {"train": Items(lambda i: X[i])}
+def alone(): return {"train": (X,)}
+def words(): return {"train": Items(lambda i: ("word", Y[i]))}
+def empty(): return {"train": Items(size=0)}
+def infinite(): return {"train": Items(lambda i: (X[i] if i != 7 else X[i] + np.inf, Y[i]))}
+def uneven(): return {"train": (X, Y[:39])}
+def negative(): return {"train": (X, Y - 1)}
+def no_length():
+    class NoLength(Items):
+        def __len__(self): raise RuntimeError("count unknown")
+    return {"train": NoLength()}
+"""
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path / "mine.py"
+
+
+@pytest.fixture
+def load(bench: Bench) -> Any:
+    def load(function: str, **options: Any) -> Data:
+        given = {"file": "mine.py", "function": function, "task": "classification", "val_size": 0, "test_size": 0}
+        return bench.run(load_python, given | options)
+
+    return load
+
+
+def contents() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(40, 5)).astype(np.float32), np.arange(40) % 3
+
+
+@pytest.mark.parametrize("function", ["items", "tensors"])
+def test_datasets_of_tuples(load: Any, function: str) -> None:
+    data, (x, y) = load(function, names=["a", "b", "c"]), contents()
+    assert data.info.inputs == {"input": ArrayInfo(dtype="float32", shape=(5,))} and data.info.name == "mine"
+    assert data.info.task == Classification(class_names=("a", "b", "c"))
+    train = data.splits["train"]
+    assert np.array_equal(train.inputs["input"].values(), x) and train.targets["labels"].values().tolist() == y.tolist()
+    assert train.ids[3] == "train/3"
+
+
+def test_splits_are_the_functions_or_drawn(load: Any) -> None:
+    sizes = {
+        name: len(split)
+        for name, split in load("subsets", val_size=0.1, test_size=None, calibration_size=5).splits.items()
+    }
+    assert sizes == {"train": 27, "val": 3, "test": 10, "calibration": 5}
+    assert len(load("items", test_size=0.25).splits["test"]) == 10
+    assert len(load("items", test_size=None).splits["test"]) == 8
+    data = load("pairs", arguments={"num": 7}, test_size=None)
+    assert [len(data.splits[name]) for name in ("train", "val", "test")] == [7, 40, 40]
+
+
+def test_names_and_several_inputs(load: Any) -> None:
+    assert list(load("named", inputs=["size"], target="kind").info.inputs) == ["size"]
+    data = load("named_items", target="label")
+    assert [str(spec) for spec in data.info.signature.inputs] == ["a (batch, 5) float32", "b (batch) float32"]
+    assert [str(spec) for spec in load("two_inputs").info.signature.inputs] == [
+        "input_0 (batch, 5) float32",
+        "input_1 (batch, 2) int64",
+    ]
+    assert list(load("two_inputs", inputs=["numbers", "place"]).info.inputs) == ["numbers", "place"]
+
+
+def test_other_tasks(load: Any) -> None:
+    assert load("labels", task="multi_label").info.task == MultiLabel(label_names=("0", "1", "2"))
+    task = load("numbers", task="regression", loss="huber", names=["height"]).info.task
+    assert isinstance(task, Regression) and task.loss == "huber" and task.target_names == ("height",)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape_CHW"), [("pictures", (3, 8, 6)), ("channels_first", (3, 8, 6)), ("gray", (1, 8, 6))]
+)
+def test_images(load: Any, function: str, shape_CHW: tuple[int, ...]) -> None:
+    data = load(function, images=["input"], augment=["flip"])
+    info = data.info.inputs["input"]
+    assert isinstance(info, ImageInfo) and info.shape_CHW == shape_CHW and data.loader.augment == ("flip",)
+    pixels = np.random.default_rng(0)
+    pixels.normal(size=(40, 5))
+    expected = pixels.integers(0, 256, (40, 8, 6, 3), dtype=np.uint8)
+    if shape_CHW[0] == 3:
+        assert np.array_equal(data.splits["train"].inputs["input"].values(), expected)
+
+
+def test_random_numbers_depend_on_the_seed_alone(load: Any, bench: Bench) -> None:
+    values = []
+    for seed in (1, 1, 2):
+        bench.seed = seed
+        values.append(load("drawn").splits["train"].inputs["input"].values())
+        torch.rand(1)
+        np.random.random()
+    assert np.array_equal(values[0], values[1]) and not np.array_equal(values[0], values[2])
+    before = np.random.get_state()[1].tolist()
+    load("drawn")
+    assert np.random.get_state()[1].tolist() == before
+
+
+def test_random_transforms_are_reported(load: Any, bench: Bench) -> None:
+    load("noisy")
+    (notice,) = bench.notices
+    assert (
+        notice.startswith("mine.py: noisy(), train: input of item 0 differs when it is read again")
+        and "augment" in notice
+    )
+    load("items")
+    assert bench.notices == []
+
+
+def test_bfloat16(load: Any) -> None:
+    assert load("bfloat16").info.inputs["input"].dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        ("a_list", {}, r"mine.py: a_list\(\) returned a list, not a dict with the data sets of train"),
+        ("no_train", {}, r"mine.py: no_train\(\) returned no split train"),
+        ("misspelt", {}, r"returned a split 'tset'; splits are train, val and test \(did you mean 'test'\?\)"),
+        ("loader", {}, r"mine.py: loader\(\), train: it is a DataLoader: return its data set"),
+        ("stream", {}, r"stream\(\), train: (it is a Stream, not a torch Dataset|the length of)|Stream"),
+        ("text", {}, r"text\(\), train: it is a str, not a torch Dataset with a length"),
+        ("raises", {}, r"mine.py: item 31 of raises\(\), train raised ValueError: no such file \(mine.py:18"),
+        ("shrinks", {}, r"shrinks\(\), train: input of item 20 is float64 of shape \(4,\); that of item 0 .* \(5,\)"),
+        ("changes_type", {}, r"target of item 20 is float64 of shape \(\); that of item 0 is int64 of shape \(\)"),
+        ("changes_names", {}, r"item 20 has target, item 0 has a, target"),
+        ("single", {}, r"single\(\), train: item 0 is a ndarray, not a tuple of inputs and target, or a dict"),
+        ("alone", {}, r"alone\(\), train: "),
+        ("words", {}, r"words\(\), train: input of item 0 is a str, not numbers"),
+        ("empty", {}, r"empty\(\), train: it has no items"),
+        ("infinite", {}, r"mine.py: infinite\(\), train: row 7 of input is not finite"),
+        ("uneven", {}, r"uneven\(\), train: arrays have different numbers of rows: input 40, target 39"),
+        ("negative", {}, r"split train has the label -1; classes are numbered 0 to 1"),
+        ("no_length", {}, r"mine.py: the length of no_length\(\), train raised RuntimeError: count unknown"),
+        ("two_inputs", {"inputs": ["a"]}, r"it has 2 inputs and a target; inputs names 1"),
+        ("items", {"inputs": ["target"]}, "the inputs and the target need different names"),
+        ("items", {"images": ["input"]}, r"input holds float32 of shape \(40, 5\), not pixels"),
+        (
+            "items",
+            {"images": ["inputt"]},
+            r"images: mine.py: items\(\), train has no 'inputt' \(did you mean 'input'\?\)",
+        ),
+        ("items", {"task": "multi_label"}, r"target holds int64 of shape \(40,\); a multi-label task's target"),
+        ("numbers", {}, r"target holds float32 of shape \(40,\); a classification's target are integers"),
+        ("named", {"inputs": ["sise"], "target": "kind"}, r"has no array 'sise' \(did you mean 'size'\?\)"),
+        ("named", {}, r"target: mine.py: named\(\), train has no 'target' \(there are size, kind, other\)"),
+    ],
+)
+def test_what_is_no_data_set(load: Any, function: str, options: Any, message: str) -> None:
+    with pytest.raises((StageError, ManifestError), match=message):
+        load(function, **options)
+
+
+def test_options_that_contradict_each_other(load: Any) -> None:
+    with pytest.raises(ManifestError, match="augment is for images"):
+        load("items", augment=["flip"])
+    with pytest.raises(ManifestError, match="loss is an option of the task regression"):
+        load("items", loss="mae")
+
+
+def test_files_that_it_reads_are_in_the_fingerprint(tmp_path: Path) -> None:
+    def fingerprint(*paths: str) -> Any:
+        config = PythonDataConfig(file="mine.py", function="items", task="classification", reads=paths)
+        return load_python.fingerprint(config)
+
+    assert fingerprint() is None
+    (tmp_path / "table.csv").write_text("1")
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    before = fingerprint("table.csv", "folder")
+    assert before.keys() == {"table.csv", "folder"} and fingerprint("table.csv", "folder") == before
+    (tmp_path / "table.csv").write_text("2")
+    (tmp_path / "folder" / "deep" / "a").touch()
+    after = fingerprint("table.csv", "folder")
+    assert after["table.csv"] != before["table.csv"] and after["folder"] != before["folder"]
+    with pytest.raises(StageError, match="does not exist"):
+        fingerprint("nothing")
+
+
+def test_what_is_loaded_is_stored_without_the_file(load: Any, mine: Path) -> None:
+    data = load("items")
+    mine.unlink()
+    (batch,) = data.batches("train", batch_size=64)
+    assert batch.inputs["input"].shape == (40, 5)
+    assert [name for name in sys.modules if name.startswith("ptpipe_source")]

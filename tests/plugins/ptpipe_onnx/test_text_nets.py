@@ -1,0 +1,142 @@
+"""Text networks as ONNX files, for texts of any length in batches of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from ptpipe import Context
+from ptpipe_onnx import graph
+from ptpipe_onnx.export import build_graph
+from ptpipe_torch import BATCH, Data, FunctionRef, Model, OnnxFile, Recipe, Signature, TensorSpec, builder
+from ptpipe_torch.int8.engine import supported_engines
+from ptpipe_torch.runtime import seeded
+
+from ...texts import TAGS, network_of, quantized, text_data, texts, trained
+
+LENGTHS, BATCHES = (1, 7, 16, 20), (1, 5)
+MAX_LENGTH = LENGTHS[-1]
+CASES = [
+    ("transformer", "float", "fbgemm"),
+    ("transformer", "dynamic", "fbgemm"),
+    ("transformer", "static", "fbgemm"),
+    ("transformer", "static", "qnnpack"),
+    ("transformer", "qat", "fbgemm"),
+    ("causal", "float", "fbgemm"),
+    ("causal", "static", "fbgemm"),
+    ("lstm", "float", "fbgemm"),
+    ("lstm", "dynamic", "qnnpack"),
+    ("lstm", "static", "fbgemm"),
+]
+
+
+@pytest.fixture(scope="module")
+def sets() -> dict[str, Data]:
+    pooled = text_data(max_length=MAX_LENGTH)
+    per_token = text_data(TAGS, max_length=MAX_LENGTH)
+    return {"transformer": pooled, "lstm": pooled, "causal": per_token}
+
+
+@pytest.fixture(scope="module")
+def models(sets: dict[str, Data], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    ctx = Context("net", "model.test", 7, tmp_path_factory.mktemp("nets"))
+    return {name: trained(network_of(name, data, ctx), data) for name, data in sets.items()}
+
+
+@pytest.mark.parametrize(("name", "path", "backend"), CASES)
+def test_a_file_computes_what_torch_does_at_every_length(
+    name: str,
+    path: str,
+    backend: str,
+    models: dict[str, Model],
+    sets: dict[str, Data],
+    run_export: Callable[..., OnnxFile],
+    tmp_path,
+) -> None:
+    if backend not in supported_engines():
+        pytest.skip(f"no {backend} here")
+    model, data = models[name], sets[name]
+    if path != "float":
+        model = quantized(model, data, Context("int8", "quant.test", 7, tmp_path), backend, path)
+    file = run_export(model, data, num_samples=64)
+    tokens_BL = texts(BATCHES[-1], 9, max_length=MAX_LENGTH)
+    with file.predictor(1) as onnx_predict, model.predictor(1) as torch_predict:
+        for length in LENGTHS:
+            for size in BATCHES:
+                inputs = {"tokens": np.ascontiguousarray(tokens_BL[:size, :length])}
+                found, expected = onnx_predict(inputs)["logits"], torch_predict(inputs)["logits"]
+                allowed = 1e-5 if path == "float" else 0.05
+                assert np.abs(found - expected).max() <= allowed * np.ptp(expected)
+    shape = onnx.load(file.path).graph.input[0].type.tensor_type.shape
+    assert [axis.dim_param for axis in shape.dim] == ["batch", "length"]
+    if path != "float":
+        floats = [array for array in arrays_of(file) if array.dtype == np.float32 and array.size > 192]
+        assert all(array.shape[-1] == 1 for array in floats), "scales alone"
+
+
+def arrays_of(file: OnnxFile) -> list[np.ndarray]:
+    return [numpy_helper.to_array(tensor) for tensor in onnx.load(file.path).graph.initializer]
+
+
+class Recurrent(nn.Module):
+    """An LSTM with all that ONNX's has, called twice, and one that gets a state."""
+
+    def __init__(self, *, batch_first: bool, bias: bool) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.lstm = nn.LSTM(6, 5, 2, batch_first=batch_first, bidirectional=True, bias=bias)
+        self.second = nn.LSTM(10, 5, 2, batch_first=batch_first, bidirectional=True, bias=bias)
+        self.inputs = nn.Linear(10, 6)
+
+    def forward(self, x_BLI: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x_BLI if self.batch_first else x_BLI.transpose(0, 1)
+        y, _ = self.lstm(x)
+        y, state = self.lstm(self.inputs(y))
+        z, (hidden, cell) = self.second(y, state)
+        z_BLS = z if self.batch_first else z.transpose(0, 1)
+        return z_BLS, hidden.transpose(0, 1), cell.transpose(0, 1)
+
+
+@builder
+def recurrent(*, batch_first: bool, bias: bool) -> nn.Module:
+    return Recurrent(batch_first=batch_first, bias=bias)
+
+
+@pytest.mark.parametrize(("batch_first", "bias"), [(True, True), (False, False)])
+def test_lstms_of_every_kind(batch_first: bool, bias: bool, tmp_path) -> None:
+    signature = Signature(
+        (TensorSpec("x", "float32", (BATCH, "length", 6)),),
+        (
+            TensorSpec("y", "float32", (BATCH, "length", 10)),
+            TensorSpec("hidden", "float32", (BATCH, 4, 5)),
+            TensorSpec("cell", "float32", (BATCH, 4, 5)),
+        ),
+    )
+    reference = FunctionRef.to(recurrent, batch_first=batch_first, bias=bias)
+    with seeded(0):
+        model = Model.from_module(Recipe(reference, signature), recurrent(**reference.arguments))
+    built = build_graph(model, opset=18).model
+    graph.set_shapes(built.graph, signature)
+    graph.write(built, tmp_path / "lstm.onnx")
+    file = OnnxFile(tmp_path / "lstm.onnx", signature)
+    with file.predictor(1) as onnx_predict, model.predictor(1) as torch_predict:
+        for shape in ((1, 1, 6), (3, 9, 6)):
+            inputs = {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+            found, expected = onnx_predict(inputs), torch_predict(inputs)
+            for name, array in expected.items():
+                np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_exporting_leaves_the_network_as_it_was(models: dict[str, Model]) -> None:
+    from ptpipe_onnx import torch_exporter
+
+    network = models["lstm"].build()
+    lstm = network.lstm
+    torch_exporter.export(network, models["lstm"].signature, 18)
+    assert network.lstm is lstm

@@ -1,0 +1,221 @@
+"""`model.onnx`: files that other programs wrote. Shape legend: N samples, C channels, K classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ptpipe import ManifestError, StageError
+from ptpipe.testing import Bench
+from ptpipe_torch import OnnxFile
+from ptpipe_zoo import OnnxModelConfig, onnx_model
+
+pytest_plugins = ["ptpipe.testing"]
+
+WEIGHTS_KD = np.random.default_rng(3).normal(size=(5, 144)).astype(np.float32)
+
+
+def value(name: str, *shape: Any, type_: int = TensorProto.FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, type_, shape)
+
+
+def linear(source: str = "x", result: str = "y") -> list[Any]:
+    return [
+        helper.make_node("Flatten", [source], ["flat"]),
+        helper.make_node("Gemm", ["flat", "weights"], [result], transB=1),
+    ]
+
+
+def write(
+    path: Path,
+    nodes: list[Any] | None = None,
+    inputs: list[Any] | None = None,
+    outputs: list[Any] | None = None,
+    *,
+    opset: int = 17,
+    ir_version: int = 8,
+) -> Path:
+    graph = helper.make_graph(
+        nodes or linear(),
+        "linear",
+        inputs or [value("x", "N", 1, 12, 12)],
+        outputs or [value("y", "N", 5)],
+        [numpy_helper.from_array(WEIGHTS_KD, "weights")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def load(bench: Bench, make_data: Any, tmp_path: Path) -> Any:
+    def load(data: Any = None, **options: Any) -> OnnxFile:
+        return bench.run(onnx_model, {"file": str(tmp_path / "a.onnx"), **options}, data=data or make_data())
+
+    return load
+
+
+def images_NCHW(num: int = 3) -> Any:
+    return np.random.default_rng(4).normal(size=(num, 1, 12, 12)).astype(np.float32)
+
+
+def assert_predicts(file: OnnxFile) -> None:
+    with file.predictor(1) as predict:
+        outputs = predict({"images": images_NCHW()})
+    assert list(outputs) == ["logits"]
+    np.testing.assert_allclose(outputs["logits"], images_NCHW().reshape(3, 144) @ WEIGHTS_KD.T, rtol=1e-4, atol=1e-5)
+
+
+def test_the_only_input_and_output_are_the_data_sets(load: Any, bench: Bench, tmp_path: Path) -> None:
+    write(tmp_path / "a.onnx")
+    file = load()
+    assert str(file.signature) == "images (batch, 1, 12, 12) float32 -> logits (batch, 5) float32"
+    assert file.format == "onnx float32" and bench.metrics == {"num_parameters": 5 * 144}
+    assert_predicts(file)
+
+
+@pytest.mark.parametrize("shape", [("N", 1, 12, 12), (None, None, None, None), ("a", "b", 12, "c")])
+def test_names_and_symbols_of_the_file(load: Any, tmp_path: Path, shape: tuple[Any, ...]) -> None:
+    write(tmp_path / "a.onnx", linear("images", "logits"), [value("images", *shape)], [value("logits", "N", None)])
+    assert_predicts(load())
+
+
+def test_further_outputs_are_left_out(load: Any, tmp_path: Path) -> None:
+    nodes = [*linear(), helper.make_node("Relu", ["y"], ["z"])]
+    write(tmp_path / "a.onnx", nodes, None, [value("z", "N", 5), value("y", "N", 5)])
+    with pytest.raises(StageError, match=r"the data set's logits is no output of a.onnx, which has z, y: say which"):
+        load()
+    assert_predicts(load(outputs={"y": "logits"}))
+
+
+def test_weights_that_are_listed_as_inputs(load: Any, tmp_path: Path) -> None:
+    write(tmp_path / "a.onnx", None, [value("x", "N", 1, 12, 12), value("weights", 5, 144)], ir_version=3, opset=11)
+    assert_predicts(load())
+
+
+def test_names_inside_branches_are_renamed(load: Any, tmp_path: Path) -> None:
+    branches = {
+        name: helper.make_graph([helper.make_node("Mul", ["x", factor], [f"{name}_x"])], name, [], [value(f"{name}_x")])
+        for name, factor in (("then_branch", "one"), ("else_branch", "two"))
+    }
+    constants = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(number)))
+        for name, number in (("yes", np.bool_(True)), ("one", np.float32(1)), ("two", np.float32(2)))
+    ]
+    nodes = [*constants, helper.make_node("If", ["yes"], ["scaled"], **branches), *linear("scaled")]
+    write(tmp_path / "a.onnx", nodes)
+    assert_predicts(load())
+
+
+def test_the_precision_is_that_of_the_operators(load: Any, tmp_path: Path) -> None:
+    scale = [
+        helper.make_node("Constant", [], ["scale"], value=numpy_helper.from_array(np.array(0.1, np.float32))),
+        helper.make_node("QuantizeLinear", ["x", "scale"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["d"]),
+    ]
+    write(tmp_path / "a.onnx", [*scale, *linear("d")])
+    assert load().format == "onnx int8"
+    dynamic = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+    ]
+    write(tmp_path / "a.onnx", [*dynamic, *linear("d")])
+    assert load().format == "onnx int8 dynamic"
+
+
+X = value("x", "N", 1, 12, 12)
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "an input too many": (
+        {"inputs": [X, value("mask", "N", 5)]},
+        {"inputs": {"x": "images"}},
+        "a.onnx has an input that no column of the data set feeds: mask",
+    ),
+    "two unknown inputs": (
+        {"inputs": [X, value("mask", "N", 5)]},
+        {},
+        r"the data set's images feeds no input of a.onnx, which has x, mask: say which by inputs, \{x: images\}",
+    ),
+    "a fixed batch": (
+        {"inputs": [value("x", 1, 1, 12, 12)]},
+        {},
+        r"x has the shape \(1, 1, 12, 12\), and one of 1 alone; for batches, export it with a dynamic axis",
+    ),
+    "another shape": (
+        {"inputs": [value("x", "N", 3, 12, 12)]},
+        {},
+        r"x has the shape \(\?, 3, 12, 12\); the data set needs images \(batch, 1, 12, 12\) float32",
+    ),
+    "other axes": ({"inputs": [value("x", "N", 144)]}, {}, r"x has the shape \(\?, 144\); the data set needs"),
+    "other classes": ({"outputs": [value("y", "N", 6)]}, {}, r"y has the shape \(\?, 6\); the data set needs logits"),
+    "another type": (
+        {"inputs": [value("x", "N", 1, 12, 12, type_=TensorProto.DOUBLE)]},
+        {},
+        r"a.onnx: x is double, the data set's images \(batch, 1, 12, 12\) float32 is not",
+    ),
+    "an unknown name": ({}, {"inputs": {"xx": "images"}}, r"inputs: 'xx' is neither in a.onnx nor in the data set"),
+    "an unknown column": (
+        {},
+        {"inputs": {"x": "image"}},
+        r"inputs: 'image' is neither in a.onnx nor in the data set \(did you mean 'images'\?\)",
+    ),
+    "a tensor of that name": (
+        {"nodes": [helper.make_node("Relu", ["x"], ["images"]), *linear("images")]},
+        {},
+        "a.onnx has another tensor called 'images'",
+    ),
+    "an unknown operator": (
+        {"nodes": [helper.make_node("Nothing", ["x"], ["y"])]},
+        {},
+        "ONNX Runtime can't run a.onnx",
+    ),
+    "a later opset": ({"opset": 900}, {}, "ONNX Runtime can't run a.onnx"),
+    "a later format": ({"ir_version": 900}, {}, "ONNX Runtime can't run a.onnx"),
+    "less than it says": (
+        {"nodes": [helper.make_node("Relu", ["x"], ["y"])], "outputs": [value("y", "N", None)]},
+        {},
+        "ONNX Runtime can't run|returned something other than logits",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_does_not_fit(load: Any, tmp_path: Path, case: str) -> None:
+    file, options, message = CASES[case]
+    write(tmp_path / "a.onnx", **file)
+    with pytest.raises(StageError, match=message) as raised:
+        load(**options)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"\x08\xff" * 40])
+def test_what_is_no_onnx_file(load: Any, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.onnx").write_bytes(content)
+    with pytest.raises(StageError, match=r"a.onnx (is no ONNX file that can be read|has)|the data set's images feeds"):
+        load()
+
+
+def test_tensors_in_other_files_are_refused(load: Any, tmp_path: Path) -> None:
+    model = onnx.load(write(tmp_path / "a.onnx"))
+    onnx.save(model, tmp_path / "a.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    with pytest.raises(StageError, match=r"a.onnx keeps tensors in other files"):
+        load()
+
+
+def test_its_bytes_are_in_the_key(tmp_path: Path) -> None:
+    config = OnnxModelConfig(file=str(write(tmp_path / "a.onnx")))
+    before = onnx_model.fingerprint(config)
+    write(tmp_path / "a.onnx", outputs=[value("y", "M", 5)])
+    assert onnx_model.fingerprint(config) != before
+    with pytest.raises(StageError, match=r"can't read .*/gone.onnx: No such file"):
+        onnx_model.fingerprint(OnnxModelConfig(file=str(tmp_path / "gone.onnx")))
+
+
+def test_a_column_is_named_once(load: Any, tmp_path: Path) -> None:
+    write(tmp_path / "a.onnx")
+    with pytest.raises(ManifestError, match="name each tensor once"):
+        load(inputs={"x": "images", "z": "images"})

@@ -1,0 +1,204 @@
+"""`model.python`: networks of files that know nothing of ptpipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from ptpipe import IntegrityError, StageError
+from ptpipe.testing import Bench
+from ptpipe_torch import FunctionRef, Model, Recipe
+from ptpipe_zoo import PythonModelConfig, python_model
+
+pytest_plugins = ["ptpipe.testing"]
+
+MINE = """
+import torch
+from torch import nn
+from blocks_of_mine import Block
+
+class Net(nn.Module):
+    def __init__(self, width, num_classes=5):
+        super().__init__()
+        self.block = Block(width)
+        self.head = nn.Linear(width * 36, num_classes)
+
+    def forward(self, x):
+        return self.head(self.block(x).flatten(1))
+
+def make_net(width=4, num_classes=5):
+    return Net(width, num_classes)
+
+def returns_a_dict(): return {"logits": 1}
+def returns_lazy(): return nn.Sequential(nn.Flatten(), nn.LazyLinear(5))
+def returns_meta(): return nn.Sequential(nn.Flatten(), nn.Linear(144, 5, device="meta"))
+def returns_double(): return nn.Sequential(nn.Flatten(), nn.Linear(144, 5), Double())
+def fails(): return nn.Linear("five", 5)
+
+class Double(nn.Module):
+    def forward(self, x): return x.double()
+
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.factors = nn.Linear(144, 5), torch.randn(5)
+
+    def forward(self, x): return self.layer(x.flatten(1)) * self.factors
+"""
+BLOCKS = """
+from torch import nn
+class Block(nn.Sequential):
+    def __init__(self, width):
+        super().__init__(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2))
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "blocks_of_mine.py").write_text(BLOCKS)
+    return tmp_path / "mine.py"
+
+
+def config(function: str = "make_net", **options: Any) -> PythonModelConfig:
+    return PythonModelConfig(file="mine.py", function=function, **options)
+
+
+@pytest.mark.parametrize("function", ["make_net", "Net"])
+def test_a_function_or_a_class_makes_the_network(bench: Bench, make_data: Any, mine: Path, function: str) -> None:
+    options = {"file": "mine.py", "function": function, "arguments": {"width": 3}}
+    model = bench.run(python_model, options, data=make_data())
+    assert str(model.signature) == "images (batch, 1, 12, 12) float32 -> logits (batch, 5) float32"
+    assert model.tensors["head.weight"].shape == (5, 108)
+    assert bench.metrics == {"num_parameters": 3 * 9 + 3 + 6 + 108 * 5 + 5}
+    torch.manual_seed(bench.seed)
+    assert torch.equal(model.tensors["block.0.weight"], nn.Conv2d(1, 3, 3).weight), "by the seed alone"
+    assert model.build()(torch.zeros(2, 1, 12, 12)).shape == (2, 5)
+
+
+def test_the_recipe_has_no_path(ctx: Any, make_data: Any, mine: Path) -> None:
+    model = python_model(config(arguments={"width": 3}), ctx, make_data())
+    stored = json.loads(model.recipe.to_json())["builder"]
+    assert stored.keys() == {"address", "arguments", "source"}
+    assert (stored["address"], stored["arguments"], len(stored["source"])) == ("mine.py:make_net", {"width": 3}, 64)
+    assert Recipe.from_json(model.recipe.to_json()) == model.recipe
+
+
+def test_it_survives_whatever_stages_do_with_a_model(ctx: Any, make_data: Any, mine: Path, tmp_path: Path) -> None:
+    model = python_model(config(), ctx, make_data())
+    network = model.build()
+    changed = [
+        model.with_state_dict_of(network),
+        model.with_recipe(backend="fbgemm"),
+        Model.from_module(replace(model.recipe, prepare=()), network),
+        Model(model.recipe, model.tensors),
+    ]
+    for each in changed:
+        assert isinstance(each.build(), nn.Module)
+    (tmp_path / "stored").mkdir()
+    model.save(tmp_path / "stored")
+    stored = Model.load(tmp_path / "stored")
+    with pytest.raises(StageError, match=r"mine.py:make_net, and no option above names this function"):
+        stored.build()
+    with pytest.raises(StageError, match="no option above names this function"):
+        stored.with_source_functions([f"{mine}:Net"]).build()
+    assert stored.with_source_functions([f"{mine}:Net", f"{mine}:make_net"]).build()
+
+
+def test_code_that_changed_builds_nothing(ctx: Any, make_data: Any, mine: Path) -> None:
+    model = python_model(config(), ctx, make_data())
+    mine.write_text(MINE + "# a comment\n")
+    assert model.build()
+    mine.write_text(MINE.replace("num_classes=5", "num_classes=6"))
+    with pytest.raises(StageError, match=r"mine.py:make_net, and the code of .*/mine.py is another one: .* rerun"):
+        model.build()
+    mine.unlink()
+    with pytest.raises(StageError, match="is another one"):
+        model.build()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("returns_a_dict", r"mine.py: returns_a_dict\(\) returned a dict of logits, not a torch.nn.Module"),
+        ("returns_lazy", r"returns_lazy\(\): 1.weight has no shape until the network is called"),
+        ("returns_meta", r"returns_meta\(\): 1.weight is on meta; return the network on the CPU"),
+        ("returns_double", "the network returns logits as torch.float64, not float32"),
+        ("fails", r"mine.py: fails\(\) raised TypeError: .*\(mine.py:22: def fails"),
+        ("Hidden", r"Hidden\(\): the network, rebuilt with the same weights, returns another logits"),
+    ],
+)
+def test_what_is_no_network(ctx: Any, make_data: Any, mine: Path, function: str, message: str) -> None:
+    with pytest.raises(StageError, match=message):
+        python_model(config(function), ctx, make_data())
+
+
+def test_shapes_are_those_of_the_data(ctx: Any, make_data: Any, mine: Path) -> None:
+    with pytest.raises(StageError) as raised:
+        python_model(config(arguments={"num_classes": 6}), ctx, make_data())
+    assert str(raised.value) == (
+        "mine.py: make_net(): the network returns logits of shape (2, 6); it must return logits (batch, 5) float32, "
+        "for images (batch, 1, 12, 12) float32"
+    )
+    with pytest.raises(StageError, match=r"the network, called with images \(batch, 1, 8, 8\) float32, raised Runtime"):
+        python_model(config(), ctx, make_data((1, 8, 8)))
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_weights_from_a_file(bench: Bench, make_data: Any, mine: Path, suffix: str, prefix: str) -> None:
+    model = python_model(config(), bench._context(python_model, {}, {}), make_data())
+    weights = {f"{prefix}{name}": tensor.float() + 1 for name, tensor in model.tensors.items()}
+    path = mine.parent / f"best{suffix}"
+    (save_file if suffix == ".safetensors" else torch.save)(weights, path)
+    options = {"file": "mine.py", "function": "make_net", "weights_file": str(path)}
+    loaded = bench.run(python_model, options, data=make_data())
+    assert torch.equal(loaded.tensors["head.bias"], weights[f"{prefix}head.bias"])
+    before = python_model.fingerprint(config(weights_file=str(path)))
+    del weights[f"{prefix}head.bias"]
+    (save_file if suffix == ".safetensors" else torch.save)(weights, path)
+    assert python_model.fingerprint(config(weights_file=str(path))) != before
+    with pytest.raises(StageError, match=r"best\S* doesn't match the network: 1 missing: head.bias"):
+        bench.run(python_model, options, data=make_data())
+
+
+def test_weights_that_are_missing_or_more_than_tensors(ctx: Any, make_data: Any, mine: Path) -> None:
+    missing = config(weights_file="gone.pt")
+    assert list(python_model.preflight(missing)) == ["weights file gone.pt does not exist"]
+    assert python_model.fingerprint(missing) is None
+    torch.save({"model": nn.Linear(1, 1)}, "whole.pt")
+    with pytest.raises(StageError, match=r"whole.pt is not a file of plain tensors"):
+        python_model(config(weights_file="whole.pt"), ctx, make_data())
+
+
+@pytest.mark.parametrize(
+    "address", ["../mine.py:make_net", "/tmp/mine.py:make_net", ".mine.py:f", "mine.py", "mine.py:a.b", "a/b:f", ":f"]
+)
+def test_an_address_has_no_folder(mine: Path, address: str) -> None:
+    digest = FunctionRef.in_file(mine, "make_net", {}).source
+    reference = FunctionRef(address, {}, digest, (f"{mine}:make_net",))
+    with pytest.raises(IntegrityError, match="is not the address of a builder in a file"):
+        reference.resolve("builder")
+
+
+def test_only_builders_are_in_files(mine: Path) -> None:
+    with pytest.raises(IntegrityError, match="is not the address of a transform in a file"):
+        FunctionRef.in_file(mine, "make_net", {}).resolve("transform")
+
+
+@pytest.mark.parametrize("more", [{"path": "/tmp/mine.py"}, {"source": 3}, {"source": None}, {"source_functions": []}])
+def test_a_recipe_with_unknown_content_is_none(ctx: Any, make_data: Any, mine: Path, more: Any) -> None:
+    content = json.loads(python_model(config(), ctx, make_data()).recipe.to_json())
+    content["builder"] |= more
+    with pytest.raises(IntegrityError, match="not a model recipe"):
+        Recipe.from_json(json.dumps(content))
