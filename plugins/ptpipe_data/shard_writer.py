@@ -9,6 +9,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TypeAlias, get_args
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,11 @@ import numpy.typing as npt
 from ptpipe import StageError
 from ptpipe_data.shards import Description, SplitName
 from ptpipe_data.shards_paths import DESCRIPTION
+from ptpipe_data.tar import MAX_NAME
 from ptpipe_torch import Column, Data, ImageFileColumn, RaggedColumn, Split
 from ptpipe_torch.data.column import flatten
 from ptpipe_torch.data.image_members import AnyFormat, ImageMembers
-from ptpipe_torch.data.images import FORMATS
+from ptpipe_torch.data.images import FORMATS, open_image
 from ptpipe_torch.data.shards import ArrayMembers, RaggedMembers, TarColumn, write_npy
 from ptpipe_torch.files import open_regular
 
@@ -168,17 +169,9 @@ def _encoder(column: Column) -> Encode:
 
 
 def _copied_members(column: TarColumn, positions_B: npt.NDArray[np.int64]) -> Sequence[tuple[str, bytes]]:
-    contents = {row: content for row, _, content in column.members.read(positions_B)}
     is_image = isinstance(column.format, ImageMembers)
-    return [(_image_suffix(contents[row]) if is_image else ".npy", contents[row]) for row in range(len(contents))]
-
-
-def _image_suffix(content: bytes) -> str:
-    """Return the suffix of an encoded image by what it begins with; the first one of its format."""
-    from PIL import Image
-
-    with Image.open(BytesIO(content), formats=tuple(FORMATS)) as image:
-        return FORMATS[image.format or ""][0]
+    members = sorted(column.members.read(positions_B))  # by row
+    return [(_suffix_of(content, name) if is_image else ".npy", content) for _, name, content in members]
 
 
 def _copied_file(path: Path) -> tuple[str, bytes]:
@@ -187,7 +180,14 @@ def _copied_file(path: Path) -> tuple[str, bytes]:
             content = file.read()
     except OSError as error:
         raise StageError(f"{path} can't be read: {error.strerror}") from error
-    return path.suffix.lower(), content
+    suffix = path.suffix.lower()
+    return suffix if suffix in _IMAGE_SUFFIXES else _suffix_of(content, str(path)), content
+
+
+def _suffix_of(content: bytes, name: str) -> str:
+    """Return a suffix of an encoded image's format. Raises StageError, with its name, for what is none."""
+    with open_image(BytesIO(content), name, sys.maxsize) as image:
+        return FORMATS[image.format or ""][0]
 
 
 def _encoded(split: Split, order_N: npt.NDArray[np.int64]) -> Iterator[list[tuple[str, bytes]]]:
@@ -202,9 +202,13 @@ def _encoded(split: Split, order_N: npt.NDArray[np.int64]) -> Iterator[list[tupl
 
 
 def _key(id_: str) -> str:
-    """Return a sample's id as a path without dots, which end a key in WebDataset's convention."""
-    path = quote(id_, safe="/").replace(".", "%2E")
-    return path if all(path.split("/")) else path.replace("/", "%2F")
+    """Return a sample's id as a path without dots, which end a key in WebDataset's convention; `unquote` undoes it."""
+    path = "".join(letter if letter.isprintable() and letter not in ".%" else _percent(letter) for letter in id_)
+    return path if all(path.split("/")) else path.replace("/", _percent("/"))
+
+
+def _percent(letter: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in letter.encode())
 
 
 class _ShardWriter:
@@ -224,6 +228,8 @@ class _ShardWriter:
             self._tar = tarfile.open(path, "x", format=tarfile.PAX_FORMAT)  # noqa: SIM115  # closed by `_finish`
             self._num_shards += 1
         for name, content in members:
+            if len(name) > MAX_NAME:
+                raise StageError(f"{name[:100]} ... is longer than {MAX_NAME} characters: shorten the ids of samples")
             header = tarfile.TarInfo(name)  # without time, owner or group, which would make other bytes of it
             header.size = len(content)
             self._tar.addfile(header, BytesIO(content))

@@ -18,7 +18,7 @@ _BLOCK = 512
 _MAX_EXTENDED = 1 << 20
 """Of an extended header, in bytes: it is read into memory."""
 _MAX_DIGITS = 20
-_MAX_NAME = 512
+MAX_NAME = 1024
 """In an array of names each takes as much memory as the longest."""
 _REGULAR = b"0", b"\0", b"7"
 _WITHOUT_CONTENT = b"1", b"2", b"3", b"4", b"5", b"6"
@@ -186,6 +186,6 @@ def _member(path: str, offset: int, size: int) -> TarMember | None:
     if not stem or not dot or not extension:
         return None
     # A name that is not UTF-8 has surrogates, which are not printable.
-    if not path.isprintable() or len(path) > _MAX_NAME:
-        raise ValueError(f"names of members are printable UTF-8 of at most {_MAX_NAME} characters, not {path[:200]!r}")
+    if not path.isprintable() or len(path) > MAX_NAME:
+        raise ValueError(f"names of members are printable UTF-8 of at most {MAX_NAME} characters, not {path[:200]!r}")
     return TarMember(folder + slash + stem, extension.lower(), offset, size)

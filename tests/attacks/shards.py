@@ -84,7 +84,7 @@ TARS: dict[str, tuple[bytes, str]] = {
     "a long name of 1 GB": (SOUND + header("p", 1 << 30, b"L"), "an extended header of 1,073,741,824 bytes"),
     "a name of 10^6 characters": (
         SOUND + member("p", b"a" * 1_000_000 + b".png", b"L") + member("9.png", b""),
-        "names of members are printable UTF-8 of at most 512 characters, not 'aaa",
+        "names of members are printable UTF-8 of at most 1024 characters, not 'aaa",
     ),
     "a name of escapes": (SOUND + member("\x1b[2J.png", b""), r"names of members are .* not '\\x1b\[2J\.png'"),
     "a name of a newline by pax": (SOUND + pax(path=b"a\nb.png") + member("9.png", b""), r"not 'a\\nb\.png'"),

@@ -145,6 +145,23 @@ def test_image_files_are_copied_as_they_are(tmp_path: Path) -> None:
         assert content == (tmp_path / "source" / name).read_bytes()
 
 
+@pytest.mark.parametrize("id_", ["a.b", "%2E", "a b/日\n", "日" * 900, "/", "..", "x" * 500 + "." * 100])
+def test_any_id_is_read_back(tmp_path: Path, ctx: Context, id_: str) -> None:
+    data = masks(tmp_path)
+    test = data.splits["test"]
+    split = Split(np.array([id_, *test.ids[1:]]), test.inputs, test.targets)
+    write_shards(Data(data.info, {"train": split}), tmp_path / "out", MANY, seed=5)
+    assert id_ in front.load_shards(config(tmp_path / "out"), ctx).splits["train"].ids.tolist()
+
+
+def test_an_id_that_is_too_long(tmp_path: Path) -> None:
+    data = masks(tmp_path)
+    test = data.splits["test"]
+    split = Split(np.array(["." * 400, *test.ids[1:]]), test.inputs, test.targets)
+    with pytest.raises(StageError, match=r"is longer than 1024 characters: shorten the ids"):
+        write_shards(Data(data.info, {"train": split}), tmp_path / "out", MANY, seed=5)
+
+
 def test_shards_of_a_size(tmp_path: Path) -> None:
     write_shards(masks(tmp_path), tmp_path / "out", ShardSize(num_bytes=10_000), seed=5)
     sizes = [path.stat().st_size for path in (tmp_path / "out").glob("train-*.tar")]
