@@ -77,7 +77,7 @@ class _Headers:
             if kind in _WITHOUT_CONTENT:
                 continue
             if kind == b"S" or any(name.startswith("GNU.sparse") for name in extended):
-                raise StageError(f"{self._path} has a sparse member, {self._place}: write it again without")
+                raise StageError(f"{self._path} has a sparse member, {self._place}: pack it without")
             size = int(extended.get("size", size))
             member = self._member(extended.get("path") or self._name(block), size)
             self._last = f"the sample {member.key}" if member else self._last
@@ -103,8 +103,7 @@ class _Headers:
             return None
         if _octal(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * ord(" "):
             raise StageError(
-                f"{self._path} is damaged, or no tar file: at byte {self._position:,}, after "
-                f"{self._last or 'its beginning'}, is no header"
+                f"{self._path} is damaged, or no tar file: at byte {self._position:,}, {self._place}, is no header"
             )
         self._position += _BLOCK
         return block
@@ -159,7 +158,7 @@ class _Headers:
 
 def _octal(field: bytes) -> int | None:
     digits = field.strip(b" \0")
-    return int(digits, 8) if digits and all(digit in b"01234567" for digit in digits) else None
+    return int(digits, 8) if digits and not digits.translate(None, b"01234567") else None
 
 
 def _pax_records(content: bytes) -> dict[str, str]:
