@@ -1,4 +1,4 @@
-"""Data sets: MNIST, Fashion-MNIST, CIFAR-10, digits, images, masks, arrays, tables and texts (stages data.*)."""
+"""Data sets: MNIST, Fashion-MNIST, CIFAR-10, digits, images, masks, arrays, tables, texts, shards (stages data.*)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ptpipe_data.config import (
     ArraysConfig,
     CatalogConfig,
     DigitsConfig,
-    ImageFolderConfig,
     MnistConfig,
     SegmentationFolderConfig,
     SyntheticConfig,
     TableConfig,
     TextConfig,
 )
+from ptpipe_data.image_config import ImageFolderConfig, ShardsConfig
 from ptpipe_data.python_config import PythonDataConfig
 from ptpipe_torch import Data
 
@@ -236,6 +236,24 @@ def load_text(config: TextConfig, ctx: Context) -> Data:
     return text.load_text(config, ctx)
 
 
+def _fingerprint_shards(config: ShardsConfig) -> JSON:
+    from ptpipe_data.shards_paths import fingerprint
+
+    return fingerprint(config)
+
+
+@stage("data.shards", packages=("numpy", "pillow"), fingerprint=_fingerprint_shards)
+def load_shards(config: ShardsConfig, ctx: Context) -> Data:
+    """Tar shards (WebDataset), read in bounded memory: PATH/train-000000.tar, and those of val and test.
+
+    Either images and their classes, as members KEY.jpg and KEY.cls, or what `ptpipe shards` wrote of any data set: then
+    data.json beside the shards has its facts. The shards stay where they are: the result refers to them.
+    """
+    from ptpipe_data import shards
+
+    return shards.load_shards(config, ctx)
+
+
 def _fingerprint_python(config: PythonDataConfig) -> JSON:
     from ptpipe_data.python_paths import fingerprint
 
@@ -295,4 +313,5 @@ def ptpipe_stages() -> Iterable[Stage[..., Data]]:
         load_python,
         load_table,
         load_text,
+        load_shards,
     ]

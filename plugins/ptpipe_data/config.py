@@ -127,47 +127,6 @@ class DigitsConfig(LabelledImageConfig):
     """Options of `data.digits`."""
 
 
-class ImageFolderConfig(LabelledImageConfig):
-    """Options of `data.image_folder`."""
-
-    path: str = Field(
-        description="folder that contains a folder per class, or train, test and optionally val, each with a folder "
-        "per class"
-    )
-    image_size: int = Field(224, ge=8, le=4096, description="side of the center crop in pixels")
-    resize: int | None = Field(
-        None, ge=8, le=8192, description="length of the shorter side before cropping, in pixels; none: image_size"
-    )
-    channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grayscale")
-    normalize: Literal["imagenet", "measured"] = Field(
-        "imagenet",
-        description="imagenet: by ImageNet's mean and standard deviation, as pretrained weights expect; "
-        "measured: by those of 512 training images",
-    )
-    max_pixels: int = Field(
-        MAX_PIXELS,
-        ge=1,
-        le=178_000_000,  # Pillow opens no larger one
-        description="maximum width times height of an image, as stored and after resizing; a larger one is an error "
-        "before it is decoded, which takes up to 16 bytes per pixel",
-    )
-    in_memory: bool = Field(
-        False, description="decode once and keep the pixels; false: decode in every epoch, in bounded memory"
-    )
-    num_workers: int = Field(2, ge=0, le=256, description="worker processes that decode and augment; 0: none")
-    test_size: Size | None = Field(
-        None,
-        description="maximum number of test images; without a test folder: fraction or number of all images held out "
-        "for test (none: 0.1)",
-    )
-
-    @model_validator(mode="after")
-    def _crop_fits(self) -> Self:
-        if self.resize is not None and self.resize < self.image_size:
-            raise ValueError(f"resize: {self.resize} is smaller than image_size: {self.image_size}")
-        return self
-
-
 class SyntheticConfig(LabelledImageConfig):
     """Options of `data.synthetic`."""
 

@@ -16,7 +16,7 @@ from ptpipe_data.paths import find_path
 from ptpipe_torch.data.images import FORMATS
 
 if TYPE_CHECKING:
-    from ptpipe_data.config import ImageFolderConfig
+    from ptpipe_data.image_config import EncodedImageConfig, ImageFolderConfig
     from ptpipe_torch import Column, Data, Split
 
 _SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
@@ -81,7 +81,7 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     images = images_of(splits["train"])
     task = classification(classes, config.classes, labels_of(splits["train"]))
-    info = image_info(root.name, task, images, *_normalization(images, config))
+    info = image_info(root.name, task, images, *normalization(images, config))
     return Data(info, splits, config.loader_options())
 
 
@@ -181,7 +181,8 @@ def _decode(split: Split, name: str, ctx: Context) -> Split:
     return labelled_images(split.ids, ArrayColumn(pixels_NHWC), labels_of(split))
 
 
-def _normalization(images: Column, config: ImageFolderConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def normalization(images: Column, config: EncodedImageConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation by the option `normalize`. `images`: of train."""
     import numpy as np
 
     from ptpipe_data.channel_stats import channel_stats

@@ -5,7 +5,6 @@ Shape legend: N images, H height, W width.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,7 @@ from ptpipe_data.classes import balanced_weights
 from ptpipe_data.image_folder import IMAGENET, find_root, list_files
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_torch import ArrayColumn, Column, Data, DatasetInfo, ImageInfo, Segmentation, Split
-from ptpipe_torch.data.images import FORMATS
-from ptpipe_torch.files import open_regular
+from ptpipe_torch.data.images import open_image_file
 
 if TYPE_CHECKING:
     from ptpipe_data.config import SegmentationFolderConfig
@@ -82,23 +80,15 @@ def _files(folder: Path) -> Sequence[Path]:
 
 
 def _size_of(path: Path, config: SegmentationFolderConfig) -> tuple[int, int]:
-    image = _opened(path, config)
+    image = _decoded(path, config)
     return image.height, image.width
 
 
-def _opened(path: Path, config: SegmentationFolderConfig) -> Image.Image:
+def _decoded(path: Path, config: SegmentationFolderConfig) -> Image.Image:
     """Return a decoded image. Raises StageError, with the path, where that is impossible."""
-    try:
-        with warnings.catch_warnings(action="ignore"), open_regular(path) as file:
-            image = Image.open(file, formats=tuple(FORMATS))
-            if image.width * image.height > config.max_pixels:
-                raise StageError(f"{path} has {image.width} x {image.height} pixels, more than max_pixels")
-            image.load()
-            return image
-    except StageError:
-        raise
-    except Exception as error:  # PIL's parsers raise exceptions of any type
-        raise StageError(f"{path} can't be read as an image: {str(error) or type(error).__name__}") from error
+    with open_image_file(path, config.max_pixels) as image:
+        image.load()
+    return image
 
 
 @dataclass
@@ -117,7 +107,7 @@ class _Reader:
         images_NHWC = self._array(f"{name}.{_IMAGES}", (len(pairs), *self.shape_HW, 3))
         masks_NHW = self._array(f"{name}.{_MASKS}", (len(pairs), *self.shape_HW))
         for row, (image, mask) in enumerate(pairs):
-            images_NHWC[row], masks_NHW[row] = self._decoded(image, mask)
+            images_NHWC[row], masks_NHW[row] = self._pair(image, mask)
             self.num_done += 1
             self.ctx.progress(self.num_done, self.num_pairs, "images")
         ids = np.array([image.relative_to(self.root).as_posix() for image, _ in pairs], dtype=np.str_)
@@ -126,8 +116,8 @@ class _Reader:
     def _array(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         return np.lib.format.open_memmap(self.ctx.scratch / f"{name}.npy", "w+", np.uint8, shape)
 
-    def _decoded(self, image_path: Path, mask_path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        image, mask = _opened(image_path, self.config), _opened(mask_path, self.config)
+    def _pair(self, image_path: Path, mask_path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        image, mask = _decoded(image_path, self.config), _decoded(mask_path, self.config)
         if image.size != mask.size:
             sizes = [f"{path} has {of.width} x {of.height}" for path, of in ((image_path, image), (mask_path, mask))]
             raise StageError(f"{' and '.join(sizes)} pixels: an image and its mask have the same size")

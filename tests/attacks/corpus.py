@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import alterations, archives, folders, images, manifests, models, onnx_files, stored, stored_texts
+from . import alterations, archives, folders, images, manifests, models, onnx_files, shards, stored, stored_texts
 
 ATTACKS = [
     *images.ATTACKS,
@@ -11,6 +11,7 @@ ATTACKS = [
     *models.ATTACKS,
     *onnx_files.ATTACKS,
     *stored.ATTACKS,
+    *shards.ATTACKS,
     *stored_texts.ATTACKS,
     *manifests.ATTACKS,
     *alterations.ATTACKS,

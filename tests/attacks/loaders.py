@@ -63,6 +63,18 @@ def image_folder_key(folder: Path) -> None:
     data.load_image_folder.fingerprint(data.ImageFolderConfig(path=str(folder / "photos")))
 
 
+def shards(folder: Path) -> None:
+    config = data.ShardsConfig(path=str(folder / "shards"), image_size=16, num_workers=0, val_size=0, test_size=1)
+    loaded = data.load_shards(config, context(folder))
+    for split in loaded.splits:
+        for _ in loaded.batches(split):
+            pass
+
+
+def shards_key(folder: Path) -> None:
+    data.load_shards.fingerprint(data.ShardsConfig(path=str(folder / "shards")))
+
+
 def mnist(folder: Path) -> None:
     data.load_mnist(data.MnistConfig(path=str(folder)), context(folder))
 
@@ -81,6 +93,10 @@ def cifar(folder: Path) -> None:
 
 def own_cifar(folder: Path) -> None:
     data.load_cifar10(data.CatalogConfig(path=str(folder), verify=False), context(folder))
+
+
+def stored_shards(folder: Path) -> None:
+    stored_data(folder / "stored")
 
 
 def stored_data(folder: Path) -> None:

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+_PART_ROWS = 1024
+
 
 class Column(ABC):
     """The values of one input or target, a row for each sample.
 
-    A class of one's own needs no more than these two methods: where its data set is stored, the values are read once
-    and kept as an array.
+    A class of one's own needs no more than the two abstract methods: where its data set is stored, the values are read
+    once and kept as an array.
     """
 
     @abstractmethod
@@ -34,6 +36,18 @@ class Column(ABC):
         import numpy as np
 
         return self.take(np.arange(len(self)))
+
+    def blocks(self) -> npt.NDArray[np.int64] | None:
+        """Return the number of the block that each row lies in, (N,): a file that is read faster in order.
+
+        None: rows are read as fast in any order.
+        """
+        return None
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        """The number of values of each row, (N,), where rows are padded; None: they aren't."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +112,15 @@ class SubsetColumn(Column):
     def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         return self.source.take(self.positions_N[indices_B])
 
+    def blocks(self) -> npt.NDArray[np.int64] | None:
+        blocks_N = self.source.blocks()
+        return None if blocks_N is None else blocks_N[self.positions_N]
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        lengths_N = self.source.lengths
+        return None if lengths_N is None else lengths_N[self.positions_N]
+
 
 def flatten(column: Column) -> tuple[Column, npt.NDArray[np.int64]]:
     """Resolve nested subsets: return the column at the bottom, and the positions of the samples in it."""
@@ -107,3 +130,16 @@ def flatten(column: Column) -> tuple[Column, npt.NDArray[np.int64]]:
         return column, np.arange(len(column), dtype=np.int64)
     source, positions_N = flatten(column.source)
     return source, positions_N[column.positions_N]
+
+
+def value_range(column: Column) -> tuple[int, int]:
+    """Return the smallest and the largest of 0 and a column's integers, its padding included where that is read."""
+    source, rows_N = flatten(column)
+    # In parts: padding of all rows at once to the longest may be large, and so may a column that is read from disk.
+    parts = (
+        [source.values_V]
+        if isinstance(source, RaggedColumn)
+        else (source.take(rows_N[start : start + _PART_ROWS]) for start in range(0, len(rows_N), _PART_ROWS))
+    )
+    ranges = [(int(part.min(initial=0)), int(part.max(initial=0))) for part in parts]
+    return min((low for low, _ in ranges), default=0), max((high for _, high in ranges), default=0)

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, Artifact, StageError
-from ptpipe_torch.data.column import Column, RaggedColumn, SubsetColumn, flatten
+from ptpipe_torch.data.column import Column, SubsetColumn
 from ptpipe_torch.data.column_info import ColumnInfo
-from ptpipe_torch.data.order import batched_by_length, epoch_order
+from ptpipe_torch.data.order import batched_by_length, block_order, epoch_order
 from ptpipe_torch.model.signature import Signature
 from ptpipe_torch.task.task import Task
 
@@ -86,6 +86,8 @@ class LoaderOptions:
     """Names of whole-batch augmentations (ptpipe_torch.data.augment), applied to training batches in this order."""
     batch_by_length: bool = False
     """Whether training batches have samples of similar lengths, so that they need little padding."""
+    shuffle_buffer: int | None = None
+    """Samples in the window that an epoch is shuffled in, where they lie in blocks (`Column.blocks`); None: all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +219,11 @@ class Data(Artifact):
         It depends on `batch_size`, the samples of a batch over all workers, with `batch_by_length` alone.
         """
         samples = self.splits[split]
-        order_N = epoch_order(len(samples), seed, epoch)
+        blocks_N = _blocks_of(samples)
+        if self.loader.shuffle_buffer is None or blocks_N is None:
+            order_N = epoch_order(len(samples), seed, epoch)
+        else:
+            order_N = block_order(blocks_N, self.loader.shuffle_buffer, seed, epoch)
         lengths_N = _lengths_of(samples) if self.loader.batch_by_length else None
         return order_N if lengths_N is None else batched_by_length(order_N, lengths_N, batch_size, seed, epoch)
 
@@ -262,12 +268,13 @@ class Data(Artifact):
 
 
 def _lengths_of(split: Split) -> npt.NDArray[np.int64] | None:
-    """Return the length of each sample, of its first ragged input; None where none is."""
-    for column in split.inputs.values():
-        source, rows_N = flatten(column)
-        if isinstance(source, RaggedColumn):
-            return source.lengths[rows_N]
-    return None
+    """Return the length of each sample, of the first input that is padded; None where none is."""
+    return next((found for column in split.inputs.values() if (found := column.lengths) is not None), None)
+
+
+def _blocks_of(split: Split) -> npt.NDArray[np.int64] | None:
+    """Return the block that each sample lies in, of the first input that has some; None where none has."""
+    return next((found for column in split.inputs.values() if (found := column.blocks()) is not None), None)
 
 
 def _nothing_of(split: Split) -> Split:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt
 
 from ptpipe import IntegrityError, StageError
 from ptpipe_torch.data.column import ArrayColumn, Column, RaggedColumn, SubsetColumn, flatten
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.data.data import LOADING_OPTIONS, DatasetInfo, LoaderOptions, Split
+from ptpipe_torch.data.image_members import AnyFormat
 from ptpipe_torch.data.images import ImageFileColumn
+from ptpipe_torch.data.shards import MAX_LENGTH, RaggedMembers, Shard, TarColumn, TarMembers, changed
 from ptpipe_torch.task.task import Task
 
 if TYPE_CHECKING:
@@ -29,13 +30,20 @@ if TYPE_CHECKING:
 
 _RECORD = "data.json"
 _CHUNK_BYTES = 32 << 20
-MAX_LENGTH = 1 << 16
-"""Of a row of a ragged column."""
 _MAX_BATCH_VALUES = 1 << 28
 """Of rows that are padded: a few bytes may describe rows of any length."""
-_ASSET = re.compile(r"[a-z][a-z0-9_]{0,99}\.(json|txt)")
 _NUMBERS = "buif"
 """`numpy.dtype.kind` of the arrays that hold values."""
+
+
+def _not_the_record(name: str) -> str:
+    if name == _RECORD:
+        raise ValueError(f"{name!r} can't be the name of an asset")
+    return name
+
+
+_ASSET = r"^[a-z][a-z0-9_]{0,99}\.(json|txt)$"
+AssetName: TypeAlias = Annotated[str, Field(pattern=_ASSET), AfterValidator(_not_the_record)]
 
 
 class _Part(BaseModel):
@@ -54,10 +62,11 @@ class _Loader(_Part):
     batch_size: int = Field(ge=1, le=1_000_000)
     augment: tuple[str, ...]
     batch_by_length: bool = False
+    shuffle_buffer: int | None = Field(None, ge=1)
 
 
 class _Column(_Part):
-    kind: Literal["array", "image_files", "ragged"]
+    kind: Literal["array", "image_files", "ragged", "tar"]
     root: str = ""
     size: int = Field(1, ge=1, le=8192)
     resize: int = Field(1, ge=1, le=8192)
@@ -65,6 +74,8 @@ class _Column(_Part):
     max_pixels: int = Field(1, ge=1)
     padding: int = Field(0, ge=-(1 << 63), lt=1 << 63)
     length: int | None = Field(None, ge=1, le=MAX_LENGTH)
+    shards: tuple[Shard, ...] = ()
+    format: AnyFormat | None = None
 
 
 class _View(_Part):
@@ -80,15 +91,8 @@ class _Record(_Part):
     columns: tuple[_Column, ...]
     splits: dict[Literal["train", "val", "test", "calibration"], dict[str, _View]] = Field(min_length=1)
     """Views by the names of the columns."""
-    assets: tuple[str, ...] = ()
+    assets: tuple[AssetName, ...] = ()
     """Names of files."""
-
-    @field_validator("assets")
-    @classmethod
-    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if wrong := [name for name in names if not _ASSET.fullmatch(name) or name == _RECORD]:
-            raise ValueError(f"{wrong[0]!r} can't be the name of an asset")
-        return names
 
 
 def write_data(data: Data, folder: Path) -> None:
@@ -155,6 +159,10 @@ def _offsets_file(column_file: Path) -> Path:
     return column_file.with_suffix(".offsets.npy")
 
 
+def _keys_file(column_file: Path) -> Path:
+    return column_file.with_suffix(".keys.npy")
+
+
 def asset_names(folder: Path) -> tuple[str, ...]:
     """Return the names of a stored data set's assets. Raises IntegrityError for a record that is none."""
     try:
@@ -173,7 +181,7 @@ def read_data(folder: Path) -> tuple[DatasetInfo, dict[str, Split], LoaderOption
         record = _Record.model_validate_json((folder / _RECORD).read_bytes())
         inputs = {name: ColumnInfo.from_json(content) for name, content in record.info.inputs.items()}
         info = DatasetInfo(record.info.name, inputs, Task.from_json(record.info.task))
-        _check_names(info)
+        check_names(info)
         columns = [_read_column(described, _column_file(folder, n)) for n, described in enumerate(record.columns)]
         splits = {
             str(split): _read_split(columns, folder, split, views, info) for split, views in record.splits.items()
@@ -187,7 +195,8 @@ def read_data(folder: Path) -> tuple[DatasetInfo, dict[str, Split], LoaderOption
     return info, splits, LoaderOptions(**dict(record.loader)), assets
 
 
-def _check_names(info: DatasetInfo) -> None:
+def check_names(info: DatasetInfo) -> None:
+    """Raise ValueError where an input has no name that a network's argument may have, or another column's."""
     others = {*info.targets, *(spec.name for spec in info.task.outputs)}
     for name in info.inputs:
         if not name.isidentifier() or name in others:
@@ -199,6 +208,8 @@ def _write_column(column: Column, used: npt.NDArray[np.int64], path: Path) -> di
         np.save(path, column.paths_N[used])
         numbers = {name: getattr(column, name) for name in ("size", "resize", "channels", "max_pixels")}
         return {"kind": "image_files", "root": str(column.root), **numbers}
+    if isinstance(column, TarColumn):
+        return _write_tar_column(column, used, path)
     if isinstance(column, RaggedColumn):
         chosen = _rows_of(column, used)
         np.save(path, chosen.values_V)
@@ -216,6 +227,14 @@ def _write_column(column: Column, used: npt.NDArray[np.int64], path: Path) -> di
     return {"kind": "array"}
 
 
+def _write_tar_column(column: TarColumn, used: npt.NDArray[np.int64], path: Path) -> dict[str, Any]:
+    members = column.members.subset(used)
+    np.save(path, members.members_N3)
+    np.save(_keys_file(path), members.keys_N)
+    shards = [shard.model_dump() for shard in members.shards]
+    return {"kind": "tar", "root": str(members.root), "shards": shards, "format": column.format.model_dump(mode="json")}
+
+
 def _read_column(described: _Column, path: Path) -> Column:
     if described.kind == "array":
         # Copy-on-write: torch wants writable arrays, and the file is read-only.
@@ -228,12 +247,33 @@ def _read_column(described: _Column, path: Path) -> Column:
             np.array(described.padding, dtype=values_V.dtype)  # raises OverflowError
         return RaggedColumn(values_V, offsets_N, described.padding, described.length)
     root = Path(described.root)
+    if described.kind == "tar":
+        return _read_tar_column(described, root, path)
     if not root.is_dir():
         raise StageError(
             f"the images of this data set are gone: {root} is not there; put it back, or rerun the data stage"
         )
     numbers = (described.size, described.resize, described.channels, described.max_pixels)
     return ImageFileColumn(root, _read_array(path, "S", 1), *numbers)
+
+
+def _read_tar_column(described: _Column, root: Path, path: Path) -> TarColumn:
+    if described.format is None:
+        raise ValueError("a column of shards has no format")
+    for shard in described.shards:
+        try:
+            size_bytes = (root / shard.name).stat().st_size
+        except OSError as error:
+            raise StageError(
+                f"a shard of this data set is gone: {root / shard.name} is not there; put it back, or rerun the data "
+                "stage"
+            ) from error
+        if size_bytes != shard.size_bytes:
+            raise StageError(changed(root / shard.name, size_bytes, shard))
+    keys_N, members_N3 = _read_array(_keys_file(path), "S", 1), _read_array(path, "i", 2)
+    column = TarColumn(TarMembers(root, described.shards, keys_N, members_N3), described.format)
+    column.check()
+    return column
 
 
 def _rows_of(column: RaggedColumn, used: npt.NDArray[np.int64]) -> RaggedColumn:
@@ -255,10 +295,19 @@ def _check_offsets(offsets_N: npt.NDArray[np.int64], num_values: int, max_length
 
 def _check_batches(columns: Sequence[Column], batch_size: int) -> None:
     for column in columns:
-        if isinstance(column, RaggedColumn):
-            longest = column.length or int(column.lengths.max(initial=0))
-            if longest * min(batch_size, len(column)) > _MAX_BATCH_VALUES:
-                raise ValueError(f"a batch of {batch_size} rows of {longest} values is too large")
+        longest = _longest_row(column)
+        if longest * min(batch_size, len(column)) > _MAX_BATCH_VALUES:
+            raise ValueError(f"a batch of {batch_size} rows of {longest} values is too large")
+
+
+def _longest_row(column: Column) -> int:
+    """Return what a column's rows may be padded to; 0 where they are not."""
+    match column:
+        case RaggedColumn():
+            return column.length or int(column.lengths.max(initial=0))
+        case TarColumn(format=RaggedMembers() as format_):
+            return format_.length or int(format_.lengths(column.members.members_N3[:, 2]).max(initial=0))
+    return 0
 
 
 def _read_split(

@@ -1,4 +1,4 @@
-"""A column of image files that are decoded on demand.
+"""Decoding of images, and a column of image files that are decoded on demand.
 
 Shape legend: N images, B of a batch, C channels, H height, W width.
 """
@@ -6,7 +6,8 @@ Shape legend: N images, B of a batch, C channels, H height, W width.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -39,17 +40,14 @@ MAX_PIXELS = 50_000_000
 number of them."""
 
 
-@dataclass(frozen=True, eq=False)
-class ImageFileColumn(Column):
-    """Image files that are decoded on demand, so that a data set of any size fits in memory.
+@dataclass(frozen=True)
+class SquareCrop:
+    """How a decoded image becomes pixels.
 
     The shorter side is resized to `resize` pixels (bilinear, antialiased), then a centre square of `size` pixels is
     cropped.
     """
 
-    root: Path
-    paths_N: npt.NDArray[np.bytes_]
-    """UTF-8, relative to `root`, parts joined by `/`."""
     size: int
     resize: int
     channels: int
@@ -57,48 +55,22 @@ class ImageFileColumn(Column):
     max_pixels: int = MAX_PIXELS
     """A larger image, or one that is larger after resizing, is refused before it is decoded."""
 
-    def __len__(self) -> int:
-        return len(self.paths_N)
-
-    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Return pixels, uint8 (B, H, W, C). Raises StageError, with the path, for a file that is no such image."""
+    def empty(self, num_images: int) -> npt.NDArray[np.uint8]:
+        """Return an array for pixels, uint8 (B, H, W, C)."""
         import numpy as np
 
-        pixels_BHWC = np.empty((len(indices_B), self.size, self.size, self.channels), dtype=np.uint8)
-        for row, path in enumerate(self.paths_N[indices_B]):
-            pixels_BHWC[row] = self._decode(self.root / path.decode())
-        return pixels_BHWC
+        return np.empty((num_images, self.size, self.size, self.channels), dtype=np.uint8)
 
-    def _decode(self, path: Path) -> npt.NDArray[np.uint8]:
+    def pixels(self, image: PILImage, name: str) -> npt.NDArray[np.uint8]:
+        """Decode an opened image: uint8 (H, W, C). Raises StageError, with its name, for one that becomes too large."""
         import numpy as np
-        from PIL import Image
 
-        try:
-            # Pillow warns of damaged metadata, and of images below `max_pixels`.
-            with warnings.catch_warnings(action="ignore"), open_regular(path) as file, _open_image(file) as image:
-                self._check_size(path, *image.size)
-                # JPEG decodes faster at 1/2, 1/4 or 1/8 scale; twice the target size loses nothing visible.
-                image.draft(None, (2 * self.resize, 2 * self.resize))
-                square = self._fit(image)
-        except FileNotFoundError as error:
-            raise StageError(f"{path} is gone; put it back, or rerun the data stage with --fresh") from error
-        except StageError:
-            raise
-        except Image.DecompressionBombError as error:  # beyond what `max_pixels` can be raised to
-            raise StageError(f"{path} has more pixels than max_pixels: {self.max_pixels}; remove it") from error
-        except Exception as error:  # PIL's parsers raise exceptions of any type
-            raise StageError(f"{path} can't be read as an image: {str(error) or type(error).__name__}") from error
-        return np.asarray(square).reshape(self.size, self.size, self.channels)
-
-    def _check_size(self, path: Path, width: int, height: int) -> None:
-        scale = self.resize / min(width, height)
-        num_pixels = width * height * max(1, scale) ** 2
-        if num_pixels > self.max_pixels:
-            after = f" ({num_pixels:.0f} after resizing)" if scale > 1 else ""
-            raise StageError(
-                f"{path} has {width} x {height} pixels{after}, more than max_pixels: {self.max_pixels}; "
-                "remove it, make it smaller, or raise max_pixels"
-            )
+        scale = self.resize / min(image.size)
+        if scale > 1:
+            check_size(image, name, self.max_pixels, scale)
+        # JPEG decodes faster at 1/2, 1/4 or 1/8 scale; twice the target size loses nothing visible.
+        image.draft(None, (2 * self.resize, 2 * self.resize))
+        return np.asarray(self._fit(image)).reshape(self.size, self.size, self.channels)
 
     def _fit(self, image: PILImage) -> PILImage:
         import numpy as np
@@ -117,10 +89,89 @@ class ImageFileColumn(Column):
         return image.crop((left, top, left + self.size, top + self.size))
 
 
-def _open_image(file: BinaryIO) -> PILImage:
+@dataclass(frozen=True, eq=False)
+class ImageFileColumn(Column):
+    """Image files that are decoded on demand, so that a data set of any size fits in memory; see `SquareCrop`."""
+
+    root: Path
+    paths_N: npt.NDArray[np.bytes_]
+    """UTF-8, relative to `root`, parts joined by `/`."""
+    size: int
+    resize: int
+    channels: int
+    max_pixels: int = MAX_PIXELS
+
+    def __len__(self) -> int:
+        return len(self.paths_N)
+
+    @property
+    def crop(self) -> SquareCrop:
+        """How the images become pixels."""
+        return SquareCrop(self.size, self.resize, self.channels, self.max_pixels)
+
+    def path(self, index: int) -> Path:
+        """Return the file of a sample."""
+        relative: bytes = self.paths_N[index]
+        return self.root / relative.decode()
+
+    def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """Return pixels, uint8 (B, H, W, C). Raises StageError, with the path, for a file that is no such image."""
+        crop = self.crop
+        pixels_BHWC = crop.empty(len(indices_B))
+        for row, index in enumerate(indices_B):
+            path = self.path(index)
+            with open_image_file(path, self.max_pixels) as image:
+                pixels_BHWC[row] = crop.pixels(image, str(path))
+        return pixels_BHWC
+
+
+@contextmanager
+def open_image_file(path: Path, max_pixels: int) -> Iterator[PILImage]:
+    """Open an image file; see `open_image`."""
+    try:
+        file = open_regular(path)
+    except FileNotFoundError as error:
+        raise StageError(f"{path} is gone; put it back, or rerun the data stage with --fresh") from error
+    except OSError as error:
+        raise StageError(_unreadable(str(path), error)) from error
+    with file, open_image(file, str(path), max_pixels) as image:
+        yield image
+
+
+@contextmanager
+def open_image(file: BinaryIO, name: str, max_pixels: int) -> Iterator[PILImage]:
+    """Open an image of one of `FORMATS`, whose pixels are decoded when they are first used.
+
+    Raises StageError, with its name, where that is impossible, where it has more pixels than `max_pixels`, and for
+    whatever goes wrong with it inside the `with`.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return Image.open(file, formats=tuple(FORMATS))
+        # Pillow warns of damaged metadata, and of images below `max_pixels`.
+        with warnings.catch_warnings(action="ignore"), Image.open(file, formats=tuple(FORMATS)) as image:
+            check_size(image, name, max_pixels)
+            yield image
+    except StageError:
+        raise
     except UnidentifiedImageError as error:
-        raise ValueError(f"it is none of {', '.join(FORMATS)}") from error
+        raise StageError(_unreadable(name, f"it is none of {', '.join(FORMATS)}")) from error
+    except Image.DecompressionBombError as error:  # beyond what `max_pixels` can be raised to
+        raise StageError(f"{name} has more pixels than max_pixels: {max_pixels}; remove it") from error
+    except Exception as error:  # PIL's parsers raise exceptions of any type
+        raise StageError(_unreadable(name, error)) from error
+
+
+def check_size(image: PILImage, name: str, max_pixels: int, scale: float = 1.0) -> None:
+    """Raise StageError, with the image's name, where it has more pixels than `max_pixels` once its sides are scaled."""
+    num_pixels = image.width * image.height * scale**2
+    if num_pixels > max_pixels:
+        after = f" ({num_pixels:.0f} after resizing)" if scale > 1 else ""
+        raise StageError(
+            f"{name} has {image.width} x {image.height} pixels{after}, more than max_pixels: {max_pixels}; "
+            "remove it, make it smaller, or raise max_pixels"
+        )
+
+
+def _unreadable(name: str, reason: Exception | str) -> str:
+    return f"{name} can't be read as an image: {str(reason) or type(reason).__name__}"

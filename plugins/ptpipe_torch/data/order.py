@@ -22,6 +22,27 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64
     return np.random.default_rng((seed, epoch)).permutation(num_samples)
 
 
+def block_order(blocks_N: npt.NDArray[np.int64], window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Return an epoch's order that reads blocks of samples (files) one after the other, as far as it can.
+
+    The blocks come in random order, and samples are shuffled within a window that moves over them: none moves further
+    than `window` positions. A window of all samples is `epoch_order`.
+
+    `blocks_N`: the number of the block that each sample lies in.
+    """
+    import numpy as np
+
+    if window >= len(blocks_N):
+        return epoch_order(len(blocks_N), seed, epoch)
+    rng = np.random.default_rng((seed, epoch))
+    _, blocks_N = np.unique(blocks_N, return_inverse=True)
+    block_ranks = rng.permutation(blocks_N.max(initial=0) + 1)
+    in_blocks_N = np.argsort(block_ranks[blocks_N], kind="stable")
+    # As a shuffle buffer does, which gives out any of the samples in it and takes in the next one.
+    moved_N = np.arange(len(blocks_N)) + rng.uniform(0, window, len(blocks_N))
+    return in_blocks_N[np.argsort(moved_N, kind="stable")]
+
+
 def batched_by_length(
     order_N: npt.NDArray[np.int64], lengths_N: npt.NDArray[np.int64], batch_size: int, seed: int, epoch: int
 ) -> npt.NDArray[np.int64]:

@@ -10,7 +10,7 @@ from typing import Final, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ptpipe import StageError
-from ptpipe_torch.data.column import Column, RaggedColumn, flatten
+from ptpipe_torch.data.column import Column, value_range
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 
@@ -51,9 +51,6 @@ class TokensInfo(ColumnInfo):
 
     def check_values(self, name: str, column: Column) -> None:
         """Raise StageError where a token is not in the vocabulary."""
-        source, rows_N = flatten(column)
-        # Padding of all rows at once to the longest may be large.
-        ids = source.values_V if isinstance(source, RaggedColumn) else source.take(rows_N)
-        for token_id in (ids.min(initial=0), ids.max(initial=0)):
+        for token_id in value_range(column):
             if not 0 <= token_id < self.vocabulary_size:
                 raise StageError(f"{name} has the token id {token_id}; the vocabulary has {self.vocabulary_size}")

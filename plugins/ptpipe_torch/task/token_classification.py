@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from ptpipe import JSON, StageError
-from ptpipe_torch.data.column import Column, RaggedColumn, flatten
+from ptpipe_torch.data.column import Column, value_range
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.data.tokens import LENGTH
 from ptpipe_torch.model.signature import BATCH, TensorSpec
@@ -184,8 +184,6 @@ def mean_of_counted(values_BL: torch.Tensor, targets_BL: torch.Tensor) -> torch.
 
 def check_token_targets(split: str, column: Column, num_classes: int, plural: str) -> None:
     """Raise StageError where a target is neither a class nor `IGNORE`. `plural`: what the classes are called."""
-    source, rows_N = flatten(column)
-    tags = source.values_V if isinstance(source, RaggedColumn) else source.take(rows_N)
-    for tag in (tags.min(initial=0), tags.max(initial=0)):
+    for tag in value_range(column):
         if not IGNORE <= tag < num_classes:
             raise StageError(f"split {split} has the target {tag}; {plural} are numbered 0 to {num_classes - 1}")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -17,14 +18,18 @@ from ptpipe_torch.data.augment import AUGMENTATIONS
 STAGES = list(front.ptpipe_stages())
 
 
-def test_importing_and_keys_need_neither_torch_nor_numpy() -> None:
+def test_importing_and_keys_need_neither_torch_nor_numpy(tmp_path: Path) -> None:
+    (tmp_path / "train-0.tar").write_bytes(b"")
     code = (
         "import sys, ptpipe_data as front; "
         "front.load_mnist.fingerprint(front.MnistConfig()); front.load_cifar10.fingerprint(front.CatalogConfig()); "
         "front.load_image_folder.fingerprint(front.ImageFolderConfig(path='.')); "
+        "front.load_shards.fingerprint(front.ShardsConfig(path=sys.argv[1])); "
         "print([name for name in ('torch', 'numpy', 'PIL', 'sklearn', 'torchvision') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 
@@ -38,6 +43,7 @@ def test_kinds() -> None:
         "data.mnist",
         "data.python",
         "data.segmentation_folder",
+        "data.shards",
         "data.synthetic",
         "data.table",
         "data.text",

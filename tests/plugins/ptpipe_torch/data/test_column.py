@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptpipe_torch import ArrayColumn, Column, RaggedColumn
-from ptpipe_torch.data.column import SubsetColumn, flatten
+from ptpipe_torch.data.column import SubsetColumn, flatten, value_range
 
 
 class Squares(Column):
@@ -146,3 +146,18 @@ class TestRagged:
         bottom, positions_N = flatten(column)
         assert bottom is source and isinstance(bottom, RaggedColumn)
         assert bottom.lengths[positions_N].tolist() == [len(row) for row in expected]
+
+
+def test_the_range_of_values_is_found_in_parts() -> None:
+    class Long(Column):
+        """Reads no more rows at once than fit."""
+
+        def __len__(self) -> int:
+            return 5000
+
+        def take(self, indices_B: np.ndarray) -> np.ndarray:
+            assert len(indices_B) <= 1024
+            return indices_B[:, None] - 3
+
+    assert value_range(SubsetColumn(Long(), np.arange(4500))) == (-3, 4496)
+    assert value_range(SubsetColumn(Long(), np.arange(0))) == (0, 0)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptpipe_torch.data.order import batched_by_length, epoch_order
+from ptpipe_torch.data.order import batched_by_length, block_order, epoch_order
 
 
 @given(st.integers(0, 700), st.integers(1, 9), st.integers(0, 3), st.integers(0, 3))
@@ -34,3 +34,25 @@ def test_they_need_little_padding_and_come_in_random_order() -> None:
     assert not batches[0] & batches[1]
     maxima = lengths_N[first_N].reshape(-1, 32).max(axis=1)
     assert abs(np.corrcoef(np.arange(len(maxima)), maxima)[0, 1]) < 0.3
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 300), st.integers(0, 3), st.integers(0, 3))
+def test_block_order_has_every_sample_once(sizes: list[int], window: int, seed: int, epoch: int) -> None:
+    blocks_N = np.repeat(np.arange(len(sizes)) * 3, sizes)
+    order_N = block_order(blocks_N, window, seed, epoch)
+    assert sorted(order_N) == list(range(len(blocks_N)))
+    assert np.array_equal(order_N, block_order(blocks_N, window, seed, epoch))
+    if window >= len(blocks_N):
+        assert np.array_equal(order_N, epoch_order(len(blocks_N), seed, epoch))
+
+
+def test_a_window_moves_over_the_blocks() -> None:
+    blocks_N = np.repeat(np.arange(40), 250)
+    in_blocks, shuffled = (block_order(blocks_N, window, 1, 0) for window in (1, 1000))
+    read = blocks_N[in_blocks]
+    assert np.count_nonzero(np.diff(read)) == 39 and not np.array_equal(np.unique(read), read[::250])
+    places_N = np.argsort(in_blocks)
+    moves_N = np.abs(np.argsort(shuffled) - places_N)
+    assert moves_N.max() < 1000 and np.median(moves_N) > 200
+    assert len(np.unique(blocks_N[shuffled][5000:5128])) > 3, "a batch has samples of several blocks"
+    assert not np.array_equal(shuffled, block_order(blocks_N, 1000, 1, 1))

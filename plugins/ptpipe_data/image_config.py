@@ -1,0 +1,94 @@
+"""Options of data.image_folder and data.shards."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ptpipe_data.config import LabelledImageConfig, Size
+from ptpipe_torch.data.images import MAX_PIXELS
+
+_PATTERN = r"^[^/]+$"
+
+
+class EncodedImageConfig(LabelledImageConfig):
+    """Options of images that are decoded on demand, and their classes."""
+
+    image_size: int = Field(224, ge=8, le=4096, description="side of the center crop in pixels")
+    resize: int | None = Field(
+        None, ge=8, le=8192, description="length of the shorter side before cropping, in pixels; none: image_size"
+    )
+    channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grayscale")
+    normalize: Literal["imagenet", "measured"] = Field(
+        "imagenet",
+        description="imagenet: by ImageNet's mean and standard deviation, as pretrained weights expect; "
+        "measured: by those of 512 training images",
+    )
+    max_pixels: int = Field(
+        MAX_PIXELS,
+        ge=1,
+        le=178_000_000,  # Pillow opens no larger one
+        description="maximum width times height of an image, as stored and after resizing; a larger one is an error "
+        "before it is decoded, which takes up to 16 bytes per pixel",
+    )
+    num_workers: int = Field(2, ge=0, le=256, description="worker processes that decode and augment; 0: none")
+
+    @model_validator(mode="after")
+    def _crop_fits(self) -> Self:
+        if self.resize is not None and self.resize < self.image_size:
+            raise ValueError(f"resize: {self.resize} is smaller than image_size: {self.image_size}")
+        return self
+
+
+class ImageFolderConfig(EncodedImageConfig):
+    """Options of `data.image_folder`."""
+
+    path: str = Field(
+        description="folder that contains a folder per class, or train, test and optionally val, each with a folder "
+        "per class"
+    )
+    in_memory: bool = Field(
+        False, description="decode once and keep the pixels; false: decode in every epoch, in bounded memory"
+    )
+    test_size: Size | None = Field(
+        None,
+        description="maximum number of test images; without a test folder: fraction or number of all images held out "
+        "for test (none: 0.1)",
+    )
+
+
+class ShardsConfig(EncodedImageConfig):
+    """Options of `data.shards`."""
+
+    path: str = Field(description="folder of the tar files")
+    train: str = Field("train-*.tar", pattern=_PATTERN, description="names of the shards of train: `*` is any text")
+    val: str = Field("val-*.tar", pattern=_PATTERN, description="names of the shards of val; without any, see val_size")
+    test: str = Field(
+        "test-*.tar", pattern=_PATTERN, description="names of the shards of test; without any, see test_size"
+    )
+    label: str = Field(
+        "cls",
+        pattern=r"^(cls|json\..+)$",
+        description="where the class of an image KEY.jpg is: cls, in the member KEY.cls; json.FIELD, in a field of the "
+        "member KEY.json; a number, or a name",
+    )
+    class_names: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="names of the classes 0, 1, 2, ...; none: the names that train has, sorted, or the numbers",
+    )
+    shuffle_buffer: int | None = Field(
+        10_000,
+        ge=1,
+        description="samples in the window that moves over the shards of an epoch, which come in random order, and in "
+        "which samples are shuffled; it takes no memory; none: all samples, read from anywhere",
+    )
+    batch_by_length: bool = Field(
+        False, description="train on batches of texts of similar lengths, in random order: less padding"
+    )
+    test_size: Size | None = Field(
+        None,
+        description="maximum number of test samples; without shards of test: fraction or number of all samples held "
+        "out for test (none: 0.1)",
+    )
