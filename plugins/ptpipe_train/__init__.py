@@ -18,6 +18,10 @@ def _find_missing(config: TrainConfig) -> Iterable[str]:
 
     yield from device.find_missing(config.device, config.precision)
     yield from device.find_missing_for_workers(config.device, config.parallel)
+    if config.compile:
+        from ptpipe_train.compiling import find_missing_compiler
+
+        yield from find_missing_compiler(config.device)
 
 
 def _num_workers(config: TrainConfig) -> int:

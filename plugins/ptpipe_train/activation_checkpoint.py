@@ -24,7 +24,7 @@ def checkpoint_layers(module: nn.Module, types: Sequence[str]) -> None:
     Raises StageError for a type that the network doesn't have or that can't run twice.
     """
     layers = [layer for name, layer in module.named_modules() if name]
-    for type_ in types:
+    for type_ in dict.fromkeys(types):
         chosen = [layer for layer in layers if type(layer).__name__ == type_]
         if not chosen:
             raise StageError(

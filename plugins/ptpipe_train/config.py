@@ -26,6 +26,7 @@ Compress: TypeAlias = Literal["none", "bf16", "fp16"]
 _SCHEDULE_OF_OPTION = {"gamma": "step", "every_epochs": "step", "final": "cosine"}
 _MULTI_WORKER: tuple[Mode, ...] = ("ddp", "fsdp", "pp", "ddp+pp")
 PIPELINED: tuple[Mode, ...] = ("pp", "ddp+pp")
+COMPILED: tuple[Mode, ...] = ("single", "ddp")
 # Each option of `parallel:` and the modes that accept it.
 MODES_OF_OPTION: Mapping[str, tuple[Mode, ...]] = {
     "workers": _MULTI_WORKER,
@@ -316,6 +317,11 @@ class TrainConfig(StageConfig):
         description="types of layers (`BasicBlock`) that run again in the backward pass instead of keeping their "
         "activations: less memory, more time",
     )
+    compile: bool = Field(
+        False,
+        description="compile forward and backward pass with torch.compile, which needs a C++ compiler; the result "
+        "differs in the last bits",
+    )
     clip_grad_norm: float | None = Field(None, gt=0, description="maximum norm of all gradients together; null: none")
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="fraction of each label spread over all classes, where the task has classes"
@@ -362,9 +368,20 @@ class TrainConfig(StageConfig):
                 f"gradient_checkpointing can't be combined with parallel mode {self.parallel.mode}, whose pipeline "
                 "stages have no layers but the innermost ones; more microbatches take less memory"
             )
+        if self.compile:
+            self._check_compile()
         if self.batch_size is not None:
             self.parallel.check_batch_size(self.batch_size)
         return self
+
+    def _check_compile(self) -> None:
+        if self.parallel.mode not in COMPILED:
+            raise ValueError(
+                f"compile can't be combined with parallel mode {self.parallel.mode}, whose hooks and schedules are no "
+                f"part of a compiled forward pass; it can with {' and '.join(COMPILED)}"
+            )
+        if self.gradient_checkpointing:
+            raise ValueError("compile can't be combined with gradient_checkpointing: it chooses what is recomputed")
 
     def keyed_options(self) -> dict[str, JSON]:
         """Return what enters the key: with `lr_factors` as pairs, because their order counts."""

@@ -21,6 +21,7 @@ from ptpipe_torch.memory_format import view_failure
 from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
 from ptpipe_train.activation_checkpoint import checkpoint_layers
 from ptpipe_train.checkpointer import Checkpointer
+from ptpipe_train.compiling import compiler_session
 from ptpipe_train.config import PIPELINED
 from ptpipe_train.device import (
     DeviceSettings,
@@ -62,6 +63,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
         torch_threads(config.num_threads),
         freed_memory_kept(),
         _actionable_errors(config),
+        compiler_session() if config.compile else nullcontext(),
         init_worker_group(
             ctx, parallel.comm or "auto", parallel.timeout_s or TIMEOUT_S, config.device != "cpu"
         ) as workers,
@@ -72,7 +74,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             module = model.build_prepared().train()
             freeze_parameters(module, config.freeze)
             checkpoint_layers(module, config.gradient_checkpointing)
-            inputs = TrainingInputs(ctx, model, module, data, batch_size, settings, parallel, workers)
+            inputs = TrainingInputs(ctx, model, module, data, batch_size, settings, parallel, workers, config.compile)
             training = _set_up(config, inputs, plan, choice)
             training.run()
             training.report()

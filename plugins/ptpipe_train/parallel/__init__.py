@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ptpipe_train.compiling import compiled
 from ptpipe_train.parallel.ddp import DDPStrategy, SingleProcess, data_parallel
 from ptpipe_train.parallel.strategy import Objective, ParallelStrategy, TrainingInputs
 
@@ -12,7 +13,8 @@ def choose_strategy(inputs: TrainingInputs) -> ParallelStrategy:
     """Build the strategy of `inputs.options.mode`; one worker needs no wrapper. Every worker must call it."""
     mode = inputs.options.mode
     if mode != "dp" and inputs.workers.size == 1:
-        return SingleProcess(inputs.settings.place(inputs.module), inputs.settings)
+        module = inputs.settings.place(inputs.module)
+        return SingleProcess(module, inputs.settings, compiled(module) if inputs.compile else None)
     if mode == "dp":
         return data_parallel(inputs.module, inputs.settings, inputs.options, inputs.ctx)
     if mode == "ddp":

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch import Batch, RangeObserver
 from ptpipe_torch.distributed.shared_memory import SharedMemory, share_memory
+from ptpipe_train.compiling import compiled
 from ptpipe_train.config import Parallel
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.evaluation import buffers_restored
@@ -86,7 +87,7 @@ class DDPStrategy(ParallelStrategy):
         memory = _gradient_memory(module, inputs)
         self.comm = "shared memory" if memory else dist.get_backend()
         self._ranges, self._buffers = RangeSync(module, workers, memory=memory), BufferSync(module)
-        self._wrapped = _distributed(module, settings, options)
+        self._wrapped = _distributed(compiled(module) if inputs.compile else module, settings, options)
         average: Callable[[Any], Any] | None = None
         if memory:
             average = SharedAverage(memory, workers.size)

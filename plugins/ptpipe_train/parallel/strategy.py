@@ -34,6 +34,8 @@ class TrainingInputs:
     settings: DeviceSettings
     options: Parallel
     workers: WorkerGroup
+    compile: bool = False
+    """Whether forward and backward pass are compiled."""
 
     def first_inputs(self, num_samples: int) -> tuple[torch.Tensor, ...]:
         """Return the network's inputs for samples of train, on the device and in the memory format."""

@@ -45,7 +45,7 @@ def make_model(lab: Lab) -> Model:
     return lab.make_model(FunctionRef.to(block_net))
 
 
-@pytest.mark.parametrize("types", [["Block"], ["Conv2d", "BatchNorm2d"], ["Block", "BatchNorm2d"]])
+@pytest.mark.parametrize("types", [["Block"], ["Conv2d", "BatchNorm2d"], ["Block", "BatchNorm2d", "Block"]])
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "fp16", "clip_grad_norm": 1.0}])
 def test_the_training_is_the_same_bit_for_bit(lab: Lab, types: list[str], options: dict[str, Any]) -> None:
     model, data = make_model(lab), lab.make_data(100, 20)
