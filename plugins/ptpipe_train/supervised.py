@@ -192,7 +192,7 @@ def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice:
     lr = LearningRate(peak_lr(config), schedule, plan.num_steps, plan.steps_per_epoch)
     if lr.maximum() < 0.9 * lr.peak:
         ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
-    _warn_of_small_passes(config.parallel, ctx, strategy.module, plan.batch_size)
+    _warn_of_small_passes(config.parallel, ctx, inputs.module, plan.batch_size)
     rule = config.early_stopping
     best = Best(rule, _monitored(rule, inputs.data).higher_is_better) if rule else None
     optimizer = make_optimizer(config, strategy.named_parameters(), lr_factors)

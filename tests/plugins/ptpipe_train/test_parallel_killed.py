@@ -44,6 +44,8 @@ stages:
       accumulate: 2
       precision: bf16
       early_stopping: {{patience: 12}}
+      ema: {{decay: 0.95}}
+      lr_factors: {{"fc*": 0.5}}
       checkpoint_every_s: 0.01
       num_threads: 1
       parallel: {parallel}
