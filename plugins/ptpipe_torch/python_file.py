@@ -62,7 +62,8 @@ def describe_failure(file: Path, what: str, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: {text}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).parent.is_relative_to(file.parent)]
+    inside = [frame for frame in frames if Path(frame.filename).parent.is_relative_to(file.parent)]
+    own = [frame for frame in inside if "site-packages" not in frame.filename]  # a virtual environment in the folder
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line})" if own else ""
     return f"{file.name}: {what} raised {text}{place}"
 
