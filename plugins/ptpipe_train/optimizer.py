@@ -63,9 +63,9 @@ def _groups(
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of each group: `lr` times the group's factor."""
+    """Set the learning rate of each group: `lr` times the factor of the group, 1 where it has none."""
     for group in optimizer.param_groups:
-        group["lr"] = lr * group[_LR_FACTOR]
+        group["lr"] = lr * group.get(_LR_FACTOR, 1.0)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
