@@ -115,6 +115,15 @@ def test_a_model_with_fake_quantization_too(lab: Lab, precision: str) -> None:
     assert got.model.recipe == folded.recipe
 
 
+@pytest.mark.thorough
+def test_a_compiled_training_too(lab: Lab) -> None:
+    model, options = lab.make_model(norm=True, dropout=0.5), {"epochs": 2, "compile": True}
+    want = lab.train_afresh(model, make_data(lab), **options)
+    with pytest.raises(Stopped):
+        lab.train(model, make_data(lab, stop_train=4), checkpoint_every_s=EVERY_STEP, **options)
+    assert_same_bits(lab.train(model, make_data(lab), checkpoint_every_s=EVERY_STEP, **options).model, want.model)
+
+
 @pytest.mark.parametrize(("accumulate", "stop"), [(1, 9), (2, 8), (3, 8)])
 def test_resumes_in_mid_epoch_without_repeating_a_sample(lab: Lab, accumulate: int, stop: int) -> None:
     model, options = lab.make_model(), {"epochs": 2, "accumulate": accumulate} | COUNTED
