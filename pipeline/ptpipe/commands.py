@@ -7,7 +7,7 @@ A distribution adds a command with an entry point of the group `ptpipe.commands`
 
 The command returns its exit code (None: 0). It prints results to stdout and everything else to stderr, with `echo` and
 `print_table`, which escape what others' text may do to a terminal; it raises `ptpipe.UsageError` for a mistake on the
-command line. Keep its module light: `ptpipe --help` imports it.
+command line. `ptpipe --help` shows the first line of the function's docstring, and imports nothing for it.
 """
 
 from ptpipe.cli.common import (

@@ -86,7 +86,7 @@ class _Commands(click.Group):
         rows = [(name, help_) for name, (_, help_) in _COMMANDS.items()]
         for name, entry_point in _plugin_commands().items():
             try:
-                help_ = _load(entry_point).get_short_help_str(limit=formatter.width)
+                help_ = _help_in_source(entry_point) or _load(entry_point).get_short_help_str(limit=formatter.width)
                 rows.append((one_line(name), one_line(help_)))
             except PtpipeError as error:
                 click.echo(one_line(f"ptpipe: {error}"), err=True)
@@ -113,6 +113,22 @@ def _plugin_commands() -> dict[str, EntryPoint]:
 def _owner(entry_point: EntryPoint) -> str:
     """The distribution that declares an entry point."""
     return entry_point.dist.name if entry_point.dist else "an unknown distribution"
+
+
+def _help_in_source(entry_point: EntryPoint) -> str:
+    """Return the first line of a command's docstring, without importing anything; empty where there is none to read."""
+    import ast
+    from pathlib import Path
+
+    from ptpipe.plan.module_files import ModuleFinder
+
+    found = ModuleFinder().find(entry_point.module)
+    try:
+        tree = ast.parse(Path(found.file).read_bytes()) if found and found.file.endswith(".py") else ast.Module([], [])
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    docstrings = {node.name: ast.get_docstring(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return (docstrings.get(entry_point.attr) or "").partition("\n")[0]
 
 
 def _load(entry_point: EntryPoint) -> click.Command:
