@@ -43,11 +43,16 @@ def rows(stages: dict[str, dict[str, object]]) -> dict[str, dict[str, float]]:
     return {row["name"]: row for row in table["rows"]}
 
 
-def test_the_main_job(tmp_path):
-    code, stages, stderr = run("mnist_qat.yaml", tmp_path)
+@pytest.mark.parametrize(
+    ("settings", "minimum"),
+    [(("-s", "data.train_size=20000"), 0.98), pytest.param((), 0.99, marks=pytest.mark.thorough)],
+    ids=["a third", "whole"],
+)
+def test_the_main_job(tmp_path, settings, minimum):
+    code, stages, stderr = run("mnist_qat.yaml", tmp_path, *settings)
     table = rows(stages)
     baseline = table["pretrain"]
-    assert baseline["accuracy"] >= 0.990
+    assert baseline["accuracy"] >= minimum
     for name in ("dynamic", "static", "qat", "onnx_dynamic", "onnx_static", "onnx_qat"):
         assert table[name]["accuracy"] >= baseline["accuracy"] - 0.003, name
         assert table[name]["size_bytes"] <= 0.27 * baseline["size_bytes"], name
@@ -55,14 +60,14 @@ def test_the_main_job(tmp_path):
     # A latency on a machine that others use too proves nothing; accuracy and size must hold.
     assert refused in ([], ["latency"]), stderr
     assert code == (3 if refused else 0)
-    code, stages, stderr = run("mnist_qat.yaml", tmp_path)
+    code, stages, stderr = run("mnist_qat.yaml", tmp_path, *settings)
     assert {stage["outcome"] for stage in stages.values()} <= {"cached", "refused"}
 
 
 def test_qnnpack(tmp_path):
     code, stages, stderr = run(
-        "mnist_qat_qnnpack.yaml", tmp_path, "-s", "pretrain.epochs=1", "-s", "data.train_size=20000"
+        "mnist_qat_qnnpack.yaml", tmp_path, "-s", "pretrain.epochs=1", "-s", "data.train_size=10000"
     )
     assert code == 0, stderr
     table = rows(stages)
-    assert table["onnx"]["accuracy"] >= 0.97
+    assert table["onnx"]["accuracy"] >= 0.95

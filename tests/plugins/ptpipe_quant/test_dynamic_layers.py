@@ -276,7 +276,7 @@ def test_a_layer_with_two_names_is_int8_under_both(ctx) -> None:
 
 @pytest.mark.parametrize("skip", ["LayerNorm", "inner.layers.0.norm1"])
 def test_a_pattern_that_keeps_nothing_float_is_reported(skip, ctx, events) -> None:
-    dynamic(DynamicConfig(backend=ENGINES[0], skip=("outer", skip)), ctx, float_model(Encoder))
+    dynamic(DynamicConfig(backend=ENGINES[0], skip=("head", skip)), ctx, float_model(Encoder))
     notices = [event.text for event in events if isinstance(event, Notice)]
     assert notices == [f"skip: {skip!r} matches no layer that quant.test would quantize"]
 

@@ -74,7 +74,7 @@ def static_accuracy(cnn, images, context) -> float:
     ("batch_norm", "bf16"),
     [
         ("fold", False),
-        ("train", True),
+        pytest.param("train", True, marks=pytest.mark.thorough),
         pytest.param("fold", True, marks=pytest.mark.thorough),
         pytest.param("train", False, marks=pytest.mark.thorough),
     ],

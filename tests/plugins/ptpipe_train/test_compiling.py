@@ -56,8 +56,8 @@ def children() -> set[int]:
 def test_it_ends_with_the_weights_of_an_uncompiled_training(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With dropout, a smaller last batch, a frozen layer and averaged weights."""
-    model, data = lab.make_model(norm=True, dropout=0.5), lab.make_data(100, 30)
+    """With dropout, a frozen layer and averaged weights."""
+    model, data = lab.make_model(norm=True, dropout=0.5), lab.make_data(96, 30)
     options: dict[str, Any] = {"epochs": 2, "ema": {"decay": 0.9}, "freeze": ["6.bias"], "accumulate": 2}
     plain = lab.train_afresh(model, data, **options)
     (tmp_path / "temporary").mkdir()
