@@ -6,7 +6,7 @@ Shape legend: N samples, B of a batch, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,8 @@ from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
-from ptpipe_torch.task.task import Metric, Task
+from ptpipe_torch.task.class_task import ClassTask
+from ptpipe_torch.task.task import Metric
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,31 +25,21 @@ if TYPE_CHECKING:
 _TOP = 5
 
 
-class Classification(Task):
+class Classification(ClassTask):
     """Networks return `logits`, float32 (B, K); the target is `labels`, int64 (B,), numbers of classes."""
 
-    class_names: tuple[str, ...] = Field(min_length=1)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Fraction of each label that the loss spreads over all classes (Szegedy et al., 2015, section 7)."""
-    class_weights: tuple[Annotated[float, Field(ge=0)], ...] = ()
-    """What the loss of a sample is multiplied by, by its label; empty: 1. The mean is over samples, not weights."""
     focal_gamma: float = Field(0.0, ge=0)
     """Exponent of the focal loss, (1 - p)^gamma times the loss, p: probability of the label (Lin et al., 2017)."""
     positive_class: str | None = None
     """The class to find, whose F1 is the primary metric; None: the primary metric is accuracy."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.class_weights and len(self.class_weights) != self.num_classes:
-            raise ValueError("class_weights has a number for each class")
+    def _has_the_positive_class(self) -> Self:
         if self.positive_class is not None and self.positive_class not in self.class_names:
             raise ValueError(f"positive_class: {self.positive_class!r} is no class")
         return self
-
-    @property
-    def num_classes(self) -> int:
-        """K."""
-        return len(self.class_names)
 
     @property
     def targets(self) -> Mapping[str, ColumnInfo]:

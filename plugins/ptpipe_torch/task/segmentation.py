@@ -6,14 +6,15 @@ Shape legend: B samples of a batch, K classes, H height, W width, P counted pixe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from ptpipe import JSON
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
-from ptpipe_torch.task.task import Metric, Task
+from ptpipe_torch.task.class_task import ClassTask
+from ptpipe_torch.task.task import Metric
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,26 +48,13 @@ class MaskInfo(ColumnInfo):
         return lambda values_BHW, channels_last: check(values_BHW.long(), channels_last)
 
 
-class Segmentation(Task):
+class Segmentation(ClassTask):
     """Networks return `logits`, float32 (B, K, H, W); the target is `masks`, int64 (B, H, W), numbers of classes."""
 
     class_names: tuple[str, ...] = Field(min_length=1, max_length=255)
     shape_HW: tuple[PositiveInt, PositiveInt]
     ignore: NonNegativeInt = Field(255, le=255)
     """The number in masks of pixels that don't count."""
-    class_weights: tuple[Annotated[float, Field(ge=0)], ...] = ()
-    """What the loss of a pixel is multiplied by, by its class; empty: 1. The mean is over pixels, not over weights."""
-
-    @model_validator(mode="after")
-    def _has_weights(self) -> Self:
-        if self.class_weights and len(self.class_weights) != self.num_classes:
-            raise ValueError("class_weights has a number for each class")
-        return self
-
-    @property
-    def num_classes(self) -> int:
-        """K."""
-        return len(self.class_names)
 
     @property
     def targets(self) -> Mapping[str, ColumnInfo]:

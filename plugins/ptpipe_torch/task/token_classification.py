@@ -6,17 +6,18 @@ Shape legend: B samples of a batch, L tokens of the longest one, K classes, T co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt
 
 from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column, value_range
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.data.tokens import LENGTH
 from ptpipe_torch.model.signature import BATCH, TensorSpec
+from ptpipe_torch.task.class_task import ClassTask
 from ptpipe_torch.task.classification import per_class
-from ptpipe_torch.task.task import Metric, Task
+from ptpipe_torch.task.task import Metric
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,29 +29,15 @@ _OUTPUT, _TARGET = "logits", "tags"
 _OUTSIDE = "O"
 
 
-class TokenClassification(Task):
+class TokenClassification(ClassTask):
     """Networks return `logits`, float32 (B, L, K); the target is `tags`, int64 (B, L), numbers of classes.
 
     Where the classes are O, B-x and I-x (IOB2), the primary metric is the F1 of whole entities, as CoNLL-2003 counts
     them (Tjong Kim Sang and De Meulder, 2003): one is right where its type, first and last token are.
     """
 
-    class_names: tuple[str, ...] = Field(min_length=1)
     length: PositiveInt | Literal["length"] = LENGTH
     """L, or its symbol."""
-    class_weights: tuple[Annotated[float, Field(ge=0)], ...] = ()
-    """What the loss of a token is multiplied by, by its class; empty: 1. The mean is over tokens, not over weights."""
-
-    @model_validator(mode="after")
-    def _has_weights(self) -> Self:
-        if self.class_weights and len(self.class_weights) != self.num_classes:
-            raise ValueError("class_weights has a number for each class")
-        return self
-
-    @property
-    def num_classes(self) -> int:
-        """K."""
-        return len(self.class_names)
 
     @property
     def targets(self) -> Mapping[str, ColumnInfo]:

@@ -1,0 +1,28 @@
+"""What tasks have in common whose targets are numbers of classes. Importing this imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from ptpipe_torch.task.task import Task
+
+
+class ClassTask(Task):
+    """A task of named classes, K of them."""
+
+    class_names: tuple[str, ...] = Field(min_length=1)
+    class_weights: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    """What the loss of a target is multiplied by, by its class; empty: 1. The mean is over targets, not weights."""
+
+    @model_validator(mode="after")
+    def _has_a_weight_for_each_class(self) -> Self:
+        if self.class_weights and len(self.class_weights) != self.num_classes:
+            raise ValueError("class_weights has a number for each class")
+        return self
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.class_names)
