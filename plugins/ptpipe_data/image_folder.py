@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Context, StageError
-from ptpipe_data.paths import find_path
+from ptpipe_data.paths import change_stamp, find_path, split_folders
 from ptpipe_torch.data.images import FORMATS
 
 if TYPE_CHECKING:
@@ -41,20 +41,11 @@ def find_root(path: str) -> Path:
 
 
 def fingerprint(path: str) -> JSON:
-    """Return the folder, the number of images, and a digest of their relative paths, sizes and times of change.
-
-    Both times: the modification time can be set, to hide a change (`touch -r`), the time of the last change to the file
-    cannot. So a copy, a rename or another owner is a change too.
-    """
+    """Return the folder, the number of images, and a digest of their relative paths, sizes and times of change."""
     root = find_root(path)
     digest, num_files = hashlib.sha256(), 0
     for relative, entry in _walk(root, ""):
-        status = entry.stat()
-        digest.update(
-            f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n".encode(
-                errors="surrogateescape"
-            )
-        )
+        digest.update(change_stamp(relative, entry.stat()))
         num_files += 1
     return {"root": str(root), "num_files": num_files, "digest": digest.hexdigest()}
 
@@ -67,17 +58,14 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     from ptpipe_torch.data.data import Data
 
     root = find_root(config.path)
-    names = [name for name in ("train", "val", "test") if (root / name).is_dir()] if (root / "train").is_dir() else [""]
-    listed = {name: _list_images(root, name) for name in names}
+    folders = split_folders(root)
+    listed = {name: _list_images(root, folder) for name, folder in folders.items()}
     classes = sorted({class_name for files in listed.values() for class_name, _ in files})
-    for name in names:
-        missing = sorted(set(classes) - {class_name for class_name, _ in listed[name]})
-        if missing and name in ("", "train"):
-            raise StageError(f"{root / name} has no images of the class {missing[0]}")
+    if missing := sorted(set(classes) - {class_name for class_name, _ in listed["train"]}):
+        raise StageError(f"{root / folders['train']} has no images of the class {missing[0]}")
     found = {name: _lazy_split(root, files, classes, config) for name, files in listed.items()}
     if config.in_memory:
         found = {name: _decode(split, name, ctx) for name, split in found.items()}
-    found = {name or "train": split for name, split in found.items()}
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     images = images_of(splits["train"])
     task = classification(classes, config.classes, labels_of(splits["train"]))
@@ -172,7 +160,7 @@ def _decode(split: Split, name: str, ctx: Context) -> Split:
 
     images = images_of(split)
     shape_HWC = images.take(np.arange(1)).shape[1:]
-    path = ctx.scratch / f"{name or 'all'}.npy"
+    path = ctx.scratch / f"{name}.npy"
     pixels_NHWC = np.lib.format.open_memmap(path, "w+", np.uint8, (len(split), *shape_HWC))
     for start in range(0, len(split), _CHUNK_IMAGES):
         stop = min(start + _CHUNK_IMAGES, len(split))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ptpipe import JSON
 from ptpipe_data.catalog import file_digest
-from ptpipe_data.paths import find_path
+from ptpipe_data.paths import change_stamp, find_path
 
 
 def fingerprint(paths: Iterable[str]) -> JSON:
@@ -31,7 +31,5 @@ def _folder_digest(folder: Path) -> str:
         for name in sorted(files):
             status = os.lstat(os.path.join(root, name))  # noqa: PTH118  # a Path per file is slow
             relative = os.path.relpath(os.path.join(root, name), folder)  # noqa: PTH118
-            # Both times: the modification time can be set, that of the last change can't.
-            stamp = f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
-            digest.update(stamp.encode(errors="surrogateescape"))
+            digest.update(change_stamp(relative, status))
     return digest.hexdigest()

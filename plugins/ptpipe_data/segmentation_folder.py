@@ -18,6 +18,7 @@ from ptpipe import Context, StageError
 from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.classes import balanced_weights
 from ptpipe_data.image_folder import IMAGENET, find_root, list_files
+from ptpipe_data.paths import split_folders
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_torch import ArrayColumn, Column, Data, DatasetInfo, ImageInfo, Segmentation, Split
 from ptpipe_torch.data.images import open_image_file
@@ -34,8 +35,7 @@ _MODES = ("1", "L", "P")
 def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> Data:
     """Return the data set in `config.path`. Raises StageError, with the path, for files that don't fit together."""
     root = find_root(config.path)
-    names = {name: name for name in ("train", "val", "test") if (root / name).is_dir()}
-    pairs = {name: _pairs(root, folder) for name, folder in (names if "train" in names else {"train": ""}).items()}
+    pairs = {name: _pairs(root / folder) for name, folder in split_folders(root).items()}
     shape_HW = config.image_size or _size_of(pairs["train"][0][0], config)
     reader = _Reader(config, ctx, root, shape_HW, sum(map(len, pairs.values())))
     found = {name: reader.split(name, of) for name, of in pairs.items()}
@@ -60,13 +60,13 @@ def _class_weights(config: SegmentationFolderConfig, masks: Column) -> tuple[flo
     return balanced_weights(counts_V[: len(config.class_names)])
 
 
-def _pairs(root: Path, name: str) -> list[tuple[Path, Path]]:
+def _pairs(folder: Path) -> list[tuple[Path, Path]]:
     """Return the files of each image and its mask: those of the same name, whatever their suffix."""
-    folders = [root / name / kind for kind in (_IMAGES, _MASKS)]
-    images, masks = ({path.with_suffix("").name: path for path in _files(folder)} for folder in folders)
-    for have, need, folder in ((images, masks, folders[1]), (masks, images, folders[0])):
+    folders = [folder / kind for kind in (_IMAGES, _MASKS)]
+    images, masks = ({path.with_suffix("").name: path for path in _files(of)} for of in folders)
+    for have, need, where in ((images, masks, folders[1]), (masks, images, folders[0])):
         if missing := sorted(have.keys() - need.keys()):
-            raise StageError(f"{have[missing[0]]} has no counterpart {missing[0]!r} in {folder}")
+            raise StageError(f"{have[missing[0]]} has no counterpart {missing[0]!r} in {where}")
     return [(images[stem], masks[stem]) for stem in sorted(images)]
 
 

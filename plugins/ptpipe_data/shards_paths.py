@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ptpipe import JSON, StageError
 from ptpipe_data.image_folder import find_root
+from ptpipe_data.paths import change_stamp
 
 if TYPE_CHECKING:
     from ptpipe_data.image_config import ShardsConfig
@@ -51,7 +52,7 @@ def status_of(path: Path) -> os.stat_result:
 
 
 def fingerprint(config: ShardsConfig) -> JSON:
-    """Return the folder, the number of shards, and a digest of names, sizes and times; see `image_folder.fingerprint`.
+    """Return the folder, the number of shards, and a digest of names, sizes and times of change.
 
     The description beside the shards is digested as it is.
     """
@@ -59,9 +60,7 @@ def fingerprint(config: ShardsConfig) -> JSON:
     digest = hashlib.sha256()
     for split, paths in shards.items():
         for path in paths:
-            status = status_of(path)
-            times = f"{status.st_mtime_ns}\0{status.st_ctime_ns}"
-            digest.update(f"{split}\0{path.name}\0{status.st_size}\0{times}\n".encode())
+            digest.update(change_stamp(f"{split}\0{path.name}", status_of(path)))
     description = root / DESCRIPTION
     if description.is_file():
         digest.update(description.read_bytes())

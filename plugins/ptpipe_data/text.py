@@ -88,7 +88,7 @@ class _TextReader:
             (target,) = task.targets
             return task, {name: self._blocks(name, rows, encoded, target) for name, rows in self.drawn.items()}
         encoded = {name: self._encoded(name, of) for name, of in texts.items()}
-        return self._tagged(encoded) if self.config.task == "token_classification" else self._labelled(encoded)
+        return self._tagged(texts, encoded) if self.config.task == "token_classification" else self._labelled(encoded)
 
     def _encoded(self, name: str, texts: Sequence[str] | Sequence[list[str]]) -> Encoded:
         encoded, file = self.tokenizer.encode(texts, self.config.max_length), self.files[name]
@@ -110,9 +110,11 @@ class _TextReader:
         (target,) = task.targets
         return task, self._splits(encoded, {target: {name: ArrayColumn(of) for name, of in values.items()}})
 
-    def _tagged(self, encoded: Mapping[str, Encoded]) -> tuple[Task, dict[str, Split]]:
+    def _tagged(
+        self, words: Mapping[str, Sequence[Sequence[str]]], encoded: Mapping[str, Encoded]
+    ) -> tuple[Task, dict[str, Split]]:
         (target,) = self.config.targets
-        tags = {name: self._tags(file, target) for name, file in self.files.items()}
+        tags = {name: _tags(file, target, words[name]) for name, file in self.files.items()}
         names = sorted({tag for row in rows_of(self.drawn["train"]).tolist() for tag in tags["train"][row]})
         numbers = {name: number for number, name in enumerate(names)}
         columns = {}
@@ -125,25 +127,17 @@ class _TextReader:
         (target,) = task.targets
         return task, self._splits(encoded, {target: columns})
 
-    def _tags(self, file: TableFile, name: str) -> list[list[str]]:
-        words, tags = file.words(self.config.text), file.words(name)
-        for row, (of_words, of_tags) in enumerate(zip(words, tags, strict=True)):
-            if len(of_words) != len(of_tags):
-                problem = f"which are {len(of_tags)} tags for {len(of_words)} words"
-                raise file.error(name, row, problem)
-        return tags
-
     def _tag_column(self, encoded: Encoded, numbers: Sequence[Sequence[int]]) -> RaggedColumn:
         texts_V = np.repeat(np.arange(len(encoded.lengths_N)), encoded.lengths_N)
         tags_V = np.full(len(encoded.ids_V), IGNORE)
         begins_V = encoded.words_V >= 0
         pairs = zip(texts_V[begins_V].tolist(), encoded.words_V[begins_V].tolist(), strict=True)
         tags_V[begins_V] = [numbers[text][word] for text, word in pairs]
-        return self._column(tags_V, encoded, IGNORE)
+        return self._column(tags_V, encoded.offsets, IGNORE)
 
     def _splits(self, encoded: Mapping[str, Encoded], targets: Mapping[str, Mapping[str, Column]]) -> dict[str, Split]:
         """Return the splits. `targets`: for each target the column of each file."""
-        inputs = {name: self._column(of.ids_V, of, self.tokens.padding_id) for name, of in encoded.items()}
+        inputs = {name: self._column(of.ids_V, of.offsets, self.tokens.padding_id) for name, of in encoded.items()}
         splits = {}
         for name, rows in self.drawn.items():
             source, rows_N = source_of(name, self.config, self.files), rows_of(rows)
@@ -151,9 +145,9 @@ class _TextReader:
             splits[name] = Split(rows.ids, {_TOKENS: SubsetColumn(inputs[source], rows_N)}, columns)
         return splits
 
-    def _column(self, values_V: npt.NDArray[np.int64], encoded: Encoded, padding: int) -> RaggedColumn:
+    def _column(self, values_V: npt.NDArray[np.int64], offsets_N: npt.NDArray[np.int64], padding: int) -> RaggedColumn:
         length = self.config.max_length if self.config.padding == "max_length" else None
-        return RaggedColumn(values_V, encoded.offsets, padding, length)
+        return RaggedColumn(values_V, offsets_N, padding, length)
 
     def _blocks(self, name: str, rows: Split, encoded: Mapping[str, Encoded], target: str) -> Split:
         """Return the split's texts, one after the other, in blocks; the last one may be shorter."""
@@ -162,14 +156,13 @@ class _TextReader:
         end = [] if self.tokenizer.separator_id is None else [self.tokenizer.separator_id]
         parts = [part for row in rows_N for part in (source.ids_V[offsets_N[row] : offsets_N[row + 1]], end)]
         stream_V = np.concatenate([np.empty(0, dtype=np.int64), *parts]).astype(np.int64)
-        num_tokens, length = max(0, len(stream_V) - 1), self.config.max_length
-        lengths_N = np.diff([*range(0, num_tokens, length), num_tokens]) if num_tokens else np.empty(0, dtype=np.int64)
-        blocks = Encoded(stream_V, stream_V, lengths_N, 0)
+        num_tokens = max(0, len(stream_V) - 1)
         if len(rows_N) and not num_tokens:
             raise StageError(f"split {name}: its texts have too few tokens for a block")
-        ids = np.array([f"{name}/{number}" for number in range(1, len(lengths_N) + 1)], dtype=np.str_)
-        tokens = self._column(stream_V[:num_tokens], blocks, self.tokens.padding_id)
-        return Split(ids, {_TOKENS: tokens}, {target: self._column(stream_V[1:], blocks, IGNORE)})
+        blocks_N = np.array([*range(0, num_tokens, self.config.max_length), num_tokens])
+        ids = np.array([f"{name}/{number}" for number in range(1, len(blocks_N))], dtype=np.str_)
+        tokens = self._column(stream_V[:num_tokens], blocks_N, self.tokens.padding_id)
+        return Split(ids, {_TOKENS: tokens}, {target: self._column(stream_V[1:], blocks_N, IGNORE)})
 
 
 def _texts(file: TableFile, name: str) -> list[str]:
@@ -178,6 +171,14 @@ def _texts(file: TableFile, name: str) -> list[str]:
         if not text or text.isspace():
             raise file.error(name, row, "an empty text; remove the row")
     return texts
+
+
+def _tags(file: TableFile, name: str, words: Sequence[Sequence[str]]) -> list[list[str]]:
+    tags = file.words(name)
+    for row, (of_words, of_tags) in enumerate(zip(words, tags, strict=True)):
+        if len(of_words) != len(of_tags):
+            raise file.error(name, row, f"which are {len(of_tags)} tags for {len(of_words)} words")
+    return tags
 
 
 def _joined(text: str | list[str]) -> str:

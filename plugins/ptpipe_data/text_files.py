@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ptpipe import StageError
+from ptpipe_data.paths import split_folders
 from ptpipe_data.table_file import TableFile, read_table
-from ptpipe_data.text_paths import LINES, class_folders, find_source, split_folders, text_files
+from ptpipe_data.text_paths import LINES, class_folders, find_source, text_files
 
 if TYPE_CHECKING:
     from ptpipe_data.config import TextConfig
@@ -60,7 +61,7 @@ def _read_folders(root: Path, config: TextConfig) -> dict[str, TableFile]:
         raise StageError(f"val_path and test_path go with files; {root} is a folder, with val and test beside train")
     if config.targets or config.task != "classification":
         raise StageError(f"{root}: the classes of texts in folders are the folders; the task is classification")
-    return {name: _read_folder(folder, config) for name, folder in split_folders(root).items()}
+    return {name: _read_folder(root / folder, config) for name, folder in split_folders(root).items()}
 
 
 def _read_folder(folder: Path, config: TextConfig) -> TableFile:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from ptpipe import JSON, StageError
 from ptpipe_data import table_paths
 from ptpipe_data.catalog import file_digest
-from ptpipe_data.paths import find_path
+from ptpipe_data.paths import find_path, split_folders
 
 if TYPE_CHECKING:
     from ptpipe_data.config import TextConfig
 
 LINES = ".txt"
-SPLITS = ("train", "val", "test")
 
 
 def find_source(path: str) -> Path:
@@ -58,19 +57,12 @@ def _checked(entries: Iterable[Path]) -> list[Path]:
     return found
 
 
-def split_folders(root: Path) -> dict[str, Path]:
-    """Return the folder of each split: that of train alone, the root itself, where there is no folder called train."""
-    if not (root / "train").is_dir():
-        return {"train": root}
-    return {name: root / name for name in SPLITS if (root / name).is_dir()}
-
-
 def fingerprint(config: TextConfig) -> JSON:
     """Return the digest of every file by its path."""
     files = [find_tokenizer(config.tokenizer)] if config.tokenizer else []
     for source in map(find_source, config.paths.values()):
         if source.is_dir():
-            folders = [folder for split in split_folders(source).values() for folder in class_folders(split)]
+            folders = [folder for split in split_folders(source).values() for folder in class_folders(source / split)]
             files += [file for folder in folders for file in text_files(folder)]
         else:
             files.append(source)

@@ -91,7 +91,8 @@ class RaggedColumn(Column):
         """Return the rows, of shape (B, L)."""
         import numpy as np
 
-        starts_B, lengths_B = self.offsets_N[indices_B], self.lengths[indices_B]
+        starts_B = self.offsets_N[indices_B]
+        lengths_B = self.offsets_N[indices_B + 1] - starts_B
         columns_L = np.arange(self.length or lengths_B.max(initial=0))
         is_value_BL = columns_L < lengths_B[:, None]
         rows_BL = np.full(is_value_BL.shape, self.padding, dtype=self.values_V.dtype)

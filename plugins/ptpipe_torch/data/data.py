@@ -219,11 +219,12 @@ class Data(Artifact):
         It depends on `batch_size`, the samples of a batch over all workers, with `batch_by_length` alone.
         """
         samples = self.splits[split]
-        blocks_N = _blocks_of(samples)
-        if self.loader.shuffle_buffer is None or blocks_N is None:
+        window = self.loader.shuffle_buffer
+        blocks_N = _blocks_of(samples) if window else None
+        if window is None or blocks_N is None:
             order_N = epoch_order(len(samples), seed, epoch)
         else:
-            order_N = block_order(blocks_N, self.loader.shuffle_buffer, seed, epoch)
+            order_N = block_order(blocks_N, window, seed, epoch)
         lengths_N = _lengths_of(samples) if self.loader.batch_by_length else None
         return order_N if lengths_N is None else batched_by_length(order_N, lengths_N, batch_size, seed, epoch)
 
