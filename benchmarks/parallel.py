@@ -35,7 +35,7 @@ from ptpipe_torch import ArrayColumn, Classification, Data, DatasetInfo, ImageIn
 from ptpipe_torch.distributed.worker_group import init_worker_group
 from ptpipe_torch.runtime import freed_memory_kept, torch_threads
 from ptpipe_train import TrainConfig, train
-from ptpipe_train.config import Parallel
+from ptpipe_train.config_parallel import Parallel
 from ptpipe_zoo import SmallCnnConfig, small_cnn
 
 BATCH, MICROBATCHES, SPLIT = 128, 8, 4

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from ptpipe.cli import cli
 from ptpipe.plan.vocabulary import load_vocabulary
 from ptpipe_train import TrainConfig
-from ptpipe_train.config import MODES_OF_OPTION
+from ptpipe_train.config_parallel import MODES_OF_OPTION
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "parallel.md"

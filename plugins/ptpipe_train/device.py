@@ -16,7 +16,8 @@ from ptpipe_torch import Batch, Data
 from ptpipe_torch.cuda import finds_cuda_device
 
 if TYPE_CHECKING:
-    from ptpipe_train.config import Device, Parallel, Precision, PrecisionOption
+    from ptpipe_train.config import Device, Precision, PrecisionOption
+    from ptpipe_train.config_parallel import Parallel
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NO_CUDA = "device cuda: torch finds no CUDA device here (device auto would take the CPU)"

@@ -16,7 +16,7 @@ from ptpipe_train.parameters import batch_norms, freeze_parameters
 from ptpipe_train.steps import StepPlan
 
 if TYPE_CHECKING:
-    from ptpipe_train.config import Parallel
+    from ptpipe_train.config_parallel import Parallel
 
 _REFUSAL = "Expected more than 1 value per channel"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ptpipe_train.config import PIPELINED, Parallel
+from ptpipe_train.config_parallel import PIPELINED, Parallel
 
 if TYPE_CHECKING:
     import numpy as np

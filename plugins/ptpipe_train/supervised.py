@@ -22,7 +22,7 @@ from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
 from ptpipe_train.activation_checkpoint import checkpoint_layers
 from ptpipe_train.checkpointer import Checkpointer
 from ptpipe_train.compiling import compiler_session
-from ptpipe_train.config import PIPELINED
+from ptpipe_train.config_parallel import PIPELINED
 from ptpipe_train.device import (
     DeviceSettings,
     describe_environment,
@@ -48,7 +48,8 @@ from ptpipe_train.step_times import PARTS, Utilization
 from ptpipe_train.steps import StepPlan
 
 if TYPE_CHECKING:
-    from ptpipe_train.config import EarlyStopping, Parallel, TrainConfig
+    from ptpipe_train.config import EarlyStopping, TrainConfig
+    from ptpipe_train.config_parallel import Parallel
 
 _FEW_IMAGES = 8
 """Batch norm statistics of fewer images are mostly noise (Wu and He, 2018, "Group Normalization")."""

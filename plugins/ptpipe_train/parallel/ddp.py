@@ -18,7 +18,7 @@ from ptpipe import JSON, Context, StageError
 from ptpipe_torch import Batch, RangeObserver
 from ptpipe_torch.distributed.shared_memory import SharedMemory, share_memory
 from ptpipe_train.compiling import compiled
-from ptpipe_train.config import Parallel
+from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.evaluation import buffers_restored
 from ptpipe_train.parallel.batch_shard import BatchShard

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from ptpipe import StageError
 from ptpipe_torch import Batch
-from ptpipe_train.config import Parallel
+from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.evaluation import buffers_restored, state_restored
 from ptpipe_train.parallel.batch_shard import BatchShard
 from ptpipe_train.parallel.buffers import BufferSync, RangeSync

@@ -14,7 +14,7 @@ from ptpipe_torch.distributed.worker_group import group_device
 from ptpipe_train.dtensor import to_local
 
 if TYPE_CHECKING:
-    from ptpipe_train.config import Compress
+    from ptpipe_train.config_parallel import Compress
 
 GradBucket: TypeAlias = Any
 """`torch.distributed.GradBucket`, which torch's stubs leave out."""

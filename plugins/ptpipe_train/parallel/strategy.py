@@ -14,7 +14,7 @@ from ptpipe import JSON, Context
 from ptpipe_torch import Batch, Data, Model, Task
 from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
 from ptpipe_torch.model.outputs import named_outputs
-from ptpipe_train.config import Parallel
+from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.device import DeviceSettings, first_batch
 from ptpipe_train.parallel.batch_shard import BatchShard
 from ptpipe_train.step_times import StepTimes

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 import ptpipe
 from ptpipe import ManifestError, StageError
 from ptpipe_train import TrainConfig, train
-from ptpipe_train.config import Parallel
+from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.degrees import Degrees
 from ptpipe_train.device import find_missing_for_workers
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe_quant.transforms import prepare_qat
-from ptpipe_train.config import Parallel
+from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.parallel.fsdp import layers_to_wrap
 
 from ...signatures import stored_pictures

@@ -9,13 +9,15 @@ import pytest
 
 import ptpipe_data.config
 import ptpipe_train.config
+import ptpipe_train.config_parallel
 from ptpipe import StageError
 from ptpipe_eval.config import PredictConfig
 from ptpipe_quant.config import CalibrateConfig
 from ptpipe_torch import Data
 from ptpipe_torch.data.data import LOADING_OPTIONS
 from ptpipe_train import device
-from ptpipe_train.config import Parallel, TrainConfig
+from ptpipe_train.config import TrainConfig
+from ptpipe_train.config_parallel import Parallel
 
 from ...datasets import labels_of
 from .conftest import Lab, Trained, assert_same_bits
@@ -40,7 +42,8 @@ def train(lab: Lab, loading: dict[str, Any] | None = None, **options: Any) -> Tr
 
 
 def test_every_option_outside_the_key_is_tried() -> None:
-    configs = (*vars(ptpipe_train.config).values(), *vars(ptpipe_data.config).values())
+    modules = (ptpipe_train.config, ptpipe_train.config_parallel, ptpipe_data.config)
+    configs = [config for module in modules for config in vars(module).values()]
     found = {name for config in configs for name in getattr(config, "unkeyed_options", ())}
     assert found == {*LOADED, *TRAINED, *NOT_HERE}
     assert set(LOADED) == set(LOADING_OPTIONS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptpipe_torch import epoch_order
-from ptpipe_train.config import Parallel
+from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.parallel.batch_shard import BatchShard
 from ptpipe_train.steps import StepPlan
 

@@ -28,7 +28,7 @@ from ptpipe_torch import (
     transform,
 )
 from ptpipe_train import supervised
-from ptpipe_train.config import Parallel
+from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.parallel.ddp import SingleProcess, data_parallel
 from ptpipe_train.supervised import _warn_of_small_passes
