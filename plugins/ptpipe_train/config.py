@@ -150,6 +150,20 @@ class TrainConfig(StageConfig):
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="fraction of each label spread over all classes, where the task has classes"
     )
+    mixup_alpha: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="blend each training sample, and its loss, with those of another one; the weight is drawn from "
+        "Beta(alpha, alpha); 0: don't",
+    )
+    cutmix_alpha: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="replace a box of each training image by another one's, and weight the loss by area; the area is "
+        "drawn from Beta(alpha, alpha); 0: don't. With mixup_alpha too, either is applied to half of the samples",
+    )
     ema: Ema | None = Field(
         None,
         description="average the weights over the steps (exponential moving average), and evaluate and deliver the "

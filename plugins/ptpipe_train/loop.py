@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from ptpipe_torch import Batch, Data, Task, TrainingCallback
+from ptpipe_torch.data.mixing import MixOptions
 from ptpipe_train.optimizer import parameters_of, set_lr
 from ptpipe_train.parallel import Objective, ParallelStrategy
 from ptpipe_train.parallel.batch_shard import batches_of
@@ -33,6 +34,7 @@ class Loop:
     strategy: ParallelStrategy
     task: Task
     clip_grad_norm: float | None
+    mixing: MixOptions | None = None
 
     def train_epoch(self, state: TrainingState, after_step: Callable[[int, torch.Tensor], None]) -> None:
         """Take the remaining steps of the present epoch, and call `after_step(num_samples, loss)` after each.
@@ -68,6 +70,8 @@ class Loop:
         shard, settings = strategy.batch_shard, strategy.settings
         epoch_N = self.data.epoch_order("train", plan.seed, epoch, plan.batch_size)
         order_N = plan.remaining(epoch_N, first_step)
+        seed = (plan.seed, epoch)
+        mixing = self.mixing.draw(self.data.info, epoch_N, seed) if self.mixing else None
         shard_size = shard.size(plan.batch_size)
 
         def load(order_N: npt.NDArray[np.int64]) -> Iterator[Batch]:
@@ -75,10 +79,11 @@ class Loop:
                 "train",
                 order_N=order_N,
                 batch_size=shard_size,
-                augment_seed=(plan.seed, epoch),
+                augment_seed=seed,
                 channels_last=settings.channels_last,
                 device=settings.device,
                 with_inputs=strategy.needs_inputs,
+                mixing=mixing,
             )
 
         own = load(shard.of(order_N, plan.batch_size))

@@ -16,6 +16,7 @@ from torch import nn
 
 from ptpipe import JSON, Context, StageError, nearest
 from ptpipe_torch import Data, Metric, Model, Task
+from ptpipe_torch.data.mixing import MixOptions
 from ptpipe_torch.distributed.worker_group import TIMEOUT_S, WorkerGroup, init_worker_group
 from ptpipe_torch.memory_format import view_failure
 from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
@@ -151,6 +152,8 @@ def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_si
     if not len(data.splits["train"]):
         raise StageError(f"{data.info.name} has no train samples")
     _task(config, data)
+    if mixing := _mixing(config):
+        mixing.check(data.info)
     if config.early_stopping:
         _monitored(config.early_stopping, data)
 
@@ -158,6 +161,12 @@ def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_si
 def _task(config: TrainConfig, data: Data) -> Task:
     """Return the task to train. Raises StageError where it has no labels to smooth."""
     return data.info.task.with_label_smoothing(config.label_smoothing)
+
+
+def _mixing(config: TrainConfig) -> MixOptions | None:
+    """Return how samples are mixed; None: they aren't."""
+    options = MixOptions(config.mixup_alpha, config.cutmix_alpha)
+    return None if options == MixOptions() else options
 
 
 def _monitored(rule: EarlyStopping, data: Data) -> Metric:
@@ -208,7 +217,7 @@ def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice:
     return Training(
         ctx,
         state,
-        Loop(inputs.data, plan, lr, strategy, _task(config, inputs.data), config.clip_grad_norm),
+        Loop(inputs.data, plan, lr, strategy, _task(config, inputs.data), config.clip_grad_norm, _mixing(config)),
         TrainingMonitor(ctx, plan, lr, choice.precision, utilization, workers, poll_every_s),
         Checkpointer(
             ctx,

@@ -5,7 +5,7 @@ Shape legend: N samples of a split, B of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from ptpipe_torch.data.dataloader import Loading
+    from ptpipe_torch.data.mixing import Mixing
 
 SPLITS = ("train", "val", "test", "calibration")
 LOADING_OPTIONS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
@@ -117,6 +118,16 @@ class Split:
 
 
 @dataclass(frozen=True, eq=False)
+class Partners:
+    """What the samples that those of a batch are mixed with give to its loss."""
+
+    targets: Mapping[str, torch.Tensor]
+    """By name, in the rows of the samples."""
+    weights_B: torch.Tensor
+    """float32: of the loss with the batch's own targets; that with the partners' targets has the rest."""
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """The input of a training or evaluation step."""
 
@@ -127,10 +138,29 @@ class Batch:
     indices_N: torch.Tensor
     """int64, on the CPU: positions in the split (`split.ids[indices]` are the ids). Further rows of the tensors are
     padding."""
+    partners: Partners | None = None
+    """Of mixed samples; None: they aren't."""
 
     def __len__(self) -> int:
         """B, without padding."""
         return len(self.indices_N)
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Return the rows from `start` to `stop`, exclusive, as views."""
+        return self._mapped(lambda tensor: tensor[start:stop], self.indices_N[start:stop])
+
+    def take(self, rows_B: torch.Tensor, num_samples: int) -> Batch:
+        """Return copies of these rows, of which the first `num_samples` are samples. The memory format stays."""
+        return self._mapped(lambda tensor: _taken(tensor, rows_B), self.indices_N[rows_B[:num_samples]])
+
+    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor], indices_N: torch.Tensor) -> Batch:
+        inputs, targets = (
+            {name: change(tensor) for name, tensor in side.items()} for side in (self.inputs, self.targets)
+        )
+        if self.partners is None:
+            return Batch(inputs, targets, indices_N)
+        others = {name: change(tensor) for name, tensor in self.partners.targets.items()}
+        return Batch(inputs, targets, indices_N, Partners(others, change(self.partners.weights_B)))
 
     @property
     def args(self) -> tuple[torch.Tensor, ...]:
@@ -187,6 +217,7 @@ class Data(Artifact):
         channels_last: bool = False,
         device: torch.device | str | None = None,
         with_inputs: bool = True,
+        mixing: Mixing | None = None,
     ) -> Iterator[Batch]:
         """Yield the split's batches; the last one may be smaller.
 
@@ -194,7 +225,8 @@ class Data(Artifact):
         resume in mid-epoch or to divide it among ranks. `batch_size`: default the loader's. `augment_seed`:
         non-negative integers, e.g. (seed, epoch), which together with a sample's position decide its augmentation;
         None: don't augment. `channels_last`: memory format of images. `device`: where the tensors are put; images are
-        transferred as bytes and normalized there. `with_inputs`: false reads targets alone.
+        transferred as bytes and normalized there. `with_inputs`: false reads targets alone. `mixing`: with which other
+        samples the samples are mixed, after normalization; None: they aren't.
 
         The same arguments give bit-identical batches for any number of workers. Raises StageError for an image file
         that is missing or can't be decoded, and where a worker process died.
@@ -208,9 +240,10 @@ class Data(Artifact):
         order_N = np.array(np.arange(len(self.splits[split])) if order_N is None else order_N, dtype=np.int64)
         size = batch_size or self.loader.batch_size
         seed = None if augment_seed is None or not self.loader.augment else tuple(augment_seed)
-        requests = [Request(order_N[start : start + size], seed) for start in range(0, len(order_N), size)]
+        samples = [order_N[start : start + size] for start in range(0, len(order_N), size)]
+        requests = [Request(mixing.to_read(of) if mixing else of, seed, len(of)) for of in samples]
         return self._loading.batches(
-            split, requests, channels_last=channels_last, device=device, with_inputs=with_inputs
+            split, requests, channels_last=channels_last, device=device, with_inputs=with_inputs, mixing=mixing
         )
 
     def epoch_order(self, split: str, seed: int, epoch: int, batch_size: int) -> npt.NDArray[np.int64]:
@@ -266,6 +299,14 @@ class Data(Artifact):
             "task": type(self.info.task).__name__,
             **sizes,
         }
+
+
+def _taken(tensor: torch.Tensor, rows_B: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    is_channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if is_channels_last else torch.contiguous_format
+    return tensor[rows_B.to(tensor.device)].contiguous(memory_format=layout)
 
 
 def _lengths_of(split: Split) -> npt.NDArray[np.int64] | None:

@@ -1,9 +1,10 @@
 """Batches of a data set, loaded in the calling process or in torch's DataLoader workers.
 
-A request holds everything that decides a batch: the positions of its samples and the seed of its augmentation. Workers
-return values as they are stored (pixels as bytes, a quarter of the size of floats); the consumer converts them.
+A request holds everything that decides what is read: the positions of the samples and the seed of their augmentation.
+Workers return values as they are stored (pixels as bytes, a quarter of the size of floats); the consumer converts and
+mixes them.
 
-Shape legend: B samples of a batch.
+Shape legend: R samples that are read for a batch.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from ptpipe_torch.runtime import exit_with_parent
 
 if TYPE_CHECKING:
     from ptpipe_torch.data.data import Data
+    from ptpipe_torch.data.mixing import Mixing
 
 Values: TypeAlias = Mapping[str, torch.Tensor]
 """A batch as it is stored, by the names of its columns."""
@@ -44,10 +46,13 @@ _START_TIMEOUTS_S = (5, 10, 20, 40)
 
 
 class Request(NamedTuple):
-    """Everything that decides a batch."""
+    """Everything that decides what is read for a batch."""
 
-    indices_B: npt.NDArray[np.int64]
+    indices_R: npt.NDArray[np.int64]
+    """Positions of the batch's samples, then of others that these are mixed with."""
     augment_seed: tuple[int, ...] | None
+    num_samples: int
+    """Of the batch."""
 
 
 class Loading:
@@ -68,6 +73,7 @@ class Loading:
         channels_last: bool,
         device: torch.device | str | None,
         with_inputs: bool,
+        mixing: Mixing | None,
     ) -> Iterator[Batch]:
         """Yield a batch per request, in order. See `Data.batches`."""
         from_workers = self._options.num_workers and requests and with_inputs
@@ -79,11 +85,12 @@ class Loading:
             if device is not None:
                 values = {name: tensor.to(device, non_blocking=True) for name, tensor in values.items()}
             tensors = {name: self._conversions[name](tensor, channels_last) for name, tensor in values.items()}
-            yield Batch(
+            batch = Batch(
                 {name: tensors[name] for name in inputs},
                 {name: tensors[name] for name in self._info.targets},
-                torch.from_numpy(request.indices_B),
+                torch.from_numpy(request.indices_R),
             )
+            yield mixing.mix(batch, request.num_samples) if mixing else batch
 
     def _in_process(self, split: str, requests: Sequence[Request], with_inputs: bool) -> Iterator[Values]:
         rows = self._rows(split, with_inputs=with_inputs)
@@ -176,11 +183,11 @@ class BatchRows(Dataset[Any]):
 
     def make(self, request: Request) -> Values:
         """Return the columns' values. Raises StageError, e.g. for an unreadable image file."""
-        values = {name: column.take(request.indices_B) for name, column in self._columns.items()}
+        values = {name: column.take(request.indices_R) for name, column in self._columns.items()}
         if request.augment_seed is not None:
             for name in values:
                 values[name] = self._infos[name].augment(
-                    values[name], request.indices_B, request.augment_seed, self._augmentations
+                    values[name], request.indices_R, request.augment_seed, self._augmentations
                 )
         return {name: torch.from_numpy(array) for name, array in values.items()}
 

@@ -47,20 +47,7 @@ def padded(batch: Batch, size: int) -> Batch:
     Repeating a sample, rather than adding zeros, keeps the range of values that observers see.
     """
     num = len(batch)
-    return batch if num == size else _taken(batch, torch.arange(size).clamp(max=num - 1), num)
-
-
-def _taken(batch: Batch, positions_B: torch.Tensor, num_samples: int) -> Batch:
-    """Return these rows of a batch, of which the first `num_samples` are samples."""
-    inputs = {name: _rows(tensor, positions_B) for name, tensor in batch.inputs.items()}
-    targets = {name: _rows(tensor, positions_B) for name, tensor in batch.targets.items()}
-    return Batch(inputs, targets, batch.indices_N[positions_B[:num_samples]])
-
-
-def _rows(tensor: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
-    is_channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    layout = torch.channels_last if is_channels_last else torch.contiguous_format
-    return tensor[positions_B.to(tensor.device)].contiguous(memory_format=layout)
+    return batch if num == size else batch.take(torch.arange(size).clamp(max=num - 1), num)
 
 
 def padding_batch(batch: Batch) -> Batch:
@@ -68,7 +55,7 @@ def padding_batch(batch: Batch) -> Batch:
 
     Two, because batch norm can't normalize a single value per channel.
     """
-    return _taken(batch, torch.zeros(2, dtype=torch.int64), 0)
+    return batch.take(torch.zeros(2, dtype=torch.int64), 0)
 
 
 def batches_of(batches: Iterator[Batch], num_batches: int, any_batch: Callable[[], Batch]) -> Iterator[Batch]:

@@ -40,7 +40,7 @@ class SingleProcess(ParallelStrategy):
         with self.times.part("forward"):
             with self.settings.autocast():
                 returned = self.wrapped(*batch.args)
-            loss = objective(returned, batch.targets, len(batch))
+            loss = objective(returned, batch)
         with self.times.part("backward"):
             torch.autograd.backward(scaler.scale(loss))
         return loss.detach()
@@ -107,7 +107,7 @@ class DDPStrategy(ParallelStrategy):
             with self.times.part("forward"):
                 with self.settings.autocast():
                     returned = self._wrapped(*batch.args)
-                loss = objective(returned, batch.targets, len(batch))
+                loss = objective(returned, batch)
             with self.times.backward():
                 # DistributedDataParallel averages over ranks, but contributions to the mean must be summed.
                 torch.autograd.backward(scaler.scale(loss * self.workers.size))

@@ -63,7 +63,7 @@ class FSDPStrategy(ParallelStrategy):
             with self.times.part("forward"):
                 with self.settings.autocast():
                     returned = self.trained(*batch.args)
-                loss = objective(returned, batch.targets, len(batch))
+                loss = objective(returned, batch)
             with self.times.part("backward"):
                 # FSDP averages over ranks, but contributions to the mean must be summed.
                 torch.autograd.backward(scaler.scale(loss * self.workers.size))

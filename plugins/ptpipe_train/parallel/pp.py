@@ -279,9 +279,7 @@ class _MicrobatchLosses:
         self._contributions = []
 
     def __call__(self, returned: Any, rows_M: torch.Tensor) -> torch.Tensor:
-        start, stop = int(rows_M[0]), int(rows_M[-1]) + 1
-        targets = {name: tensor[start:stop] for name, tensor in self._batch.targets.items()}
-        loss = self._objective(returned, targets, max(0, len(self._batch) - start))
+        loss = self._objective(returned, self._batch.rows(int(rows_M[0]), int(rows_M[-1]) + 1))
         self._contributions.append(loss.detach())
         return self._scaler.scale(loss)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,14 +50,18 @@ class Objective:
     """Samples of the whole step: all batches, all workers."""
     task: Task
 
-    def __call__(self, returned: Any, targets: Mapping[str, torch.Tensor], num_samples: int) -> torch.Tensor:
-        """Return these samples' contribution to the mean, a scalar; contributions add up to the loss of the step.
+    def __call__(self, returned: Any, batch: Batch) -> torch.Tensor:
+        """Return a batch's contribution to the mean, a scalar; contributions add up to the loss of the step.
 
-        `returned`: by the network. `num_samples`: rows after these are padding. Raises StageError where the network did
-        not return what its signature says.
+        `returned`: by the network. A mixed sample's loss is the weighted mean of those with its own targets and with
+        its partner's. Raises StageError where the network did not return what its signature says.
         """
-        losses_B = self.task.losses(named_outputs(returned, self.task.outputs), targets)
-        return losses_B[:num_samples].sum() / self.num_samples
+        outputs = named_outputs(returned, self.task.outputs)
+        losses_B = self.task.losses(outputs, batch.targets)
+        if batch.partners is not None:
+            weights_B = batch.partners.weights_B
+            losses_B = weights_B * losses_B + (1 - weights_B) * self.task.losses(outputs, batch.partners.targets)
+        return losses_B[: len(batch)].sum() / self.num_samples
 
 
 class ParallelStrategy(ABC):

@@ -6,6 +6,7 @@ Shape legend: N samples, K classes.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -178,7 +179,7 @@ def test_a_padded_batch_repeats_its_last_sample(num: int, more: int, *, channels
 
 def gradients(batch: Batch, objective: Objective) -> tuple[torch.Tensor, list[torch.Tensor]]:
     net = make_net()
-    loss = objective(net(batch.inputs["images"]), batch.targets, len(batch))
+    loss = objective(net(batch.inputs["images"]), batch)
     loss.backward()
     return loss.detach(), [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
 
@@ -226,12 +227,12 @@ def test_rows_after_the_samples_count_nothing_whatever_they_are(num_samples: int
     with torch.no_grad():
         logits_NK = make_net()(batch.inputs["images"])
     labels_N = batch.targets["labels"]
-    loss = objective(logits_NK, batch.targets, num_samples)
+    loss = objective(logits_NK, replace(batch, indices_N=batch.indices_N[:num_samples]))
     summed = cross_entropy(logits_NK[:num_samples], labels_N[:num_samples], reduction="sum", label_smoothing=0.1)
     torch.testing.assert_close(loss, summed / 7)
     logits_NK[num_samples:] = 1e4
     changed = {"labels": torch.cat([labels_N[:num_samples], 4 - labels_N[num_samples:]])}
-    assert torch.equal(objective(logits_NK, changed, num_samples), loss)
+    assert torch.equal(objective(logits_NK, Batch({}, changed, batch.indices_N[:num_samples])), loss)
 
 
 def test_several_columns_are_padded_alike() -> None:
@@ -274,7 +275,7 @@ def test_parts_of_the_loss_add_up_to_the_mean(num: int, batch_size: int, workers
     order_N = epoch_order(num, 0, 0)
     objective = objective_of(num, 0.1)
     parts = [
-        objective(logits_NK[part_N], {"labels": labels_N[part_N]}, len(part_N)).item()
+        objective(logits_NK[part_N], Batch({}, {"labels": labels_N[part_N]}, torch.from_numpy(part_N))).item()
         for rank in range(workers)
         if len(part_N := BatchShard(rank, workers).of(order_N, batch_size))
     ]

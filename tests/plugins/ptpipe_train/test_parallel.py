@@ -139,6 +139,7 @@ ADAMW = {"optimizer": "adamw", "lr": 0.002, "label_smoothing": 0.1}
 FROZEN = {"freeze": ["conv1.*", "fc1.bias"], "clip_grad_norm": 0.5, "weight_decay": 0.01}
 FACTORS = {"lr_factors": {"conv*.weight": 0.1, "*.bias": 2}, "decay_norm_and_bias": False, "weight_decay": 0.01}
 AVERAGED = {"ema": {"decay": 0.9}, "accumulate": 2, "batch_size": 48, "freeze": ["conv1.bias"]}
+MIXED = {"mixup_alpha": 0.4, "cutmix_alpha": 1.0}
 STOPPED = {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "min_delta": 0.9}}
 
 
@@ -165,6 +166,12 @@ STOPPED = {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "mi
         ("fsdp, wrapped", AVERAGED),
         ("1f1b", AVERAGED),
         pytest.param("ddp+pp", AVERAGED | STOPPED, marks=thorough),
+        ("ddp", MIXED | ACCUMULATED),
+        pytest.param("ddp, three workers", MIXED, marks=thorough),
+        pytest.param("fsdp, wrapped", MIXED, marks=thorough),
+        ("1f1b", MIXED),
+        pytest.param("interleaved", MIXED | CHANNELS_LAST, marks=thorough),
+        pytest.param("ddp+pp", MIXED | ACCUMULATED, marks=thorough),
         ("fsdp", AVERAGED | STOPPED),
         pytest.param("ddp", STOPPED, marks=thorough),
         ("fsdp", STOPPED),

@@ -86,3 +86,12 @@ def test_accumulated_batches_are_one_large_batch(manifests: dict[str, Path], tas
     accumulated, _ = trained(manifests[task], batch_size=4, accumulate=2)
     for name, tensor in large.tensors.items():
         assert (tensor - accumulated.tensors[name]).abs().max() / tensor.abs().max() < 1e-5, name
+
+
+@pytest.mark.parametrize("mode", ["ddp", pytest.param("pp", marks=pytest.mark.thorough)])
+def test_images_mixed_with_their_masks_end_alike(manifests: dict[str, Path], mode: str) -> None:
+    mixed = {"mixup_alpha": 0.4, "cutmix_alpha": 1.0}
+    single, _ = trained(manifests["segmentation"], **mixed)
+    parallel, _ = trained(manifests["segmentation"], **mixed, parallel=MODES[mode])
+    for name, tensor in single.tensors.items():
+        assert (tensor - parallel.tensors[name]).abs().max() / tensor.abs().max() < 1e-5, name
