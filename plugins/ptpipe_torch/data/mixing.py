@@ -1,8 +1,8 @@
 """Mixup and cutmix: every training sample is mixed with another one, its partner.
 
-A sample's partner is the sample before it in the epoch's order (the last one for the first), as with torchvision's
-MixUp and CutMix within a batch. Partners, weights and boxes are drawn for all samples of an epoch at once: they don't
-depend on how samples are grouped into batches or on which process mixes them.
+Partners, weights and boxes are drawn for all samples of an epoch at once: they don't depend on how samples are grouped
+into batches or on which process mixes them. Partners lie near each other in the epoch's order, so that most batches
+have both.
 
 Shape legend: N samples of a split, B of a batch, R read for it, H height, W width; 4: top, left, bottom, right.
 """
@@ -22,6 +22,8 @@ from ptpipe_torch.data.data import Batch, DatasetInfo, Partners
 from ptpipe_torch.model.signature import TensorSpec
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
+_DISTANCE = 8
+"""Of partners in an epoch's order: shards of 1, 2, 4 or 8 workers of a batch of a multiple of 16 have both."""
 _STREAM = 1
 """Of the random numbers of a seed and an epoch, another one than that of their order."""
 
@@ -66,7 +68,7 @@ class MixOptions:
         """
         rng = np.random.default_rng(np.random.SeedSequence(tuple(seed), spawn_key=(_STREAM,)))
         partners_N = np.empty_like(order_N)
-        partners_N[order_N] = np.roll(order_N, 1)
+        partners_N[order_N] = order_N[_partner_places(len(order_N))]
         num_ways = bool(self.mixup_alpha) + bool(self.cutmix_alpha)
         is_cut_N = rng.random(len(order_N)) < bool(self.cutmix_alpha) / num_ways
         alphas_N = np.where(is_cut_N, self.cutmix_alpha, self.mixup_alpha)
@@ -144,6 +146,16 @@ def weights_outside(boxes_N4: npt.NDArray[np.int64], size_HW: tuple[int, int]) -
     height, width = size_HW
     weights_N: npt.NDArray[np.float64] = 1 - (boxes_N4[:, 2:] - boxes_N4[:, :2]).prod(axis=1) / (height * width)
     return weights_N
+
+
+def _partner_places(num: int) -> npt.NDArray[np.int64]:
+    """Return the place of each sample's partner in an order of so many samples: int64 of shape (N,).
+
+    Places are paired within blocks of 16. At the end, where there is no such pair, it is the place before.
+    """
+    places_N = np.arange(num)
+    paired_N = places_N ^ _DISTANCE
+    return np.where(paired_N < num, paired_N, np.roll(places_N, 1))
 
 
 def _height_and_width(spec: TensorSpec) -> tuple[int, int] | None:

@@ -15,10 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DistributedSampler
 
 from ptpipe_torch import ArrayColumn, Batch, Classification
+from ptpipe_torch.data.data import Partners
 from ptpipe_torch.data.order import epoch_order
 from ptpipe_train.config import Schedule
 from ptpipe_train.device import DeviceSettings
@@ -233,6 +234,37 @@ def test_rows_after_the_samples_count_nothing_whatever_they_are(num_samples: int
     logits_NK[num_samples:] = 1e4
     changed = {"labels": torch.cat([labels_N[:num_samples], 4 - labels_N[num_samples:]])}
     assert torch.equal(objective(logits_NK, Batch({}, changed, batch.indices_N[:num_samples])), loss)
+
+
+def make_mixed_batch(num: int) -> Batch:
+    others = {"labels": (make_batch(num).targets["labels"] + 1) % 5}
+    return replace(make_batch(num), partners=Partners(others, torch.linspace(0, 1, num)))
+
+
+def test_a_mixed_batch_has_the_loss_of_mixed_targets() -> None:
+    batch = make_mixed_batch(5)
+    assert batch.partners is not None
+    weights_N1 = batch.partners.weights_B[:, None]
+    own_NK, other_NK = (one_hot(of["labels"], 5) for of in (batch.targets, batch.partners.targets))
+    with torch.no_grad():
+        logits_NK = make_net()(batch.inputs["images"])
+    expected = nn.CrossEntropyLoss(label_smoothing=0.1)(logits_NK, weights_N1 * own_NK + (1 - weights_N1) * other_NK)
+    torch.testing.assert_close(gradients(batch, objective_of(5, 0.1))[0], expected)
+
+
+def test_partners_are_padded_and_sliced_with_their_samples() -> None:
+    batch, objective = make_mixed_batch(5), objective_of(5)
+    loss, grads = gradients(batch, objective)
+    big = padded(batch, 12)
+    parts = [big.rows(start, start + 4) for start in (0, 4, 8)]  # as micro-batches are
+    assert [len(part) for part in parts] == [4, 1, 0]
+    for whole in ([big], parts):
+        losses, grads_of_parts = zip(*(gradients(part, objective) for part in whole), strict=True)
+        torch.testing.assert_close(sum(losses), loss)
+        for grad, summed in zip(grads, map(sum, zip(*grads_of_parts, strict=True)), strict=True):
+            torch.testing.assert_close(summed, grad)
+    nothing, nothing_grads = gradients(padding_batch(batch), objective)
+    assert nothing == 0 and all(grad.count_nonzero() == 0 for grad in nothing_grads)
 
 
 def test_several_columns_are_padded_alike() -> None:

@@ -6,6 +6,7 @@ Shape legend: N samples, B of a batch, C channels, H height, W width, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -115,20 +116,31 @@ def test_it_is_what_the_formulas_say(way: str) -> None:
             torch.testing.assert_close(image_CHW, weight * own_CHW + (1 - weight) * other_CHW)
 
 
-def test_partners_are_the_samples_before_in_the_epochs_order() -> None:
+def test_partners_are_the_samples_eight_places_on_or_back() -> None:
     order_N = epoch_order(NUM, 7, 0)
     mixing = WAYS["both"].draw(make_data().info, order_N, (7, 0))
-    assert mixing.partners_N[order_N].tolist() == np.roll(order_N, 1).tolist()
+    places = [*range(8, 16), *range(8), *(place - 1 for place in range(16, NUM))]
+    assert mixing.partners_N[order_N].tolist() == order_N[places].tolist()
     other = WAYS["both"].draw(make_data().info, order_N, (7, 1))
     assert not np.allclose(mixing.weights_N, other.weights_N)
 
 
-def test_few_more_samples_are_read_than_a_batch_has() -> None:
-    order_N = epoch_order(NUM, 7, 0)
+@given(num=st.integers(1, 200))
+def test_every_sample_has_a_partner_and_two_have_others(num: int) -> None:
+    mixing = MixOptions(1.0).draw(make_data().info, epoch_order(num, 3, 0), (3, 0))
+    assert set(mixing.partners_N) <= set(range(num))
+    assert num == 1 or (mixing.partners_N != np.arange(num)).all()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_nothing_more_is_read_where_batches_have_both_partners(workers: int) -> None:
+    order_N = epoch_order(96, 7, 0)
     mixing = WAYS["mixup"].draw(make_data().info, order_N, (7, 0))
-    assert mixing.to_read(order_N[6:12]).tolist() == [*order_N[6:12], order_N[5]]
-    assert mixing.to_read(order_N).tolist() == order_N.tolist()
-    assert sorted(mixing.to_read(order_N[6:12:2])[3:]) == sorted(order_N[5:11:2])  # a shard of a batch
+    for start in range(0, 96, 32):
+        own_B = order_N[start : start + 32][workers - 1 :: workers]
+        assert mixing.to_read(own_B).tolist() == own_B.tolist()
+    read = mixing.to_read(order_N[:8]).tolist()  # a small batch, and then its partners
+    assert read[:8] == order_N[:8].tolist() and sorted(read[8:]) == sorted(order_N[8:16].tolist())
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -203,13 +215,12 @@ def test_boxes_are_anywhere_and_on_no_side_more_often() -> None:
 def fixed(options: MixOptions, weight: float) -> Mixing:
     """A mixing of the whole split with one weight, and boxes of that area about the centre."""
     order_N, info = np.arange(NUM), make_data().info
-    drawn = options.draw(info, order_N, (0, 0))
+    drawn = replace(options.draw(info, order_N, (0, 0)), partners_N=np.roll(order_N, 1))  # as torchvision has them
     weights_N = np.full(NUM, weight)
     if drawn.size_HW is None:
-        return Mixing(options, drawn.partners_N, weights_N, drawn.is_cut_N)
+        return replace(drawn, weights_N=weights_N)
     boxes_N4 = cut_boxes(weights_N, np.full((NUM, 2), 0.5), drawn.size_HW)
-    weights_N = weights_outside(boxes_N4, drawn.size_HW)
-    return Mixing(options, drawn.partners_N, weights_N, drawn.is_cut_N, boxes_N4, drawn.size_HW)
+    return replace(drawn, weights_N=weights_outside(boxes_N4, drawn.size_HW), boxes_N4=boxes_N4)
 
 
 def logits() -> torch.Tensor:
