@@ -44,11 +44,15 @@ class MixOptions:
         """Raise StageError, with the column, for a data set that can't be mixed so."""
         for spec in info.signature.inputs:
             if self.mixup_alpha and spec.dtype != "float32":
-                raise StageError(f"mixup_alpha: the input {spec} has no float32 values that can be blended")
+                raise StageError(f"mixup_alpha: the input {spec} has no float32 values to blend: leave the option out")
             if self.cutmix_alpha and _height_and_width(spec) is None:
-                raise StageError(f"cutmix_alpha: the input {spec} is no image (C, H, W) that a box can be cut from")
+                raise StageError(
+                    f"cutmix_alpha: the input {spec} is no image (C, H, W) with a box to cut: leave the option out"
+                )
             if symbols := [size for size in spec.sample_shape if isinstance(size, str)]:
-                raise StageError(f"mixup_alpha: the input {spec} has another {symbols[0]} in each batch")
+                raise StageError(
+                    f"mixup_alpha: the input {spec} has another {symbols[0]} in each batch: leave the option out"
+                )
         if self.cutmix_alpha:
             self._check_sizes(info)
 
@@ -56,10 +60,14 @@ class MixOptions:
         first, *others = info.signature.inputs
         for spec in others:
             if _height_and_width(spec) != _height_and_width(first):
-                raise StageError(f"cutmix_alpha: the inputs {first} and {spec} are images of different sizes")
+                raise StageError(
+                    f"cutmix_alpha: the inputs {first} and {spec} are images of different sizes: leave the option out"
+                )
         for spec in (column.spec(name) for name, column in info.targets.items()):
             if len(spec.sample_shape) > 1 and not _is_map(spec.sample_shape, _height_and_width(first)):
-                raise StageError(f"cutmix_alpha: the target {spec} can't be cut as the images {first} are")
+                raise StageError(
+                    f"cutmix_alpha: the target {spec} can't be cut as the images {first} are: use mixup_alpha alone"
+                )
 
     def draw(self, info: DatasetInfo, order_N: npt.NDArray[np.int64], seed: Sequence[int]) -> Mixing:
         """Return how the samples of an epoch are mixed, a function of the arguments alone.
