@@ -83,7 +83,7 @@ def timed_rows(
     if not options.batch_sizes:
         return list(rows)
     inputs = {size: spread_inputs(split, size) for size in options.batch_sizes}
-    session = Session(inputs, options.threads, options.budget_s, options.precision, ctx.seed, ctx.code)
+    session = Session(inputs, options.threads, options.budget_s, options.precision, ctx.seed, ctx.code, ctx.scratch)
 
     def on_round(event: Mapping[str, Any]) -> None:
         ctx.progress(int(event["elapsed_s"]), None, "s", latency=f"batch {event['batch_size']}")
@@ -104,7 +104,7 @@ def describe_disturbance(rows: Sequence[Row]) -> str | None:
         return None
     return (
         f"latency at {'; '.join(cells)}: other programs used the processors, or the budget was too short for "
-        f"{MIN_STARTS} starts of every model, so nothing can be said about which one is faster"
+        f"{MIN_STARTS} starts of every model, so no model can be called faster than another"
     )
 
 

@@ -46,12 +46,12 @@ class Comparison(Artifact):
          "rows": [{"name": str, "format": str, "size_bytes": int, "size_ratio": float,
                    "accuracy": float, "drop": float, "metrics": {"accuracy": float, "loss": float, ...},
                    "latency": [{"batch_size": int, "threads": "one" | "all", "median_ms": float, ...}, ...],
-                   "start_up": {"load_ms": float, "first_call_ms": float, "peak_memory_bytes": int} | None}, ...]}
+                   "start_up": {"load_ms": float, "first_call_ms": float, "peak_memory_bytes": int}}, ...]}
 
     Rows are in the order of the manifest. The first of `metrics` is the task's primary metric, here the accuracy of a
     classification. `drop` is by how much the row is worse in it than the baseline (negative if it is better); of a
-    metric that is no fraction it is called `worse_by`. `size_ratio` is the row's size over the baseline's. A latency has
-    the fields of `Latency`. `measured_at` is ISO 8601 in UTC; the machine is in the record of the stage.
+    metric that is no fraction it is called `worse_by`. `size_ratio` is the row's size over the baseline's. A latency
+    has the fields of `Latency`. `measured_at` is ISO 8601 in UTC; the machine is in the record of the stage.
     """
 
     data: str
@@ -121,7 +121,7 @@ class Comparison(Artifact):
             **self._quality_as_json(row, baseline),
             "metrics": dict(row.metrics),
             "latency": [_latency_as_json(cell) for cell in row.latencies],
-            "start_up": asdict(row.start_up) if row.start_up else None,
+            "start_up": asdict(row.start_up) if row.start_up else {},
         }
 
     def _quality_as_json(self, row: Row, baseline: Row) -> dict[str, JSON]:

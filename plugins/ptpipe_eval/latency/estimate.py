@@ -1,7 +1,7 @@
 """From the durations of calls to latencies, ratios with intervals, and verdicts. Imports no torch.
 
 Models are measured in rounds: in each, every model runs one block of calls, in random order, so that a slow moment of
-the machine meets all of them alike. After a few rounds all models are started anew in fresh processes, because two
+the machine meets all of them alike. After a few rounds all models move to fresh processes, because two
 processes with one and the same model differ by more than their rounds do (where the memory happens to be). The
 processes started together are a *start*.
 
@@ -149,10 +149,10 @@ def is_precise(cell: CellEstimate, precision: float) -> bool:
 
 
 def _verdict(ratio: Interval, noise: float) -> Speed:
-    """Compare the interval of a log ratio with what two copies of one model may show."""
-    if ratio.low > noise:
+    """Claim a difference that is certain to 95 % and larger than two copies of one model show."""
+    if ratio.low > 0 and ratio.value > noise:
         return "slower"
-    return "faster" if ratio.high < -noise else "same within noise"
+    return "faster" if ratio.high < 0 and ratio.value < -noise else "same within noise"
 
 
 def _start_medians(values_R: npt.NDArray[np.float64], starts_R: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -32,10 +32,10 @@ from ptpipe_eval.latency.worker import run_worker
 _BLOCK_NS = 25_000_000
 """Short against the slow moments of a virtual machine, 40 to 200 ms, long against one call of a small network."""
 _MAX_CALLS = 2000
-_MAX_ROUNDS, _ROUNDS_NS = 6, 2_000_000_000
+_MAX_ROUNDS, _ROUNDS_NS = 4, 2_000_000_000
 """Of a start and a batch size: so many, or as many as fit into the time."""
 _MIN_PRECISE_STARTS = 5
-_OVERTIME = 3
+_OVERTIME = 2
 """Times the budget that slow models may take for the fewest starts that give an interval."""
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 METHOD = (
     "a process for each model and a second one for the baseline, one running at a time, on real samples prepared "
-    "beforehand, garbage collection and spinning off; rounds of blocks of 25 ms in random order, in processes started "
-    "anew several times; ratios are paired by round, intervals are Student's t over starts, 95 %"
+    "beforehand, garbage collection off; rounds of blocks of 25 ms in random order, several times in fresh processes; "
+    "ratios are paired by round, intervals are Student's t over starts, 95 %"
 )
 
 _MAX_ERROR_LINES = 5
@@ -49,6 +49,8 @@ class Session:
     precision: float
     seed: int
     code: NamedCode
+    folder: Path
+    """For copies of the models; deleted afterwards."""
 
     def measure(
         self, names: Sequence[str], models: Sequence[Deployable], baseline: int, on_progress: OnProgress
@@ -57,7 +59,7 @@ class Session:
 
         Raises StageError where a model can't be loaded or fails, or its process dies.
         """
-        with TemporaryDirectory(prefix="ptpipe-latency-") as name:
+        with TemporaryDirectory(prefix="latency-", dir=self.folder) as name:
             folder = Path(name)
             request = Request(
                 tuple(_stored(folder / f"model-{i}", *pair) for i, pair in enumerate(zip(names, models, strict=True))),
@@ -82,7 +84,7 @@ class Session:
 def _latency(cell: Mapping[str, Any], position: int, threads: Threads) -> Latency:
     own = cell["models"][position]
     ratio, median_ms = own["ratio"], own["median_ms"]
-    has_interval = isfinite(ratio["high"])
+    has_interval = isfinite(cell["noise"])
     percentiles_ms = {f"p{percent}_ms": _rounded(value) for percent, value in own["percentiles_ms"].items()}
     return Latency(
         batch_size=cell["batch_size"],

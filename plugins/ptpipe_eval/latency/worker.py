@@ -1,4 +1,4 @@
-"""A worker: one process that holds one model, idle until it is told to run a block of calls.
+"""A worker: one process that holds one model, idle until it is asked for a block of calls.
 
 It answers each line of JSON with one: `{"warm_up": 32}` with the time of a call in nanoseconds, `{"block": [32, 600]}`
 with a block of 600 calls, and ends when the pipe does.
