@@ -25,6 +25,7 @@ GUIDES = {
     "Your data": "docs/data.md",
     "Training": "docs/training.md",
     "Parallel training": "docs/parallel.md",
+    "Latency": "docs/latency.md",
     "Provenance": "docs/provenance.md",
 }
 API = {

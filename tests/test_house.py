@@ -223,7 +223,9 @@ def test_shared_types_know_neither_pictures_nor_classes():
     shared += [
         ROOT / f"plugins/ptpipe_train/{name}.py" for name in ("loop", "evaluation", "progress", "state", "steps")
     ]
-    shared += [ROOT / f"plugins/ptpipe_eval/{name}.py" for name in ("predict", "compare", "comparison", "timing")]
+    shared += [
+        ROOT / f"plugins/ptpipe_eval/{name}.py" for name in ("predict", "compare", "comparison", "latency/inputs")
+    ]
     found = {
         f"{relative(path)}: {name}"
         for path in shared

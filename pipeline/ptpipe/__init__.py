@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptpipe.artifact import JSON, Artifact, Decision, Verdict
 from ptpipe.check import Check, CheckState, installed
-from ptpipe.context import Context
+from ptpipe.context import Context, NamedCode
 from ptpipe.errors import (
     ExitCode,
     IntegrityError,
@@ -66,6 +66,7 @@ __all__ = [
     "LogLine",
     "ManifestError",
     "Metric",
+    "NamedCode",
     "Nodes",
     "Notice",
     "Outcome",

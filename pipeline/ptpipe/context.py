@@ -11,6 +11,22 @@ from ptpipe.events import Attachment, Event, LogLine, Metric, Notice, Progress
 
 
 @dataclass(frozen=True)
+class NamedCode:
+    """The code that a manifest names: what a process that the stage starts may load beside the installed plugins.
+
+    That process calls `ptpipe.launching.load_vocabulary(plugins, Path(folder))` before it loads an artifact, and the
+    artifact's `with_source_functions(source_functions)`.
+    """
+
+    plugins: tuple[str, ...] = ()
+    """The manifest's `plugins:`."""
+    folder: str = "."
+    """The manifest's folder, which plugins' file names are relative to."""
+    source_functions: tuple[str, ...] = ()
+    """The functions of the user's that the stage's inputs may call: see `Artifact.with_source_functions`."""
+
+
+@dataclass(frozen=True)
 class Context:
     """The second parameter of every stage function: its surroundings, and the way to report.
 
@@ -36,6 +52,7 @@ class Context:
     input_digests: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each port, the digests of the stored objects that it is bound to, in the order of `input_names`. What is kept
     in `scratch` belongs to these: an input that was rerun may differ under the same key."""
+    code: NamedCode = NamedCode()
 
     def progress(self, done: int, total: int | None, unit: str, **facts: float | int | str) -> None:
         """Report how far the work is. Call it a few times per second, not thousands of times.

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import pickletools
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,12 @@ import pytest
 
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.config import StageConfig
-from ptpipe.context import Context
+from ptpipe.context import Context, NamedCode
 from ptpipe.errors import ManifestError, Problem, nearest
 from ptpipe.events import Event, Metric, Notice
 from ptpipe.plan.options import config_problems
 from ptpipe.plan.source_functions import SourceFunction
+from ptpipe.plan.vocabulary import FILE_PREFIX
 from ptpipe.stage import Port, Stage
 from ptpipe.store.store import Store
 
@@ -86,6 +88,7 @@ class Bench:
             {name: _references(name, value) for name, value in inputs.items()},
             self._record,
             input_digests=digests,
+            code=NamedCode(_plugin_files(inputs), ".", self._functions),
         )
 
     def _record(self, event: Event) -> None:
@@ -222,6 +225,13 @@ def _is_pickle(path: Path) -> bool:
         except (ValueError, IndexError, UnicodeError):
             return False
         return not file.read(1)
+
+
+def _plugin_files(inputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the files of the plugins of one file that the inputs' classes are in, as a manifest would name them."""
+    values = (item for value in inputs.values() for item in (value if isinstance(value, Sequence) else (value,)))
+    modules = {module: sys.modules[module] for module in (type(value).__module__ for value in values)}
+    return tuple(str(own.__file__) for name, own in modules.items() if name.startswith(FILE_PREFIX))
 
 
 def _references(name: str, value: object) -> tuple[str, ...]:

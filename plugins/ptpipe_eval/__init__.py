@@ -6,14 +6,23 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ptpipe import Context, Stage, Verdict, hookimpl, stage
-from ptpipe_eval.comparison import Comparison, Latency, Row
-from ptpipe_eval.config import AccuracyConfig, CompareConfig, LatencyConfig, PredictConfig, QualityConfig, SizeConfig
+from ptpipe_eval.comparison import Comparison, Row
+from ptpipe_eval.config import (
+    AccuracyConfig,
+    CompareConfig,
+    EvalLatencyConfig,
+    LatencyConfig,
+    PredictConfig,
+    QualityConfig,
+    SizeConfig,
+)
+from ptpipe_eval.latency.latencies import Latency, StartUp
 from ptpipe_torch import Data, Deployable, Predictions
 
 if TYPE_CHECKING:
     from ptpipe import Plan, Problem
 
-__all__ = ["Comparison", "Latency", "Row"]
+__all__ = ["Comparison", "Latency", "Row", "StartUp"]
 
 _RUNTIMES = ("torch", "onnxruntime")
 
@@ -37,12 +46,24 @@ def eval_compare(config: CompareConfig, ctx: Context, models: Sequence[Deployabl
     """Compare models: format, size, the task's primary metric, its drop against a baseline, and latency.
 
     Rows have the names of the models in `needs`. Latency is the wall time of one prediction on real samples, from
-    input in memory to output in memory, after a warm-up; median, 10th and 90th percentile. It is valid for the
-    measuring machine only.
+    input in memory to output in memory, after a warm-up. All models are measured together, each in a process of its
+    own, in rounds that visit them in random order, beside a second copy of the baseline: what differs less than two
+    copies of one model is noise. Ratios have intervals, and are valid for the measuring machine only.
     """
     from ptpipe_eval.compare import compare_models
 
     return compare_models(config, ctx, models, data)
+
+
+@stage("eval.latency", per_machine=True, packages=_RUNTIMES)
+def eval_latency(config: EvalLatencyConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
+    """Compare the latency and size of models, without their quality, as eval.compare does.
+
+    The table that it returns is for gate.latency and gate.size.
+    """
+    from ptpipe_eval.compare import compare_latency
+
+    return compare_latency(config, ctx, models, data)
 
 
 @stage("gate.accuracy")
@@ -81,12 +102,13 @@ def gate_size(config: SizeConfig, ctx: Context, comparison: Comparison) -> Verdi
 
 @stage("gate.latency")
 def gate_latency(config: LatencyConfig, ctx: Context, comparison: Comparison) -> Verdict:
-    """Refuse a model whose median latency is too high.
+    """Refuse a model whose latency is too high, by the confidence interval that was measured.
 
-    The limit itself passes. A refusal ends the run with exit code 3 after the other stages; if the comparison does not
-    contain the latency, the gate is undecided.
+    It passes where the whole interval is within the limit, and refuses where all of it is beyond: a refusal ends the
+    run with exit code 3 after the other stages. Otherwise, or if the comparison does not contain the latency, the gate
+    is undecided.
     """
-    from ptpipe_eval.gates import judge_latency
+    from ptpipe_eval.latency.gate import judge_latency
 
     return judge_latency(config, comparison)
 
@@ -94,7 +116,7 @@ def gate_latency(config: LatencyConfig, ctx: Context, comparison: Comparison) ->
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the kinds of this plugin."""
-    return [eval_predict, eval_compare, gate_accuracy, gate_quality, gate_size, gate_latency]
+    return [eval_predict, eval_compare, eval_latency, gate_accuracy, gate_quality, gate_size, gate_latency]
 
 
 @hookimpl

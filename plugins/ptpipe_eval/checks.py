@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ptpipe import nearest
-from ptpipe_eval.comparison import cell_label
-from ptpipe_eval.config import CompareConfig, GateConfig, LatencyConfig
+from ptpipe_eval.config import GateConfig, LatencyConfig, TimingOptions
+from ptpipe_eval.latency.latencies import cell_label
 
 if TYPE_CHECKING:
     from ptpipe import Plan, PlannedStage, Problem
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 def comparison_problems(plan: Plan) -> Iterator[Problem]:
     """Check every comparison's baseline and every gate's candidate and latency."""
     for stage in plan.stages:
-        if isinstance(stage.config, CompareConfig):
+        if isinstance(stage.config, TimingOptions):
             yield from _baseline_problems(plan, stage, stage.config)
         elif isinstance(stage.config, GateConfig):
             source = plan[stage.wiring["comparison"][0].stage]
-            if isinstance(source.config, CompareConfig):  # not a comparison of another plugin
+            if isinstance(source.config, TimingOptions):  # not a comparison of another plugin
                 yield from _gate_problems(plan, stage, stage.config, source)
 
 
-def _baseline_problems(plan: Plan, stage: PlannedStage, config: CompareConfig) -> Iterator[Problem]:
+def _baseline_problems(plan: Plan, stage: PlannedStage, config: TimingOptions) -> Iterator[Problem]:
     names = [str(reference) for reference in stage.wiring["models"]]
     if config.baseline is not None and config.baseline not in names:
         message = f"baseline {config.baseline!r} is not among its models: {', '.join(names)}"
@@ -36,7 +36,7 @@ def _gate_problems(plan: Plan, gate: PlannedStage, config: GateConfig, source: P
     if config.candidate not in names:
         message = f"candidate {config.candidate!r} is not among the models of {source.id}: {', '.join(names)}"
         yield plan.problem(gate.id, message, "candidate", suggestion=nearest(config.candidate, names))
-    assert isinstance(source.config, CompareConfig)
+    assert isinstance(source.config, TimingOptions)
     if isinstance(config, LatencyConfig):
         measured = [(size, threads) for size in source.config.batch_sizes for threads in source.config.threads]
         if (config.batch_size, config.threads) not in measured:

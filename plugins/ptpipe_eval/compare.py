@@ -4,104 +4,116 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ptpipe import Context, StageError, host, nearest
-from ptpipe_eval import timing
-from ptpipe_eval.comparison import Comparison, Latency, Row, Threads
+from ptpipe import Context, StageError, nearest
+from ptpipe_eval.comparison import Comparison, Row
+from ptpipe_eval.latency.estimate import MIN_STARTS
+from ptpipe_eval.latency.inputs import spread_inputs
+from ptpipe_eval.latency.session import METHOD, Session
 from ptpipe_eval.predict import EvalSplit, Evaluation, evaluate_split, progress_callback, select_split
-from ptpipe_torch import Data, Deployable, Predictor
+from ptpipe_torch import Data, Deployable
 
 if TYPE_CHECKING:
-    from ptpipe_eval.config import CompareConfig
-
-_MAX_WAITED_FRACTION = 0.1
-"""Of the time, spent waiting for a processor: above it a latency is not the model's alone."""
-
-
-@dataclass(frozen=True)
-class ModelTimer:
-    """Evaluates and times models one after another, each on the same inputs."""
-
-    config: CompareConfig
-    ctx: Context
-    split: EvalSplit
-    inputs: Mapping[int, list[timing.Inputs]]
-    """Inputs to time predictions on, by batch size."""
-    num_models: int
-
-    def row(self, position: int, name: str, model: Deployable) -> Row:
-        """Evaluate the model and time every cell; one predictor is created per number of threads.
-
-        `position` counts the models before this one; `name` is the model's reference in the manifest.
-        """
-        with model.predictor() as predict:
-            done = position * len(self.split.samples)
-            on_batch = progress_callback(self.ctx, self._num_samples, done, model=name)
-            evaluation = Evaluation(self.split)
-            evaluate_split(name, predict, evaluation, self.config.batch_size, on_batch)
-            cells = self._cells(predict, "all", host.num_threads()) if "all" in self.config.threads else []
-        if "one" in self.config.threads and self.inputs:
-            with model.predictor(1) as predict:
-                cells = self._cells(predict, "one", 1) + cells
-        figures = evaluation.figures()
-        values = {metric.name: cast("float", figures[metric.name]) for metric in self.split.data.info.task.metrics}
-        return Row(name, model.format, model.size_bytes, values, tuple(cells))
-
-    def _cells(self, predict: Predictor, threads: Threads, num_threads: int) -> list[Latency]:
-        cells = []
-        for batch_size, inputs in self.inputs.items():
-            runs = timing.measure(predict, inputs, self.config.budget_s)
-            cells.append(timing.summarize(runs, batch_size, threads, num_threads))
-        return cells
-
-    @property
-    def _num_samples(self) -> int:
-        return self.num_models * len(self.split.samples)
+    from ptpipe_eval.config import CompareConfig, EvalLatencyConfig, TimingOptions
 
 
 def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
-    """Check all that can be checked without a prediction, then measure every model."""
-    names = ctx.input_names["models"]
-    baseline = choose_baseline(config, names)
-    for name, model in zip(names, models, strict=True):
-        data.info.check_fit(name, model.signature)
-    split = select_split(data, config.split)
-    inputs = {size: timing.spread_inputs(split, size) for size in config.batch_sizes}
-    timer = ModelTimer(config, ctx, split, inputs, len(models))
-    measured_at = datetime.now(UTC).isoformat(timespec="seconds")
-    rows = [timer.row(position, names[position], model) for position, model in enumerate(models)]
+    """Check all that can be checked without a prediction, then evaluate every model, and time them together."""
+    names, split = ctx.input_names["models"], _checked_split(config, ctx, models, data)
     metrics = data.info.task.metrics
+    measured_at = datetime.now(UTC).isoformat(timespec="seconds")
+    baseline = choose_baseline(config.baseline, names)
+    rows = [
+        _evaluated(config, ctx, split, names[position], model, position * len(split.samples))
+        for position, model in enumerate(models)
+    ]
+    rows = timed_rows(config, ctx, split, rows, models, names.index(baseline))
     comparison = Comparison(
-        data.info.name, config.split, len(split.samples), metrics, baseline, tuple(rows), timing.METHOD, measured_at
+        data.info.name, config.split, len(split.samples), metrics, baseline, tuple(rows), METHOD, measured_at
     )
     ctx.metric(**{f"{row.name}.{metrics[0].name}": row.metrics[metrics[0].name] for row in rows})
-    if contention := describe_cpu_contention(rows):
-        ctx.notice(f"{contention}; --fresh {ctx.stage_id} measures again")
     return comparison
 
 
-def describe_cpu_contention(rows: Sequence[Row]) -> str | None:
-    """Describe how much other programs disturbed the measurements; None if hardly."""
-    waits = [(cell.waited_fraction or 0.0, row.name, cell.label) for row in rows for cell in row.latencies]
-    disturbed = [wait for wait in waits if wait[0] > _MAX_WAITED_FRACTION]
-    if not disturbed:
+def compare_latency(config: EvalLatencyConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
+    """Time every model, and predict nothing else."""
+    names, split = ctx.input_names["models"], _checked_split(config, ctx, models, data)
+    baseline = choose_baseline(config.baseline, names)
+    measured_at = datetime.now(UTC).isoformat(timespec="seconds")
+    rows = [Row(name, model.format, model.size_bytes, {}) for name, model in zip(names, models, strict=True)]
+    rows = timed_rows(config, ctx, split, rows, models, names.index(baseline))
+    return Comparison(data.info.name, config.split, len(split.samples), (), baseline, tuple(rows), METHOD, measured_at)
+
+
+def _checked_split(config: TimingOptions, ctx: Context, models: Sequence[Deployable], data: Data) -> EvalSplit:
+    """Return the split. Raises StageError for a missing baseline, a model that doesn't fit, an empty split."""
+    names = ctx.input_names["models"]
+    choose_baseline(config.baseline, names)
+    for name, model in zip(names, models, strict=True):
+        data.info.check_fit(name, model.signature)
+    return select_split(data, config.split)
+
+
+def _evaluated(
+    config: CompareConfig, ctx: Context, split: EvalSplit, name: str, model: Deployable, num_done: int
+) -> Row:
+    """Return the model's size and metrics. `num_done`: samples that the models before it have predicted."""
+    total = len(ctx.input_names["models"]) * len(split.samples)
+    evaluation = Evaluation(split)
+    with model.predictor() as predict:
+        on_batch = progress_callback(ctx, total, num_done, model=name)
+        evaluate_split(name, predict, evaluation, config.batch_size, on_batch)
+    figures = evaluation.figures()
+    values = {metric.name: cast("float", figures[metric.name]) for metric in split.data.info.task.metrics}
+    return Row(name, model.format, model.size_bytes, values)
+
+
+def timed_rows(
+    options: TimingOptions,
+    ctx: Context,
+    split: EvalSplit,
+    rows: Sequence[Row],
+    models: Sequence[Deployable],
+    baseline: int,
+) -> list[Row]:
+    """Return the rows with the latencies of their models, measured together. `baseline`: its position."""
+    if not options.batch_sizes:
+        return list(rows)
+    inputs = {size: spread_inputs(split, size) for size in options.batch_sizes}
+    session = Session(inputs, options.threads, options.budget_s, options.precision, ctx.seed, ctx.code, ctx.scratch)
+
+    def on_round(event: Mapping[str, Any]) -> None:
+        ctx.progress(int(event["elapsed_s"]), None, "s", latency=f"batch {event['batch_size']}")
+
+    measured = session.measure([row.name for row in rows], models, baseline, on_round)
+    rows = [
+        replace(row, latencies=own.latencies, start_up=own.start_up) for row, own in zip(rows, measured, strict=True)
+    ]
+    if disturbance := describe_disturbance(rows):
+        ctx.notice(f"{disturbance}; --fresh {ctx.stage_id} measures again")
+    return rows
+
+
+def describe_disturbance(rows: Sequence[Row]) -> str | None:
+    """Name the latencies that can't be compared; None if all can."""
+    cells = dict.fromkeys(cell.label for row in rows for cell in row.latencies if cell.speed == "unmeasurable")
+    if not cells:
         return None
-    fraction, name, label = max(disturbed)
     return (
-        f"{len(disturbed)} of {len(waits)} latencies were measured while other programs used the processor, up to "
-        f"{100 * fraction:.0f} % of the time ({name}, {label}), and may be too high"
+        f"latency at {'; '.join(cells)}: other programs used the processors, or the budget was too short for "
+        f"{MIN_STARTS} starts of every model, so no model can be called faster than another"
     )
 
 
-def choose_baseline(config: CompareConfig, names: Sequence[str]) -> str:
+def choose_baseline(configured: str | None, names: Sequence[str]) -> str:
     """Return the configured baseline or the first model. Raises StageError if it is missing or a model repeats."""
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise StageError(f"models lists {', '.join(repeated)} more than once")
-    baseline = config.baseline or names[0]
+    baseline = configured or names[0]
     if baseline not in names:
         guess = nearest(baseline, names)
         hint = f" (did you mean {guess!r}?)" if guess else ""

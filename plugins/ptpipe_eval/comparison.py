@@ -6,39 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 from ptpipe import JSON, Artifact, IntegrityError, StageError, nearest
+from ptpipe_eval.latency.latencies import Latency, StartUp, Threads
 from ptpipe_torch import Metric
 
-Threads: TypeAlias = Literal["one", "all"]
 _FILE = "comparison.json"
-
-
-def cell_label(batch_size: int, threads: Threads) -> str:
-    """Return the name of a latency cell: `batch 32, all threads`."""
-    return f"batch {batch_size}, {threads} thread{'' if threads == 'one' else 's'}"
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Wall time of one prediction over a number of runs on one machine."""
-
-    batch_size: int
-    threads: Threads
-    num_threads: int
-    """The number of threads that `threads` meant on the measuring machine."""
-    p10_ms: float
-    median_ms: float
-    p90_ms: float
-    num_runs: int
-    waited_fraction: float | None = None
-    """Fraction of the time that its threads waited for a busy processor; None if the system does not report it."""
-
-    @property
-    def label(self) -> str:
-        """`batch 32, all threads`."""
-        return cell_label(self.batch_size, self.threads)
 
 
 @dataclass(frozen=True)
@@ -52,6 +26,8 @@ class Row:
     metrics: Mapping[str, float]
     """Of the task, by name."""
     latencies: tuple[Latency, ...] = ()
+    start_up: StartUp | None = None
+    """None where no latency was measured."""
 
     def latency(self, batch_size: int, threads: Threads) -> Latency | None:
         """Return the measurement of a cell, or None."""
@@ -69,14 +45,13 @@ class Comparison(Artifact):
          "baseline": str, "method": str, "measured_at": str,
          "rows": [{"name": str, "format": str, "size_bytes": int, "size_ratio": float,
                    "accuracy": float, "drop": float, "metrics": {"accuracy": float, "loss": float, ...},
-                   "latency": [{"batch_size": int, "threads": "one" | "all", "num_threads": int,
-                                "p10_ms": float, "median_ms": float, "p90_ms": float, "num_runs": int,
-                                "waited_fraction": float | None}, ...]}, ...]}
+                   "latency": [{"batch_size": int, "threads": "one" | "all", "median_ms": float, ...}, ...],
+                   "start_up": {"load_ms": float, "first_call_ms": float, "peak_memory_bytes": int}}, ...]}
 
     Rows are in the order of the manifest. The first of `metrics` is the task's primary metric, here the accuracy of a
     classification. `drop` is by how much the row is worse in it than the baseline (negative if it is better); of a
-    metric that is no fraction it is called `worse_by`. `size_ratio` is the row's size over the baseline's.
-    `measured_at` is ISO 8601 in UTC; the machine is in the record of the stage.
+    metric that is no fraction it is called `worse_by`. `size_ratio` is the row's size over the baseline's. A latency
+    has the fields of `Latency`. `measured_at` is ISO 8601 in UTC; the machine is in the record of the stage.
     """
 
     data: str
@@ -84,7 +59,7 @@ class Comparison(Artifact):
     split: str
     num_samples: int
     metrics: tuple[Metric, ...]
-    """Of the task; the first one is the primary metric."""
+    """Of the task; the first one is the primary metric. None where only latency was measured."""
     baseline: str
     rows: tuple[Row, ...]
     method: str
@@ -102,9 +77,10 @@ class Comparison(Artifact):
 
     def metric(self, name: str | None) -> Metric:
         """Return the metric of that name; None: the primary one. Raises StageError if there is none."""
-        found = self.metrics[0] if name is None else next((own for own in self.metrics if own.name == name), None)
+        found = next((own for own in self.metrics if name in (None, own.name)), None)
         if found is None:
-            raise StageError(f"the comparison has no {name}, but {', '.join(own.name for own in self.metrics)}")
+            others = ", ".join(own.name for own in self.metrics) or "latency and size alone"
+            raise StageError(f"the comparison has no {name or 'metric'}, but {others}")
         return found
 
     def save(self, folder: Path) -> None:
@@ -136,18 +112,29 @@ class Comparison(Artifact):
         }
 
     def _row_as_json(self, row: Row) -> dict[str, JSON]:
-        baseline, primary = self.row(self.baseline), self.metric(None)
-        value = row.metrics[primary.name]
+        baseline = self.row(self.baseline)
         return {
             "name": row.name,
             "format": row.format,
             "size_bytes": row.size_bytes,
             "size_ratio": row.size_bytes / baseline.size_bytes,
-            primary.name: value,
-            "drop" if primary.is_fraction else "worse_by": primary.drop(value, baseline.metrics[primary.name]),
+            **self._quality_as_json(row, baseline),
             "metrics": dict(row.metrics),
-            "latency": [asdict(cell) for cell in row.latencies],
+            "latency": [_latency_as_json(cell) for cell in row.latencies],
+            "start_up": asdict(row.start_up) if row.start_up else {},
         }
+
+    def _quality_as_json(self, row: Row, baseline: Row) -> dict[str, JSON]:
+        if not self.metrics:
+            return {}
+        primary = self.metrics[0]
+        value = row.metrics[primary.name]
+        drop = primary.drop(value, baseline.metrics[primary.name])
+        return {primary.name: value, "drop" if primary.is_fraction else "worse_by": drop}
+
+
+def _latency_as_json(cell: Latency) -> dict[str, JSON]:
+    return {**asdict(cell), "round_ratios": list(cell.round_ratios)}
 
 
 def _row_from_json(content: Mapping[str, Any]) -> Row:
@@ -156,5 +143,6 @@ def _row_from_json(content: Mapping[str, Any]) -> Row:
         format=content["format"],
         size_bytes=content["size_bytes"],
         metrics=dict(content["metrics"]),
-        latencies=tuple(Latency(**cell) for cell in content["latency"]),
+        latencies=tuple(map(Latency.from_json, content["latency"])),
+        start_up=StartUp(**content["start_up"]) if content["start_up"] else None,
     )

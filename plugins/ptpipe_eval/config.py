@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from ptpipe import JSON, StageConfig, host
-from ptpipe_eval.comparison import Threads
+from ptpipe_eval.latency.latencies import Threads
 
 BatchSize: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
 SplitName: TypeAlias = Literal["test", "val"]
@@ -28,14 +28,11 @@ class PredictConfig(StageConfig):
         return {"num_threads": self.num_threads or host.num_threads()}
 
 
-class CompareConfig(StageConfig):
-    """Options of eval.compare."""
+class TimingOptions(StageConfig):
+    """Options of kinds that measure latency."""
 
     baseline: str | None = Field(None, description="the model that the others are compared with; null: the first")
-    split: SplitName = Field("test", description="the split to measure metrics on")
-    batch_size: BatchSize | None = Field(
-        None, description="samples per prediction when measuring metrics; null: the data set's batch size"
-    )
+    split: SplitName = Field("test", description="the split whose samples are predicted")
     batch_sizes: tuple[BatchSize, ...] = Field(
         (1, 32), description="batch sizes to measure latency at; an empty list: no latency"
     )
@@ -43,10 +40,16 @@ class CompareConfig(StageConfig):
         ("one", "all"), min_length=1, description="measure latency with one thread, with all processors, or both"
     )
     budget_s: float = Field(
-        0.2,
+        60.0,
         gt=0,
-        le=600,
-        description="maximum seconds to time one model at one batch size and thread count; a stable median ends sooner",
+        le=86_400,
+        description="seconds to measure the latency of all models in; it ends sooner when all ratios are precise",
+    )
+    precision: float = Field(
+        0.01,
+        gt=0,
+        lt=1,
+        description="the half-width of the 95 % confidence interval at which a ratio of latencies is precise",
     )
 
     @field_validator("batch_sizes", "threads")
@@ -55,6 +58,20 @@ class CompareConfig(StageConfig):
         if len(set(values)) < len(values):
             raise ValueError("lists a value more than once")
         return values
+
+
+class EvalLatencyConfig(TimingOptions):
+    """Options of eval.latency."""
+
+    batch_sizes: tuple[BatchSize, ...] = Field((1, 32), min_length=1, description="batch sizes to measure latency at")
+
+
+class CompareConfig(TimingOptions):
+    """Options of eval.compare."""
+
+    batch_size: BatchSize | None = Field(
+        None, description="samples per prediction when measuring metrics; null: the data set's batch size"
+    )
 
 
 class GateConfig(StageConfig):
@@ -120,10 +137,11 @@ class LatencyConfig(GateConfig):
     threads: Threads = Field("one", description="the latency with one thread or with all processors")
     max_ms: float | None = Field(None, gt=0, description="maximum median in milliseconds")
     max_ratio: float | None = Field(
-        None, gt=0, description="maximum median as a fraction of the baseline's; 0.5 is half its time"
+        None, gt=0, description="maximum ratio to the baseline's latency; 0.5 is half its time"
     )
     fail_undecided: bool = Field(
-        False, description="end with exit code 4 if the comparison does not contain that latency"
+        False,
+        description="end with exit code 4 if the limit is inside the confidence interval, or nothing was measured",
     )
 
     @model_validator(mode="after")

@@ -26,6 +26,8 @@ class Column:
     """Implies the unit, as in `formatting.figure`."""
     label: str
     values: tuple[JSON, ...]
+    marks: tuple[str, ...] = ()
+    """Behind the values, of latencies how they compare with the baseline's: `0.83x`, `same`, `?`; or nothing."""
 
     @property
     def is_text(self) -> bool:
@@ -40,9 +42,11 @@ class Column:
     @property
     def texts(self) -> tuple[str, ...]:
         """The formatted values, without a unit that the heading shows; latencies with aligned points."""
-        if self.unit == "ms":
-            return fixed_decimals(self.values)
-        return tuple(map(self._text, self.values))
+        texts = fixed_decimals(self.values) if self.unit == "ms" else tuple(map(self._text, self.values))
+        if not any(self.marks):
+            return texts
+        width = max(map(len, self.marks))
+        return tuple(f"{text} {mark:<{width}}" for text, mark in zip(texts, self.marks, strict=True))
 
     def _text(self, value: JSON) -> str:
         text = NOTHING if value is None else figure(self.name, value).text
@@ -100,19 +104,23 @@ def _table(stage_id: str, summary: Mapping[str, JSON]) -> Table | None:
     if not headings:
         return None
     order = sorted(headings, key=lambda heading: heading[0] != "name")
-    columns = tuple(Column(name, label, tuple(row.get((name, label)) for row in rows)) for name, label in order)
+    columns = tuple(_column(heading, [row.get(heading, (None, "")) for row in rows]) for heading in order)
     facts = {name: value for name, value in summary.items() if isinstance(value, str | int | float)}
     return Table(stage_id, columns, str(facts.pop("baseline", "")), facts)
 
 
-def _cells(row: Mapping[str, JSON]) -> dict[tuple[str, str], JSON]:
-    """Map (name, label) of each column to the row's value."""
-    cells: dict[tuple[str, str], JSON] = {}
+def _column(heading: tuple[str, str], cells: Sequence[tuple[JSON, str]]) -> Column:
+    return Column(*heading, values=tuple(value for value, _ in cells), marks=tuple(mark for _, mark in cells))
+
+
+def _cells(row: Mapping[str, JSON]) -> dict[tuple[str, str], tuple[JSON, str]]:
+    """Map (name, label) of each column to the row's value and its mark."""
+    cells: dict[tuple[str, str], tuple[JSON, str]] = {}
     for name, value in row.items():
         if isinstance(value, list):
-            cells |= {("latency_ms", label): median for label, median in _latencies(value)}
+            cells |= {("latency_ms", label): cell for label, cell in _latencies(value)}
         elif not isinstance(value, dict):
-            cells[name, _label(name)] = value
+            cells[name, _label(name)] = (value, "")
     return cells
 
 
@@ -123,9 +131,17 @@ def _label(name: str) -> str:
     return name.removeprefix("num_").removesuffix("_bytes").removesuffix("_ms").replace("_", " ")
 
 
-def _latencies(cells: Sequence[JSON]) -> Iterator[tuple[str, JSON]]:
+def _latencies(cells: Sequence[JSON]) -> Iterator[tuple[str, tuple[JSON, str]]]:
     for cell in cells:
         if isinstance(cell, Mapping) and _MEDIAN in cell:
             threads = {"one": "1 thread", "all": "all threads"}.get(str(cell.get("threads")), "")
             batch = f"batch {cell['batch_size']}" if "batch_size" in cell else ""
-            yield ", ".join(part for part in (batch, threads) if part) or "latency", cell[_MEDIAN]
+            yield ", ".join(part for part in (batch, threads) if part) or "latency", (cell[_MEDIAN], _mark(cell))
+
+
+def _mark(cell: Mapping[str, JSON]) -> str:
+    """Say how a latency compares with the baseline's, where that was measured."""
+    speed, ratio = cell.get("speed"), cell.get("ratio")
+    if speed in ("faster", "slower") and isinstance(ratio, int | float):
+        return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
+    return {"same within noise": "same", "unmeasurable": "?"}.get(str(speed), "")

@@ -28,6 +28,8 @@ def print_table(table: Table, writer: TerminalWriter) -> None:
     drawn = _draw(table, columns)
     drawn.width = _width(drawn, writer)  # a log file's lines may exceed the console's nominal width
     writer.console.print(drawn, crop=writer.has_edge, no_wrap=True)
+    if explained := explained_marks(columns):
+        writer.entry(Text(_MARGIN), explained, FAINT)
     if len(columns) < len(table.columns):
         missing = "; ".join(column.label for column in table.columns if column not in columns)
         writer.entry(Text(_MARGIN), f"no room for: {missing}", FAINT)
@@ -40,6 +42,17 @@ def fitting_columns(table: Table, writer: TerminalWriter) -> tuple[Column, ...]:
         words = [column for column in kept[1:] if column.is_text]
         kept.remove((words or kept)[-1])
     return tuple(kept)
+
+
+def explained_marks(columns: Sequence[Column]) -> str:
+    """Explain the marks behind latencies that are there; empty if there are none."""
+    marks = {mark for column in columns for mark in column.marks if mark}
+    meanings = (
+        ("0.5x: times the baseline's latency", any(mark.endswith("x") for mark in marks)),
+        ("same: not faster or slower than noise is", "same" in marks),
+        ("?: not measurable here and now", "?" in marks),
+    )
+    return "; ".join(text for text, is_used in meanings if is_used)
 
 
 def _width(drawn: RichTable, writer: TerminalWriter) -> int:

@@ -34,6 +34,7 @@ stages:
   compare:
     uses: eval.compare
     needs: {{models: [pretrain, dynamic, static, qat, onnx_float, onnx_dynamic, onnx_static, onnx_qat]}}
+    with: {{batch_sizes: [1], threads: [one], budget_s: 1}}
 """
 NETWORKS = [("unet", "qnnpack"), *((name, "fbgemm") for name in ("unet", "retina", "effdet", "vit", "text"))]
 

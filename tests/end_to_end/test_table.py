@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 DIABETES = Path("manifests/diabetes_regression.yaml")
+QUICK = ("-s", "compare.budget_s=1")
 
 
 def ptpipe(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -66,7 +67,7 @@ def features(data: Data, split: str) -> npt.NDArray[np.float64]:
 @pytest.fixture(scope="module")
 def diabetes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stored, Path]:
     artifacts = tmp_path_factory.mktemp("diabetes")
-    finished = ptpipe(ROOT, "run", DIABETES, "--artifacts", artifacts, "--json")
+    finished = ptpipe(ROOT, "run", DIABETES, "--artifacts", artifacts, *QUICK, "--json")
     assert finished.returncode == 0, finished.stderr
     load_plan(ROOT / DIABETES)  # loads the plugin of the columns
     return Stored(finished, artifacts), artifacts
@@ -106,7 +107,7 @@ def test_its_int8_models_are_as_good_as_float(diabetes) -> None:
 
 def test_a_limit_that_nothing_reaches_refuses_it(diabetes) -> None:
     _, artifacts = diabetes
-    finished = ptpipe(ROOT, "run", DIABETES, "--artifacts", artifacts, "-s", "quality.min_value=0.99", "--json")
+    finished = ptpipe(ROOT, "run", DIABETES, "--artifacts", artifacts, *QUICK, "-s", "quality.min_value=0.99", "--json")
     assert finished.returncode == 3, finished.stderr
     stages = {stage["stage_id"]: stage for stage in json.loads(finished.stdout)["stages"]}
     assert stages.pop("quality")["outcome"] == "refused"
@@ -117,11 +118,11 @@ def test_a_limit_that_nothing_reaches_refuses_it(diabetes) -> None:
 def test_nothing_is_done_twice_until_the_file_changes(diabetes, tmp_path: Path) -> None:
     _, artifacts = diabetes
     table = tmp_path / "diabetes.csv"
-    planned = ptpipe(ROOT, "plan", DIABETES, "--artifacts", artifacts, "--json")
+    planned = ptpipe(ROOT, "plan", DIABETES, "--artifacts", artifacts, *QUICK, "--json")
     assert all(stage["cached"] for stage in json.loads(planned.stdout)["stages"])
     table.write_text((ROOT / "examples/diabetes/diabetes.csv").read_text(encoding="utf-8"), encoding="utf-8")
     setting = ("-s", f"data.path={table}")
-    planned = ptpipe(ROOT, "plan", DIABETES, "--artifacts", artifacts, *setting, "--json")
+    planned = ptpipe(ROOT, "plan", DIABETES, "--artifacts", artifacts, *QUICK, *setting, "--json")
     assert not any(stage["cached"] for stage in json.loads(planned.stdout)["stages"])
 
 

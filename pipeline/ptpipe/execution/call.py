@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ptpipe.artifact import JSON, Artifact
-from ptpipe.context import Context
+from ptpipe.context import Context, NamedCode
 from ptpipe.events import Event, ModulesImported
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.vocabulary import Vocabulary
@@ -139,7 +139,9 @@ def execute(
     input_names = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}
     digests = {port: tuple(stored.digest for stored in items) for port, items in call.inputs.items()}
     scratch = store.scratch(call.key)
-    ctx = Context(call.stage_id, call.kind, call.seed, scratch, input_names, tell, rank, call.workers, digests)
+    functions = {name: None for items in call.inputs.values() for stored in items for name in stored.source_functions}
+    code = NamedCode(call.plugins, call.folder, tuple(functions))
+    ctx = Context(call.stage_id, call.kind, call.seed, scratch, input_names, tell, rank, call.workers, digests, code)
     vocabulary.imports.update()
     outputs = stage.named(stage.function(config, ctx, **_read_inputs(call, stage, vocabulary, store)))
     tell(ModulesImported(call.stage_id, vocabulary.imports.update()))

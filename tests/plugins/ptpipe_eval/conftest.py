@@ -5,10 +5,10 @@ Shape legend: N samples, B of a batch, C channels, H height, W width, D = C*H*W,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,70 +17,37 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
-from torch import nn
 
-from ptpipe import Context
+from ptpipe import Context, NamedCode
 from ptpipe.events import Event
+from ptpipe.launching import load_vocabulary
 from ptpipe_torch import (
     ArrayColumn,
     Data,
-    Deployable,
     FunctionRef,
     LoaderOptions,
     Model,
     OnnxFile,
-    Predictor,
     Recipe,
 )
-from ptpipe_torch.model.function_ref import builder
 
 from ...datasets import image_info, image_split
 from ...signatures import classifier
 
+PLUGIN = Path(__file__).parent / "digit_models.py"
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-@builder
-def linear_net(inputs: int, classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
-
-
-class LinearModel(Deployable):
-    """A format of its own, as a third party's plugin may bring one: weights in numpy."""
-
-    def __init__(
-        self, weights_KD: np.ndarray, biases_K: np.ndarray, shape_CHW: tuple[int, int, int] = (1, 8, 8)
-    ) -> None:
-        self.weights_KD, self.biases_K, self._shape = weights_KD, biases_K, shape_CHW
-        self.opened_with: list[int | None] = []
-
-    format = "numpy float32"
-    size_bytes = property(lambda self: self.weights_KD.nbytes + self.biases_K.nbytes)
-    signature = property(lambda self: classifier(self._shape, len(self.biases_K)))
-
-    @contextmanager
-    def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
-        self.opened_with.append(num_threads)
-        yield lambda inputs: {"logits": self.predict(inputs["images"])}
-
-    def predict(self, images_NCHW: np.ndarray) -> np.ndarray:
-        assert images_NCHW.flags.c_contiguous and images_NCHW.dtype == np.float32
-        return images_NCHW.reshape(len(images_NCHW), -1) @ self.weights_KD.T + self.biases_K
-
-    def save(self, folder: Path) -> None:
-        np.save(folder / "weights.npy", self.weights_KD)
-        np.save(folder / "biases.npy", self.biases_K)
-        np.save(folder / "shape.npy", self._shape)
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        weights_KD, biases_K, shape = (np.load(folder / f"{name}.npy") for name in ("weights", "biases", "shape"))
-        return cls(weights_KD, biases_K, tuple(shape.tolist()))
+@pytest.fixture(scope="session")
+def models() -> ModuleType:
+    """The plugin, as a manifest that names it loads it."""
+    (plugin,) = [own for own in load_vocabulary([str(PLUGIN)]).plugins if own.source == "manifest"]
+    return plugin.module
 
 
 @pytest.fixture(scope="session")
-def linear_model() -> type[LinearModel]:
-    return LinearModel
+def linear_model(models: ModuleType) -> type[Any]:
+    return models.LinearModel
 
 
 @pytest.fixture(scope="session")
@@ -113,20 +80,20 @@ def weights(digits: Data) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture
-def pair(weights: tuple[np.ndarray, np.ndarray]) -> list[LinearModel]:
+def pair(linear_model: type[Any], weights: tuple[np.ndarray, np.ndarray]) -> list[Any]:
     """A model, and one that never says three."""
     never_three = (np.arange(10) == 3).astype(np.float32) * 100
-    return [LinearModel(*weights), LinearModel(weights[0], weights[1] - never_three)]
+    return [linear_model(*weights), linear_model(weights[0], weights[1] - never_three)]
 
 
 @pytest.fixture
-def numpy_model(weights: tuple[np.ndarray, np.ndarray]) -> LinearModel:
-    return LinearModel(*weights)
+def numpy_model(linear_model: type[Any], weights: tuple[np.ndarray, np.ndarray]) -> Any:
+    return linear_model(*weights)
 
 
 @pytest.fixture(scope="session")
-def torch_model(weights: tuple[np.ndarray, np.ndarray]) -> Model:
-    recipe = Recipe(FunctionRef.to(linear_net, inputs=64, classes=10), classifier((1, 8, 8), 10))
+def torch_model(models: ModuleType, weights: tuple[np.ndarray, np.ndarray]) -> Model:
+    recipe = Recipe(FunctionRef.to(models.linear_net, inputs=64, classes=10), classifier((1, 8, 8), 10))
     return Model(recipe, {"1.weight": torch.from_numpy(weights[0]), "1.bias": torch.from_numpy(weights[1])})
 
 
@@ -160,6 +127,6 @@ def context(tmp_path: Path, events: list[Event]) -> Callable[..., Context]:
 
     def make(kind: str = "eval.compare", **sources: Any) -> Context:
         named: Mapping[str, tuple[str, ...]] = sources
-        return Context("stage", kind, 7, tmp_path, named, events.append)
+        return Context("stage", kind, 7, tmp_path, named, events.append, code=NamedCode((str(PLUGIN),)))
 
     return make

@@ -8,21 +8,25 @@ import numpy as np
 import pytest
 
 from ptpipe import Context, IntegrityError, StageError, host
-from ptpipe.events import Metric, Notice, Progress
-from ptpipe_eval import Comparison, Latency, Row, eval_compare, eval_predict, timing
-from ptpipe_eval.config import CompareConfig, PredictConfig
+from ptpipe.events import Metric, Progress
+from ptpipe_eval import Comparison, Row, StartUp, eval_compare, eval_latency, eval_predict
+from ptpipe_eval.compare import describe_disturbance
+from ptpipe_eval.config import CompareConfig, EvalLatencyConfig, PredictConfig
 from ptpipe_torch import Metric as TaskMetric
 
-QUICK = {"budget_s": 0.002}
+from ...latencies import latency
+
+QUICK = {"batch_sizes": ()}
+"""Latency is another test's."""
 ACCURACY = TaskMetric("accuracy", higher_is_better=True, is_fraction=True)
 LOSS = TaskMetric("loss", higher_is_better=False)
 
 
 @pytest.fixture
 def table() -> Comparison:
-    cells = (Latency(1, "one", 1, 0.1, 0.11, 0.15, 500, 0.02), Latency(32, "all", 2, 1.0, 1.25, 1.5, 60))
+    cells = (latency(1, 0.11), latency(32, 1.25, threads="all", num_threads=2, p99_ms=1.5))
     rows = (
-        Row("net", "torch float32", 1000, {"accuracy": 0.99, "loss": 0.25}, cells),
+        Row("net", "torch float32", 1000, {"accuracy": 0.99, "loss": 0.25}, cells, StartUp(10.5, 0.2, 3000)),
         Row("tiny", "onnx int8", 250, {"accuracy": 0.995, "loss": 0.5}),
     )
     metrics = (ACCURACY, LOSS)
@@ -45,55 +49,42 @@ def test_rows_hold_what_was_measured(digits, pair, torch_model, onnx_model, cont
     assert abs(datetime.now(UTC) - datetime.fromisoformat(made.measured_at)).total_seconds() < 60
 
 
-def test_every_cell_is_timed(digits, pair, context) -> None:
-    made = eval_compare(CompareConfig(batch_sizes=(1, 5), **QUICK), context(models=("a", "b")), pair, digits)
-    for row in made.rows:
+def test_every_cell_is_timed(digits, pair, context, events) -> None:
+    options = {"batch_sizes": (1, 5), "budget_s": 0.5, "split": "val"}
+    compared, timed = (
+        stage(config(**options), context(models=("a", "b")), pair, digits)
+        for stage, config in ((eval_compare, CompareConfig), (eval_latency, EvalLatencyConfig))
+    )
+    for row in (*compared.rows, *timed.rows):
         assert [(cell.batch_size, cell.threads, cell.num_threads) for cell in row.latencies] == [
             (1, "one", 1),
             (5, "one", 1),
             (1, "all", host.num_threads()),
             (5, "all", host.num_threads()),
         ]
-        for cell in row.latencies:
-            assert 0 < cell.p10_ms <= cell.median_ms <= cell.p90_ms
-            assert cell.num_runs >= 5
+        assert row.start_up.load_ms > 0
+    assert [row.metrics.keys() for row in timed.rows] == [set(), set()]
+    assert [row.size_bytes for row in timed.rows] == [row.size_bytes for row in compared.rows]
+    assert (timed.metrics, timed.split, timed.baseline) == ((), "val", "a")
+    assert any(event.unit == "s" for event in events if isinstance(event, Progress))
 
 
-@pytest.mark.parametrize(
-    ("options", "opened"),
-    [
-        ({}, [None, 1]),
-        ({"threads": ("all",)}, [None]),
-        ({"threads": ("one",)}, [None, 1]),
-        ({"batch_sizes": ()}, [None]),
-    ],
-)
-def test_each_model_is_made_ready_once_for_each_number_of_threads(digits, pair, context, options, opened) -> None:
-    made = eval_compare(CompareConfig(**QUICK | options), context(models=("a", "b")), pair, digits)
-    assert [model.opened_with for model in pair] == [opened] * 2
-    expected = len(options.get("batch_sizes", (1, 32))) * len(options.get("threads", ("one", "all")))
-    assert [len(row.latencies) for row in made.rows] == [expected] * 2
-
-
-def test_predictions_of_whole_batches_of_real_samples_are_timed(digits, linear_model, weights, context) -> None:
-    seen = []
-
-    class Watched(linear_model):
-        def predict(self, images_NCHW):
-            seen.append(images_NCHW.copy())
-            return super().predict(images_NCHW)
-
-    options = {"threads": ("one",), "batch_sizes": (3,), "batch_size": 400} | QUICK
-    eval_compare(CompareConfig(**options), context(models=("a",)), [Watched(*weights)], digits)
-    assert {len(images) for images in seen[1:]} == {3}
-    samples = {image.tobytes() for image in seen[0]}
-    assert {image.tobytes() for images in seen[1:] for image in images} <= samples
+def test_a_comparison_of_latency_alone_is_saved_and_has_no_metric(table, tmp_path) -> None:
+    rows = tuple(replace(row, metrics={}) for row in table.rows)
+    timed = replace(table, metrics=(), rows=rows)
+    timed.save(tmp_path)
+    assert Comparison.load(tmp_path) == timed
+    assert "drop" not in timed.summary()["rows"][1]
+    with pytest.raises(StageError, match=r"^the comparison has no accuracy, but latency and size alone$"):
+        timed.metric("accuracy")
+    with pytest.raises(StageError, match=r"^the comparison has no metric, but latency and size alone$"):
+        timed.metric(None)
 
 
 def test_baseline_is_the_first_or_the_one_named(digits, pair, context) -> None:
     ctx = context(models=("a", "b"))
-    first = eval_compare(CompareConfig(batch_sizes=(), **QUICK), ctx, pair, digits)
-    named = eval_compare(CompareConfig(baseline="b", batch_sizes=(), **QUICK), ctx, pair, digits)
+    first = eval_compare(CompareConfig(**QUICK), ctx, pair, digits)
+    named = eval_compare(CompareConfig(baseline="b", **QUICK), ctx, pair, digits)
     assert (first.baseline, named.baseline) == ("a", "b")
     a, b = (row.metrics["accuracy"] for row in first.rows)
     assert 0.05 < a - b < 0.15
@@ -121,6 +112,8 @@ def test_misfits_are_found_before_anything_is_measured(digits, linear_model, wei
     with pytest.raises(StageError, match=r"few returns logits \(batch, 4\)"):
         eval_compare(CompareConfig(), context(models=("good", "few")), [good, few], digits)
     assert good.opened_with == []
+    with pytest.raises(StageError, match=r"wide takes images"):
+        eval_latency(EvalLatencyConfig(), context(models=("good", "wide")), [good, wide], digits)
 
 
 def test_a_model_with_nan_logits_is_named(digits, linear_model, weights, context) -> None:
@@ -138,20 +131,13 @@ def test_progress_and_metrics_are_reported(digits, pair, context, events) -> Non
     assert metrics == {f"{row.name}.accuracy": row.metrics["accuracy"] for row in made.rows}
 
 
-def test_cpu_contention_is_reported(digits, pair, context, events, monkeypatch) -> None:
-    def measured(waits_ns):
-        waits = iter(waits_ns)
-        monkeypatch.setattr(timing, "measure", lambda *_: timing.Runs([1_000_000] * 5, next(waits)))
-        events.clear()
-        eval_compare(CompareConfig(batch_sizes=(1,), threads=("one",)), context(models=("a", "b")), pair, digits)
-        return [event.text for event in events if isinstance(event, Notice)]
-
-    assert measured([None, None]) == []
-    assert measured([0, 400_000]) == []
-    assert measured([0, 2_000_000]) == [
-        "1 of 2 latencies were measured while other programs used the processor, up to 40 % of the time "
-        "(b, batch 1, one thread), and may be too high; --fresh stage measures again"
-    ]
+def test_what_can_not_be_measured_is_reported(table) -> None:
+    assert describe_disturbance(table.rows) is None
+    unknown = replace(table.rows[0].latencies[1], speed="unmeasurable")
+    assert describe_disturbance([replace(table.rows[1], latencies=(unknown,))] * 2) == (
+        "latency at batch 32, all threads: other programs used the processors, or the budget was too short for 3 "
+        "starts of every model, so no model can be called faster than another"
+    )
 
 
 def test_a_comparison_is_saved_and_loaded(digits, pair, context, tmp_path) -> None:
@@ -188,23 +174,27 @@ def test_the_summary_is_as_documented(table) -> None:
                         "batch_size": 1,
                         "threads": "one",
                         "num_threads": 1,
-                        "p10_ms": 0.1,
                         "median_ms": 0.11,
-                        "p90_ms": 0.15,
-                        "num_runs": 500,
-                        "waited_fraction": 0.02,
+                        "low_ms": 0.11 * 0.98,
+                        "high_ms": 0.11 * 1.02,
+                        "ratio": 1.0,
+                        "ratio_low": 0.98,
+                        "ratio_high": 1.02,
+                        "speed": "baseline",
+                        "noise": 0.01,
+                        "num_starts": 5,
+                        "num_runs": 400,
+                        "cpu_ms": 0.11,
+                        "waited_fraction": 0.0,
+                        "num_disturbed": 0,
+                        "p10_ms": None,
+                        "p90_ms": None,
+                        "p99_ms": None,
+                        "round_ratios": [1.0, 1.0],
                     },
-                    {
-                        "batch_size": 32,
-                        "threads": "all",
-                        "num_threads": 2,
-                        "p10_ms": 1.0,
-                        "median_ms": 1.25,
-                        "p90_ms": 1.5,
-                        "num_runs": 60,
-                        "waited_fraction": None,
-                    },
+                    table.summary()["rows"][0]["latency"][1],
                 ],
+                "start_up": {"load_ms": 10.5, "first_call_ms": 0.2, "peak_memory_bytes": 3000},
             },
             {
                 "name": "tiny",
@@ -215,6 +205,7 @@ def test_the_summary_is_as_documented(table) -> None:
                 "drop": -0.005,
                 "metrics": {"accuracy": 0.995, "loss": 0.5},
                 "latency": [],
+                "start_up": {},
             },
         ],
     }

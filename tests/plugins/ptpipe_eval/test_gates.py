@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ptpipe import Context, Decision, StageError, Verdict
-from ptpipe_eval import Comparison, Latency, Row, gate_accuracy, gate_latency, gate_quality, gate_size
+from ptpipe_eval import Comparison, Row, gate_accuracy, gate_latency, gate_quality, gate_size
 from ptpipe_eval.config import AccuracyConfig, LatencyConfig, QualityConfig, SizeConfig
 from ptpipe_torch import Metric
 
@@ -31,17 +31,10 @@ def compared(
     def metrics(num_correct: int, loss: float) -> dict[str, float]:
         return {"accuracy": num_correct / num_samples, "loss": loss}
 
-    def cells(*medians_ms: float) -> tuple[Latency, ...]:
-        return tuple(
-            Latency(batch_size, "one", 1, 0.9 * ms, ms, 2 * ms, 100)
-            for batch_size, ms in zip((1, 32), medians_ms, strict=False)
-        )
-
     of_float, of_int8 = metrics(float_correct, losses[0]), metrics(int8_correct, losses[1])
     rows = (
-        Row("float", "torch float32", sizes.get("float_bytes", 1_692_915), of_float, cells(0.24, 4)),
-        Row("int8", "torch int8 fbgemm", sizes.get("int8_bytes", 434_197), of_int8, cells(0.13, 2.5)),
-        Row("untimed", "onnx int8", 400_000, of_int8),
+        Row("float", "torch float32", sizes.get("float_bytes", 1_692_915), of_float),
+        Row("int8", "torch int8 fbgemm", sizes.get("int8_bytes", 434_197), of_int8),
     )
     return Comparison("mnist", "test", num_samples, METRICS, "float", rows, "by hand", "2026-01-02T03:04:05+00:00")
 
@@ -56,10 +49,6 @@ def judge_quality(comparison: Comparison, **options: object) -> Verdict:
 
 def judge_size(comparison: Comparison, **limits: float) -> Verdict:
     return gate_size(SizeConfig(candidate="int8", **limits), CTX, comparison)
-
-
-def judge_latency(candidate: str = "int8", **limits: object) -> Verdict:
-    return gate_latency(LatencyConfig(candidate=candidate, **limits), CTX, compared())
 
 
 def test_a_small_loss_passes_and_the_reason_has_the_numbers() -> None:
@@ -246,45 +235,8 @@ def test_size_in_bytes() -> None:
     assert (refused.decision, refused.reason) == (REFUSED, "int8 has 434,197 bytes, allowed 434,196")
 
 
-def test_latency_in_milliseconds() -> None:
-    assert judge_latency(max_ms=0.13).decision is PASSED
-    refused = judge_latency(max_ms=2, batch_size=32)
-    assert refused.decision is REFUSED
-    assert refused.reason == "int8 takes 2.5 ms at batch 32, one thread (median of 100 runs), allowed 2 ms"
-
-
-def test_latency_against_the_baseline() -> None:
-    assert judge_latency(max_ratio=0.55).decision is PASSED
-    refused = judge_latency(max_ratio=0.5)
-    assert refused.decision is REFUSED
-    assert refused.reason == (
-        "int8 takes 0.13 ms at batch 1, one thread (median of 100 runs), 54.2 % of float's 0.24 ms, "
-        "allowed 50 % (0.12 ms)"
-    )
-    assert refused.facts == {
-        "candidate": "int8",
-        "baseline": "float",
-        "batch_size": 1,
-        "threads": "one",
-        "median_ms": 0.13,
-        "baseline_median_ms": 0.24,
-        "max_ms": None,
-        "max_ratio": 0.5,
-    }
-
-
-@pytest.mark.parametrize("fail", [True, False])
-def test_a_missing_latency_decides_nothing(fail: bool) -> None:
-    verdict = judge_latency(max_ms=1, threads="all", fail_undecided=fail)
-    assert (verdict.decision, verdict.fail_undecided) == (Decision.UNDECIDED, fail)
-    assert verdict.reason == (
-        "int8 was not measured at batch 1, all threads; the comparison has: batch 1, one thread; batch 32, one thread"
-    )
-    assert judge_latency("untimed", max_ms=1).reason.endswith("the comparison has: no latency")
-
-
 def test_a_name_that_is_not_compared_is_an_error() -> None:
-    with pytest.raises(StageError, match=r"'intt8' is not in the comparison, which has float, int8, untimed .*'int8'"):
+    with pytest.raises(StageError, match=r"'intt8' is not in the comparison, which has float, int8 .*'int8'"):
         judge_accuracy(compared(), candidate="intt8", max_drop=0.1)
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 import ptpipe_eval
-from ptpipe_eval.config import CompareConfig, PredictConfig
+from ptpipe_eval.config import CompareConfig, EvalLatencyConfig, PredictConfig
 
 HEAVY = ("torch", "numpy", "onnxruntime", "onnx")
 
@@ -41,7 +41,8 @@ from ptpipe_torch import Metric
 from tempfile import TemporaryDirectory
 
 metrics = (Metric("accuracy", higher_is_better=True, is_fraction=True),)
-rows = tuple(Row(name, "f", 100, {"accuracy": 0.9}, (Latency(1, "one", 1, 1.0, 1.0, 1.0, 9),)) for name in "ab")
+cell = Latency(1, "one", 1, 1.0, 0.9, 1.1, 1.0, 1.0, 1.0, "baseline", 0.01, 5, 100, 1.0, 0.0, 0)
+rows = tuple(Row(name, "f", 100, {"accuracy": 0.9}, (cell,)) for name in "ab")
 with TemporaryDirectory() as folder:
     Comparison("d", "test", 10, metrics, "a", rows, "m", "t").save(Path(folder))
     comparison = Comparison.load(Path(folder))
@@ -66,6 +67,7 @@ def test_kinds_and_ports() -> None:
     assert ports == {
         "eval.predict": ([("model", "Deployable", False), ("data", "Data", False)], ["Predictions"]),
         "eval.compare": ([("models", "Deployable", True), ("data", "Data", False)], ["Comparison"]),
+        "eval.latency": ([("models", "Deployable", True), ("data", "Data", False)], ["Comparison"]),
         "gate.accuracy": (comparison, ["Verdict"]),
         "gate.quality": (comparison, ["Verdict"]),
         "gate.size": (comparison, ["Verdict"]),
@@ -88,7 +90,8 @@ def test_defaults() -> None:
         "batch_size": None,
         "batch_sizes": [1, 32],
         "threads": ["one", "all"],
-        "budget_s": 0.2,
+        "budget_s": 60.0,
+        "precision": 0.01,
     }
 
 
@@ -106,6 +109,8 @@ def test_defaults() -> None:
         (CompareConfig, {"threads": ["one", "one"]}),
         (CompareConfig, {"threads": ["two"]}),
         (CompareConfig, {"budget_s": 0}),
+        (CompareConfig, {"precision": 0}),
+        (EvalLatencyConfig, {"batch_sizes": []}),
         (CompareConfig, {"baseline": 3}),
     ],
 )

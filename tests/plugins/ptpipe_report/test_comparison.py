@@ -43,11 +43,13 @@ def test_cells_are_medians_and_shares_and_points(comparison) -> None:
 
 
 def test_the_artifact_of_eval_compare_is_read() -> None:
-    from ptpipe_eval import Comparison, Latency, Row
+    from ptpipe_eval import Comparison, Row
     from ptpipe_torch import Metric
 
+    from ...latencies import latency
+
     metrics = (Metric("accuracy", higher_is_better=True, is_fraction=True), Metric("loss", higher_is_better=False))
-    cell = Latency(batch_size=8, threads="one", num_threads=1, p10_ms=1.0, median_ms=2.5, p90_ms=4.0, num_runs=9)
+    cell = latency(8, 2.5)
     rows = (
         Row("net", "torch float32", 2000, {"accuracy": 0.9, "loss": 0.1}, (cell,)),
         Row("onnx", "onnx int8", 500, {"accuracy": 0.89, "loss": 0.2}),

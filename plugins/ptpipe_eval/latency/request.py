@@ -1,0 +1,56 @@
+"""What is to be measured, as the session sends it to the server. Imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from ptpipe import NamedCode
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model in a folder, and the class that loads it."""
+
+    name: str
+    module: str
+    type: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """The models, and at which numbers of threads and batch sizes they are measured."""
+
+    models: tuple[StoredModel, ...]
+    baseline: int
+    """Position of the model that the others are compared with."""
+    inputs: Mapping[int, tuple[str, ...]]
+    """Files of batches to predict, by batch size."""
+    threads: tuple[int, ...]
+    """Numbers of threads."""
+    budget_s: float
+    """After it no further workers are started."""
+    precision: float
+    """Half the width of a ratio's interval, relative, at which measuring ends."""
+    seed: int
+    code: NamedCode
+    path: tuple[str, ...]
+    """`sys.path` of the process that sends this."""
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Inverse of `to_json`."""
+        content: dict[str, Any] = json.loads(text)
+        code = content.pop("code")
+        named = NamedCode(tuple(code["plugins"]), code["folder"], tuple(code["source_functions"]))
+        models = tuple(StoredModel(**model) for model in content.pop("models"))
+        inputs = {int(size): tuple(files) for size, files in content.pop("inputs").items()}
+        threads, path = tuple(content.pop("threads")), tuple(content.pop("path"))
+        return cls(models=models, inputs=inputs, threads=threads, path=path, code=named, **content)

@@ -1,0 +1,250 @@
+"""The process that starts workers and decides what runs when: `python -m ptpipe_eval.latency.server`.
+
+It reads one request and writes events to its standard output, one JSON object a line: `progress` after every round,
+then either `result` or `error`. It ends as soon as its standard input does, so that it never outlives the run. It loads
+libraries once, uses none of them, and forks: a worker is ready in milliseconds, with memory of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import IO, Any
+
+from ptpipe import JSON, StageError
+from ptpipe.launching import load_vocabulary
+from ptpipe_eval.latency import estimate
+from ptpipe_eval.latency.estimate import Block, CellEstimate, Round
+from ptpipe_eval.latency.latencies import StartUp
+from ptpipe_eval.latency.request import Request
+from ptpipe_eval.latency.worker import run_worker
+
+_BLOCK_NS = 25_000_000
+"""Short against the slow moments of a virtual machine, 40 to 200 ms, long against one call of a small network."""
+_MAX_CALLS = 2000
+_MAX_ROUNDS, _ROUNDS_NS = 4, 2_000_000_000
+"""Of a start and a batch size: so many, or as many as fit into the time."""
+_MIN_PRECISE_STARTS = 5
+_OVERTIME = 2
+"""Times the budget that slow models may take for the fewest starts that give an interval."""
+
+
+class WorkerError(Exception):
+    """A worker has failed or died; the message is for the user."""
+
+
+@dataclass
+class _WorkerProcess:
+    name: str
+    pid: int
+    pipe: Connection
+
+    def ask(self, **command: JSON) -> dict[str, Any]:
+        """Send a command and return the answer."""
+        with suppress(BrokenPipeError):
+            self.pipe.send_bytes(json.dumps(command).encode())
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Return its next answer. Raises WorkerError where it fails or has died."""
+        try:
+            select.select([self.pipe.fileno(), sys.stdin.fileno()], [], [])
+            if not self.pipe.poll():
+                os._exit(1)  # the session has ended
+            content: dict[str, Any] = json.loads(self.pipe.recv_bytes())
+        except EOFError:
+            raise WorkerError(f"{self.name}: {self._death()}") from None
+        if "error" in content:
+            raise WorkerError(f"{self.name}: {content['error']}")
+        return content
+
+    def end(self) -> None:
+        """Close the pipe, which ends the worker, and wait for that."""
+        self.pipe.close()
+        if self.pid:
+            os.waitpid(self.pid, 0)
+
+    def _death(self) -> str:
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        if os.WIFSIGNALED(status):
+            return f"the process that measured it was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+        return f"the process that measured it ended with exit code {os.waitstatus_to_exitcode(status)}"
+
+
+@dataclass
+class _Cell:
+    """What was measured at one batch size."""
+
+    batch_size: int
+    rounds: list[Round] = field(default_factory=list)
+
+
+class Server:
+    """Measures what one request asks for."""
+
+    def __init__(self, request: Request, out: IO[str]) -> None:
+        self._request, self._out = request, out
+        self._models = [*request.models, request.models[request.baseline]]
+        self._random = random.Random(request.seed)  # noqa: S311  # the order of measuring is no secret
+        self._started_s = time.monotonic()
+        self._start_ups: list[list[StartUp]] = []
+
+    def run(self) -> None:
+        """Measure all cells and write the result."""
+        cells: list[dict[str, Any]] = []
+        for position, num_threads in enumerate(self._request.threads):
+            left_s = self._request.budget_s - self._elapsed_s()
+            for batch_size, cell in self._measure(num_threads, left_s / (len(self._request.threads) - position)):
+                cells.append({"batch_size": batch_size, "num_threads": num_threads, **asdict(cell)})
+        start_ups = [_typical(own) for own in zip(*self._start_ups, strict=True)][:-1]
+        self._tell(event="result", cells=cells, start_ups=list(map(asdict, start_ups)))
+
+    def _measure(self, num_threads: int, budget_s: float) -> Iterator[tuple[int, CellEstimate]]:
+        cells = [_Cell(size) for size in self._request.inputs]
+        baseline, begin_s = self._request.baseline, time.monotonic()
+        unfinished, start = cells, 0
+        while unfinished:
+            with self._workers(num_threads) as workers:
+                for cell in unfinished:
+                    cell.rounds += self._rounds(workers, cell.batch_size, start, num_threads)
+                self._start_ups[-1] = [
+                    _with_peak(own, worker) for own, worker in zip(self._start_ups[-1], workers, strict=True)
+                ]
+            start += 1
+            spent_s = time.monotonic() - begin_s
+            if spent_s > _OVERTIME * budget_s or (spent_s > budget_s and start >= estimate.MIN_STARTS):
+                break
+            if start >= _MIN_PRECISE_STARTS:
+                found = {cell.batch_size: estimate.estimate_cell(cell.rounds, baseline, num_threads) for cell in cells}
+                unfinished = [
+                    own for own in unfinished if not estimate.is_precise(found[own.batch_size], self._request.precision)
+                ]
+        for cell in cells:
+            yield cell.batch_size, estimate.estimate_cell(cell.rounds, baseline, num_threads)
+
+    def _rounds(
+        self, workers: Sequence[_WorkerProcess], batch_size: int, start: int, num_threads: int
+    ) -> Iterator[Round]:
+        """Yield rounds of these workers, up to twice as many as wanted where some are disturbed."""
+        call_ns = [int(worker.ask(warm_up=batch_size)["call_ns"]) for worker in workers]
+        num_calls = [min(_MAX_CALLS, max(1, _BLOCK_NS // own)) for own in call_ns]
+        round_ns = sum(count * own for count, own in zip(num_calls, call_ns, strict=True))
+        num_wanted = min(_MAX_ROUNDS, max(1, _ROUNDS_NS // round_ns))
+        num_good = 0
+        for _ in range(2 * num_wanted):
+            own = self._round(workers, batch_size, start, num_calls)
+            yield own
+            num_good += not own.is_disturbed(self._request.baseline, num_threads)
+            self._tell(event="progress", elapsed_s=self._elapsed_s(), batch_size=batch_size, num_threads=num_threads)
+            if num_good == num_wanted:
+                return
+
+    def _round(self, workers: Sequence[_WorkerProcess], batch_size: int, start: int, num_calls: Sequence[int]) -> Round:
+        order = self._shuffled()
+        blocks = {
+            position: Block(**workers[position].ask(block=[batch_size, num_calls[position]])) for position in order
+        }
+        return Round(start, tuple(blocks[position] for position in range(len(workers))))
+
+    @contextmanager
+    def _workers(self, num_threads: int) -> Iterator[list[_WorkerProcess]]:
+        """Start a worker for each model and the control, in random order, since what starts first may fare better."""
+        workers: dict[int, _WorkerProcess] = {}
+        start_ups: dict[int, StartUp] = {}
+        try:
+            for position in self._shuffled():
+                pipes = [worker.pipe for worker in workers.values()]
+                workers[position] = worker = self._fork(position, num_threads, pipes)
+                ready = worker.answer()
+                start_ups[position] = StartUp(ready["load_ns"] / 1e6, ready["first_call_ns"] / 1e6, 0)
+            self._start_ups.append([start_ups[position] for position in range(len(self._models))])
+            yield [workers[position] for position in range(len(self._models))]
+        finally:
+            for worker in workers.values():
+                worker.end()
+
+    def _fork(self, position: int, num_threads: int, others: Sequence[Connection]) -> _WorkerProcess:
+        here, there = Pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                for pipe in (here, *others):  # else they would not end when the server does
+                    pipe.close()
+                run_worker(there, self._models[position], self._request, num_threads)
+                code = 0
+            finally:
+                os._exit(code)
+        there.close()
+        return _WorkerProcess(self._models[position].name, pid, here)
+
+    def _shuffled(self) -> list[int]:
+        """Return the positions of all models and the control in random order."""
+        return self._random.sample(range(len(self._models)), len(self._models))
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _tell(self, **content: Any) -> None:
+        self._out.write(json.dumps(content) + "\n")
+        self._out.flush()
+
+
+def _with_peak(start_up: StartUp, worker: _WorkerProcess) -> StartUp:
+    return StartUp(start_up.load_ms, start_up.first_call_ms, int(worker.ask(peak_memory=None)["bytes"]))
+
+
+def _typical(start_ups: Sequence[StartUp]) -> StartUp:
+    """Return the median of each figure."""
+    from statistics import median
+
+    return StartUp(
+        median(own.load_ms for own in start_ups),
+        median(own.first_call_ms for own in start_ups),
+        int(median(own.peak_memory_bytes for own in start_ups)),
+    )
+
+
+def _preload(request: Request) -> None:
+    """Import what the workers need, and start none of its threads."""
+    import onnxruntime  # noqa: F401
+    import torch  # noqa: F401
+
+    load_vocabulary(request.code.plugins, Path(request.code.folder))
+
+
+def _own_stdout() -> IO[str]:
+    """Return what was the standard output; from now on prints go to the standard error."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return out
+
+
+def main() -> None:
+    """Serve one request."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the session hears, and closes the standard input
+    out = _own_stdout()
+    request = Request.from_json(sys.stdin.readline())
+    sys.path[:] = request.path
+    _preload(request)
+    server = Server(request, out)
+    try:
+        server.run()
+    except (WorkerError, StageError) as error:
+        out.write(json.dumps({"event": "error", "message": str(error)}) + "\n")
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()

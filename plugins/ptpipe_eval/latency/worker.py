@@ -1,0 +1,141 @@
+"""A worker: one process that holds one model, idle until it is asked for a block of calls.
+
+It answers each line of JSON with one: `{"warm_up": 32}` with the time of a call in nanoseconds, `{"block": [32, 600]}`
+with a block of 600 calls, and ends when the pipe does.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import statistics
+import time
+from collections.abc import Mapping
+from itertools import cycle, islice, pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.numpy import load_file
+
+from ptpipe import JSON, PtpipeError
+from ptpipe_eval.latency.request import Request, StoredModel
+
+if TYPE_CHECKING:
+    from ptpipe_torch import Deployable, Predictor
+
+_WARM_UP_WINDOW = 3
+_WARM_UP_GAIN = 0.95
+_MIN_WARM_UP_NS, _MAX_WARM_UP_NS = 20_000_000, 300_000_000
+_KIBIBYTE = 1024
+
+
+class Worker:
+    """The model in this process."""
+
+    def __init__(self, predict: Predictor, request: Request) -> None:
+        self._predict = predict
+        self._inputs = {size: cycle(list(map(load_file, files))) for size, files in request.inputs.items()}
+
+    def first_call_ns(self, batch_size: int) -> int:
+        """Return how long the first prediction takes, with what is allocated and compiled in it."""
+        return self._timed(batch_size)
+
+    def warm_up(self, batch_size: int) -> int:
+        """Predict until calls stop getting faster: memory mapped, kernels selected, clock raised. Return one's time."""
+        spent_ns, before_ns = 0, float("inf")
+        while True:
+            window_ns = [self._timed(batch_size) for _ in range(_WARM_UP_WINDOW)]
+            spent_ns += sum(window_ns)
+            now_ns = statistics.median(window_ns)
+            if spent_ns >= _MAX_WARM_UP_NS or (now_ns > _WARM_UP_GAIN * before_ns and spent_ns >= _MIN_WARM_UP_NS):
+                return int(now_ns)
+            before_ns = now_ns
+
+    def block(self, batch_size: int, num_calls: int) -> dict[str, JSON]:
+        """Time calls one by one. The first one, which finds other models' data in the caches, is not among them."""
+        predict, batches = self._predict, list(islice(self._inputs[batch_size], num_calls + 1))
+        predict(batches[0])
+        waited_ns, cpu_ns, clock = waiting_ns(), time.process_time_ns(), time.perf_counter_ns
+        ends_ns = [clock()]
+        for batch in batches[1:]:
+            predict(batch)
+            ends_ns.append(clock())
+        cpu_ns, waited_after_ns = time.process_time_ns() - cpu_ns, waiting_ns()
+        if waited_ns is not None and waited_after_ns is not None:
+            waited_ns = max(0, waited_after_ns - waited_ns)  # a thread that ended takes its count with it
+        durations_ns: list[JSON] = [end - start for start, end in pairwise(ends_ns)]
+        return {"durations_ns": durations_ns, "cpu_ns": cpu_ns, "waited_ns": waited_ns}
+
+    def _timed(self, batch_size: int) -> int:
+        batch = next(self._inputs[batch_size])
+        started_ns = time.perf_counter_ns()
+        self._predict(batch)
+        return time.perf_counter_ns() - started_ns
+
+
+def run_worker(pipe: Connection, stored: StoredModel, request: Request, num_threads: int) -> None:
+    """Load the model and answer until the pipe ends: the whole life of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session ends its workers
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    try:
+        before_bytes, started_ns = _peak_bytes(), time.perf_counter_ns()
+        with load_model(stored, request).predictor(num_threads) as predict:
+            load_ns = time.perf_counter_ns() - started_ns
+            worker = Worker(predict, request)
+            first_ns = worker.first_call_ns(min(request.inputs))
+            gc.collect()
+            gc.disable()  # its pauses would count as latency
+            _answer(pipe, {"load_ns": load_ns, "first_call_ns": first_ns})
+            while line := _next(pipe):
+                (command, argument), *_ = line.items()
+                if command == "peak_memory":
+                    _answer(pipe, {"bytes": max(0, _peak_bytes() - before_bytes)})
+                elif command == "warm_up":
+                    _answer(pipe, {"call_ns": worker.warm_up(argument)})
+                else:
+                    _answer(pipe, worker.block(*argument))
+    except PtpipeError as error:
+        _answer(pipe, {"error": str(error)})
+    except Exception as error:  # noqa: BLE001  # a predictor may raise anything
+        _answer(pipe, {"error": f"{type(error).__name__}: {error}"})
+
+
+def load_model(stored: StoredModel, request: Request) -> Deployable:
+    """Load the model with its class, which the session's process had loaded."""
+    artifact_type: type[Deployable] = getattr(importlib.import_module(stored.module), stored.type)
+    return artifact_type.load(Path(stored.folder)).with_source_functions(request.code.source_functions)
+
+
+def waiting_ns() -> int | None:
+    """Return how long this process's threads, together, have waited for a processor so far; None outside Linux."""
+    waited_ns = None
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            # Time on a processor, time waiting for one, number of slices: Documentation/scheduler/sched-stats.rst.
+            _, task_waited_ns, _ = file.read_text(encoding="ascii").split()
+        except OSError:
+            continue  # the thread has just ended
+        waited_ns = (waited_ns or 0) + int(task_waited_ns)
+    return waited_ns
+
+
+def _peak_bytes() -> int:
+    """Return the largest resident set so far; of a forked process, of all since its libraries were loaded."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIBIBYTE
+
+
+def _next(pipe: Connection) -> dict[str, Any] | None:
+    try:
+        command: dict[str, Any] = json.loads(pipe.recv_bytes())
+    except (EOFError, OSError):
+        return None
+    return command
+
+
+def _answer(pipe: Connection, content: Mapping[str, JSON]) -> None:
+    pipe.send_bytes(json.dumps(content).encode())
