@@ -175,7 +175,10 @@ class _Reader:
         for name, value in item.items():
             if (value.shape, value.dtype.kind) != (first[name].shape, first[name].dtype.kind):
                 found, wanted = (f"{of.dtype} of shape {of.shape}" for of in (value, first[name]))
-                raise StageError(f"{self.where}: {name} of item {number} is {found}; that of item 0 is {wanted}")
+                raise StageError(
+                    f"{self.where}: {name} of item {number} is {found}; that of item 0 is {wanted}. All items need one "
+                    "shape: pad or resize them in the data set, a collate_fn is not called"
+                )
 
     def _report_random(self, dataset: Any, arrays: Arrays) -> None:
         """Give a notice where an item has other values the second time."""
