@@ -149,7 +149,7 @@ def test_what_is_no_network(ctx: Any, make_data: Any, mine: Path, function: str,
 def test_a_network_of_probabilities_is_reported(bench: Bench, make_data: Any, mine: Path, function: str) -> None:
     bench.run(python_model, {"file": "mine.py", "function": function}, data=make_data())
     (notice,) = bench.notices
-    assert notice.startswith(f"mine.py: {function}(): the network ends in {function}, but its loss takes logits")
+    assert notice.startswith(f"mine.py: {function}(): the network ends in {function}, but its task takes logits, ")
 
 
 def test_log_softmax_does_no_harm(bench: Bench, make_data: Any, mine: Path) -> None:
