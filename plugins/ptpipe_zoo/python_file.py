@@ -41,8 +41,8 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
     outputs = _call(network, inputs, data.info.signature, file, maker)
     if "logits" in outputs and (name := _squashing_operator(outputs["logits"])) is not None:
         ctx.notice(
-            f"{maker}: the network ends in {name}, but its task takes logits, which are what comes before {name}: return "
-            "those, else it learns and is measured wrongly"
+            f"{maker}: the network ends in {name}, but its task takes logits, which are what comes before {name}: "
+            "return those, else it learns and is measured wrongly"
         )
     model = nets.make_model(reference, network, data.info, ctx)
     _check_rebuilt(_call(model.build(), inputs, data.info.signature, file, maker), outputs, maker)
