@@ -165,7 +165,7 @@ def _target(source: Source, config: ArraysConfig | PythonDataConfig, array: npt.
             if array.ndim != 3 or array.dtype.kind not in "iu":
                 raise StageError(f"{found}; a segmentation's target are integers (N, height, width)")
             _check_pixels(source, config, array)
-            return array.astype(np.uint8)
+            return array.astype(np.uint8, copy=False)
         case "regression":
             if array.ndim > 2:
                 raise StageError(f"{found}; a regression's target are numbers, (N,) or (N, targets)")
