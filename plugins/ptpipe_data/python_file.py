@@ -175,9 +175,10 @@ class _Reader:
         for name, value in item.items():
             if (value.shape, value.dtype.kind) != (first[name].shape, first[name].dtype.kind):
                 found, wanted = (f"{of.dtype} of shape {of.shape}" for of in (value, first[name]))
+                is_shape = value.shape != first[name].shape
+                remedy = ": pad or resize in the data set, no collate_fn is called" if is_shape else ""
                 raise StageError(
-                    f"{self.where}: {name} of item {number} is {found}; that of item 0 is {wanted}. All items need one "
-                    "shape: pad or resize them in the data set, a collate_fn is not called"
+                    f"{self.where}: {name} of item {number} is {found}; that of item 0 is {wanted}{remedy}"
                 )
 
     def _report_random(self, dataset: Any, arrays: Arrays) -> None:
