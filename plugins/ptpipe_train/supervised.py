@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from ptpipe import JSON, Context, StageError, nearest
-from ptpipe_torch import Data, Metric, Model, Signature, Task
+from ptpipe_torch import Data, Metric, Model, Task
 from ptpipe_torch.distributed.worker_group import TIMEOUT_S, WorkerGroup, init_worker_group
 from ptpipe_torch.memory_format import view_failure
-from ptpipe_torch.model.signature import describe_meanings
 from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
 from ptpipe_train.activation_checkpoint import checkpoint_layers
 from ptpipe_train.checkpointer import Checkpointer
@@ -35,6 +34,7 @@ from ptpipe_train.ema import WeightAverage
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
 from ptpipe_train.memory_format import prefers_channels_last
+from ptpipe_train.model_fit import check_pipelined, with_meanings_of
 from ptpipe_train.monitor import POLL_EVERY_S, TrainingMonitor
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
 from ptpipe_train.parallel import TrainingInputs, choose_strategy
@@ -59,7 +59,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
     """Train the model. See `ptpipe_train.train`."""
     batch_size = config.batch_size or data.loader.batch_size
     _check(config, ctx, model, data, batch_size)
-    model = _with_meanings_of(ctx, model, data)
+    model = with_meanings_of(ctx, model, data)
     parallel = config.parallel
     with (
         torch_threads(config.num_threads),
@@ -148,35 +148,12 @@ def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_si
         raise StageError(f"an int8 model can't be trained (it was converted by {converts}): train the prepared model")
     data.info.check_fit("the model", model.signature, retrained=True)
     if config.parallel.mode in PIPELINED:
-        _check_pipelined(config.parallel.mode, model.signature)
+        check_pipelined(config.parallel.mode, model.signature)
     if not len(data.splits["train"]):
         raise StageError(f"{data.info.name} has no train samples")
     _task(config, data)
     if config.early_stopping:
         _monitored(config.early_stopping, data)
-
-
-def _check_pipelined(mode: str, signature: Signature) -> None:
-    """Raise StageError where a pipeline can't pass the inputs on: its schedule has one tensor, of one shape."""
-    if len(signature.inputs) > 1:
-        raise StageError(f"parallel mode {mode} takes networks of one input, not of {signature}")
-    (spec,) = signature.inputs
-    symbols = [size for size in spec.sample_shape if isinstance(size, str)]
-    if symbols:
-        raise StageError(
-            f"parallel mode {mode} needs batches of one shape, and {spec} has the {symbols[0]} of each batch: give all "
-            "the same (`padding: max_length` of data.text), or use mode ddp"
-        )
-
-
-def _with_meanings_of(ctx: Context, model: Model, data: Data) -> Model:
-    """Return the model with outputs that stand for what the data's do; report where they stood for something else."""
-    before, after = model.signature.meanings, data.info.signature.meanings
-    for name, words in after.items():
-        if before.get(name, words) != words:
-            was, becomes = describe_meanings(before[name], words)
-            ctx.notice(f"{name} stood for {was}, and stands for {becomes} from this training on")
-    return model.with_recipe(signature=replace(model.signature, meanings={**before, **after}))
 
 
 def _task(config: TrainConfig, data: Data) -> Task:

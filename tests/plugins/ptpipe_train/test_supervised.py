@@ -281,19 +281,6 @@ def test_the_step_of_a_bad_loss_is_named_though_losses_are_read_now_and_then(
         lab.train(model, data, epochs=3)
 
 
-def test_what_outputs_stand_for_is_the_last_trainings(lab: Lab) -> None:
-    model, data = lab.make_model(), lab.make_data()
-    trained = lab.train(model, data)
-    assert trained.model.signature.meanings == {"logits": ("a", "b", "c", "d")} and not trained.notices
-    others = image_info("others", ("a", "b", "c", "e"), (1, 8, 8), (0.3,), (0.2,))
-    again = lab.train(trained.model, Data(others, data.splits, data.loader))
-    assert again.model.signature.meanings == {"logits": ("a", "b", "c", "e")}
-    assert "logits stood for [a, b, c, d], and stands for [a, b, c, e] from this training on" in again.notices
-    with pytest.raises(StageError, match=r"the model returns logits of \[a, b, c, e\]; mixed has \[e, a, b, c\]"):
-        mixed = image_info("mixed", ("e", "a", "b", "c"), (1, 8, 8), (0.3,), (0.2,))
-        lab.train(again.model, Data(mixed, data.splits, data.loader))
-
-
 def test_refuses_what_can_not_be_trained(lab: Lab) -> None:
     model, data = lab.make_model(), lab.make_data()
     int8 = model.with_recipe(convert=(FunctionRef.to(eight_bits),))
