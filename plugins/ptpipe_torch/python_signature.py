@@ -67,6 +67,8 @@ def _find(file: Path, name: str) -> Definition | None:
         if not isinstance(node, ast.ImportFrom | ast.Import):
             return node if isinstance(node, Definition) else None
         source = _module_of(node, module, path) if isinstance(node, ast.ImportFrom) else ""
+        if not source and isinstance(node, ast.ImportFrom):
+            return None  # from the file's own package, if it is run as a part of that; another one where it is not
         if source not in modules:
             raise LookupError(f"{name!r} is imported into {path.name} from elsewhere: define a function that calls it")
         assert isinstance(node, ast.ImportFrom)
@@ -80,13 +82,14 @@ def _module_of(node: ast.ImportFrom, module: str, path: Path) -> str:
     if not node.level:
         return node.module or ""
     packages = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    packages = packages[: len(packages) - node.level + 1]
+    packages = packages[: max(0, len(packages) - node.level + 1)]
     return ".".join((*packages, *([node.module] if node.module else ()))) if packages else ""
 
 
 def _is_in_package(file: Path) -> bool:
     """Return whether a file can't be run on its own, since it imports from the package that it is a part of."""
-    return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in _top_level(file).values())
+    # Not below `try:` or `if TYPE_CHECKING:`, where such an import may fail or is left out.
+    return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in _parsed(file).body)
 
 
 def _package_remedy(file: Path, name: str) -> str:
@@ -100,10 +103,8 @@ def _package_remedy(file: Path, name: str) -> str:
 
 def _top_level(path: Path) -> dict[str, ast.stmt]:
     """Return what binds each name at a module's top level, the last one where several do; `*` for a star import."""
-    with warnings.catch_warnings(action="ignore"):  # Python gives a SyntaxWarning when it compiles the code
-        tree = ast.parse(path.read_bytes())
     names: dict[str, ast.stmt] = {}
-    waiting: list[ast.stmt] = tree.body[::-1]
+    waiting: list[ast.stmt] = _parsed(path).body[::-1]
     while waiting:
         node = waiting.pop()
         match node:
@@ -119,6 +120,11 @@ def _top_level(path: Path) -> dict[str, ast.stmt]:
                 targets = (child for child in ast.walk(node) if isinstance(child, ast.Name))
                 names |= {child.id: node for child in targets if isinstance(child.ctx, ast.Store)}
     return names
+
+
+def _parsed(path: Path) -> ast.Module:
+    with warnings.catch_warnings(action="ignore"):  # Python gives a SyntaxWarning when it compiles the code
+        return ast.parse(path.read_bytes())
 
 
 def _parameters(found: ast.FunctionDef | ast.ClassDef) -> ast.arguments | None:

@@ -155,6 +155,21 @@ def test_what_a_package_imports_from_itself(
     assert f"has no argument '{argument}s'" in problem
 
 
+@pytest.mark.parametrize(
+    ("function", "lines"),
+    [
+        (
+            "Small",
+            "try:\n    from small_of_mine import Small\nexcept ImportError:\n    from .small_of_mine import Small\n",
+        ),
+        ("make", "if TYPE_CHECKING:\n    from .small_of_mine import Other\n"),
+    ],
+)
+def test_an_import_from_a_package_that_may_not_run(check: Any, tmp_path: Path, function: str, lines: str) -> None:
+    (tmp_path / "mine.py").write_text(f"{lines}def make(width): ...\n")
+    assert check(function, width=1) == []
+
+
 def test_a_file_inside_of_a_package(check: Any, tmp_path: Path, package: Path) -> None:
     (tmp_path / "mine.py").write_text("from .nets_of_mine import Small\n")
     (problem,) = check("Small", width=1)
