@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import click
 import pytest
 from ruamel.yaml import YAML
 
+from ptpipe import ManifestError, load_plan
 from ptpipe.cli import cli
 from ptpipe.plan.vocabulary import load_vocabulary
 from ptpipe_train import TrainConfig
@@ -150,3 +152,16 @@ def test_every_stage_of_the_guides_is_valid(page):
     kinds = load_vocabulary().stages
     for stage in named:
         kinds[stage["uses"]].config_type.model_validate_json(json.dumps(stage.get("with", {})), strict=True)
+
+
+def test_the_files_of_the_guide_to_scripts_fit_each_other(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "own_script.md").read_text(encoding="utf-8")
+    code, stages = re.search(r"```python\n(.*?)```\n```yaml\n(.*?)```", text, re.DOTALL).groups()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "for_ptpipe.py").write_text(code)
+    (tmp_path / "main.py").write_text("class Net: ...\n")
+    (tmp_path / "m.yaml").write_text("version: 1\nname: m\nstages:\n" + textwrap.indent(stages, "  "))
+    assert [stage.kind for stage in load_plan(tmp_path / "m.yaml").stages] == ["data.python", "model.python"]
+    (tmp_path / "main.py").write_text("")
+    with pytest.raises(ManifestError, match="has no function or class 'Net'"):
+        load_plan(tmp_path / "m.yaml")

@@ -57,12 +57,19 @@ class RunResult:
 def load_plan(manifest: Path | str | Plan, overrides: Mapping[str, JSON] | None = None) -> Plan:
     """Read a manifest, apply overrides and bind it to the loaded plugins. Runs no stage, writes nothing.
 
-    The plugins that the manifest names are loaded, which executes their code.
+    The plugins that the manifest names are loaded, which executes their code; the calling process is left as `run`
+    leaves it.
 
     `manifest`: the YAML file, or a plan to bind again with further overrides. `overrides`: values by
     `"stage.option"` (nested options: `"stage.option.name"`) or `"seed"`.
     Raises ManifestError with every problem at once.
     """
+    with process_state_restored():
+        return bound_plan(manifest, overrides)
+
+
+def bound_plan(manifest: Path | str | Plan, overrides: Mapping[str, JSON] | None = None) -> Plan:
+    """Do as `load_plan`, and leave the folders of plugins on the path, where these find the files beside them."""
     if isinstance(manifest, Plan):
         return bind(manifest.manifest.overridden_by(overrides), manifest.vocabulary) if overrides else manifest
     loaded = load(Path(manifest)).overridden_by(overrides or {})
@@ -89,12 +96,13 @@ def run(
     if options.nodes.rank:
         raise UsageError(f"node {options.nodes.rank} joins the run of node 0: call ptpipe.api.join_run")
     with process_state_restored():
-        plan = load_plan(manifest, overrides)
+        plan = bound_plan(manifest, overrides)
         store = Store(Path(artifacts))
         run_here = partial(execute, plan, store, options, reporters)
         hook = plan.vocabulary.manager.hook
         is_single = options.nodes.num == 1
-        ended = run_here() if is_single else hook.ptpipe_run_on_nodes(plan=plan, store=store, run=run_here)
+        with plan.vocabulary.importable():  # of a plan that was loaded before
+            ended = run_here() if is_single else hook.ptpipe_run_on_nodes(plan=plan, store=store, run=run_here)
     if ended is None:
         raise UsageError(_NO_PLUGIN)
     stages = {event.stage_id: event for event in ended.stages}
@@ -115,7 +123,7 @@ def join_run(
     `tell`: receives events for this node's user.
     Raises ManifestError if the manifest is wrong, StageError if node 0 does not start or disappears.
     """
-    plan = load_plan(manifest, overrides)
+    plan = bound_plan(manifest, overrides)
     store, hook = Store(Path(artifacts)), plan.vocabulary.manager.hook
     ended: ExitCode | None = hook.ptpipe_join_run(plan=plan, store=store, nodes=options.nodes, tell=tell)
     if ended is None:

@@ -5,7 +5,7 @@ Shape legend: N samples, H height, W width, C channels, T targets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,18 @@ from ptpipe_data.config import ClassesConfig
 from ptpipe_data.paths import id_prefixes
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.tasks import regression
-from ptpipe_torch import ArrayColumn, ArrayInfo, ColumnInfo, Data, DatasetInfo, ImageInfo, MultiLabel, Split, Task
+from ptpipe_torch import (
+    ArrayColumn,
+    ArrayInfo,
+    ColumnInfo,
+    Data,
+    DatasetInfo,
+    ImageInfo,
+    MultiLabel,
+    Segmentation,
+    Split,
+    Task,
+)
 
 if TYPE_CHECKING:
     from ptpipe_data.config import ArraysConfig
@@ -143,32 +154,58 @@ def _target(source: Source, config: ArraysConfig | PythonDataConfig, array: npt.
     found = f"{source.name}: {config.target} holds {array.dtype} of shape {array.shape}"
     match config.task:
         case "classification":
-            if array.ndim != 1 or array.dtype.kind not in "iu":
+            if array.shape not in ((len(array),), (len(array), 1)) or array.dtype.kind not in "iu":
                 raise StageError(f"{found}; a classification's target are integers (N,)")
-            return array.astype(np.int64)
+            return array.reshape(len(array)).astype(np.int64)
         case "multi_label":
             if array.ndim != 2:
                 raise StageError(f"{found}; a multi-label task's target is 0 or 1, (N, labels)")
             return array.astype(np.float32)
+        case "segmentation":
+            if array.ndim != 3 or array.dtype.kind not in "iu":
+                raise StageError(f"{found}; a segmentation's target are integers (N, height, width)")
+            _check_pixels(source, config, array)
+            return array.astype(np.uint8, copy=False)
         case "regression":
             if array.ndim > 2:
                 raise StageError(f"{found}; a regression's target are numbers, (N,) or (N, targets)")
             return array.reshape(len(array), -1).astype(np.float32)
 
 
+def _check_pixels(source: Source, config: ArraysConfig | PythonDataConfig, masks_NHW: npt.NDArray[Any]) -> None:
+    """Raise StageError where a pixel is no class."""
+    num_classes = len(config.names) if config.names else 255
+    for row, mask_HW in enumerate(masks_NHW):  # one at a time: all of them may be more than memory
+        wrong_HW = (mask_HW != config.ignore) & ((mask_HW < 0) | (mask_HW >= num_classes))
+        if wrong_HW.any():
+            raise StageError(
+                f"{source.name}: row {row} of {config.target} has pixels of {mask_HW[wrong_HW][0]}; classes are "
+                f"numbered 0 to {num_classes - 1}, and {config.ignore} is ignored (option `ignore`)"
+            )
+
+
 def _task(config: ArraysConfig | PythonDataConfig, found: Mapping[str, Split], train: Split) -> Task:
     values = train.targets[config.target].values()
+    if config.task in ("classification", "segmentation"):
+        names = config.names or _numbers(config, [of.targets[config.target].values() for of in found.values()])
     if config.task == "classification":
-        num = 1 + max(int(split.targets[config.target].values().max()) for split in found.values())
-        names = config.names or tuple(map(str, range(max(1, num))))
         in_range_N = values[(values >= 0) & (values < len(names))]  # others are refused by the task
         return classification(names, config.classes or ClassesConfig(), in_range_N)
+    if config.task == "segmentation":
+        return Segmentation(class_names=names, shape_HW=values.shape[1:], ignore=config.ignore)
     names = config.names or tuple(map(str, range(values.shape[1])))
     if len(names) != values.shape[1]:
         raise StageError(f"names: {len(names)} names for the {values.shape[1]} columns of {config.target}")
     if config.task == "multi_label":
         return MultiLabel(label_names=names)
     return regression(names, config, values.astype(np.float64))
+
+
+def _numbers(config: ArraysConfig | PythonDataConfig, targets: Iterable[npt.NDArray[Any]]) -> tuple[str, ...]:
+    """Return the names of classes that have none: 0, 1, 2, ..."""
+    ignored = config.ignore if config.task == "segmentation" else -1
+    largest = max(int(np.max(values, where=values != ignored, initial=0)) for values in targets)
+    return tuple(map(str, range(1 + largest)))
 
 
 def _infos(columns: Columns, train: Split) -> dict[str, ColumnInfo]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -140,6 +140,18 @@ class SyntheticConfig(LabelledImageConfig):
     )
 
 
+ArrayTask: TypeAlias = Literal["classification", "multi_label", "regression", "segmentation"]
+Ignore: TypeAlias = Annotated[
+    int, Field(ge=0, le=255, description="value of mask pixels that don't count, in training or in metrics")
+]
+
+
+def refuse_ignored_class(ignore: int, class_names: Sequence[str] | None) -> None:
+    """Raise ValueError where the value of pixels that don't count is the number of a class."""
+    if class_names is not None and ignore < len(class_names):
+        raise ValueError(f"ignore: {ignore} is the class {class_names[ignore]!r}")
+
+
 class TaskConfig(SplitConfig):
     """Options of data sets whose task is chosen."""
 
@@ -250,16 +262,18 @@ class ArraysConfig(PathsConfig):
         (), description="inputs that are pixels, uint8 (N, height, width, channels): they are normalized by train"
     )
     target: str = Field(description="the array to predict")
-    task: Literal["classification", "multi_label", "regression"] = Field(
+    task: ArrayTask = Field(
         description="classification: integers (N,), numbers of classes; multi_label: 0 or 1, (N, labels); regression: "
-        "numbers, (N,) or (N, targets)"
+        "numbers, (N,) or (N, targets); segmentation: integers (N, height, width), numbers of classes"
     )
     names: tuple[str, ...] | None = Field(
         None, min_length=1, description="names of the classes, labels or targets; none: 0, 1, 2, ..."
     )
+    ignore: Ignore = 255
 
     @model_validator(mode="after")
     def _names_each_array_once(self) -> Self:
+        refuse_ignored_class(self.ignore, self.names if self.task == "segmentation" else None)
         names = (*self.inputs, self.target)
         for name in names:
             if names.count(name) > 1:
@@ -279,9 +293,7 @@ class SegmentationFolderConfig(ImageConfig):
     class_names: tuple[str, ...] = Field(
         min_length=1, max_length=255, description="names of the classes 0, 1, 2, ... of the masks' pixels"
     )
-    ignore: int = Field(
-        255, ge=0, le=255, description="value of mask pixels that don't count, in training or in metrics"
-    )
+    ignore: Ignore = 255
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="balanced: weight pixels' losses in inverse proportion to how often train has their class"
     )
@@ -301,8 +313,7 @@ class SegmentationFolderConfig(ImageConfig):
 
     @model_validator(mode="after")
     def _ignores_no_class(self) -> Self:
-        if self.ignore < len(self.class_names):
-            raise ValueError(f"ignore: {self.ignore} is the class {self.class_names[self.ignore]!r}")
+        refuse_ignored_class(self.ignore, self.class_names)
         return self
 
 

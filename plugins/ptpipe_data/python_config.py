@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, JsonValue, WithJsonSchema, model_validator
 
-from ptpipe_data.config import Augmentation, Size, TaskConfig
+from ptpipe_data.config import ArrayTask, Augmentation, Ignore, Size, TaskConfig, refuse_ignored_class
 
 _ANY_JSON = {"type": ["boolean", "integer", "number", "string", "array", "object", "null"]}
 
@@ -35,13 +35,14 @@ class PythonDataConfig(TaskConfig):
         description="inputs that are pixels, uint8 or PIL images: they are normalized by train, and may be augmented",
     )
     target: str = Field("target", min_length=1, description="name of the target, where there are names")
-    task: Literal["classification", "multi_label", "regression"] = Field(
+    task: ArrayTask = Field(
         description="classification: integers, numbers of classes; multi_label: 0 or 1 for each label; regression: "
-        "numbers"
+        "numbers; segmentation: the number of a class for each pixel"
     )
     names: tuple[str, ...] | None = Field(
         None, min_length=1, description="names of the classes, labels or targets; none: 0, 1, 2, ..."
     )
+    ignore: Ignore = 255
     loss_function: str | None = Field(
         None,
         pattern=r"^[^\W\d]\w*$",
@@ -68,6 +69,7 @@ class PythonDataConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _fits_itself(self) -> Self:
+        refuse_ignored_class(self.ignore, self.names if self.task == "segmentation" else None)
         if self.augment and not self.images:
             raise ValueError("augment is for images: name these inputs under images")
         if self.loss_function and (self.loss or self.classes):

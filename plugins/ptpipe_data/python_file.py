@@ -175,7 +175,11 @@ class _Reader:
         for name, value in item.items():
             if (value.shape, value.dtype.kind) != (first[name].shape, first[name].dtype.kind):
                 found, wanted = (f"{of.dtype} of shape {of.shape}" for of in (value, first[name]))
-                raise StageError(f"{self.where}: {name} of item {number} is {found}; that of item 0 is {wanted}")
+                is_shape = value.shape != first[name].shape
+                remedy = ": pad or resize in the data set, no collate_fn is called" if is_shape else ""
+                raise StageError(
+                    f"{self.where}: {name} of item {number} is {found}; that of item 0 is {wanted}{remedy}"
+                )
 
     def _report_random(self, dataset: Any, arrays: Arrays) -> None:
         """Give a notice where an item has other values the second time."""

@@ -65,7 +65,7 @@ def write_shards(data: Data, folder: Path, size: ShardSize, seed: int) -> list[W
     The samples of train are shuffled once, because an epoch shuffles neighbours alone: shards of one class each would
     make batches of one class. The same data set and seed give the same bytes.
 
-    Raises StageError where the folder exists, or a file of the data set can't be read.
+    Raises StageError where the folder exists or can't be written, or a file of the data set can't be read.
     """
     if folder.exists():
         raise StageError(f"{folder} exists already: remove it, or choose another folder")
@@ -100,8 +100,10 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         temporary.rename(folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:  # of a write, which has a descriptor alone
+            raise StageError(f"{folder} can't be written: {error.strerror or error}") from error
         raise
     _sync(folder.parent)
 

@@ -5,6 +5,9 @@ Shape legend: B rows of a batch, F numeric columns, D categorical columns.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -29,6 +32,10 @@ class NumbersInfo(ColumnInfo):
             raise ValueError("mean and std have a number for each column")
         return self
 
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        return self.names
+
     def spec(self, name: str) -> TensorSpec:
         return TensorSpec(name, "float32", (BATCH, len(self.names)))
 
@@ -50,8 +57,17 @@ class CategoriesInfo(ColumnInfo):
         return self
 
     @property
+    def meaning(self) -> tuple[str, ...]:
+        lists = zip(self.names, self.categories, strict=True)
+        return tuple(f"{name}: {len(values)} categories {_digest(values)}" for name, values in lists)
+
+    @property
     def vocabulary_sizes(self) -> tuple[int, ...]:
         return tuple(1 + len(values) for values in self.categories)
 
     def spec(self, name: str) -> TensorSpec:
         return TensorSpec(name, "int64", (BATCH, len(self.names)))
+
+
+def _digest(values: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()

@@ -30,6 +30,7 @@ def metadata_of(model: Model, data: Data, precision: str, reduced: str) -> dict[
     info = data.info
     metadata = {
         "signature": str(model.signature),
+        "meanings": json.dumps(model.signature.to_json()["meanings"]),
         "inputs": json.dumps({name: column.to_json() for name, column in info.inputs.items()}),
         "task": json.dumps(info.task.to_json()),
         "data": info.name,

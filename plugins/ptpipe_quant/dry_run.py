@@ -15,7 +15,7 @@ from ptpipe_quant import transforms
 from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
 from ptpipe_quant.int8_graph import drop_redundant_clamps
 from ptpipe_quant.int8_parity import MAX_STEPS, compare_with_reference
-from ptpipe_quant.prepared_parity import first_line
+from ptpipe_torch.errors import first_line
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.layer_parity import LayerDifference
 from ptpipe_torch.int8.layers import folded_weight, has_int8_weights

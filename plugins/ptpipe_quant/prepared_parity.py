@@ -23,6 +23,7 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from ptpipe import Context, StageError
+from ptpipe_torch.errors import first_line
 from ptpipe_torch.int8.observers import is_observer
 from ptpipe_torch.model.example_inputs import copies, zeros
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
@@ -111,11 +112,6 @@ class Expected:
         named_outputs(returned, signature.outputs)
         train_outputs = _train_outputs(network, inputs) if train else None
         return cls(inputs, tensors_of(returned), train_outputs)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def check_prepared(ctx: Context, prepared: GraphModule, expected: Expected, build: Callable[[], nn.Module]) -> None:

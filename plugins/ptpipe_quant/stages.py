@@ -26,10 +26,11 @@ from ptpipe_quant.dry_run import check_runs, dry_run, freeze_ranges
 from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_linears, dynamic_linears, idle_patterns
 from ptpipe_quant.int8_parity import MAX_STEPS, check_int8
 from ptpipe_quant.layer_forms import reparametrized_layers
-from ptpipe_quant.prepared_parity import Expected, check_prepared, first_line, probe_inputs
+from ptpipe_quant.prepared_parity import Expected, check_prepared, probe_inputs
 from ptpipe_quant.trace import float_names, layers_to_quantize
 from ptpipe_torch import Data, FunctionRef, Model, Ranges
 from ptpipe_torch.distributed.worker_group import init_worker_group
+from ptpipe_torch.errors import first_line
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine, transposed_convolution_error
 from ptpipe_torch.int8.float_parts import float_parts, int8_parameters_fraction
 from ptpipe_torch.int8.fx import is_prepared
@@ -99,6 +100,7 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
     module = model.build_prepared()
     if not isinstance(module, GraphModule) or not is_prepared(module):
         raise StageError(f"{ctx.kind} needs a model with observers, from quant.prepare or quant.prepare_qat")
+    data.info.check_inputs("the model", model.signature)
     available = len(data.splits[config.split]) if config.split in data.splits else 0
     num_samples = min(available, config.num_samples or available)
     if num_samples == 0:

@@ -95,6 +95,11 @@ def number(value: float) -> str:
     return f"{value:#.3g}".rstrip(".") if value else "0"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 stage`, `2 stages`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def fixed_decimals(values: Sequence[JSON]) -> tuple[str, ...]:
     """Format a column of numbers with aligned points: as many decimals as the smallest needs, at most 3."""
     numbers = [abs(value) for value in values if isinstance(value, int | float) and math.isfinite(value) and value]

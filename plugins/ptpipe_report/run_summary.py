@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ptpipe import Decision, ExitCode, Notice, Outcome, RunFinished, RunStarted, StageFinished, one_line
 from ptpipe_report.comparison import tables, type_name
-from ptpipe_report.formatting import Figure, key_figures
+from ptpipe_report.formatting import Figure, counted, key_figures
 
 _ENDINGS: dict[int, str] = {
     ExitCode.DONE: "done",
@@ -115,7 +115,7 @@ def grouped_by_folder(files: Iterable[Path]) -> list[str]:
 def stage_figures(stage: StageFinished) -> tuple[Figure, ...]:
     """Return the figures of a stage's metrics and outputs, best known names first."""
     verdicts = [Figure("", gate.decision) for gate in gates([stage])]
-    compared = tuple(Figure("", f"{len(table.is_baseline)} models") for table in tables([stage]))
+    compared = tuple(Figure("", counted(len(table.is_baseline), "model")) for table in tables([stage]))
     if compared:
         return compared  # the table is shown elsewhere; its figures are among the metrics too
     values = dict(stage.metrics)

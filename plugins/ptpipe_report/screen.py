@@ -27,7 +27,7 @@ from ptpipe_report import run_summary
 from ptpipe_report.comparison import tables
 from ptpipe_report.comparison_table import print_table
 from ptpipe_report.console import TerminalWriter
-from ptpipe_report.formatting import seconds_text
+from ptpipe_report.formatting import counted, seconds_text
 from ptpipe_report.progress_bar import LiveBar, StageProgress
 from ptpipe_report.stage_lines import StageLines
 from ptpipe_report.theme import FAINT, NOTICE, STYLES
@@ -55,7 +55,7 @@ class Screen(Reporter):
         """Write what runs."""
         if self._is_quiet:
             return
-        facts = [event.manifest_path, f"{len(event.stage_ids)} stages", f"seed {event.seed}", *event.overrides]
+        facts = [event.manifest_path, counted(len(event.stage_ids), "stage"), f"seed {event.seed}", *event.overrides]
         shown = one_line(self._writer.theme.separator.join(facts))
         self._writer.line(Text.assemble((one_line(event.name), "bold"), ("  " + shown, FAINT)))
         self._writer.blank()

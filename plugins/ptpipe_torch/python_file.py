@@ -9,8 +9,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import wraps
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from ptpipe import PtpipeError, StageError, record_import, source_code
+from ptpipe_torch.torchvision_compat import torchvision
 
 _PREFIX = "ptpipe_source"
 """Of the names that files are imported under, which nothing else has."""
@@ -85,6 +86,7 @@ def _module(file: Path) -> ModuleType:
     if name in sys.modules and _imported.get(name) == code.sha256:
         return sys.modules[name]
     _forget(file, name, code.modules)
+    _import_torchvision_for([file, *code.modules.values()])
     importlib.invalidate_caches()
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -116,6 +118,13 @@ def _forget(file: Path, name: str, beside: Mapping[str, Path]) -> None:
             )
     for module_name in (name, *beside):
         sys.modules.pop(module_name, None)
+
+
+def _import_torchvision_for(files: Iterable[Path]) -> None:
+    """Import torchvision where one of the files names it: their own import fails with a CPU build of torch."""
+    if "torchvision" not in sys.modules and any(b"torchvision" in file.read_bytes() for file in files):
+        with suppress(ImportError, RuntimeError):  # the file's own import raises it again, with its line
+            torchvision()
 
 
 def _is_same(one: str, other: Path) -> bool:

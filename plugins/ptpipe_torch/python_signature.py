@@ -26,6 +26,9 @@ def function_problems(plan: Plan, stage_id: str, option: str = "function", num_g
     given = {} if num_given else options["arguments"]
     assert isinstance(given, dict), given
     try:
+        if _is_in_package(file):
+            yield plan.problem(stage_id, _package_remedy(file, name), "file")
+            return
         found = _find(file, name)
     except (SyntaxError, ValueError, RecursionError) as error:
         place = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
@@ -52,7 +55,7 @@ def _find(file: Path, name: str) -> Definition | None:
     imported from elsewhere.
     """
     modules = source_code(file).modules
-    path = file
+    path, module = file, ""
     for _ in range(_MAX_IMPORTS):
         names = _top_level(path)
         if name not in names:
@@ -63,20 +66,45 @@ def _find(file: Path, name: str) -> Definition | None:
         node = names[name]
         if not isinstance(node, ast.ImportFrom | ast.Import):
             return node if isinstance(node, Definition) else None
-        module = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
-        if module not in modules:
+        source = _module_of(node, module, path) if isinstance(node, ast.ImportFrom) else ""
+        if not source and isinstance(node, ast.ImportFrom):
+            return None  # from the file's own package, if it is run as a part of that; another one where it is not
+        if source not in modules:
             raise LookupError(f"{name!r} is imported into {path.name} from elsewhere: define a function that calls it")
-        assert isinstance(node, ast.ImportFrom) and module is not None
-        path, name = modules[module], next(a.name for a in node.names if (a.asname or a.name) == name)
+        assert isinstance(node, ast.ImportFrom)
+        path, module = modules[source], source
+        name = next(a.name for a in node.names if (a.asname or a.name) == name)
     return None
+
+
+def _module_of(node: ast.ImportFrom, module: str, path: Path) -> str:
+    """Return the full name of what a module imports from. `path`: the module's; "" for a package that there is not."""
+    if not node.level:
+        return node.module or ""
+    packages = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    packages = packages[: max(0, len(packages) - node.level + 1)]
+    return ".".join((*packages, *([node.module] if node.module else ()))) if packages else ""
+
+
+def _is_in_package(file: Path) -> bool:
+    """Return whether a file can't be run on its own, since it imports from the package that it is a part of."""
+    # Not below `try:` or `if TYPE_CHECKING:`, where such an import may fail or is left out.
+    return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in _parsed(file).body)
+
+
+def _package_remedy(file: Path, name: str) -> str:
+    """Say what to do with a file for which `_is_in_package` holds. `name`: of the function that is wanted."""
+    module = ".".join((file.parent.name, *([] if file.stem == "__init__" else [file.stem])))
+    return (
+        f"{file.name} imports from the package {file.parent.name} that it is a part of, so it can't be run on its own: "
+        f"name a file beside the folder {file.parent.name}, with `from {module} import {name}` in it"
+    )
 
 
 def _top_level(path: Path) -> dict[str, ast.stmt]:
     """Return what binds each name at a module's top level, the last one where several do; `*` for a star import."""
-    with warnings.catch_warnings(action="ignore"):  # Python gives a SyntaxWarning when it compiles the code
-        tree = ast.parse(path.read_bytes())
     names: dict[str, ast.stmt] = {}
-    waiting: list[ast.stmt] = tree.body[::-1]
+    waiting: list[ast.stmt] = _parsed(path).body[::-1]
     while waiting:
         node = waiting.pop()
         match node:
@@ -92,6 +120,11 @@ def _top_level(path: Path) -> dict[str, ast.stmt]:
                 targets = (child for child in ast.walk(node) if isinstance(child, ast.Name))
                 names |= {child.id: node for child in targets if isinstance(child.ctx, ast.Store)}
     return names
+
+
+def _parsed(path: Path) -> ast.Module:
+    with warnings.catch_warnings(action="ignore"):  # Python gives a SyntaxWarning when it compiles the code
+        return ast.parse(path.read_bytes())
 
 
 def _parameters(found: ast.FunctionDef | ast.ClassDef) -> ast.arguments | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ptpipe import Context, Stage, hookimpl, stage
+from ptpipe import Context, Plan, Problem, Stage, hookimpl, stage
 from ptpipe_torch import Data, Model
-from ptpipe_train.config import TrainConfig
+from ptpipe_train.config import PIPELINED, TrainConfig
 
 __all__ = ["TrainConfig", "ptpipe_stages", "train"]
 
@@ -46,6 +46,21 @@ def train(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
     from ptpipe_train.supervised import train_supervised
 
     return train_supervised(config, ctx, model, data)
+
+
+@hookimpl
+def ptpipe_check(plan: Plan) -> Iterable[Problem]:
+    """Find pipelines whose batches would differ in shape, where a data stage's option `padding` says so."""
+    for planned in plan.stages:
+        if not isinstance(planned.config, TrainConfig) or planned.config.parallel.mode not in PIPELINED:
+            continue
+        for data in planned.wiring.get("data", ()):
+            if plan[data.stage].options.get("padding") == "longest":
+                mode = planned.config.parallel.mode
+                message = (
+                    f"{mode} needs batches of one shape: set `padding: max_length` in {data.stage}, or use mode ddp"
+                )
+                yield plan.problem(planned.id, message, "parallel", "mode")
 
 
 @hookimpl

@@ -25,6 +25,7 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe_torch import RangeObserver
+from ptpipe_torch.errors import first_line
 
 if TYPE_CHECKING:
     from ptpipe_train.config import Device
@@ -89,7 +90,7 @@ def compiler_session() -> Iterator[None]:
                 "network differs from step to step: leave compile out"
             ) from error
         except TorchDynamoException as error:
-            raise StageError(f"compile: torch.compile failed ({_first_line(error)}): leave compile out") from error
+            raise StageError(f"compile: torch.compile failed ({first_line(error)}): leave compile out") from error
         finally:
             reset()
 
@@ -112,8 +113,3 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

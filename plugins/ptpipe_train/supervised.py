@@ -35,6 +35,7 @@ from ptpipe_train.ema import WeightAverage
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
 from ptpipe_train.memory_format import prefers_channels_last
+from ptpipe_train.model_fit import check_pipelined, with_meanings_of
 from ptpipe_train.monitor import POLL_EVERY_S, TrainingMonitor
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
 from ptpipe_train.parallel import TrainingInputs, choose_strategy
@@ -60,6 +61,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
     """Train the model. See `ptpipe_train.train`."""
     batch_size = config.batch_size or data.loader.batch_size
     _check(config, ctx, model, data, batch_size)
+    model = with_meanings_of(ctx, model, data)
     parallel = config.parallel
     with (
         torch_threads(config.num_threads),
@@ -146,9 +148,9 @@ def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_si
     if model.recipe.convert:
         converts = ", ".join(ref.address for ref in model.recipe.convert)
         raise StageError(f"an int8 model can't be trained (it was converted by {converts}): train the prepared model")
-    data.info.check_fit("the model", model.signature)
-    if config.parallel.mode in PIPELINED and len(model.signature.inputs) > 1:
-        raise StageError(f"parallel mode {config.parallel.mode} takes networks of one input, not of {model.signature}")
+    data.info.check_fit("the model", model.signature, retrained=True)
+    if config.parallel.mode in PIPELINED:
+        check_pipelined(config.parallel.mode, model.signature)
     if not len(data.splits["train"]):
         raise StageError(f"{data.info.name} has no train samples")
     _task(config, data)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from ptpipe_torch import Data, OnnxFile
 from ptpipe_torch.files import open_regular
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.onnx_bytes import is_self_contained
-from ptpipe_torch.model.signature import BATCH, Signature, TensorSpec
+from ptpipe_torch.model.signature import BATCH, Meanings, Signature, TensorSpec, meanings_from_json
 
 if TYPE_CHECKING:
     from ptpipe_zoo.config import OnnxModelConfig
@@ -27,15 +29,17 @@ _INT8_OPERATORS = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvIntege
 
 def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     """Implement `model.onnx`."""
-    path, signature = Path(config.file).expanduser(), data.info.signature
+    path, needed = Path(config.file).expanduser(), data.info.signature
     model = _read(path)
     graph = model.graph
     stored = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in stored]  # older files list the weights, too
     renamed = {
-        **_matched(path, "inputs", inputs, signature.inputs, config.inputs),
-        **_matched(path, "outputs", graph.output, signature.outputs, config.outputs),
+        **_matched(path, "inputs", inputs, needed.inputs, config.inputs),
+        **_matched(path, "outputs", graph.output, needed.outputs, config.outputs),
     }
+    signature = replace(needed, meanings=_meanings(model, renamed))
+    data.info.check_fit(path.name, signature)
     kept = [value for value in graph.output if value.name in renamed]
     for value, spec in _pairs([*inputs, *kept], renamed, (*signature.inputs, *signature.outputs)):
         _check_value(path, value, spec)
@@ -66,6 +70,16 @@ def _read(path: Path) -> ModelProto:
     except Exception as error:  # protobuf's exceptions have no common base class
         reason = "".join(char if char.isprintable() else " " for char in str(error))
         raise StageError(f"{path} is no ONNX file that can be read: {' '.join(reason.split())[:300]}") from error
+
+
+def _meanings(model: ModelProto, renamed: Mapping[str, str]) -> Meanings:
+    """Return what a file that ptpipe wrote says of its tensors, by their new names; nothing for other files."""
+    stored = {entry.key: entry.value for entry in model.metadata_props}.get("meanings", "{}")
+    try:
+        meanings = meanings_from_json(json.loads(stored))
+    except (ValueError, RecursionError):  # any tool may write an entry of this name
+        return {}
+    return {renamed[name]: words for name, words in meanings.items() if name in renamed}
 
 
 def _matched(

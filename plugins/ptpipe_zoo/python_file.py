@@ -21,6 +21,10 @@ from ptpipe_zoo import nets, weights
 if TYPE_CHECKING:
     from ptpipe_zoo.config import PythonModelConfig
 
+_SQUASHING = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
+"""Operators that make probabilities of logits, by the name of their gradient."""
+_VIEWS = ("SqueezeBackward", "UnsqueezeBackward", "ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward")
+
 
 def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
     """Implement `model.python`."""
@@ -35,6 +39,11 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
         weights.load_state(network, weights.read_weights(path), str(path))
     inputs = _inputs(data)
     outputs = _call(network, inputs, data.info.signature, file, maker)
+    if "logits" in outputs and (name := _squashing_operator(outputs["logits"])) is not None:
+        ctx.notice(
+            f"{maker}: the network ends in {name}, but its task takes logits, which are what comes before {name}: "
+            "return those, else it learns and is measured wrongly"
+        )
     model = nets.make_model(reference, network, data.info, ctx)
     _check_rebuilt(_call(model.build(), inputs, data.info.signature, file, maker), outputs, maker)
     return model
@@ -62,7 +71,7 @@ def _call(
 ) -> Mapping[str, torch.Tensor]:
     """Return the outputs of a network in eval mode. Raises StageError where they don't fit the data set."""
     given = ", ".join(str(spec) for spec in signature.inputs)
-    with seeded(0), torch.no_grad(), own_errors(file, f"the network, called with {given},"):
+    with seeded(0), own_errors(file, f"the network, called with {given},"):
         returned = network.eval()(*copies(inputs))
     try:
         outputs = named_outputs(returned, signature.outputs)
@@ -74,6 +83,14 @@ def _call(
                 f"{maker}: the network returns {spec.name} as {outputs[spec.name].dtype}, not {spec.dtype}"
             )
     return outputs
+
+
+def _squashing_operator(output: torch.Tensor) -> str | None:
+    """Return softmax or sigmoid where the output is one's, whatever its shape became since."""
+    node = output.grad_fn
+    while node is not None and node.name().startswith(_VIEWS):
+        node = node.next_functions[0][0]
+    return None if node is None else _SQUASHING.get(node.name())
 
 
 def _check_rebuilt(rebuilt: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor], maker: str) -> None:

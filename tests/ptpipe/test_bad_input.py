@@ -286,7 +286,7 @@ def test_a_manifest_that_cannot_be_read(run_cli, tmp_path, path, message):
 def test_what_is_fine(project, run_cli, content):
     project.manifest.write_bytes(content)
     ended = run_cli("validate", "m.yaml")
-    assert (ended.code, ended.out) == (0, "m.yaml: 1 stages, no problems\n")
+    assert (ended.code, ended.out) == (0, "m.yaml: 1 stage, no problems\n")
 
 
 def test_validate_says_the_same_as_json(project, run_cli):

@@ -63,9 +63,9 @@ def read_vocabulary(named: Sequence[str]) -> Vocabulary:
 
 def read_plan(manifest: Path, settings: Sequence[str]) -> Plan:
     """Return the bound plan. Raises ManifestError with every problem."""
-    from ptpipe.api import load_plan
+    from ptpipe.api import bound_plan
 
-    return load_plan(manifest, read_settings(settings))
+    return bound_plan(manifest, read_settings(settings))
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, JSON]:

@@ -9,6 +9,7 @@ import click
 
 from ptpipe.cli.common import (
     artifacts_option,
+    counted,
     echo,
     json_option,
     manifest_argument,
@@ -57,7 +58,7 @@ def plan(
         return
     print_table(("stage", "kind", "inputs", "key", "action"), [_row(bound, item, why) for item in statuses])
     num_cached = sum(item.entry is not None for item in statuses)
-    echo(f"{num_cached} of {len(statuses)} stages are cached")
+    echo(f"{num_cached} of {counted(len(statuses), 'stage')} {'is' if len(statuses) == 1 else 'are'} cached")
 
 
 def _row(bound: Plan, item: CacheStatus, why: bool) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def validate(manifest: Path, settings: tuple[str, ...], no_plugins: bool, as_jso
     for note in notes:
         echo(str(note))
     unchecked = f", {counted(len(plan.notes), 'note')}" if notes else ""
-    echo(f"{manifest}: {len(plan.manifest.stages)} stages, no problems{unchecked}")
+    echo(f"{manifest}: {counted(len(plan.manifest.stages), 'stage')}, no problems{unchecked}")
     return 0
 
 

@@ -34,6 +34,14 @@ class ColumnInfo(Facts, ABC):
         """How many different integers each of the last axis' columns may have; empty where values aren't such."""
         return ()
 
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """What the values stand for where numbers alone don't say it: a model fits columns of the same meaning alone.
+
+        In words to be compared and shown, a digest where they are many; empty: nothing but numbers, or unknown.
+        """
+        return ()
+
     @abstractmethod
     def spec(self, name: str) -> TensorSpec:
         """Return what the network, or the task's loss, gets. `name`: the column's."""

@@ -42,6 +42,11 @@ class TokensInfo(ColumnInfo):
         return (self.vocabulary_size,)
 
     @property
+    def meaning(self) -> tuple[str, ...]:
+        tokenizer = (f"tokenizer {self.tokenizer_sha256}",) if self.tokenizer_sha256 else ()
+        return (*tokenizer, f"{self.vocabulary_size} tokens")
+
+    @property
     def length(self) -> int | Literal["length"]:
         """The size of the axis of tokens, of inputs and of targets that each token has."""
         return LENGTH if self.padding == "longest" else self.max_length

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ptpipe import Context, StageError
 from ptpipe_torch.distributed.stores import interfaces_to_use, worker_store
+from ptpipe_torch.errors import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -223,7 +224,7 @@ def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float
             f"{missing} did not answer for {timeout_s:g} s: it hangs, or is far slower than the others "
             "(the stage's timeout_s, where it has one, allows for that)"
         )
-    return f"worker {rank} could not go on: {str(error).splitlines()[0]}"
+    return f"worker {rank} could not go on: {first_line(error)}"
 
 
 def group_device(group: Any = None) -> Any:

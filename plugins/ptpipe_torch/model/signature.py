@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from ptpipe import JSON
 
 BATCH = "batch"
 """The symbol of the first axis of every tensor."""
+Meanings: TypeAlias = Mapping[str, tuple[str, ...]]
+"""What the numbers of tensors stand for, in words, by the tensor's name: names of classes, the tokenizer of ids."""
+_DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+_MAX_WORDS, _MAX_SHOWN = 10, 300
+_SIDES = ("inputs", "outputs")
+_KEYS = {*_SIDES, "meanings"}
 DTYPES = ("float32", "int64", "int32", "uint8", "bool")
 
 
@@ -65,28 +72,59 @@ class Signature:
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    meanings: Meanings = field(default_factory=dict, compare=False)
+    """Of those tensors whose numbers stand for something, where it is known."""
 
     def __post_init__(self) -> None:
         assert self.inputs and self.outputs, self
         names = Counter(spec.name for spec in (*self.inputs, *self.outputs))
         assert max(names.values()) == 1, names
+        assert self.meanings.keys() <= names.keys(), self.meanings.keys()
 
     def __str__(self) -> str:
         """`images (batch, 3, 32, 32) float32 -> logits (batch, 10) float32`."""
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
 
     def to_json(self) -> dict[str, JSON]:
-        """Return the fields of all tensors."""
-        return {side: [spec.to_json() for spec in getattr(self, side)] for side in asdict(self)}
+        """Return the fields of all tensors, and what is known of their meanings."""
+        sides: dict[str, JSON] = {side: [spec.to_json() for spec in getattr(self, side)] for side in _SIDES}
+        return {**sides, "meanings": {name: list(words) for name, words in self.meanings.items()}}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Signature:
         """Inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
-        inputs, outputs = (tuple(map(TensorSpec.from_json, content[side])) for side in ("inputs", "outputs"))
+        inputs, outputs = (tuple(map(TensorSpec.from_json, content[side])) for side in _SIDES)
         names = {spec.name for spec in (*inputs, *outputs)}
-        if not inputs or not outputs or len(names) < len(inputs) + len(outputs) or len(content) != 2:
+        if not inputs or not outputs or len(names) < len(inputs) + len(outputs) or content.keys() - _KEYS:
             raise ValueError("a signature has inputs and outputs, and each has a name of its own")
-        return cls(inputs, outputs)
+        meanings = meanings_from_json(content.get("meanings", {}))  # former ones have none
+        if not meanings.keys() <= names:
+            raise ValueError("a signature has meanings of its own tensors")
+        return cls(inputs, outputs, meanings)
+
+
+def meanings_from_json(content: object) -> Meanings:
+    """Return the meanings of a stored signature. Raises ValueError for anything else."""
+    if isinstance(content, dict) and all(
+        isinstance(words, list) and all(isinstance(word, str) for word in words) for words in content.values()
+    ):
+        return {name: tuple(words) for name, words in content.items()}
+    raise ValueError("meanings are words for each tensor")
+
+
+def describe_meanings(found: Sequence[str], needed: Sequence[str]) -> tuple[str, str]:
+    """Return two different meanings in words, what differs first where they are long."""
+    if len(found) == len(needed) > _MAX_WORDS:
+        number = next(number for number, pair in enumerate(zip(found, needed, strict=True)) if pair[0] != pair[1])
+        found, needed = (f"{words[number]} as number {number}" for words in (found, needed))
+        return _shown([found]), _shown([needed])
+    return _shown(found), _shown(needed)
+
+
+def _shown(words: Sequence[str]) -> str:
+    more = [f"and {len(words) - _MAX_WORDS} more"] if len(words) > _MAX_WORDS else []
+    text = ", ".join((*words[:_MAX_WORDS], *more))
+    return f"[{_DIGEST.sub(lambda digest: digest[0][:12], text)[:_MAX_SHOWN]}]"
 
 
 def _is_size(size: object) -> bool:

@@ -6,7 +6,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from ptpipe_torch.task.task import Task
+from ptpipe_torch.model.signature import Meanings
+from ptpipe_torch.task.task import Task, meaning_of
 
 
 class ClassTask(Task):
@@ -21,6 +22,10 @@ class ClassTask(Task):
         if self.class_weights and len(self.class_weights) != self.num_classes:
             raise ValueError("class_weights has a number for each class")
         return self
+
+    @property
+    def meanings(self) -> Meanings:
+        return {name: meaning_of(self.class_names) for name in self.class_scores}
 
     @property
     def num_classes(self) -> int:

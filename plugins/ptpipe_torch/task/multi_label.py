@@ -13,8 +13,8 @@ from pydantic import Field
 from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
-from ptpipe_torch.model.signature import BATCH, TensorSpec
-from ptpipe_torch.task.task import Metric, Task
+from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec
+from ptpipe_torch.task.task import Metric, Task, meaning_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,6 +35,10 @@ class MultiLabel(Task):
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec(_OUTPUT, "float32", (BATCH, len(self.label_names))),)
+
+    @property
+    def meanings(self) -> Meanings:
+        return {_OUTPUT: meaning_of(self.label_names)}
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -14,7 +14,7 @@ from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.model.function_ref import FunctionRef
-from ptpipe_torch.model.signature import TensorSpec
+from ptpipe_torch.model.signature import Meanings, TensorSpec
 from ptpipe_torch.task.task import Metric, Task
 
 if TYPE_CHECKING:
@@ -84,6 +84,10 @@ class OwnFunctionsTask(Task):
     @property
     def class_scores(self) -> Mapping[str, int]:
         return self.task.class_scores
+
+    @property
+    def meanings(self) -> Meanings:
+        return self.task.meanings
 
     @property
     def output_scale(self) -> tuple[float, ...]:

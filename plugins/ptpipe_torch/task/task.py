@@ -14,7 +14,7 @@ from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.facts import Facts
-from ptpipe_torch.model.signature import TensorSpec
+from ptpipe_torch.model.signature import Meanings, TensorSpec
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 _DIGITS = 12
 """Of a difference: beyond them is what the rounding of its operands leaves, 0.9931 - 0.9901 = 0.0030000000000000027."""
+
+
+def meaning_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of classes, labels or targets; nothing where they are their numbers, as if they had none."""
+    return () if all(name == str(number) for number, name in enumerate(names)) else tuple(names)
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,11 @@ class Task(Facts, ABC):
     @property
     def class_scores(self) -> Mapping[str, int]:
         """The outputs that have scores of classes, the highest of which is predicted, and the axis of the classes."""
+        return {}
+
+    @property
+    def meanings(self) -> Meanings:
+        """What outputs stand for, by their names: the classes. Names that are numbers, 0, 1, 2, ..., say nothing."""
         return {}
 
     @property

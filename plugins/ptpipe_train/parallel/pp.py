@@ -58,7 +58,6 @@ class PipelineStrategy(ParallelStrategy):
 
     def __init__(self, inputs: TrainingInputs) -> None:
         settings, options, workers = inputs.settings, inputs.options, inputs.workers
-        _refuse_symbols(inputs)
         super().__init__(settings.place(inputs.module), settings)
         degrees = options.degrees
         self._replica_group, self._pipeline_group = _groups(degrees, workers)
@@ -176,17 +175,6 @@ class PipelineStrategy(ParallelStrategy):
 
     def metrics(self) -> dict[str, JSON]:
         return {"split_points": list[JSON](self._split_points)}
-
-
-def _refuse_symbols(inputs: TrainingInputs) -> None:
-    """Raise StageError where an input's shape may differ from batch to batch: those of the schedule are static."""
-    for spec in inputs.model.signature.inputs:
-        symbols = [size for size in spec.sample_shape if isinstance(size, str)]
-        if symbols:
-            raise StageError(
-                f"parallel mode {inputs.options.mode} needs batches of one shape, and {spec} has the {symbols[0]} of "
-                "each batch: give all the same (`padding: max_length` of data.text), or use mode ddp"
-            )
 
 
 def _groups(degrees: Degrees, workers: WorkerGroup) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from ptpipe import ManifestError, StageError, load_plan
 from ptpipe.testing import Bench
 from ptpipe_data import load_python
 from ptpipe_data.python_config import PythonDataConfig
-from ptpipe_torch import ArrayInfo, Classification, Data, ImageInfo, MultiLabel, Regression
+from ptpipe_torch import ArrayInfo, Classification, Data, ImageInfo, MultiLabel, Regression, Segmentation
 
 pytest_plugins = ["ptpipe.testing"]
 
@@ -56,6 +56,10 @@ def channels_first(): return {"train": (torch.tensor(PIXELS).permute(0, 3, 1, 2)
 def gray(): return {"train": Items(lambda i: (Image.fromarray(PIXELS[i]).convert("L"), Y[i]))}
 def bfloat16(): return {"train": (torch.tensor(X).bfloat16(), Y)}
 def noisy(): return {"train": Items(lambda i: (torch.tensor(X[i]) + torch.rand(5), Y[i]))}
+
+def columns_of_one(): return {"train": Items(lambda i: (X[i], torch.tensor([Y[i]])))}
+def masks(): return {"train": Items(lambda i: {"photo": PIXELS[i], "mask": torch.tensor(PIXELS[i, :, :, 0] % 4)})}
+def far_masks(): return {"train": Items(lambda i: (PIXELS[i], np.full((8, 6), -100 if i == 5 else 0)))}
 
 def a_list(): return [X, Y]
 def no_train(): return {"test": (X, Y)}
@@ -141,6 +145,18 @@ def test_other_tasks(load: Any) -> None:
     assert isinstance(task, Regression) and task.loss == "huber" and task.target_names == ("height",)
 
 
+def test_masks(load: Any) -> None:
+    data = load("masks", task="segmentation", target="mask", images=["photo"], augment=["flip"], ignore=3)
+    assert data.info.task == Segmentation(class_names=("0", "1", "2"), shape_HW=(8, 6), ignore=3)
+    (batch,) = data.batches("train", batch_size=40)
+    assert batch.inputs["photo"].shape == (40, 3, 8, 6) and batch.targets["masks"].dtype == torch.int64
+    assert load("masks", task="segmentation", target="mask").info.task.class_names == ("0", "1", "2", "3")
+
+
+def test_a_column_of_labels(load: Any) -> None:
+    assert load("columns_of_one").splits["train"].targets["labels"].values().tolist() == contents()[1].tolist()
+
+
 @pytest.mark.parametrize(
     ("function", "shape_CHW"), [("pictures", (3, 8, 6)), ("channels_first", (3, 8, 6)), ("gray", (1, 8, 6))]
 )
@@ -194,7 +210,20 @@ def test_bfloat16(load: Any) -> None:
         ("text", {}, r"text\(\), train: it is a str, not a torch Dataset with a length"),
         ("raises", {}, r"mine.py: item 31 of raises\(\), train raised ValueError: no such file \(mine.py:18"),
         ("shrinks", {}, r"shrinks\(\), train: input of item 20 is float64 of shape \(4,\); that of item 0 .* \(5,\)"),
-        ("changes_type", {}, r"target of item 20 is float64 of shape \(\); that of item 0 is int64 of shape \(\)"),
+        ("shrinks", {}, r"of shape \(5,\): pad or resize in the data set, no collate_fn is called$"),
+        (
+            "far_masks",
+            {"task": "segmentation"},
+            r"row 5 of target has pixels of -100; classes are numbered 0 to 254, and 255 is ignored",
+        ),
+        (
+            "masks",
+            {"task": "segmentation", "target": "mask", "names": ["a", "b", "c"]},
+            r"row 0 of mask has pixels of 3; classes are numbered 0 to 2",
+        ),
+        ("items", {"task": "segmentation"}, r"target holds int64 of shape \(40,\); a segmentation's target are"),
+        ("masks", {"task": "segmentation", "names": ["a"], "ignore": 0}, "ignore: 0 is the class 'a'"),
+        ("changes_type", {}, r"target of item 20 is float64 of shape \(\); that of item 0 is int64 of shape \(\)$"),
         ("changes_names", {}, r"item 20 has target, item 0 has a, target"),
         ("single", {}, r"single\(\), train: item 0 is a ndarray, not a tuple of inputs and target, or a dict"),
         ("alone", {}, r"alone\(\), train: "),

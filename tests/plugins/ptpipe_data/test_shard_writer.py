@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import resource
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +195,21 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         write_shards(data, tmp_path / "out", MANY, seed=5)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
+    """By the kernel's own limit on the size of a file, which fails a write as a full disk does."""
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    data = images_of_files(tmp_path / "images")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        with pytest.raises(
+            StageError, match=rf"^{re.escape(str(tmp_path / 'shards'))} can't be written: File too large$"
+        ):
+            write_shards(data, tmp_path / "shards", ShardSize(), 7)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
 def test_an_existing_folder_is_refused(tmp_path: Path) -> None:

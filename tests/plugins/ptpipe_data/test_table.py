@@ -116,6 +116,20 @@ def numbers_of(data: Data, split: str = "train") -> npt.NDArray[np.float64]:
     return batch_of(data, split)["numbers"].double().numpy() * info.std + info.mean
 
 
+def test_a_model_of_other_columns_or_categories_does_not_fit(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "houses.csv", houses())
+    columns = ["size", "rooms", "town"]
+    signature = load(path, targets=["y"], features=columns).info.signature
+    moved = write(tmp_path / "moved.csv", {**houses(), "town": ["Ulm", "Oslo", "Rome"] * 20})
+    with pytest.raises(StageError, match=r"takes categories of \[town: 3 categories \w{12}\]; moved has \[town: 3 cat"):
+        load(moved, targets=["y"], features=columns).info.check_fit("net", signature)
+    with pytest.raises(StageError, match=r"takes numbers of \[size, rooms\]; houses has \[rooms, size\]"):
+        load(path, targets=["y"], features=["rooms", "size", "town"]).info.check_fit("net", signature)
+    with pytest.raises(StageError, match=r"returns predictions of \[y\]; houses has \[z\]"):
+        load(path, targets=["z"], features=columns).info.check_fit("net", signature)
+    load(path, seed=8, targets=["y"], features=columns).info.check_fit("net", signature)
+
+
 def test_types_are_found(tmp_path: Path, load: Load, suffix: str) -> None:
     table = houses()
     data = load(write(tmp_path / f"houses{suffix}", table), targets=["y", "z"], categorical=["zone"])

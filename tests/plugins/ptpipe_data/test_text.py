@@ -402,6 +402,14 @@ class TestDelivered:
         data = load(write(tmp_path / "t.csv", reviews()))
         assert hashlib.sha256(data.assets["tokenizer.json"]).hexdigest() == tokens_info(data).tokenizer_sha256
 
+    def test_a_model_of_another_tokenizer_does_not_fit(self, tmp_path: Path, load: Load) -> None:
+        data = load(write(tmp_path / "t.csv", reviews()))
+        other = load(tmp_path / "t.csv", lowercase=True)
+        with pytest.raises(
+            StageError, match=r"net takes tokens of \[tokenizer \w{12}, \d+ tokens\]; t has \[tokenizer"
+        ):
+            other.info.check_fit("net", data.info.signature)
+
     def test_it_is_stored_with_the_data_set(self, tmp_path: Path, load: Load) -> None:
         data = load(write(tmp_path / "t.csv", reviews()))
         (tmp_path / "stored").mkdir()

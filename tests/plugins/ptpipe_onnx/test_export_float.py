@@ -149,6 +149,10 @@ def test_nothing_is_printed_and_torch_is_left_as_it_was(
     [
         ("x.flatten(1)[:, :10] * (1 if x.sum() > 0 else 2)", "can't be exported to ONNX"),
         ("x.reshape(2, -1)[:, :10]", "can't be exported to ONNX"),
+        (
+            "x.flatten(1)[torch.arange(len(x)), :10]",
+            r"a constant of the size of the axis batch, as len\(x\) and int\(x.shape\[0\]\) do: write x.shape\[0\]",
+        ),
         ("torch.linalg.eigvals(x).real.flatten(1)[:, :10]", "can't be exported to ONNX"),
         ("x.flatten(1)[:, :9]", r"logits of shape \(\?, 9\); it must return logits \(batch, 10\)"),
         ("(x.flatten(1)[:, :10], x)", "returns 2 tensors"),

@@ -16,6 +16,7 @@ from ptpipe_quant import CalibrateConfig, PrepareConfig, calibrate, prepare
 from ptpipe_torch import Model, Ranges, builder
 from ptpipe_torch.int8.engine import supported_engines
 
+from ...signatures import classifier
 from .conftest import make_model
 
 FIRST = supported_engines()[0]
@@ -121,6 +122,15 @@ def test_what_is_not_a_number_is_named_also_by_histograms(trained, digits, ctx) 
     prepared = prepare(PrepareConfig(), ctx, Model(trained.recipe, broken))
     with pytest.raises(StageError, match=r"quant\.test: the output of flatten is not finite"):
         calibrate(CalibrateConfig(), ctx, prepared, digits)
+
+
+def test_inputs_must_be_those_of_the_data(digits, ctx) -> None:
+    prepared = prepare(PrepareConfig(), ctx, make_model(flattening, view=False))
+    other = prepared.with_recipe(signature=classifier((1, 9, 8), 10))
+    with pytest.raises(
+        StageError, match=r"takes images \(batch, 1, 9, 8\) float32; .* needs images \(batch, 1, 8, 8\)"
+    ):
+        calibrate(CalibrateConfig(), ctx, other, digits)
 
 
 @pytest.mark.slow

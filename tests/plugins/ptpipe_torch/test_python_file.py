@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -136,3 +137,21 @@ def test_ctrl_c_is_no_error_of_the_function(mine: Path) -> None:
     mine.write_text("def stop(): raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         load_function(mine, "stop")()
+
+
+def test_torchvision_is_found_as_ptpipe_finds_it(tmp_path: Path) -> None:
+    """In a fresh interpreter: with a CPU build of torch, the file's own import would fail."""
+    (tmp_path / "mine.py").write_text("from torchvision import transforms\ndef name(): return transforms.__name__\n")
+    code = "from pathlib import Path; from ptpipe_torch.python_file import load_function as load; "
+    code += f"print(load(Path({str(tmp_path / 'mine.py')!r}), 'name')())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "torchvision.transforms\n", done.stderr
+
+
+def test_a_torchvision_that_is_missing_is_the_files_error(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    mine.write_text("import torchvision\ndef answer(): pass\n")
+    with pytest.raises(StageError, match=r"importing it raised ModuleNotFoundError: .*torchvision.* \(mine.py:1"):
+        load_function(mine, "answer")

@@ -123,3 +123,57 @@ def test_a_file_that_is_no_python(check: Any, tmp_path: Path) -> None:
 def test_a_star_import_may_bring_anything(check: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from parts import *\n")
     assert check("renamed", size=1) == []
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    package = tmp_path / "nets_of_mine"
+    (package / "deeper").mkdir(parents=True)
+    (package / "__init__.py").write_text("from .small import Small, tiny as smallest\nfrom .deeper import Deep\n")
+    (package / "small.py").write_text("class Small:\n    def __init__(self, width): ...\ndef tiny(depth): ...\n")
+    (package / "deeper" / "__init__.py").write_text("from .deepest import Deep\n")
+    (package / "deeper" / "deepest.py").write_text("from ..small import tiny\ndef Deep(size): ...\n")
+    return package
+
+
+@pytest.mark.parametrize(
+    ("line", "function", "argument"),
+    [
+        ("from nets_of_mine import Small", "Small", "width"),
+        ("from nets_of_mine import smallest as it", "it", "depth"),
+        ("from nets_of_mine import Deep", "Deep", "size"),
+        ("from nets_of_mine.small import Small", "Small", "width"),
+        ("from nets_of_mine.deeper.deepest import tiny", "tiny", "depth"),
+    ],
+)
+def test_what_a_package_imports_from_itself(
+    check: Any, tmp_path: Path, package: Path, line: str, function: str, argument: str
+) -> None:
+    (tmp_path / "mine.py").write_text(f"{line}\n")
+    assert check(function, **{argument: 1}) == []
+    (problem,) = check(function, **{argument: 1, f"{argument}s": 1})
+    assert f"has no argument '{argument}s'" in problem
+
+
+@pytest.mark.parametrize(
+    ("function", "lines"),
+    [
+        (
+            "Small",
+            "try:\n    from small_of_mine import Small\nexcept ImportError:\n    from .small_of_mine import Small\n",
+        ),
+        ("make", "if TYPE_CHECKING:\n    from .small_of_mine import Other\n"),
+    ],
+)
+def test_an_import_from_a_package_that_may_not_run(check: Any, tmp_path: Path, function: str, lines: str) -> None:
+    (tmp_path / "mine.py").write_text(f"{lines}def make(width): ...\n")
+    assert check(function, width=1) == []
+
+
+def test_a_file_inside_of_a_package(check: Any, tmp_path: Path, package: Path) -> None:
+    (tmp_path / "mine.py").write_text("from .nets_of_mine import Small\n")
+    (problem,) = check("Small", width=1)
+    assert problem.endswith(
+        f"net: mine.py imports from the package {tmp_path.name} that it is a part of, so it can't be run on its own: "
+        f"name a file beside the folder {tmp_path.name}, with `from {tmp_path.name}.mine import Small` in it"
+    )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ptpipe
+from ptpipe import ManifestError
 from ptpipe.api import RunResult
 from ptpipe_torch import Model
 
@@ -105,7 +106,7 @@ def test_accumulated_batches_of_other_lengths_are_one_large_batch(manifests: dic
 
 
 def test_pipeline_stages_refuse_batches_of_different_lengths(manifests: dict[str, Path]) -> None:
-    result = run(manifests["transformer"], "longest", parallel=MODES["pp"])
-    assert result.exit_code == 1
-    message = str(result.stages["train"].message)
-    assert "tokens (batch, length) int64" in message and "`padding: max_length` of data.text" in message
+    with pytest.raises(ManifestError) as raised:
+        run(manifests["transformer"], "longest", parallel=MODES["pp"])
+    (problem,) = raised.value.problems
+    assert "pp needs batches of one shape: set `padding: max_length` in data, or use mode ddp" in str(problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ptpipe import ManifestError, StageError
 from ptpipe.testing import Bench
-from ptpipe_torch import OnnxFile
+from ptpipe_torch import Data, OnnxFile
 from ptpipe_zoo import OnnxModelConfig, onnx_model
 
 pytest_plugins = ["ptpipe.testing"]
@@ -77,6 +78,33 @@ def test_the_only_input_and_output_are_the_data_sets(load: Any, bench: Bench, tm
     assert str(file.signature) == "images (batch, 1, 12, 12) float32 -> logits (batch, 5) float32"
     assert file.format == "onnx float32" and bench.metrics == {"num_parameters": 5 * 144}
     assert_predicts(file)
+
+
+@pytest.mark.parametrize(
+    ("stored", "meaning"),
+    [
+        ('{"y": ["a", "b", "c", "d", "e"]}', ("a", "b", "c", "d", "e")),
+        ('{"else": ["a"]}', None),
+        ("[" * 100_000, None),
+        ('{"y": [1]}', None),
+        ("", None),
+    ],
+)
+def test_what_the_file_says_of_its_classes(
+    load: Any, make_data: Any, tmp_path: Path, stored: str, meaning: tuple[str, ...] | None
+) -> None:
+    model = onnx.load(write(tmp_path / "a.onnx"))
+    model.metadata_props.add(key="meanings", value=stored)
+    onnx.save(model, tmp_path / "a.onnx")
+    assert load().signature.meanings.get("logits") == meaning
+    data = make_data()
+    swapped = data.info.task.model_copy(update={"class_names": ("b", "a", "c", "d", "e")})
+    other = Data(replace(data.info, task=swapped), data.splits)
+    if meaning is None:
+        assert load(other).signature.meanings == {}
+    else:
+        with pytest.raises(StageError, match=r"a.onnx returns logits of \[a, b, c, d, e\]; .* has \[b, a, c, d, e\]"):
+            load(other)
 
 
 @pytest.mark.parametrize("shape", [("N", 1, 12, 12), (None, None, None, None), ("a", "b", 12, "c")])

@@ -41,6 +41,10 @@ def returns_lazy(): return nn.Sequential(nn.Flatten(), nn.LazyLinear(5))
 def returns_meta(): return nn.Sequential(nn.Flatten(), nn.Linear(144, 5, device="meta"))
 def returns_double(): return nn.Sequential(nn.Flatten(), nn.Linear(144, 5), Double())
 def fails(): return nn.Linear("five", 5)
+def softmax(): return nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.Softmax(1))
+def sigmoid():
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.Sigmoid(), nn.Unflatten(1, (1, 5)), nn.Flatten())
+def log_softmax(): return nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.LogSoftmax(1))
 
 class Double(nn.Module):
     def forward(self, x): return x.double()
@@ -139,6 +143,18 @@ def test_code_that_changed_builds_nothing(ctx: Any, make_data: Any, mine: Path) 
 def test_what_is_no_network(ctx: Any, make_data: Any, mine: Path, function: str, message: str) -> None:
     with pytest.raises(StageError, match=message):
         python_model(config(function), ctx, make_data())
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+def test_a_network_of_probabilities_is_reported(bench: Bench, make_data: Any, mine: Path, function: str) -> None:
+    bench.run(python_model, {"file": "mine.py", "function": function}, data=make_data())
+    (notice,) = bench.notices
+    assert notice.startswith(f"mine.py: {function}(): the network ends in {function}, but its task takes logits, ")
+
+
+def test_log_softmax_does_no_harm(bench: Bench, make_data: Any, mine: Path) -> None:
+    bench.run(python_model, {"file": "mine.py", "function": "log_softmax"}, data=make_data())
+    assert bench.notices == []
 
 
 def test_shapes_are_those_of_the_data(ctx: Any, make_data: Any, mine: Path) -> None:

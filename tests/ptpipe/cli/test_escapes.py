@@ -137,4 +137,4 @@ def test_plugins_and_records(project, say, nasty):
 def test_a_terminal_without_unicode_is_no_bug(project, run_cli):
     project.write("one: {uses: toy.make}").rename(project.folder / "中.yaml")
     ended = run_cli("validate", "中.yaml", alone=True, PYTHONIOENCODING="latin-1")
-    assert (ended.code, ended.out, ended.err) == (0, "\\u4e2d.yaml: 1 stages, no problems\n", "")
+    assert (ended.code, ended.out, ended.err) == (0, "\\u4e2d.yaml: 1 stage, no problems\n", "")

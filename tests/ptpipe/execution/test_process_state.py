@@ -57,6 +57,26 @@ def test_a_run_changes_nothing_of_the_process(project, stages, is_collecting):
         (gc.enable if was_collecting else gc.disable)()
 
 
+def test_a_plan_that_was_loaded_changes_nothing_of_the_process(project):
+    project.plugin.write_text(project.plugin.read_text().replace("import errno", INTRUSIVE + "import errno"))
+    project.write("one: {uses: toy.make}")
+    before = snapshot()
+    plan = ptpipe.load_plan(project.manifest)
+    assert snapshot() == before
+    assert ptpipe.load_plan(plan, {"one.value": 4})["one"].options["value"] == 4
+    assert snapshot() == before
+
+
+def test_a_loaded_plan_runs_with_the_files_beside_its_plugin(project):
+    (project.folder / "beside_toy.py").write_text("FACTOR = 10\n")
+    project.edit("return Number(config.value)", "import beside_toy; return Number(config.value * beside_toy.FACTOR)")
+    project.write("one: {uses: toy.make, with: {value: 3}}")
+    before = list(sys.path)
+    result = ptpipe.run(ptpipe.load_plan(project.manifest), artifacts=project.folder / "artifacts")
+    assert result.artifact("one").value == 30 and sys.path == before
+    del sys.modules["beside_toy"]
+
+
 def test_files_beside_a_plugin_can_be_imported_in_a_run_and_by_its_artifacts(project):
     (project.folder / "beside_toy.py").write_text("FACTOR = 10\n")
     (project.folder / "beside_late.py").write_text("FACTOR = 7\n")

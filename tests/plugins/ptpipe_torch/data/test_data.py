@@ -28,6 +28,7 @@ from ptpipe_torch import (
     ImageInfo,
     LoaderOptions,
     RaggedColumn,
+    Signature,
     Split,
     TokenClassification,
     TokensInfo,
@@ -549,3 +550,45 @@ class TestTexts:
         tokens, tags = (RaggedColumn(np.array([0, value]), np.array([0, 2]), 0) for value in (token, tag))
         with pytest.raises(StageError, match=message):
             Data(self.make().info, {"train": Split(np.array(["a"]), {"tokens": tokens}, {"tags": tags})})
+
+
+def of_texts(tokenizer: str, size: int = 90, names: tuple[str, ...] = ("ham", "spam")) -> DatasetInfo:
+    tokens = TokensInfo(vocabulary_size=size, max_length=9, tokenizer_sha256=tokenizer)
+    return DatasetInfo("texts", {"tokens": tokens}, Classification(class_names=names))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            of_texts("b" * 64),
+            r"net takes tokens of \[tokenizer a{12}, 90 tokens\]; texts has \[tokenizer b{12}, 90 tokens\]: .* Use the "
+            r"same tokenizer",
+        ),
+        (of_texts("a" * 64, size=80), r"texts has \[tokenizer aaaaaaaaaaaa, 80 tokens\]"),
+        (of_texts("a" * 64, names=("spam", "ham")), r"net returns logits of \[ham, spam\]; texts has \[spam, ham\]"),
+        (of_texts("a" * 64, names=("bad", "good")), r"net returns logits of \[ham, spam\]; texts has \[bad, good\]"),
+    ],
+)
+def test_numbers_that_stand_for_something_else_do_not_fit(other: DatasetInfo, message: str) -> None:
+    signature = of_texts("a" * 64).signature
+    of_texts("a" * 64).check_fit("net", signature)
+    with pytest.raises(StageError, match=message):
+        other.check_fit("net", signature)
+
+
+def test_what_is_not_known_fits() -> None:
+    known, unknown = of_texts("a" * 64), of_texts("", names=("0", "1"))
+    unnamed = Signature(known.signature.inputs, known.signature.outputs)
+    known.check_fit("net", unnamed)
+    known.check_inputs("net", unnamed)
+    of_texts("a" * 64, names=("0", "1")).check_fit("net", known.signature)
+    assert unknown.signature.meanings == {"tokens": ("90 tokens",)}
+
+
+def test_a_training_may_change_the_classes_but_not_their_order() -> None:
+    signature = of_texts("a" * 64).signature
+    of_texts("a" * 64, names=("bad", "good")).check_fit("net", signature, retrained=True)
+    for other in (of_texts("a" * 64, names=("spam", "ham")), of_texts("b" * 64)):
+        with pytest.raises(StageError, match="the same numbers stand for something else there"):
+            other.check_fit("net", signature, retrained=True)

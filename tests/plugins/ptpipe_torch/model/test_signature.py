@@ -14,7 +14,7 @@ from ptpipe import StageError
 from ptpipe_torch import BATCH, Signature, TensorSpec
 from ptpipe_torch.model.example_inputs import copies, zeros
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
-from ptpipe_torch.model.signature import DTYPES
+from ptpipe_torch.model.signature import DTYPES, describe_meanings
 
 TOKENS = TensorSpec("tokens", "int64", (BATCH, "length"))
 MASK = TensorSpec("mask", "bool", (BATCH, "length"))
@@ -56,6 +56,25 @@ def test_two_tensors_of_one_name_are_an_error() -> None:
     content = Signature((TOKENS,), (LOGITS,)).to_json()
     with pytest.raises(ValueError, match="a name of its own"):
         Signature.from_json({**content, "outputs": content["inputs"]})
+
+
+def test_meanings_are_stored_and_belong_to_tensors() -> None:
+    signature = Signature((TOKENS,), (LOGITS,), {"logits": ("ham", "spam", "other")})
+    assert Signature.from_json(json.loads(json.dumps(signature.to_json()))).meanings == signature.meanings
+    assert Signature.from_json({"inputs": signature.to_json()["inputs"], "outputs": [LOGITS.to_json()]}).meanings == {}
+    for wrong in ({"else": ["a"]}, {"logits": "ab"}, {"logits": [1]}, [], None):
+        with pytest.raises(ValueError, match=r"meanings (are words for each tensor|of its own tensors)"):
+            Signature.from_json({**signature.to_json(), "meanings": wrong})
+
+
+def test_different_meanings_in_words() -> None:
+    assert describe_meanings(("ham", "spam"), ("spam", "ham")) == ("[ham, spam]", "[spam, ham]")
+    one, other = (("tokenizer " + digit * 64, f"{digit}000 tokens") for digit in "12")
+    assert describe_meanings(one, other)[1] == f"[tokenizer {'2' * 12}, 2000 tokens]"
+    many = [f"class {number}" for number in range(40)]
+    swapped = [*many[:30], "cat", *many[31:]]
+    assert describe_meanings(many, swapped) == ("[class 30 as number 30]", "[cat as number 30]")
+    assert describe_meanings(many, many[:3])[0].endswith("class 9, and 30 more]")
 
 
 def test_text_names_every_axis() -> None:

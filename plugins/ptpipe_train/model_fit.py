@@ -1,0 +1,32 @@
+"""What a training needs of its model's inputs and outputs, and what it makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptpipe import Context, StageError
+from ptpipe_torch import Data, Model, Signature
+from ptpipe_torch.model.signature import describe_meanings
+
+
+def check_pipelined(mode: str, signature: Signature) -> None:
+    """Raise StageError where a pipeline can't pass the inputs on: its schedule has one tensor, of one shape."""
+    if len(signature.inputs) > 1:
+        raise StageError(f"parallel mode {mode} takes networks of one input, not of {signature}")
+    (spec,) = signature.inputs
+    symbols = [size for size in spec.sample_shape if isinstance(size, str)]
+    if symbols:
+        raise StageError(
+            f"parallel mode {mode} needs batches of one shape, and {spec} has the {symbols[0]} of each batch: give all "
+            "the same (`padding: max_length` of data.text), or use mode ddp"
+        )
+
+
+def with_meanings_of(ctx: Context, model: Model, data: Data) -> Model:
+    """Return the model with outputs that stand for what the data's do; report where they stood for something else."""
+    before, after = model.signature.meanings, data.info.signature.meanings
+    for name, words in after.items():
+        if before.get(name, words) != words:
+            was, becomes = describe_meanings(before[name], words)
+            ctx.notice(f"{name} stood for {was}, and stands for {becomes} from this training on")
+    return model.with_recipe(signature=replace(model.signature, meanings={**before, **after}))

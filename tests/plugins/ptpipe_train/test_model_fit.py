@@ -1,0 +1,39 @@
+"""Whether a model fits a training, and what its outputs stand for afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptpipe import StageError
+from ptpipe_torch import Data, Signature, TensorSpec
+from ptpipe_train.model_fit import check_pipelined
+
+from ...datasets import image_info
+from .conftest import Lab
+
+TOKENS = TensorSpec("tokens", "int64", ("batch", "length"))
+LOGITS = TensorSpec("logits", "float32", ("batch", 2))
+
+
+def test_pipelines_take_one_input_of_one_shape() -> None:
+    """`validate` finds what the options say; data that were stored, in shards for instance, are known here."""
+    with pytest.raises(
+        StageError, match=r"pp needs .* tokens \(batch, length\) int64 has the length of each batch: give all"
+    ):
+        check_pipelined("pp", Signature((TOKENS,), (LOGITS,)))
+    with pytest.raises(StageError, match="parallel mode ddp_pp takes networks of one input, not of"):
+        check_pipelined("ddp_pp", Signature((TOKENS, TensorSpec("mask", "bool", ("batch", 9))), (LOGITS,)))
+    check_pipelined("pp", Signature((TensorSpec("tokens", "int64", ("batch", 9)),), (LOGITS,)))
+
+
+def test_what_outputs_stand_for_is_the_last_trainings(lab: Lab) -> None:
+    model, data = lab.make_model(), lab.make_data()
+    trained = lab.train(model, data)
+    assert trained.model.signature.meanings == {"logits": ("a", "b", "c", "d")} and not trained.notices
+    others = image_info("others", ("a", "b", "c", "e"), (1, 8, 8), (0.3,), (0.2,))
+    again = lab.train(trained.model, Data(others, data.splits, data.loader))
+    assert again.model.signature.meanings == {"logits": ("a", "b", "c", "e")}
+    assert "logits stood for [a, b, c, d], and stands for [a, b, c, e] from this training on" in again.notices
+    with pytest.raises(StageError, match=r"the model returns logits of \[a, b, c, e\]; mixed has \[e, a, b, c\]"):
+        mixed = image_info("mixed", ("e", "a", "b", "c"), (1, 8, 8), (0.3,), (0.2,))
+        lab.train(again.model, Data(mixed, data.splits, data.loader))
