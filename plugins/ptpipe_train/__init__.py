@@ -7,7 +7,8 @@ from typing import Any
 
 from ptpipe import Context, Plan, Problem, Stage, hookimpl, stage
 from ptpipe_torch import Data, Model
-from ptpipe_train.config import PIPELINED, TrainConfig
+from ptpipe_train.config import TrainConfig
+from ptpipe_train.config_parallel import PIPELINED
 
 __all__ = ["TrainConfig", "ptpipe_stages", "train"]
 
