@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
@@ -12,6 +12,8 @@ from ptpipe import Context, StageError, host, nearest
 from ptpipe_eval import timing
 from ptpipe_eval.comparison import Comparison, Latency, Row, Threads
 from ptpipe_eval.predict import EvalSplit, Evaluation, evaluate_split, progress_callback, select_split
+from ptpipe_eval.quality.paired import ModelSamples, pair
+from ptpipe_eval.quality.recorder import SampleRecorder
 from ptpipe_torch import Data, Deployable, Predictor
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ class ModelTimer:
     inputs: Mapping[int, list[timing.Inputs]]
     """Inputs to time predictions on, by batch size."""
     num_models: int
+    samples: list[ModelSamples] = field(default_factory=list)
+    """Of the models evaluated so far."""
 
     def row(self, position: int, name: str, model: Deployable) -> Row:
         """Evaluate the model and time every cell; one predictor is created per number of threads.
@@ -40,12 +44,14 @@ class ModelTimer:
         with model.predictor() as predict:
             done = position * len(self.split.samples)
             on_batch = progress_callback(self.ctx, self._num_samples, done, model=name)
-            evaluation = Evaluation(self.split)
+            recorder = SampleRecorder(self.split.data.info.task, len(self.split.samples))
+            evaluation = Evaluation(self.split, recorder=recorder)
             evaluate_split(name, predict, evaluation, self.config.batch_size, on_batch)
             cells = self._cells(predict, "all", host.num_threads()) if "all" in self.config.threads else []
         if "one" in self.config.threads and self.inputs:
             with model.predictor(1) as predict:
                 cells = self._cells(predict, "one", 1) + cells
+        self.samples.append(recorder.result())
         figures = evaluation.figures()
         values = {metric.name: cast("float", figures[metric.name]) for metric in self.split.data.info.task.metrics}
         return Row(name, model.format, model.size_bytes, values, tuple(cells))
@@ -74,9 +80,21 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     rows = [timer.row(position, names[position], model) for position, model in enumerate(models)]
     metrics = data.info.task.metrics
+    samples = pair(data.info.task, timer.samples, names.index(baseline), split.samples.ids.tolist(), ctx.seed)
     comparison = Comparison(
-        data.info.name, config.split, len(split.samples), metrics, baseline, tuple(rows), timing.METHOD, measured_at
+        data.info.name,
+        config.split,
+        len(split.samples),
+        metrics,
+        baseline,
+        tuple(rows),
+        timing.METHOD,
+        measured_at,
+        samples,
     )
+    unknown = [metric.name for metric in metrics if metric.name not in {*samples.right, *samples.bootstraps}]
+    if unknown and len(rows) > 1:
+        ctx.notice(f"no interval for {', '.join(unknown)}: what each sample adds to it takes too much memory")
     ctx.metric(**{f"{row.name}.{metrics[0].name}": row.metrics[metrics[0].name] for row in rows})
     if contention := describe_cpu_contention(rows):
         ctx.notice(f"{contention}; --fresh {ctx.stage_id} measures again")

@@ -7,6 +7,7 @@ and c of the 2x2 table. The drop is (b - c) / N. Counts may be arrays, which are
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,40 @@ def two_sided_z(confidence: float) -> float:
 def one_sided_z(confidence: float) -> float:
     """Return the normal quantile of a one-sided limit: 1.645 for 0.95."""
     return float(special.ndtri(confidence))
+
+
+@dataclass(frozen=True)
+class ProportionDrop:
+    """By how much smaller a fraction of the samples is right than in the baseline."""
+
+    num_lost: int
+    """Samples that are right in the baseline alone."""
+    num_gained: int
+    """Samples that are right in the candidate alone."""
+    num_samples: int
+
+    @property
+    def drop(self) -> float:
+        """The estimate, exact to the sample; negative where the candidate is better."""
+        return (self.num_lost - self.num_gained) / self.num_samples
+
+    @property
+    def discordance(self) -> float:
+        """The fraction of the samples that are right in one of the two alone."""
+        return (self.num_lost + self.num_gained) / self.num_samples
+
+    def limits(self, confidence: float) -> tuple[float, float]:
+        """Return the lower and the upper one-sided limit; together they are an interval at 2 * confidence - 1."""
+        low, high = tango_limits(self.num_lost, self.num_gained, self.num_samples, one_sided_z(confidence))
+        return float(low), float(high)
+
+    def p_value(self, margin: float) -> float:
+        """Return the one-sided p-value against a drop of at least `margin`."""
+        return tango_p(self.num_lost, self.num_gained, self.num_samples, margin)
+
+    def num_samples_needed(self, margin: float, confidence: float) -> int | None:
+        """Return how many samples decide with 80 % probability, if drop and discordance stay; None where none do."""
+        return num_samples_needed(margin, self.drop, self.discordance, confidence)
 
 
 def tango_limits(
