@@ -15,7 +15,7 @@ class LimitCheck:
     """One value compared with its limit."""
 
     is_met: bool | None
-    """None: it can't be told."""
+    """None: undecided."""
     reason: str
 
 
@@ -26,10 +26,10 @@ def verdict(
     figures: Mapping[str, JSON],
     fail_undecided: bool = False,
 ) -> Verdict:
-    """Return a verdict on several limits, whose reason names those that are not met, else those that can't be told."""
-    violated, untold = ([check for check in checks if check.is_met is state] for state in (False, None))
-    decision = Decision.REFUSED if violated else Decision.UNDECIDED if untold else Decision.PASSED
-    reason = "; ".join(check.reason for check in violated or untold or checks)
+    """Return a verdict on several limits, whose reason names those that are not met, else the undecided ones."""
+    violated, undecided = ([check for check in checks if check.is_met is state] for state in (False, None))
+    decision = Decision.REFUSED if violated else Decision.UNDECIDED if undecided else Decision.PASSED
+    reason = "; ".join(check.reason for check in violated or undecided or checks)
     facts: dict[str, JSON] = {"candidate": candidate.name, "baseline": baseline.name, **figures}
     return Verdict(decision, reason, facts, fail_undecided)
 
