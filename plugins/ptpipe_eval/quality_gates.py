@@ -89,12 +89,12 @@ def check_drop(
     is_met = True if high < max_drop else False if low > max_drop else None
     number = _Number(metric, comparison.num_samples)
     range_text = {
-        True: f"at most {number(high)}",
-        False: f"at least {number(low)}",
-        None: f"between {number(low)} and {number(high)}",
+        True: f"drop at most {number(high)}" if high >= 0 else f"gain at least {number(-high)}",
+        False: f"drop at least {number(low)}",
+        None: f"drop between {number(low)} and {number(high)}",
     }[is_met]
     text = (
-        f"{start} (drop {range_text} with {percent(confidence)} % confidence), allowed {number.limit(max_drop)}: "
+        f"{start} ({range_text} with {percent(confidence)} % confidence), allowed {number.limit(max_drop)}: "
         f"{_values(comparison, candidate, metric, drop)}"
     )
     return LimitCheck(is_met, text if is_met is not None else f"{text}; {_needed(drop, max_drop, confidence)}")
@@ -128,11 +128,11 @@ def _difference(comparison: Comparison, candidate: Row, metric: Metric) -> str:
 
 
 def _values(comparison: Comparison, candidate: Row, metric: Metric, drop: Drop) -> str:
-    """Return `98.90 % vs 99.02 %, 17 samples lost and 5 gained of 10,000`."""
+    """Return `98.90 % vs 99.02 %, 17 lost and 5 gained of 10,000 samples`."""
     baseline, total = comparison.row(comparison.baseline), comparison.num_samples
     own, other = (_metric_text(metric, row.metrics[metric.name], total) for row in (candidate, baseline))
     lost, gained = getattr(drop, "num_lost", None), getattr(drop, "num_gained", None)
-    counts = f"{total:,} samples" if lost is None else f"{lost:,} samples lost and {gained:,} gained of {total:,}"
+    counts = f"{total:,} samples" if lost is None else f"{lost:,} lost and {gained:,} gained of {total:,} samples"
     return f"{own} vs {other}, {counts}"
 
 

@@ -68,7 +68,7 @@ def test_a_small_loss_passes_and_the_reason_has_the_numbers() -> None:
     assert verdict.decision is PASSED
     assert verdict.reason == (
         "int8 loses 0.12 points of accuracy against float (drop at most 0.21 with 95 % confidence), allowed 0.30: "
-        "98.90 % vs 99.02 %, 17 samples lost and 5 gained of 10,000"
+        "98.90 % vs 99.02 %, 17 lost and 5 gained of 10,000 samples"
     )
     low, high = compared().drop("int8", ACCURACY).limits(0.95)
     assert verdict.facts == {
@@ -92,7 +92,7 @@ def test_a_large_loss_is_refused() -> None:
     assert verdict.decision is REFUSED
     assert verdict.reason == (
         "int8 loses 1.02 points of accuracy against float (drop at least 0.85 with 95 % confidence), allowed 0.30: "
-        "98.88 % vs 99.90 %, 110 samples lost and 8 gained of 10,000"
+        "98.88 % vs 99.90 %, 110 lost and 8 gained of 10,000 samples"
     )
 
 
@@ -102,7 +102,7 @@ def test_what_the_samples_cannot_tell_is_undecided(told, fails) -> None:
     assert (verdict.decision, verdict.fail_undecided) == (UNDECIDED, fails)
     assert verdict.reason == (
         "int8 loses 0.25 points of accuracy against float (drop between 0.13 and 0.38 with 95 % confidence), allowed "
-        "0.30: 99.00 % vs 99.25 %, 40 samples lost and 15 gained of 10,000; 10,000 samples are too few to tell, about "
+        "0.30: 99.00 % vs 99.25 %, 40 lost and 15 gained of 10,000 samples; 10,000 samples are too few to tell, about "
         "150,000 would do"
     )
 
@@ -128,9 +128,11 @@ def test_no_loss_at_all_cannot_be_shown() -> None:
 
 
 def test_a_gain_is_called_one() -> None:
-    verdict = judge_accuracy(compared(5, 13), max_drop=0.003)
+    verdict = judge_accuracy(compared(10, 18, 9880), max_drop=0.003)
     assert verdict.decision is PASSED
-    assert verdict.reason.startswith("int8 gains 0.08 points of accuracy against float (drop at most ")
+    assert verdict.reason.startswith("int8 gains 0.08 points of accuracy against float (drop at most 0.0")
+    sure = judge_accuracy(compared(5, 40), max_drop=0.003)
+    assert sure.reason.startswith("int8 gains 0.35 points of accuracy against float (gain at least 0.2")
 
 
 def test_a_higher_confidence_decides_less() -> None:
