@@ -94,7 +94,9 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
     )
     unknown = [metric.name for metric in metrics if metric.name not in {*samples.right, *samples.bootstraps}]
     if unknown and len(rows) > 1:
-        ctx.notice(f"no interval for {', '.join(unknown)}: what each sample adds to it takes too much memory")
+        ctx.notice(
+            f"no interval for {', '.join(unknown)}: it takes too much memory, or some draws of the samples have none"
+        )
     ctx.metric(**{f"{row.name}.{metrics[0].name}": row.metrics[metrics[0].name] for row in rows})
     if contention := describe_cpu_contention(rows):
         ctx.notice(f"{contention}; --fresh {ctx.stage_id} measures again")

@@ -52,6 +52,12 @@ class BootstrapDrop:
     acceleration: float
     drops_R: npt.NDArray[np.float32]
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the metric has a value in every resample; of a plugin's task it may have none without positives."""
+        numbers = np.array([self.drop, self.worst_effect, self.acceleration])
+        return bool(np.isfinite(self.drops_R).all() and np.isfinite(numbers).all())
+
     def limits(self, confidence: float) -> tuple[float, float]:
         """Return the lower and the upper one-sided limit.
 

@@ -134,8 +134,9 @@ def _bootstraps(
     found = bootstrap_drops(
         models[baseline].sums, [models[number].sums for number in others], metrics, task.metric_values, seed
     )
+    known = [name for name in metrics if all(of[name].is_finite for of in found)]
     by_row = dict(zip(others, found, strict=True))
-    return {name: tuple(by_row[row][name] if row in by_row else None for row in range(len(models))) for name in metrics}
+    return {name: tuple(by_row[row][name] if row in by_row else None for row in range(len(models))) for name in known}
 
 
 def _class_names(task: Task, model: ModelSamples) -> tuple[str, ...]:

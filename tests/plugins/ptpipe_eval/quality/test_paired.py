@@ -156,6 +156,16 @@ def test_too_much_for_the_memory_leaves_what_is_right(monkeypatch) -> None:
     assert predicting(changed()).is_complete
 
 
+def test_a_metric_without_a_value_in_some_resamples_has_no_interval() -> None:
+    class OrNone(Classification):
+        def metric_values(self, totals, num_samples):
+            values = super().metric_values(totals, num_samples)
+            return values | {"loss": np.where(totals["loss"] > totals["loss"].mean(), np.nan, values["loss"])}
+
+    samples = pair(OrNone(class_names=NAMES), [predicting(changed()), predicting(changed(4))], 0, [""] * N, 7)
+    assert samples.bootstraps == {} and samples.drop("accuracy", 1).num_lost == 1
+
+
 class TestFile:
     def test_it_comes_back_and_is_small(self, three, tmp_path: Path) -> None:
         save_samples(three, tmp_path)
