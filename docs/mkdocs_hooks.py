@@ -24,6 +24,7 @@ GUIDES = {
     "Your own script": "docs/own_script.md",
     "Your data": "docs/data.md",
     "Training": "docs/training.md",
+    "Gates": "docs/gates.md",
     "Parallel training": "docs/parallel.md",
     "Latency": "docs/latency.md",
     "Provenance": "docs/provenance.md",

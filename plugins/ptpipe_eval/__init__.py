@@ -70,9 +70,11 @@ def eval_latency(config: EvalLatencyConfig, ctx: Context, models: Sequence[Deplo
 def gate_accuracy(config: AccuracyConfig, ctx: Context, comparison: Comparison) -> Verdict:
     """Refuse a classifier that loses too much accuracy against the baseline, or has too little.
 
-    The limit itself passes, exact to the sample. A refusal ends the run with exit code 3 after the other stages.
+    `max_drop` is a test on the paired samples: it passes where the drop is below it, and refuses where the drop is
+    above it, at the given confidence (Tango's score interval). Where the samples are too few for either, the gate is
+    undecided, and says how many it would take. A refusal ends the run with exit code 3 after the other stages.
     """
-    from ptpipe_eval.gates import judge_accuracy
+    from ptpipe_eval.quality_gates import judge_accuracy
 
     return judge_accuracy(config, comparison)
 
@@ -81,10 +83,11 @@ def gate_accuracy(config: AccuracyConfig, ctx: Context, comparison: Comparison) 
 def gate_quality(config: QualityConfig, ctx: Context, comparison: Comparison) -> Verdict:
     """Refuse a model that is too much worse than the baseline in a metric of the task, or beyond a limit.
 
-    The task knows whether higher is better. The limit itself passes. A refusal ends the run with exit code 3 after the
-    other stages.
+    The task knows whether higher is better. `max_drop` is a test on the paired samples, as in gate.accuracy; where the
+    metric is no fraction of samples (F1, IoU, R2, perplexity), by a bootstrap. A refusal ends the run with exit code 3
+    after the other stages.
     """
-    from ptpipe_eval.gates import judge_quality
+    from ptpipe_eval.quality_gates import judge_quality
 
     return judge_quality(config, comparison)
 

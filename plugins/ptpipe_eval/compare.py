@@ -14,6 +14,8 @@ from ptpipe_eval.latency.estimate import MIN_STARTS
 from ptpipe_eval.latency.inputs import spread_inputs
 from ptpipe_eval.latency.session import METHOD, Session
 from ptpipe_eval.predict import EvalSplit, Evaluation, evaluate_split, progress_callback, select_split
+from ptpipe_eval.quality.paired import ModelSamples, pair
+from ptpipe_eval.quality.recorder import SampleRecorder
 from ptpipe_torch import Data, Deployable
 
 if TYPE_CHECKING:
@@ -26,14 +28,29 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
     metrics = data.info.task.metrics
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     baseline = choose_baseline(config.baseline, names)
-    rows = [
+    evaluated = [
         _evaluated(config, ctx, split, names[position], model, position * len(split.samples))
         for position, model in enumerate(models)
     ]
-    rows = timed_rows(config, ctx, split, rows, models, names.index(baseline))
+    rows = timed_rows(config, ctx, split, [row for row, _ in evaluated], models, names.index(baseline))
+    recorded = [samples for _, samples in evaluated]
+    samples = pair(data.info.task, recorded, names.index(baseline), split.samples.ids.tolist(), ctx.seed)
     comparison = Comparison(
-        data.info.name, config.split, len(split.samples), metrics, baseline, tuple(rows), METHOD, measured_at
+        data.info.name,
+        config.split,
+        len(split.samples),
+        metrics,
+        baseline,
+        tuple(rows),
+        METHOD,
+        measured_at,
+        samples,
     )
+    unknown = [metric.name for metric in metrics if metric.name not in {*samples.right, *samples.bootstraps}]
+    if unknown and len(rows) > 1:
+        ctx.notice(
+            f"no interval for {', '.join(unknown)}: it takes too much memory, or some draws of the samples have none"
+        )
     ctx.metric(**{f"{row.name}.{metrics[0].name}": row.metrics[metrics[0].name] for row in rows})
     return comparison
 
@@ -59,16 +76,17 @@ def _checked_split(config: TimingOptions, ctx: Context, models: Sequence[Deploya
 
 def _evaluated(
     config: CompareConfig, ctx: Context, split: EvalSplit, name: str, model: Deployable, num_done: int
-) -> Row:
-    """Return the model's size and metrics. `num_done`: samples that the models before it have predicted."""
+) -> tuple[Row, ModelSamples]:
+    """Return the model's size, metrics and samples. `num_done`: samples that the models before it have predicted."""
     total = len(ctx.input_names["models"]) * len(split.samples)
-    evaluation = Evaluation(split)
+    recorder = SampleRecorder(split.data.info.task, len(split.samples))
+    evaluation = Evaluation(split, recorder=recorder)
     with model.predictor() as predict:
         on_batch = progress_callback(ctx, total, num_done, model=name)
         evaluate_split(name, predict, evaluation, config.batch_size, on_batch)
     figures = evaluation.figures()
     values = {metric.name: cast("float", figures[metric.name]) for metric in split.data.info.task.metrics}
-    return Row(name, model.format, model.size_bytes, values)
+    return Row(name, model.format, model.size_bytes, values), recorder.result()
 
 
 def timed_rows(

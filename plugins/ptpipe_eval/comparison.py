@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, Artifact, IntegrityError, StageError, nearest
 from ptpipe_eval.latency.latencies import Latency, StartUp, Threads
 from ptpipe_torch import Metric
 
+if TYPE_CHECKING:
+    from ptpipe_eval.quality.paired import Drop, PairedSamples
+
 _FILE = "comparison.json"
+SAMPLES_FILE = "samples.json"
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,24 @@ class Comparison(Artifact):
          "metrics": [{"name": str, "higher_is_better": bool, "is_fraction": bool}, ...],
          "baseline": str, "method": str, "measured_at": str,
          "rows": [{"name": str, "format": str, "size_bytes": int, "size_ratio": float,
-                   "accuracy": float, "drop": float, "metrics": {"accuracy": float, "loss": float, ...},
+                   "accuracy": float, "drop": float, "drop_low": float, "drop_high": float, "num_flips": int,
+                   "metrics": {"accuracy": float, "loss": float, ...},
+                   "paired": {"accuracy": {"drop": float, "low": float, "high": float, "num_lost": int,
+                                           "num_gained": int, "discordance": float, "mcnemar_mid_p": float},
+                              "loss": {"drop": float, "low": float, "high": float}, ...},
+                   "per_class": [{"name": str, "num_samples": int, "drop": float, "low": float, ...}, ...],
                    "latency": [{"batch_size": int, "threads": "one" | "all", "median_ms": float, ...}, ...],
                    "start_up": {"load_ms": float, "first_call_ms": float, "peak_memory_bytes": int}}, ...]}
 
     Rows are in the order of the manifest. The first of `metrics` is the task's primary metric, here the accuracy of a
     classification. `drop` is by how much the row is worse in it than the baseline (negative if it is better); of a
     metric that is no fraction it is called `worse_by`. `size_ratio` is the row's size over the baseline's. A latency
-    has the fields of `Latency`. `measured_at` is ISO 8601 in UTC; the machine is in the record of the stage.
+    has the fields of `Latency`.
+    Rows other than the baseline also have what comparing the models sample by sample shows: `drop_low` to `drop_high`,
+    the interval of the drop at 95 %; `num_lost`, samples that are right in the baseline alone, `num_gained`, those that
+    are right in the row alone, `discordance`, the fraction of both; `num_flips`, samples that the row predicts
+    differently, right or wrong; and the 20 classes that lose most. No interval is corrected for their number.
+    `measured_at` is ISO 8601 in UTC; the machine is in the record of the stage.
     """
 
     data: str
@@ -65,6 +79,13 @@ class Comparison(Artifact):
     method: str
     """How latency was measured."""
     measured_at: str
+    samples: PairedSamples | None = field(default=None, compare=False, repr=False)
+    """What every model made of each sample; None: not known, and there are no intervals."""
+
+    def drop(self, name: str, metric: Metric) -> Drop | None:
+        """Return how much worse the row of that name is than the baseline; None where no interval is known."""
+        row = self.rows.index(self.row(name))
+        return None if self.samples is None else self.samples.drop(metric.name, row)
 
     def row(self, name: str) -> Row:
         """Return the row of that name. Raises StageError, suggesting the nearest name, if there is none."""
@@ -84,7 +105,11 @@ class Comparison(Artifact):
         return found
 
     def save(self, folder: Path) -> None:
-        """Write the table as JSON."""
+        """Write the table as JSON, and what is known of each sample."""
+        if self.samples is not None:
+            from ptpipe_eval.quality.storage import save_samples
+
+            save_samples(self.samples, folder)
         (folder / _FILE).write_text(json.dumps(self.summary(), indent=1, allow_nan=False), encoding="utf-8")
 
     @classmethod
@@ -94,9 +119,20 @@ class Comparison(Artifact):
             content: dict[str, Any] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
             rows = tuple(_row_from_json(row) for row in content.pop("rows"))
             metrics = tuple(Metric(**metric) for metric in content.pop("metrics"))
-            return cls(rows=rows, metrics=metrics, **content)
+            comparison = cls(rows=rows, metrics=metrics, **content)
         except (ValueError, KeyError, TypeError) as error:
             raise IntegrityError(f"{folder / _FILE} is not a comparison: {error!r}") from error
+        return replace(comparison, samples=comparison._load_samples(folder))
+
+    def _load_samples(self, folder: Path) -> PairedSamples | None:
+        if not (folder / SAMPLES_FILE).exists():
+            return None
+        from ptpipe_eval.quality.storage import load_samples
+
+        samples = load_samples(folder, len(self.rows), self.rows.index(self.row(self.baseline)))
+        if len(samples.ids) != self.num_samples:
+            raise IntegrityError(f"{folder}: {len(samples.ids)} samples of a comparison of {self.num_samples}")
+        return samples
 
     def summary(self) -> dict[str, JSON]:
         """Return the whole table; see the class for its fields."""
@@ -130,7 +166,18 @@ class Comparison(Artifact):
         primary = self.metrics[0]
         value = row.metrics[primary.name]
         drop = primary.drop(value, baseline.metrics[primary.name])
-        return {primary.name: value, "drop" if primary.is_fraction else "worse_by": drop}
+        own = {primary.name: value, "drop" if primary.is_fraction else "worse_by": drop}
+        return own | self._paired_as_json(row)
+
+    def _paired_as_json(self, row: Row) -> dict[str, JSON]:
+        """Return the limits of the primary metric's drop, and all else that is known of the samples."""
+        if self.samples is None or row.name == self.baseline:
+            return {}
+        from ptpipe_eval.quality.summary import bounds_summary, paired_summary
+
+        number = self.rows.index(row)
+        bounds = bounds_summary(self.samples, number, self.metrics[0])
+        return bounds | paired_summary(self.samples, number, self.metrics)
 
 
 def _latency_as_json(cell: Latency) -> dict[str, JSON]:

@@ -80,13 +80,25 @@ class GateConfig(StageConfig):
     candidate: str = Field(description="the model to judge, named as in the needs of eval.compare")
 
 
-class AccuracyConfig(GateConfig):
+class DropConfig(GateConfig):
+    """Options of gates that test whether a model is worse than the baseline."""
+
+    confidence: float = Field(
+        0.95, gt=0.5, lt=1, description="confidence to decide on max_drop with, one-sided; 0.95 errs once in 20 times"
+    )
+    on_inconclusive: Literal["warn", "fail"] = Field(
+        "warn",
+        description="what follows where the samples are too few to decide on max_drop: warn, or end with exit code 4",
+    )
+
+
+class AccuracyConfig(DropConfig):
     """Options of gate.accuracy."""
 
     max_drop: float | None = Field(
         None, ge=0, le=1, description="maximum loss of accuracy against the baseline; 0.003 is 0.3 percentage points"
     )
-    min_accuracy: float | None = Field(None, ge=0, le=1, description="minimum accuracy; 0.99 is 99 %")
+    min_accuracy: float | None = Field(None, ge=0, le=1, description="minimum accuracy on these samples; 0.99 is 99 %")
 
     @model_validator(mode="after")
     def _has_limit(self) -> Self:
@@ -94,7 +106,7 @@ class AccuracyConfig(GateConfig):
         return self
 
 
-class QualityConfig(GateConfig):
+class QualityConfig(DropConfig):
     """Options of gate.quality."""
 
     metric: str | None = Field(
@@ -103,8 +115,10 @@ class QualityConfig(GateConfig):
     max_drop: float | None = Field(
         None, ge=0, description="maximum by which the candidate may be worse than the baseline, in units of the metric"
     )
-    min_value: float | None = Field(None, description="minimum of the metric, where higher is better")
-    max_value: float | None = Field(None, description="maximum of the metric, where lower is better: a loss, an error")
+    min_value: float | None = Field(None, description="minimum of the metric on these samples, where higher is better")
+    max_value: float | None = Field(
+        None, description="maximum of the metric on these samples, where lower is better: a loss, an error"
+    )
 
     @model_validator(mode="after")
     def _has_limit(self) -> Self:

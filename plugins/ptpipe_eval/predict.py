@@ -19,6 +19,7 @@ from ptpipe_torch import BATCH, Data, Deployable, Predictions, Predictor, Split,
 
 if TYPE_CHECKING:
     from ptpipe_eval.config import PredictConfig
+    from ptpipe_eval.quality.recorder import SampleRecorder
 
 _PROGRESS_INTERVAL_S = 0.2
 _FILL = -1
@@ -60,6 +61,8 @@ class Evaluation:
 
     split: EvalSplit
     keeps_samples: bool = False
+    recorder: SampleRecorder | None = None
+    """Receives every batch too."""
     _sums: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     _kept: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     _num_done: int = 0
@@ -71,6 +74,8 @@ class Evaluation:
             self._sums[name] = self._sums[name] + total.numpy() if name in self._sums else total.numpy()
         for name, rows in task.samples(outputs, targets).items() if self.keeps_samples else ():
             self._kept[name] = _with_rows(self._kept.get(name), start, rows.numpy(), len(self.split.samples))
+        if self.recorder is not None:
+            self.recorder.add(outputs, targets)
         self._num_done += len(next(iter(outputs.values())))
         return self._num_done
 

@@ -1,8 +1,9 @@
 """The tables of a run: comparisons of models, read from the summaries of artifacts, and metrics that are lists of rows.
 
 A comparison is any output of a type called `Comparison` whose summary has `rows`: a list of objects. A row's scalars
-are columns, whatever their names; a list of objects inside a row (latencies) becomes a column per object. Columns that
-a later version of the table adds are therefore shown without a change here.
+are columns, whatever their names; a list of objects inside a row (latencies) becomes a column per object. `x_low` and
+`x_high` are the interval of `x` and stand beside it. Columns that a later version of the table adds are therefore shown
+without a change here.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class Column:
         return tuple(f"{text} {mark:<{width}}" for text, mark in zip(texts, self.marks, strict=True))
 
     def _text(self, value: JSON) -> str:
+        if isinstance(value, list):  # a number and its interval
+            text, low, high = map(self._text, value)
+            return f"{text} [{low}, {high}]"
         text = NOTHING if value is None else figure(self.name, value).text
         return text if isinstance(value, str) else text.removesuffix(f" {self.unit}").removesuffix(f" {self.label}")
 
@@ -119,9 +123,15 @@ def _cells(row: Mapping[str, JSON]) -> dict[tuple[str, str], tuple[JSON, str]]:
     for name, value in row.items():
         if isinstance(value, list):
             cells |= {("latency_ms", label): cell for label, cell in _latencies(value)}
-        elif not isinstance(value, dict):
-            cells[name, _label(name)] = (value, "")
+        elif not isinstance(value, dict) and not _is_bound(name, row):
+            bounds = [row.get(f"{name}_low"), row.get(f"{name}_high")]
+            cells[name, _label(name)] = (value if None in bounds else [value, *bounds], "")
     return cells
+
+
+def _is_bound(name: str, row: Mapping[str, JSON]) -> bool:
+    base, _, side = name.rpartition("_")
+    return side in ("low", "high") and base in row
 
 
 def _label(name: str) -> str:

@@ -17,7 +17,7 @@ _ENDINGS: dict[int, str] = {
     ExitCode.DONE: "done",
     ExitCode.FAILED: "failed",
     ExitCode.REFUSED: "refused by a gate",
-    ExitCode.UNDECIDED: "undecided: a gate had no measurement",
+    ExitCode.UNDECIDED: "undecided: a gate could not decide",
     ExitCode.INTEGRITY: "stopped: a stored artifact is corrupt",
     ExitCode.PLUGIN: "stopped: a plugin is missing or broken",
     ExitCode.BUG: "stopped by a bug in ptpipe",

@@ -115,6 +115,31 @@ class Classification(ClassTask):
         score_B = (predicted_B == targets["labels"]).float()
         return {"prediction": predicted_B, "score": score_B, "labels": targets["labels"], "logits": outputs["logits"]}
 
+    def sample_sums(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        logits_BK, labels_B = outputs["logits"], targets["labels"]
+        predicted_B = logits_BK.argmax(1)
+        sums = {
+            "accuracy": predicted_B == labels_B,
+            "loss": cross_entropy(logits_BK.double(), labels_B, reduction="none"),
+        }
+        if self.num_classes > _TOP:
+            sums["top5_accuracy"] = label_ranks(logits_BK, labels_B) < _TOP
+        if self.positive_class is not None:
+            found_B, has_B = (of_B == self.class_names.index(self.positive_class) for of_B in (predicted_B, labels_B))
+            sums["f1"] = torch.stack([found_B & has_B, found_B.byte() + has_B.byte()], dim=1)
+        return sums
+
+    def metric_values(
+        self, totals: Mapping[str, npt.NDArray[np.float64]], num_samples: int
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        values = {name: total / num_samples for name, total in totals.items() if name != "f1"}
+        return values if self.positive_class is None else {"f1": f1_of(totals["f1"]), **values}
+
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         labels_N = targets["labels"].values()
         for label in (labels_N.min(initial=0), labels_N.max(initial=0)):
@@ -138,6 +163,13 @@ def label_ranks(logits_BK: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor
     numbers_K = torch.arange(logits_BK.shape[1], device=logits_BK.device)
     tied_before_BK = (logits_BK == own_B1) & (numbers_K < labels_B[:, None])
     return ((logits_BK > own_B1) | tied_before_BK).sum(1)
+
+
+def f1_of(totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return F1 from totals of shape (R, 2, ...): how often right, and how often predicted plus how often there."""
+    import numpy as np
+
+    return np.asarray(2 * totals[:, 0] / np.maximum(1, totals[:, 1]))
 
 
 def per_class(confusion_KK: npt.NDArray[np.int64], class_names: Sequence[str]) -> list[dict[str, JSON]]:

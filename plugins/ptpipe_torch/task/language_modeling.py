@@ -17,9 +17,16 @@ from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.data.tokens import LENGTH
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.task import Metric, Task
-from ptpipe_torch.task.token_classification import IGNORE, check_token_targets, mean_of_counted, token_losses
+from ptpipe_torch.task.token_classification import (
+    IGNORE,
+    check_token_targets,
+    fraction_of,
+    mean_of_counted,
+    token_losses,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
     import torch
 
@@ -86,6 +93,31 @@ class LanguageModeling(Task):
         """`prediction`, int64 (B, L), -1 beyond the text; `score`: minus its loss."""
         predicted_BL = outputs[_OUTPUT].argmax(2).masked_fill(targets[_TARGET] == IGNORE, IGNORE)
         return {"prediction": predicted_BL, "score": -self.losses(outputs, targets)}
+
+    def sample_sums(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        import torch
+
+        next_BL = targets[_TARGET]
+        losses_BL = token_losses(outputs[_OUTPUT], next_BL).double()
+        num_tokens_B, num_right_B = (next_BL != IGNORE).sum(1), (outputs[_OUTPUT].argmax(2) == next_BL).sum(1)
+        return {
+            "perplexity": torch.stack([losses_BL.sum(1), num_tokens_B], dim=1),
+            "next_token_accuracy": torch.stack([num_right_B, num_tokens_B], dim=1),
+            "loss": mean_of_counted(losses_BL, next_BL),
+        }
+
+    def metric_values(
+        self, totals: Mapping[str, npt.NDArray[np.float64]], num_samples: int
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        import numpy as np
+
+        return {
+            "perplexity": np.exp(np.minimum(fraction_of(totals["perplexity"]), _MAX_EXPONENT)),
+            "next_token_accuracy": fraction_of(totals["next_token_accuracy"]),
+            "loss": totals["loss"] / num_samples,
+        }
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         check_token_targets(split, targets[_TARGET], self.vocabulary_size, "tokens")

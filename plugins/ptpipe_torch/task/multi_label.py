@@ -14,9 +14,11 @@ from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec
+from ptpipe_torch.task.classification import f1_of
 from ptpipe_torch.task.task import Metric, Task, meaning_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
     import torch
 
@@ -92,6 +94,24 @@ class MultiLabel(Task):
         score_B = (predicted_BK == (targets[_TARGET] > 0)).float().mean(1)
         kept = {"logits": outputs[_OUTPUT], "labels": targets[_TARGET].to(torch.uint8)}
         return {"prediction": predicted_BK.to(torch.uint8), "score": score_B, **kept}
+
+    def sample_sums(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        import torch
+
+        predicted_BK, has_BK = outputs[_OUTPUT] > 0, targets[_TARGET] > 0
+        return {
+            "macro_f1": torch.stack([predicted_BK & has_BK, predicted_BK.byte() + has_BK.byte()], dim=1),
+            "exact_match": (predicted_BK == has_BK).all(1),
+            "loss": self.losses(outputs, targets).double(),
+        }
+
+    def metric_values(
+        self, totals: Mapping[str, npt.NDArray[np.float64]], num_samples: int
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        means = {name: totals[name] / num_samples for name in ("exact_match", "loss")}
+        return {"macro_f1": f1_of(totals["macro_f1"]).mean(axis=1), **means}
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         import numpy as np

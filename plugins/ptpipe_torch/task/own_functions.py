@@ -18,6 +18,7 @@ from ptpipe_torch.model.signature import Meanings, TensorSpec
 from ptpipe_torch.task.task import Metric, Task
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
     import torch
 
@@ -123,6 +124,27 @@ class OwnFunctionsTask(Task):
             values_B = self._call(self.metric, outputs, targets)
             samples["score"] = values_B if self.higher_is_better else -values_B
         return samples
+
+    def sample_sums(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        sums = self.task.sample_sums(outputs, targets)
+        if self.loss is not None:
+            sums["loss"] = self.losses(outputs, targets).double()
+        if self.metric is not None:
+            sums[self.metric.name] = self._call(self.metric, outputs, targets).double()
+        return sums
+
+    def metric_values(
+        self, totals: Mapping[str, npt.NDArray[np.float64]], num_samples: int
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        if self.metric is None:
+            return self.task.metric_values(totals, num_samples)
+        others = {name: total for name, total in totals.items() if name != self.metric.name}
+        return {
+            self.metric.name: totals[self.metric.name] / num_samples,
+            **self.task.metric_values(others, num_samples),
+        }
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         self.task.check_targets(split, targets)

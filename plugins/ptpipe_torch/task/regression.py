@@ -17,6 +17,7 @@ from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec
 from ptpipe_torch.task.task import Metric, Task, meaning_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
     import torch
 
@@ -141,6 +142,38 @@ class Regression(Task):
             "prediction": outputs[_OUTPUT].float(),
             "score": -self.losses(outputs, targets),
             "targets": targets[_TARGET],
+        }
+
+    def sample_sums(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        import torch
+
+        predictions_BT, targets_BT = outputs[_OUTPUT].double(), targets[_TARGET].double()
+        errors_BT = predictions_BT - targets_BT
+        centred_BT = targets_BT - torch.tensor(self.mean, dtype=torch.float64, device=targets_BT.device)
+        return {
+            "r2": torch.stack([errors_BT.square(), centred_BT, centred_BT.square()], dim=1),
+            "rmse": errors_BT.square(),
+            "mae": errors_BT.abs(),
+            "loss": self.losses(outputs, targets).double(),
+        }
+
+    def metric_values(
+        self, totals: Mapping[str, npt.NDArray[np.float64]], num_samples: int
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        import numpy as np
+
+        error_RT, target_RT, squared_target_RT = np.moveaxis(totals["r2"], 1, 0)
+        variance_RT = squared_target_RT - target_RT**2 / num_samples
+        varies_RT = variance_RT > _ROUNDING * squared_target_RT
+        with np.errstate(divide="ignore", invalid="ignore"):  # the branch that is not taken
+            r2_RT = np.where(varies_RT, 1 - error_RT / variance_RT, error_RT == 0)
+        return {
+            "r2": r2_RT.mean(axis=1),
+            "rmse": np.sqrt(totals["rmse"] / num_samples).mean(axis=1),
+            "mae": (totals["mae"] / num_samples).mean(axis=1),
+            "loss": totals["loss"] / num_samples,
         }
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:

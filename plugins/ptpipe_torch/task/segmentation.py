@@ -124,6 +124,34 @@ class Segmentation(ClassTask):
         score_B = num_right_B / confusion_BKK.sum((1, 2)).clamp(min=1)
         return {"prediction": outputs[_OUTPUT].argmax(1).to(torch.uint8), "score": score_B}
 
+    def sample_sums(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        import torch
+
+        confusion_BKK = self._confusions(outputs, targets).view(-1, self.num_classes, self.num_classes)
+        hits_BK = confusion_BKK.diagonal(dim1=1, dim2=2)
+        union_BK = confusion_BKK.sum(1) + confusion_BKK.sum(2) - hits_BK
+        return {
+            "mean_iou": torch.stack([hits_BK, union_BK], dim=1).int(),
+            "pixel_accuracy": torch.stack([hits_BK.sum(1), confusion_BKK.sum((1, 2))], dim=1),
+            "loss": self.losses(outputs, targets).double(),
+        }
+
+    def metric_values(
+        self, totals: Mapping[str, npt.NDArray[np.float64]], num_samples: int
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        import numpy as np
+
+        hits_RK, union_RK = np.moveaxis(totals["mean_iou"], 1, 0)
+        num_right_R, num_pixels_R = totals["pixel_accuracy"].T
+        ious_RK = hits_RK / np.maximum(1, union_RK)
+        return {
+            "mean_iou": ious_RK.sum(axis=1) / np.maximum(1, (union_RK > 0).sum(axis=1)),
+            "pixel_accuracy": num_right_R / np.maximum(1, num_pixels_R),
+            "loss": totals["loss"] / num_samples,
+        }
+
     def _confusions(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the confusion matrix of each sample, int64 (B, K * K)."""
         import torch

@@ -1,6 +1,6 @@
 """What a data set asks of a model: losses, metrics, predictions. Importing this imports neither torch nor numpy.
 
-Shape legend: B samples of a batch.
+Shape legend: B samples of a batch, R resamples.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ptpipe_torch.facts import Facts
 from ptpipe_torch.model.signature import Meanings, TensorSpec
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
     import torch
 
@@ -102,7 +103,41 @@ class Task(Facts, ABC):
     def samples(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return what is kept of each sample, with B rows: its `prediction`, its `score` (higher is better), others."""
+        """Return what is kept of each sample, with B rows: its `prediction`, its `score` (higher is better), others.
+
+        `labels`, int64 (B,), are numbers of classes: comparisons are made for each class too.
+        """
+
+    def sample_sums(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return of each sample what `metric_values` is computed from, with B rows: a comparison draws samples from it.
+
+        What is named as a metric is all that this metric is computed from; where it is bool, the metric is the fraction
+        of the samples that have it. By default `sums` of each sample alone: right for any task, but slow. A task that
+        replaces this one replaces `metric_values` too.
+        """
+        import torch
+
+        num_samples = len(next(iter(outputs.values())))
+        alone = [
+            self.sums(*({name: tensor[i : i + 1] for name, tensor in side.items()} for side in (outputs, targets)))
+            for i in range(num_samples)
+        ]
+        return {name: torch.stack([sums[name] for sums in alone]) for name in alone[0]}
+
+    def metric_values(
+        self, totals: Mapping[str, npt.NDArray[np.float64]], num_samples: int
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """Return each of `metrics`, (R,), of several draws of `num_samples` samples.
+
+        `totals`: those of what `sample_sums` returns, (R, ...). By default those of `figures`.
+        """
+        import numpy as np
+
+        num_draws = len(next(iter(totals.values())))
+        found = [self.figures({name: of[i] for name, of in totals.items()}, num_samples) for i in range(num_draws)]
+        return {metric.name: np.array([figures[metric.name] for figures in found], float) for metric in self.metrics}
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:  # any value may be right
         """Raise StageError where a target of the split has a value that it can't have."""

@@ -16,10 +16,11 @@ from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.data.tokens import LENGTH
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
-from ptpipe_torch.task.classification import per_class
+from ptpipe_torch.task.classification import f1_of, per_class
 from ptpipe_torch.task.task import Metric
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
     import torch
 
@@ -82,7 +83,7 @@ class TokenClassification(ClassTask):
             "confusion": torch.bincount(cells_T, minlength=self.num_classes**2),
             "loss": self.losses(outputs, targets).double().sum(),
         }
-        return sums | ({"entities": self._entities(predicted_BL, tags_BL)} if self.has_entities else {})
+        return sums | ({"entities": self._entities(predicted_BL, tags_BL).sum(0)} if self.has_entities else {})
 
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
         confusion_KK = sums["confusion"].reshape(self.num_classes, self.num_classes)
@@ -110,11 +111,36 @@ class TokenClassification(ClassTask):
         predicted_BL = outputs[_OUTPUT].argmax(2).masked_fill(tags_BL == IGNORE, IGNORE)
         return {"prediction": predicted_BL, "score": mean_of_counted((predicted_BL == tags_BL).float(), tags_BL)}
 
+    def sample_sums(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        import torch
+
+        predicted_BL, tags_BL = outputs[_OUTPUT].argmax(2), targets[_TARGET]
+        counted_BL = tags_BL != IGNORE
+        sums = {
+            "token_accuracy": torch.stack([(predicted_BL == tags_BL).sum(1), counted_BL.sum(1)], dim=1),
+            "loss": self.losses(outputs, targets).double(),
+        }
+        if self.has_entities:
+            right_B, found_B, there_B = self._entities(predicted_BL, tags_BL).unbind(1)
+            sums["f1"] = torch.stack([right_B, found_B + there_B], dim=1)
+        return sums
+
+    def metric_values(
+        self, totals: Mapping[str, npt.NDArray[np.float64]], num_samples: int
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        values = {
+            "token_accuracy": fraction_of(totals["token_accuracy"]),
+            "loss": totals["loss"] / num_samples,
+        }
+        return {"f1": f1_of(totals["f1"]), **values} if self.has_entities else values
+
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         check_token_targets(split, targets[_TARGET], self.num_classes, "classes")
 
     def _entities(self, predicted_BL: torch.Tensor, tags_BL: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of entities that are right, predicted and there: int64 (3,)."""
+        """Return the numbers of entities that are right, predicted and there: int64 (B, 3)."""
         import torch
 
         # Tokens that don't count, such as the further ones of a word, must not divide an entity.
@@ -125,7 +151,7 @@ class TokenClassification(ClassTask):
             self._bounds(of_BL) for of_BL in (tags_BL, predicted_BL)
         )
         right_BL = begins_BL & own_begins_BL & (types_BL == own_types_BL) & (ends_BL == own_ends_BL)
-        return torch.stack([right_BL.sum(), own_begins_BL.sum(), begins_BL.sum()])
+        return torch.stack([right_BL.sum(1), own_begins_BL.sum(1), begins_BL.sum(1)], dim=1)
 
     def _bounds(self, tags_BL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return whether an entity begins at each token, the type of the token's entity, and where it ends.
@@ -161,6 +187,13 @@ def token_losses(
     logits_BKL = logits_BLK.float().transpose(1, 2)
     losses_BL = cross_entropy(logits_BKL, targets_BL, reduction="none", ignore_index=IGNORE)
     return losses_BL if weights_K is None else losses_BL * weights_K[targets_BL.clamp(min=0)]
+
+
+def fraction_of(totals_R2: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the first number of each row over the second one, (R,); 0 where that is 0."""
+    import numpy as np
+
+    return np.asarray(totals_R2[:, 0] / np.maximum(1, totals_R2[:, 1]))
 
 
 def mean_of_counted(values_BL: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from ptpipe import Context, IntegrityError, StageError, host
-from ptpipe.events import Metric, Progress
+from ptpipe.events import Metric, Notice, Progress
 from ptpipe_eval import Comparison, Row, StartUp, eval_compare, eval_latency, eval_predict
 from ptpipe_eval.compare import describe_disturbance
 from ptpipe_eval.config import CompareConfig, EvalLatencyConfig, PredictConfig
+from ptpipe_eval.quality import recorder
 from ptpipe_torch import Metric as TaskMetric
 
 from ...latencies import latency
@@ -146,6 +147,50 @@ def test_a_comparison_is_saved_and_loaded(digits, pair, context, tmp_path) -> No
     made.save(tmp_path / "kept")
     assert Comparison.load(tmp_path / "kept") == made
     assert json.loads((tmp_path / "kept" / "comparison.json").read_text()) == made.summary()
+
+
+def test_models_are_compared_sample_by_sample(digits, pair, context, tmp_path) -> None:
+    ctx = context(models=("b", "a"))
+    made = eval_compare(CompareConfig(baseline="a", **QUICK), ctx, pair[::-1], digits)
+    alone = [eval_predict(PredictConfig(), context(), model, digits).arrays for model in pair]
+    is_lost_N, is_gained_N = (alone[i]["score"].astype(bool) & ~alone[1 - i]["score"].astype(bool) for i in range(2))
+    (row, of_baseline) = made.summary()["rows"]
+    accuracy = row["paired"]["accuracy"]
+    assert (accuracy["num_lost"], accuracy["num_gained"]) == (is_lost_N.sum(), is_gained_N.sum())
+    assert accuracy["drop"] == row["drop"] == made.drop("b", ACCURACY).drop > 0.05
+    assert row["drop_low"] < row["drop"] < row["drop_high"]
+    assert row["num_flips"] == (alone[0]["prediction"] != alone[1]["prediction"]).sum() >= is_lost_N.sum()
+    assert row["paired"]["loss"]["low"] < row["metrics"]["loss"] - of_baseline["metrics"]["loss"]
+    assert row["per_class"][0]["name"] == "three"  # which it never says
+    assert row["per_class"][0]["drop"] == pytest.approx(1, abs=0.1)
+    assert "paired" not in of_baseline and of_baseline["drop"] == 0
+
+    made.save(tmp_path)
+    loaded = Comparison.load(tmp_path)
+    assert loaded.samples.ids == tuple(digits.splits["test"].ids.tolist())
+    assert loaded.summary() == made.summary()
+    content = json.loads((tmp_path / "comparison.json").read_text())
+    (tmp_path / "comparison.json").write_text(json.dumps(content | {"num_samples": 399}))
+    with pytest.raises(IntegrityError, match="400 samples of a comparison of 399"):
+        Comparison.load(tmp_path)
+
+
+def test_the_resamples_are_those_of_the_seed(digits, pair, context) -> None:
+    tables = [
+        eval_compare(CompareConfig(batch_sizes=()), replace(context(models=("a", "b")), seed=seed), pair, digits)
+        for seed in (7, 7, 8)
+    ]
+    first, same, other = (table.drop("b", LOSS).limits(0.95) for table in tables)
+    assert first == same != other == pytest.approx(first, rel=0.2)
+
+
+def test_metrics_that_take_too_much_memory_are_reported(digits, pair, context, events, monkeypatch) -> None:
+    monkeypatch.setattr(recorder, "_MAX_BYTES", 0)
+    made = eval_compare(CompareConfig(batch_sizes=()), context(models=("a", "b")), pair, digits)
+    assert made.drop("b", LOSS) is None and made.drop("b", ACCURACY).num_lost > 0
+    assert [event.text for event in events if isinstance(event, Notice)] == [
+        "no interval for loss: it takes too much memory, or some draws of the samples have none"
+    ]
 
 
 def test_the_summary_is_as_documented(table) -> None:

@@ -80,6 +80,19 @@ def test_a_metric_that_is_no_fraction_is_shown_as_it_is() -> None:
     assert (texts["mae"], texts["worse by"]) == (("2.50", "2.75"), ("0", "0.250"))
 
 
+def test_an_interval_stands_beside_its_value(comparison) -> None:
+    rows = [
+        {"name": "net", "drop": 0.0, "loss": 1.0, "worse_by": 0.0},
+        {"name": "int8", "drop": 0.0012, "drop_low": -0.0003, "drop_high": 0.0027, "loss": 1.5, "very_low": 3.0},
+    ]
+    (table,) = tables([compared({"baseline": "net", "rows": rows})])
+    texts = {column.label: column.texts for column in table.columns}
+    assert texts["drop"] == ("0.00", "0.12 [-0.03, 0.27]")
+    assert texts["very low"] == ("-", "3.00")  # a bound of nothing
+    assert texts.keys() == {"name", "drop", "loss", "worse by", "very low"}
+    assert not any(column.is_text for column in table.columns[1:])
+
+
 def test_unknown_columns_are_shown(comparison) -> None:
     later = deepcopy(comparison)
     later["rows"][1] |= {"energy_ms": 3.0, "p_value": 0.04, "notes": {"nested": 1}}

@@ -1,0 +1,225 @@
+"""Intervals for how much worse a metric is that is no proportion of samples: an F1, an IoU, an R2, a perplexity.
+
+A resample draws N of the N samples with replacement, the same ones for both models. The metric is computed from sums
+over samples, so all resamples of a model are one product of a matrix of counts with the samples' own sums. That is why
+`scipy.stats.bootstrap` isn't called, which copies every sample's values once for each resample (2,000 resamples of the
+mean of 10,000 samples: 0.2 s for seven models together, against 0.9 s for each). The tests compare the two.
+
+Shape legend: N samples, R resamples, S sums, M models, G groups of the jackknife.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from ptpipe_eval.quality.proportions import num_differing_limit, one_sided_z
+
+NUM_RESAMPLES = 2000
+"""The limits then move by 5 % of the interval's width, or less, with another seed."""
+FEW = 10
+"""With fewer samples that differ, resamples show too little of what other samples might."""
+_POWER = 0.8
+_MAX_GROUPS = 1000
+_MAX_KINDS = 64
+_MAX_CHUNK_BYTES = 64 << 20
+_SMALLEST = 1e-12
+"""An effect on a metric below it is rounding."""
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Sums: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""By name, of shape (N, ...): those of each sample."""
+MetricValues: TypeAlias = Callable[[Mapping[str, Floats], int], Mapping[str, Floats]]
+"""From totals of shape (R, ...) and a number of samples to each metric, (R,): `Task.metric_values`."""
+
+
+@dataclass(frozen=True, eq=False)
+class BootstrapDrop:
+    """By how much a model is worse than the baseline in one metric, and the drops of its resamples."""
+
+    drop: float
+    num_samples: int
+    num_differing: int
+    """Samples whose contribution to the metric differs between the two models."""
+    worst_effect: float
+    """The largest change of the metric by one sample; known where `num_differing` is below `FEW`, else 0."""
+    acceleration: float
+    drops_R: npt.NDArray[np.float32]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the metric has a value in every resample; of a plugin's task it may have none without positives."""
+        numbers = np.array([self.drop, self.worst_effect, self.acceleration])
+        return bool(np.isfinite(self.drops_R).all() and np.isfinite(numbers).all())
+
+    def limits(self, confidence: float) -> tuple[float, float]:
+        """Return the lower and the upper one-sided limit.
+
+        The bias-corrected and accelerated bootstrap: Efron, "Better bootstrap confidence intervals", Journal of the
+        American Statistical Association 82 (1987). Where few samples differ, at least as far out as if all of those
+        that may differ elsewhere (at that confidence) had the worst effect in the same direction.
+        """
+        low, high = (self._quantile(sign * one_sided_z(confidence)) for sign in (-1, 1))
+        if self.num_differing < FEW:
+            num_at_most = self.num_samples * num_differing_limit(self.num_differing, self.num_samples, confidence)
+            low, high = min(low, -num_at_most * self.worst_effect), max(high, num_at_most * self.worst_effect)
+        return min(low, self.drop), max(high, self.drop)
+
+    def p_value(self, margin: float) -> float:
+        """Return the smallest 1 - confidence at which the upper limit is below the margin; 1 where none is."""
+        if self.drop >= margin:
+            return 1.0
+        low, high = -12.0, 0.0  # powers of ten
+        for _ in range(40):
+            middle = (low + high) / 2
+            is_below = self.limits(1 - 10**middle)[1] < margin
+            low, high = (low, middle) if is_below else (middle, high)
+        return float(10**high)
+
+    def num_samples_needed(self, margin: float, confidence: float) -> int | None:
+        """Return how many samples decide with 80 % probability, if drop and spread stay; None where no number does."""
+        distance = abs(margin - self.drop)
+        if distance <= _SMALLEST:
+            return None
+        spread = float(self.drops_R.std(dtype=np.float64))
+        factor = (spread * (one_sided_z(confidence) + one_sided_z(_POWER)) / distance) ** 2
+        if self.num_differing < FEW:
+            worst = num_differing_limit(self.num_differing, self.num_samples, confidence) * self.worst_effect
+            factor = max(factor, self.num_samples * worst / distance)
+        return max(1, math.ceil(self.num_samples * factor))
+
+    def _quantile(self, z: float) -> float:
+        below, equal = (float(np.mean(of)) for of in (self.drops_R < self.drop, self.drops_R == np.float32(self.drop)))
+        fraction_below = min(max(below + equal / 2, 1 / len(self.drops_R)), 1 - 1 / len(self.drops_R))
+        bias = float(special.ndtri(fraction_below))
+        shifted = bias + z
+        level = float(special.ndtr(bias + shifted / max(1e-3, 1 - self.acceleration * shifted)))
+        return float(np.quantile(self.drops_R.astype(np.float64), level))
+
+
+def bootstrap_drops(
+    baseline: Sums, candidates: Sequence[Sums], metrics: Mapping[str, bool], values: MetricValues, seed: int
+) -> list[dict[str, BootstrapDrop]]:
+    """Return for each candidate the drop of each metric.
+
+    `metrics`: the names, and whether higher is better. `values`: computes them from totals. The same seed gives the
+    same resamples.
+    """
+    models = (baseline, *candidates)
+    num_samples = len(next(iter(baseline.values())))
+    resampled = [list(parts) for parts in zip(*_resampled(models, num_samples, values, seed), strict=True)]
+    found = []
+    for candidate, parts in zip(candidates, resampled[1:], strict=True):
+        pair = _Pair(baseline, candidate, num_samples, values)
+        drops = {}
+        for name, higher_is_better in metrics.items():
+            sign = 1.0 if higher_is_better else -1.0
+            drops_R = np.concatenate(
+                [sign * (base[name] - own[name]) for base, own in zip(resampled[0], parts, strict=True)]
+            )
+            drops[name] = pair.drop(name, sign, drops_R)
+        found.append(drops)
+    return found
+
+
+@dataclass
+class _Pair:
+    """The sums of a baseline and a candidate."""
+
+    baseline: Sums
+    candidate: Sums
+    num_samples: int
+    values: MetricValues
+
+    def drop(self, name: str, sign: float, drops_R: Floats) -> BootstrapDrop:
+        own, base = (self.values(_totals(sums), self.num_samples)[name] for sums in (self.candidate, self.baseline))
+        num_differing = self._num_differing(name)
+        return BootstrapDrop(
+            drop=float(sign * (base[0] - own[0])),
+            num_samples=self.num_samples,
+            num_differing=num_differing,
+            worst_effect=self._worst_effect(name) if num_differing < FEW else 0.0,
+            acceleration=self._acceleration(name, sign),
+            drops_R=drops_R.astype(np.float32),
+        )
+
+    def _relevant(self, sums: Sums, name: str) -> Sums:
+        """Return the sums that a metric is computed from: that of its name, if there is one."""
+        return {name: sums[name]} if name in sums else sums
+
+    def _num_differing(self, name: str) -> int:
+        differs_N = np.zeros(self.num_samples, dtype=bool)
+        candidate = self._relevant(self.candidate, name)
+        for key, rows in self._relevant(self.baseline, name).items():
+            differs_N |= (rows != candidate[key]).reshape(self.num_samples, -1).any(axis=1)
+        return int(differs_N.sum())
+
+    def _worst_effect(self, name: str) -> float:
+        """Return the largest change of the baseline's metric where one sample's sums are replaced by another's."""
+        pairs = [self._relevant(sums, name) for sums in (self.baseline, self.candidate)]
+        rows = {key: np.concatenate([pair[key] for pair in pairs]) for key in pairs[0]}
+        flat = np.concatenate([array.reshape(len(array), -1).astype(np.float64) for array in rows.values()], axis=1)
+        _, first = np.unique(flat, axis=0, return_index=True)
+        kinds = first[np.linspace(0, len(first) - 1, min(len(first), _MAX_KINDS)).astype(int)]
+        removed, added = (chosen.ravel() for chosen in np.meshgrid(kinds, kinds))
+        totals = {key: np.repeat(total, len(removed), axis=0) for key, total in _totals(self.baseline).items()}
+        for key, array in rows.items():
+            totals[key] = totals[key] + array[added].astype(np.float64) - array[removed]
+        before = self.values(_totals(self.baseline), self.num_samples)[name]
+        return float(np.abs(self.values(totals, self.num_samples)[name] - before).max())
+
+    def _acceleration(self, name: str, sign: float) -> float:
+        """Return the skewness of the samples' influence, by a jackknife that leaves out at most 1,000 groups."""
+        num_groups = min(self.num_samples, _MAX_GROUPS)
+        group_N = np.arange(self.num_samples) % num_groups
+        sizes_G = np.bincount(group_N)
+        if num_groups < 2:
+            return 0.0
+        by_model = []
+        for sums in (self.baseline, self.candidate):
+            totals, without = _totals(sums), {}
+            for key, rows in sums.items():
+                groups = np.zeros((num_groups, *rows.shape[1:]))
+                np.add.at(groups, group_N, rows.astype(np.float64))
+                without[key] = totals[key] - groups
+            by_model.append(self.values(without, self.num_samples - int(sizes_G[0]))[name])
+        drops_G = sign * (by_model[0] - by_model[1])
+        influence_G = drops_G.mean() - drops_G
+        scale = float((influence_G**2).sum()) ** 1.5
+        return float((influence_G**3).sum()) / (6 * scale) if scale > _SMALLEST**3 else 0.0
+
+
+def _totals(sums: Sums) -> dict[str, Floats]:
+    """Return the totals over all samples, as the only resample: (1, ...)."""
+    return {name: rows.sum(axis=0, dtype=np.float64)[None] for name, rows in sums.items()}
+
+
+def _resampled(
+    models: Sequence[Sums], num_samples: int, values: MetricValues, seed: int
+) -> Iterator[list[Mapping[str, Floats]]]:
+    """Yield the metrics of every model, on the same resamples, a chunk of resamples at a time."""
+    random = np.random.default_rng(seed)
+    chunk_size = max(1, min(NUM_RESAMPLES, _MAX_CHUNK_BYTES // (8 * num_samples)))
+    flat = [{name: rows.reshape(num_samples, -1) for name, rows in sums.items()} for sums in models]
+    for start in range(0, NUM_RESAMPLES, chunk_size):
+        size = min(chunk_size, NUM_RESAMPLES - start)
+        drawn_RN = random.integers(0, num_samples, (size, num_samples))
+        drawn_RN += np.arange(size)[:, None] * num_samples
+        counts = np.bincount(drawn_RN.ravel(), minlength=size * num_samples)
+        counts_RN = counts.reshape(size, num_samples).astype(np.float64)
+        yield [
+            values(
+                {
+                    name: (counts_RN @ rows_NS.astype(np.float64)).reshape(size, *sums[name].shape[1:])
+                    for name, rows_NS in of_model.items()
+                },
+                num_samples,
+            )
+            for sums, of_model in zip(models, flat, strict=True)
+        ]

@@ -1,0 +1,70 @@
+"""Keep of each sample what comparisons need, while a model is evaluated.
+
+Shape legend: N samples, B of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ptpipe_eval.quality.paired import ModelSamples
+from ptpipe_torch import Task
+
+_MAX_BYTES = 64 << 20
+"""Of the sums of all samples, for each model; what is right or wrong is kept in any case."""
+
+
+class SampleRecorder:
+    """Collects the batches of one model."""
+
+    def __init__(self, task: Task, num_samples: int) -> None:
+        self._task = task
+        self._num_samples = num_samples
+        self._batches: dict[str, list[npt.NDArray[Any]]] = {}
+        self._predictions: list[npt.NDArray[np.int64]] = []
+        self._labels: list[npt.NDArray[np.int64]] = []
+        self._is_complete = True
+
+    def add(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
+        """Add a batch."""
+        sums = {name: rows.numpy() for name, rows in self._task.sample_sums(outputs, targets).items()}
+        sizes = {name: rows.nbytes * self._num_samples / len(rows) for name, rows in sums.items()}
+        if sum(size for name, size in sizes.items() if sums[name].dtype != np.bool_) > _MAX_BYTES:
+            self._is_complete = False
+        for name, rows_B in sums.items():
+            if self._is_complete or rows_B.dtype == np.bool_:
+                self._batches.setdefault(name, []).append(rows_B)
+        kept = self._task.samples(outputs, targets)
+        prediction = kept["prediction"].numpy()
+        if not np.issubdtype(prediction.dtype, np.floating):
+            self._predictions.append(_numbers(prediction))
+        if "labels" in kept and kept["labels"].dim() == 1:
+            self._labels.append(kept["labels"].numpy().astype(np.int64))
+
+    def result(self) -> ModelSamples:
+        """Return what all batches had."""
+        return ModelSamples(
+            sums={
+                name: np.concatenate(parts)
+                for name, parts in self._batches.items()
+                if self._is_complete or parts[0].dtype == np.bool_
+            },
+            predictions_N=np.concatenate(self._predictions) if self._predictions else None,
+            labels_N=np.concatenate(self._labels) if self._labels else None,
+            is_complete=self._is_complete,
+        )
+
+
+def _numbers(prediction: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return a number for each row, (B,): a digest of 8 bytes where a row has several."""
+    if prediction.ndim == 1:
+        return prediction.astype(np.int64)
+    rows = np.ascontiguousarray(prediction).reshape(len(prediction), -1)
+    digests = b"".join(blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
+    return np.frombuffer(digests, dtype=np.int64)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ptpipe_eval.quality import bootstrap
+from ptpipe_eval.quality.bootstrap import FEW, bootstrap_drops
+
+
+def mean(totals, num_samples):
+    return {name: total / num_samples for name, total in totals.items()}
+
+
+def f1(totals, num_samples):
+    """From `right` and `predicted + support`."""
+    return {"f1": 2 * totals["f1"][:, 0] / np.maximum(1, totals["f1"][:, 1])}
+
+
+def f1_sums(predicted_N: np.ndarray, labels_N: np.ndarray) -> dict[str, np.ndarray]:
+    counts = np.stack([predicted_N & labels_N, predicted_N.astype(int) + labels_N], axis=1)
+    return {"f1": counts.astype(np.uint8)}
+
+
+def one(base: np.ndarray, own: np.ndarray, higher_is_better: bool = False, seed: int = 7):
+    ((drops),) = bootstrap_drops({"loss": base}, [{"loss": own}], {"loss": higher_is_better}, mean, seed)
+    return drops["loss"]
+
+
+@pytest.mark.parametrize("num_samples", [30, 400])
+def test_as_scipy_finds_it(num_samples) -> None:
+    random = np.random.default_rng(3)
+    base = random.gamma(0.5, size=num_samples)
+    own = base + random.gamma(0.3, size=num_samples) - 0.2
+    ours = one(base, own)
+    expected = stats.bootstrap(
+        (own, base),
+        lambda x, y, axis: x.mean(axis) - y.mean(axis),
+        paired=True,
+        confidence_level=0.9,
+        n_resamples=20_000,
+        method="BCa",
+        random_state=np.random.default_rng(1),
+    )
+    width = expected.confidence_interval.high - expected.confidence_interval.low
+    assert ours.drop == pytest.approx((own - base).mean())
+    assert ours.limits(0.95) == pytest.approx(tuple(expected.confidence_interval), abs=0.06 * width)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_chunks_change_nothing(monkeypatch) -> None:
+    random = np.random.default_rng(0)
+    base, own = random.normal(size=(2, 50))
+    first = one(base, own)
+    assert (one(base, own).drops_R == first.drops_R).all()
+    assert (one(base, own, seed=8).drops_R != first.drops_R).any()
+    monkeypatch.setattr(bootstrap, "_MAX_CHUNK_BYTES", 8 * 50 * 130)
+    assert (one(base, own).drops_R == first.drops_R).all()
+
+
+def test_direction() -> None:
+    random = np.random.default_rng(0)
+    base, own = random.normal(size=(2, 200))
+    higher, lower = one(base, own, higher_is_better=True), one(base, own)
+    assert higher.drop == pytest.approx(-lower.drop) == pytest.approx(base.mean() - own.mean())
+    low, high = lower.limits(0.95)
+    assert higher.limits(0.95) == pytest.approx((-high, -low), abs=0.02)
+
+
+def test_the_estimate_is_inside_and_a_higher_confidence_is_wider() -> None:
+    random = np.random.default_rng(0)
+    drop = one(*random.normal(size=(2, 60)))
+    (low, high), (wider_low, wider_high) = drop.limits(0.9), drop.limits(0.99)
+    assert wider_low < low < drop.drop < high < wider_high
+
+
+def test_the_p_value_is_where_the_limit_passes_the_margin() -> None:
+    drop = one(*np.random.default_rng(0).normal(size=(2, 60)))
+    for confidence in (0.8, 0.95, 0.99):
+        margin = drop.limits(confidence)[1]
+        assert drop.p_value(margin) == pytest.approx(1 - confidence, rel=0.05)
+    assert drop.p_value(drop.drop) == 1
+
+
+def noisy_f1(random: np.random.Generator, num_samples: int, flip: float) -> tuple[dict, dict]:
+    """A model that finds 95 % of a class of 13 %, and one that changes some of its answers, right ones less often."""
+    labels_N = random.random(num_samples) < 0.13
+    base_N = np.where(labels_N, random.random(num_samples) > 0.05, random.random(num_samples) < 0.005)
+    own_N = base_N ^ (random.random(num_samples) < np.where(base_N == labels_N, flip, 5 * flip))
+    return f1_sums(base_N, labels_N), f1_sums(own_N, labels_N)
+
+
+@pytest.mark.parametrize(("num_samples", "flip"), [(557, 0.005), (557, 0.02), (2000, 0.02)])
+def test_an_f1_is_passed_in_at_most_a_tenth_where_its_drop_is_the_margin(num_samples, flip, monkeypatch) -> None:
+    monkeypatch.setattr(bootstrap, "NUM_RESAMPLES", 500)
+    random = np.random.default_rng(5)
+    big_base, big_own = noisy_f1(random, 2_000_000, flip)
+    truth = float(np.subtract(*(f1({"f1": sums["f1"].sum(0)[None]}, 1)["f1"][0] for sums in (big_base, big_own))))
+    limits = []
+    for seed in range(200):
+        base, own = noisy_f1(random, num_samples, flip)
+        ((drops),) = bootstrap_drops(base, [own], {"f1": True}, f1, seed)
+        limits.append(drops["f1"].limits(0.95))
+    low, high = np.array(limits).T
+    assert np.mean(high < truth) <= 0.09  # 5 % in the limit; 8 % of 1,000 at the smallest of these
+    assert np.mean(low > truth) <= 0.09
+
+
+def test_models_that_never_differ_are_not_taken_for_equal() -> None:
+    labels_N = np.arange(500) % 8 == 0
+    base = f1_sums(labels_N & (np.arange(500) != 8), labels_N)
+    ((drops),) = bootstrap_drops(base, [base], {"f1": True}, f1, 7)
+    drop = drops["f1"]
+    assert (drop.drop, drop.num_differing) == (0, 0) and not drop.drops_R.any()
+    # By the rule of three up to 3 of 500 samples differ elsewhere; one that is lost costs 2 / 125 of F1 at most.
+    low, high = drop.limits(0.95)
+    assert -low == high == pytest.approx(3 * drop.worst_effect, rel=0.01)
+    assert 0.005 < drop.worst_effect < 0.02
+    needed = drop.num_samples_needed(0.01, 0.95)
+    assert needed == pytest.approx(500 * high / 0.01, rel=0.01)
+
+
+def test_many_samples_that_differ_need_no_worst_case() -> None:
+    drop = one(*np.random.default_rng(0).normal(size=(2, 60)))
+    assert (drop.num_differing, drop.worst_effect) == (60, 0) and FEW <= 60
+
+
+def test_the_number_of_samples_decides_in_most_cases() -> None:
+    random = np.random.default_rng(0)
+    base = random.normal(size=400)
+    own = base + random.normal(0.02, 0.5, size=400)
+    pilot = one(base, own)
+    margin = pilot.drop + 0.05
+    needed = pilot.num_samples_needed(margin, 0.95)
+    assert needed == pytest.approx((0.5 * (1.645 + 0.842) / 0.05) ** 2, rel=0.15)
+    assert pilot.num_samples_needed(pilot.drop, 0.95) is None
+
+
+def test_sums_without_the_metrics_name_all_count() -> None:
+    values = lambda totals, n: {"ratio": totals["a"] / totals["b"][:, 0]}  # noqa: E731
+    random = np.random.default_rng(0)
+    base = {"a": random.random(40), "b": np.ones((40, 1))}
+    own = base | {"b": np.where(np.arange(40) < 30, 1.0, 1.1)[:, None]}
+    ((drops),) = bootstrap_drops(base, [own], {"ratio": True}, values, 7)
+    assert drops["ratio"].num_differing == 10
+    low, high = drops["ratio"].limits(0.95)
+    assert 0 < low < drops["ratio"].drop < high
+
+
+def test_one_sample() -> None:
+    drop = one(np.array([1.0]), np.array([2.0]))
+    low, high = drop.limits(0.95)
+    assert low <= drop.drop == 1 <= high
+
+
+def test_many_samples_take_about_a_second() -> None:
+    random = np.random.default_rng(0)
+    base, *others = random.normal(size=(5, 10_000))
+    started = time.process_time()
+    bootstrap_drops({"loss": base}, [{"loss": own} for own in others], {"loss": False}, mean, 7)
+    assert time.process_time() - started < 6  # 0.6 s on an idle machine

@@ -1,0 +1,138 @@
+"""What comparisons draw samples from: the totals give the figures of the same samples, for every built-in task.
+
+Shape legend: N samples, R draws.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ptpipe import source_code
+from ptpipe_torch import (
+    Classification,
+    LanguageModeling,
+    MultiLabel,
+    Regression,
+    Segmentation,
+    Task,
+    TokenClassification,
+)
+from ptpipe_torch.task.own_functions import OwnFunction, OwnFunctionsTask
+
+N, L = 23, 5
+Tensors = dict[str, torch.Tensor]
+CLASSES = tuple("abcdefg")
+GENERATOR = torch.Generator().manual_seed(3)
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=GENERATOR)
+
+
+def randint(low: int, high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(low, high, shape, generator=GENERATOR)
+
+
+CASES: dict[str, tuple[Task, Tensors, Tensors]] = {
+    "classification": (Classification(class_names=CLASSES), {"logits": randn(N, 7)}, {"labels": randint(0, 7, N)}),
+    "two classes": (Classification(class_names=("a", "b")), {"logits": randn(N, 2)}, {"labels": randint(0, 2, N)}),
+    "positive class": (
+        Classification(class_names=("a", "b", "c"), positive_class="b", label_smoothing=0.1, focal_gamma=2.0),
+        {"logits": randn(N, 3)},
+        {"labels": randint(0, 3, N)},
+    ),
+    "labels": (
+        MultiLabel(label_names=("x", "y", "never")),
+        {"logits": randn(N, 3) - torch.tensor([0, 0, 99])},
+        {"labels": randint(0, 2, N, 3).float() * torch.tensor([1, 1, 0])},
+    ),
+    "entities": (
+        TokenClassification(class_names=("B-x", "B-y", "I-x", "I-y", "O")),
+        {"logits": randn(N, L, 5)},
+        {"tags": randint(-1, 5, N, L)},
+    ),
+    "tags": (
+        TokenClassification(class_names=("u", "v"), class_weights=(1.0, 3.0)),
+        {"logits": randn(N, L, 2)},
+        {"tags": randint(-1, 2, N, L)},
+    ),
+    "next token": (
+        LanguageModeling(vocabulary_size=4),
+        {"logits": randn(N, L, 4)},
+        {"next_tokens": randint(-1, 4, N, L)},
+    ),
+    "regression": (
+        Regression(target_names=("a", "b"), mean=(1.0, -2.0), std=(0.5, 3.0), loss="huber"),
+        {"predictions": randn(N, 2)},
+        {"targets": torch.stack([randn(N), torch.full((N,), 4.0)], dim=1)},
+    ),
+    "pixels": (
+        Segmentation(class_names=("a", "b", "never"), shape_HW=(4, 3), ignore=9),
+        {"logits": randn(N, 3, 4, 3) - torch.tensor([0, 0, 99])[:, None, None]},
+        {"masks": torch.where(randn(N, 4, 3) > 1, 9, randint(0, 2, N, 4, 3))},
+    ),
+}
+
+
+@pytest.fixture(params=[*CASES, "own functions"])
+def case(request: pytest.FixtureRequest, tmp_path: Path, modules_forgotten: None) -> tuple[Task, Tensors, Tensors]:
+    if request.param in CASES:
+        return CASES[request.param]
+    file = tmp_path / "mine.py"
+    file.write_text("def far(logits, labels): return logits[:, 0].abs()\n")
+    base, outputs, targets = CASES["classification"]
+    own = OwnFunction(address="mine.py:far", source=source_code(file).digest)
+    task = OwnFunctionsTask(base=base.to_json(), loss=own, metric=own, higher_is_better=False)
+    return task.with_source_functions([f"{file}:far"]), outputs, targets
+
+
+def figures_of(task: Task, outputs: Tensors, targets: Tensors, rows: Any) -> dict[str, Any]:
+    parts = ({name: tensor[rows] for name, tensor in side.items()} for side in (outputs, targets))
+    sums = {name: total.numpy() for name, total in task.sums(*parts).items()}
+    return task.figures(sums, len(rows))
+
+
+@pytest.mark.parametrize("by_default", [False, True])
+def test_every_draw_has_the_figures_of_its_samples(case, by_default) -> None:
+    task, outputs, targets = case
+    kind = Task if by_default else type(task)  # what a task of a plugin's inherits
+    rows = {name: of.numpy() for name, of in kind.sample_sums(task, outputs, targets).items()}
+    assert {len(of) for of in rows.values()} == {N}
+    draws = [np.random.default_rng(seed).integers(0, N, N) for seed in range(5)]
+    totals = {name: np.stack([of[draw].sum(0, dtype=np.float64) for draw in draws]) for name, of in rows.items()}
+    values = kind.metric_values(task, totals, N)
+    for row, draw in enumerate(draws):
+        expected = figures_of(task, outputs, targets, torch.from_numpy(draw))
+        for metric in task.metrics:
+            assert values[metric.name].shape == (len(draws),)
+            assert values[metric.name][row] == pytest.approx(expected[metric.name], rel=1e-6, abs=1e-9), metric.name
+
+
+def test_a_metric_is_computed_from_what_has_its_name_alone(case) -> None:
+    task, outputs, targets = case
+    rows = {name: of.numpy() for name, of in task.sample_sums(outputs, targets).items()}
+    assert rows.keys() == {metric.name for metric in task.metrics}
+    totals = {name: of.sum(0, dtype=np.float64)[None] for name, of in rows.items()}
+    before = task.metric_values(totals, N)
+    for name, total in totals.items():
+        after = task.metric_values(totals | {name: total * 0.5 + 0.1}, N)
+        assert {other for other in after if after[other] != before[other]} == {name}
+
+
+def test_bool_rows_are_fractions_of_the_samples(case) -> None:
+    task, outputs, targets = case
+    figures = figures_of(task, outputs, targets, torch.arange(N))
+    for name, rows_N in task.sample_sums(outputs, targets).items():
+        if rows_N.dtype == torch.bool:
+            assert rows_N.shape == (N,) and figures[name] == int(rows_N.sum()) / N
+
+
+def test_rows_of_a_thousand_classes_stay_small() -> None:
+    task = Classification(class_names=tuple(map(str, range(1000))), positive_class="3")
+    rows = task.sample_sums({"logits": randn(N, 1000)}, {"labels": randint(0, 1000, N)})
+    assert sum(of.nbytes for of in rows.values()) < 16 * N
