@@ -130,13 +130,13 @@ def _preflight(config: TorchvisionConfig) -> Iterable[str]:
     """Yield a line for each reason why the network can't be built here."""
     yield from _missing_weights_file(config)
     try:
-        from ptpipe_zoo import torchvision_models
+        from ptpipe_zoo import torchvision_models, torchvision_segmentation
     except (ImportError, RuntimeError) as error:
         yield f"torchvision can't be imported: {error}"
         return
-    known = torchvision_models.list_classifiers()
+    known = [*torchvision_models.list_classifiers(), *torchvision_segmentation.list_segmenters()]
     if config.name not in known:
-        yield f"the installed torchvision has no classifier {config.name!r}{_hint(config.name, known)}"
+        yield f"the installed torchvision has no network {config.name!r}{_hint(config.name, known)}"
     elif config.weights:
         yield from _missing_weights(config.name, config.weights, torchvision_models.weight_urls(config.name))
 
@@ -164,24 +164,17 @@ def _hint(word: str, words: Iterable[str]) -> str:
 
 @stage("model.torchvision", packages=("torch", "torchvision"), fingerprint=_fingerprint, preflight=_preflight)
 def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
-    """Build one of torchvision's classification networks for the data set's channels, image size and classes.
+    """Build one of torchvision's networks for classification or segmentation, for the data set's images and classes.
 
     The weights are random, as a function of the seed alone; or from a local file; or published weights, downloaded
     once into torch's hub cache, before the first stage, and verified by the digest in their name. Pretrained weights
     for RGB are adapted to other numbers of channels, and a last layer for other classes is reinitialized; a notice
     reports either. The data set's own mean and standard deviation normalize the images, even where the published
-    weights were trained with ImageNet's.
+    weights were trained with ImageNet's. Auxiliary classifiers are left out.
     """
-    from ptpipe_zoo import nets, torchvision_models, weights
+    from ptpipe_zoo import nets, torchvision_models, torchvision_networks, weights
 
-    info = data.info
-    shape_CHW, num_classes = nets.image_classifier_sizes("model.torchvision", info)
-    arguments: dict[str, JSON] = {"name": config.name, "num_classes": num_classes}
-    if config.weights and shape_CHW[0] == 3:
-        arguments |= torchvision_models.pretrained_arguments(config.name)
-    builder_ref = FunctionRef.to(torchvision_models.classifier, shape_CHW=shape_CHW, **arguments)
-    network = nets.build_seeded(builder_ref, ctx.seed)
-    torchvision_models.check_images(config.name, network, shape_CHW, num_classes)
+    network = torchvision_networks.build(config, ctx.seed, data.info)
     path = _weights_path(config)
     if config.weights:
         url = torchvision_models.weight_urls(config.name)[config.weights]
@@ -190,9 +183,10 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
             raise StageError(f"{path} was not found: a run downloads it before its first stage")
         published.verify(path, url)
     if path is not None:
-        for notice in weights.load_weights(network, weights.read_weights(path), num_classes, str(path)):
+        state, layers = weights.read_weights(path), (network.stem, network.heads)
+        for notice in weights.load_weights(network.module, state, *layers, source=str(path)):
             ctx.notice(notice)
-    return nets.make_model(builder_ref, network, info, ctx)
+    return nets.make_model(network.builder_ref, network.module, data.info, ctx)
 
 
 def _python_function(config: PythonModelConfig) -> Iterable[str]:

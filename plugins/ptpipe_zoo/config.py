@@ -81,7 +81,10 @@ class TextLstmConfig(StageConfig):
 class TorchvisionConfig(StageConfig):
     """Options of `model.torchvision`."""
 
-    name: str = Field(description="the network: resnet18, mobilenet_v3_small, or any other torchvision classifier")
+    name: str = Field(
+        description="the network: resnet18 or any other classifier of torchvision, or for segmentation "
+        "lraspp_mobilenet_v3_large, deeplabv3_resnet50, fcn_resnet50 and others"
+    )
     weights: str | None = Field(
         None, min_length=1, description="published weights to download: DEFAULT, or a name such as IMAGENET1K_V1"
     )
@@ -92,11 +95,11 @@ class TorchvisionConfig(StageConfig):
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str) -> str:
-        known = names.classifier_names()
+        known = (*names.classifier_names(), *names.segmenter_names())
         if known and name not in known:
             raise PydanticCustomError(
                 "unknown_network",
-                "must name one of torchvision's classification networks",
+                "must name one of torchvision's networks for classification or segmentation",
                 {"expected": ", ".join(known)},
             )
         return name

@@ -18,7 +18,7 @@ from ptpipe import StageError
 
 # DenseNet's published files have `norm.1`, but module names must no longer contain dots.
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
-_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.", "aux_classifier.")
 _COUNTER = ".num_batches_tracked"
 _WRAPPED = "module."
 """What the names of a network saved from DataParallel begin with."""
@@ -55,7 +55,9 @@ def _is_state_dict(content: object) -> bool:
     )
 
 
-def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], num_classes: int, source: str) -> list[str]:
+def load_weights(
+    network: nn.Module, weights: Mapping[str, torch.Tensor], stem: str, heads: Iterable[str], source: str
+) -> list[str]:
     """Copy pretrained weights into the network, in place; return a line about each adaptation.
 
     A first layer for RGB is adapted to the network's channels. A last layer for other classes is dropped: the network
@@ -64,16 +66,17 @@ def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], num_cl
     Args:
         network: changed in place.
         weights: a state dict.
-        num_classes: of `network`.
+        stem: name of the first layer.
+        heads: names of the last ones.
         source: of the weights, for errors.
 
     Raises StageError if any other tensor is missing, unexpected or of another shape.
     """
-    from ptpipe_zoo.torchvision_models import head, stem  # imports torchvision, which other networks don't need
-
     own = network.state_dict()
     state = _renamed(weights)
-    notices = [*_fit_stem(state, own, f"{stem(network)[0]}.weight"), *_fit_head(state, own, head(network, num_classes))]
+    notices = _fit_stem(state, own, f"{stem}.weight")
+    for head in heads:
+        notices += _fit_head(state, own, head)
     _load(network, state, source)
     return notices
 

@@ -61,31 +61,44 @@ def test_wrong_options_are_found_before_any_work(stage, options, message):
     assert re.search(message, text)
 
 
-@pytest.mark.parametrize(("name", "suggestion"), [("resnet81", "resnet18"), ("ViT_b_16", "vit_b_16"), ("zzz", None)])
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [("resnet81", "resnet18"), ("ViT_b_16", "vit_b_16"), ("deeplabv3_resnet5", "deeplabv3_resnet50"), ("zzz", None)],
+)
 def test_an_unknown_network_gets_the_nearest_name(name, suggestion):
     ((message, nearest),) = problems(ptpipe_zoo.torchvision, name=name)
-    assert "must name one of torchvision's classification networks" in message
+    assert "must name one of torchvision's networks for classification or segmentation" in message
     assert nearest == suggestion
 
 
 def test_the_names_read_from_the_source_are_those_that_torchvision_registers():
-    from ptpipe_zoo import torchvision_models
+    from ptpipe_zoo import torchvision_models, torchvision_segmentation
 
     assert list(names.classifier_names()) == torchvision_models.list_classifiers()
-    assert "fcn_resnet50" not in names.classifier_names()
+    assert list(names.segmenter_names()) == sorted(torchvision_segmentation.list_segmenters())
+    assert "fcn_resnet50" in names.segmenter_names()
 
 
-def test_reads_the_names_of_every_form_of_registration(tmp_path):
-    (tmp_path / "nets.py").write_text(
-        '@register_model()\n@handle(weights=("a", None))\ndef one(*, weights=None):\n    ...\n'
+def test_the_published_weights_read_from_the_source_are_torchvisions():
+    from ptpipe_zoo import torchvision_models
+
+    for name in ("resnet50", *names.segmenter_names()):
+        assert names.weight_urls(name) == torchvision_models.weight_urls(name) != {}
+
+
+def test_reads_the_names_of_every_form_of_registration(monkeypatch):
+    source = (
+        '@register_model()\n@handle(\n    weights=("a", None),\n)\ndef one(*, weights=None):\n    ...\n'
         '@register_model(name="two")\ndef build_two():\n    ...\n@register_model("three")\ndef build_three(): ...\n'
         "def helper(): ...\n"
     )
-    assert names._names_in(tmp_path) == {"one", "two", "three"}
+    monkeypatch.setattr(names, "_sources", lambda subfolder: [source])
+    assert names._names_in("") == ("one", "three", "two")
 
 
 def test_without_torchvision_any_name_may_be_planned(monkeypatch):
-    monkeypatch.setattr(names, "classifier_names", lambda: ())
+    for known in ("classifier_names", "segmenter_names"):
+        monkeypatch.setattr(names, known, lambda: ())
     assert problems(ptpipe_zoo.torchvision, name="resnet18000") == []
 
 
@@ -110,6 +123,7 @@ def test_the_preflight_reports_every_reason(tmp_path, monkeypatch):
     ]
     missing = tmp_path / "w.pth"
     assert reasons(name="resnet18", weights_file=str(missing)) == [f"weights file {missing} does not exist"]
-    monkeypatch.setattr(names, "classifier_names", lambda: ())
+    for known in ("classifier_names", "segmenter_names"):
+        monkeypatch.setattr(names, known, lambda: ())
     (line,) = reasons(name="resnet81")
-    assert line == "the installed torchvision has no classifier 'resnet81' (did you mean 'resnet18'?)"
+    assert line == "the installed torchvision has no network 'resnet81' (did you mean 'resnet18'?)"
