@@ -23,7 +23,7 @@ class FittedNetwork:
 
     builder_ref: FunctionRef
     module: nn.Module
-    stem: str
+    stems: list[str]
     heads: list[str]
 
 
@@ -48,4 +48,4 @@ def build(config: TorchvisionConfig, seed: int, info: DatasetInfo) -> FittedNetw
         module = nets.build_seeded(builder_ref, seed)
         heads = [classification.head(module, num_classes)]
     classification.check_images(config.name, module, shape_CHW, info.signature.outputs[0])
-    return FittedNetwork(builder_ref, module, classification.stem(module)[0], heads)
+    return FittedNetwork(builder_ref, module, [classification.stem(module)[0]], heads)

@@ -56,7 +56,7 @@ def _is_state_dict(content: object) -> bool:
 
 
 def load_weights(
-    network: nn.Module, weights: Mapping[str, torch.Tensor], stem: str, heads: Iterable[str], source: str
+    network: nn.Module, weights: Mapping[str, torch.Tensor], stems: Iterable[str], heads: Iterable[str], source: str
 ) -> list[str]:
     """Copy pretrained weights into the network, in place; return a line about each adaptation.
 
@@ -66,17 +66,16 @@ def load_weights(
     Args:
         network: changed in place.
         weights: a state dict.
-        stem: name of the first layer.
-        heads: names of the last ones.
+        stems: names of the first layers, whose inputs are the images.
+        heads: names of the last ones, whose outputs are the logits.
         source: of the weights, for errors.
 
     Raises StageError if any other tensor is missing, unexpected or of another shape.
     """
     own = network.state_dict()
     state = _renamed(weights)
-    notices = _fit_stem(state, own, f"{stem}.weight")
-    for head in heads:
-        notices += _fit_head(state, own, head)
+    notices = [line for stem in stems for line in _fit_stem(state, own, f"{stem}.weight")]
+    notices += [line for head in heads for line in _fit_head(state, own, head)]
     _load(network, state, source)
     return notices
 
@@ -111,8 +110,8 @@ def _renamed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _fit_stem(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], name: str) -> list[str]:
-    given_OIhw, own_OIhw = state.get(name), own[name]
-    if given_OIhw is None or given_OIhw.shape[1:2] != (3,) or own_OIhw.shape[1] == 3:
+    given_OIhw, own_OIhw = state.get(name), own.get(name)
+    if given_OIhw is None or own_OIhw is None or given_OIhw.shape[1:2] != (3,) or own_OIhw.shape[1] == 3:
         return []
     channels = own_OIhw.shape[1]
     if channels == 1:  # a gray image has three equal channels: the outputs stay the same
@@ -123,8 +122,8 @@ def _fit_stem(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], n
 
 
 def _fit_head(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], layer: str) -> list[str]:
-    given, wanted = state.get(f"{layer}.weight"), own[f"{layer}.weight"]
-    if given is None or given.shape[1:] != wanted.shape[1:] or given.shape[0] == wanted.shape[0]:
+    given, wanted = state.get(f"{layer}.weight"), own.get(f"{layer}.weight")
+    if given is None or wanted is None or given.shape[1:] != wanted.shape[1:] or given.shape[0] == wanted.shape[0]:
         return []
     state |= {name: own[name] for name in (f"{layer}.weight", f"{layer}.bias") if name in own}
     return [f"the weights' last layer ({layer}) has {given.shape[0]} classes: reinitialized for {wanted.shape[0]}"]

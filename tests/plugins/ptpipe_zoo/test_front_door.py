@@ -8,9 +8,9 @@ import sys
 import pytest
 
 import ptpipe_zoo
-from ptpipe import Stage
+from ptpipe import ManifestError, Stage, load_plan
 from ptpipe.plan.bind import config_problems
-from ptpipe_zoo import names
+from ptpipe_zoo import extras, names
 
 
 def test_importing_it_imports_neither_torch_nor_numpy():
@@ -25,7 +25,7 @@ print([name for name in ("torch", "torchvision", "numpy") if name in sys.modules
 
 def test_offers_its_kinds_with_help():
     stages = {stage.kind: stage for stage in ptpipe_zoo.ptpipe_stages()}
-    kinds = ["mlp", "onnx", "python", "small_cnn", "small_unet", "text_lstm", "text_transformer", "torchvision"]
+    kinds = ["mlp", "onnx", "python", "small_cnn", "small_unet", "text_lstm", "text_transformer", "timm", "torchvision"]
     assert sorted(stages) == [f"model.{kind}" for kind in kinds]
     for stage in stages.values():
         assert stage.help.endswith(".")
@@ -49,6 +49,9 @@ def problems(stage: Stage, **options: object) -> list[tuple[str, str | None]]:
         (ptpipe_zoo.text_lstm, {"pooling": "first"}, "pooling: .*'mean' or 'last'"),
         (ptpipe_zoo.text_lstm, {"bidirectional": True}, "bidirectional"),
         (ptpipe_zoo.torchvision, {}, "'name'"),
+        (ptpipe_zoo.timm, {"name": "resnet18", "weights": "a1_in1k", "weights_file": "w.pth"}, "not both"),
+        (ptpipe_zoo.timm, {"name": "resnet18", "arguments": {"pretrained": True}}, "pretrained can't be given"),
+        (ptpipe_zoo.timm, {"name": "resnet18", "weights": "../../x"}, "weights"),
         (
             ptpipe_zoo.torchvision,
             {"name": "resnet18", "weights": "DEFAULT", "weights_file": "w.pth"},
@@ -69,6 +72,26 @@ def test_an_unknown_network_gets_the_nearest_name(name, suggestion):
     ((message, nearest),) = problems(ptpipe_zoo.torchvision, name=name)
     assert "must name one of torchvision's networks for classification or segmentation" in message
     assert nearest == suggestion
+
+
+@pytest.mark.skipif(extras.missing_extra("timm") is not None, reason="needs ptpipe[timm]")
+@pytest.mark.parametrize(
+    ("name", "suggestion"), [("resnet81", "resnet18"), ("vit_tiny_patch16_242", "vit_tiny_patch16_224")]
+)
+def test_an_unknown_network_of_timm_gets_the_nearest_name(name, suggestion):
+    ((message, nearest),) = problems(ptpipe_zoo.timm, name=name)
+    assert "must name one of timm's networks" in message
+    assert nearest == suggestion
+
+
+def test_a_missing_library_is_found_when_the_manifest_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    (tmp_path / "m.yaml").write_text(
+        "version: 1\nname: m\nseed: 1\nstages:\n  data: {uses: data.digits}\n"
+        "  net: {uses: model.timm, with: {name: resnet18}}\n"
+    )
+    with pytest.raises(ManifestError, match=r"net: model.timm needs timm: pip install 'ptpipe\[timm\]'"):
+        load_plan(tmp_path / "m.yaml")
 
 
 def test_the_names_read_from_the_source_are_those_that_torchvision_registers():
