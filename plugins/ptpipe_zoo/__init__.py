@@ -21,6 +21,7 @@ from ptpipe_zoo.config import (
     TextTransformerConfig,
     TimmConfig,
     TorchvisionConfig,
+    TransformersConfig,
 )
 
 FileConfig: TypeAlias = PythonModelConfig | TimmConfig | TorchvisionConfig
@@ -224,6 +225,38 @@ def timm(config: TimmConfig, ctx: Context, data: Data) -> Model:
     return timm_models.build_model(config, ctx, data)
 
 
+def _transformers_fingerprint(config: TransformersConfig) -> JSON:
+    from ptpipe_zoo import hf_folder
+
+    return hf_folder.digests(Path(config.folder).expanduser()) if config.folder else None
+
+
+def _transformers_preflight(config: TransformersConfig) -> Iterable[str]:
+    from ptpipe_zoo import hf_folder
+
+    if config.folder and (reason := hf_folder.missing(Path(config.folder).expanduser())):
+        yield reason
+
+
+@stage(
+    "model.transformers",
+    packages=("torch", "transformers"),
+    fingerprint=_transformers_fingerprint,
+    preflight=_transformers_preflight,
+)
+def transformers(config: TransformersConfig, ctx: Context, data: Data) -> Model:
+    """Build a network of the library transformers for texts or images. Needs `ptpipe[transformers]`.
+
+    From a configuration, with random weights that depend on the seed alone, or from a local folder with safetensors
+    files. Nothing is downloaded, and no code of a folder is run. The data set's task chooses what the network returns:
+    a number for each class of a text, of each token, or of an image, or for each token of the vocabulary. A folder's
+    network must have the tokenizer that data.text has. Attention is the one that can be exported ("eager").
+    """
+    from ptpipe_zoo import transformers_models
+
+    return transformers_models.build_model(config, ctx, data)
+
+
 def _python_function(config: PythonModelConfig) -> Iterable[str]:
     return [f"{config.file}:{config.function}"]
 
@@ -273,7 +306,18 @@ def onnx_model(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the stages of this plugin."""
-    return [mlp, small_cnn, small_unet, text_lstm, text_transformer, torchvision, timm, python_model, onnx_model]
+    return [
+        mlp,
+        small_cnn,
+        small_unet,
+        text_lstm,
+        text_transformer,
+        torchvision,
+        timm,
+        transformers,
+        python_model,
+        onnx_model,
+    ]
 
 
 @hookimpl
@@ -283,7 +327,8 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:
 
     problems: list[Problem] = []
     for entry in plan.stages:
-        if entry.kind == timm.kind and (reason := extras.missing_extra("timm")):
+        library = entry.kind.removeprefix("model.")
+        if entry.kind in (timm.kind, transformers.kind) and (reason := extras.missing_extra(library)):
             problems.append(plan.problem(entry.id, reason))
         if entry.kind == python_model.kind:
             problems += function_problems(plan, entry.id)

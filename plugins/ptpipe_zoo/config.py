@@ -155,6 +155,38 @@ class TimmConfig(StageConfig):
         return self
 
 
+TRANSFORMERS_RESERVED = {"auto_map", "trust_remote_code", "quantization_config", "_name_or_path", "name_or_path"}
+TRANSFORMERS_RESERVED |= {"attn_implementation", "_attn_implementation", "torch_dtype", "dtype", "architectures"}
+TRANSFORMERS_RESERVED |= {"transformers_version"}
+"""Entries of a `config.json` that are passed over: they name code, other files, or how to compute."""
+
+
+class TransformersConfig(StageConfig):
+    """Options of `model.transformers`."""
+
+    config: dict[str, Annotated[JsonValue, WithJsonSchema(_ANY_JSON)]] = Field(
+        {},
+        max_length=200,
+        description="a configuration, for random weights: {model_type: bert, hidden_size: 64, ...}; sizes of the data, "
+        "such as vocab_size, may be left out",
+    )
+    folder: str | None = Field(
+        None,
+        min_length=1,
+        description="a local folder with config.json and safetensors files, as save_pretrained writes it",
+    )
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if bool(self.config) == bool(self.folder):
+            raise ValueError("give config or folder, one of them")
+        if self.config and not isinstance(self.config.get("model_type"), str):
+            raise ValueError("config has no model_type, such as bert")
+        if reserved := sorted(TRANSFORMERS_RESERVED & self.config.keys()):
+            raise ValueError(f"config: {', '.join(reserved)} can't be given")
+        return self
+
+
 class PythonModelConfig(StageConfig):
     """Options of `model.python`."""
 

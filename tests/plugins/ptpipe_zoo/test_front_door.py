@@ -25,7 +25,18 @@ print([name for name in ("torch", "torchvision", "numpy") if name in sys.modules
 
 def test_offers_its_kinds_with_help():
     stages = {stage.kind: stage for stage in ptpipe_zoo.ptpipe_stages()}
-    kinds = ["mlp", "onnx", "python", "small_cnn", "small_unet", "text_lstm", "text_transformer", "timm", "torchvision"]
+    kinds = [
+        "mlp",
+        "onnx",
+        "python",
+        "small_cnn",
+        "small_unet",
+        "text_lstm",
+        "text_transformer",
+        "timm",
+        "torchvision",
+        "transformers",
+    ]
     assert sorted(stages) == [f"model.{kind}" for kind in kinds]
     for stage in stages.values():
         assert stage.help.endswith(".")
@@ -51,6 +62,13 @@ def problems(stage: Stage, **options: object) -> list[tuple[str, str | None]]:
         (ptpipe_zoo.torchvision, {}, "'name'"),
         (ptpipe_zoo.timm, {"name": "resnet18", "weights": "a1_in1k", "weights_file": "w.pth"}, "not both"),
         (ptpipe_zoo.timm, {"name": "resnet18", "arguments": {"pretrained": True}}, "pretrained can't be given"),
+        (ptpipe_zoo.transformers, {}, "give config or folder, one of them"),
+        (ptpipe_zoo.transformers, {"config": {"hidden_size": 8}}, "config has no model_type"),
+        (
+            ptpipe_zoo.transformers,
+            {"config": {"model_type": "bert", "auto_map": {}}},
+            "config: auto_map can't be given",
+        ),
         (ptpipe_zoo.timm, {"name": "resnet18", "weights": "../../x"}, "weights"),
         (
             ptpipe_zoo.torchvision,
@@ -84,13 +102,18 @@ def test_an_unknown_network_of_timm_gets_the_nearest_name(name, suggestion):
     assert nearest == suggestion
 
 
-def test_a_missing_library_is_found_when_the_manifest_is_read(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("library", "options"), [("timm", "name: resnet18"), ("transformers", "config: {model_type: bert}")]
+)
+def test_a_missing_library_is_found_when_the_manifest_is_read(tmp_path, monkeypatch, library, options):
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     (tmp_path / "m.yaml").write_text(
         "version: 1\nname: m\nseed: 1\nstages:\n  data: {uses: data.digits}\n"
-        "  net: {uses: model.timm, with: {name: resnet18}}\n"
+        f"  net: {{uses: model.{library}, with: {{{options}}}}}\n"
     )
-    with pytest.raises(ManifestError, match=r"net: model.timm needs timm: pip install 'ptpipe\[timm\]'"):
+    with pytest.raises(
+        ManifestError, match=rf"net: model.{library} needs {library}: pip install 'ptpipe\[{library}\]'"
+    ):
         load_plan(tmp_path / "m.yaml")
 
 
