@@ -9,6 +9,7 @@ import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.fx import Proxy
 
 from ptpipe import JSON, Context, StageError, nearest
 from ptpipe_torch import Data, DatasetInfo, FunctionRef, Model, TokensInfo, builder
@@ -55,11 +57,12 @@ def transformers() -> ModuleType:
 
 
 @builder
-def transformers_network(
+def transformers_network(  # noqa: PLR0913  # by keyword: the arguments of a recipe
     *,
     head: str,
     config: Mapping[str, JSON],
     padding_id: int = 0,
+    length: int | None = None,
     form: Sequence[str] = (),
     scale: Sequence[float] = (),
     shift: Sequence[float] = (),
@@ -70,6 +73,7 @@ def transformers_network(
         head: of `_HEADS`.
         config: as in a `config.json`.
         padding_id: of the token ids.
+        length: L where all texts are padded to one, else None.
         form: of `_FORMS`: which inputs are computed from the ids instead of by the network, and how.
         scale: of each output, to the units of a regression's targets; empty: none.
         shift: added after it.
@@ -80,7 +84,7 @@ def transformers_network(
     if head == "image":
         return ImageNetwork(network)
     rescale = Rescale(scale, shift) if scale else None
-    return TokenNetwork(network, padding_id, tuple(form), rescale)
+    return TokenNetwork(network, TokenInputs(padding_id, length, tuple(form)), rescale)
 
 
 class ImageNetwork(nn.Module):
@@ -96,43 +100,60 @@ class ImageNetwork(nn.Module):
         return logits_BK
 
 
-class TokenNetwork(nn.Module):
-    """A network that gets token ids, and the mask of the padding that is found in them.
+@dataclass(frozen=True)
+class TokenInputs:
+    """What a network gets beside token ids: the mask of the padding that is found in them.
 
-    Where `form` says so, it also gets positions, token types and a mask of four axes: what the network would compute
-    itself, in ways that depend on a buffer's length and can't be exported for a length that is a symbol.
+    Where `form` says so, also positions, token types and a mask of four axes: what the network would compute itself,
+    in ways that depend on a buffer's length and can't be exported for a length that is a symbol.
     """
 
-    def __init__(self, network: nn.Module, padding_id: int, form: tuple[str, ...], rescale: nn.Module | None) -> None:
-        super().__init__()
-        self.network, self.padding_id, self.form, self.rescale = network, padding_id, form, rescale
+    padding_id: int
+    length: int | None
+    form: tuple[str, ...]
 
-    def forward(self, tokens_BL: torch.Tensor) -> torch.Tensor:
-        """Return float32 (B, K), or (B, L, K) for a network with outputs for each token. `tokens_BL`: int64."""
-        outputs: torch.Tensor = self.network(
-            input_ids=tokens_BL, attention_mask=self._mask(tokens_BL), return_dict=False, **self._inputs(tokens_BL)
-        )[0]
-        return outputs if self.rescale is None else self.rescale(outputs)
-
-    def _mask(self, tokens_BL: torch.Tensor) -> torch.Tensor:
+    def mask(self, tokens_BL: torch.Tensor) -> torch.Tensor:
+        """Return 1 for tokens, int64 (B, L), or what is added to scores, float32 (B, 1, 1, L) or (B, 1, L, L)."""
         is_token_BL = tokens_BL != self.padding_id
         if "bias" in self.form:
             return attention_bias(is_token_BL)
-        if (
-            "causal_bias" in self.form
-        ):  # no token of a text is behind padding: where the future is hidden, so is padding
+        if "causal_bias" in self.form:  # no token of a text is behind padding: what hides the future hides padding
             number_BL = _numbers(tokens_BL)
             is_seen_BLL = number_BL.unsqueeze(1) <= number_BL.unsqueeze(2)
             return attention_bias(is_seen_BLL).squeeze(1)
         return is_token_BL.long()
 
-    def _inputs(self, tokens_BL: torch.Tensor) -> dict[str, torch.Tensor]:
+    def others(self, tokens_BL: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return further inputs by name, int64 (B, L)."""
         inputs = {}
         if "positions" in self.form:
             inputs["position_ids"] = _numbers(tokens_BL) - 1
         if "types" in self.form:
             inputs["token_type_ids"] = torch.zeros_like(tokens_BL)
         return inputs
+
+
+class TokenNetwork(nn.Module):
+    """A network that gets token ids."""
+
+    def __init__(self, network: nn.Module, inputs: TokenInputs, rescale: nn.Module | None) -> None:
+        super().__init__()
+        self.network, self.inputs, self.rescale = network, inputs, rescale
+
+    def forward(self, tokens_BL: torch.Tensor) -> torch.Tensor:
+        """Return float32 (B, K), or (B, L, K) for a network with outputs for each token. `tokens_BL`: int64."""
+        mask, others = self.inputs.mask(tokens_BL), self.inputs.others(tokens_BL)
+        given: Any = tokens_BL
+        if isinstance(given, Proxy):
+            if self.inputs.length is None:  # its sizes would become constants of the graph
+                raise RuntimeError("it needs texts of one length: set padding: max_length in data.text")
+            with _masks_taken_as_given():
+                return self._outputs(tokens_BL, mask, others)
+        return self._outputs(tokens_BL, mask, others)
+
+    def _outputs(self, tokens_BL: torch.Tensor, mask: torch.Tensor, others: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        outputs: torch.Tensor = self.network(input_ids=tokens_BL, attention_mask=mask, return_dict=False, **others)[0]
+        return outputs if self.rescale is None else self.rescale(outputs)
 
 
 def build_model(config: TransformersConfig, ctx: Context, data: Data) -> Model:
@@ -150,8 +171,8 @@ def build_model(config: TransformersConfig, ctx: Context, data: Data) -> Model:
         _load(network.get_submodule("network"), arguments, folder, ctx)
     if isinstance(network, TokenNetwork):
         with _one_line_errors(f"texts of {_tokens(data.info).max_length} tokens"):
-            network.form = _fitting_form(network, data.info)
-        reference = FunctionRef.to(transformers_network, **arguments, form=network.form)
+            form = _fitting_form(network, data.info)
+        reference = FunctionRef.to(transformers_network, **arguments, form=form)
     return nets.make_model(reference, network, data.info, ctx)
 
 
@@ -162,6 +183,8 @@ def _numbers(tokens_BL: torch.Tensor) -> torch.Tensor:
 
 def _arguments(content: Mapping[str, JSON], info: DatasetInfo) -> dict[str, Any]:
     """Return the builder's arguments for a configuration, with the data set's sizes."""
+    # Names of a folder's own labels: some versions take their number for that of the outputs.
+    content = {name: value for name, value in content.items() if name not in ("id2label", "label2id")}
     if not any(isinstance(column, TokensInfo) for column in info.inputs.values()):
         (channels, *sides), num_classes = nets.image_classifier_sizes("model.transformers", info)
         size = sides[0] if sides[0] == sides[1] else sides
@@ -179,7 +202,9 @@ def _arguments(content: Mapping[str, JSON], info: DatasetInfo) -> dict[str, Any]
     if not sizes.is_language_model:
         own["num_labels"] = sizes.num_outputs
     head = "next_token" if sizes.is_language_model else "tokens" if sizes.per_token else "text"
-    options = {"padding_id": sizes.padding_id, "scale": sizes.scale, "shift": sizes.shift}
+    length = _tokens(info).length
+    options: dict[str, Any] = {"padding_id": sizes.padding_id, "length": length if isinstance(length, int) else None}
+    options |= {"scale": sizes.scale, "shift": sizes.shift}
     return {"head": head, "config": {**content, **own}, **options}
 
 
@@ -244,29 +269,53 @@ def _fitting_form(network: TokenNetwork, info: DatasetInfo) -> tuple[str, ...]:
     tokens_BL[1, (tokens.max_length + 1) // 2 :] = tokens.padding_id
     expected = _counting(network, tokens_BL)
     for form in _FORMS:
-        plain = network.form
-        if form == "causal_bias" and "bias" in plain:
+        plain = network.inputs
+        if form == "causal_bias" and "bias" in plain.form:
             continue
-        network.form = (*plain, form)
+        network.inputs = replace(plain, form=(*plain.form, form))
         try:
             found = _counting(network, tokens_BL)
         except Exception:  # noqa: BLE001  # a network without this input raises anything
-            network.form = plain
+            network.inputs = plain
             continue
         if found.shape != expected.shape or (found - expected).abs().max() > _MAX_DIFFERENCE:
-            network.form = plain
-    return network.form
+            network.inputs = plain
+    return network.inputs.form
 
 
 def _counting(network: TokenNetwork, tokens_BL: torch.Tensor) -> torch.Tensor:
     """Return the outputs in eval mode, of texts or of tokens; those of padding count for nothing."""
     with torch.no_grad():
         outputs: torch.Tensor = network.eval()(tokens_BL)
-    return outputs[tokens_BL != network.padding_id] if outputs.dim() == 3 else outputs
+    return outputs[tokens_BL != network.inputs.padding_id] if outputs.dim() == 3 else outputs
 
 
 def _tokens(info: DatasetInfo) -> TokensInfo:
     return next(column for column in info.inputs.values() if isinstance(column, TokensInfo))
+
+
+@contextmanager
+def _masks_taken_as_given() -> Iterator[None]:
+    """Let the library take a mask of four axes as it is while a network is traced: it asks for a tensor's type.
+
+    Where a later version has no such function, the network can't be traced, which `quant.prepare` reports.
+    """
+    masking: Any = importlib.import_module("transformers.masking_utils")
+    original = getattr(masking, "_preprocess_mask_arguments", None)
+
+    def prepared(config: Any, embeddings: Any, attention_mask: Any, *others: Any, **named: Any) -> Any:
+        if isinstance(attention_mask, Proxy):
+            return True, attention_mask, None, None, None, None, None
+        return original(config, embeddings, attention_mask, *others, **named)  # type: ignore[misc]
+
+    if original is None:
+        yield
+        return
+    masking._preprocess_mask_arguments = prepared
+    try:
+        yield
+    finally:
+        masking._preprocess_mask_arguments = original
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -13,10 +14,16 @@ from torch import fx, nn
 
 from ptpipe import Context, StageError
 from ptpipe.events import Event, Notice
-from ptpipe_torch import FunctionRef, Model
+from ptpipe_onnx import ExportConfig, export_onnx
+from ptpipe_quant import stages
+from ptpipe_quant.config import PrepareQatConfig
+from ptpipe_torch import ArrayColumn, Data, FunctionRef, LoaderOptions, Model
+from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_zoo import TimmConfig, extras, timm_models
 from ptpipe_zoo import timm as timm_stage
 
+from ...datasets import image_info, image_split
+from ...texts import quantized, trained
 from .conftest import MakeData
 
 pytestmark = pytest.mark.skipif(extras.missing_extra("timm") is not None, reason="needs ptpipe[timm]")
@@ -68,6 +75,39 @@ def test_each_batch_norm_is_a_layer_of_torchs(make_data: MakeData, ctx: Context)
     assert all(type(layer) is nn.BatchNorm2d for layer in norms)
     assert isinstance(network.bn1.act, nn.Hardswish)
     fx.symbolic_trace(network)
+
+
+def pictures() -> Data:
+    """Brighter ones are of a higher class."""
+    rng, splits = np.random.default_rng(0), {}
+    for name, size in (("train", 32), ("test", 8), ("calibration", 16)):
+        labels_N = rng.integers(0, 3, size)
+        pixels_NHWC = (labels_N[:, None, None, None] * 80 + rng.integers(0, 60, (size, 32, 32, 3))).astype(np.uint8)
+        splits[name] = image_split(
+            np.array([f"{name}/{row}" for row in range(size)]), labels_N, ArrayColumn(pixels_NHWC)
+        )
+    info = image_info("pictures", ("dark", "medium", "bright"), (3, 32, 32), (0.5,) * 3, (0.3,) * 3)
+    return Data(info, splits, LoaderOptions(batch_size=8))
+
+
+def test_a_network_whose_batch_norms_have_activations_is_prepared_for_qat(ctx: Context) -> None:
+    model = timm_stage(TimmConfig(name=NAME), ctx, pictures())
+    prepared = stages.prepare_qat(PrepareQatConfig(backend="fbgemm"), ctx, model)
+    assert prepared.recipe.prepare
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("path", "backend"), [("static", "fbgemm"), ("static", "qnnpack"), ("qat", "fbgemm")])
+def test_the_whole_way_to_an_int8_file(name: str, path: str, backend: str, ctx: Context) -> None:
+    if backend not in supported_engines():
+        pytest.skip(f"no {backend} here")
+    data = pictures()
+    model = trained(timm_stage(TimmConfig(name=name), ctx, data), data, epochs=2, lr=1e-3)
+    int8 = quantized(model, data, ctx, backend, path)
+    file = export_onnx(ExportConfig(num_samples=8), ctx, int8, data)  # which compares the file with the model
+    assert file.size_bytes < 0.5 * sum(tensor.nbytes for tensor in model.tensors.values())
 
 
 def test_weights_for_other_classes_and_channels(

@@ -23,6 +23,8 @@ from ptpipe_torch import (
     Split,
     TokensInfo,
 )
+from ptpipe_torch.int8.engine import supported_engines
+from ptpipe_torch.int8.layers import has_int8_weights
 from ptpipe_zoo import TransformersConfig, extras, transformers_models
 from ptpipe_zoo import transformers as transformers_stage
 
@@ -109,6 +111,41 @@ def test_a_file_computes_what_torch_does_at_every_length(model_type: str, path: 
                 inputs = {"tokens": np.ascontiguousarray(tokens_BL[:size, :length])}
                 found, expected = onnx_predict(inputs)["logits"], torch_predict(inputs)["logits"]
                 assert np.abs(found - expected).max() <= (1e-4 if path == "float" else 0.05) * np.ptp(expected) + 1e-5
+
+
+@pytest.mark.parametrize(
+    ("model_type", "path", "backend"),
+    [
+        ("gpt2", "static", "fbgemm"),
+        *(
+            pytest.param(model_type, path, backend, marks=pytest.mark.thorough)
+            for model_type in ("bert", "gpt2")
+            for path in ("static", "qat")
+            for backend in ("fbgemm", "qnnpack")
+            if (model_type, path, backend) != ("gpt2", "static", "fbgemm")
+        ),
+    ],
+)
+def test_int8_for_texts_of_one_length(model_type: str, path: str, backend: str, ctx: Context) -> None:
+    if backend not in supported_engines():
+        pytest.skip(f"no {backend} here")
+    data = text_data(padded=True)
+    model = trained(transformers_stage(config_of(model_type), ctx, data), data, epochs=1)
+    int8 = quantized(model, data, ctx, backend, path)
+    assert sum(has_int8_weights(layer) for layer in int8.build().modules()) >= 1
+    file = export_onnx(ExportConfig(num_samples=16), ctx, int8, data)
+    inputs = {"tokens": texts(5, 9, max_length=12)}
+    with file.predictor(1) as onnx_predict, int8.predictor(1) as torch_predict:
+        found, expected = onnx_predict(inputs)["logits"], torch_predict(inputs)["logits"]
+    assert np.abs(found - expected).max() <= 0.1 * np.ptp(expected) + 1e-5
+
+
+@pytest.mark.parametrize("path", ["static", "qat"])
+def test_texts_of_any_length_cannot_be_traced_and_it_is_said_what_to_set(path: str, ctx: Context) -> None:
+    data = text_data()
+    model = transformers_stage(config_of("bert"), ctx, data)
+    with pytest.raises(StageError, match=r"it needs texts of one length: set padding: max_length in data\.text"):
+        quantized(model, data, ctx, "fbgemm", path)
 
 
 def test_a_language_model_has_an_output_for_each_token(ctx: Context) -> None:
