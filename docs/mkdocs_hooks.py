@@ -23,6 +23,7 @@ GUIDES = {
     "Your first stage": "plugins/README.md",
     "Your own script": "docs/own_script.md",
     "Your data": "docs/data.md",
+    "Networks": "docs/networks.md",
     "Training": "docs/training.md",
     "Gates": "docs/gates.md",
     "Parallel training": "docs/parallel.md",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ptpipe import JSON, Context, Plan, Problem, Stage, StageError, hookimpl, nearest, stage
 from ptpipe_torch import Data, FunctionRef, Model, OnnxFile
 from ptpipe_torch.files import open_regular
-from ptpipe_zoo import names, published
+from ptpipe_zoo import extras, names, published
 from ptpipe_zoo.config import (
     MlpConfig,
     OnnxModelConfig,
@@ -19,8 +19,13 @@ from ptpipe_zoo.config import (
     SmallUNetConfig,
     TextLstmConfig,
     TextTransformerConfig,
+    TimmConfig,
     TorchvisionConfig,
+    TransformersConfig,
 )
+
+FileConfig: TypeAlias = PythonModelConfig | TimmConfig | TorchvisionConfig
+"""Options with a `weights_file`."""
 
 
 @stage("model.mlp", packages=("torch",))
@@ -99,7 +104,7 @@ def text_lstm(config: TextLstmConfig, ctx: Context, data: Data) -> Model:
     return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
 
 
-def _weights_path(config: TorchvisionConfig | PythonModelConfig) -> Path | None:
+def _weights_path(config: FileConfig) -> Path | None:
     return Path(config.weights_file).expanduser() if config.weights_file else None
 
 
@@ -115,12 +120,12 @@ def _fingerprint(config: TorchvisionConfig) -> JSON:
     return _weights_digest(config)
 
 
-def _weights_digest(config: TorchvisionConfig | PythonModelConfig) -> JSON:
+def _weights_digest(config: FileConfig) -> JSON:
     path = _weights_path(config)
     return published.sha256_of(path) if path is not None and path.is_file() else None
 
 
-def _missing_weights_file(config: TorchvisionConfig | PythonModelConfig) -> Iterable[str]:
+def _missing_weights_file(config: FileConfig) -> Iterable[str]:
     path = _weights_path(config)
     if path is not None and not path.is_file():
         yield f"weights file {path} does not exist"
@@ -130,13 +135,13 @@ def _preflight(config: TorchvisionConfig) -> Iterable[str]:
     """Yield a line for each reason why the network can't be built here."""
     yield from _missing_weights_file(config)
     try:
-        from ptpipe_zoo import torchvision_models
+        from ptpipe_zoo import torchvision_models, torchvision_segmentation
     except (ImportError, RuntimeError) as error:
         yield f"torchvision can't be imported: {error}"
         return
-    known = torchvision_models.list_classifiers()
+    known = [*torchvision_models.list_classifiers(), *torchvision_segmentation.list_segmenters()]
     if config.name not in known:
-        yield f"the installed torchvision has no classifier {config.name!r}{_hint(config.name, known)}"
+        yield f"the installed torchvision has no network {config.name!r}{_hint(config.name, known)}"
     elif config.weights:
         yield from _missing_weights(config.name, config.weights, torchvision_models.weight_urls(config.name))
 
@@ -164,24 +169,17 @@ def _hint(word: str, words: Iterable[str]) -> str:
 
 @stage("model.torchvision", packages=("torch", "torchvision"), fingerprint=_fingerprint, preflight=_preflight)
 def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
-    """Build one of torchvision's classification networks for the data set's channels, image size and classes.
+    """Build one of torchvision's networks for classification or segmentation, for the data set's images and classes.
 
     The weights are random, as a function of the seed alone; or from a local file; or published weights, downloaded
     once into torch's hub cache, before the first stage, and verified by the digest in their name. Pretrained weights
     for RGB are adapted to other numbers of channels, and a last layer for other classes is reinitialized; a notice
     reports either. The data set's own mean and standard deviation normalize the images, even where the published
-    weights were trained with ImageNet's.
+    weights were trained with ImageNet's. Auxiliary classifiers are left out.
     """
-    from ptpipe_zoo import nets, torchvision_models, weights
+    from ptpipe_zoo import nets, torchvision_models, torchvision_networks, weights
 
-    info = data.info
-    shape_CHW, num_classes = nets.image_classifier_sizes("model.torchvision", info)
-    arguments: dict[str, JSON] = {"name": config.name, "num_classes": num_classes}
-    if config.weights and shape_CHW[0] == 3:
-        arguments |= torchvision_models.pretrained_arguments(config.name)
-    builder_ref = FunctionRef.to(torchvision_models.classifier, shape_CHW=shape_CHW, **arguments)
-    network = nets.build_seeded(builder_ref, ctx.seed)
-    torchvision_models.check_images(config.name, network, shape_CHW, num_classes)
+    network = torchvision_networks.build(config, ctx.seed, data.info)
     path = _weights_path(config)
     if config.weights:
         url = torchvision_models.weight_urls(config.name)[config.weights]
@@ -190,9 +188,73 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
             raise StageError(f"{path} was not found: a run downloads it before its first stage")
         published.verify(path, url)
     if path is not None:
-        for notice in weights.load_weights(network, weights.read_weights(path), num_classes, str(path)):
+        state, layers = weights.read_weights(path), (network.stems, network.heads)
+        for notice in weights.load_weights(network.module, state, *layers, source=str(path)):
             ctx.notice(notice)
-    return nets.make_model(builder_ref, network, info, ctx)
+    return nets.make_model(network.builder_ref, network.module, data.info, ctx)
+
+
+def _timm_fingerprint(config: TimmConfig) -> JSON:
+    if not config.weights:
+        return _weights_digest(config)
+    from ptpipe_zoo import hub
+
+    repository = f"timm/{config.name}.{config.weights}"
+    path = None if extras.missing_extra("timm") else hub.cached_file(repository)
+    return {repository: published.sha256_of(path) if path is not None else None}
+
+
+def _timm_preflight(config: TimmConfig) -> Iterable[str]:
+    from ptpipe_zoo import timm_models
+
+    yield from _missing_weights_file(config)
+    yield from timm_models.problems(config)
+
+
+@stage("model.timm", packages=("torch", "timm"), fingerprint=_timm_fingerprint, preflight=_timm_preflight)
+def timm(config: TimmConfig, ctx: Context, data: Data) -> Model:
+    """Build one of timm's networks for the data set's channels, image size and classes. Needs `ptpipe[timm]`.
+
+    The weights are random, as a function of the seed alone; or from a local file; or published weights of the Hugging
+    Face Hub's `timm/NAME.WEIGHTS`, downloaded once into its cache, before the first stage. Pretrained weights for RGB
+    are adapted to other numbers of channels, and a last layer for other classes is reinitialized; a notice reports
+    either. The data set's own mean and standard deviation normalize the images.
+    """
+    from ptpipe_zoo import timm_models
+
+    return timm_models.build_model(config, ctx, data)
+
+
+def _transformers_fingerprint(config: TransformersConfig) -> JSON:
+    from ptpipe_zoo import hf_folder
+
+    return hf_folder.digests(Path(config.folder).expanduser()) if config.folder else None
+
+
+def _transformers_preflight(config: TransformersConfig) -> Iterable[str]:
+    from ptpipe_zoo import hf_folder
+
+    if config.folder and (reason := hf_folder.missing(Path(config.folder).expanduser())):
+        yield reason
+
+
+@stage(
+    "model.transformers",
+    packages=("torch", "transformers"),
+    fingerprint=_transformers_fingerprint,
+    preflight=_transformers_preflight,
+)
+def transformers(config: TransformersConfig, ctx: Context, data: Data) -> Model:
+    """Build a network of the library transformers for texts or images. Needs `ptpipe[transformers]`.
+
+    From a configuration, with random weights that depend on the seed alone, or from a local folder with safetensors
+    files. Nothing is downloaded, and no code of a folder is run. The data set's task chooses what the network returns:
+    a number for each class of a text, of each token, or of an image, or for each token of the vocabulary. A folder's
+    network must have the tokenizer that data.text has. Attention is the one that can be exported ("eager").
+    """
+    from ptpipe_zoo import transformers_models
+
+    return transformers_models.build_model(config, ctx, data)
 
 
 def _python_function(config: PythonModelConfig) -> Iterable[str]:
@@ -244,13 +306,30 @@ def onnx_model(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the stages of this plugin."""
-    return [mlp, small_cnn, small_unet, text_lstm, text_transformer, torchvision, python_model, onnx_model]
+    return [
+        mlp,
+        small_cnn,
+        small_unet,
+        text_lstm,
+        text_transformer,
+        torchvision,
+        timm,
+        transformers,
+        python_model,
+        onnx_model,
+    ]
 
 
 @hookimpl
 def ptpipe_check(plan: Plan) -> Iterable[Problem]:
-    """Find functions that are not in the files that options name, and arguments that they don't take."""
+    """Find libraries that are not installed, functions that options name and files don't have, and their arguments."""
     from ptpipe_torch.python_signature import function_problems
 
-    named = (stage.id for stage in plan.stages if stage.kind == python_model.kind)
-    return [problem for stage_id in named for problem in function_problems(plan, stage_id)]
+    problems: list[Problem] = []
+    for entry in plan.stages:
+        library = entry.kind.removeprefix("model.")
+        if entry.kind in (timm.kind, transformers.kind) and (reason := extras.missing_extra(library)):
+            problems.append(plan.problem(entry.id, reason))
+        if entry.kind == python_model.kind:
+            problems += function_problems(plan, entry.id)
+    return problems

@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue, WithJsonSchema, field_validator, model_va
 from pydantic_core import PydanticCustomError
 
 from ptpipe import StageConfig
-from ptpipe_zoo import names
+from ptpipe_zoo import extras, names
 
 
 class MlpConfig(StageConfig):
@@ -81,7 +81,10 @@ class TextLstmConfig(StageConfig):
 class TorchvisionConfig(StageConfig):
     """Options of `model.torchvision`."""
 
-    name: str = Field(description="the network: resnet18, mobilenet_v3_small, or any other torchvision classifier")
+    name: str = Field(
+        description="the network: resnet18 or any other classifier of torchvision, or for segmentation "
+        "lraspp_mobilenet_v3_large, deeplabv3_resnet50, fcn_resnet50 and others"
+    )
     weights: str | None = Field(
         None, min_length=1, description="published weights to download: DEFAULT, or a name such as IMAGENET1K_V1"
     )
@@ -92,23 +95,96 @@ class TorchvisionConfig(StageConfig):
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str) -> str:
-        known = names.classifier_names()
+        known = (*names.classifier_names(), *names.segmenter_names())
         if known and name not in known:
             raise PydanticCustomError(
                 "unknown_network",
-                "must name one of torchvision's classification networks",
+                "must name one of torchvision's networks for classification or segmentation",
                 {"expected": ", ".join(known)},
             )
         return name
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
-        if self.weights and self.weights_file:
-            raise ValueError("give weights or weights_file, not both")
+        _check_sources(self.weights, self.weights_file)
         return self
 
 
+def _check_sources(weights: str | None, weights_file: str | None) -> None:
+    if weights and weights_file:
+        raise ValueError("give weights or weights_file, not both")
+
+
 _ANY_JSON = {"type": ["boolean", "integer", "number", "string", "array", "object", "null"]}
+TIMM_RESERVED = {"num_classes", "in_chans", "features_only", "out_indices"}
+TIMM_RESERVED |= {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
+TIMM_RESERVED |= {"scriptable", "exportable", "no_jit"}
+"""What timm's `create_model` takes and `arguments` doesn't: the data set decides it, or it would load other files."""
+
+
+class TimmConfig(StageConfig):
+    """Options of `model.timm`."""
+
+    name: str = Field(description="the network: resnet18, vit_tiny_patch16_224, or any other name that timm lists")
+    arguments: dict[str, Annotated[JsonValue, WithJsonSchema(_ANY_JSON)]] = Field(
+        {}, max_length=100, description="further arguments of the network, by name: drop_rate, drop_path_rate, img_size"
+    )
+    weights: str | None = Field(
+        None,
+        pattern=r"^\w[\w.-]*$",
+        description="published weights to download: the part of their name behind the network's, such as a1_in1k",
+    )
+    weights_file: str | None = Field(
+        None, min_length=1, description="local state dict to load: safetensors, or a file of torch.save"
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        known = extras.timm_names()
+        if known and name not in known:
+            expected = ", ".join(extras.longest_prefix_first(name, known))
+            raise PydanticCustomError("unknown_network", "must name one of timm's networks", {"expected": expected})
+        return name
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        _check_sources(self.weights, self.weights_file)
+        if reserved := sorted(TIMM_RESERVED & self.arguments.keys()):
+            raise ValueError(f"arguments: {', '.join(reserved)} can't be given")
+        return self
+
+
+TRANSFORMERS_RESERVED = {"auto_map", "trust_remote_code", "quantization_config", "_name_or_path", "name_or_path"}
+TRANSFORMERS_RESERVED |= {"attn_implementation", "_attn_implementation", "torch_dtype", "dtype", "architectures"}
+TRANSFORMERS_RESERVED |= {"transformers_version"}
+"""Entries of a `config.json` that are passed over: they name code, other files, or how to compute."""
+
+
+class TransformersConfig(StageConfig):
+    """Options of `model.transformers`."""
+
+    config: dict[str, Annotated[JsonValue, WithJsonSchema(_ANY_JSON)]] = Field(
+        {},
+        max_length=200,
+        description="a configuration, for random weights: {model_type: bert, hidden_size: 64, ...}; sizes of the data, "
+        "such as vocab_size, may be left out",
+    )
+    folder: str | None = Field(
+        None,
+        min_length=1,
+        description="a local folder with config.json and safetensors files, as save_pretrained writes it",
+    )
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if bool(self.config) == bool(self.folder):
+            raise ValueError("give config or folder, one of them")
+        if self.config and not isinstance(self.config.get("model_type"), str):
+            raise ValueError("config has no model_type, such as bert")
+        if reserved := sorted(TRANSFORMERS_RESERVED & self.config.keys()):
+            raise ValueError(f"config: {', '.join(reserved)} can't be given")
+        return self
 
 
 class PythonModelConfig(StageConfig):

@@ -1,5 +1,6 @@
 """torchvision's classification networks, adapted to a data set's channels, image size and classes.
 
+What its other networks need too: the first layer, one-line errors.
 Shape legend: C channels, H height, W width of an image; K classes; O outputs of a layer.
 """
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from ptpipe import JSON, StageError
-from ptpipe_torch import builder
+from ptpipe_torch import TensorSpec, builder
 from ptpipe_torch.torchvision_compat import torchvision
 
 
@@ -34,12 +35,12 @@ def classifier(*, name: str, shape_CHW: Sequence[int], num_classes: int, transfo
     models = torchvision().models
     if name not in list_classifiers():
         raise StageError(f"torchvision {torchvision().__version__} has no classification network {name!r}")
-    with _one_line_errors(name, shape_CHW):
+    with one_line_errors(name, shape_CHW):
         options = _options(models.get_model_builder(name), shape_CHW, transform_input)
         network: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
     if isinstance(network, models.MNASNet):
         network.__class__ = _mnasnet()
-    _adapt_channels(stem(network)[1], shape_CHW[0])
+    adapt_channels(stem(network)[1], shape_CHW[0])
     return network
 
 
@@ -50,7 +51,7 @@ def list_classifiers() -> list[str]:
 
 
 def weight_urls(name: str) -> dict[str, str]:
-    """Return the URLs of the network's published weights by name, including `DEFAULT`."""
+    """Return the URLs of a network's published weights by name, including `DEFAULT`."""
     weights = torchvision().models.get_model_weights(name)
     return {word: entry.url for word, entry in weights.__members__.items()}
 
@@ -72,11 +73,11 @@ def head(network: nn.Module, num_classes: int) -> str:
     return str(layers[-1])
 
 
-def check_images(name: str, network: nn.Module, shape_CHW: Sequence[int], num_classes: int) -> None:
+def check_images(name: str, network: nn.Module, shape_CHW: Sequence[int], outputs: TensorSpec) -> None:
     """Run the network on one image. Raises StageError if it doesn't accept images of this size."""
-    with _one_line_errors(name, shape_CHW), torch.inference_mode():
-        logits_NK = network.eval()(torch.zeros(1, *shape_CHW))
-    assert logits_NK.shape == (1, num_classes), logits_NK.shape
+    with one_line_errors(name, shape_CHW), torch.inference_mode():
+        logits = network.eval()(torch.zeros(1, *shape_CHW))
+    assert outputs.fits(logits.shape), logits.shape
 
 
 def _num_outputs(layer: nn.Module) -> int | None:
@@ -103,7 +104,7 @@ def _options(build: Any, shape_CHW: Sequence[int], transform_input: bool) -> dic
     return options
 
 
-def _adapt_channels(layer: nn.Conv2d, channels: int) -> None:
+def adapt_channels(layer: nn.Conv2d, channels: int) -> None:
     """Replace the weights for another number of input channels, preserving the variance of the outputs."""
     if layer.in_channels == channels:
         return
@@ -114,7 +115,7 @@ def _adapt_channels(layer: nn.Conv2d, channels: int) -> None:
 
 
 @contextmanager
-def _one_line_errors(name: str, shape_CHW: Sequence[int]) -> Iterator[None]:
+def one_line_errors(name: str, shape_CHW: Sequence[int]) -> Iterator[None]:
     """Convert torchvision's errors for unsupported image sizes into a StageError of one line."""
     try:
         yield

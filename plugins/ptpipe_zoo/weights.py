@@ -18,7 +18,7 @@ from ptpipe import StageError
 
 # DenseNet's published files have `norm.1`, but module names must no longer contain dots.
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
-_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.", "aux_classifier.")
 _COUNTER = ".num_batches_tracked"
 _WRAPPED = "module."
 """What the names of a network saved from DataParallel begin with."""
@@ -55,7 +55,9 @@ def _is_state_dict(content: object) -> bool:
     )
 
 
-def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], num_classes: int, source: str) -> list[str]:
+def load_weights(
+    network: nn.Module, weights: Mapping[str, torch.Tensor], stems: Iterable[str], heads: Iterable[str], source: str
+) -> list[str]:
     """Copy pretrained weights into the network, in place; return a line about each adaptation.
 
     A first layer for RGB is adapted to the network's channels. A last layer for other classes is dropped: the network
@@ -64,16 +66,16 @@ def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], num_cl
     Args:
         network: changed in place.
         weights: a state dict.
-        num_classes: of `network`.
+        stems: names of the first layers, whose inputs are the images.
+        heads: names of the last ones, whose outputs are the logits.
         source: of the weights, for errors.
 
     Raises StageError if any other tensor is missing, unexpected or of another shape.
     """
-    from ptpipe_zoo.torchvision_models import head, stem  # imports torchvision, which other networks don't need
-
     own = network.state_dict()
     state = _renamed(weights)
-    notices = [*_fit_stem(state, own, f"{stem(network)[0]}.weight"), *_fit_head(state, own, head(network, num_classes))]
+    notices = [line for stem in stems for line in _fit_stem(state, own, f"{stem}.weight")]
+    notices += [line for head in heads for line in _fit_head(state, own, head)]
     _load(network, state, source)
     return notices
 
@@ -108,8 +110,8 @@ def _renamed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _fit_stem(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], name: str) -> list[str]:
-    given_OIhw, own_OIhw = state.get(name), own[name]
-    if given_OIhw is None or given_OIhw.shape[1:2] != (3,) or own_OIhw.shape[1] == 3:
+    given_OIhw, own_OIhw = state.get(name), own.get(name)
+    if given_OIhw is None or own_OIhw is None or given_OIhw.shape[1:2] != (3,) or own_OIhw.shape[1] == 3:
         return []
     channels = own_OIhw.shape[1]
     if channels == 1:  # a gray image has three equal channels: the outputs stay the same
@@ -120,8 +122,8 @@ def _fit_stem(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], n
 
 
 def _fit_head(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], layer: str) -> list[str]:
-    given, wanted = state.get(f"{layer}.weight"), own[f"{layer}.weight"]
-    if given is None or given.shape[1:] != wanted.shape[1:] or given.shape[0] == wanted.shape[0]:
+    given, wanted = state.get(f"{layer}.weight"), own.get(f"{layer}.weight")
+    if given is None or wanted is None or given.shape[1:] != wanted.shape[1:] or given.shape[0] == wanted.shape[0]:
         return []
     state |= {name: own[name] for name in (f"{layer}.weight", f"{layer}.bias") if name in own}
     return [f"the weights' last layer ({layer}) has {given.shape[0]} classes: reinitialized for {wanted.shape[0]}"]

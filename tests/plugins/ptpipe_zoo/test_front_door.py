@@ -8,9 +8,9 @@ import sys
 import pytest
 
 import ptpipe_zoo
-from ptpipe import Stage
+from ptpipe import ManifestError, Stage, load_plan
 from ptpipe.plan.bind import config_problems
-from ptpipe_zoo import names
+from ptpipe_zoo import extras, names
 
 
 def test_importing_it_imports_neither_torch_nor_numpy():
@@ -25,7 +25,18 @@ print([name for name in ("torch", "torchvision", "numpy") if name in sys.modules
 
 def test_offers_its_kinds_with_help():
     stages = {stage.kind: stage for stage in ptpipe_zoo.ptpipe_stages()}
-    kinds = ["mlp", "onnx", "python", "small_cnn", "small_unet", "text_lstm", "text_transformer", "torchvision"]
+    kinds = [
+        "mlp",
+        "onnx",
+        "python",
+        "small_cnn",
+        "small_unet",
+        "text_lstm",
+        "text_transformer",
+        "timm",
+        "torchvision",
+        "transformers",
+    ]
     assert sorted(stages) == [f"model.{kind}" for kind in kinds]
     for stage in stages.values():
         assert stage.help.endswith(".")
@@ -49,6 +60,16 @@ def problems(stage: Stage, **options: object) -> list[tuple[str, str | None]]:
         (ptpipe_zoo.text_lstm, {"pooling": "first"}, "pooling: .*'mean' or 'last'"),
         (ptpipe_zoo.text_lstm, {"bidirectional": True}, "bidirectional"),
         (ptpipe_zoo.torchvision, {}, "'name'"),
+        (ptpipe_zoo.timm, {"name": "resnet18", "weights": "a1_in1k", "weights_file": "w.pth"}, "not both"),
+        (ptpipe_zoo.timm, {"name": "resnet18", "arguments": {"pretrained": True}}, "pretrained can't be given"),
+        (ptpipe_zoo.transformers, {}, "give config or folder, one of them"),
+        (ptpipe_zoo.transformers, {"config": {"hidden_size": 8}}, "config has no model_type"),
+        (
+            ptpipe_zoo.transformers,
+            {"config": {"model_type": "bert", "auto_map": {}}},
+            "config: auto_map can't be given",
+        ),
+        (ptpipe_zoo.timm, {"name": "resnet18", "weights": "../../x"}, "weights"),
         (
             ptpipe_zoo.torchvision,
             {"name": "resnet18", "weights": "DEFAULT", "weights_file": "w.pth"},
@@ -61,31 +82,69 @@ def test_wrong_options_are_found_before_any_work(stage, options, message):
     assert re.search(message, text)
 
 
-@pytest.mark.parametrize(("name", "suggestion"), [("resnet81", "resnet18"), ("ViT_b_16", "vit_b_16"), ("zzz", None)])
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [("resnet81", "resnet18"), ("ViT_b_16", "vit_b_16"), ("deeplabv3_resnet5", "deeplabv3_resnet50"), ("zzz", None)],
+)
 def test_an_unknown_network_gets_the_nearest_name(name, suggestion):
     ((message, nearest),) = problems(ptpipe_zoo.torchvision, name=name)
-    assert "must name one of torchvision's classification networks" in message
+    assert "must name one of torchvision's networks for classification or segmentation" in message
     assert nearest == suggestion
 
 
+@pytest.mark.skipif(extras.missing_extra("timm") is not None, reason="needs ptpipe[timm]")
+@pytest.mark.parametrize(
+    ("name", "suggestion"), [("resnet81", "resnet18"), ("vit_tiny_patch16_242", "vit_tiny_patch16_224")]
+)
+def test_an_unknown_network_of_timm_gets_the_nearest_name(name, suggestion):
+    ((message, nearest),) = problems(ptpipe_zoo.timm, name=name)
+    assert "must name one of timm's networks" in message
+    assert nearest == suggestion
+
+
+@pytest.mark.parametrize(
+    ("library", "options"), [("timm", "name: resnet18"), ("transformers", "config: {model_type: bert}")]
+)
+def test_a_missing_library_is_found_when_the_manifest_is_read(tmp_path, monkeypatch, library, options):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    (tmp_path / "m.yaml").write_text(
+        "version: 1\nname: m\nseed: 1\nstages:\n  data: {uses: data.digits}\n"
+        f"  net: {{uses: model.{library}, with: {{{options}}}}}\n"
+    )
+    with pytest.raises(
+        ManifestError, match=rf"net: model.{library} needs {library}: pip install 'ptpipe\[{library}\]'"
+    ):
+        load_plan(tmp_path / "m.yaml")
+
+
 def test_the_names_read_from_the_source_are_those_that_torchvision_registers():
-    from ptpipe_zoo import torchvision_models
+    from ptpipe_zoo import torchvision_models, torchvision_segmentation
 
     assert list(names.classifier_names()) == torchvision_models.list_classifiers()
-    assert "fcn_resnet50" not in names.classifier_names()
+    assert list(names.segmenter_names()) == sorted(torchvision_segmentation.list_segmenters())
+    assert "fcn_resnet50" in names.segmenter_names()
 
 
-def test_reads_the_names_of_every_form_of_registration(tmp_path):
-    (tmp_path / "nets.py").write_text(
-        '@register_model()\n@handle(weights=("a", None))\ndef one(*, weights=None):\n    ...\n'
+def test_the_published_weights_read_from_the_source_are_torchvisions():
+    from ptpipe_zoo import torchvision_models
+
+    for name in ("resnet50", *names.segmenter_names()):
+        assert names.weight_urls(name) == torchvision_models.weight_urls(name) != {}
+
+
+def test_reads_the_names_of_every_form_of_registration(monkeypatch):
+    source = (
+        '@register_model()\n@handle(\n    weights=("a", None),\n)\ndef one(*, weights=None):\n    ...\n'
         '@register_model(name="two")\ndef build_two():\n    ...\n@register_model("three")\ndef build_three(): ...\n'
         "def helper(): ...\n"
     )
-    assert names._names_in(tmp_path) == {"one", "two", "three"}
+    monkeypatch.setattr(names, "_sources", lambda subfolder: [source])
+    assert names._names_in("") == ("one", "three", "two")
 
 
 def test_without_torchvision_any_name_may_be_planned(monkeypatch):
-    monkeypatch.setattr(names, "classifier_names", lambda: ())
+    for known in ("classifier_names", "segmenter_names"):
+        monkeypatch.setattr(names, known, lambda: ())
     assert problems(ptpipe_zoo.torchvision, name="resnet18000") == []
 
 
@@ -110,6 +169,7 @@ def test_the_preflight_reports_every_reason(tmp_path, monkeypatch):
     ]
     missing = tmp_path / "w.pth"
     assert reasons(name="resnet18", weights_file=str(missing)) == [f"weights file {missing} does not exist"]
-    monkeypatch.setattr(names, "classifier_names", lambda: ())
+    for known in ("classifier_names", "segmenter_names"):
+        monkeypatch.setattr(names, known, lambda: ())
     (line,) = reasons(name="resnet81")
-    assert line == "the installed torchvision has no classifier 'resnet81' (did you mean 'resnet18'?)"
+    assert line == "the installed torchvision has no network 'resnet81' (did you mean 'resnet18'?)"

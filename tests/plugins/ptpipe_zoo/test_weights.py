@@ -106,14 +106,14 @@ def test_densenets_published_names_are_understood():
         )
         old[f"{head}denselayer{number}.{rest}" if head else name] = torch.full_like(tensor, 3)
     assert "features.denseblock1.denselayer1.norm.1.weight" in old
-    weights.load_weights(network, old, 5, "w.pth")
+    weights.load_weights(network, old, stems=["features.conv0"], heads=["classifier"], source="w.pth")
     assert all((tensor == 3).all() for tensor in network.state_dict().values())
 
 
 def test_auxiliary_branches_in_a_file_are_left_out():
     theirs = torchvision().models.googlenet(num_classes=5, init_weights=False)
     ours = torchvision_models.classifier(name="googlenet", shape_CHW=(3, 32, 32), num_classes=5)
-    assert weights.load_weights(ours, theirs.state_dict(), 5, "w.pth") == []
+    assert weights.load_weights(ours, theirs.state_dict(), stems=["conv1.conv"], heads=["fc"], source="w.pth") == []
     assert torch.equal(ours.fc.weight, theirs.fc.weight)
 
 
