@@ -37,6 +37,8 @@ class Request:
     """Half the width of a ratio's interval, relative, at which measuring ends."""
     seed: int
     code: NamedCode
+    libraries: tuple[str, ...]
+    """To import before workers are forked: else each of them would."""
     path: tuple[str, ...]
     """`sys.path` of the process that sends this."""
 
@@ -48,9 +50,9 @@ class Request:
     def from_json(cls, text: str) -> Self:
         """Inverse of `to_json`."""
         content: dict[str, Any] = json.loads(text)
-        code = content.pop("code")
-        named = NamedCode(tuple(code["plugins"]), code["folder"], tuple(code["source_functions"]))
-        models = tuple(StoredModel(**model) for model in content.pop("models"))
-        inputs = {int(size): tuple(files) for size, files in content.pop("inputs").items()}
-        threads, path = tuple(content.pop("threads")), tuple(content.pop("path"))
-        return cls(models=models, inputs=inputs, threads=threads, path=path, code=named, **content)
+        code = content["code"]
+        changed: dict[str, Any] = {name: tuple(content[name]) for name in ("threads", "libraries", "path")}
+        changed["code"] = NamedCode(tuple(code["plugins"]), code["folder"], tuple(code["source_functions"]))
+        changed["models"] = tuple(StoredModel(**model) for model in content["models"])
+        changed["inputs"] = {int(size): tuple(files) for size, files in content["inputs"].items()}
+        return cls(**{**content, **changed})

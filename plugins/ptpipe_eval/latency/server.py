@@ -7,6 +7,7 @@ libraries once, uses none of them, and forks: a worker is ready in milliseconds,
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -28,6 +29,7 @@ from ptpipe_eval.latency.estimate import Block, CellEstimate, Round
 from ptpipe_eval.latency.latencies import StartUp
 from ptpipe_eval.latency.request import Request
 from ptpipe_eval.latency.worker import run_worker
+from ptpipe_torch import torchvision
 
 _BLOCK_NS = 25_000_000
 """Short against the slow moments of a virtual machine, 40 to 200 ms, long against one call of a small network."""
@@ -218,9 +220,8 @@ def _typical(start_ups: Sequence[StartUp]) -> StartUp:
 
 def _preload(request: Request) -> None:
     """Import what the workers need, and start none of its threads."""
-    import onnxruntime  # noqa: F401
-    import torch  # noqa: F401
-
+    for name in request.libraries:
+        torchvision() if name == "torchvision" else importlib.import_module(name)
     load_vocabulary(request.code.plugins, Path(request.code.folder))
 
 

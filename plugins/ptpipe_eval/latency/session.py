@@ -33,6 +33,8 @@ METHOD = (
 )
 
 _MAX_ERROR_LINES = 5
+_LIBRARIES = ("onnxruntime", "torch", "torchvision", "timm", "transformers")
+"""That take long to import, in an order in which they can be."""
 
 OnProgress: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Called after every round with `elapsed_s`, `batch_size` and `num_threads`."""
@@ -70,6 +72,7 @@ class Session:
                 self.precision,
                 self.seed,
                 self.code,
+                tuple(name for name in _LIBRARIES if name in sys.modules),
                 tuple(sys.path),
             )
             result = _answered(request, on_progress)
