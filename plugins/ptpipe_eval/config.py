@@ -86,9 +86,10 @@ class DropConfig(GateConfig):
     confidence: float = Field(
         0.95, gt=0.5, lt=1, description="confidence to decide on max_drop with, one-sided; 0.95 errs once in 20 times"
     )
-    on_inconclusive: Literal["warn", "fail"] = Field(
-        "warn",
-        description="what follows where the samples are too few to decide on max_drop: warn, or end with exit code 4",
+    on_inconclusive: Literal["estimate", "warn", "fail"] = Field(
+        "estimate",
+        description="where the samples are too few to decide on max_drop, end with exit code 4: always (fail), never "
+        "(warn), or if the drop on these samples is above max_drop (estimate)",
     )
 
 

@@ -45,7 +45,7 @@ def judge_accuracy(config: AccuracyConfig, comparison: Comparison) -> Verdict:
         "num_samples": comparison.num_samples,
         "min_accuracy": config.min_accuracy,
     }
-    return verdict(checks, candidate, baseline, figures, config.on_inconclusive == "fail")
+    return verdict(checks, candidate, baseline, figures, _fails(config, metric.drop(own, other)))
 
 
 def judge_quality(config: QualityConfig, comparison: Comparison) -> Verdict:
@@ -74,7 +74,7 @@ def judge_quality(config: QualityConfig, comparison: Comparison) -> Verdict:
         "min_value": config.min_value,
         "max_value": config.max_value,
     }
-    return verdict(checks, candidate, baseline, figures, config.on_inconclusive == "fail")
+    return verdict(checks, candidate, baseline, figures, _fails(config, metric.drop(own, other)))
 
 
 def check_drop(
@@ -98,6 +98,13 @@ def check_drop(
         f"{_values(comparison, candidate, metric, drop)}"
     )
     return LimitCheck(is_met, text if is_met is not None else f"{text}; {_needed(drop, max_drop, confidence)}")
+
+
+def _fails(config: AccuracyConfig | QualityConfig, drop: float) -> bool:
+    """Return whether an undecided gate ends the run."""
+    if config.on_inconclusive == "estimate":
+        return config.max_drop is not None and drop > config.max_drop
+    return config.on_inconclusive == "fail"
 
 
 class _Number:

@@ -96,7 +96,9 @@ def test_a_large_loss_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize(("told", "fails"), [({}, False), ({"on_inconclusive": "fail"}, True)])
+@pytest.mark.parametrize(
+    ("told", "fails"), [({}, False), ({"on_inconclusive": "warn"}, False), ({"on_inconclusive": "fail"}, True)]
+)
 def test_what_the_samples_cannot_tell_is_undecided(told, fails) -> None:
     verdict = judge_accuracy(compared(40, 15), max_drop=0.003, **told)
     assert (verdict.decision, verdict.fail_undecided) == (UNDECIDED, fails)
@@ -105,6 +107,16 @@ def test_what_the_samples_cannot_tell_is_undecided(told, fails) -> None:
         "0.30: 99.00 % vs 99.25 %, 40 lost and 15 gained of 10,000 samples; 10,000 samples are too few to tell, about "
         "150,000 would do"
     )
+
+
+@pytest.mark.parametrize(("option", "fails"), [("estimate", True), ("warn", False), ("fail", True)])
+def test_a_drop_above_the_limit_that_may_be_chance_ends_the_run_unless_it_is_to_warn(option, fails) -> None:
+    for judge in (judge_accuracy, judge_quality):
+        verdict = judge(compared(69, 25, 9861), max_drop=0.003, on_inconclusive=option)
+        assert (verdict.decision, verdict.fail_undecided) == (UNDECIDED, fails)
+        assert judge(compared(), max_drop=0.003, on_inconclusive=option).decision is PASSED
+    at_the_limit = judge_accuracy(compared(40, 10, 9900), max_drop=0.003)
+    assert (at_the_limit.decision, at_the_limit.fail_undecided) == (UNDECIDED, False)
 
 
 def test_few_samples_are_not_enough_even_where_none_is_lost() -> None:
