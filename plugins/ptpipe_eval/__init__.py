@@ -74,7 +74,7 @@ def gate_accuracy(config: AccuracyConfig, ctx: Context, comparison: Comparison) 
     above it, at the given confidence (Tango's score interval). Where the samples are too few for either, the gate is
     undecided, and says how many it would take. A refusal ends the run with exit code 3 after the other stages.
     """
-    from ptpipe_eval.quality_gates import judge_accuracy
+    from ptpipe_eval.quality.gates import judge_accuracy
 
     return judge_accuracy(config, comparison)
 
@@ -87,7 +87,7 @@ def gate_quality(config: QualityConfig, ctx: Context, comparison: Comparison) ->
     metric is no fraction of samples (F1, IoU, R2, perplexity), by a bootstrap. A refusal ends the run with exit code 3
     after the other stages.
     """
-    from ptpipe_eval.quality_gates import judge_quality
+    from ptpipe_eval.quality.gates import judge_quality
 
     return judge_quality(config, comparison)
 

@@ -1,4 +1,4 @@
-"""Judge size and latency in a comparison: the work of these gates. Imports neither torch nor numpy.
+"""Judge sizes in a comparison: the work of gate.size. Imports neither torch nor numpy.
 
 A value equal to its limit passes.
 """
@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Verdict
 from ptpipe_eval.comparison import Comparison
-from ptpipe_eval.verdicts import LimitCheck
-from ptpipe_eval.verdicts import decimal as _decimal
-from ptpipe_eval.verdicts import percent as _percent
-from ptpipe_eval.verdicts import verdict as _verdict
+from ptpipe_eval.verdicts import LimitCheck, decimal, percent, verdict
 
 if TYPE_CHECKING:
     from ptpipe_eval.config import SizeConfig
@@ -24,10 +21,10 @@ def judge_size(config: SizeConfig, comparison: Comparison) -> Verdict:
     own, other = candidate.size_bytes, baseline.size_bytes
     checks = []
     if config.max_ratio is not None:
-        allowed = int(_decimal(config.max_ratio) * other)
+        allowed = int(decimal(config.max_ratio) * other)
         text = (
             f"{candidate.name} has {own:,} bytes, {100 * own / other:.2f} % of {baseline.name}'s {other:,}, "
-            f"allowed {_percent(config.max_ratio)} % ({allowed:,} bytes)"
+            f"allowed {percent(config.max_ratio)} % ({allowed:,} bytes)"
         )
         checks.append(LimitCheck(own / other <= config.max_ratio, text))
     if config.max_bytes is not None:
@@ -40,4 +37,4 @@ def judge_size(config: SizeConfig, comparison: Comparison) -> Verdict:
         "max_ratio": config.max_ratio,
         "max_bytes": config.max_bytes,
     }
-    return _verdict(checks, candidate, baseline, figures)
+    return verdict(checks, candidate, baseline, figures)

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Decision, Verdict
 from ptpipe_eval.latency.latencies import Latency, cell_label
+from ptpipe_eval.verdicts import LimitCheck, verdict
 
 if TYPE_CHECKING:
     from ptpipe_eval.comparison import Comparison, Row
     from ptpipe_eval.config import LatencyConfig
-
-_ORDER = (Decision.REFUSED, Decision.UNDECIDED, Decision.PASSED)
 
 
 def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
@@ -20,9 +19,14 @@ def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
     own = candidate.latency(config.batch_size, config.threads)
     if own is None:
         return _not_measured(config, candidate)
-    facts: dict[str, JSON] = {
-        "candidate": candidate.name,
-        "baseline": baseline.name,
+    where, checks = cell_label(config.batch_size, config.threads), []
+    if config.max_ratio is not None:
+        text = f"{where}: {candidate.name} takes {_ratio_text(own)} the time of {baseline.name}"
+        checks.append(_check(own.ratio_low, own.ratio_high, config.max_ratio, f"{text}, allowed {config.max_ratio:g}x"))
+    if config.max_ms is not None:
+        text = f"{where}: {candidate.name} takes {_median_text(own)}"
+        checks.append(_check(own.low_ms, own.high_ms, config.max_ms, f"{text}, allowed {config.max_ms:g} ms"))
+    figures: dict[str, JSON] = {
         "batch_size": config.batch_size,
         "threads": config.threads,
         "median_ms": own.median_ms,
@@ -32,38 +36,16 @@ def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
         "max_ms": config.max_ms,
         "max_ratio": config.max_ratio,
     }
-    checks = list(_checks(config, own, candidate.name, baseline.name))
-    decision = min((decision for decision, _ in checks), key=_ORDER.index)
-    reasons = "; ".join(reason for found, reason in checks if found is decision)
-    where = cell_label(config.batch_size, config.threads)
-    return Verdict(decision, f"{where}: {reasons}", facts, config.fail_undecided)
+    return verdict(checks, candidate, baseline, figures, config.fail_undecided)
 
 
-def _checks(config: LatencyConfig, own: Latency, candidate: str, baseline: str) -> list[tuple[Decision, str]]:
-    checks = []
-    if config.max_ratio is not None:
-        decision = _decision(own.ratio_low, own.ratio_high, config.max_ratio)
-        text = f"{candidate} takes {_ratio_text(own)} the time of {baseline}, allowed {config.max_ratio:g}x"
-        checks.append((decision, text + _remedy(decision, own)))
-    if config.max_ms is not None:
-        decision = _decision(own.low_ms, own.high_ms, config.max_ms)
-        text = f"{candidate} takes {_median_text(own)}, allowed {config.max_ms:g} ms"
-        checks.append((decision, text + _remedy(decision, own)))
-    return checks
-
-
-def _decision(low: float | None, high: float | None, limit: float) -> Decision:
-    if low is None or high is None or low <= limit < high:
-        return Decision.UNDECIDED
-    return Decision.PASSED if high <= limit else Decision.REFUSED
-
-
-def _remedy(decision: Decision, own: Latency) -> str:
-    if decision is not Decision.UNDECIDED:
-        return ""
-    if own.ratio_high is None:
-        return "; the machine was too busy to tell, measure again (--fresh)"
-    return "; the limit is inside the interval, a longer budget_s of the comparison narrows it"
+def _check(low: float | None, high: float | None, limit: float, text: str) -> LimitCheck:
+    if low is None or high is None:
+        return LimitCheck(None, f"{text}; the machine was too busy to tell, measure again (--fresh)")
+    if low <= limit < high:
+        remedy = "the limit is inside the interval, a longer budget_s of the comparison narrows it"
+        return LimitCheck(None, f"{text}; {remedy}")
+    return LimitCheck(high <= limit, text)
 
 
 def _ratio_text(own: Latency) -> str:
