@@ -23,9 +23,10 @@ MIN_STARTS = 3
 """Below it there is no interval worth the name: Student's t with one degree of freedom is 12.7."""
 _CONFIDENCE = 0.95
 _MAX_WAITED_FRACTION = 0.05
-"""Of a block's time that its threads may wait for a processor."""
-_MAX_CONTROL_LOG = math.log(1.1)
-"""How far apart baseline and control, the same model twice, may be in a round: beyond, something hit one of them."""
+"""Of a block's time that its thread may wait for a processor. Several threads also wait for each other."""
+_MAX_CONTROL_LOG, _MAX_CONTROL_SPREAD = math.log(1.1), 5
+"""How far apart baseline and control, the same model twice, may be in a round, at least, and in units of what is usual:
+beyond, something hit one of them."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,13 @@ class Round:
     start: int
     blocks: tuple[Block, ...]
 
-    def is_disturbed(self, baseline: int, num_threads: int) -> bool:
-        """Whether something else than the models decided how long they took."""
-        waited = any(block.waited_fraction(num_threads) > _MAX_WAITED_FRACTION for block in self.blocks)
-        control = math.log(self.blocks[-1].median_ns / self.blocks[baseline].median_ns)
-        return waited or abs(control) > _MAX_CONTROL_LOG
+    def waited(self, num_threads: int) -> bool:
+        """Whether a model's only thread waited for a processor for long."""
+        return num_threads == 1 and any(block.waited_fraction(1) > _MAX_WAITED_FRACTION for block in self.blocks)
+
+    def control_difference(self, baseline: int) -> float:
+        """Return how far apart baseline and control are: the absolute logarithm of their ratio."""
+        return abs(math.log(self.blocks[-1].median_ns / self.blocks[baseline].median_ns))
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def estimate_cell(rounds: Sequence[Round], baseline: int, num_threads: int) -> C
 
     Where fewer than three starts have an undisturbed round, the cell is unmeasurable: the figures are of all rounds.
     """
-    good = [own for own in rounds if not own.is_disturbed(baseline, num_threads)]
+    good = undisturbed(rounds, baseline, num_threads)
     is_measurable = len({own.start for own in good}) >= MIN_STARTS
     used = good if is_measurable else list(rounds)
     logs_RM = np.log([[block.median_ns for block in own.blocks] for own in used])
@@ -139,6 +142,13 @@ def estimate_cell(rounds: Sequence[Round], baseline: int, num_threads: int) -> C
         len(rounds) - len(good),
         tuple(map(tuple, np.exp(ratios_RM).tolist())),
     )
+
+
+def undisturbed(rounds: Sequence[Round], baseline: int, num_threads: int) -> list[Round]:
+    """Return the rounds in which nothing but the models decided how long they took."""
+    usual = float(np.median([own.control_difference(baseline) for own in rounds]))
+    limit = max(_MAX_CONTROL_LOG, _MAX_CONTROL_SPREAD * usual)
+    return [own for own in rounds if not own.waited(num_threads) and own.control_difference(baseline) <= limit]
 
 
 def is_precise(cell: CellEstimate, precision: float) -> bool:

@@ -47,12 +47,15 @@ class WorkerError(Exception):
 
 @dataclass
 class _WorkerProcess:
+    """A worker, stopped unless it answers: threads that wait actively for the next call would take others' time."""
+
     name: str
     pid: int
     pipe: Connection
 
     def ask(self, **command: JSON) -> dict[str, Any]:
         """Send a command and return the answer."""
+        os.kill(self.pid, signal.SIGCONT)
         with suppress(BrokenPipeError):
             self.pipe.send_bytes(json.dumps(command).encode())
         return self.answer()
@@ -68,12 +71,14 @@ class _WorkerProcess:
             raise WorkerError(f"{self.name}: {self._death()}") from None
         if "error" in content:
             raise WorkerError(f"{self.name}: {content['error']}")
+        os.kill(self.pid, signal.SIGSTOP)
         return content
 
     def end(self) -> None:
         """Close the pipe, which ends the worker, and wait for that."""
         self.pipe.close()
         if self.pid:
+            os.kill(self.pid, signal.SIGCONT)
             os.waitpid(self.pid, 0)
 
     def _death(self) -> str:
@@ -119,7 +124,7 @@ class Server:
         while unfinished:
             with self._workers(num_threads) as workers:
                 for cell in unfinished:
-                    cell.rounds += self._rounds(workers, cell.batch_size, start, num_threads)
+                    self._add_rounds(cell, workers, start, num_threads)
                 self._start_ups[-1] = [
                     _with_peak(own, worker) for own, worker in zip(self._start_ups[-1], workers, strict=True)
                 ]
@@ -135,21 +140,18 @@ class Server:
         for cell in cells:
             yield cell.batch_size, estimate.estimate_cell(cell.rounds, baseline, num_threads)
 
-    def _rounds(
-        self, workers: Sequence[_WorkerProcess], batch_size: int, start: int, num_threads: int
-    ) -> Iterator[Round]:
-        """Yield rounds of these workers, up to twice as many as wanted where some are disturbed."""
+    def _add_rounds(self, cell: _Cell, workers: Sequence[_WorkerProcess], start: int, num_threads: int) -> None:
+        """Measure rounds of these workers, up to twice as many as wanted where some are disturbed."""
+        baseline, batch_size = self._request.baseline, cell.batch_size
         call_ns = [int(worker.ask(warm_up=batch_size)["call_ns"]) for worker in workers]
         num_calls = [min(_MAX_CALLS, max(1, _BLOCK_NS // own)) for own in call_ns]
         round_ns = sum(count * own for count, own in zip(num_calls, call_ns, strict=True))
         num_wanted = min(_MAX_ROUNDS, max(1, _ROUNDS_NS // round_ns))
-        num_good = 0
         for _ in range(2 * num_wanted):
-            own = self._round(workers, batch_size, start, num_calls)
-            yield own
-            num_good += not own.is_disturbed(self._request.baseline, num_threads)
+            cell.rounds.append(self._round(workers, batch_size, start, num_calls))
             self._tell(event="progress", elapsed_s=self._elapsed_s(), batch_size=batch_size, num_threads=num_threads)
-            if num_good == num_wanted:
+            good = estimate.undisturbed(cell.rounds, baseline, num_threads)
+            if sum(own.start == start for own in good) == num_wanted:
                 return
 
     def _round(self, workers: Sequence[_WorkerProcess], batch_size: int, start: int, num_calls: Sequence[int]) -> Round:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ptpipe_torch import Deployable
 
 METHOD = (
-    "a process for each model and a second one for the baseline, one running at a time, on real samples prepared "
-    "beforehand, garbage collection off; rounds of blocks of 25 ms in random order, several times in fresh processes; "
+    "a process for each model and a second one for the baseline, all but one stopped, on real samples prepared "
+    "beforehand, garbage collection off, freed memory kept; rounds of blocks of 25 ms in random order, several times in fresh processes; "
     "ratios are paired by round, intervals are Student's t over starts, 95 %"
 )
 
@@ -159,9 +159,8 @@ def _server() -> Iterator[tuple[subprocess.Popen[str], IO[bytes]]]:
             stderr=errors,
             text=True,
             encoding="utf-8",
-            # Threads of OpenMP sleep between two calls: those of an idle worker would take the others' processors.
             process_group=0,
-            env={**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         try:
             yield server, errors

@@ -24,6 +24,7 @@ from safetensors.numpy import load_file
 
 from ptpipe import JSON, PtpipeError
 from ptpipe_eval.latency.request import Request, StoredModel
+from ptpipe_torch import freed_memory_kept
 
 if TYPE_CHECKING:
     from ptpipe_torch import Deployable, Predictor
@@ -84,7 +85,7 @@ def run_worker(pipe: Connection, stored: StoredModel, request: Request, num_thre
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     try:
         before_bytes, started_ns = _peak_bytes(), time.perf_counter_ns()
-        with load_model(stored, request).predictor(num_threads) as predict:
+        with freed_memory_kept(), load_model(stored, request).predictor(num_threads) as predict:
             load_ns = time.perf_counter_ns() - started_ns
             worker = Worker(predict, request)
             first_ns = worker.first_call_ns(min(request.inputs))
