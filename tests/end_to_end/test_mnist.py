@@ -32,7 +32,7 @@ def run(manifest: str, artifacts: Path, *settings: str) -> tuple[int, dict[str, 
         str(artifacts),
         "--json",
         "-s",
-        "compare.budget_s=2",
+        "compare.budget_s=1",
     ]
     finished = subprocess.run([*command, *settings], capture_output=True, text=True, check=False)
     stages = {stage["stage_id"]: stage for stage in json.loads(finished.stdout)["stages"]}

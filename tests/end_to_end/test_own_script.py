@@ -35,7 +35,7 @@ class Project:
             (folder / path.relative_to(ROOT)).parent.mkdir(parents=True)
             shutil.copy(path, folder / path.relative_to(ROOT))
         text = (ROOT / "manifests" / "own_script.yaml").read_text(encoding="utf-8")
-        self.manifest.write_text(text.replace("batch_sizes: [1]", "batch_sizes: [1], budget_s: 1"), encoding="utf-8")
+        self.manifest.write_text(text.replace("budget_s: 10", "budget_s: 1"), encoding="utf-8")
 
     def ptpipe(self, *arguments: str) -> Mapping[str, Any]:
         """Run the manifest; return its stages by id."""
