@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
     """Check all that can be checked without a prediction, then evaluate every model, and time them together."""
-    names, split = ctx.input_names["models"], _checked_split(config, ctx, models, data)
+    names, (split, baseline) = ctx.input_names["models"], _checked(config, ctx, models, data)
     metrics = data.info.task.metrics
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
-    baseline = choose_baseline(config.baseline, names)
     evaluated = [
         _evaluated(config, ctx, split, names[position], model, position * len(split.samples))
         for position, model in enumerate(models)
@@ -57,21 +56,20 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
 
 def compare_latency(config: EvalLatencyConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
     """Time every model, and predict nothing else."""
-    names, split = ctx.input_names["models"], _checked_split(config, ctx, models, data)
-    baseline = choose_baseline(config.baseline, names)
+    names, (split, baseline) = ctx.input_names["models"], _checked(config, ctx, models, data)
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     rows = [Row(name, model.format, model.size_bytes, {}) for name, model in zip(names, models, strict=True)]
     rows = timed_rows(config, ctx, split, rows, models, names.index(baseline))
     return Comparison(data.info.name, config.split, len(split.samples), (), baseline, tuple(rows), METHOD, measured_at)
 
 
-def _checked_split(config: TimingOptions, ctx: Context, models: Sequence[Deployable], data: Data) -> EvalSplit:
-    """Return the split. Raises StageError for a missing baseline, a model that doesn't fit, an empty split."""
+def _checked(config: TimingOptions, ctx: Context, models: Sequence[Deployable], data: Data) -> tuple[EvalSplit, str]:
+    """Return split and baseline. Raises StageError for a missing baseline, a model that doesn't fit, an empty split."""
     names = ctx.input_names["models"]
-    choose_baseline(config.baseline, names)
+    baseline = choose_baseline(config.baseline, names)
     for name, model in zip(names, models, strict=True):
         data.info.check_fit(name, model.signature)
-    return select_split(data, config.split)
+    return select_split(data, config.split), baseline
 
 
 def _evaluated(

@@ -166,7 +166,7 @@ class Comparison(Artifact):
         primary = self.metrics[0]
         value = row.metrics[primary.name]
         drop = primary.drop(value, baseline.metrics[primary.name])
-        own = {primary.name: value, "drop" if primary.is_fraction else "worse_by": drop}
+        own = {primary.name: value, primary.drop_name: drop}
         return own | self._paired_as_json(row)
 
     def _paired_as_json(self, row: Row) -> dict[str, JSON]:

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from ptpipe import StageError
+from ptpipe_torch.errors import first_line
 from ptpipe_zoo.published import sha256_of
 
 _FILE = "model.safetensors"
@@ -45,7 +46,7 @@ def fetch(repository: str) -> None:
         try:
             path = Path(hf_hub_download(repository, _FILE, etag_timeout=_TIMEOUT_S))
         except Exception as error:  # its client may raise anything
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             message = f"can't download {_FILE} of {repository} ({reason}): specify a local file with weights_file"
             raise StageError(message) from error
     verify(path)

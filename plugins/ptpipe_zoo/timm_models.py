@@ -20,6 +20,7 @@ from torch import nn
 
 from ptpipe import JSON, Context, StageError, nearest
 from ptpipe_torch import Data, FunctionRef, Model, TensorSpec, builder
+from ptpipe_torch.errors import first_line
 from ptpipe_torch.torchvision_compat import torchvision
 from ptpipe_zoo import extras, hub, nets
 from ptpipe_zoo.config import TIMM_RESERVED
@@ -171,7 +172,7 @@ def _one_line_errors(name: str, shape_CHW: Sequence[int]) -> Iterator[None]:
         yield
     except Exception as error:  # some 1,400 networks: each may raise anything
         _, height, width = shape_CHW
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise StageError(
             f"timm's {name} can't be built with these arguments for images of {height}x{width} pixels: {reason}"
         ) from error

@@ -21,6 +21,7 @@ from torch.fx import Proxy
 
 from ptpipe import JSON, Context, StageError, nearest
 from ptpipe_torch import Data, DatasetInfo, FunctionRef, Model, TokensInfo, builder
+from ptpipe_torch.errors import first_line
 from ptpipe_torch.runtime import seeded
 from ptpipe_torch.torchvision_compat import torchvision
 from ptpipe_zoo import extras, nets
@@ -337,5 +338,5 @@ def _one_line_errors(what: str) -> Iterator[None]:
     except StageError:
         raise
     except Exception as error:  # hundreds of networks: each may raise anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise StageError(f"transformers has no network for {what}: {reason}") from error

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ class Block:
     waited_ns: int | None
     """Time that threads were runnable without a processor; None where the system does not report it."""
 
-    @property
+    @cached_property
     def median_ns(self) -> float:
         """Of the calls."""
         return float(np.median(self.durations_ns))
@@ -106,11 +107,15 @@ class CellEstimate:
     noise: float
     """How far from 1 the ratio of two copies of the baseline may be: smaller differences are noise."""
     num_starts: int
-    num_rounds: int
     num_disturbed: int
     """Rounds that were measured again."""
     ratios_RM: tuple[tuple[float, ...], ...]
     """Of every round, to the baseline; the last column is the control's."""
+
+    @property
+    def num_rounds(self) -> int:
+        """Of those that the figures are computed from."""
+        return len(self.ratios_RM)
 
 
 def estimate_cell(rounds: Sequence[Round], baseline: int, num_threads: int) -> CellEstimate:
@@ -138,7 +143,6 @@ def estimate_cell(rounds: Sequence[Round], baseline: int, num_threads: int) -> C
         tuple(models),
         math.expm1(noise) if is_measurable else math.inf,
         len(set(starts_R.tolist())),
-        len(used),
         len(rounds) - len(good),
         tuple(map(tuple, np.exp(ratios_RM).tolist())),
     )

@@ -52,6 +52,13 @@ class _WorkerProcess:
     name: str
     pid: int
     pipe: Connection
+    ready: dict[str, Any] = field(default_factory=dict)
+    """Its first answer."""
+
+    def start_up(self) -> StartUp:
+        """Return what it took so far."""
+        peak = self.ask(peak_memory=None)
+        return StartUp(self.ready["load_ns"] / 1e6, self.ready["first_call_ns"] / 1e6, int(peak["bytes"]))
 
     def ask(self, **command: JSON) -> dict[str, Any]:
         """Send a command and return the answer."""
@@ -125,18 +132,14 @@ class Server:
             with self._workers(num_threads) as workers:
                 for cell in unfinished:
                     self._add_rounds(cell, workers, start, num_threads)
-                self._start_ups[-1] = [
-                    _with_peak(own, worker) for own, worker in zip(self._start_ups[-1], workers, strict=True)
-                ]
+                self._start_ups.append([worker.start_up() for worker in workers])
             start += 1
             spent_s = time.monotonic() - begin_s
             if spent_s > _OVERTIME * budget_s or (spent_s > budget_s and start >= estimate.MIN_STARTS):
                 break
             if start >= _MIN_PRECISE_STARTS:
-                found = {cell.batch_size: estimate.estimate_cell(cell.rounds, baseline, num_threads) for cell in cells}
-                unfinished = [
-                    own for own in unfinished if not estimate.is_precise(found[own.batch_size], self._request.precision)
-                ]
+                found = [(cell, estimate.estimate_cell(cell.rounds, baseline, num_threads)) for cell in unfinished]
+                unfinished = [cell for cell, own in found if not estimate.is_precise(own, self._request.precision)]
         for cell in cells:
             yield cell.batch_size, estimate.estimate_cell(cell.rounds, baseline, num_threads)
 
@@ -165,14 +168,11 @@ class Server:
     def _workers(self, num_threads: int) -> Iterator[list[_WorkerProcess]]:
         """Start a worker for each model and the control, in random order, since what starts first may fare better."""
         workers: dict[int, _WorkerProcess] = {}
-        start_ups: dict[int, StartUp] = {}
         try:
             for position in self._shuffled():
                 pipes = [worker.pipe for worker in workers.values()]
                 workers[position] = worker = self._fork(position, num_threads, pipes)
-                ready = worker.answer()
-                start_ups[position] = StartUp(ready["load_ns"] / 1e6, ready["first_call_ns"] / 1e6, 0)
-            self._start_ups.append([start_ups[position] for position in range(len(self._models))])
+                worker.ready = worker.answer()
             yield [workers[position] for position in range(len(self._models))]
         finally:
             for worker in workers.values():
@@ -203,10 +203,6 @@ class Server:
     def _tell(self, **content: Any) -> None:
         self._out.write(json.dumps(content) + "\n")
         self._out.flush()
-
-
-def _with_peak(start_up: StartUp, worker: _WorkerProcess) -> StartUp:
-    return StartUp(start_up.load_ms, start_up.first_call_ms, int(worker.ask(peak_memory=None)["bytes"]))
 
 
 def _typical(start_ups: Sequence[StartUp]) -> StartUp:

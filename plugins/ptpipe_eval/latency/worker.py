@@ -42,15 +42,11 @@ class Worker:
         self._predict = predict
         self._inputs = {size: cycle(list(map(load_file, files))) for size, files in request.inputs.items()}
 
-    def first_call_ns(self, batch_size: int) -> int:
-        """Return how long the first prediction takes, with what is allocated and compiled in it."""
-        return self._timed(batch_size)
-
     def warm_up(self, batch_size: int) -> int:
         """Predict until calls stop getting faster: memory mapped, kernels selected, clock raised. Return one's time."""
         spent_ns, before_ns = 0, float("inf")
         while True:
-            window_ns = [self._timed(batch_size) for _ in range(_WARM_UP_WINDOW)]
+            window_ns = [self.call_ns(batch_size) for _ in range(_WARM_UP_WINDOW)]
             spent_ns += sum(window_ns)
             now_ns = statistics.median(window_ns)
             if spent_ns >= _MAX_WARM_UP_NS or (now_ns > _WARM_UP_GAIN * before_ns and spent_ns >= _MIN_WARM_UP_NS):
@@ -72,7 +68,8 @@ class Worker:
         durations_ns: list[JSON] = [end - start for start, end in pairwise(ends_ns)]
         return {"durations_ns": durations_ns, "cpu_ns": cpu_ns, "waited_ns": waited_ns}
 
-    def _timed(self, batch_size: int) -> int:
+    def call_ns(self, batch_size: int) -> int:
+        """Return how long one prediction takes; the first one allocates and compiles."""
         batch = next(self._inputs[batch_size])
         started_ns = time.perf_counter_ns()
         self._predict(batch)
@@ -88,7 +85,7 @@ def run_worker(pipe: Connection, stored: StoredModel, request: Request, num_thre
         with freed_memory_kept(), load_model(stored, request).predictor(num_threads) as predict:
             load_ns = time.perf_counter_ns() - started_ns
             worker = Worker(predict, request)
-            first_ns = worker.first_call_ns(min(request.inputs))
+            first_ns = worker.call_ns(min(request.inputs))
             gc.collect()
             gc.disable()  # its pauses would count as latency
             _answer(pipe, {"load_ns": load_ns, "first_call_ns": first_ns})

@@ -68,7 +68,7 @@ def judge_quality(config: QualityConfig, comparison: Comparison) -> Verdict:
         "metric": metric.name,
         "value": own,
         "baseline_value": other,
-        "drop" if metric.is_fraction else "worse_by": metric.drop(own, other),
+        metric.drop_name: metric.drop(own, other),
         **_drop_facts(drop, config.max_drop, config.confidence),
         "num_samples": total,
         "min_value": config.min_value,

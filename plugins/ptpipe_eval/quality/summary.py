@@ -17,18 +17,13 @@ _TWO_SIDED = 0.975
 _MAX_CLASSES = 20
 
 
-def drop_name(metric: Metric) -> str:
-    """Return what the difference to the baseline is called: `drop` of a fraction is in points."""
-    return "drop" if metric.is_fraction else "worse_by"
-
-
 def bounds_summary(samples: PairedSamples, row: int, primary: Metric) -> dict[str, JSON]:
     """Return the interval of the drop in the primary metric, of a row that is not the baseline's."""
     drop = samples.drop(primary.name, row)
     if drop is None:
         return {}
     low, high = drop.limits(_TWO_SIDED)
-    return {f"{drop_name(primary)}_low": low, f"{drop_name(primary)}_high": high}
+    return {f"{primary.drop_name}_low": low, f"{primary.drop_name}_high": high}
 
 
 def paired_summary(samples: PairedSamples, row: int, metrics: Sequence[Metric]) -> dict[str, JSON]:

@@ -40,6 +40,11 @@ class Metric:
     is_fraction: bool = False
     """Whether it lies between 0 and 1 and is shown in percent."""
 
+    @property
+    def drop_name(self) -> str:
+        """What the difference to a baseline is called: `drop` of a fraction, in points, else `worse_by`."""
+        return "drop" if self.is_fraction else "worse_by"
+
     def drop(self, value: float, baseline: float) -> float:
         """Return by how much `value` is worse than the baseline's; negative where it is better."""
         return round(baseline - value if self.higher_is_better else value - baseline, _DIGITS)
