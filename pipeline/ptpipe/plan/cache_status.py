@@ -29,6 +29,11 @@ class CacheStatus:
     reasons: tuple[str, ...] = ()
     """Why it would run the stage."""
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether a run would use a stored result."""
+        return self.entry is not None
+
 
 def cache_statuses(
     plan: Plan, keys: Mapping[str, Key], store: Store, sources: SourceDigests, fresh: Collection[str] = ()
