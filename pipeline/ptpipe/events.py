@@ -156,6 +156,8 @@ class RunStarted:
     """What the console shows: below 0 only problems and the end, below -1 nothing, above 0 log lines too."""
     kinds: tuple[str, ...] = ()
     """Of the stages, in run order."""
+    options: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    """Of the stages, by stage id, defaults filled in."""
 
 
 @dataclass(frozen=True)

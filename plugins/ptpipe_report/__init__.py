@@ -7,7 +7,9 @@
 - **Markdown**: `report.md` in the run's folder, for a pull request or a mail.
 - **JSON lines**: `events.jsonl` in the run's folder, one object per event, for other programs.
 
-Other reports and trackers are separate reporters: see `ptpipe.Reporter` and the hook `ptpipe_reporters`.
+- **Trackers** (`PTPIPE_TRACKERS=tensorboard,mlflow`): the run in TensorBoard or MLflow, as it happens.
+
+Other reports are separate reporters: see `ptpipe.Reporter` and the hook `ptpipe_reporters`.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ptpipe import Event, Notice, Reporter, RunFinished, RunStarted, StageFinished, StageStarted, hookimpl
+from ptpipe import Event, Notice, Problem, Reporter, RunFinished, RunStarted, StageFinished, StageStarted, hookimpl
 from ptpipe_report.json_lines import JsonLines
+from ptpipe_report.trackers import new_trackers, tracker_problems
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,5 +97,11 @@ class MarkdownReport(Reporter):
 
 @hookimpl
 def ptpipe_reporters() -> Iterable[Reporter]:
-    """Return new reporters for one run: console, Markdown and JSON lines."""
-    return [ConsoleReporter(), MarkdownReport(), JsonLines()]
+    """Return new reporters for one run: console, Markdown, JSON lines, and the trackers that the user named."""
+    return [ConsoleReporter(), MarkdownReport(), JsonLines(), *new_trackers()]
+
+
+@hookimpl
+def ptpipe_check() -> Iterable[Problem]:
+    """Return what is wrong with the names of trackers."""
+    return list(tracker_problems())

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class OptunaSearch:
     """Proposes combinations by Optuna's TPE sampler (tree-structured Parzen estimator), seeded.
 
-    A batch is proposed at once, and its results passed on in order, not as its trials end: the same seed and batch size propose the same
-    again, which are then cached.
+    A batch is proposed at once, and its results are passed on in order, not as its trials end: the same seed and batch
+    size propose the same again, which is then cached.
     """
 
     def __init__(self, axes: Sequence[Axis], seed: int, higher_is_better: bool) -> None:

@@ -144,6 +144,7 @@ class RunRecord:
             seed=manifest.seed,
             overrides=tuple(f"{name}={json.dumps(value)}" for name, value in manifest.overrides.items()),
             verbosity=verbosity,
+            options={stage.id: stage.options for stage in self.plan.stages},
         )
 
     def finished(self, stages: Sequence[StageFinished], exit_code: ExitCode, interrupted: bool) -> RunFinished:
