@@ -13,11 +13,12 @@ from dataclasses import asdict
 from typing import Any
 
 from ptpipe import Terminated, UsageError
-from ptpipe_sweep.processes import MAX_RETRIES, run_trial
+from ptpipe_sweep.processes import MAX_RETRIES, NOT_BEGUN, run_trial
 from ptpipe_sweep.worker import Request
 
 LOCAL = "local"
 _STOP_S = 90.0
+_WAIT_S = 0.2
 
 
 def _task(text: str, threads: int) -> str:
@@ -59,14 +60,28 @@ def run_trials(
     running = {task.remote(json.dumps(asdict(request)), threads): request for request in requests}
     try:
         while running:
-            for reference in ray.wait([*running])[0]:
+            for reference in ray.wait([*running], timeout=_WAIT_S)[0]:  # Ctrl-C does not end a longer wait
                 request = running.pop(reference)
                 ended(request, _result(reference))
     except (KeyboardInterrupt, Terminated):
-        for reference in running:
-            ray.cancel(reference)
-        ray.wait([*running], num_returns=len(running), timeout=_STOP_S)
+        _stop(running, ended)
         raise
+
+
+def _stop(running: Mapping[Any, Request], ended: Callable[[Request, Mapping[str, Any]], None]) -> None:
+    """Interrupt the trials that run, and report their ends; those that wait end before they begin."""
+    import ray
+
+    # Not `ray.cancel`, after which the task counts as done at once, and its trial is killed and not interrupted.
+    stop_files = {request.stop_file for request in running.values()}
+    for path in stop_files:
+        path.touch()
+    done, _ = ray.wait([*running], num_returns=len(running), timeout=_STOP_S) if running else ([], [])
+    for reference in done:
+        if (result := _result(reference)) != NOT_BEGUN:
+            ended(running[reference], result)
+    for path in stop_files:
+        path.unlink()
 
 
 def _result(reference: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _POLL_S = 0.05
 _GRACE_S = 60.0
 """How long an interrupted process has to write its checkpoint and its record."""
 _KILLED = -signal.SIGKILL
+NOT_BEGUN: dict[str, Any] = {"exit_code": int(ExitCode.INTERRUPTED), "message": "interrupted before it began"}
 
 
 class TrialProcess:
@@ -91,7 +92,7 @@ class TrialProcess:
 
     def _message(self) -> str:
         if self._process.returncode == 0:
-            return "interrupted before it began"
+            return str(NOT_BEGUN["message"])
         if self._process.returncode < 0:
             return f"its process was killed by signal {-self._process.returncode}; see {self.request.log}"
         lines = self.request.log.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -113,15 +114,20 @@ def stop(processes: Sequence[TrialProcess]) -> None:
 
 
 def run_trial(request: Request, threads: int) -> dict[str, Any]:
-    """Run one trial to its end, again where its process was killed; return how it ended."""
+    """Run one trial to its end, again where its process was killed; return how it ended.
+
+    Where the file `request.stop_file` appears, the trial is interrupted, or does not begin.
+    """
+    if request.stop_file.exists():
+        return NOT_BEGUN
     for _ in range(MAX_RETRIES + 1):
         process = TrialProcess(request, threads)
         try:
-            process.wait()
-        except BaseException:
+            while not process.has_ended and not request.stop_file.exists():
+                time.sleep(_POLL_S)
+        finally:
             stop([process])
-            raise
-        if not process.was_killed:
+        if not process.was_killed or request.stop_file.exists():
             break
     return process.result()
 

@@ -54,6 +54,11 @@ class Request:
         """Where the process writes how the run ended."""
         return Path(self.folder) / f".trial-{self.number:04}.json"
 
+    @property
+    def stop_file(self) -> Path:
+        """Tells the trials of other machines to end; every node sees the folder."""
+        return Path(self.folder) / ".stop"
+
 
 def unmeasured(plan: Plan) -> Plan:
     """Return the plan without the stages that measure this machine, and those that need them."""
@@ -66,6 +71,9 @@ def unmeasured(plan: Plan) -> Plan:
 
 def main() -> None:
     """Run the request that stdin has."""
+    # The sweep ends its workers by SIGINT, which a shell's background job ignores, and a Ray worker blocks.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     SignalHandlers().install()
     from ptpipe_torch.runtime import exit_with_parent
 
