@@ -14,6 +14,8 @@ import pytest
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed (extra `ray`)", allow_module_level=True)
 
+from ptpipe import UsageError
+
 from .test_command import CALL, slow, steps_done, wait_until
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
@@ -65,6 +67,7 @@ def test_ctrl_c_ends_the_trials_and_ray(project, record):
     assert [(each["finished"], each["exit_code"]) for each in runs] == [(True, 130)] * 2, "not killed"
 
 
-def test_an_address_without_a_cluster_is_a_usage_error(swept):
-    ended = swept("--over", "one.value=1,2", "--ray", "127.0.0.1:1")
-    assert ended.error is not None and "--ray 127.0.0.1:1" in str(ended.error)
+def test_no_cluster_is_a_usage_error(swept, project):
+    ended = swept("--over", "one.value=1,2", "--ray", "auto")
+    assert isinstance(ended.error, UsageError) and str(ended.error).startswith("--ray auto: ")
+    assert not project.artifacts.joinpath("sweeps").exists()
