@@ -28,6 +28,8 @@ GUIDES = {
     "Gates": "docs/gates.md",
     "Parallel training": "docs/parallel.md",
     "Latency": "docs/latency.md",
+    "Sweeps": "docs/sweep.md",
+    "Trackers": "docs/trackers.md",
     "Provenance": "docs/provenance.md",
 }
 API = {

@@ -101,7 +101,7 @@ def sweep(  # noqa: PLR0913  # one parameter an option
     store = open_store(artifacts)
     if notice := store.open_for_writing():
         echo(notice, err=True)
-    with store.in_use():  # `ptpipe gc` waits for the end of the sweep
+    with store.in_use():  # between two trials too, `ptpipe gc` must not delete what is shared
         planned.run(store, _tell)
     _print(planned, as_json, as_markdown)
     return int(planned.exit_code)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -63,6 +64,8 @@ class Sweep:
         self.record: SweepRecord | None = None
         self._tell: Callable[[str], None] = lambda line: None
         self._num_trials = search.num_trials
+        self._prepared: dict[int, Mapping[str, Any]] = {}
+        """The results of trials by number, without what measures the machine."""
         self._batches = self._choose()
         self.first_trials = next(self._batches)
 
@@ -78,8 +81,14 @@ class Sweep:
         return f"{self._num_trials} trial{'s' * (self._num_trials != 1)}: {axes}"
 
     def cache_status(self, trial: Trial) -> list[CacheStatus]:
-        """Return what a run of the trial would find cached."""
-        return cache_status(trial.plan, artifacts=self.artifacts)
+        """Return what the trial would find cached; its number of threads is part of the keys of trainings."""
+        before = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = str(self.threads)
+        try:
+            return cache_status(trial.plan, artifacts=self.artifacts)
+        finally:
+            del os.environ["OMP_NUM_THREADS"]
+            os.environ |= {"OMP_NUM_THREADS": before} if before is not None else {}
 
     def run(self, store: Store, tell: Callable[[str], None]) -> None:
         """Run all trials; `tell` receives lines about the progress."""
@@ -93,7 +102,8 @@ class Sweep:
                 for batch in chain([self.first_trials], self._batches):
                     self._run_batch(batch, run_trials)
             except (KeyboardInterrupt, Terminated):
-                tell(f"{len(self.record.endings)} of {self._num_trials} trials ended; the same command resumes")
+                num_done = sum(ending.verdict != "interrupted" for ending in self.record.ordered)
+                tell(f"interrupted with {num_done} of {self._num_trials} trials done; the same command resumes")
                 raise
         self.record.finish()
 
@@ -136,6 +146,7 @@ class Sweep:
             trial = by_number[request.number]
             if result["exit_code"] in (ExitCode.DONE, ExitCode.REFUSED, ExitCode.UNDECIDED):
                 to_measure.append(trial)
+                self._prepared[trial.number] = result
                 self._tell(f"trial {trial.number}: {trial}: ready to be measured")
             else:
                 self._add(trial, result)
@@ -168,6 +179,9 @@ class Sweep:
         assert self.record is not None
         begun = Ending(trial.number, trial.settings, trial.overrides, int(ExitCode.FAILED))
         ending = read_ending(begun, result, self.search.objective, self.search.model)
+        if before := self._prepared.get(trial.number):
+            first = read_ending(begun, before, None, "")
+            ending = replace(ending, seconds=first.seconds + ending.seconds, num_cached=first.num_cached)
         self.record.add(ending)
         reason = f": {ending.message}" if ending.message and not ending.is_passed else ""
         cached = f", {ending.num_cached} of {ending.num_stages} stages cached" if ending.num_cached else ""

@@ -37,7 +37,9 @@ class Trial:
 
 
 def shown(value: JSON) -> str:
-    """Return a value as it is written in a manifest: `fbgemm`, `0.001`, `[1, 32]`."""
+    """Return a value as it is written in a manifest: `fbgemm`, `0.001`, `1e+08`, `[1, 32]`."""
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value)
 
 

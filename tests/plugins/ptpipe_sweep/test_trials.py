@@ -8,7 +8,7 @@ import pytest
 
 from ptpipe import ManifestError, UsageError
 from ptpipe_sweep.space import Axis, Range
-from ptpipe_sweep.trials import bind, drawn, extremes, grid, rounded
+from ptpipe_sweep.trials import bind, drawn, extremes, grid, rounded, shown
 
 from .conftest import STAGES
 
@@ -59,6 +59,12 @@ def test_rounding_stays_inside():
     assert rounded(2.6, Range(1, 3, is_whole=True)) == 3
 
 
+def test_values_are_shown_as_a_manifest_has_them():
+    values = ["fbgemm", 1e8, 0.001, 1e-5, 0.1234567, 3, None, True, [1, 32]]
+    texts = ["fbgemm", "1e+08", "0.001", "1e-05", "0.1234567", "3", "null", "true", "[1, 32]"]
+    assert [shown(value) for value in values] == texts
+
+
 def test_the_extremes_have_every_value_and_both_ends():
     assert extremes([VALUE, RANGE]) == [
         {"one.value": 1, "other.value": 1e-4},
@@ -95,3 +101,19 @@ def test_what_is_wrong_in_all_trials_names_none(project):
     with pytest.raises(ManifestError) as raised:
         bind(project.plan(), axes, grid(axes))
     assert str(raised.value) == "--over one.valeu: unknown option 'valeu' of toy.make (did you mean 'value'?)"
+
+
+def test_a_dry_run_counts_with_the_threads_of_the_trials(project, monkeypatch, tmp_path):
+    from ptpipe import host
+    from ptpipe_sweep.sweep import Search, Sweep, Workers
+
+    project.write(STAGES)
+    monkeypatch.setattr("ptpipe.host.usable_cpus", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    asked = []
+    monkeypatch.setattr("ptpipe_sweep.sweep.cache_status", lambda plan, artifacts: asked.append(host.num_threads()))
+    for workers in (1, 3, 20):
+        sweep = Sweep(project.plan(), [VALUE], Search("grid", 0, 0, None, ""), tmp_path, Workers(workers))
+        sweep.cache_status(sweep.first_trials[0])
+    assert asked == [8, 2, 1]
+    assert host.num_threads() == 8
