@@ -116,11 +116,12 @@ def parse_objective(text: str, higher_is_better: bool, plan: Plan) -> Objective:
 
 
 def judged_model(plan: Plan) -> str:
-    """Return the model of a comparison that the last gate with a `candidate` judges; "" where there is none."""
+    """Return the model of a comparison that the last gate judges, of several the last; "" where there is none."""
     for stage in reversed(plan.stages):
-        candidate = stage.options.get("candidate")
-        if isinstance(candidate, str):
-            return candidate
+        several = stage.options.get("candidates")
+        named = [stage.options.get("candidate"), *(several if isinstance(several, list) else ())]
+        if judged := [name for name in named if isinstance(name, str)]:
+            return judged[-1]
     return ""
 
 
@@ -147,8 +148,8 @@ def read_ending(ending: Ending, result: Mapping[str, Any], objective: Objective 
 
 
 def _reason(stages: Sequence[Mapping[str, Any]]) -> str:
-    """Return why the first stage that failed did, else why the first gate refused."""
-    for outcome in ("failed", "refused"):
+    """Return why the first stage that failed did, else why the first gate refused or could not decide."""
+    for outcome in ("failed", "refused", "undecided"):
         for stage in stages:
             if stage["outcome"] == outcome:
                 return f"{stage['stage_id']}: {stage['message'] or _verdict_reason(stage)}"

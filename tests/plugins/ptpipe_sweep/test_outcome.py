@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ptpipe import UsageError
+from ptpipe import StageConfig, UsageError
 from ptpipe_sweep.outcome import (
     Ending,
     Latency,
@@ -134,4 +134,18 @@ def test_an_objective_names_a_stage_and_a_metric(project):
         parse_objective("oen.value", True, plan)
     with pytest.raises(UsageError, match="--minimize one: name a metric of it"):
         parse_objective("one", False, plan)
+
+
+class Judged(StageConfig):
+    candidate: str | None = None
+    candidates: tuple[str, ...] | None = None
+
+
+def test_the_judged_model_is_that_of_the_last_gate(project):
+    project.write(STAGES)
+    plan = project.plan()
     assert judged_model(plan) == ""
+    first, *_, last = plan.stages
+    one, several = replace(first, config=Judged(candidate="int8")), replace(last, config=Judged(candidates=("a", "b")))
+    assert judged_model(replace(plan, stages=(one, last))) == "int8"
+    assert judged_model(replace(plan, stages=(one, several))) == "b"
