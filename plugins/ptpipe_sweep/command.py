@@ -41,8 +41,12 @@ _MAX_NAMED = 3
     help="Vary this option, or all options of that name where no stage is named; may be repeated. With --random and "
     "--optuna also a range: 1e-4..1e-2:log.",
 )
-@click.option("--random", "num_random", type=click.IntRange(1), metavar="N", help="Try N combinations drawn at random.")
-@click.option("--optuna", "num_optuna", type=click.IntRange(1), metavar="N", help="Let Optuna choose N combinations.")
+@click.option(
+    "--random", "num_random", type=click.IntRange(1, 1000), metavar="N", help="Try N combinations drawn at random."
+)
+@click.option(
+    "--optuna", "num_optuna", type=click.IntRange(1, 1000), metavar="N", help="Let Optuna choose N combinations."
+)
 @click.option("--sweep-seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Seed of --random and --optuna.")
 @click.option("--maximize", metavar="STAGE.METRIC", help="Compare trials by this metric (finetune.val_accuracy).")
 @click.option("--minimize", metavar="STAGE.METRIC", help="The same, where lower is better.")
@@ -137,7 +141,9 @@ def _print(planned: Sweep, as_json: bool, as_markdown: bool) -> None:
         print_json(planned.record.to_json())
         return
     headings, rows = table(endings)
-    lines = ending_lines(endings, str(planned.plan.manifest.path), planned.artifacts, planned.threads)
+    missing = planned.missing_objective()
+    manifest = str(planned.plan.manifest.path)
+    lines = [missing] if missing else ending_lines(endings, manifest, planned.artifacts, planned.threads)
     if as_markdown:
         echo("\n".join((markdown(headings, rows), "", *(f"    {line}" for line in lines))))
         return

@@ -77,9 +77,10 @@ class TrialProcess:
             self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill it and what it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Kill it and what it started, unless it has ended: its id may be another's by then."""
+        if not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for its end; return whether it has ended."""

@@ -61,7 +61,9 @@ class SweepRecord:
 
 def _new_folder(parent: Path, name: str) -> Path:
     try:
-        parent.mkdir(exist_ok=True)
+        if not parent.exists():
+            parent.mkdir(exist_ok=True)
+            parent.chmod(parent.stat().st_mode | (parent.parent.stat().st_mode & 0o022))  # a team's stays the team's
         number = 1 + max((_number(path.name) for path in parent.iterdir()), default=0)
         while True:
             folder = parent / f"{name}-{number:05}"

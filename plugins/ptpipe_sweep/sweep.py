@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from ptpipe import CacheStatus, ExitCode, Plan, Store, Terminated, cache_status, host
+from ptpipe import CacheStatus, ExitCode, Plan, Store, Terminated, UsageError, cache_status, host, nearest
 from ptpipe_sweep import processes
 from ptpipe_sweep.outcome import Ending, Objective, read_ending
 from ptpipe_sweep.record import SweepRecord, exit_code
@@ -80,6 +80,15 @@ class Sweep:
         axes = " x ".join(f"{axis.name} ({size})" for axis, size in zip(self.axes, sizes, strict=True))
         return f"{self._num_trials} trial{'s' * (self._num_trials != 1)}: {axes}"
 
+    def missing_objective(self) -> str:
+        """Return what is wrong with the objective where trials ended and none has it; "" otherwise."""
+        ended = [ending for ending in (self.record.ordered if self.record else ()) if ending.metrics]
+        objective = self.search.objective
+        if not objective or not ended or any(ending.quality for ending in ended):
+            return ""
+        guess = nearest(objective.name, dict.fromkeys(name for ending in ended for name in ending.metrics))
+        return f"no trial reported {objective.name}" + (f" (did you mean {guess!r}?)" if guess else "")
+
     def cache_status(self, trial: Trial) -> list[CacheStatus]:
         """Return what the trial would find cached; its number of threads is part of the keys of trainings."""
         before = os.environ.get("OMP_NUM_THREADS")
@@ -122,6 +131,8 @@ class Sweep:
         for start in range(0, search.num_trials, self.workers.num):
             chosen = optuna.ask(min(self.workers.num, search.num_trials - start))
             yield bind(self.plan, self.axes, chosen, start + 1)
+            if missing := self.missing_objective():
+                raise UsageError(missing)
             optuna.tell([self._value(number) for number in range(start + 1, start + 1 + len(chosen))])
 
     def _value(self, number: int) -> float | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ptpipe import JSON, ManifestError, Plan, Problem, UsageError, load_plan
 from ptpipe_sweep.space import Axis, Range, overrides_of
 
-MAX_TRIALS = 10_000
+MAX_TRIALS = 1000
 _DIGITS = 4
 """Significant digits of numbers drawn from a range: enough to search with, and short enough to read."""
 

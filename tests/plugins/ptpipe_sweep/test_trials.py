@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ptpipe import ManifestError, UsageError
+from ptpipe import ManifestError, Store, UsageError
 from ptpipe_sweep.space import Axis, Range
 from ptpipe_sweep.trials import bind, drawn, extremes, grid, rounded, shown
 
@@ -117,3 +117,19 @@ def test_a_dry_run_counts_with_the_threads_of_the_trials(project, monkeypatch, t
         sweep.cache_status(sweep.first_trials[0])
     assert asked == [8, 2, 1]
     assert host.num_threads() == 8
+
+
+def test_an_objective_that_no_trial_reported_is_named(project, tmp_path):
+    from ptpipe_sweep.outcome import Ending, Objective, Quality
+    from ptpipe_sweep.record import SweepRecord
+    from ptpipe_sweep.sweep import Search, Sweep, Workers
+
+    project.write(STAGES)
+    search = Search("grid", 0, 0, Objective("sum", "valeu", True), "")
+    sweep = Sweep(project.plan(), [VALUE], search, tmp_path, Workers(1))
+    assert sweep.missing_objective() == "", "nothing has run"
+    sweep.record = SweepRecord(Store(tmp_path), "m", {})
+    sweep.record.add(Ending(1, {}, {}, 0, metrics={"one.value": 1.0, "sum.value": 2.0}))
+    assert sweep.missing_objective() == "no trial reported sum.valeu (did you mean 'sum.value'?)"
+    sweep.record.add(Ending(2, {}, {}, 0, quality=Quality("sum.valeu", 1.0, True), metrics={"sum.valeu": 1.0}))
+    assert sweep.missing_objective() == ""
