@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from ptpipe import ExitCode
+
 from ..conftest import TOY, environment
 
 CI = Path(__file__).parents[2] / "examples" / "ci"
@@ -102,6 +104,20 @@ def test_the_exit_codes_are_explained_in_both_alike():
         for name in ("github-actions.yml", "gitlab-ci.yml")
     ]
     assert explained[0] == explained[1] and [code for code, _ in explained[0]] == ["0", "1", "3", "4"]
+
+
+def test_the_guide_names_every_exit_code_and_its_word():
+    page = (CI.parents[1] / "docs" / "ci.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| ([\d, ]+) \| (.*?) \|", page.partition("## Exit codes")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    named = {
+        code: word.strip("`")
+        for codes, words in rows
+        for code, word in zip(codes.split(", "), words.split(", "), strict=True)
+    }
+    without_run = {ExitCode.USAGE, ExitCode.PLUGIN}
+    assert named == {str(int(code)): "no run" if code in without_run else code.name.lower() for code in ExitCode}
 
 
 def test_the_token_may_read_and_where_it_may_write_nothing_of_the_repository_runs():
