@@ -150,19 +150,19 @@ class GitHubAnnotations(_AtTheEnd):
     """Write annotations to stderr, which GitHub Actions reads as it does stdout, where `GITHUB_ACTIONS` is `true`."""
 
     def _report(self, started: RunStarted, finished: RunFinished) -> None:
-        if os.environ.get("GITHUB_ACTIONS") != "true" or started.verbosity < -1:
-            return
-        from ptpipe_report.github import workflow_commands
+        if os.environ.get("GITHUB_ACTIONS") == "true" and started.verbosity >= -1:
+            from ptpipe_report.github import workflow_commands
 
-        for line in workflow_commands(started, finished):
-            print(line, file=sys.stderr)  # noqa: T201  # commands to the runner
+            for line in workflow_commands(started, finished):
+                print(line, file=sys.stderr)  # noqa: T201  # commands to the runner
 
 
 class GitHubSummary(_AtTheEnd):
     """Append the report to the file that `GITHUB_STEP_SUMMARY` names, where it names one."""
 
     def _report(self, started: RunStarted, finished: RunFinished) -> None:
-        if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        path = os.environ.get("GITHUB_STEP_SUMMARY")
+        if path and started.verbosity >= -1:
             from ptpipe_report.github import append_summary
             from ptpipe_report.markdown import sections
 

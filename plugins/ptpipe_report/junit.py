@@ -33,7 +33,7 @@ def junit_xml(started: RunStarted, finished: RunFinished, at: datetime) -> bytes
     for case in _cases(started, finished):
         suite.append(case)
         counts.update(["tests", *(child.tag for child in case)])
-    SubElement(suite, "system-out").text = _text(_deliverables(finished))
+    SubElement(suite, "system-out").text = _summary(finished)
     SubElement(suite, "system-err").text = ""
     started_at = datetime.fromisoformat(started.started_at) if started.started_at else at
     suite.attrib |= {
@@ -106,8 +106,11 @@ def _add_decision(case: Element, gate: run_summary.Gate, place: str) -> None:
         SubElement(case, "skipped", message=_text(f"{gate.decision}: {gate.reason}"))
 
 
-def _deliverables(finished: RunFinished) -> str:
-    return "\n".join(f"deliverable: {one_line(path.as_posix())}" for path in run_summary.deliverables(finished))
+def _summary(finished: RunFinished) -> str:
+    """Return the reasons of all gates, as a passed case has no place for it, and the files to ship."""
+    gates = (f"{gate.stage_id} {gate.decision}: {gate.reason}" for gate in run_summary.gates(finished.stages))
+    files = (f"deliverable: {path.as_posix()}" for path in run_summary.deliverables(finished))
+    return _lines(*gates, *files)
 
 
 def _lines(*lines: str) -> str:

@@ -82,7 +82,6 @@ def _rule(kind: str) -> dict[str, Any]:
     help_ = f"`ptpipe stages {kind}` explains the stage's options; the run's report.md has all figures."
     return {
         "id": kind,
-        "name": kind,
         "shortDescription": {"text": text},
         "fullDescription": {"text": text},
         "help": {"text": help_},

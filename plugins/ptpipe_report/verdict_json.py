@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from ptpipe import JSON, ExitCode, Location, RunFinished, RunStarted, StageFinished, __version__
+from ptpipe import JSON, ExitCode, Location, Outcome, RunFinished, RunStarted, StageFinished, __version__
 from ptpipe_report import run_summary
 from ptpipe_report.json_lines import to_json
 
@@ -32,13 +32,19 @@ def verdict(started: RunStarted, finished: RunFinished, at: datetime) -> JSON:
             "exit_code": finished.exit_code,
             "ending": ExitCode(finished.exit_code).name.lower(),
             "gates": [_gate(gate, locations) for gate in run_summary.gates(finished.stages)],
-            "failed_stages": [
-                {**_stage(stage, locations), "message": stage.message}
-                for stage in run_summary.failed_stages(finished.stages)
-            ],
+            "failed_stages": _without_result(finished, Outcome.FAILED, locations),
+            "skipped_stages": _without_result(finished, Outcome.SKIPPED, locations),
             "deliverables": list(_deliverables(finished)),
         }
     )
+
+
+def _without_result(
+    finished: RunFinished, outcome: Outcome, locations: Mapping[str, Location]
+) -> list[dict[str, object]]:
+    return [
+        {**_stage(stage, locations), "message": stage.message} for stage in finished.stages if stage.outcome is outcome
+    ]
 
 
 def _stage(stage: StageFinished, locations: Mapping[str, Location]) -> dict[str, object]:

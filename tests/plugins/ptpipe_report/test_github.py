@@ -74,8 +74,12 @@ def test_the_summary_is_the_report(script, tmp_path, monkeypatch) -> None:
     assert without_time.sub("", summary.read_text()) == without_time.sub("", f"# Before\n{expected}\n")
 
 
-def test_where_no_summary_is_asked_for_none_is_written(script, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "")
+@pytest.mark.parametrize(("name", "verbosity"), [("", 0), ("summary.md", -2)])
+def test_where_no_summary_is_asked_for_or_the_caller_reports_none_is_written(
+    script, tmp_path, monkeypatch, name, verbosity
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", name and str(tmp_path / name))
+    script.verbosity = verbosity
     script.play([GitHubSummary()], script.mnist())
     assert list(tmp_path.iterdir()) == []
 

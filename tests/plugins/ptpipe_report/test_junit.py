@@ -91,7 +91,14 @@ def test_each_gate_and_each_stage_that_did_not_finish_is_a_case(script, tmp_path
     assert cases["worse"][0].get("type") == "undecided"
     assert cases["broken"][0].text == "no such operator\na.py:1 in f"
     assert cases["late"][0].get("message") == "needs broken"
-    assert root.find(".//system-out").text == "deliverable: pretrain/model.onnx\ndeliverable: pretrain/odd*name.data"
+    assert root.find(".//system-out").text.splitlines() == [
+        "gate passed: onnx loses 0.30 points (at most 0.30)",
+        "big refused: the reason: refused",
+        "slow undecided: the reason: undecided",
+        "worse undecided: the reason: undecided",
+        "deliverable: pretrain/model.onnx",
+        "deliverable: pretrain/odd*name.data",
+    ]
 
 
 def test_gates_with_several_verdicts_have_several_cases(script, tmp_path, verdict) -> None:

@@ -37,9 +37,12 @@ def test_whatever_a_run_has_in_it_fits_the_schema(run) -> None:
     content = json.loads(json.dumps(verdict(*run, AT), allow_nan=False))
     VALIDATOR.validate(content)
     assert content.keys() == SCHEMA["properties"].keys()
-    kinds = {"gates": SCHEMA["properties"]["gates"], "failed_stages": SCHEMA["properties"]["failed_stages"]}
-    for name, each in kinds.items():
-        known = {*SCHEMA["$defs"]["stage"]["properties"], *each["items"]["properties"]}
+    for name, each in {
+        "gates": SCHEMA["properties"]["gates"]["items"],
+        "failed_stages": SCHEMA["$defs"]["stage_without_result"],
+        "skipped_stages": SCHEMA["$defs"]["stage_without_result"],
+    }.items():
+        known = {*SCHEMA["$defs"]["stage"]["properties"], *each["properties"]}
         assert all(item.keys() == known for item in content[name])
 
 
@@ -86,6 +89,7 @@ def test_the_whole_file(script, tmp_path) -> None:
             }
         ],
         "failed_stages": [],
+        "skipped_stages": [],
         "deliverables": [
             {
                 "stage_id": "pretrain",
@@ -106,6 +110,8 @@ def test_a_failed_and_an_interrupted_run_have_one_too(script, tmp_path) -> None:
     assert (content["exit_code"], content["ending"], content["gates"]) == (1, "failed", [])
     (failed,) = content["failed_stages"]
     assert (failed["stage_id"], failed["message"]) == ("pretrain", "loss is NaN at step 31")
+    (skipped,) = content["skipped_stages"]
+    assert (skipped["stage_id"], skipped["message"]) == ("gate", "needs pretrain")
     assert written(script, tmp_path, stages, exit_code=130, interrupted=True)["ending"] == "interrupted"
 
 
