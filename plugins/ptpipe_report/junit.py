@@ -20,6 +20,7 @@ from ptpipe_report.json_lines import to_json
 
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """All but the characters of XML 1.0, section 2.2."""
+_FAILED = ("failure", "error")
 
 
 def junit_xml(started: RunStarted, finished: RunFinished, at: datetime) -> bytes:
@@ -63,32 +64,34 @@ def _facts(started: RunStarted, finished: RunFinished) -> Mapping[str, str]:
     }
 
 
-def _cases(started: RunStarted, finished: RunFinished) -> Iterator[Element]:
-    """Yield a test case for each verdict and for each stage that failed or was skipped.
+def _cases(started: RunStarted, finished: RunFinished) -> list[Element]:
+    """Return a test case for each verdict and for each stage that failed or was skipped.
 
     A run that ended with an exit code of its own, without any such stage, is a case too: it must not look passed.
     """
-    fails = False
-    for stage in finished.stages:
-        gates = run_summary.gates([stage])
-        for gate in gates:
-            case = _case(finished, stage, f"{stage.stage_id}.{gate.output}" if len(gates) > 1 else stage.stage_id)
-            fails |= gate.fails_run
-            _add_decision(case, gate, str(run_summary.locations(started)[stage.stage_id]))
-            yield case
-        if stage.outcome in (Outcome.FAILED, Outcome.SKIPPED):
-            case = _case(finished, stage, stage.stage_id)
-            message = _text(stage.message)
-            if stage.outcome is Outcome.SKIPPED:
-                SubElement(case, "skipped", message=message)
-            else:
-                fails = True
-                SubElement(case, "error", type="failed", message=message).text = _lines(stage.message, *stage.frames)
-            yield case
-    if finished.exit_code != ExitCode.DONE and not fails:
+    cases = [case for stage in finished.stages for case in _stage_cases(stage, started, finished)]
+    if finished.exit_code != ExitCode.DONE and not any(case.find(tag) is not None for case in cases for tag in _FAILED):
         case = Element("testcase", classname=_text(finished.name), name="run", time=f"{finished.seconds:.3f}")
         ending = run_summary.ending(finished)
         SubElement(case, "error", type=ExitCode(finished.exit_code).name.lower(), message=ending).text = ending
+        cases.append(case)
+    return cases
+
+
+def _stage_cases(stage: StageFinished, started: RunStarted, finished: RunFinished) -> Iterator[Element]:
+    gates = run_summary.gates([stage])
+    for gate in gates:
+        case = _case(finished, stage, f"{stage.stage_id}.{gate.output}" if len(gates) > 1 else stage.stage_id)
+        _add_decision(case, gate, str(run_summary.locations(started)[stage.stage_id]))
+        yield case
+    message = _text(stage.message)
+    if stage.outcome is Outcome.FAILED:
+        case = _case(finished, stage, stage.stage_id)
+        SubElement(case, "error", type="failed", message=message).text = _lines(stage.message, *stage.frames)
+        yield case
+    elif stage.outcome is Outcome.SKIPPED:
+        case = _case(finished, stage, stage.stage_id)
+        SubElement(case, "skipped", message=message)
         yield case
 
 

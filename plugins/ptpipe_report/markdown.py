@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from ptpipe import Notice, RunFinished, RunStarted, StageFinished, host, one_line, write_atomically
 from ptpipe_report import run_summary
-from ptpipe_report.comparison import Column, Table, metric_tables, tables
+from ptpipe_report.comparison import Column, Table, explained_marks, metric_tables, tables
 from ptpipe_report.formatting import figure, joined, seconds_text
 
 _INLINE_MARKUP = re.compile(r"([\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])|:(?=[a-z+-][\w+-]*:))")
@@ -37,8 +37,8 @@ def sections(started: RunStarted, finished: RunFinished, run_notices: Iterable[N
     """Return the file's parts, each a whole: the verdict, then the figures, then how they came about."""
     parts = [_verdict(finished, run_notices)]
     for table in tables(finished.stages):
-        facts = [escape(_table_facts(table))] if table.facts else []
-        parts.append(_part(f"## Comparison: {escape(table.stage_id)}", _comparison(table), *facts))
+        notes = [escape(note) for note in (_legend(table), _table_facts(table)) if note]
+        parts.append(_part(f"## Comparison: {escape(table.stage_id)}", _comparison(table), *notes))
     parts.append(_part("## Stages", _stages(finished.stages)))
     if files := run_summary.deliverables(finished):
         parts.append(_part("## Deliverables", "\n".join(f"- {escape(path.as_posix())}" for path in files)))
@@ -140,6 +140,13 @@ def _exact_texts(column: Column) -> Iterator[str]:
     for value, text in zip(column.values, column.texts, strict=True):
         is_size = column.name.endswith("_bytes") and isinstance(value, int)
         yield f"{text} ({value:,} bytes)" if is_size else text
+
+
+def _legend(table: Table) -> str:
+    """Explain the signs that the table has; empty where it has none."""
+    has_interval = any(isinstance(value, list) for column in table.columns for value in column.values)
+    explained = ("in brackets: the interval, 95 %" if has_interval else "", explained_marks(table.columns))
+    return "; ".join(text for text in explained if text)
 
 
 def _table_facts(table: Table) -> str:

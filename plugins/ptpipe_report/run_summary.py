@@ -157,18 +157,24 @@ def stage_figures(stage: StageFinished) -> tuple[Figure, ...]:
     values = dict(stage.metrics)
     for output in stage.outputs.values():
         summary = output.get("summary")
-        if isinstance(summary, Mapping) and type_name(output) not in {"Verdict", "Comparison"}:
+        if isinstance(summary, Mapping) and type_name(output) != "Comparison" and not _is_verdict(output):
             values |= {name: value for name, value in summary.items() if name not in values}
     return (*verdicts, *key_figures(values))
 
 
+def _is_verdict(output: Mapping[str, JSON]) -> bool:
+    """Return whether an output is a Verdict; a subclass is known by the fields of its summary."""
+    summary = output.get("summary")
+    return type_name(output) == "Verdict" or (isinstance(summary, Mapping) and summary.keys() >= _JUDGEMENT)
+
+
 def gates(stages: Iterable[StageFinished]) -> list[Gate]:
-    """Return the verdicts among the stages' outputs; a subclass of Verdict is known by the fields of its summary."""
+    """Return the verdicts among the stages' outputs."""
     found = []
     for stage in stages:
         for name, output in stage.outputs.items():
             summary = output.get("summary")
-            if not isinstance(summary, Mapping) or not (type_name(output) == "Verdict" or summary.keys() >= _JUDGEMENT):
+            if not isinstance(summary, Mapping) or not _is_verdict(output):
                 continue
             decision, reason = str(summary.get("decision", "")), str(summary.get("reason", ""))
             facts = {name: value for name, value in summary.items() if name not in _JUDGEMENT}

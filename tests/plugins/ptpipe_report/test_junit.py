@@ -12,6 +12,7 @@ from hypothesis import given
 from ptpipe import Outcome
 from ptpipe_report import JUnitReport
 from ptpipe_report.junit import junit_xml
+from ptpipe_report.run_summary import stage_figures
 
 from .strange_runs import runs
 
@@ -119,3 +120,4 @@ def test_a_gate_of_a_type_of_its_own_is_a_gate(script, tmp_path, verdict) -> Non
     outputs["output"]["type"] = "toy.Strict"
     root = read(script, tmp_path, [script.stage("g", "toy.gate", Outcome.REFUSED, outputs=outputs)], exit_code=3)
     assert [failure.get("message") for failure in root.iter("failure")] == ["why"]
+    assert [str(each) for each in stage_figures(script.stage("g", "toy.gate", outputs=outputs))] == ["refused"]

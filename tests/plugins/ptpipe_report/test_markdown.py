@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from copy import deepcopy
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -159,6 +160,20 @@ def test_the_whole_report(script) -> None:
     assert ["1", "data", "data.mnist", "cached", "", "", "abababababab"] in rows
     command = "ptpipe run manifests/mnist_qat.yaml -s pretrain.epochs=3 -s 'data.root=\"a b\"'"
     assert lines[-3:] == ["```sh", command, "```"]
+
+
+def test_intervals_and_marks_are_explained_below_the_table(script) -> None:
+    assert "in brackets" not in written(script, script.mnist())
+    stages = deepcopy(script.mnist())
+    row = stages[2].outputs["output"]["summary"]["rows"][1]
+    row |= {"drop_low": -0.0031, "drop_high": 0.0001}
+    row["latency"][0] |= {"speed": "faster", "ratio": 0.45}
+    row["latency"][1] |= {"speed": "unmeasurable"}
+    text = written(script, stages)
+    shown = next(row for row in cells_of(text) if row[0] == "int8")
+    assert shown[5:8] == ["-0.15 [-0.31, 0.01]", "0.139 0.45x", "0.083 ?"]
+    legend = "in brackets: the interval, 95 %; 0.5x: times the baseline's latency; ?: not measurable here and now"
+    assert f"\n\n{legend}\n\nmnist · test · 10,000 samples" in text
 
 
 def test_a_failure_comes_before_the_figures(script) -> None:
