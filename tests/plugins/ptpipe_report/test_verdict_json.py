@@ -59,6 +59,8 @@ def test_the_whole_file(script, tmp_path) -> None:
     stages[-1].outputs["output"]["summary"] |= {"drop": 0.003, "ratio": float("nan")}
     (tmp_path / "pretrain").mkdir()
     (tmp_path / "pretrain" / "model.onnx").write_bytes(b"model")
+    statement = {"subject": [{"name": "model.onnx", "digest": {"sha256": "5" * 64}}]}
+    (tmp_path / "pretrain" / "model.onnx.intoto.json").write_text(json.dumps(statement))
     stages[1] = delivering(stages[1], tmp_path / "pretrain" / "model.onnx")
     script.overrides = ("pretrain.epochs=3",)
     content = written(script, tmp_path, stages)
@@ -94,11 +96,33 @@ def test_the_whole_file(script, tmp_path) -> None:
             {
                 "stage_id": "pretrain",
                 "path": "pretrain/model.onnx",
-                "sha256": hashlib.sha256(b"model").hexdigest(),
+                "sha256": "5" * 64,
                 "size_bytes": 5,
             }
         ],
     }
+
+
+DELIVERS = """
+    @classmethod
+    def deliverables(cls, folder):
+        return ("number.json",)
+
+    def summary(self) -> dict[str, object]:"""
+
+
+def test_digests_and_sizes_are_those_of_the_files(project) -> None:
+    project.edit("\n    def summary(self) -> dict[str, object]:", DELIVERS)
+    project.write("one: {uses: toy.make, with: {value: 3}}\nhalf: {uses: toy.split}")
+    for _ in range(2):  # the second time from the store
+        folder = project.run(reporters=[VerdictReport()]).folder
+        content = json.loads((folder / "verdict.json").read_text())
+        VALIDATOR.validate(content)
+        files = {each["path"]: (folder / each["path"]).read_bytes() for each in content["deliverables"]}
+        assert list(files) == ["one/number.json", "half/low/number.json", "half/high/number.json"]
+        for each in content["deliverables"]:
+            expected = (hashlib.sha256(files[each["path"]]).hexdigest(), len(files[each["path"]]))
+            assert (each["sha256"], each["size_bytes"]) == expected
 
 
 def test_a_failed_and_an_interrupted_run_have_one_too(script, tmp_path) -> None:
