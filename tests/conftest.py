@@ -28,7 +28,12 @@ settings.load_profile("ptpipe")
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C, in the processes that the tests start too: a shell's background jobs inherit that it is ignored."""
+    """Hear Ctrl-C, in the processes that the tests start too: a shell's background jobs inherit that it is ignored.
+
+    And where the tests run in GitHub Actions, leave its annotations and summary to them.
+    """
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
