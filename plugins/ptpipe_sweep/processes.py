@@ -22,6 +22,8 @@ MAX_RETRIES = 2
 _POLL_S = 0.05
 _GRACE_S = 60.0
 """How long an interrupted process has to write its checkpoint and its record."""
+_OF_JOBS = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY")
+"""A CI job's summary gets the sweep's table, where the user wants it, and no report of each trial."""
 _KILLED = -signal.SIGKILL
 NOT_BEGUN: dict[str, Any] = {"exit_code": int(ExitCode.INTERRUPTED), "message": "interrupted before it began"}
 
@@ -33,7 +35,8 @@ class TrialProcess:
         """Start it; its libraries may use that many threads."""
         self.request = request
         request.result.unlink(missing_ok=True)
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        kept = {name: value for name, value in os.environ.items() if name not in _OF_JOBS}
+        environment = kept | {"OMP_NUM_THREADS": str(threads)}
         with request.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ptpipe_sweep.worker"],

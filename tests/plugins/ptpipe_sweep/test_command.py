@@ -57,7 +57,9 @@ def test_a_sweep_with_two_workers_then_again(swept, record, project):
     assert left.name == second.json["sweep_id"], "whose last run is kept"
 
 
-def test_a_failing_trial_is_reported_and_the_others_go_on(swept, record, project):
+def test_a_failing_trial_is_reported_and_the_others_go_on(swept, project, monkeypatch, tmp_path):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     project.write("one: {uses: toy.make}\nodd: {uses: toy.fail, needs: {a: one}}")
     ended = swept("--over", "odd.how=error,none", "--json")
     assert ended.code == 1
@@ -68,6 +70,7 @@ def test_a_failing_trial_is_reported_and_the_others_go_on(swept, record, project
     log = Path(project.artifacts, "sweeps", ended.json["sweep_id"], "trial-0001.log")
     assert "told to fail" in log.read_text(encoding="utf-8")
     assert ended.json["best"] is None
+    assert not (tmp_path / "summary.md").exists(), "the job's summary is no place for each trial's report"
 
 
 def test_what_measures_runs_alone_and_last(swept, project, record):
