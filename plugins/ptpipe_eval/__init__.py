@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Latency", "Row", "StartUp"]
 
 _RUNTIMES = ("torch", "onnxruntime")
+_STATISTICS = ("numpy", "scipy")
 
 
 @stage("eval.predict", packages=_RUNTIMES, renamed_from="eval.classify")
@@ -41,7 +42,7 @@ def eval_predict(config: PredictConfig, ctx: Context, model: Deployable, data: D
     return predict_split(config, ctx, model, data)
 
 
-@stage("eval.compare", per_machine=True, packages=_RUNTIMES)
+@stage("eval.compare", per_machine=True, packages=_RUNTIMES + _STATISTICS)
 def eval_compare(config: CompareConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
     """Compare models: format, size, the task's primary metric, its drop against a baseline, and latency.
 
@@ -55,7 +56,7 @@ def eval_compare(config: CompareConfig, ctx: Context, models: Sequence[Deployabl
     return compare_models(config, ctx, models, data)
 
 
-@stage("eval.latency", per_machine=True, packages=_RUNTIMES)
+@stage("eval.latency", per_machine=True, packages=_RUNTIMES + _STATISTICS)
 def eval_latency(config: EvalLatencyConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
     """Compare the latency and size of models, without their quality, as eval.compare does.
 
@@ -66,7 +67,7 @@ def eval_latency(config: EvalLatencyConfig, ctx: Context, models: Sequence[Deplo
     return compare_latency(config, ctx, models, data)
 
 
-@stage("gate.accuracy")
+@stage("gate.accuracy", packages=_STATISTICS)
 def gate_accuracy(config: AccuracyConfig, ctx: Context, comparison: Comparison) -> Verdict:
     """Refuse a classifier that loses too much accuracy against the baseline, or has too little.
 
@@ -79,7 +80,7 @@ def gate_accuracy(config: AccuracyConfig, ctx: Context, comparison: Comparison) 
     return judge_accuracy(config, comparison)
 
 
-@stage("gate.quality")
+@stage("gate.quality", packages=_STATISTICS)
 def gate_quality(config: QualityConfig, ctx: Context, comparison: Comparison) -> Verdict:
     """Refuse a model that is too much worse than the baseline in a metric of the task, or beyond a limit.
 

@@ -12,6 +12,7 @@ from ptpipe_eval.latency.latencies import Threads
 
 BatchSize: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
 SplitName: TypeAlias = Literal["test", "val"]
+OnInconclusive: TypeAlias = Literal["estimate", "warn", "fail"]
 
 
 class PredictConfig(StageConfig):
@@ -86,7 +87,7 @@ class DropConfig(GateConfig):
     confidence: float = Field(
         0.95, gt=0.5, lt=1, description="confidence to decide on max_drop with, one-sided; 0.95 errs once in 20 times"
     )
-    on_inconclusive: Literal["estimate", "warn", "fail"] = Field(
+    on_inconclusive: OnInconclusive = Field(
         "estimate",
         description="where the samples are too few to decide on max_drop, end with exit code 4: always (fail), never "
         "(warn), or if the drop on these samples is above max_drop (estimate)",
@@ -146,7 +147,10 @@ class SizeConfig(GateConfig):
 class LatencyConfig(GateConfig):
     """Options of gate.latency."""
 
-    renamed_options: ClassVar[Mapping[str, str]] = {"max_share": "max_ratio"}
+    renamed_options: ClassVar[Mapping[str, str]] = {
+        "max_share": "max_ratio",
+        "fail_undecided": "on_inconclusive (true is now fail, false is warn)",
+    }
 
     batch_size: BatchSize = Field(1, description="samples per prediction; a batch size that eval.compare measured")
     threads: Threads = Field("one", description="the latency with one thread or with all processors")
@@ -154,9 +158,10 @@ class LatencyConfig(GateConfig):
     max_ratio: float | None = Field(
         None, gt=0, description="maximum ratio to the baseline's latency; 0.5 is half its time"
     )
-    fail_undecided: bool = Field(
-        False,
-        description="end with exit code 4 if the limit is inside the confidence interval, or nothing was measured",
+    on_inconclusive: OnInconclusive = Field(
+        "estimate",
+        description="where the limit is inside the confidence interval, end with exit code 4: always (fail), never "
+        "(warn), or if the estimate is beyond the limit or nothing was measured (estimate)",
     )
 
     @model_validator(mode="after")

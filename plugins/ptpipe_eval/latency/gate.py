@@ -36,7 +36,15 @@ def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
         "max_ms": config.max_ms,
         "max_ratio": config.max_ratio,
     }
-    return verdict(checks, candidate, baseline, figures, config.fail_undecided)
+    return verdict(checks, candidate, baseline, figures, _fails(config, own))
+
+
+def _fails(config: LatencyConfig, own: Latency) -> bool:
+    """Return whether an undecided gate ends the run."""
+    if config.on_inconclusive == "estimate":
+        pairs = ((own.ratio, config.max_ratio), (own.median_ms, config.max_ms))
+        return any(limit is not None and value > limit for value, limit in pairs)
+    return config.on_inconclusive == "fail"
 
 
 def _check(low: float | None, high: float | None, limit: float, text: str) -> LimitCheck:
@@ -65,5 +73,5 @@ def _not_measured(config: LatencyConfig, row: Row) -> Verdict:
         Decision.UNDECIDED,
         f"{row.name} was not measured at {where}; the comparison has: {available}",
         {"candidate": config.candidate, "batch_size": config.batch_size, "threads": config.threads},
-        config.fail_undecided,
+        config.on_inconclusive != "warn",  # what was not measured has no estimate within the limit
     )

@@ -159,3 +159,10 @@ def test_the_former_name_of_eval_predict_is_explained(bound) -> None:
 def test_the_former_name_of_max_ratio_is_explained(bound, kind) -> None:
     (problem,) = problems(bound, COMPARE, f"gate: {{uses: {kind}, with: {{candidate: int8, max_share: 0.27}}}}")
     assert problem.startswith("10:") and problem.endswith("max_share: renamed to max_ratio")
+
+
+def test_the_former_option_of_an_undecided_latency_is_explained(bound) -> None:
+    gate = "gate: {uses: gate.latency, with: {candidate: int8, max_ms: 1, fail_undecided: true}}"
+    (problem,) = problems(bound, COMPARE, gate)
+    place = f"10:{gate.index('fail_undecided') + 3}"
+    assert problem == f"{place}: gate: fail_undecided: renamed to on_inconclusive (true is now fail, false is warn)"
