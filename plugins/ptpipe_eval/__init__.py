@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ptpipe import Context, Stage, Verdict, hookimpl, stage
+from ptpipe import JSON, Context, Stage, Verdict, hookimpl, stage
 from ptpipe_eval.comparison import Comparison, Row
 from ptpipe_eval.config import (
     AccuracyConfig,
@@ -127,5 +127,14 @@ def ptpipe_stages() -> Iterable[Stage[..., Any]]:
 def ptpipe_check(plan: Plan) -> Iterable[Problem]:
     """Report baselines and candidates that are not compared, and latencies that are not measured."""
     from ptpipe_eval.checks import comparison_problems
+    from ptpipe_eval.quality.resolution import zero_margin_warnings
 
-    return comparison_problems(plan)
+    return [*comparison_problems(plan), *zero_margin_warnings(plan)]
+
+
+@hookimpl
+def ptpipe_check_results(plan: Plan, summaries: Mapping[str, Mapping[str, Mapping[str, JSON]]]) -> Iterable[Problem]:
+    """Warn of gates that the samples are too few for."""
+    from ptpipe_eval.quality.resolution import margin_warnings
+
+    return margin_warnings(plan, summaries)

@@ -92,6 +92,7 @@ class DropConfig(GateConfig):
         description="where the samples are too few to decide on max_drop, end with exit code 4: always (fail), never "
         "(warn), or if the drop on these samples is above max_drop (estimate)",
     )
+    max_drop: float | None = None
 
 
 class AccuracyConfig(DropConfig):
