@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ptpipe import JSON, Context, Stage, Verdict, hookimpl, stage
+from ptpipe import JSON, Context, Stage, StageConfig, StageError, Verdict, hookimpl, stage
 from ptpipe_eval.comparison import Comparison, Row
 from ptpipe_eval.config import (
     AccuracyConfig,
@@ -14,10 +14,11 @@ from ptpipe_eval.config import (
     LatencyConfig,
     PredictConfig,
     QualityConfig,
+    SelectConfig,
     SizeConfig,
 )
 from ptpipe_eval.latency.latencies import Latency, StartUp
-from ptpipe_torch import Data, Deployable, Predictions
+from ptpipe_torch import Data, Deployable, Model, Predictions, Selected
 
 if TYPE_CHECKING:
     from ptpipe import Plan, Problem
@@ -117,10 +118,52 @@ def gate_latency(config: LatencyConfig, ctx: Context, comparison: Comparison) ->
     return judge_latency(config, comparison)
 
 
+class Selection(NamedTuple):
+    """What select.best returns."""
+
+    model: Selected
+    verdict: Verdict
+
+
+@stage("select.best", packages=_STATISTICS)
+def select_best(config: SelectConfig, ctx: Context, comparison: Comparison, models: Sequence[Deployable]) -> Selection:
+    """Select the smallest, fastest or best of several models among those that lose little against the baseline.
+
+    `models` are the candidates; all are in the comparison. Each is tested as in gate.quality, with Holm's correction
+    for their number. The output `model` is the selected one, of whatever format, and any stage that takes a model of
+    any format takes it: eval.predict, eval.compare; `ptpipe get` copies its file. The output `verdict` makes this a
+    gate: where no model passes it refuses, no model is selected, and stages that need one are skipped. With the
+    baseline among `models` that can't happen.
+    """
+    from ptpipe_eval.select import choose
+
+    names = ctx.input_names["models"]
+    name, verdict = choose(config, comparison, names)
+    return Selection(Selected() if name is None else Selected(name, models[names.index(name)]), verdict)
+
+
+@stage("select.model")
+def select_model(config: StageConfig, ctx: Context, selected: Selected) -> Model:
+    """Take the torch model out of a selection, for stages that train, quantize or export one."""
+    if not isinstance(selected.model, Model):
+        raise StageError(f"the selected model, {selected.name}, is no torch model but {selected.format}")
+    return selected.model
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the kinds of this plugin."""
-    return [eval_predict, eval_compare, eval_latency, gate_accuracy, gate_quality, gate_size, gate_latency]
+    return [
+        eval_predict,
+        eval_compare,
+        eval_latency,
+        gate_accuracy,
+        gate_quality,
+        gate_size,
+        gate_latency,
+        select_best,
+        select_model,
+    ]
 
 
 @hookimpl

@@ -56,9 +56,7 @@ class TimingOptions(StageConfig):
     @field_validator("batch_sizes", "threads")
     @classmethod
     def _unique(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        if len(set(values)) < len(values):
-            raise ValueError("lists a value more than once")
-        return values
+        return _without_repetition(values)
 
 
 class EvalLatencyConfig(TimingOptions):
@@ -78,11 +76,30 @@ class CompareConfig(TimingOptions):
 class GateConfig(StageConfig):
     """Options of every gate."""
 
-    candidate: str = Field(description="the model to judge, named as in the needs of eval.compare")
+    candidate: str | None = Field(None, description="the model to judge, named as in the needs of eval.compare")
+    candidates: tuple[str, ...] | None = Field(
+        None, min_length=1, description="several models to judge, in place of candidate: each of them must pass"
+    )
+
+    @model_validator(mode="after")
+    def _names_models(self) -> Self:
+        if (self.candidate is None) == (self.candidates is None):
+            raise ValueError("give either candidate, a model, or candidates, a list of models that must all pass")
+        return self
+
+    @field_validator("candidates")
+    @classmethod
+    def _unique(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return _without_repetition(names) if names else names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The models to judge."""
+        return self.candidates or (str(self.candidate),)
 
 
-class DropConfig(GateConfig):
-    """Options of gates that test whether a model is worse than the baseline."""
+class DropTest(StageConfig):
+    """Options of a test whether a model is worse than the baseline."""
 
     confidence: float = Field(
         0.95, gt=0.5, lt=1, description="confidence to decide on max_drop with, one-sided; 0.95 errs once in 20 times"
@@ -95,7 +112,7 @@ class DropConfig(GateConfig):
     max_drop: float | None = None
 
 
-class AccuracyConfig(DropConfig):
+class AccuracyConfig(DropTest, GateConfig):
     """Options of gate.accuracy."""
 
     max_drop: float | None = Field(
@@ -109,7 +126,7 @@ class AccuracyConfig(DropConfig):
         return self
 
 
-class QualityConfig(DropConfig):
+class QualityConfig(DropTest, GateConfig):
     """Options of gate.quality."""
 
     metric: str | None = Field(
@@ -127,6 +144,22 @@ class QualityConfig(DropConfig):
     def _has_limit(self) -> Self:
         _require_any(self, "max_drop", "min_value", "max_value")
         return self
+
+
+class SelectConfig(DropTest):
+    """Options of select.best."""
+
+    max_drop: float = Field(
+        ge=0, description="maximum by which a model may be worse than the baseline, in units of the metric"
+    )
+    metric: str | None = Field(
+        None, min_length=1, description="a metric of the data set's task; null: the one that models are compared by"
+    )
+    by: Literal["size", "latency", "quality"] = Field(
+        "size", description="what is best among the models that pass; the others decide, in this order, between equals"
+    )
+    batch_size: BatchSize = Field(1, description="the latency at this batch size")
+    threads: Threads = Field("one", description="the latency with one thread or with all processors")
 
 
 class SizeConfig(GateConfig):
@@ -169,6 +202,12 @@ class LatencyConfig(GateConfig):
     def _has_limit(self) -> Self:
         _require_any(self, "max_ms", "max_ratio")
         return self
+
+
+def _without_repetition(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError("lists a value more than once")
+    return values
 
 
 def _require_any(config: StageConfig, *names: str) -> None:

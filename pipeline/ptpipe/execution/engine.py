@@ -29,7 +29,7 @@ from ptpipe.events import (
 )
 from ptpipe.execution.call import ONE_NODE, Call, Nodes, make_call
 from ptpipe.execution.deliverables import place_deliverables
-from ptpipe.execution.gates import judge
+from ptpipe.execution.gates import judge, withheld_inputs
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.record import RunRecord, StageOutput
 from ptpipe.execution.reporters import ReporterGroup
@@ -169,11 +169,16 @@ class _Execution:
             missing = [name for name in stage.upstream if self.entries.get(name) is None]
             if missing:
                 self._finish(stage, Outcome.SKIPPED, message=f"needs {', '.join(missing)}")
+            elif withheld := withheld_inputs(self.plan, stage, self._refused()):
+                self._finish(stage, Outcome.SKIPPED, message=f"needs {', '.join(withheld)}, which refused")
             elif self.exit_code in (ExitCode.FAILED, ExitCode.INTEGRITY) and not self.options.keep_going:
                 self._finish(stage, Outcome.SKIPPED, message="a stage above failed; --keep-going would run this one")
             else:
                 self.reporters.stage_started(StageStarted(stage.id, stage.kind, position, len(self.plan.stages)))
                 self._run_stage(stage)
+
+    def _refused(self) -> set[str]:
+        return {event.stage_id for event in self.finished if event.outcome is Outcome.REFUSED}
 
     def _run_stage(self, stage: PlannedStage) -> None:
         """Take a stage's result from the store or launch the stage, and report its end."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Decision, Verdict
 from ptpipe_eval.latency.latencies import Latency, cell_label
-from ptpipe_eval.verdicts import LimitCheck, verdict
+from ptpipe_eval.verdicts import LimitCheck, judge_all, verdict
 
 if TYPE_CHECKING:
     from ptpipe_eval.comparison import Comparison, Row
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 
 def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
     """Judge by the intervals of ratio and median: refused and passed are certain to 95 %, else it is undecided."""
-    candidate, baseline = comparison.row(config.candidate), comparison.row(comparison.baseline)
+    return judge_all(config, comparison, partial(_judge_latency, config, comparison))
+
+
+def _judge_latency(config: LatencyConfig, comparison: Comparison, candidate: Row) -> Verdict:
+    baseline = comparison.row(comparison.baseline)
     own = candidate.latency(config.batch_size, config.threads)
     if own is None:
         return _not_measured(config, candidate)
@@ -72,6 +77,6 @@ def _not_measured(config: LatencyConfig, row: Row) -> Verdict:
     return Verdict(
         Decision.UNDECIDED,
         f"{row.name} was not measured at {where}; the comparison has: {available}",
-        {"candidate": config.candidate, "batch_size": config.batch_size, "threads": config.threads},
+        {"candidate": row.name, "batch_size": config.batch_size, "threads": config.threads},
         config.on_inconclusive != "warn",  # what was not measured has no estimate within the limit
     )

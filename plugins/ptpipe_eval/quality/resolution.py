@@ -8,7 +8,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ptpipe import JSON
-from ptpipe_eval.config import AccuracyConfig, DropConfig, QualityConfig, TimingOptions
+from ptpipe_eval.config import AccuracyConfig, DropTest, QualityConfig, TimingOptions
 
 if TYPE_CHECKING:
     from ptpipe import Plan, PlannedStage, Problem
@@ -33,7 +33,7 @@ def smallest_margin(num_samples: int, confidence: float) -> float:
 def zero_margin_warnings(plan: Plan) -> Iterator[Problem]:
     """Warn of gates that no number of samples lets a model pass that is as good as the baseline."""
     for gate in plan.stages:
-        if isinstance(gate.config, DropConfig) and gate.config.max_drop == 0:
+        if isinstance(gate.config, DropTest) and gate.config.max_drop == 0:
             message = "max_drop 0 passes only a model that is better beyond chance: allow a small drop"
             yield plan.problem(gate.id, message, "max_drop", severity="warning")
 
@@ -42,14 +42,14 @@ def margin_warnings(plan: Plan, summaries: Summaries) -> Iterator[Problem]:
     """Warn of gates that can only be undecided or refuse, where the number of samples is known from stored results."""
     for gate in plan.stages:
         config = gate.config
-        if not isinstance(config, DropConfig) or not config.max_drop or "comparison" not in gate.wiring:
+        if not isinstance(config, DropTest) or not config.max_drop or "comparison" not in gate.wiring:
             continue
         num_samples = _num_samples(plan, gate, summaries)
         if num_samples and smallest_margin(num_samples, config.confidence) >= config.max_drop:
             yield plan.problem(gate.id, _message(config, config.max_drop, num_samples), "max_drop", severity="warning")
 
 
-def _message(config: DropConfig, max_drop: float, num_samples: int) -> str:
+def _message(config: DropTest, max_drop: float, num_samples: int) -> str:
     from ptpipe_eval.quality.proportions import num_samples_needed, smallest_margin_of
 
     smallest = smallest_margin(num_samples, config.confidence)

@@ -71,6 +71,8 @@ def test_kinds_and_ports() -> None:
         "gate.quality": (comparison, ["Verdict"]),
         "gate.size": (comparison, ["Verdict"]),
         "gate.latency": (comparison, ["Verdict"]),
+        "select.best": ([*comparison, ("models", "Deployable", True)], ["Selected", "Verdict"]),
+        "select.model": ([("selected", "Selected", False)], ["Model"]),
     }
 
 
