@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ptpipe import JSON, Context, Stage, StageConfig, StageError, Verdict, hookimpl, stage
 from ptpipe_eval.comparison import Comparison, Row
 from ptpipe_eval.config import (
     AccuracyConfig,
+    BaselineOption,
     CompareConfig,
     EvalLatencyConfig,
     LatencyConfig,
@@ -68,7 +71,18 @@ def eval_latency(config: EvalLatencyConfig, ctx: Context, models: Sequence[Deplo
     return compare_latency(config, ctx, models, data)
 
 
-@stage("gate.accuracy", packages=_STATISTICS)
+def _baseline_digest(config: BaselineOption) -> JSON:
+    """Return the digest of the file that a gate reads."""
+    file = Path(config.baseline_file).expanduser() if config.baseline_file else None
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None
+
+
+def _missing_baseline(config: BaselineOption) -> Iterable[str]:
+    if config.baseline_file and not Path(config.baseline_file).expanduser().is_file():
+        yield f"there is no file {config.baseline_file}: `ptpipe baseline accept` writes one"
+
+
+@stage("gate.accuracy", packages=_STATISTICS, fingerprint=_baseline_digest, preflight=_missing_baseline)
 def gate_accuracy(config: AccuracyConfig, ctx: Context, comparison: Comparison) -> Verdict:
     """Refuse a classifier that loses too much accuracy against the baseline, or has too little.
 
@@ -81,7 +95,7 @@ def gate_accuracy(config: AccuracyConfig, ctx: Context, comparison: Comparison) 
     return judge_accuracy(config, comparison)
 
 
-@stage("gate.quality", packages=_STATISTICS)
+@stage("gate.quality", packages=_STATISTICS, fingerprint=_baseline_digest, preflight=_missing_baseline)
 def gate_quality(config: QualityConfig, ctx: Context, comparison: Comparison) -> Verdict:
     """Refuse a model that is too much worse than the baseline in a metric of the task, or beyond a limit.
 

@@ -112,7 +112,18 @@ class DropTest(StageConfig):
     max_drop: float | None = None
 
 
-class AccuracyConfig(DropTest, GateConfig):
+class BaselineOption(StageConfig):
+    """The option of gates that judge by an accepted model."""
+
+    baseline_file: str | None = Field(
+        None,
+        min_length=1,
+        description="compare with the model that this file of `ptpipe baseline accept` has, not with the comparison's "
+        "baseline",
+    )
+
+
+class AccuracyConfig(BaselineOption, DropTest, GateConfig):
     """Options of gate.accuracy."""
 
     max_drop: float | None = Field(
@@ -126,7 +137,7 @@ class AccuracyConfig(DropTest, GateConfig):
         return self
 
 
-class QualityConfig(DropTest, GateConfig):
+class QualityConfig(BaselineOption, DropTest, GateConfig):
     """Options of gate.quality."""
 
     metric: str | None = Field(

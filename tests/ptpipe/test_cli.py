@@ -47,7 +47,13 @@ def test_help_names_every_command(run_cli):
     ended = run_cli("--help")
     assert ended.code == 0
     assert ended.err == ""
-    assert re.findall(r"^  ([a-z]+)  ", ended.out, re.MULTILINE) == [*_COMMANDS, "scaling", "shards"]
+    assert re.findall(r"^  ([a-z]+)  ", ended.out, re.MULTILINE) == [
+        *_COMMANDS,
+        "baseline",
+        "gate",
+        "scaling",
+        "shards",
+    ]
     assert run_cli("-h").out == ended.out
 
 

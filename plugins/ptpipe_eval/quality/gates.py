@@ -8,6 +8,7 @@ above, and is undecided between them. `min_accuracy`, `min_value` and `max_value
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Verdict
@@ -24,6 +25,7 @@ _ACCURACY = "accuracy"
 
 def judge_accuracy(config: AccuracyConfig, comparison: Comparison) -> Verdict:
     """Compare accuracies with the baseline's and with a minimum."""
+    comparison = _with_baseline_file(config, comparison)
     return judge_all(config, comparison, partial(_judge_accuracy, config, comparison))
 
 
@@ -54,6 +56,7 @@ def _judge_accuracy(config: AccuracyConfig, comparison: Comparison, candidate: R
 
 def judge_quality(config: QualityConfig, comparison: Comparison) -> Verdict:
     """Compare a metric with the baseline's, and with a minimum or a maximum."""
+    comparison = _with_baseline_file(config, comparison)
     return judge_all(config, comparison, partial(_judge_quality, config, comparison))
 
 
@@ -82,6 +85,16 @@ def _judge_quality(config: QualityConfig, comparison: Comparison, candidate: Row
         "max_value": config.max_value,
     }
     return verdict(checks, candidate, baseline, figures, _fails(config, metric.drop(own, other)))
+
+
+def _with_baseline_file(config: AccuracyConfig | QualityConfig, comparison: Comparison) -> Comparison:
+    """Return the comparison with the accepted model in the baseline's place, where the manifest names one."""
+    if config.baseline_file is None:
+        return comparison
+    from ptpipe_eval.baseline.file import Baseline
+    from ptpipe_eval.baseline.judge import against
+
+    return against(Baseline.read(Path(config.baseline_file).expanduser()), comparison, config.names)
 
 
 def check_drop(
