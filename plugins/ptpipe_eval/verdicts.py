@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from ptpipe import JSON, Decision, Verdict
+from ptpipe import JSON, Decision, ExitCode, Verdict
 from ptpipe_eval.comparison import Comparison, Row
 
 if TYPE_CHECKING:
@@ -65,6 +65,13 @@ def judge_all(config: GateConfig, comparison: Comparison, judge: Callable[[Row],
 def rows_of(verdicts: Iterable[Verdict]) -> list[JSON]:
     """Return a row for each candidate: what was decided of it, why, and from what."""
     return [{**verdict.facts, "decision": str(verdict.decision), "reason": verdict.reason} for verdict in verdicts]
+
+
+def exit_code(verdict: Verdict) -> ExitCode:
+    """Return the exit code of a command that judges: as a run's with this verdict."""
+    if verdict.decision is Decision.REFUSED:
+        return ExitCode.REFUSED
+    return ExitCode.UNDECIDED if verdict.decision is Decision.UNDECIDED and verdict.fail_undecided else ExitCode.DONE
 
 
 def decimal(limit: float) -> Decimal:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptpipe import Decision, ExitCode, StageError, UsageError, Verdict
+from ptpipe import StageError, UsageError, Verdict
 from ptpipe.commands import artifacts_option, echo, json_option, open_store, print_json
+from ptpipe_eval.verdicts import exit_code
 
 if TYPE_CHECKING:
     from ptpipe_eval.baseline.file import Baseline
@@ -147,7 +148,7 @@ def gate(  # noqa: PLR0913  # one parameter an option
         for note in notes:
             echo(f"note: {note}", err=True)
         echo(f"{verdict.decision}: {verdict.reason}")
-    return int(_exit_code(verdict))
+    return int(exit_code(verdict))
 
 
 def _judged(accepted: Baseline, past: PastComparison, options: Mapping[str, object]) -> Verdict:
@@ -176,9 +177,3 @@ def _notes(accepted: Baseline, past: PastComparison) -> list[str]:
 
 def _processor(environment: Mapping[str, Any]) -> str:
     return str((environment.get("machine") or {}).get("processor"))
-
-
-def _exit_code(verdict: Verdict) -> ExitCode:
-    if verdict.decision is Decision.REFUSED:
-        return ExitCode.REFUSED
-    return ExitCode.UNDECIDED if verdict.decision is Decision.UNDECIDED and verdict.fail_undecided else ExitCode.DONE

@@ -51,7 +51,7 @@ def _judge_accuracy(config: AccuracyConfig, comparison: Comparison, candidate: R
         "num_samples": comparison.num_samples,
         "min_accuracy": config.min_accuracy,
     }
-    return verdict(checks, candidate, baseline, figures, _fails(config, metric.drop(own, other)))
+    return verdict(checks, candidate, baseline, figures, fails_undecided(config, metric.drop(own, other)))
 
 
 def judge_quality(config: QualityConfig, comparison: Comparison) -> Verdict:
@@ -84,7 +84,7 @@ def _judge_quality(config: QualityConfig, comparison: Comparison, candidate: Row
         "min_value": config.min_value,
         "max_value": config.max_value,
     }
-    return verdict(checks, candidate, baseline, figures, _fails(config, metric.drop(own, other)))
+    return verdict(checks, candidate, baseline, figures, fails_undecided(config, metric.drop(own, other)))
 
 
 def _with_baseline_file(config: AccuracyConfig | QualityConfig, comparison: Comparison) -> Comparison:
@@ -120,11 +120,21 @@ def check_drop(
     return LimitCheck(is_met, text if is_met is not None else f"{text}; {_needed(drop, max_drop, confidence)}")
 
 
-def _fails(config: AccuracyConfig | QualityConfig, drop: float) -> bool:
+def fails_undecided(config: AccuracyConfig | QualityConfig, drop: float) -> bool:
     """Return whether an undecided gate ends the run."""
     if config.on_inconclusive == "estimate":
         return config.max_drop is not None and drop > config.max_drop
     return config.on_inconclusive == "fail"
+
+
+def drop_text(metric: Metric, value: float, num_samples: int) -> str:
+    """Format a difference of a metric: of a fraction, in points."""
+    return _Number(metric, num_samples)(value)
+
+
+def limit_text(metric: Metric, value: float, num_samples: int) -> str:
+    """Format what the user wrote, with all its digits."""
+    return _Number(metric, num_samples).limit(value)
 
 
 class _Number:
