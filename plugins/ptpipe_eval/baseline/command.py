@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def baseline() -> None:
-    """Accept a run's model as the baseline of later runs, in a small file to commit."""
+    """Accept a run's model as the baseline of later ones."""
 
 
 @baseline.command()
@@ -121,11 +121,11 @@ def gate(  # noqa: PLR0913  # one parameter an option
     artifacts: Path,
     as_json: bool,
 ) -> int:
-    """Judge the models of a past run against an accepted baseline; nothing is run again.
+    """Judge a past run's models against an accepted one.
 
-    RUN is a run's id, the unambiguous start or end of one, or `last`. Its models are compared with the baseline sample
-    by sample, by id, as gate.quality does. The exit code is 0, 3 if a model is refused, 4 if that can't be decided and
-    --on-inconclusive says so; 2 where the samples are others.
+    Nothing is run again. RUN is a run's id, the unambiguous start or end of one, or `last`. Its models are compared
+    with the baseline sample by sample, by id, as gate.quality does. The exit code is 0, 3 if a model is refused, 4 if
+    that can't be decided and --on-inconclusive says so; 2 where the samples are others.
     """
     from ptpipe_eval.baseline.file import Baseline
     from ptpipe_eval.baseline.past_run import read_comparison

@@ -101,6 +101,8 @@ class Baseline(_Facts):
             for text, num_bytes in ((metric.right, right_bytes), (metric.scores, score_bytes)):
                 if text is not None and len(b64decode(text, validate=True)) != num_bytes:
                     raise ValueError(f"{metric.name}: not the values of {self.data.num_samples} samples")
+        if not all(np.isfinite(scores_N).all() for scores_N in self.scores.values()):
+            raise ValueError("a score is not finite")
         return self
 
     @property

@@ -22,8 +22,8 @@ _MEAN = "mean"
 def against(baseline: Baseline, table: Comparison, names: Sequence[str]) -> Comparison:
     """Return a comparison of the accepted model with these rows of a table; gates judge it as any other.
 
-    Samples are paired by id. Raises StageError where the samples are others, or no metric of the baseline is known for
-    both.
+    Samples are paired by id; a metric that is no fraction or mean of theirs has no interval, so that gates can't decide
+    on it. Raises StageError where the samples are others, or the baseline lacks what models are compared by.
     """
     samples = table.samples
     if samples is None:
@@ -45,10 +45,10 @@ def against(baseline: Baseline, table: Comparison, names: Sequence[str]) -> Comp
         }
         for accepted, own in ((baseline.right, samples.right), (baseline.scores, samples.scores))
     )
-    metrics = tuple(metric for metric in table.metrics if metric.name in {*right, *scores})
-    if not metrics:
-        raise StageError(f"the baseline's {', '.join(metric.name for metric in baseline.metrics)} can't be compared")
     values = {metric.name: metric.value for metric in baseline.metrics}
+    metrics = tuple(metric for metric in table.metrics if metric.name in values)
+    if (not right and not scores) or metrics[:1] != table.metrics[:1]:
+        raise StageError(f"the baseline's {', '.join(values)} can't be compared")
     accepted_row = Row(f"the accepted {baseline.model.name}", baseline.model.format, baseline.model.size_bytes, values)
     paired = PairedSamples(
         ids=tuple(samples.ids[position] for position in order.positions_N),

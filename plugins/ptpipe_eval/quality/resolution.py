@@ -8,7 +8,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ptpipe import JSON
-from ptpipe_eval.config import AccuracyConfig, DropTest, QualityConfig, TimingOptions
+from ptpipe_eval.config import AccuracyConfig, DropTest, QualityConfig, SelectConfig, TimingOptions
 
 if TYPE_CHECKING:
     from ptpipe import Plan, PlannedStage, Problem
@@ -87,12 +87,12 @@ def _num_samples(plan: Plan, gate: PlannedStage, summaries: Summaries) -> int | 
 def _has_counts(config: object, table: Mapping[str, Any]) -> bool:
     """Return whether a comparison has lost and gained samples for the metric that a gate judges."""
     primary = table["metrics"][0]["name"] if table["metrics"] else None
-    name = (config.metric or primary) if isinstance(config, QualityConfig) else _ACCURACY
+    name = (config.metric or primary) if isinstance(config, QualityConfig | SelectConfig) else _ACCURACY
     return any("num_lost" in row.get("paired", {}).get(name, {}) for row in table["rows"])
 
 
 def _is_accuracy(config: object, task: JSON) -> bool:
     """Return whether a gate judges the accuracy of a data set with this task."""
-    if isinstance(config, QualityConfig):
+    if isinstance(config, QualityConfig | SelectConfig):
         return (config.metric or (task == "Classification" and _ACCURACY)) == _ACCURACY
     return isinstance(config, AccuracyConfig)

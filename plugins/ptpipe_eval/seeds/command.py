@@ -44,7 +44,7 @@ _QUIET = -1
 @artifacts_option
 @json_option
 def seeds(manifest: Path, gate: str, num_seeds: int, settings: tuple[str, ...], artifacts: Path, as_json: bool) -> int:
-    """Run a manifest with several seeds, and judge what it makes on average.
+    """Run a manifest with several seeds; judge the mean.
 
     GATE is a gate.accuracy or gate.quality of the manifest: its candidate, max_drop, confidence and on_inconclusive
     are used. A gate of a run speaks of the very files that the run made; this speaks of the manifest, of which those

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from ptpipe import Decision, IntegrityError, ManifestError, RunOptions, RunResult, UsageError, run
 from ptpipe_eval.baseline.command import baseline, gate
-from ptpipe_eval.baseline.file import Baseline
+from ptpipe_eval.baseline.file import Baseline, packed_scores
 
 PLUGIN = Path(__file__).parents[1] / "made_up_runs.py"
 MANIFEST = f"""\
@@ -215,6 +216,9 @@ class TestGate:
             judge(accepted, "--metric", "f1")
         with pytest.raises(UsageError, match=r"'x' is not in the comparison"):
             judge(accepted, "--model", "x")
+        made(has_loss=False)
+        code, found = judge(accepted, "--metric", "loss", "--on-inconclusive", "fail")
+        assert (code, found["decision"]) == (4, "undecided") and "its interval is not known" in found["reason"]
         made(is_known=False)
         with pytest.raises(UsageError, match=r"the baseline's accuracy, loss can't be compared"):
             judge(accepted)
@@ -251,6 +255,14 @@ class TestFile:
         other = found.model_copy(update={"data": found.data.model_copy(update={"num_samples": 10})})
         other.write(accepted)
         with pytest.raises(IntegrityError, match="accuracy: not the values of 10 samples"):
+            judge(accepted)
+
+    def test_scores_that_are_no_numbers(self, accepted) -> None:
+        found = Baseline.read(accepted)
+        accuracy, loss = found.metrics
+        loss = loss.model_copy(update={"scores": packed_scores(np.full(1000, np.nan, np.float16))})
+        found.model_copy(update={"metrics": (accuracy, loss)}).write(accepted)
+        with pytest.raises(IntegrityError, match="a score is not finite"):
             judge(accepted)
 
 

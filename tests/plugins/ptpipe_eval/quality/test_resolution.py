@@ -98,6 +98,18 @@ def test_a_metric_that_is_no_count_of_samples_has_no_such_limit(warnings) -> Non
     assert warnings("max_drop: 0.003", "gate.quality", compare=table(360, "top5", top5={"num_lost": 0.0}))
 
 
+def test_a_selection_is_warned_of_too(tmp_path) -> None:
+    (tmp_path / "m.yaml").write_text(
+        MANIFEST.replace("uses: KIND, with: {candidate: other, OPTIONS}", "uses: select.best, SELECT").replace(
+            "SELECT", "needs: {models: [other]}, with: {max_drop: 0.003}"
+        )
+    )
+    plan = load_plan(tmp_path / "m.yaml")
+    (warning,) = ptpipe_check_results(plan, {"data": {"output": data(360)}})
+    assert "is less than 360 samples can show" in warning.message
+    assert not list(ptpipe_check_results(plan, {"data": {"output": data(360, "Segmentation")}}))
+
+
 def test_no_loss_at_all_is_a_margin_that_no_number_of_samples_shows(warnings) -> None:
     (warning,) = warnings("max_drop: 0")
     message = "max_drop 0 passes only a model that is better beyond chance: allow a small drop"
