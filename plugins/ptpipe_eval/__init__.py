@@ -1,4 +1,4 @@
-"""Evaluate models, compare them, and gate them: eval.predict, eval.compare, gate.*."""
+"""Evaluate models, compare them, gate them and select among them: eval.*, gate.*, select.*."""
 
 from __future__ import annotations
 

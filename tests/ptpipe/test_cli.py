@@ -52,6 +52,7 @@ def test_help_names_every_command(run_cli):
         "baseline",
         "gate",
         "scaling",
+        "seeds",
         "shards",
     ]
     assert run_cli("-h").out == ended.out

@@ -23,7 +23,7 @@ def against(baseline: Baseline, table: Comparison, names: Sequence[str]) -> Comp
     """Return a comparison of the accepted model with these rows of a table; gates judge it as any other.
 
     Samples are paired by id; a metric that is no fraction or mean of theirs has no interval, so that gates can't decide
-    on it. Raises StageError where the samples are others, or the baseline lacks what models are compared by.
+    on it. Raises StageError where the samples are others, or the metric that models are compared by is missing.
     """
     samples = table.samples
     if samples is None:
