@@ -301,14 +301,17 @@ def test_validate_says_the_same_as_json(project, run_cli):
                 "location": {"path": "m.yaml", "line": 5, "column": 15},
                 "suggestion": "toy.make",
                 "code": 2,
+                "severity": "error",
             },
             {
                 "message": "two: unknown option 'valeu' of toy.make",
                 "location": {"path": "m.yaml", "line": 6, "column": 32},
                 "suggestion": "value",
                 "code": 2,
+                "severity": "error",
             },
         ],
+        "warnings": [],
         "notes": [],
     }
 

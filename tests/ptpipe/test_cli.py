@@ -13,9 +13,10 @@ from xml.etree import ElementTree
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from ptpipe import ExitCode, __version__
-from ptpipe.cli import _COMMANDS, _exit_code
+from ptpipe import ExitCode, ManifestError, __version__
+from ptpipe.cli import _COMMANDS, _exit_code, cli
 from ptpipe.store.documents import read_document, write_document
 
 from ..conftest import environment
@@ -47,7 +48,8 @@ def test_help_names_every_command(run_cli):
     ended = run_cli("--help")
     assert ended.code == 0
     assert ended.err == ""
-    assert re.findall(r"^  ([a-z]+)  ", ended.out, re.MULTILINE) == [*_COMMANDS, "scaling", "shards", "sweep"]
+    added = ["baseline", "compare", "gate", "scaling", "seeds", "shards", "sweep"]
+    assert re.findall(r"^  ([a-z]+)  ", ended.out, re.MULTILINE) == [*_COMMANDS, *added]
     assert run_cli("-h").out == ended.out
 
 
@@ -181,12 +183,65 @@ def test_the_script_is_the_module(run_cli, tmp_path):
     assert called.stdout.split() == run_cli("--help").out.split()
 
 
+# Warnings
+
+WARNING = """
+from ptpipe import hookimpl
+
+@hookimpl
+def ptpipe_check(plan):
+    yield plan.problem("one", "static", "value", severity="warning")
+
+@hookimpl
+def ptpipe_check_results(plan, summaries):
+    for name, outputs in summaries.items():
+        yield plan.problem(name, f"stored {sorted(outputs['output'])}", severity=SEVERITY)
+"""
+
+
+@pytest.fixture
+def warned(project, monkeypatch):
+    """Commands, in this process, in a folder whose plugin has warnings; the second comes from a stored result."""
+    (project.folder / "rules.py").write_text(WARNING.replace("SEVERITY", "'warning'"))
+    project.write("one: {uses: toy.make, with: {value: 3}}", head="name: toy\nplugins: [./toy.py, ./rules.py]")
+    monkeypatch.chdir(project.folder)
+    return lambda name, *rest: CliRunner().invoke(cli, [name, "m.yaml", *rest], standalone_mode=False)
+
+
+def test_warnings_are_shown_and_change_no_exit_code(warned, project):
+    static = "m.yaml:5:39: warning: one: static\n"
+    stored = static + "m.yaml:5:8: warning: one: stored ['value']\n"
+    ended = warned("validate")
+    assert (ended.return_value, ended.stderr, ended.stdout) == (0, static, "m.yaml: 1 stage, no problems, 1 warning\n")
+    assert [found["severity"] for found in json.loads(warned("validate", "--json").stdout)["warnings"]] == ["warning"]
+    assert warned("plan").stderr == static
+    ended = warned("run", "--json")
+    assert (ended.return_value, json.loads(ended.stdout)["warnings"]) == (0, static.splitlines())
+    ended = warned("plan")
+    assert (ended.return_value, ended.stderr) == (None, stored)
+    found = json.loads(warned("plan", "--json").stdout)["warnings"]
+    assert [(of["message"], of["location"]["line"]) for of in found] == [
+        ("one: static", 5),
+        ("one: stored ['value']", 5),
+    ]
+    ended = warned("run", "--json")
+    assert (ended.return_value, json.loads(ended.stdout)["warnings"]) == (0, stored.splitlines())
+
+
+def test_an_error_in_view_of_stored_results_stops_a_run(warned, project):
+    assert warned("run").return_value == 0
+    (project.folder / "rules.py").write_text(WARNING.replace("SEVERITY", "'error'"))
+    for command in ("plan", "run"):
+        with pytest.raises(ManifestError, match=r"^m.yaml:5:8: one: stored \['value'\]$"):
+            raise warned(command).exception
+
+
 # Listings
 
 
 def test_every_listing_is_strict_json(ran):
     assert [stage["cached"] for stage in ran("plan", "m.yaml", "--json", alone=True).json["stages"]] == [True] * 3
-    assert ran("validate", "m.yaml", "--json", alone=True).json == {"problems": [], "notes": []}
+    assert ran("validate", "m.yaml", "--json", alone=True).json == {"problems": [], "warnings": [], "notes": []}
     (run,) = ran("runs", "--json", alone=True).json
     assert (run["name"], run["exit_code"], run["finished"]) == ("toy", 0, True)
     assert "stages" not in run

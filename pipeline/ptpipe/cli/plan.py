@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from ptpipe.cli.common import (
     artifacts_option,
     counted,
     echo,
+    echo_warnings,
     json_option,
     manifest_argument,
     print_json,
@@ -44,15 +46,19 @@ def plan(
     Loads the plugins that the manifest names, which executes their code: see `ptpipe validate --no-plugins`.
     """
     from ptpipe.api import cache_status
+    from ptpipe.plan.cache_status import check_results
 
     bound = read_plan(manifest, settings)
     statuses = cache_status(bound, artifacts=artifacts, fresh=fresh)
+    warnings = check_results(bound, statuses)
     if as_json:
-        print_json({"stages": [_facts(bound[item.stage_id], item) for item in statuses]})
+        stages = [_facts(bound[item.stage_id], item) for item in statuses]
+        print_json({"stages": stages, "warnings": [asdict(warning) for warning in warnings]})
         return
     print_table(("stage", "kind", "inputs", "key", "action"), [_row(bound, item, why) for item in statuses])
     num_cached = sum(item.is_cached for item in statuses)
     echo(f"{num_cached} of {counted(len(statuses), 'stage')} {'is' if len(statuses) == 1 else 'are'} cached")
+    echo_warnings(warnings)
 
 
 def _row(bound: Plan, item: CacheStatus, why: bool) -> tuple[str, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ptpipe.errors import IntegrityError, ManifestError, Problem, nearest
 from ptpipe.events import Outcome
-from ptpipe.plan.bind import Plan
+from ptpipe.plan.bind import Plan, hook_warnings
 from ptpipe.plan.keys import Key, differences
 from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.store.runs import run_records
@@ -69,6 +69,19 @@ def cache_statuses(
         reasons = () if entry else tuple(map(str, found))
         result.append(CacheStatus(stage.id, key, entry, reasons))
     return result
+
+
+def check_results(plan: Plan, statuses: Iterable[CacheStatus]) -> tuple[Problem, ...]:
+    """Return the plan's warnings, with those that plugins have in view of the results that a run would find cached.
+
+    Raises ManifestError where a plugin finds an error.
+    """
+    summaries = {
+        status.stage_id: {name: dict(stored.summary) for name, stored in status.entry.outputs.items()}
+        for status in statuses
+        if status.entry is not None
+    }
+    return plan.warnings + hook_warnings(plan, "ptpipe_check_results", summaries=summaries)
 
 
 def stored_entry(plan: Plan, stage_id: str, key: Key, store: Store) -> Entry | None:

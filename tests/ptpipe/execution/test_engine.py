@@ -250,6 +250,45 @@ def test_a_gate_that_refuses_ends_the_run_after_the_others(project):
     assert project.run({"gate.least": 3}).exit_code == ExitCode.DONE
 
 
+GUARD = """class Guarded(NamedTuple):
+    number: Number
+    verdict: Verdict
+
+
+@stage("toy.guard")
+def guard(config: GateConfig, ctx: Context, a: Number) -> Guarded:
+    return Guarded(a, Verdict(**vars(gate(config, ctx, a))))
+
+
+@stage("toy.read")
+def read(config: StageConfig, ctx: Context, verdict: Verdict) -> Number:
+    return Number(5)
+
+
+@stage("toy.dice")"""
+
+
+def test_what_a_gate_guards_is_given_to_no_stage_where_it_refuses(project):
+    project.edit('@stage("toy.dice")', GUARD)
+    project.edit("return [make,", "return [guard, read, make,")
+    project.write("""
+        one: {uses: toy.make, with: {value: 3}}
+        guard: {uses: toy.guard, needs: {a: one}, with: {least: 5}}
+        sum: {uses: toy.add, needs: {a: guard, b: one}}
+        sum2: {uses: toy.add, needs: {a: sum, b: one}}
+        read: {uses: toy.read, needs: {verdict: guard}}
+        other: {uses: toy.make}
+    """)
+    for done in ("done", "cached"):
+        result = project.run()
+        assert project.outcomes(result) == {
+            "one": done, "guard": "refused", "sum": "skipped", "sum2": "skipped", "read": done, "other": done,
+        }  # fmt: skip
+        assert result.exit_code == ExitCode.REFUSED
+        assert result.stages["sum"].message == "needs guard, which did not pass"
+    assert set(project.outcomes(project.run({"guard.least": 2})).values()) == {"done", "cached"}
+
+
 @pytest.mark.parametrize(("told", "code", "outcome"), [(True, 4, "undecided"), (False, 0, "done")])
 def test_a_gate_that_cannot_decide(project, told, code, outcome):
     project.write(GATE)
