@@ -38,9 +38,16 @@ def _gate_problems(plan: Plan, gate: PlannedStage, config: GateConfig, source: P
         yield plan.problem(gate.id, message, "candidate", suggestion=nearest(config.candidate, names))
     assert isinstance(source.config, TimingOptions)
     if isinstance(config, LatencyConfig):
-        measured = [(size, threads) for size in source.config.batch_sizes for threads in source.config.threads]
-        if (config.batch_size, config.threads) not in measured:
+        lengths = source.config.lengths or (None,)
+        measured = [
+            (size, threads, length)
+            for size in source.config.batch_sizes
+            for length in lengths
+            for threads in source.config.threads
+        ]
+        if (config.batch_size, config.threads, config.length) not in measured:
             available = "; ".join(cell_label(*cell) for cell in measured) or "no latency"
-            wrong = "threads" if config.batch_size in source.config.batch_sizes else "batch_size"
-            wanted = cell_label(config.batch_size, config.threads)
+            wrong = "length" if config.length not in lengths else "threads"
+            wrong = wrong if config.batch_size in source.config.batch_sizes else "batch_size"
+            wanted = cell_label(config.batch_size, config.threads, config.length)
             yield plan.problem(gate.id, f"{source.id} does not measure {wanted}; it measures: {available}", wrong)

@@ -29,6 +29,7 @@ _MEASURING = (
     "settings",
     "baseline",
     "batch_sizes",
+    "lengths",
     "threads",
     "budget",
     "latency_only",
@@ -42,6 +43,7 @@ _MEASURING = (
 @click.option("--data", metavar="MANIFEST[:STAGE]", help="Measure on the data of this manifest's stage.")
 @click.option("--baseline", metavar="A", help="What the others are compared with (default: the first).")
 @click.option("--batch-sizes", metavar=_LIST, help="Batch sizes to measure latency at (default: 1,32).")
+@click.option("--lengths", metavar=_LIST, help="Lengths of sequences to measure latency at (default: the data's own).")
 @click.option("--threads", metavar="one,all", help="One thread, all processors, or both (default: both).")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds to measure latency in.")
 @click.option("--latency-only", is_flag=True, help="Do not measure quality.")
@@ -126,15 +128,16 @@ def _comparison(measuring: Mapping[str, Any]) -> tuple[str, dict[str, JSON]]:
     if measuring["latency_only"] and measuring["no_latency"]:
         raise UsageError("--latency-only and --no-latency leave nothing to measure")
     options: dict[str, JSON] = {}
-    if measuring["batch_sizes"]:
-        options["batch_sizes"] = [*_numbers("--batch-sizes", measuring["batch_sizes"])]
+    for name in ("batch_sizes", "lengths"):
+        if measuring[name]:
+            options[name] = [*_numbers(f"--{name.replace('_', '-')}", measuring[name])]
     if measuring["threads"]:
         options["threads"] = [word.strip() for word in measuring["threads"].split(",")]
     if measuring["budget"]:
         options["budget_s"] = measuring["budget"]
     if measuring["no_latency"]:
         if options:
-            raise UsageError("--no-latency: leave out --batch-sizes, --threads and --budget")
+            raise UsageError("--no-latency: leave out --batch-sizes, --lengths, --threads and --budget")
         options["batch_sizes"] = []
     return "eval.latency" if measuring["latency_only"] else "eval.compare", options
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
     """Judge by the intervals of ratio and median: refused and passed are certain to 95 %, else it is undecided."""
     candidate, baseline = comparison.row(config.candidate), comparison.row(comparison.baseline)
-    own = candidate.latency(config.batch_size, config.threads)
+    own = candidate.latency(config.batch_size, config.threads, config.length)
     if own is None:
         return _not_measured(config, candidate)
-    where, checks = cell_label(config.batch_size, config.threads), []
+    where, checks = own.label, []
     if config.max_ratio is not None:
         text = f"{where}: {candidate.name} takes {_ratio_text(own)} the time of {baseline.name}"
         checks.append(_check(own.ratio_low, own.ratio_high, config.max_ratio, f"{text}, allowed {config.max_ratio:g}x"))
@@ -36,6 +36,8 @@ def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
         "max_ms": config.max_ms,
         "max_ratio": config.max_ratio,
     }
+    if config.length is not None:
+        figures["length"] = config.length
     return verdict(checks, candidate, baseline, figures, config.fail_undecided)
 
 
@@ -60,7 +62,7 @@ def _median_text(own: Latency) -> str:
 
 def _not_measured(config: LatencyConfig, row: Row) -> Verdict:
     available = "; ".join(cell.label for cell in row.latencies) or "no latency"
-    where = cell_label(config.batch_size, config.threads)
+    where = cell_label(config.batch_size, config.threads, config.length)
     return Verdict(
         Decision.UNDECIDED,
         f"{row.name} was not measured at {where}; the comparison has: {available}",
