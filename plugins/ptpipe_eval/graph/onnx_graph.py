@@ -97,7 +97,7 @@ class _Counter:
                 self._readers[name].append(node)
         self._outputs = {value.name for value in graph.output}
         self._constants = {own.name for own in graph.initializer}
-        """Tensors that are the same for all inputs: a runtime computes them once."""
+        """Tensors that are the same for all inputs: a runtime computes them once, when it loads the file."""
         for node in graph.node:
             if node.op_type != _DEQUANTIZE and all(name in self._constants for name in node.input if name):
                 self._constants.update(node.output)
@@ -128,6 +128,10 @@ class _Counter:
     def _shape(self, name: str) -> Sequence[int] | None:
         facts = self._tensors.get(name)
         return None if facts is None else facts.shape
+
+    def _num_values(self, name: str) -> int:
+        shape = self._shape(name)
+        return 0 if shape is None else prod(shape)
 
     def _dtype(self, node: NodeProto) -> str:
         facts = self._tensors.get(node.input[0])
@@ -174,29 +178,17 @@ class _Counter:
         return facts is not None and facts.dtype.startswith(("float", "bfloat"))
 
     def _read_bytes(self) -> Iterator[int]:
-        """Yield the bytes of every stored tensor that a node reads; of lookups, those of the rows."""
-        constants = {
-            node.output[0]: attribute.t
-            for node in self._graph.node
-            if node.op_type == "Constant"
-            for attribute in node.attribute
-            if attribute.HasField("t")
-        }
-        for name, tensor in [*((own.name, own) for own in self._graph.initializer), *constants.items()]:
-            readers = list(self._final_readers(name))
-            if readers and all(node.op_type.startswith("Gather") and node.input[0] == own for node, own in readers):
-                rows = (prod(self._shape(node.output[0]) or (0,)) for node, _ in readers)
-                yield min(_tensor_bytes(tensor), int(sum(rows) * _item_bytes(tensor)))
+        """Yield the bytes of every constant tensor that a prediction reads; of lookups, those of the rows."""
+        stored = {own.name: own for own in self._graph.initializer}
+        for name in sorted(self._constants):
+            readers = [node for node in self._readers[name] if node.output[0] not in self._constants]
+            facts = self._tensors.get(name)
+            item_bytes = _item_bytes(stored[name]) if name in stored else _itemsize(facts)
+            size = self._num_values(name) * item_bytes
+            if readers and all(node.op_type.startswith("Gather") and node.input[0] == name for node in readers):
+                yield int(min(size, sum(self._num_values(node.output[0]) for node in readers) * item_bytes))
             elif readers:
-                yield _tensor_bytes(tensor)
-
-    def _final_readers(self, name: str) -> Iterator[tuple[NodeProto, str]]:
-        """Yield the nodes that read a stored tensor, or what is computed of it once, and the name they read it by."""
-        for node in self._readers[name]:
-            if node.output[0] in self._constants:
-                yield from self._final_readers(node.output[0])
-            else:
-                yield node, name
+                yield int(size)
 
 
 def _macs(node: NodeProto, inputs: Sequence[Sequence[int] | None], out: Sequence[int] | None) -> int | None:
@@ -259,6 +251,13 @@ def _has_products(node: NodeProto) -> bool:
 
 def _place(node: NodeProto) -> str:
     return f"{node.name or node.output[0]} ({node.op_type})"
+
+
+def _itemsize(facts: TensorFacts | None) -> int:
+    try:
+        return 0 if facts is None else np.dtype(facts.dtype).itemsize
+    except TypeError:  # of a type that NumPy has not
+        return 0
 
 
 def _item_bytes(tensor: TensorProto) -> float:
