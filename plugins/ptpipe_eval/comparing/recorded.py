@@ -52,8 +52,10 @@ def _rows(record: Mapping[str, Any], differing: Sequence[str]) -> Iterator[Row]:
 def _model_cells(stage: Mapping[str, Any], summary: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Cell]:
     cells = {name: Cell.of(row.get(key)) for name, key in (("model", "name"), ("format", "format"))}
     cells["data"] = Cell.of(f"{summary.get('data')} {summary.get('split')} {summary.get('num_samples')}")
-    size = row.get("size_bytes")
-    cells["size (bytes)"] = Cell(size, f"{size:,}" if isinstance(size, int) else "")
+    for name, key in (("size (bytes)", "size_bytes"), ("compressed (bytes)", "compressed_bytes"), ("MACs", "macs")):
+        number = row.get(key)
+        if isinstance(number, int):
+            cells[name] = Cell(number, f"{number:,}")
     metrics = row.get("metrics")
     cells |= {name: Cell.of(value) for name, value in metrics.items()} if isinstance(metrics, dict) else {}
     latencies = row.get("latency")

@@ -56,6 +56,13 @@ def test_another_file_is_no_model(bench: Bench, folder: Path, content: str) -> N
         bench.run(torch_model, {"folder": str(folder)})
 
 
+def test_a_network_that_was_prepared_for_training_is_refused(bench: Bench, folder: Path) -> None:
+    model = Model.load(folder)
+    model.with_recipe(backend="qnnpack").save(folder)
+    with pytest.raises(StageError, match="net has a network that was prepared for training in int8, and not converted"):
+        bench.run(torch_model, {"folder": str(folder)})
+
+
 def test_tensors_of_another_network(bench: Bench, folder: Path) -> None:
     (folder / "tensors.safetensors").unlink()
     with pytest.raises(
