@@ -64,9 +64,10 @@ def compare(
     """Compare models of runs, ONNX files and model folders: quality, size and latency.
 
     A, B and so on are each a run (the models that it compared, or else all that it delivered), RUN:STAGE, the first
-    digits of an artifact's digest, an .onnx file, or a folder that `ptpipe get` wrote. The first one is the baseline.
-    All are measured together on the data of a stage of MANIFEST, in a run like any other: its results are stored, and
-    it has a record and a report. -s sets options of that manifest's stages, and of the models and `compare` by name.
+    digits of a stage's key or an artifact's digest, an .onnx file, or a folder that `ptpipe get` wrote. The first one
+    is the baseline. All are measured together on the data of a stage of MANIFEST, in a run like any other: its results
+    are stored, and it has a record and a report. -s sets options of that manifest's stages, and of the models and
+    `compare` by name.
 
     Without --data, runs only: what they recorded is listed side by side, with the options, metrics, sizes and verdicts
     that differ. Nothing is measured again.

@@ -148,7 +148,10 @@ def _code(store: Store, run_id: str, stage_id: str, recipe: Path) -> tuple[tuple
 
 
 def _by_digest(store: Store, digits: str) -> Subject | None:
-    """Return the newest stored model whose digest begins with these digits. Raises UsageError where several do."""
+    """Return the stored model whose digest, or whose stage's key, begins with these digits.
+
+    Raises UsageError where several do, or what does is no model.
+    """
     found: dict[str, Subject] = {}
     for run in list_runs(store):
         try:
@@ -157,7 +160,9 @@ def _by_digest(store: Store, digits: str) -> Subject | None:
             continue
         for stage in record["stages"]:
             for name, output in stage["outputs"].items():
-                if output["digest"].startswith(digits) and output["digest"] not in found:
+                is_meant = output["digest"].startswith(digits)
+                is_meant = is_meant or (stage["key"].startswith(digits) and output["type"] in _KINDS)
+                if is_meant and output["digest"] not in found:
                     found[output["digest"]] = _of_digest(store, digits, record, stage, name)
     if len(found) > 1:
         raise UsageError(f"{digits} begins the digests of {len(found)} artifacts; give more digits")

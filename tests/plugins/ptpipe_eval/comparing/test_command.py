@@ -69,7 +69,8 @@ def test_runs_stages_digests_and_folders(place, call, tmp_path):
     for file in place.first.stages["dynamic"].deliverables:
         (shipped / file.name).write_bytes(file.read_bytes())
     assert not (shipped / "tensors.safetensors").exists()
-    arguments = (run_id, f"{place.second.run_id}:net", own["digest"][:12], shipped)
+    key = place.second.stages["net"].key[:12]
+    arguments = (run_id, key, own["digest"][:12], shipped)
     ended = call(*arguments, "--baseline", shipped, "--data", place.manifest, "-s", "compare.split=val", *QUICK)
     number = run_id.rpartition("-")[2]
     other = place.second.run_id.rpartition("-")[2]
