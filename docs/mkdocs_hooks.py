@@ -27,8 +27,11 @@ GUIDES = {
     "Training": "docs/training.md",
     "Comparisons": "docs/compare.md",
     "Gates": "docs/gates.md",
+    "In CI": "docs/ci.md",
     "Parallel training": "docs/parallel.md",
     "Latency": "docs/latency.md",
+    "Sweeps": "docs/sweep.md",
+    "Trackers": "docs/trackers.md",
     "Provenance": "docs/provenance.md",
 }
 API = {

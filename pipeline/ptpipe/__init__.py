@@ -37,12 +37,13 @@ from ptpipe.reporter import Reporter
 from ptpipe.stage import Port, Stage, stage
 
 if TYPE_CHECKING:
-    from ptpipe.api import RunResult, load_plan, run
+    from ptpipe.api import RunResult, cache_status, load_plan, run
     from ptpipe.config import StageConfig
     from ptpipe.execution.call import Call, Nodes
     from ptpipe.execution.engine import RunOptions
     from ptpipe.hookspecs import hookimpl
     from ptpipe.plan.bind import Plan, PlannedStage, Reference
+    from ptpipe.plan.cache_status import CacheStatus
     from ptpipe.plan.module_files import record_import
     from ptpipe.plan.source_functions import source_code
     from ptpipe.store.files import atomic_path, write_atomically
@@ -53,6 +54,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Artifact",
     "Attachment",
+    "CacheStatus",
     "Call",
     "Check",
     "CheckState",
@@ -92,6 +94,7 @@ __all__ = [
     "UsageError",
     "Verdict",
     "atomic_path",
+    "cache_status",
     "hookimpl",
     "installed",
     "load_plan",
@@ -106,6 +109,7 @@ __all__ = [
 
 # Imported on first use, because `ptpipe --help` needs none of them: pydantic and pluggy take longer than all the rest.
 _LATER = {
+    "CacheStatus": "plan.cache_status",
     "Call": "execution.call",
     "Nodes": "execution.call",
     "Plan": "plan.bind",
@@ -116,6 +120,7 @@ _LATER = {
     "StageConfig": "config",
     "Store": "store.store",
     "atomic_path": "store.files",
+    "cache_status": "api",
     "hookimpl": "hookspecs",
     "load_plan": "api",
     "record_import": "plan.module_files",

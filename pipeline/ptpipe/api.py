@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,10 +10,12 @@ from pathlib import Path
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.errors import ExitCode, UsageError
 from ptpipe.events import Event, StageFinished
-from ptpipe.execution.engine import RunOptions, execute
+from ptpipe.execution.engine import RunOptions, execute, source_digests
 from ptpipe.execution.process_state import process_state_restored
 from ptpipe.manifest.manifest import from_content, load
 from ptpipe.plan.bind import Plan, bind
+from ptpipe.plan.cache_status import CacheStatus, cache_statuses
+from ptpipe.plan.keys import compute_keys
 from ptpipe.plan.vocabulary import load_vocabulary
 from ptpipe.reporter import Reporter
 from ptpipe.store.store import Store
@@ -77,6 +79,21 @@ def bound_plan(manifest: Path | str | Plan | Mapping[str, JSON], overrides: Mapp
     loaded = read.overridden_by(overrides or {})
     places = [loaded.locate("plugins", position) for position in range(len(loaded.plugins))]
     return bind(loaded, load_vocabulary(loaded.plugins, loaded.path.parent, places))
+
+
+def cache_status(
+    plan: Plan, *, artifacts: Path | str = DEFAULT_ARTIFACTS, fresh: Collection[str] = ()
+) -> list[CacheStatus]:
+    """Return for each stage the stored result that a run would use, or why it would run the stage.
+
+    No stage runs. `fresh`: as in `RunOptions`. Raises ManifestError where a name in it is no stage's.
+    """
+    store = Store(Path(artifacts))
+    with process_state_restored(), plan.vocabulary.importable():
+        sources = source_digests(plan, store)
+        statuses = cache_statuses(plan, compute_keys(plan, sources), store, sources, fresh)
+        sources.save()
+    return statuses
 
 
 def run(

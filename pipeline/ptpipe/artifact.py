@@ -73,7 +73,9 @@ class Decision(StrEnum):
 class Verdict(Artifact):
     """The result of a gate: a stage with a Verdict among its outputs is one.
 
-    `REFUSED` ends the run with exit code 3 after the other stages are done.
+    `REFUSED` ends the run with exit code 3 after the other stages are done, `UNDECIDED` with 4 where `fail_undecided`
+    says so. Further outputs of the gate, a model that it guards, are then given to no stage: those that need one are
+    skipped.
     """
 
     decision: Decision

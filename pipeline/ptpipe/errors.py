@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
+from typing import Literal, TypeAlias
 
 from ptpipe.printable import one_line
 
@@ -41,6 +42,10 @@ class ExitCode(IntEnum):
     """SIGTERM."""
 
 
+Severity: TypeAlias = Literal["error", "warning", "note"]
+"""A warning or a note stops nothing and changes no exit code; a note is about what could not be checked."""
+
+
 @dataclass(frozen=True, order=True)
 class Location:
     """A position in a text file; lines and columns count from 1."""
@@ -55,7 +60,10 @@ class Location:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake of the user, reported in one line: `file:line:column: message (did you mean 'x'?)`."""
+    """One mistake of the user, reported in one line: `file:line:column: message (did you mean 'x'?)`.
+
+    A warning is written as compilers do: `file:line:column: warning: message`.
+    """
 
     message: str
     """What is wrong; begins with the stage id, where there is one (`Plan.problem` does that)."""
@@ -63,6 +71,7 @@ class Problem:
     suggestion: str | None = None
     """The valid word nearest to a mistyped one: see `nearest`."""
     code: ExitCode = ExitCode.USAGE
+    severity: Severity = "error"
 
     def __post_init__(self) -> None:
         if len(self.message) > _MAX_LENGTH:  # it quotes a text of any length
@@ -71,6 +80,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.location}: " if self.location else ""
+        place += "warning: " if self.severity == "warning" else ""
         hint = f" (did you mean {self.suggestion!r}?)" if self.suggestion else ""
         return one_line(f"{place}{self.message}{hint}")
 

@@ -14,7 +14,7 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ptpipe.artifact import Artifact
+    from ptpipe.artifact import JSON, Artifact
     from ptpipe.check import Check
     from ptpipe.errors import ExitCode, Problem
     from ptpipe.events import Event, RunFinished
@@ -49,8 +49,19 @@ def ptpipe_reporters() -> Iterable[Reporter]:  # type: ignore[empty-body]
 def ptpipe_check(plan: Plan) -> Iterable[Problem]:  # type: ignore[empty-body]
     """Check a bound plan before any stage runs, and return its problems: rules across stages, house policies.
 
-    `plan`: stages in run order with validated options; `plan.problem(...)` makes a located problem. All results are
-    collected.
+    `plan`: stages in run order with validated options; `plan.problem(...)` makes a located problem, which stops the
+    run, or with `severity="warning"` does not. All results are collected.
+    """
+
+
+@hookspec
+def ptpipe_check_results(  # type: ignore[empty-body]
+    plan: Plan, summaries: Mapping[str, Mapping[str, Mapping[str, JSON]]]
+) -> Iterable[Problem]:
+    """Check a bound plan in view of stored results, for `ptpipe plan` and before a run's first stage.
+
+    `summaries`: `Artifact.summary()` of each output by stage id and output name, of the stages that a run would find
+    cached. What needs no results belongs into `ptpipe_check`. All results are collected.
     """
 
 

@@ -8,11 +8,15 @@ A launcher implements the hook `ptpipe_launch(call, tell)`. It may send `call.to
 
 That process saves each output of rank 0 to an empty folder (`artifact.save(folder)`), and the launcher returns the
 folders by output name. Events travel back as `event_to_json(event)`.
+
+A process of your own that calls `ptpipe.run` begins with `SignalHandlers().install()`: Ctrl-C and SIGTERM then end the
+run as they end `ptpipe run`.
 """
 
 from ptpipe.events import ModulesImported, event_from_json, event_to_json
 from ptpipe.execution.call import Call, Nodes, StoredInput, execute, make_call
 from ptpipe.execution.local_launcher import LocalLauncher
+from ptpipe.execution.signals import SignalHandlers
 from ptpipe.plan.vocabulary import Plugin, Vocabulary, load_vocabulary
 from ptpipe.store.locks import LockedError, exclusive_lock, shared_lock
 from ptpipe.store.store import Store
@@ -24,6 +28,7 @@ __all__ = [
     "ModulesImported",
     "Nodes",
     "Plugin",
+    "SignalHandlers",
     "Store",
     "StoredInput",
     "Vocabulary",

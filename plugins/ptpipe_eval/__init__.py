@@ -1,23 +1,27 @@
-"""Evaluate models, compare them, and gate them: eval.predict, eval.compare, gate.*."""
+"""Evaluate models, compare them, gate them and select among them: eval.*, gate.*, select.*."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ptpipe import Context, Stage, Verdict, hookimpl, stage
+from ptpipe import JSON, Context, Stage, StageConfig, StageError, Verdict, hookimpl, stage
 from ptpipe_eval.comparison import Comparison, Row
 from ptpipe_eval.config import (
     AccuracyConfig,
+    BaselineOption,
     CompareConfig,
     EvalLatencyConfig,
     LatencyConfig,
     PredictConfig,
     QualityConfig,
+    SelectConfig,
     SizeConfig,
 )
 from ptpipe_eval.latency.latencies import Latency, StartUp
-from ptpipe_torch import Data, Deployable, Predictions
+from ptpipe_torch import Data, Deployable, Model, Predictions, Selected
 
 if TYPE_CHECKING:
     from ptpipe import Plan, Problem
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Latency", "Row", "StartUp"]
 
 _RUNTIMES = ("torch", "onnxruntime")
+_STATISTICS = ("numpy", "scipy")
 
 
 @stage("eval.predict", packages=_RUNTIMES, renamed_from="eval.classify")
@@ -41,7 +46,7 @@ def eval_predict(config: PredictConfig, ctx: Context, model: Deployable, data: D
     return predict_split(config, ctx, model, data)
 
 
-@stage("eval.compare", per_machine=True, packages=_RUNTIMES)
+@stage("eval.compare", per_machine=True, packages=_RUNTIMES + _STATISTICS)
 def eval_compare(config: CompareConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
     """Compare models: format, size, the task's primary metric, its drop against a baseline, and latency.
 
@@ -56,7 +61,7 @@ def eval_compare(config: CompareConfig, ctx: Context, models: Sequence[Deployabl
     return compare_models(config, ctx, models, data)
 
 
-@stage("eval.latency", per_machine=True, packages=_RUNTIMES)
+@stage("eval.latency", per_machine=True, packages=_RUNTIMES + _STATISTICS)
 def eval_latency(config: EvalLatencyConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
     """Compare the latency and size of models, without their quality, as eval.compare does.
 
@@ -67,7 +72,18 @@ def eval_latency(config: EvalLatencyConfig, ctx: Context, models: Sequence[Deplo
     return compare_latency(config, ctx, models, data)
 
 
-@stage("gate.accuracy")
+def _baseline_digest(config: BaselineOption) -> JSON:
+    """Return the digest of the file that a gate reads."""
+    file = Path(config.baseline_file).expanduser() if config.baseline_file else None
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None
+
+
+def _missing_baseline(config: BaselineOption) -> Iterable[str]:
+    if config.baseline_file and not Path(config.baseline_file).expanduser().is_file():
+        yield f"there is no file {config.baseline_file}: `ptpipe baseline accept` writes one"
+
+
+@stage("gate.accuracy", packages=_STATISTICS, fingerprint=_baseline_digest, preflight=_missing_baseline)
 def gate_accuracy(config: AccuracyConfig, ctx: Context, comparison: Comparison) -> Verdict:
     """Refuse a classifier that loses too much accuracy against the baseline, or has too little.
 
@@ -80,7 +96,7 @@ def gate_accuracy(config: AccuracyConfig, ctx: Context, comparison: Comparison) 
     return judge_accuracy(config, comparison)
 
 
-@stage("gate.quality")
+@stage("gate.quality", packages=_STATISTICS, fingerprint=_baseline_digest, preflight=_missing_baseline)
 def gate_quality(config: QualityConfig, ctx: Context, comparison: Comparison) -> Verdict:
     """Refuse a model that is too much worse than the baseline in a metric of the task, or beyond a limit.
 
@@ -117,15 +133,66 @@ def gate_latency(config: LatencyConfig, ctx: Context, comparison: Comparison) ->
     return judge_latency(config, comparison)
 
 
+class Selection(NamedTuple):
+    """What select.best returns."""
+
+    model: Selected
+    verdict: Verdict
+
+
+@stage("select.best", packages=_STATISTICS)
+def select_best(config: SelectConfig, ctx: Context, comparison: Comparison, models: Sequence[Deployable]) -> Selection:
+    """Select the smallest, fastest or best of several models among those that lose little against the baseline.
+
+    `models` are the candidates; all are in the comparison. Each is tested as in gate.quality, with Holm's correction
+    for their number. The output `model` is the selected one, of whatever format, and any stage that takes a model of
+    any format takes it: eval.predict, eval.compare; `ptpipe get` copies its file. The output `verdict` makes this a
+    gate: where no model passes it refuses, no model is selected, and stages that need one are skipped. With the
+    baseline among `models` that can't happen.
+    """
+    from ptpipe_eval.select import choose
+
+    names = ctx.input_names["models"]
+    name, verdict = choose(config, comparison, names)
+    return Selection(Selected() if name is None else Selected(name, models[names.index(name)]), verdict)
+
+
+@stage("select.model")
+def select_model(config: StageConfig, ctx: Context, selected: Selected) -> Model:
+    """Take the torch model out of a selection, for stages that train, quantize or export one."""
+    if not isinstance(selected.model, Model):
+        raise StageError(f"the selected model, {selected.name}, is no torch model but {selected.format}")
+    return selected.model
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the kinds of this plugin."""
-    return [eval_predict, eval_compare, eval_latency, gate_accuracy, gate_quality, gate_size, gate_latency]
+    return [
+        eval_predict,
+        eval_compare,
+        eval_latency,
+        gate_accuracy,
+        gate_quality,
+        gate_size,
+        gate_latency,
+        select_best,
+        select_model,
+    ]
 
 
 @hookimpl
 def ptpipe_check(plan: Plan) -> Iterable[Problem]:
     """Report baselines and candidates that are not compared, and latencies that are not measured."""
     from ptpipe_eval.checks import comparison_problems
+    from ptpipe_eval.quality.resolution import zero_margin_warnings
 
-    return comparison_problems(plan)
+    return [*comparison_problems(plan), *zero_margin_warnings(plan)]
+
+
+@hookimpl
+def ptpipe_check_results(plan: Plan, summaries: Mapping[str, Mapping[str, Mapping[str, JSON]]]) -> Iterable[Problem]:
+    """Warn of gates that the samples are too few for."""
+    from ptpipe_eval.quality.resolution import margin_warnings
+
+    return margin_warnings(plan, summaries)

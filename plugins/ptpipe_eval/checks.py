@@ -6,22 +6,26 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ptpipe import nearest
-from ptpipe_eval.config import GateConfig, LatencyConfig, TimingOptions
+from ptpipe_eval.config import GateConfig, LatencyConfig, SelectConfig, TimingOptions
 from ptpipe_eval.latency.latencies import cell_label
+from ptpipe_torch import Model
 
 if TYPE_CHECKING:
     from ptpipe import Plan, PlannedStage, Problem
 
 
 def comparison_problems(plan: Plan) -> Iterator[Problem]:
-    """Check every comparison's baseline and every gate's candidate and latency."""
+    """Check every comparison's baseline, every gate's candidates and latency, and what selections are made of."""
     for stage in plan.stages:
         if isinstance(stage.config, TimingOptions):
             yield from _baseline_problems(plan, stage, stage.config)
-        elif isinstance(stage.config, GateConfig):
+        elif isinstance(stage.config, GateConfig | SelectConfig):
             source = plan[stage.wiring["comparison"][0].stage]
             if isinstance(source.config, TimingOptions):  # not a comparison of another plugin
-                yield from _gate_problems(plan, stage, stage.config, source)
+                yield from _candidate_problems(plan, stage, stage.config, source)
+                yield from _latency_problems(plan, stage, stage.config, source)
+        elif stage.kind == "select.model":
+            yield from _selection_problems(plan, stage)
 
 
 def _baseline_problems(plan: Plan, stage: PlannedStage, config: TimingOptions) -> Iterator[Problem]:
@@ -31,23 +35,40 @@ def _baseline_problems(plan: Plan, stage: PlannedStage, config: TimingOptions) -
         yield plan.problem(stage.id, message, "baseline", suggestion=nearest(config.baseline, names))
 
 
-def _gate_problems(plan: Plan, gate: PlannedStage, config: GateConfig, source: PlannedStage) -> Iterator[Problem]:
-    names = [str(reference) for reference in source.wiring["models"]]
-    if config.candidate not in names:
-        message = f"candidate {config.candidate!r} is not among the models of {source.id}: {', '.join(names)}"
-        yield plan.problem(gate.id, message, "candidate", suggestion=nearest(config.candidate, names))
+def _candidate_problems(
+    plan: Plan, gate: PlannedStage, config: GateConfig | SelectConfig, source: PlannedStage
+) -> Iterator[Problem]:
+    compared = [str(reference) for reference in source.wiring["models"]]
+    if isinstance(config, SelectConfig):
+        option, names = [], [str(reference) for reference in gate.wiring["models"]]
+    else:
+        option, names = ["candidates" if config.candidates else "candidate"], list(config.names)
+    for name in names:
+        if name not in compared:
+            message = f"candidate {name!r} is not among the models of {source.id}: {', '.join(compared)}"
+            yield plan.problem(gate.id, message, *option, suggestion=nearest(name, compared))
+
+
+def _latency_problems(
+    plan: Plan, gate: PlannedStage, config: GateConfig | SelectConfig, source: PlannedStage
+) -> Iterator[Problem]:
     assert isinstance(source.config, TimingOptions)
-    if isinstance(config, LatencyConfig):
-        lengths = source.config.lengths or (None,)
-        measured = [
-            (size, threads, length)
-            for size in source.config.batch_sizes
-            for length in lengths
-            for threads in source.config.threads
-        ]
-        if (config.batch_size, config.threads, config.length) not in measured:
-            available = "; ".join(cell_label(*cell) for cell in measured) or "no latency"
-            wrong = "length" if config.length not in lengths else "threads"
-            wrong = wrong if config.batch_size in source.config.batch_sizes else "batch_size"
-            wanted = cell_label(config.batch_size, config.threads, config.length)
-            yield plan.problem(gate.id, f"{source.id} does not measure {wanted}; it measures: {available}", wrong)
+    if not (isinstance(config, LatencyConfig) or (isinstance(config, SelectConfig) and config.by == "latency")):
+        return
+    sizes, lengths = source.config.batch_sizes, source.config.lengths or (None,)
+    measured = [(size, threads, length) for size in sizes for length in lengths for threads in source.config.threads]
+    if (config.batch_size, config.threads, config.length) not in measured:
+        available = "; ".join(cell_label(*cell) for cell in measured) or "no latency"
+        wrong = "length" if config.length not in lengths else "threads"
+        wrong = wrong if config.batch_size in sizes else "batch_size"
+        wanted = cell_label(config.batch_size, config.threads, config.length)
+        yield plan.problem(gate.id, f"{source.id} does not measure {wanted}; it measures: {available}", wrong)
+
+
+def _selection_problems(plan: Plan, stage: PlannedStage) -> Iterator[Problem]:
+    source = plan[stage.wiring["selected"][0].stage]
+    for reference in source.wiring.get("models", ()):
+        (type_,) = (port.type for port in plan[reference.stage].stage.outputs if port.name == reference.output)
+        if not issubclass(type_, Model):
+            message = f"{source.id} may select {reference}, which is a {type_.__name__} and no torch model"
+            yield plan.problem(stage.id, message)

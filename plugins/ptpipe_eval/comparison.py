@@ -127,7 +127,7 @@ class Comparison(Artifact):
             content: dict[str, Any] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
             rows = tuple(_row_from_json(row) for row in content.pop("rows"))
             metrics = tuple(Metric(**metric) for metric in content.pop("metrics"))
-            peaks = tuple(map(Peaks.from_json, content.pop("peaks")))
+            peaks = tuple(map(Peaks.from_json, content.pop("peaks", ())))
             comparison = cls(rows=rows, metrics=metrics, peaks=peaks, **content)
         except (ValueError, KeyError, TypeError) as error:
             raise IntegrityError(f"{folder / _FILE} is not a comparison: {error!r}") from error

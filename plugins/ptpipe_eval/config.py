@@ -12,6 +12,7 @@ from ptpipe_eval.latency.latencies import Threads
 
 BatchSize: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
 SplitName: TypeAlias = Literal["test", "val"]
+OnInconclusive: TypeAlias = Literal["estimate", "warn", "fail"]
 
 
 class PredictConfig(StageConfig):
@@ -59,9 +60,7 @@ class TimingOptions(StageConfig):
     @field_validator("batch_sizes", "lengths", "threads")
     @classmethod
     def _unique(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        if len(set(values)) < len(values):
-            raise ValueError("lists a value more than once")
-        return values
+        return _without_repetition(values)
 
 
 class EvalLatencyConfig(TimingOptions):
@@ -81,23 +80,54 @@ class CompareConfig(TimingOptions):
 class GateConfig(StageConfig):
     """Options of every gate."""
 
-    candidate: str = Field(description="the model to judge, named as in the needs of eval.compare")
+    candidate: str | None = Field(None, description="the model to judge, named as in the needs of eval.compare")
+    candidates: tuple[str, ...] | None = Field(
+        None, min_length=1, description="several models to judge, in place of candidate: each of them must pass"
+    )
+
+    @model_validator(mode="after")
+    def _names_models(self) -> Self:
+        if (self.candidate is None) == (self.candidates is None):
+            raise ValueError("give either candidate, a model, or candidates, a list of models that must all pass")
+        return self
+
+    @field_validator("candidates")
+    @classmethod
+    def _unique(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return _without_repetition(names) if names else names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The models to judge."""
+        return self.candidates or (str(self.candidate),)
 
 
-class DropConfig(GateConfig):
-    """Options of gates that test whether a model is worse than the baseline."""
+class DropTest(StageConfig):
+    """Options of a test whether a model is worse than the baseline."""
 
     confidence: float = Field(
         0.95, gt=0.5, lt=1, description="confidence to decide on max_drop with, one-sided; 0.95 errs once in 20 times"
     )
-    on_inconclusive: Literal["estimate", "warn", "fail"] = Field(
+    on_inconclusive: OnInconclusive = Field(
         "estimate",
         description="where the samples are too few to decide on max_drop, end with exit code 4: always (fail), never "
         "(warn), or if the drop on these samples is above max_drop (estimate)",
     )
+    max_drop: float | None = None
 
 
-class AccuracyConfig(DropConfig):
+class BaselineOption(StageConfig):
+    """The option of gates that judge by an accepted model."""
+
+    baseline_file: str | None = Field(
+        None,
+        min_length=1,
+        description="compare with the model that this file of `ptpipe baseline accept` has, not with the comparison's "
+        "baseline",
+    )
+
+
+class AccuracyConfig(BaselineOption, DropTest, GateConfig):
     """Options of gate.accuracy."""
 
     max_drop: float | None = Field(
@@ -111,7 +141,7 @@ class AccuracyConfig(DropConfig):
         return self
 
 
-class QualityConfig(DropConfig):
+class QualityConfig(BaselineOption, DropTest, GateConfig):
     """Options of gate.quality."""
 
     metric: str | None = Field(
@@ -129,6 +159,25 @@ class QualityConfig(DropConfig):
     def _has_limit(self) -> Self:
         _require_any(self, "max_drop", "min_value", "max_value")
         return self
+
+
+class SelectConfig(DropTest):
+    """Options of select.best."""
+
+    max_drop: float = Field(
+        ge=0, description="maximum by which a model may be worse than the baseline, in units of the metric"
+    )
+    metric: str | None = Field(
+        None, min_length=1, description="a metric of the data set's task; null: the one that models are compared by"
+    )
+    by: Literal["size", "latency", "quality"] = Field(
+        "size", description="what is best among the models that pass; the others decide, in this order, between equals"
+    )
+    batch_size: BatchSize = Field(1, description="the latency at this batch size")
+    threads: Threads = Field("one", description="the latency with one thread or with all processors")
+    length: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
+        None, description="a length of sequences that eval.compare measured; null: where it has no lengths"
+    )
 
 
 class SizeConfig(GateConfig):
@@ -150,7 +199,10 @@ class SizeConfig(GateConfig):
 class LatencyConfig(GateConfig):
     """Options of gate.latency."""
 
-    renamed_options: ClassVar[Mapping[str, str]] = {"max_share": "max_ratio"}
+    renamed_options: ClassVar[Mapping[str, str]] = {
+        "max_share": "max_ratio",
+        "fail_undecided": "on_inconclusive (true is now fail, false is warn)",
+    }
 
     batch_size: BatchSize = Field(1, description="samples per prediction; a batch size that eval.compare measured")
     threads: Threads = Field("one", description="the latency with one thread or with all processors")
@@ -161,15 +213,22 @@ class LatencyConfig(GateConfig):
     max_ratio: float | None = Field(
         None, gt=0, description="maximum ratio to the baseline's latency; 0.5 is half its time"
     )
-    fail_undecided: bool = Field(
-        False,
-        description="end with exit code 4 if the limit is inside the confidence interval, or nothing was measured",
+    on_inconclusive: OnInconclusive = Field(
+        "estimate",
+        description="where the limit is inside the confidence interval, end with exit code 4: always (fail), never "
+        "(warn), or if the estimate is beyond the limit or nothing was measured (estimate)",
     )
 
     @model_validator(mode="after")
     def _has_limit(self) -> Self:
         _require_any(self, "max_ms", "max_ratio")
         return self
+
+
+def _without_repetition(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError("lists a value more than once")
+    return values
 
 
 def _require_any(config: StageConfig, *names: str) -> None:

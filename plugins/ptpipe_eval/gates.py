@@ -5,19 +5,24 @@ A value equal to its limit passes.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Verdict
-from ptpipe_eval.comparison import Comparison
-from ptpipe_eval.verdicts import LimitCheck, decimal, percent, verdict
+from ptpipe_eval.comparison import Comparison, Row
+from ptpipe_eval.verdicts import LimitCheck, decimal, judge_all, percent, verdict
 
 if TYPE_CHECKING:
     from ptpipe_eval.config import SizeConfig
 
 
 def judge_size(config: SizeConfig, comparison: Comparison) -> Verdict:
-    """Compare the candidate's size with the baseline's and with a maximum."""
-    candidate, baseline = comparison.row(config.candidate), comparison.row(comparison.baseline)
+    """Compare sizes with the baseline's and with a maximum."""
+    return judge_all(config, comparison, partial(_judge_size, config, comparison))
+
+
+def _judge_size(config: SizeConfig, comparison: Comparison, candidate: Row) -> Verdict:
+    baseline = comparison.row(comparison.baseline)
     own, other = candidate.size_bytes, baseline.size_bytes
     checks = []
     if config.max_ratio is not None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
-from ptpipe import JSON, Decision, Verdict
-from ptpipe_eval.comparison import Row
+from ptpipe import JSON, Decision, ExitCode, Verdict
+from ptpipe_eval.comparison import Comparison, Row
+
+if TYPE_CHECKING:
+    from ptpipe_eval.config import GateConfig
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,42 @@ def verdict(
     reason = "; ".join(check.reason for check in violated or undecided or checks)
     facts: dict[str, JSON] = {"candidate": candidate.name, "baseline": baseline.name, **figures}
     return Verdict(decision, reason, facts, fail_undecided)
+
+
+def judge_all(config: GateConfig, comparison: Comparison, judge: Callable[[Row], Verdict]) -> Verdict:
+    """Return the verdict on the only candidate, or on several that must all pass.
+
+    Each is judged as if it were alone: that all of several pass by chance is less likely than that one does, so this
+    needs no correction for their number (Berger, "Multiparameter hypothesis testing and acceptance sampling",
+    Technometrics 24, 1982).
+    """
+    verdicts = {name: judge(comparison.row(name)) for name in config.names}
+    if config.candidate is not None:
+        return verdicts[config.candidate]
+    by_decision = {
+        decision: [verdict for verdict in verdicts.values() if verdict.decision is decision]
+        for decision in (Decision.REFUSED, Decision.UNDECIDED, Decision.PASSED)
+    }
+    decision, deciding = next((decision, found) for decision, found in by_decision.items() if found)
+    count = f"{len(deciding)} of {len(verdicts)} candidates {decision}"
+    return Verdict(
+        decision,
+        f"{count}: {'; '.join(verdict.reason for verdict in deciding)}",
+        {"baseline": comparison.baseline, "candidates": rows_of(verdicts.values())},
+        any(verdict.fail_undecided for verdict in by_decision[Decision.UNDECIDED]),
+    )
+
+
+def rows_of(verdicts: Iterable[Verdict]) -> list[JSON]:
+    """Return a row for each candidate: what was decided of it, why, and from what."""
+    return [{**verdict.facts, "decision": str(verdict.decision), "reason": verdict.reason} for verdict in verdicts]
+
+
+def exit_code(verdict: Verdict) -> ExitCode:
+    """Return the exit code of a command that judges: as a run's with this verdict."""
+    if verdict.decision is Decision.REFUSED:
+        return ExitCode.REFUSED
+    return ExitCode.UNDECIDED if verdict.decision is Decision.UNDECIDED and verdict.fail_undecided else ExitCode.DONE
 
 
 def decimal(limit: float) -> Decimal:

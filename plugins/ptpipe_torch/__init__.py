@@ -28,6 +28,7 @@ from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.onnx_file import OnnxFile
 from ptpipe_torch.model.predictions import Predictions
 from ptpipe_torch.model.recipe import Recipe
+from ptpipe_torch.model.selected import Selected
 from ptpipe_torch.model.signature import BATCH, Signature, TensorSpec
 from ptpipe_torch.protocols import Freezing, RangeObserver, RangeReducer, TrainingCallback
 from ptpipe_torch.runtime import (
@@ -81,6 +82,7 @@ __all__ = [
     "Regression",
     "SINGLE_WORKER",
     "Segmentation",
+    "Selected",
     "SharedMemory",
     "Signature",
     "Split",

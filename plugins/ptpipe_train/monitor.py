@@ -113,6 +113,13 @@ class TrainingMonitor:
             f"of {self.lr.at(step):.3g}: try a lower lr, a warmup in the schedule, clip_grad_norm{narrower}"
         )
 
+    def epoch_done(self, progress: TrainingProgress) -> None:
+        """Report the metrics of the epoch that has just been finished: facts with an `epoch` and no `step`."""
+        facts = {name: value for name, value in progress.history[-1].items() if isinstance(value, int | float)}
+        samples_per_epoch = self.plan.samples_per_epoch
+        total = self.plan.epochs * samples_per_epoch
+        self.ctx.progress(progress.epoch * samples_per_epoch, total, "samples", **facts)
+
     def _report(self, progress: TrainingProgress, loss: float, samples_per_s: float) -> None:
         steps_done = self.steps_done(progress)
         samples_per_epoch = self.plan.samples_per_epoch

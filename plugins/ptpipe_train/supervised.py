@@ -298,6 +298,7 @@ class Training:
         if self.state.best:
             self.state.best.update(metrics, strategy.module)
         progress.finish_epoch({"epoch": progress.epoch + 1, "lr": self.loop.lr.at(last_step), **metrics})
+        self.monitor.epoch_done(progress)
 
     def _refuse_weights_not_finite(self) -> None:
         # A step's loss is that of the weights before it: it can't show what the last step did to them.

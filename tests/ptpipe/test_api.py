@@ -185,3 +185,18 @@ def test_reporters_and_options_can_be_given(project):
 def test_a_plan_can_be_run_again_in_the_same_process(project):
     project.write(STAGES)
     assert [project.run({"one.value": value}).artifact("sum").value for value in (1, 2, 1)] == [2, 4, 2]
+
+
+def test_what_a_run_would_find_cached(project):
+    project.write(STAGES)
+    before = ptpipe.cache_status(project.plan(), artifacts=project.artifacts)
+    assert [(status.stage_id, status.is_cached, status.reasons) for status in before] == [
+        (stage_id, False, ("no earlier result",)) for stage_id in ("one", "pair", "sum")
+    ]
+    assert not project.artifacts.exists(), "looking writes nothing"
+    ended = project.run()
+    after = ptpipe.cache_status(project.plan(), artifacts=project.artifacts, fresh=["pair"])
+    assert [status.is_cached for status in after] == [True, False, True]
+    assert [status.key.digest for status in after] == [event.key for event in ended.stages.values()]
+    with pytest.raises(ManifestError, match="there is no stage 'pear'"):
+        ptpipe.cache_status(project.plan(), artifacts=project.artifacts, fresh=["pear"])

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from ptpipe import ExitCode, __version__
-from ptpipe.cli import _COMMANDS, _exit_code
+from ptpipe import ExitCode, ManifestError, __version__
+from ptpipe.cli import _COMMANDS, _exit_code, cli
 from ptpipe.store.documents import read_document, write_document
 
 from ..conftest import environment
@@ -46,7 +48,8 @@ def test_help_names_every_command(run_cli):
     ended = run_cli("--help")
     assert ended.code == 0
     assert ended.err == ""
-    assert re.findall(r"^  ([a-z]+)  ", ended.out, re.MULTILINE) == [*_COMMANDS, "compare", "scaling", "shards"]
+    added = ["baseline", "compare", "gate", "scaling", "seeds", "shards", "sweep"]
+    assert re.findall(r"^  ([a-z]+)  ", ended.out, re.MULTILINE) == [*_COMMANDS, *added]
     assert run_cli("-h").out == ended.out
 
 
@@ -180,12 +183,65 @@ def test_the_script_is_the_module(run_cli, tmp_path):
     assert called.stdout.split() == run_cli("--help").out.split()
 
 
+# Warnings
+
+WARNING = """
+from ptpipe import hookimpl
+
+@hookimpl
+def ptpipe_check(plan):
+    yield plan.problem("one", "static", "value", severity="warning")
+
+@hookimpl
+def ptpipe_check_results(plan, summaries):
+    for name, outputs in summaries.items():
+        yield plan.problem(name, f"stored {sorted(outputs['output'])}", severity=SEVERITY)
+"""
+
+
+@pytest.fixture
+def warned(project, monkeypatch):
+    """Commands, in this process, in a folder whose plugin has warnings; the second comes from a stored result."""
+    (project.folder / "rules.py").write_text(WARNING.replace("SEVERITY", "'warning'"))
+    project.write("one: {uses: toy.make, with: {value: 3}}", head="name: toy\nplugins: [./toy.py, ./rules.py]")
+    monkeypatch.chdir(project.folder)
+    return lambda name, *rest: CliRunner().invoke(cli, [name, "m.yaml", *rest], standalone_mode=False)
+
+
+def test_warnings_are_shown_and_change_no_exit_code(warned, project):
+    static = "m.yaml:5:39: warning: one: static\n"
+    stored = static + "m.yaml:5:8: warning: one: stored ['value']\n"
+    ended = warned("validate")
+    assert (ended.return_value, ended.stderr, ended.stdout) == (0, static, "m.yaml: 1 stage, no problems, 1 warning\n")
+    assert [found["severity"] for found in json.loads(warned("validate", "--json").stdout)["warnings"]] == ["warning"]
+    assert warned("plan").stderr == static
+    ended = warned("run", "--json")
+    assert (ended.return_value, json.loads(ended.stdout)["warnings"]) == (0, static.splitlines())
+    ended = warned("plan")
+    assert (ended.return_value, ended.stderr) == (None, stored)
+    found = json.loads(warned("plan", "--json").stdout)["warnings"]
+    assert [(of["message"], of["location"]["line"]) for of in found] == [
+        ("one: static", 5),
+        ("one: stored ['value']", 5),
+    ]
+    ended = warned("run", "--json")
+    assert (ended.return_value, json.loads(ended.stdout)["warnings"]) == (0, stored.splitlines())
+
+
+def test_an_error_in_view_of_stored_results_stops_a_run(warned, project):
+    assert warned("run").return_value == 0
+    (project.folder / "rules.py").write_text(WARNING.replace("SEVERITY", "'error'"))
+    for command in ("plan", "run"):
+        with pytest.raises(ManifestError, match=r"^m.yaml:5:8: one: stored \['value'\]$"):
+            raise warned(command).exception
+
+
 # Listings
 
 
 def test_every_listing_is_strict_json(ran):
     assert [stage["cached"] for stage in ran("plan", "m.yaml", "--json", alone=True).json["stages"]] == [True] * 3
-    assert ran("validate", "m.yaml", "--json", alone=True).json == {"problems": [], "notes": []}
+    assert ran("validate", "m.yaml", "--json", alone=True).json == {"problems": [], "warnings": [], "notes": []}
     (run,) = ran("runs", "--json", alone=True).json
     assert (run["name"], run["exit_code"], run["finished"]) == ("toy", 0, True)
     assert "stages" not in run
@@ -494,6 +550,21 @@ def test_exit_codes_of_runs(project, run_cli, stages, code):
     assert "Traceback" not in ended.out + ended.err
     (folder,) = project.artifacts.glob("runs/*")
     assert json.loads((folder / "record.json").read_text())["exit_code"] == code
+    assert json.loads((folder / "verdict.json").read_text())["exit_code"] == code
+    assert json.loads((folder / "report.sarif").read_text())["runs"][0]["results"]
+    assert ElementTree.parse(folder / "junit.xml").find("testsuite/testcase/*") is not None
+
+
+def test_in_github_actions_stdout_is_for_results_and_a_summary_that_cannot_be_written_breaks_nothing(project, run_cli):
+    project.write("one: {uses: toy.make}\ngate: {uses: toy.gate, with: {least: 3, unsure_at: 1, fail_undecided: true}}")
+    ended = run_cli("run", "m.yaml", "--json", GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY="no/such/folder.md")
+    assert (ended.code, ended.json["exit_code"]) == (4, 4)
+    assert "::error file=m.yaml,line=6,col=3,title=gate undecided::1.0 against 3.0\n" in ended.err
+    assert "1 done, 1 undecided" in ended.err
+    assert ended.err.count("GitHubSummary raised FileNotFoundError") == 1
+    listed, shown = run_cli("runs", alone=True).out, run_cli("show", "last", alone=True).out
+    assert "undecided  1 done, 1 undecided" in listed
+    assert "undecided gate: 1.0 against 3.0" in shown
 
 
 def test_a_bug_shows_frames_on_the_screen_and_the_traceback_in_the_log(project, run_cli):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptpipe.errors import ManifestError, Problem
+from ptpipe.errors import ManifestError, Problem, first_problems
 from ptpipe.printable import one_line
 from ptpipe.store.files import strict_json
 
@@ -128,6 +128,12 @@ def echo(text: str = "", err: bool = False) -> None:
     """Print lines of text to stdout, or stderr: what a reader could not see, such as a terminal's codes, is escaped."""
     for line in text.split("\n"):
         click.echo(one_line(line), err=err)
+
+
+def echo_warnings(warnings: Sequence[Problem]) -> None:
+    """Print warnings to stderr, a line each."""
+    for warning in first_problems(warnings):
+        echo(str(warning), err=True)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

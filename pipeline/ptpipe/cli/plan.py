@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,9 @@ from ptpipe.cli.common import (
     artifacts_option,
     counted,
     echo,
+    echo_warnings,
     json_option,
     manifest_argument,
-    open_store,
     print_json,
     print_table,
     read_plan,
@@ -44,26 +45,25 @@ def plan(
 
     Loads the plugins that the manifest names, which executes their code: see `ptpipe validate --no-plugins`.
     """
-    from ptpipe.execution.engine import source_digests
-    from ptpipe.plan.cache_status import cache_statuses
-    from ptpipe.plan.keys import compute_keys
+    from ptpipe.api import cache_status
+    from ptpipe.plan.cache_status import check_results
 
     bound = read_plan(manifest, settings)
-    store = open_store(artifacts)
-    sources = source_digests(bound, store)
-    statuses = cache_statuses(bound, compute_keys(bound, sources), store, sources, fresh)
-    sources.save()
+    statuses = cache_status(bound, artifacts=artifacts, fresh=fresh)
+    warnings = check_results(bound, statuses)
     if as_json:
-        print_json({"stages": [_facts(bound[item.stage_id], item) for item in statuses]})
+        stages = [_facts(bound[item.stage_id], item) for item in statuses]
+        print_json({"stages": stages, "warnings": [asdict(warning) for warning in warnings]})
         return
     print_table(("stage", "kind", "inputs", "key", "action"), [_row(bound, item, why) for item in statuses])
-    num_cached = sum(item.entry is not None for item in statuses)
+    num_cached = sum(item.is_cached for item in statuses)
     echo(f"{num_cached} of {counted(len(statuses), 'stage')} {'is' if len(statuses) == 1 else 'are'} cached")
+    echo_warnings(warnings)
 
 
 def _row(bound: Plan, item: CacheStatus, why: bool) -> tuple[str, ...]:
     stage = bound[item.stage_id]
-    if item.entry is not None:
+    if item.is_cached:
         action = "cached"
     elif why or len(item.reasons) <= 1:
         action = f"run: {'; '.join(item.reasons)}"
@@ -87,6 +87,6 @@ def _facts(stage: PlannedStage, item: CacheStatus) -> dict[str, object]:
         "options": stage.options,
         "inputs": {port: [str(reference) for reference in references] for port, references in stage.wiring.items()},
         "key": item.key.digest,
-        "cached": item.entry is not None,
+        "cached": item.is_cached,
         "reasons": list(item.reasons),
     }

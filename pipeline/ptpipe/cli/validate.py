@@ -11,6 +11,7 @@ import click
 from ptpipe.cli.common import (
     counted,
     echo,
+    echo_warnings,
     json_option,
     manifest_argument,
     print_json,
@@ -44,16 +45,19 @@ def validate(manifest: Path, settings: tuple[str, ...], no_plugins: bool, as_jso
     except ManifestError as error:
         if not as_json:
             raise
-        print_json({"problems": [asdict(problem) for problem in error.problems], "notes": []})
+        print_json({"problems": [asdict(problem) for problem in error.problems], "warnings": [], "notes": []})
         return int(error.exit_code)
     notes = first_problems(plan.notes)
     if as_json:
-        print_json({"problems": [], "notes": [asdict(note) for note in notes]})
+        found = {"warnings": first_problems(plan.warnings), "notes": notes}
+        print_json({"problems": [], **{name: [asdict(each) for each in group] for name, group in found.items()}})
         return 0
+    echo_warnings(plan.warnings)
     for note in notes:
         echo(str(note))
-    unchecked = f", {counted(len(plan.notes), 'note')}" if notes else ""
-    echo(f"{manifest}: {counted(len(plan.manifest.stages), 'stage')}, no problems{unchecked}")
+    groups = {"warning": plan.warnings, "note": plan.notes}
+    numbers = "".join(f", {counted(len(group), noun)}" for noun, group in groups.items() if group)
+    echo(f"{manifest}: {counted(len(plan.manifest.stages), 'stage')}, no problems{numbers}")
     return 0
 
 

@@ -29,7 +29,7 @@ from ptpipe.events import (
 )
 from ptpipe.execution.call import ONE_NODE, Call, Nodes, make_call
 from ptpipe.execution.deliverables import place_deliverables
-from ptpipe.execution.gates import judge
+from ptpipe.execution.gates import judge, withheld_inputs
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.record import RunRecord, StageOutput
 from ptpipe.execution.reporters import ReporterGroup
@@ -38,7 +38,7 @@ from ptpipe.execution.statement import describe_environment, write_statements
 from ptpipe.execution.stored_results import StoredResults
 from ptpipe.execution.unchanged import check_unchanged
 from ptpipe.plan.bind import Plan, PlannedStage
-from ptpipe.plan.cache_status import CacheStatus, cache_statuses
+from ptpipe.plan.cache_status import CacheStatus, cache_statuses, check_results
 from ptpipe.plan.keys import compute_keys
 from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.plan.source_functions import functions_above
@@ -47,6 +47,8 @@ from ptpipe.reporter import Reporter
 from ptpipe.store.store import Entry, Store, StoredObject
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_OUTCOMES = {ExitCode.REFUSED: Outcome.REFUSED, ExitCode.UNDECIDED: Outcome.UNDECIDED}
+"""Of a gate, by the exit code that its verdict asks for; one that passes is done or cached as other stages are."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,13 @@ def execute(plan: Plan, store: Store, options: RunOptions, reporters: Sequence[R
     with gc_paused():
         sources = source_digests(plan, store)
         keys = compute_keys(plan, sources)
-        if _preflight(plan, cache_statuses(plan, keys, store, sources, options.fresh)):
+        statuses = cache_statuses(plan, keys, store, sources, options.fresh)
+        warnings = check_results(plan, statuses)
+        if _preflight(plan, statuses):
             keys = compute_keys(plan, sources)  # a preflight may have fetched what a stage reads
     notice = store.open_for_writing()
     with store.in_use(_report_wait):
-        ended = _Execution(RunRecord(plan, store, keys), sources, options, reporters).execute(notice)
+        ended = _Execution(RunRecord(plan, store, keys, warnings), sources, options, reporters).execute(notice)
         sources.save()  # last: the check after a stage looks at all plugins
         return ended
 
@@ -161,17 +165,22 @@ class _Execution:
     def _execute_stages(self, notice: str) -> None:
         self.reporters.run_started(self.record.started(self.options.verbosity))
         self.reporters.report_missing()
-        if notice:
-            self._notify("", notice)
+        for text in (*([notice] if notice else []), *map(str, self.record.warnings)):
+            self._notify("", text)
         for position, stage in enumerate(self.plan.stages, start=1):
             missing = [name for name in stage.upstream if self.entries.get(name) is None]
             if missing:
                 self._finish(stage, Outcome.SKIPPED, message=f"needs {', '.join(missing)}")
+            elif withheld := withheld_inputs(self.plan, stage, self._failing_gates()):
+                self._finish(stage, Outcome.SKIPPED, message=f"needs {', '.join(withheld)}, which did not pass")
             elif self.exit_code in (ExitCode.FAILED, ExitCode.INTEGRITY) and not self.options.keep_going:
                 self._finish(stage, Outcome.SKIPPED, message="a stage above failed; --keep-going would run this one")
             else:
                 self.reporters.stage_started(StageStarted(stage.id, stage.kind, position, len(self.plan.stages)))
                 self._run_stage(stage)
+
+    def _failing_gates(self) -> set[str]:
+        return {event.stage_id for event in self.finished if event.outcome in _OUTCOMES.values()}
 
     def _run_stage(self, stage: PlannedStage) -> None:
         """Take a stage's result from the store or launch the stage, and report its end."""
@@ -190,7 +199,7 @@ class _Execution:
             self._finish(stage, Outcome.FAILED, seconds=seconds, message=_cause(error), frames=frames)
             return
         self.entries[stage.id] = entry
-        outcome = Outcome.REFUSED if code else Outcome.CACHED if cached else Outcome.DONE
+        outcome = _OUTCOMES.get(code, Outcome.CACHED if cached else Outcome.DONE)
         self.exit_code = max(self.exit_code, code, key=_severity)
         self._finish(stage, outcome, entry, seconds=time.perf_counter() - start, message=reason)
 

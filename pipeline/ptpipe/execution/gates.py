@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from ptpipe.artifact import Decision, Verdict
+from collections.abc import Collection
+
+from ptpipe.artifact import Artifact, Decision, Verdict
 from ptpipe.errors import ExitCode, IntegrityError
-from ptpipe.plan.bind import PlannedStage
+from ptpipe.plan.bind import Plan, PlannedStage, Reference
 from ptpipe.store.store import Entry
+
+
+def withheld_inputs(plan: Plan, stage: PlannedStage, failing: Collection[str]) -> list[str]:
+    """Return the inputs of a stage that gates that did not pass have as outputs beside their verdicts."""
+    return [
+        str(reference)
+        for references in stage.wiring.values()
+        for reference in references
+        if reference.stage in failing and not issubclass(_type_of(plan, reference), Verdict)
+    ]
+
+
+def _type_of(plan: Plan, reference: Reference) -> type[Artifact]:
+    outputs = plan[reference.stage].stage.outputs
+    return next(port.type for port in outputs if port.name == reference.output)
 
 
 def judge(stage: PlannedStage, entry: Entry) -> tuple[ExitCode, str]:
@@ -24,7 +41,7 @@ def judge(stage: PlannedStage, entry: Entry) -> tuple[ExitCode, str]:
         if decision == Decision.REFUSED:
             return ExitCode.REFUSED, reason
         if decision == Decision.UNDECIDED and fails is True:
-            return ExitCode.UNDECIDED, f"undecided: {reason}"
+            return ExitCode.UNDECIDED, reason
         raise IntegrityError(
             f"the verdict {port.name} of {stage.id} is {decision!r}, which is no decision; "
             f"`ptpipe run --fresh {stage.id}` judges again"

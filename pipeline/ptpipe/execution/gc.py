@@ -60,7 +60,7 @@ def collect_garbage(store: Store, keep_runs: int, dry_run: bool = False, empty_q
         survey = _Survey(store, keep_runs)
         quarantine = _children(store.root / "quarantine")
         leftovers = survey.leftovers + (quarantine if empty_quarantine else [])
-        steps = (survey.old_runs, survey.dead_entries, survey.dead_objects + survey.dead_scratch)
+        steps = (survey.old_runs + survey.old_sweeps, survey.dead_entries, survey.dead_objects + survey.dead_scratch)
         statuses = {path: [*_statuses(path)] for paths in (leftovers, *steps) for path in paths}
         problems = survey.problems + ([] if dry_run else _delete(store.root, leftovers, steps))
         gone = {path for path in statuses if dry_run or not os.path.lexists(path)}
@@ -94,6 +94,7 @@ class _Survey:
         runs = list_runs(store)
         self.old_runs = [*self._find_old_runs(runs, keep_runs)]
         self._keep_what_is_no_run({run.folder for run in runs})
+        self.old_sweeps = [*self._find_old_sweeps({run.id for run in runs} - {path.name for path in self.old_runs})]
         self.dead_entries = [*self._find_dead_entries()]
         self.dead_objects = [*self._find_dead_objects()]
         self.dead_scratch = [path for path in self._visible("scratch") if self._is_dead_scratch(path.name)]
@@ -125,6 +126,17 @@ class _Survey:
             else:
                 self._keys |= _mentioned(record)
                 self.leftovers += _temporaries(run.folder, record)
+
+    def _find_old_sweeps(self, kept_runs: Collection[str]) -> Iterator[Path]:
+        """Yield the sweeps without any run that stays; a sweep itself keeps nothing."""
+        for folder in self._visible("sweeps"):
+            try:
+                runs = {trial["run_id"] for trial in json.loads((folder / "sweep.json").read_bytes())["trials"]}
+            except _UNREADABLE as error:
+                self.problems.append(_describe(error, f"{folder} is kept: cannot read its sweep.json"))
+                continue
+            if runs.isdisjoint(kept_runs):
+                yield folder
 
     def _keep_what_is_no_run(self, runs: Collection[Path]) -> None:
         for path in self._visible("runs"):

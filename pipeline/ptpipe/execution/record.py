@@ -16,7 +16,7 @@ from typing import Any
 
 from ptpipe import host
 from ptpipe.artifact import JSON
-from ptpipe.errors import ExitCode, PtpipeError
+from ptpipe.errors import ExitCode, Problem, PtpipeError
 from ptpipe.events import (
     Attachment,
     Event,
@@ -72,8 +72,8 @@ def _as_json(metric: Metric) -> JSON:
 class RunRecord:
     """The record of one run. It names the keys of all stages from the start: `gc` keeps a killed run's checkpoints."""
 
-    def __init__(self, plan: Plan, store: Store, keys: Mapping[str, Key]) -> None:
-        self.plan, self.store, self.keys = plan, store, keys
+    def __init__(self, plan: Plan, store: Store, keys: Mapping[str, Key], warnings: Sequence[Problem] = ()) -> None:
+        self.plan, self.store, self.keys, self.warnings = plan, store, keys, warnings
         now = datetime.now(UTC)
         self.folder = store.root / "runs" / f"{now:%Y%m%d-%H%M%S}-{plan.manifest.name}"  # `open` adds the number
         self.started_at = now.isoformat(timespec="milliseconds")
@@ -143,9 +143,12 @@ class RunRecord:
             folder=self.folder,
             stage_ids=tuple(stage.id for stage in self.plan.stages),
             kinds=tuple(stage.kind for stage in self.plan.stages),
+            locations=tuple(manifest.locate("stages", stage.id, key=True) for stage in self.plan.stages),
+            started_at=self.started_at,
             seed=manifest.seed,
             overrides=tuple(f"{name}={json.dumps(value)}" for name, value in manifest.overrides.items()),
             verbosity=verbosity,
+            options={stage.id: stage.options for stage in self.plan.stages},
         )
 
     def finished(self, stages: Sequence[StageFinished], exit_code: ExitCode, interrupted: bool) -> RunFinished:
@@ -167,6 +170,7 @@ class RunRecord:
             "exit_code": int(exit_code),
             "finished": len(finished) == len(self.plan.stages),
             "machine": {**host.describe(), "fingerprint": host.fingerprint()},
+            "warnings": [str(warning) for warning in self.warnings],
             "keys": {stage_id: key.digest for stage_id, key in self.keys.items()},
             "stages": [self._stage_facts(event) for event in finished],
         }

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from ptpipe.artifact import JSON
 from ptpipe.config import StageConfig
-from ptpipe.errors import MAX_PROBLEMS, ExitCode, ManifestError, Problem, nearest
+from ptpipe.errors import MAX_PROBLEMS, ExitCode, ManifestError, Problem, Severity, nearest
 from ptpipe.manifest.manifest import Manifest, StageEntry
 from ptpipe.plan.options import config_problems
 from ptpipe.plan.source_functions import functions_above, missing_files
@@ -71,6 +71,8 @@ class Plan:
     stages: tuple[PlannedStage, ...]
     notes: tuple[Problem, ...] = ()
     """What could not be checked, because the manifest's plugins were not loaded: such a plan can't be run."""
+    warnings: tuple[Problem, ...] = ()
+    """What plugins' checks found that stops nothing."""
 
     def __getitem__(self, stage_id: str) -> PlannedStage:
         return self._by_id[stage_id]
@@ -102,10 +104,17 @@ class Plan:
                 wanted.update(stage.upstream)
         return replace(self, stages=tuple(stage for stage in self.stages if stage.id in wanted))
 
-    def problem(self, stage_id: str, message: str, *option: str, suggestion: str | None = None) -> Problem:
+    def problem(
+        self,
+        stage_id: str,
+        message: str,
+        *option: str,
+        suggestion: str | None = None,
+        severity: Severity = "error",
+    ) -> Problem:
         """Return a problem of a stage (or of one option), located in the manifest. For `ptpipe_check` hooks."""
         path = ("stages", stage_id, *(("with", *option) if option else ()))
-        return Problem(f"{stage_id}: {message}", self.manifest.locate(*path), suggestion)
+        return Problem(f"{stage_id}: {message}", self.manifest.locate(*path), suggestion, severity=severity)
 
     def plugin_problem(self, stage_id: str, what: str, error: Exception) -> Problem:
         """Return a problem of the plugin behind a stage: its `what` (`preflight()`) raised `error`."""
@@ -126,19 +135,28 @@ def bind(manifest: Manifest, vocabulary: Vocabulary) -> Plan:
     problems = [*vocabulary.problems, *binder.problems]
     if not problems and not plan.notes:
         with no_bytecode():
-            problems += [*missing_files(plan)] or _checked(plan)
+            problems += [*missing_files(plan)]
+            if not problems:
+                return replace(plan, warnings=hook_warnings(plan, "ptpipe_check"))
     if problems:
         raise ManifestError(problems)
     return plan
 
 
-def _checked(plan: Plan) -> Iterator[Problem]:
-    """Yield the problems that the plugins' `ptpipe_check` hooks find."""
-    for result in call_each(plan.vocabulary.manager, "ptpipe_check", plan=plan):
+def hook_warnings(plan: Plan, hook: str, **arguments: object) -> tuple[Problem, ...]:
+    """Return the warnings of plugins that check a plan by this hook. Raises ManifestError where any finds an error."""
+    found = tuple(_hook_problems(plan, hook, **arguments))
+    if errors := [problem for problem in found if problem.severity == "error"]:
+        raise ManifestError(errors)
+    return found
+
+
+def _hook_problems(plan: Plan, hook: str, **arguments: object) -> Iterator[Problem]:
+    for result in call_each(plan.vocabulary.manager, hook, plan=plan, **arguments):
         strange = [item for item in result.items if not isinstance(item, Problem)]
         reason = result.error or (f"it returned {strange[0]!r}, which is not a Problem" if strange else "")
         if reason:
-            yield Problem(f"plugin {result.plugin} failed in ptpipe_check: {reason}", code=ExitCode.PLUGIN)
+            yield Problem(f"plugin {result.plugin} failed in {hook}: {reason}", code=ExitCode.PLUGIN)
         else:
             yield from result.items
 
@@ -196,7 +214,7 @@ class _Binder:
             if self.vocabulary.without_named:
                 message = f"{entry.id}: stage kind {entry.uses!r} is not checked: it is neither built in nor installed"
                 place = self.manifest.locate("stages", entry.id, "uses")
-                self.notes.append(Problem(message, place, suggestion, ExitCode.DONE))
+                self.notes.append(Problem(message, place, suggestion, ExitCode.DONE, "note"))
                 return None
             if suggestion is None and self.has_failed_plugin:
                 return None  # one mistake, one message: the plugin that may offer it has failed

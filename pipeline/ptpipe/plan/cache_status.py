@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ptpipe.errors import IntegrityError, ManifestError, Problem, nearest
 from ptpipe.events import Outcome
-from ptpipe.plan.bind import Plan
+from ptpipe.plan.bind import Plan, hook_warnings
 from ptpipe.plan.keys import Key, differences
 from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.store.runs import run_records
 from ptpipe.store.store import Entry, Store
 
-_WITH_RESULT = (Outcome.DONE, Outcome.CACHED, Outcome.REFUSED)
+_WITH_RESULT = (Outcome.DONE, Outcome.CACHED, Outcome.REFUSED, Outcome.UNDECIDED)
 _MAX_RECORDS = 20  # a stage that is new in a manifest with thousands of runs must not cost reading them all
 
 
@@ -28,6 +28,11 @@ class CacheStatus:
     """The stored result that a run would use; None where it would run the stage."""
     reasons: tuple[str, ...] = ()
     """Why it would run the stage."""
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether a run would use a stored result."""
+        return self.entry is not None
 
 
 def cache_statuses(
@@ -64,6 +69,19 @@ def cache_statuses(
         reasons = () if entry else tuple(map(str, found))
         result.append(CacheStatus(stage.id, key, entry, reasons))
     return result
+
+
+def check_results(plan: Plan, statuses: Iterable[CacheStatus]) -> tuple[Problem, ...]:
+    """Return the plan's warnings, with those that plugins have in view of the results that a run would find cached.
+
+    Raises ManifestError where a plugin finds an error.
+    """
+    summaries = {
+        status.stage_id: {name: dict(stored.summary) for name, stored in status.entry.outputs.items()}
+        for status in statuses
+        if status.entry is not None
+    }
+    return plan.warnings + hook_warnings(plan, "ptpipe_check_results", summaries=summaries)
 
 
 def stored_entry(plan: Plan, stage_id: str, key: Key, store: Store) -> Entry | None:

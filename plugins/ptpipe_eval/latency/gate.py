@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Decision, Verdict
 from ptpipe_eval.latency.latencies import Latency, cell_label
-from ptpipe_eval.verdicts import LimitCheck, verdict
+from ptpipe_eval.verdicts import LimitCheck, judge_all, verdict
 
 if TYPE_CHECKING:
     from ptpipe_eval.comparison import Comparison, Row
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 
 def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
     """Judge by the intervals of ratio and median: refused and passed are certain to 95 %, else it is undecided."""
-    candidate, baseline = comparison.row(config.candidate), comparison.row(comparison.baseline)
+    return judge_all(config, comparison, partial(_judge_latency, config, comparison))
+
+
+def _judge_latency(config: LatencyConfig, comparison: Comparison, candidate: Row) -> Verdict:
+    baseline = comparison.row(comparison.baseline)
     own = candidate.latency(config.batch_size, config.threads, config.length)
     if own is None:
         return _not_measured(config, candidate)
@@ -38,7 +43,15 @@ def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
     }
     if config.length is not None:
         figures["length"] = config.length
-    return verdict(checks, candidate, baseline, figures, config.fail_undecided)
+    return verdict(checks, candidate, baseline, figures, _fails(config, own))
+
+
+def _fails(config: LatencyConfig, own: Latency) -> bool:
+    """Return whether an undecided gate ends the run."""
+    if config.on_inconclusive == "estimate":
+        pairs = ((own.ratio, config.max_ratio), (own.median_ms, config.max_ms))
+        return any(limit is not None and value > limit for value, limit in pairs)
+    return config.on_inconclusive == "fail"
 
 
 def _check(low: float | None, high: float | None, limit: float, text: str) -> LimitCheck:
@@ -66,6 +79,6 @@ def _not_measured(config: LatencyConfig, row: Row) -> Verdict:
     return Verdict(
         Decision.UNDECIDED,
         f"{row.name} was not measured at {where}; the comparison has: {available}",
-        {"candidate": config.candidate, "batch_size": config.batch_size, "threads": config.threads},
-        config.fail_undecided,
+        {"candidate": row.name, "batch_size": config.batch_size, "threads": config.threads},
+        config.on_inconclusive != "warn",  # what was not measured has no estimate within the limit
     )

@@ -62,10 +62,12 @@ class BootstrapDrop:
         """Return the lower and the upper one-sided limit.
 
         The bias-corrected and accelerated bootstrap: Efron, "Better bootstrap confidence intervals", Journal of the
-        American Statistical Association 82 (1987). Where few samples differ, at least as far out as if all of those
-        that may differ elsewhere (at that confidence) had the worst effect in the same direction.
+        American Statistical Association 82 (1987), expanded for small samples (`_expanded_z`). Where few samples
+        differ, at least as far out as if all of those that may differ elsewhere (at that confidence) had the worst
+        effect in the same direction.
         """
-        low, high = (self._quantile(sign * one_sided_z(confidence)) for sign in (-1, 1))
+        z = _expanded_z(confidence, self.num_differing)
+        low, high = (self._quantile(sign * z) for sign in (-1, 1))
         if self.num_differing < FEW:
             num_at_most = self.num_samples * num_differing_limit(self.num_differing, self.num_samples, confidence)
             low, high = min(low, -num_at_most * self.worst_effect), max(high, num_at_most * self.worst_effect)
@@ -101,6 +103,16 @@ class BootstrapDrop:
         shifted = bias + z
         level = float(special.ndtr(bias + shifted / max(1e-3, 1 - self.acceleration * shifted)))
         return float(np.quantile(self.drops_R.astype(np.float64), level))
+
+
+def _expanded_z(confidence: float, num_samples: int) -> float:
+    """Return the quantile to use in place of the normal one: resamples of few samples vary too little.
+
+    Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69 (2015), section 3.2, with
+    the number of samples that differ: of the others, all resamples have the same drop.
+    """
+    number = max(2, num_samples)
+    return math.sqrt(number / (number - 1)) * float(special.stdtrit(number - 1, confidence))
 
 
 def bootstrap_drops(

@@ -7,11 +7,13 @@ above, and is undecided between them. `min_accuracy`, `min_value` and `max_value
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Verdict
 from ptpipe_eval.comparison import Comparison, Row
-from ptpipe_eval.verdicts import LimitCheck, percent, verdict
+from ptpipe_eval.verdicts import LimitCheck, judge_all, percent, verdict
 
 if TYPE_CHECKING:
     from ptpipe_eval.config import AccuracyConfig, QualityConfig
@@ -22,9 +24,13 @@ _ACCURACY = "accuracy"
 
 
 def judge_accuracy(config: AccuracyConfig, comparison: Comparison) -> Verdict:
-    """Compare the candidate's accuracy with the baseline's and with a minimum."""
-    metric = comparison.metric(_ACCURACY)
-    candidate, baseline = comparison.row(config.candidate), comparison.row(comparison.baseline)
+    """Compare accuracies with the baseline's and with a minimum."""
+    comparison = _with_baseline_file(config, comparison)
+    return judge_all(config, comparison, partial(_judge_accuracy, config, comparison))
+
+
+def _judge_accuracy(config: AccuracyConfig, comparison: Comparison, candidate: Row) -> Verdict:
+    metric, baseline = comparison.metric(_ACCURACY), comparison.row(comparison.baseline)
     own, other = (row.metrics[metric.name] for row in (candidate, baseline))
     drop = comparison.drop(candidate.name, metric)
     checks = []
@@ -41,17 +47,21 @@ def judge_accuracy(config: AccuracyConfig, comparison: Comparison) -> Verdict:
         "accuracy": own,
         "baseline_accuracy": other,
         "drop": metric.drop(own, other),
-        **_drop_facts(drop, config.max_drop, config.confidence),
+        **drop_facts(drop, config.max_drop, config.confidence),
         "num_samples": comparison.num_samples,
         "min_accuracy": config.min_accuracy,
     }
-    return verdict(checks, candidate, baseline, figures, _fails(config, metric.drop(own, other)))
+    return verdict(checks, candidate, baseline, figures, fails_undecided(config, metric.drop(own, other)))
 
 
 def judge_quality(config: QualityConfig, comparison: Comparison) -> Verdict:
-    """Compare the candidate's metric with the baseline's, and with a minimum or a maximum."""
-    metric = comparison.metric(config.metric)
-    candidate, baseline = comparison.row(config.candidate), comparison.row(comparison.baseline)
+    """Compare a metric with the baseline's, and with a minimum or a maximum."""
+    comparison = _with_baseline_file(config, comparison)
+    return judge_all(config, comparison, partial(_judge_quality, config, comparison))
+
+
+def _judge_quality(config: QualityConfig, comparison: Comparison, candidate: Row) -> Verdict:
+    metric, baseline = comparison.metric(config.metric), comparison.row(comparison.baseline)
     own, other = (row.metrics[metric.name] for row in (candidate, baseline))
     drop, total = comparison.drop(candidate.name, metric), comparison.num_samples
     has, name = f"{candidate.name} has {_metric_text(metric, own, total)}", metric.name.replace("_", " ")
@@ -69,12 +79,22 @@ def judge_quality(config: QualityConfig, comparison: Comparison) -> Verdict:
         "value": own,
         "baseline_value": other,
         metric.drop_name: metric.drop(own, other),
-        **_drop_facts(drop, config.max_drop, config.confidence),
+        **drop_facts(drop, config.max_drop, config.confidence),
         "num_samples": total,
         "min_value": config.min_value,
         "max_value": config.max_value,
     }
-    return verdict(checks, candidate, baseline, figures, _fails(config, metric.drop(own, other)))
+    return verdict(checks, candidate, baseline, figures, fails_undecided(config, metric.drop(own, other)))
+
+
+def _with_baseline_file(config: AccuracyConfig | QualityConfig, comparison: Comparison) -> Comparison:
+    """Return the comparison with the accepted model in the baseline's place, where the manifest names one."""
+    if config.baseline_file is None:
+        return comparison
+    from ptpipe_eval.baseline.file import Baseline
+    from ptpipe_eval.baseline.judge import against
+
+    return against(Baseline.read(Path(config.baseline_file).expanduser()), comparison, config.names)
 
 
 def check_drop(
@@ -100,11 +120,21 @@ def check_drop(
     return LimitCheck(is_met, text if is_met is not None else f"{text}; {_needed(drop, max_drop, confidence)}")
 
 
-def _fails(config: AccuracyConfig | QualityConfig, drop: float) -> bool:
+def fails_undecided(config: AccuracyConfig | QualityConfig, drop: float) -> bool:
     """Return whether an undecided gate ends the run."""
     if config.on_inconclusive == "estimate":
         return config.max_drop is not None and drop > config.max_drop
     return config.on_inconclusive == "fail"
+
+
+def drop_text(metric: Metric, value: float, num_samples: int) -> str:
+    """Format a difference of a metric: of a fraction, in points."""
+    return _Number(metric, num_samples)(value)
+
+
+def limit_text(metric: Metric, value: float, num_samples: int) -> str:
+    """Format what the user wrote, with all its digits."""
+    return _Number(metric, num_samples).limit(value)
 
 
 class _Number:
@@ -157,7 +187,8 @@ def _rounded(number: int) -> int:
     return -(-number // unit) * unit
 
 
-def _drop_facts(drop: Drop | None, max_drop: float | None, confidence: float) -> dict[str, JSON]:
+def drop_facts(drop: Drop | None, max_drop: float | None, confidence: float) -> dict[str, JSON]:
+    """Return what a verdict has of the test of a drop."""
     low, high = (None, None) if drop is None else drop.limits(confidence)
     needed = None if drop is None or max_drop is None else drop.num_samples_needed(max_drop, confidence)
     return {

@@ -6,7 +6,7 @@ Shape legend: N samples, M models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,8 @@ from ptpipe import StageError
 from ptpipe_eval.quality.bootstrap import BootstrapDrop, bootstrap_drops
 from ptpipe_eval.quality.proportions import ProportionDrop
 from ptpipe_torch import Task
+
+_MAX_FLOAT16 = 65_000
 
 
 class Drop(Protocol):
@@ -74,6 +76,8 @@ class PairedSamples:
     labels_N: npt.NDArray[np.int64] | None = None
     """The class of each sample; None: they have none."""
     class_names: tuple[str, ...] = ()
+    scores: Mapping[str, npt.NDArray[np.float16]] = field(default_factory=dict)
+    """What each sample contributes, (M, N), to each metric that is the mean of that: a loss, an absolute error."""
 
     def drop(self, metric: str, row: int) -> Drop | None:
         """Return how much worse a model is in the metric; None where no interval is known."""
@@ -121,7 +125,30 @@ def pair(task: Task, models: Sequence[ModelSamples], baseline: int, ids: Sequenc
         bootstraps=_bootstraps(task, models, baseline, right.keys(), seed),
         labels_N=first.labels_N,
         class_names=_class_names(task, first),
+        scores=_scores(task, models),
     )
+
+
+def _scores(task: Task, models: Sequence[ModelSamples]) -> dict[str, npt.NDArray[np.float16]]:
+    """Return the contributions of samples to the metrics that are their mean, where float16 has them all."""
+    if not all(model.is_complete for model in models):
+        return {}
+    found = {}
+    values = [_metric_values(task, model.sums) for model in models]
+    for metric in task.metrics:
+        rows = [model.sums.get(metric.name) for model in models]
+        if any(row is None or not np.issubdtype(row.dtype, np.floating) for row in rows):
+            continue
+        scores_MN = np.stack([row.reshape(len(row), -1).mean(axis=1) for row in rows if row is not None])
+        metric_M = [float(of[metric.name][0]) for of in values]
+        if np.allclose(scores_MN.mean(axis=1), metric_M, rtol=1e-9, atol=0) and np.abs(scores_MN).max() < _MAX_FLOAT16:
+            found[metric.name] = scores_MN.astype(np.float16)
+    return found
+
+
+def _metric_values(task: Task, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[np.float64]]:
+    totals = {name: rows.sum(axis=0, dtype=np.float64)[None] for name, rows in sums.items()}
+    return task.metric_values(totals, len(next(iter(sums.values()))))
 
 
 def _bootstraps(

@@ -135,6 +135,16 @@ def num_samples_needed(
     return max(1, math.ceil(root**2))
 
 
+def smallest_margin_of(num_samples: int, discordance: float, confidence: float) -> float:
+    """Return the margin that `num_samples` decide on with a probability of 80 % where as many are lost as gained."""
+    low, high = 0.0, 1.0
+    for _ in range(_NUM_BISECTIONS):
+        middle = (low + high) / 2
+        needed = num_samples_needed(middle, 0.0, discordance, confidence)
+        low, high = (low, middle) if needed is not None and needed <= num_samples else (middle, high)
+    return high
+
+
 def num_differing_limit(num_differing: int, num_samples: int, confidence: float) -> float:
     """Return the upper limit of the fraction of samples that differ (Clopper and Pearson, 1934): 3 / N for none."""
     if num_differing >= num_samples:

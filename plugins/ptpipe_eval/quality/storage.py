@@ -19,7 +19,7 @@ from ptpipe_eval.quality.bootstrap import BootstrapDrop
 from ptpipe_eval.quality.paired import PairedSamples
 
 _ARRAYS, _FACTS = "samples.safetensors", SAMPLES_FILE
-_RIGHT, _DROPS, _FLIPS, _LABELS = "right.", "drops.", "flips", "labels"
+_RIGHT, _DROPS, _SCORES, _FLIPS, _LABELS = "right.", "drops.", "scores.", "flips", "labels"
 _MAX_FILE_BYTES = 1 << 30
 """Of each file: 50,000 samples and 20 models take 2 MB."""
 
@@ -33,6 +33,8 @@ def save_samples(samples: PairedSamples, folder: Path) -> None:
     }
     for name, drops in samples.bootstraps.items():
         arrays[_DROPS + name] = np.stack([drop.drops_R for drop in drops if drop is not None])
+    for name, scores_MN in samples.scores.items():
+        arrays[_SCORES + name] = scores_MN
     if samples.flips_MN is not None:
         arrays[_FLIPS] = np.packbits(samples.flips_MN, axis=1)
     if samples.labels_N is not None:
@@ -81,6 +83,11 @@ def _samples(
         },
         labels_N=labels_N,
         class_names=names,
+        scores={
+            name.removeprefix(_SCORES): _finite_scores(array, num_rows, len(ids))
+            for name, array in arrays.items()
+            if name.startswith(_SCORES)
+        },
     )
 
 
@@ -88,6 +95,12 @@ def _bits(packed: npt.NDArray[Any], num_rows: int, num_samples: int) -> npt.NDAr
     if packed.dtype != np.uint8 or packed.shape != (num_rows, (num_samples + 7) // 8):
         raise ValueError(f"bits of shape {packed.shape} for {num_rows} models and {num_samples} samples")
     return np.unpackbits(packed, axis=1, count=num_samples).astype(bool)
+
+
+def _finite_scores(scores: npt.NDArray[Any], num_rows: int, num_samples: int) -> npt.NDArray[np.float16]:
+    if scores.dtype != np.float16 or scores.shape != (num_rows, num_samples) or not np.isfinite(scores).all():
+        raise ValueError(f"{scores.dtype} scores of shape {scores.shape} for {num_rows} models")
+    return scores
 
 
 def _drops(

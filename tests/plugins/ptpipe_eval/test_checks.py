@@ -159,3 +159,39 @@ def test_the_former_name_of_eval_predict_is_explained(bound) -> None:
 def test_the_former_name_of_max_ratio_is_explained(bound, kind) -> None:
     (problem,) = problems(bound, COMPARE, f"gate: {{uses: {kind}, with: {{candidate: int8, max_share: 0.27}}}}")
     assert problem.startswith("10:") and problem.endswith("max_share: renamed to max_ratio")
+
+
+def test_the_former_option_of_an_undecided_latency_is_explained(bound) -> None:
+    gate = "gate: {uses: gate.latency, with: {candidate: int8, max_ms: 1, fail_undecided: true}}"
+    (problem,) = problems(bound, COMPARE, gate)
+    place = f"10:{gate.index('fail_undecided') + 3}"
+    assert problem == f"{place}: gate: fail_undecided: renamed to on_inconclusive (true is now fail, false is warn)"
+
+
+def test_several_candidates_are_all_compared(bound) -> None:
+    gate = "gate: {uses: gate.size, with: {max_ratio: 0.27, candidates: [float, intt8]}}"
+    (problem,) = problems(bound, COMPARE, gate)
+    assert problem == (
+        f"10:{gate.index('[float') + 3}: gate: candidate 'intt8' is not among the models of compare: "
+        "float, int8, both.twin (did you mean 'int8'?)"
+    )
+
+
+def test_what_is_selected_from_is_compared(bound) -> None:
+    compare = "compare: {uses: eval.compare, needs: {models: [float, int8]}}"
+    best = "best: {uses: select.best, needs: {models: [int8, both.twin]}, with: {max_drop: 0.01}}"
+    (problem,) = problems(bound, compare, best)
+    assert problem == "10:9: best: candidate 'both.twin' is not among the models of compare: float, int8"
+
+
+def test_a_selection_by_a_latency_that_is_not_measured(bound) -> None:
+    best = "best: {uses: select.best, needs: {models: [int8]}, with: {max_drop: 0.01, by: latency, batch_size: 8}}"
+    (problem,) = problems(bound, COMPARE, best)
+    assert "compare does not measure batch 8, one thread; it measures:" in problem
+    assert bound(COMPARE, best.replace("latency", "size"))
+
+
+def test_a_torch_model_from_a_selection_of_others(bound) -> None:
+    best = "best: {uses: select.best, needs: {models: [int8]}, with: {max_drop: 0.01}}"
+    (problem,) = problems(bound, COMPARE, best, "model: {uses: select.model}")
+    assert problem == "11:10: model: best may select int8, which is a Deployable and no torch model"

@@ -54,6 +54,12 @@ assert gate_latency(LatencyConfig(candidate="b", max_ms=2), ctx, comparison).dec
     assert modules_after(code) == {"numpy", "scipy"}
 
 
+def test_the_commands_need_no_torch() -> None:
+    assert modules_after("import ptpipe_eval.baseline.command") == set()
+    code = "from ptpipe_eval.baseline import accept, file, judge, past_run"
+    assert modules_after(code) == {"numpy", "scipy"}
+
+
 def test_kinds_and_ports() -> None:
     ports = {
         stage.kind: (
@@ -71,6 +77,8 @@ def test_kinds_and_ports() -> None:
         "gate.quality": (comparison, ["Verdict"]),
         "gate.size": (comparison, ["Verdict"]),
         "gate.latency": (comparison, ["Verdict"]),
+        "select.best": ([*comparison, ("models", "Deployable", True)], ["Selected", "Verdict"]),
+        "select.model": ([("selected", "Selected", False)], ["Model"]),
     }
 
 

@@ -250,13 +250,52 @@ def test_a_gate_that_refuses_ends_the_run_after_the_others(project):
     assert project.run({"gate.least": 3}).exit_code == ExitCode.DONE
 
 
-@pytest.mark.parametrize(("told", "code", "outcome"), [(True, 4, "refused"), (False, 0, "done")])
+GUARD = """class Guarded(NamedTuple):
+    number: Number
+    verdict: Verdict
+
+
+@stage("toy.guard")
+def guard(config: GateConfig, ctx: Context, a: Number) -> Guarded:
+    return Guarded(a, Verdict(**vars(gate(config, ctx, a))))
+
+
+@stage("toy.read")
+def read(config: StageConfig, ctx: Context, verdict: Verdict) -> Number:
+    return Number(5)
+
+
+@stage("toy.dice")"""
+
+
+def test_what_a_gate_guards_is_given_to_no_stage_where_it_refuses(project):
+    project.edit('@stage("toy.dice")', GUARD)
+    project.edit("return [make,", "return [guard, read, make,")
+    project.write("""
+        one: {uses: toy.make, with: {value: 3}}
+        guard: {uses: toy.guard, needs: {a: one}, with: {least: 5}}
+        sum: {uses: toy.add, needs: {a: guard, b: one}}
+        sum2: {uses: toy.add, needs: {a: sum, b: one}}
+        read: {uses: toy.read, needs: {verdict: guard}}
+        other: {uses: toy.make}
+    """)
+    for done in ("done", "cached"):
+        result = project.run()
+        assert project.outcomes(result) == {
+            "one": done, "guard": "refused", "sum": "skipped", "sum2": "skipped", "read": done, "other": done,
+        }  # fmt: skip
+        assert result.exit_code == ExitCode.REFUSED
+        assert result.stages["sum"].message == "needs guard, which did not pass"
+    assert set(project.outcomes(project.run({"guard.least": 2})).values()) == {"done", "cached"}
+
+
+@pytest.mark.parametrize(("told", "code", "outcome"), [(True, 4, "undecided"), (False, 0, "done")])
 def test_a_gate_that_cannot_decide(project, told, code, outcome):
     project.write(GATE)
     overrides = {"gate.unsure_at": 3, "gate.fail_undecided": told}
     result = project.run(overrides)
     assert (result.exit_code, project.outcomes(result)["gate"]) == (code, outcome)
-    assert result.stages["gate"].message == ("undecided: 3.0 against 5.0" if told else "")
+    assert result.stages["gate"].message == ("3.0 against 5.0" if told else "")
     assert project.run(overrides).exit_code == code, "from the store"
 
 
@@ -295,6 +334,11 @@ def test_everything_is_told_in_order(project):
     assert begin.stage_ids == ("one", "two", "sum")
     assert begin.overrides == ("two.value=4",)
     assert begin.manifest_path == str(project.manifest)
+    lines = project.manifest.read_text().splitlines()
+    starts = [f"  {stage_id}:" for stage_id in begin.stage_ids]
+    assert [lines[place.line - 1].startswith(start) for place, start in zip(begin.locations, starts, strict=True)]
+    assert {(place.path, place.column) for place in begin.locations} == {(str(project.manifest), 3)}
+    assert begin.started_at == json.loads((result.folder / "record.json").read_text())["started_at"]
     assert [(event.position, event.num_stages) for event in ear.started] == [(1, 3), (2, 3), (3, 3)]
     assert Progress("one", 1, 2, "digits") in ear.events
     assert Metric("one", "value", 3.0) in ear.events

@@ -247,6 +247,26 @@ def test_a_clock_that_was_ahead_makes_no_run_the_newest(project, monkeypatch):
     check_run(store, present.folder)
 
 
+def write_sweep(project, name, *run_ids):
+    folder = project.artifacts / "sweeps" / name
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text(json.dumps({"trials": [{"run_id": run_id} for run_id in run_ids]}))
+    return folder
+
+
+def test_a_sweep_goes_with_the_last_of_its_runs(project):
+    project.write(STAGES)
+    old, new = (project.run({"one.value": value}).run_id for value in (1, 2))
+    lost, kept = write_sweep(project, "a-00001", old), write_sweep(project, "b-00002", old, new)
+    unbegun, odd = write_sweep(project, "c-00003"), write_sweep(project, "d-00004", new)
+    (odd / "sweep.json").write_text("{")
+    garbage = collect_garbage(Store(project.artifacts), 1)
+    assert [folder.exists() for folder in (lost, kept, unbegun, odd)] == [False, True, False, True]
+    assert garbage.num_runs == 1
+    (problem,) = garbage.problems
+    assert problem.startswith(f"{odd} is kept: cannot read its sweep.json")
+
+
 def test_quarantine_is_kept_until_it_is_said_otherwise(project):
     project.write(STAGES)
     result = project.run()

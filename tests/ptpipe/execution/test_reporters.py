@@ -120,3 +120,11 @@ def test_a_reporter_hears_nothing_it_does_not_ask_for(tmp_path):
     assert silent.event(Notice("s", "x")) is None
     assert silent.stage_finished(StageFinished("s", "a.b", "done", 0.0, "")) is None
     assert silent.run_finished(RunFinished("r", "n", tmp_path, 0, 0.0, ())) is None
+
+
+def test_the_start_has_the_options_of_every_stage(project):
+    project.write("one: {uses: toy.make, with: {value: 3}}\ntwo: {uses: toy.add, needs: {a: one, b: one}}")
+    ear = Ear()
+    project.run({"one.note": "n"}, reporters=[ear])
+    (started,) = [event for what, event in ear.heard if what == "run_started"]
+    assert started.options == {"one": {"value": 3.0, "note": "n", "mode": "plain"}, "two": {}}

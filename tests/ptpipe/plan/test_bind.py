@@ -221,6 +221,21 @@ def test_a_plugin_may_have_rules_of_its_own(project):
     assert raised.value.exit_code == ExitCode.USAGE
 
 
+def test_a_warning_stops_nothing(project):
+    body = "yield plan.problem('one', 'rather small', 'value', severity='warning')"
+    project.write("one: {uses: toy.make, with: {value: 1}}", **with_rules(project, body))
+    (warning,) = project.plan().warnings
+    assert str(warning) == f"{project.manifest}:4:39: warning: one: rather small"
+    assert project.plan().subplan("one").warnings == (warning,)
+
+
+def test_beside_an_error_there_is_no_word_of_warnings(project):
+    body = "return [plan.problem('one', 'small', severity='warning'), plan.problem('one', 'wrong')]"
+    project.write("one: {uses: toy.make}", **with_rules(project, body))
+    with pytest.raises(ManifestError, match=r"m\.yaml:4:8: one: wrong$"):
+        project.plan()
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

@@ -80,10 +80,26 @@ def test_an_unmeasurable_latency_decides_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize("fail", [True, False])
-def test_a_missing_latency_decides_nothing(fail: bool) -> None:
-    verdict = judge(max_ms=1, threads="all", fail_undecided=fail)
-    assert (verdict.decision, verdict.fail_undecided) == (UNDECIDED, fail)
+@pytest.mark.parametrize(
+    ("option", "limits", "fails"),
+    [
+        ("estimate", {"max_ratio": 0.54}, False),  # the estimate is the limit
+        ("estimate", {"max_ratio": 0.535}, True),
+        ("estimate", {"max_ratio": 0.55, "max_ms": 0.129}, True),
+        ("estimate", {"max_ms": 0.131}, False),
+        ("warn", {"max_ratio": 0.535}, False),
+        ("fail", {"max_ratio": 0.55}, True),
+    ],
+)
+def test_what_an_undecided_gate_does(option: str, limits: dict[str, float], fails: bool) -> None:
+    verdict = judge(on_inconclusive=option, **limits)
+    assert (verdict.decision, verdict.fail_undecided) == (UNDECIDED, fails)
+
+
+@pytest.mark.parametrize(("told", "fails"), [({}, True), ({"on_inconclusive": "warn"}, False)])
+def test_a_missing_latency_decides_nothing(told: dict[str, str], fails: bool) -> None:
+    verdict = judge(max_ms=1, threads="all", **told)
+    assert (verdict.decision, verdict.fail_undecided) == (UNDECIDED, fails)
     assert verdict.reason == (
         "int8 was not measured at batch 1, all threads; the comparison has: batch 1, one thread; batch 32, one thread"
     )

@@ -1,0 +1,234 @@
+"""How a trial ended, and the figures that trials are compared by, from what its stages reported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ptpipe import JSON, Decision, ExitCode, Plan, UsageError, nearest
+
+_ENDED = {
+    ExitCode.DONE: "passed",
+    ExitCode.REFUSED: "refused",
+    ExitCode.UNDECIDED: "undecided",
+    ExitCode.INTEGRITY: "corrupt",
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.TERMINATED: "interrupted",
+}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What `--maximize` or `--minimize` names: a metric of a stage."""
+
+    stage: str
+    metric: str
+    higher_is_better: bool
+
+    @property
+    def name(self) -> str:
+        """`finetune.val_accuracy`."""
+        return f"{self.stage}.{self.metric}"
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The figure that says how good a trial is."""
+
+    name: str
+    value: float
+    higher_is_better: bool
+
+    def is_better_than(self, other: Quality) -> bool:
+        """Whether it is better than another trial's."""
+        return self.value > other.value if self.higher_is_better else self.value < other.value
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The latency of a trial's model, with its 95 % confidence interval where that is known."""
+
+    median_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    label: str
+    """`batch 1, one thread`."""
+
+    def is_below(self, other: Latency) -> bool:
+        """Whether it is shorter, by more than the intervals: two sessions differ by more than their rounds do."""
+        if self.high_ms is None or other.low_ms is None:
+            return False
+        return self.high_ms < other.low_ms
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one trial ended."""
+
+    number: int
+    settings: Mapping[str, JSON]
+    overrides: Mapping[str, JSON]
+    """All, those of `-s` too."""
+    exit_code: int
+    run_id: str = ""
+    seconds: float = 0.0
+    message: str = ""
+    """Why it failed, or was refused."""
+    model: str = ""
+    """The model of a comparison that the figures are of."""
+    quality: Quality | None = None
+    size_bytes: int | None = None
+    latency: Latency | None = None
+    num_cached: int = 0
+    num_stages: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that its stages reported, by `stage.metric`."""
+
+    @property
+    def verdict(self) -> str:
+        """`passed`, `refused`, `undecided`, `failed`, `corrupt` or `interrupted`."""
+        return _ENDED.get(ExitCode(self.exit_code), "failed")
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether it ran to its end and every gate let it pass."""
+        return self.exit_code == ExitCode.DONE
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for the sweep's record."""
+        return asdict(self) | {"verdict": self.verdict}
+
+
+def parse_objective(text: str, higher_is_better: bool, plan: Plan) -> Objective:
+    """Return the objective that `STAGE.METRIC` names. Raises UsageError where there is no such stage."""
+    flag = "--maximize" if higher_is_better else "--minimize"
+    stage, _, metric = text.partition(".")
+    ids = [planned.id for planned in plan.stages]
+    if stage not in ids:
+        close = nearest(stage, ids)
+        hint = f" (did you mean {close!r}?)" if close else f": it has {', '.join(ids)}"
+        raise UsageError(f"{flag} {text}: the manifest has no stage {stage!r}{hint}")
+    if not metric:
+        raise UsageError(f"{flag} {text}: name a metric of it: {stage}.METRIC, such as {stage}.val_accuracy")
+    return Objective(stage, metric, higher_is_better)
+
+
+def judged_model(plan: Plan) -> str:
+    """Return the model of a comparison that the last gate judges, of several the last; "" where there is none."""
+    for stage in reversed(plan.stages):
+        several = stage.options.get("candidates")
+        named = [stage.options.get("candidate"), *(several if isinstance(several, list) else ())]
+        if judged := [name for name in named if isinstance(name, str)]:
+            return judged[-1]
+    return ""
+
+
+def read_ending(ending: Ending, result: Mapping[str, Any], objective: Objective | None, model: str) -> Ending:
+    """Return a trial's ending with what its process reported.
+
+    `model`: of which row of a comparison the figures are; "": of the last one.
+    """
+    stages: Sequence[Mapping[str, Any]] = result.get("stages", ())
+    facts: dict[str, Any] = {
+        "exit_code": result["exit_code"],
+        "run_id": result.get("run_id", ""),
+        "seconds": result.get("seconds", 0.0),
+        "message": result.get("message") or _reason(stages),
+        "metrics": dict(_numbers(stages)),
+        "num_stages": len(stages),
+        "num_cached": sum(stage["outcome"] == "cached" for stage in stages),
+    }
+    facts |= _figures(stages, model)
+    if objective:
+        value = facts["metrics"].get(objective.name)
+        facts["quality"] = None if value is None else Quality(objective.name, value, objective.higher_is_better)
+    return replace(ending, **facts)
+
+
+def _reason(stages: Sequence[Mapping[str, Any]]) -> str:
+    """Return why the first stage that failed did, else why the first gate refused or could not decide."""
+    for outcome in ("failed", "refused", "undecided"):
+        for stage in stages:
+            if stage["outcome"] == outcome:
+                return f"{stage['stage_id']}: {stage['message'] or _verdict_reason(stage)}"
+    return ""
+
+
+def _verdict_reason(stage: Mapping[str, Any]) -> str:
+    summaries = [output["summary"] for output in stage["outputs"].values()]
+    refusing: Iterator[Mapping[str, Any]] = (s for s in summaries if s.get("decision") not in (None, Decision.PASSED))
+    return str(next(refusing, {}).get("reason", ""))
+
+
+def _numbers(stages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers among metrics, and among what the outputs' summaries say."""
+    for stage in stages:
+        summaries = [output["summary"] for output in stage["outputs"].values()]
+        for values in (*summaries, stage["metrics"]):
+            for name, value in values.items():
+                if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                    yield f"{stage['stage_id']}.{name}", value
+
+
+def _figures(stages: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:
+    """Return quality, size and latency of one model, from the last comparisons that have them."""
+    facts: dict[str, Any] = {}
+    for stage in stages:
+        for output in stage["outputs"].values():
+            if str(output["type"]).rpartition(".")[2] == "Comparison":
+                facts |= _figures_of(output["summary"], model)
+    return facts
+
+
+def _figures_of(comparison: Mapping[str, Any], model: str) -> dict[str, Any]:
+    rows = [row for row in comparison["rows"] if model in ("", row["name"])]
+    if not rows:
+        return {}
+    row, facts = rows[-1], {}
+    facts["model"], facts["size_bytes"] = row["name"], row["size_bytes"]
+    if comparison["metrics"]:
+        primary = comparison["metrics"][0]
+        value = row["metrics"].get(primary["name"])
+        if isinstance(value, int | float) and math.isfinite(value):
+            facts["quality"] = Quality(primary["name"], value, primary["higher_is_better"])
+    for cell in row["latency"][:1]:
+        label = f"batch {cell['batch_size']}, {cell['threads']} thread{'' if cell['threads'] == 'one' else 's'}"
+        facts["latency"] = Latency(cell["median_ms"], cell["low_ms"], cell["high_ms"], label)
+    return facts
+
+
+def pareto_front(endings: Sequence[Ending]) -> set[int]:
+    """Return the numbers of the trials that no other is better than in one respect and as good as in all others.
+
+    Of those that passed and have a quality; by quality, size and latency, as far as all of them have these.
+    """
+    passed = [ending for ending in endings if ending.is_passed and ending.quality]
+    have_sizes = all(ending.size_bytes is not None for ending in passed)
+    have_latencies = all(ending.latency for ending in passed)
+
+    def is_better(one: Ending, other: Ending) -> tuple[bool, ...]:
+        assert one.quality and other.quality
+        better = [one.quality.is_better_than(other.quality)]
+        if have_sizes and one.size_bytes is not None and other.size_bytes is not None:
+            better.append(one.size_bytes < other.size_bytes)
+        if have_latencies and one.latency and other.latency:
+            better.append(one.latency.is_below(other.latency))
+        return tuple(better)
+
+    def dominates(one: Ending, other: Ending) -> bool:
+        return any(is_better(one, other)) and not any(is_better(other, one))
+
+    return {it.number for it in passed if not any(dominates(other, it) for other in passed)}
+
+
+def best(endings: Sequence[Ending]) -> Ending | None:
+    """Return the trial with the best quality of those that passed; of equals, the smallest, then the first."""
+
+    def rank(ending: Ending) -> tuple[float, float]:
+        assert ending.quality
+        sign = -1 if ending.quality.higher_is_better else 1
+        return sign * ending.quality.value, math.inf if ending.size_bytes is None else ending.size_bytes
+
+    return min((ending for ending in endings if ending.is_passed and ending.quality), key=rank, default=None)
