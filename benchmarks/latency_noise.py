@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from ptpipe import Check, NamedCode, hookimpl
 from ptpipe.launching import load_vocabulary
+from ptpipe_eval.latency.inputs import CellBatches
 from ptpipe_eval.latency.latencies import Latency
 from ptpipe_eval.latency.session import Session
 from ptpipe_torch import BATCH, Deployable, Predictor, Signature, TensorSpec
@@ -96,7 +97,7 @@ def main() -> None:
     (plugin,) = [own for own in load_vocabulary([__file__]).plugins if own.source == "manifest"]
     baseline = plugin.module.Products(100)
     models = [baseline, baseline, plugin.module.Products(round(100 + options.slowdown))]
-    inputs = {32: [{"rows": np.ones((32, SIZE), np.float32)}]}
+    inputs = [CellBatches(32, None, [{"rows": np.ones((32, SIZE), np.float32)}])]
     found: list[tuple[Latency, Latency]] = []
     seconds = []
     print(f"{'session':>7} {'seconds':>7} {'starts':>6} {'noise':>7} {'copy':>26} {'slower':>26}")

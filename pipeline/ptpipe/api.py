@@ -12,7 +12,7 @@ from ptpipe.errors import ExitCode, UsageError
 from ptpipe.events import Event, StageFinished
 from ptpipe.execution.engine import RunOptions, execute, source_digests
 from ptpipe.execution.process_state import process_state_restored
-from ptpipe.manifest.manifest import load
+from ptpipe.manifest.manifest import from_content, load
 from ptpipe.plan.bind import Plan, bind
 from ptpipe.plan.cache_status import CacheStatus, cache_statuses
 from ptpipe.plan.keys import compute_keys
@@ -56,25 +56,27 @@ class RunResult:
             return artifact.with_source_functions(self.plan.source_functions[stage_id])
 
 
-def load_plan(manifest: Path | str | Plan, overrides: Mapping[str, JSON] | None = None) -> Plan:
+def load_plan(manifest: Path | str | Plan | Mapping[str, JSON], overrides: Mapping[str, JSON] | None = None) -> Plan:
     """Read a manifest, apply overrides and bind it to the loaded plugins. Runs no stage, writes nothing.
 
     The plugins that the manifest names are loaded, which executes their code; the calling process is left as `run`
     leaves it.
 
-    `manifest`: the YAML file, or a plan to bind again with further overrides. `overrides`: values by
-    `"stage.option"` (nested options: `"stage.option.name"`) or `"seed"`.
+    `manifest`: the YAML file, or its content as a program composes it (`{"version": 1, "stages": {...}}`; files of
+    plugins are relative to the working directory), or a plan to bind again with further overrides. `overrides`: values
+    by `"stage.option"` (nested options: `"stage.option.name"`) or `"seed"`.
     Raises ManifestError with every problem at once.
     """
     with process_state_restored():
         return bound_plan(manifest, overrides)
 
 
-def bound_plan(manifest: Path | str | Plan, overrides: Mapping[str, JSON] | None = None) -> Plan:
+def bound_plan(manifest: Path | str | Plan | Mapping[str, JSON], overrides: Mapping[str, JSON] | None = None) -> Plan:
     """Do as `load_plan`, and leave the folders of plugins on the path, where these find the files beside them."""
     if isinstance(manifest, Plan):
         return bind(manifest.manifest.overridden_by(overrides), manifest.vocabulary) if overrides else manifest
-    loaded = load(Path(manifest)).overridden_by(overrides or {})
+    read = from_content(manifest, Path()) if isinstance(manifest, Mapping) else load(Path(manifest))
+    loaded = read.overridden_by(overrides or {})
     places = [loaded.locate("plugins", position) for position in range(len(loaded.plugins))]
     return bind(loaded, load_vocabulary(loaded.plugins, loaded.path.parent, places))
 
@@ -95,7 +97,7 @@ def cache_status(
 
 
 def run(
-    manifest: Path | str | Plan,
+    manifest: Path | str | Plan | Mapping[str, JSON],
     overrides: Mapping[str, JSON] | None = None,
     *,
     artifacts: Path | str = DEFAULT_ARTIFACTS,

@@ -53,7 +53,8 @@ def eval_compare(config: CompareConfig, ctx: Context, models: Sequence[Deployabl
     Rows have the names of the models in `needs`. Latency is the wall time of one prediction on real samples, from
     input in memory to output in memory, after a warm-up. All models are measured together, each in a process of its
     own, in rounds that visit them in random order, beside a second copy of the baseline: what differs less than two
-    copies of one model is noise. Ratios have intervals, and are valid for the measuring machine only.
+    copies of one model is noise. Ratios have intervals, and are valid for the measuring machine only. Beside them stand
+    compressed size, multiply-accumulates, operators, and the least time that this machine could take for them.
     """
     from ptpipe_eval.compare import compare_models
 

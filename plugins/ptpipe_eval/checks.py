@@ -55,11 +55,13 @@ def _latency_problems(
     assert isinstance(source.config, TimingOptions)
     if not (isinstance(config, LatencyConfig) or (isinstance(config, SelectConfig) and config.by == "latency")):
         return
-    measured = [(size, threads) for size in source.config.batch_sizes for threads in source.config.threads]
-    if (config.batch_size, config.threads) not in measured:
+    sizes, lengths = source.config.batch_sizes, source.config.lengths or (None,)
+    measured = [(size, threads, length) for size in sizes for length in lengths for threads in source.config.threads]
+    if (config.batch_size, config.threads, config.length) not in measured:
         available = "; ".join(cell_label(*cell) for cell in measured) or "no latency"
-        wrong = "threads" if config.batch_size in source.config.batch_sizes else "batch_size"
-        wanted = cell_label(config.batch_size, config.threads)
+        wrong = "length" if config.length not in lengths else "threads"
+        wrong = wrong if config.batch_size in sizes else "batch_size"
+        wanted = cell_label(config.batch_size, config.threads, config.length)
         yield plan.problem(gate.id, f"{source.id} does not measure {wanted}; it measures: {available}", wrong)
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ptpipe import Context, StageError, nearest
 from ptpipe_eval.comparison import Comparison, Row
+from ptpipe_eval.graph.companions import count_costs, with_limits
 from ptpipe_eval.latency.estimate import MIN_STARTS
-from ptpipe_eval.latency.inputs import spread_inputs
+from ptpipe_eval.latency.inputs import CellBatches, check_lengths, spread_inputs
 from ptpipe_eval.latency.session import METHOD, Session
 from ptpipe_eval.predict import EvalSplit, Evaluation, evaluate_split, progress_callback, select_split
 from ptpipe_eval.quality.paired import ModelSamples, pair
@@ -20,6 +21,7 @@ from ptpipe_torch import Data, Deployable
 
 if TYPE_CHECKING:
     from ptpipe_eval.config import CompareConfig, EvalLatencyConfig, TimingOptions
+    from ptpipe_eval.graph.facts import Peaks
 
 
 def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
@@ -31,7 +33,8 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
         _evaluated(config, ctx, split, names[position], model, position * len(split.samples))
         for position, model in enumerate(models)
     ]
-    rows = timed_rows(config, ctx, split, [row for row, _ in evaluated], models, names.index(baseline))
+    rows = [replace(row, costs=found) for (row, _), found in zip(evaluated, count_costs(models, split), strict=True)]
+    rows, peaks = timed_rows(config, ctx, split, rows, models, names.index(baseline))
     recorded = [samples for _, samples in evaluated]
     samples = pair(data.info.task, recorded, names.index(baseline), split.samples.ids.tolist(), ctx.seed)
     comparison = Comparison(
@@ -44,6 +47,7 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
         METHOD,
         measured_at,
         samples,
+        peaks,
     )
     unknown = [metric.name for metric in metrics if metric.name not in {*samples.right, *samples.bootstraps}]
     if unknown and len(rows) > 1:
@@ -58,9 +62,13 @@ def compare_latency(config: EvalLatencyConfig, ctx: Context, models: Sequence[De
     """Time every model, and predict nothing else."""
     names, (split, baseline) = ctx.input_names["models"], _checked(config, ctx, models, data)
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
-    rows = [Row(name, model.format, model.size_bytes, {}) for name, model in zip(names, models, strict=True)]
-    rows = timed_rows(config, ctx, split, rows, models, names.index(baseline))
-    return Comparison(data.info.name, config.split, len(split.samples), (), baseline, tuple(rows), METHOD, measured_at)
+    rows = [
+        Row(name, model.format, model.size_bytes, {}, costs=found)
+        for name, model, found in zip(names, models, count_costs(models, split), strict=True)
+    ]
+    rows, peaks = timed_rows(config, ctx, split, rows, models, names.index(baseline))
+    facts = (data.info.name, config.split, len(split.samples))
+    return Comparison(*facts, (), baseline, tuple(rows), METHOD, measured_at, peaks=peaks)
 
 
 def _checked(config: TimingOptions, ctx: Context, models: Sequence[Deployable], data: Data) -> tuple[EvalSplit, str]:
@@ -69,7 +77,9 @@ def _checked(config: TimingOptions, ctx: Context, models: Sequence[Deployable], 
     baseline = choose_baseline(config.baseline, names)
     for name, model in zip(names, models, strict=True):
         data.info.check_fit(name, model.signature)
-    return select_split(data, config.split), baseline
+    split = select_split(data, config.split)
+    check_lengths(split, config.lengths)
+    return split, baseline
 
 
 def _evaluated(
@@ -94,11 +104,15 @@ def timed_rows(
     rows: Sequence[Row],
     models: Sequence[Deployable],
     baseline: int,
-) -> list[Row]:
-    """Return the rows with the latencies of their models, measured together. `baseline`: its position."""
+) -> tuple[list[Row], tuple[Peaks, ...]]:
+    """Return the rows with the latencies of their models, measured together, and the machine's peaks.
+
+    `baseline`: its position.
+    """
     if not options.batch_sizes:
-        return list(rows)
-    inputs = {size: spread_inputs(split, size) for size in options.batch_sizes}
+        return list(rows), ()
+    sizes = [(size, length) for size in options.batch_sizes for length in options.lengths or (None,)]
+    inputs = [CellBatches(size, length, spread_inputs(split, size, length)) for size, length in sizes]
     session = Session(inputs, options.threads, options.budget_s, options.precision, ctx.seed, ctx.code, ctx.scratch)
 
     def on_round(event: Mapping[str, Any]) -> None:
@@ -108,9 +122,10 @@ def timed_rows(
     rows = [
         replace(row, latencies=own.latencies, start_up=own.start_up) for row, own in zip(rows, measured, strict=True)
     ]
+    rows, peaks = with_limits(rows, models, split)
     if disturbance := describe_disturbance(rows):
         ctx.notice(f"{disturbance}; --fresh {ctx.stage_id} measures again")
-    return rows
+    return rows, peaks
 
 
 def describe_disturbance(rows: Sequence[Row]) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, Artifact, IntegrityError, StageError, nearest
+from ptpipe_eval.graph.facts import Costs, Peaks
 from ptpipe_eval.latency.latencies import Latency, StartUp, Threads
 from ptpipe_torch import Metric
 
@@ -32,10 +33,13 @@ class Row:
     latencies: tuple[Latency, ...] = ()
     start_up: StartUp | None = None
     """None where no latency was measured."""
+    costs: Costs | None = None
+    """None where they were not counted."""
 
-    def latency(self, batch_size: int, threads: Threads) -> Latency | None:
+    def latency(self, batch_size: int, threads: Threads, length: int | None = None) -> Latency | None:
         """Return the measurement of a cell, or None."""
-        return next((cell for cell in self.latencies if (cell.batch_size, cell.threads) == (batch_size, threads)), None)
+        wanted = (batch_size, threads, length)
+        return next((cell for cell in self.latencies if (cell.batch_size, cell.threads, cell.length) == wanted), None)
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,14 @@ class Comparison(Artifact):
                               "loss": {"drop": float, "low": float, "high": float}, ...},
                    "per_class": [{"name": str, "num_samples": int, "drop": float, "low": float, ...}, ...],
                    "latency": [{"batch_size": int, "threads": "one" | "all", "median_ms": float, ...}, ...],
-                   "start_up": {"load_ms": float, "first_call_ms": float, "peak_memory_bytes": int}}, ...]}
+                   "start_up": {"load_ms": float, "first_call_ms": float, "peak_memory_bytes": int},
+                   "compressed_bytes": int, "macs": int, "costs": {"operators": {...}, ...}}, ...],
+         "peaks": [{"num_threads": int, "macs_per_s": {...}, "bytes_per_s": {...}}, ...]}
 
     Rows are in the order of the manifest. The first of `metrics` is the task's primary metric, here the accuracy of a
     classification. `drop` is by how much the row is worse in it than the baseline (negative if it is better); of a
     metric that is no fraction it is called `worse_by`. `size_ratio` is the row's size over the baseline's. A latency
-    has the fields of `Latency`.
+    has the fields of `Latency`, `costs` those of `Costs`; `peaks` is what the machine can do with a number of threads.
     Rows other than the baseline also have what comparing the models sample by sample shows: `drop_low` to `drop_high`,
     the interval of the drop at 95 %; `num_lost`, samples that are right in the baseline alone, `num_gained`, those that
     are right in the row alone, `discordance`, the fraction of both; `num_flips`, samples that the row predicts
@@ -81,6 +87,8 @@ class Comparison(Artifact):
     measured_at: str
     samples: PairedSamples | None = field(default=None, compare=False, repr=False)
     """What every model made of each sample; None: not known, and there are no intervals."""
+    peaks: tuple[Peaks, ...] = ()
+    """Of the machine, for each number of threads that latency was measured with."""
 
     def drop(self, name: str, metric: Metric) -> Drop | None:
         """Return how much worse the row of that name is than the baseline; None where no interval is known."""
@@ -119,7 +127,8 @@ class Comparison(Artifact):
             content: dict[str, Any] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
             rows = tuple(_row_from_json(row) for row in content.pop("rows"))
             metrics = tuple(Metric(**metric) for metric in content.pop("metrics"))
-            comparison = cls(rows=rows, metrics=metrics, **content)
+            peaks = tuple(map(Peaks.from_json, content.pop("peaks", ())))
+            comparison = cls(rows=rows, metrics=metrics, peaks=peaks, **content)
         except (ValueError, KeyError, TypeError) as error:
             raise IntegrityError(f"{folder / _FILE} is not a comparison: {error!r}") from error
         return replace(comparison, samples=comparison._load_samples(folder))
@@ -145,6 +154,7 @@ class Comparison(Artifact):
             "method": self.method,
             "measured_at": self.measured_at,
             "rows": [self._row_as_json(row) for row in self.rows],
+            "peaks": [asdict(own) for own in self.peaks],
         }
 
     def _row_as_json(self, row: Row) -> dict[str, JSON]:
@@ -158,6 +168,7 @@ class Comparison(Artifact):
             "metrics": dict(row.metrics),
             "latency": [_latency_as_json(cell) for cell in row.latencies],
             "start_up": asdict(row.start_up) if row.start_up else {},
+            **_costs_as_json(row.costs),
         }
 
     def _quality_as_json(self, row: Row, baseline: Row) -> dict[str, JSON]:
@@ -184,6 +195,12 @@ def _latency_as_json(cell: Latency) -> dict[str, JSON]:
     return {**asdict(cell), "round_ratios": list(cell.round_ratios)}
 
 
+def _costs_as_json(costs: Costs | None) -> dict[str, JSON]:
+    if costs is None:
+        return {}
+    return {"compressed_bytes": costs.compressed_bytes, "macs": costs.macs, "costs": costs.to_json()}
+
+
 def _row_from_json(content: Mapping[str, Any]) -> Row:
     return Row(
         name=content["name"],
@@ -192,4 +209,5 @@ def _row_from_json(content: Mapping[str, Any]) -> Row:
         metrics=dict(content["metrics"]),
         latencies=tuple(map(Latency.from_json, content["latency"])),
         start_up=StartUp(**content["start_up"]) if content["start_up"] else None,
+        costs=Costs.from_json(content["costs"]) if "costs" in content else None,
     )

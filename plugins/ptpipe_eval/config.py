@@ -37,6 +37,10 @@ class TimingOptions(StageConfig):
     batch_sizes: tuple[BatchSize, ...] = Field(
         (1, 32), description="batch sizes to measure latency at; an empty list: no latency"
     )
+    lengths: tuple[Annotated[int, Field(ge=1, le=1_048_576)], ...] = Field(
+        (),
+        description="lengths of sequences to measure latency at: real ones, cut or padded; an empty list: their own",
+    )
     threads: tuple[Threads, ...] = Field(
         ("one", "all"), min_length=1, description="measure latency with one thread, with all processors, or both"
     )
@@ -53,7 +57,7 @@ class TimingOptions(StageConfig):
         description="the half-width of the 95 % confidence interval at which a ratio of latencies is precise",
     )
 
-    @field_validator("batch_sizes", "threads")
+    @field_validator("batch_sizes", "lengths", "threads")
     @classmethod
     def _unique(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         return _without_repetition(values)
@@ -171,6 +175,9 @@ class SelectConfig(DropTest):
     )
     batch_size: BatchSize = Field(1, description="the latency at this batch size")
     threads: Threads = Field("one", description="the latency with one thread or with all processors")
+    length: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
+        None, description="a length of sequences that eval.compare measured; null: where it has no lengths"
+    )
 
 
 class SizeConfig(GateConfig):
@@ -199,6 +206,9 @@ class LatencyConfig(GateConfig):
 
     batch_size: BatchSize = Field(1, description="samples per prediction; a batch size that eval.compare measured")
     threads: Threads = Field("one", description="the latency with one thread or with all processors")
+    length: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
+        None, description="a length of sequences that eval.compare measured; null: where it has no lengths"
+    )
     max_ms: float | None = Field(None, gt=0, description="maximum median in milliseconds")
     max_ratio: float | None = Field(
         None, gt=0, description="maximum ratio to the baseline's latency; 0.5 is half its time"

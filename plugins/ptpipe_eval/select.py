@@ -82,7 +82,9 @@ def _judged_alone(
         "p_value": p_value,
         "p_value_holm": holm_p,
         "size_bytes": row.size_bytes,
-        "latency_ms": cell.median_ms if (cell := row.latency(config.batch_size, config.threads)) else None,
+        "latency_ms": cell.median_ms
+        if (cell := row.latency(config.batch_size, config.threads, config.length))
+        else None,
     }
     if p_value is None or holm_p is None:
         return Verdict(Decision.PASSED, f"{row.name} is the baseline", facts)
@@ -126,7 +128,7 @@ def _fastest(config: SelectConfig, comparison: Comparison, names: Sequence[str])
 
     All of them where a latency is not known.
     """
-    cells = {name: comparison.row(name).latency(config.batch_size, config.threads) for name in names}
+    cells = {name: comparison.row(name).latency(config.batch_size, config.threads, config.length) for name in names}
     intervals = {
         name: (cell.ratio, cell.ratio_low, cell.ratio_high)
         for name, cell in cells.items()

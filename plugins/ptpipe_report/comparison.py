@@ -147,6 +147,8 @@ def _is_bound(name: str, row: Mapping[str, JSON]) -> bool:
 
 def _label(name: str) -> str:
     """Return `samples/s` for `samples_per_s`, `size` for `size_bytes`, `samples` for `num_samples`."""
+    if name == "macs":
+        return "MACs"
     if name.endswith("_per_s"):
         return name.removesuffix("_per_s").replace("_", " ") + "/s"
     return name.removeprefix("num_").removesuffix("_bytes").removesuffix("_ms").replace("_", " ")
@@ -157,7 +159,9 @@ def _latencies(cells: Sequence[JSON]) -> Iterator[tuple[str, tuple[JSON, str]]]:
         if isinstance(cell, Mapping) and _MEDIAN in cell:
             threads = {"one": "1 thread", "all": "all threads"}.get(str(cell.get("threads")), "")
             batch = f"batch {cell['batch_size']}" if "batch_size" in cell else ""
-            yield ", ".join(part for part in (batch, threads) if part) or "latency", (cell[_MEDIAN], _mark(cell))
+            length = f"length {cell['length']}" if cell.get("length") else ""
+            parts = (part for part in (batch, length, threads) if part)
+            yield ", ".join(parts) or "latency", (cell[_MEDIAN], _mark(cell))
 
 
 def _mark(cell: Mapping[str, JSON]) -> str:

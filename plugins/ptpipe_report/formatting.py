@@ -19,6 +19,7 @@ _UNIT_OF_WORD = {
     "fraction": "fraction",
     "utilization": "fraction",
     "drop": "drop",
+    "macs": "scaled",
 }
 _BEST_KNOWN = (
     "f1",
@@ -116,6 +117,14 @@ def bytes_text(size_bytes: float) -> str:
     return f"{size_bytes:,.0f} B"
 
 
+def scaled_text(count: float) -> str:
+    """Format a large count with a decimal prefix: `1.81 G` is 1,814,073,344."""
+    for power, prefix in ((3, "G"), (2, "M"), (1, "k")):
+        if abs(count) >= 999.5 * 1000 ** (power - 1):
+            return f"{number(count / 1000**power)} {prefix}"
+    return number(count)
+
+
 def seconds_text(seconds: float) -> str:
     """Format a duration in at most two units: `0.41 s`, `12.3 s`, `2 min 05 s`, `1 h 02 min`."""
     if seconds < 0.995:
@@ -163,6 +172,8 @@ def _with_unit(value: float, unit: str) -> str:
         return f"{number(value)} ms"
     if unit == "s":
         return seconds_text(value)
+    if unit == "scaled":
+        return scaled_text(value)
     if unit == "accuracy" and 0 <= value <= 1:
         return f"{100 * value:.2f} %"
     if unit == "fraction":

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ptpipe import JSON, Context, Plan, Problem, Stage, StageError, hookimpl, nearest, stage
 from ptpipe_torch import Data, FunctionRef, Model, OnnxFile
 from ptpipe_torch.files import open_regular
-from ptpipe_zoo import extras, names, published
+from ptpipe_zoo import extras, names, published, torch_folder
 from ptpipe_zoo.config import (
     MlpConfig,
     OnnxModelConfig,
@@ -20,6 +20,7 @@ from ptpipe_zoo.config import (
     TextLstmConfig,
     TextTransformerConfig,
     TimmConfig,
+    TorchModelConfig,
     TorchvisionConfig,
     TransformersConfig,
 )
@@ -296,11 +297,26 @@ def onnx_model(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
 
     Its inputs and outputs must fit the data set's, and get their names; further outputs are left out. The file gets the
     data set's inputs: where it expects pixels normalized in another way, let the data stage normalize them so. It must
-    hold its tensors itself, and take batches of any size.
+    hold its tensors itself. One that was exported for a single batch size predicts others in pieces of that size.
     """
     from ptpipe_zoo import onnx_file
 
     return onnx_file.load_file(config, ctx, data)
+
+
+@stage(
+    "model.torch",
+    packages=("torch",),
+    fingerprint=torch_folder.digests,
+    source_functions=lambda config: config.functions,
+)
+def torch_model(config: TorchModelConfig, ctx: Context) -> Model:
+    """Take a torch model that a run delivered, float or int8, as it is: for comparisons and gates beside your own.
+
+    The folder is one that `ptpipe get` wrote, or that is in the artifacts folder. Plugins with the network's code are
+    named under `plugins:`, functions in Python files under `functions`.
+    """
+    return torch_folder.load_folder(config)
 
 
 @hookimpl
@@ -317,6 +333,7 @@ def ptpipe_stages() -> Iterable[Stage[..., Any]]:
         transformers,
         python_model,
         onnx_model,
+        torch_model,
     ]
 
 

@@ -224,3 +224,12 @@ class OnnxModelConfig(StageConfig):
             if len({*tensors.values()}) < len(tensors):
                 raise ValueError("inputs and outputs name each tensor once")
         return self
+
+
+class TorchModelConfig(StageConfig):
+    """Options of `model.torch`."""
+
+    folder: str = Field(min_length=1, description="a folder with recipe.json and tensors, as `ptpipe get` writes it")
+    functions: tuple[Annotated[str, Field(pattern=r"^.+:[^\W\d]\w*$")], ...] = Field(
+        (), max_length=100, description="functions of your own that it is built by, `mine.py:make_net`"
+    )

@@ -41,14 +41,18 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     signature = replace(needed, meanings=_meanings(model, renamed))
     data.info.check_fit(path.name, signature)
     kept = [value for value in graph.output if value.name in renamed]
-    for value, spec in _pairs([*inputs, *kept], renamed, (*signature.inputs, *signature.outputs)):
-        _check_value(path, value, spec)
-    del graph.output[:]
-    graph.output.extend(kept)
-    _rename(path, graph, {old: new for old, new in renamed.items() if old != new})
-    file = ctx.scratch / path.name
-    onnx.save_model(model, file)
-    result = OnnxFile(file, signature, _precision(graph))
+    checked = _pairs([*inputs, *kept], renamed, (*signature.inputs, *signature.outputs))
+    batch_sizes = {_check_value(path, value, spec) for value, spec in checked}
+    if (fixed := _only_batch_size(path, batch_sizes)) is not None:
+        ctx.notice(f"{path.name} takes batches of {fixed} alone: others are predicted in pieces of that size")
+    names = {old: new for old, new in renamed.items() if old != new}
+    if names or len(kept) < len(graph.output):
+        del graph.output[:]
+        graph.output.extend(kept)
+        _rename(path, graph, names)
+        path = ctx.scratch / path.name
+        onnx.save_model(model, path)
+    result = OnnxFile(path, signature, _precision(graph))
     _check_runs(result, signature)
     ctx.metric(num_parameters=sum(int(np.prod(tensor.dims)) for tensor in graph.initializer))
     return result
@@ -117,25 +121,41 @@ def _pairs(
     return [(value, by_name[renamed[value.name]]) for value in values]
 
 
-def _check_value(path: Path, value: ValueInfoProto, spec: TensorSpec) -> None:
-    """Raise StageError where an input or output is of another type, or can't have the shape of the data set's."""
+def _check_value(path: Path, value: ValueInfoProto, spec: TensorSpec) -> int | None:
+    """Return the only batch size of an input or output; None where it takes any, or doesn't say.
+
+    Raises StageError where it is of another type, or can't have the shape of the data set's.
+    """
     tensor = value.type.tensor_type
     name = TensorProto.DataType.Name(tensor.elem_type) if value.type.HasField("tensor_type") else "no tensor"
     wanted = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
     if tensor.elem_type != wanted:
         raise StageError(f"{path.name}: {value.name} is {name.lower()}, the data set's {spec} is not")
     if not tensor.HasField("shape"):
-        return
+        return None
     sizes = [axis.dim_value if axis.HasField("dim_value") else None for axis in tensor.shape.dim]
     shown = f"{path.name}: {value.name} has the shape ({', '.join('?' if of is None else str(of) for of in sizes)})"
     if len(sizes) != len(spec.shape):
         raise StageError(f"{shown}; the data set needs {spec}")
     for size, needed in zip(sizes, spec.shape, strict=True):
-        if size is not None and isinstance(needed, str):
-            axis = "batches" if needed == BATCH else f"any {needed}"
-            raise StageError(f"{shown}, and one of {size} alone; for {axis}, export it with a dynamic axis")
-        if size is not None and size != needed:
+        if needed == BATCH or size is None:
+            continue
+        if isinstance(needed, str):
+            raise StageError(f"{shown}, and one of {size} alone; for any {needed}, export it with a dynamic axis")
+        if size != needed:
             raise StageError(f"{shown}; the data set needs {spec}")
+    return sizes[0]
+
+
+def _only_batch_size(path: Path, sizes: set[int | None]) -> int | None:
+    """Return the batch size of a file that takes no other. Raises StageError where its tensors have several."""
+    fixed = sizes - {None}
+    if len(fixed) > 1:
+        raise StageError(
+            f"{path.name} has inputs and outputs of {' and '.join(map(str, sorted(filter(None, fixed))))} samples: "
+            "export it with the same batch axis for all"
+        )
+    return next(iter(fixed), None)
 
 
 def _rename(path: Path, graph: GraphProto, renamed: Mapping[str, str]) -> None:

@@ -49,6 +49,8 @@ def test_compares_what_was_made(smoke):
     rows = {row["name"]: row for row in table["rows"]}
     assert list(rows) == ["pretrain", "dynamic", "static", "qat", "onnx"]
     assert rows["pretrain"]["accuracy"] > 0.9
+    assert {row["macs"] for row in table["rows"]} == {1_385_728}  # of torch networks and of the file, float and int8
+    assert {name for name, row in rows.items() if row["costs"]["float_operators"]} == {"dynamic"}
     for name in ("static", "qat", "onnx"):
         assert rows[name]["accuracy"] > rows["pretrain"]["accuracy"] - 0.05
         assert rows[name]["size_bytes"] < rows["pretrain"]["size_bytes"] * 0.4

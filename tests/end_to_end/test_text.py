@@ -101,6 +101,8 @@ def test_messages_are_learned_and_int8_loses_nothing(place, finished) -> None:
     f1 = {row["name"]: row["metrics"]["f1"] for row in comparison["rows"]}
     assert f1["trained"] >= 0.85
     assert max(abs(f1["int8"] - f1["trained"]), abs(f1["onnx"] - f1["trained"])) <= 0.03
+    (macs,) = {row["macs"] for row in comparison["rows"]}  # in torch and in the file
+    assert macs > 10_000
     sizes = {row["name"]: row["size_bytes"] for row in comparison["rows"]}
     assert sizes["int8"] < 0.35 * sizes["trained"]
 

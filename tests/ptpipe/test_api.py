@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,36 @@ def test_a_plan_can_be_run_and_bound_again_with_overrides(project):
     assert ptpipe.run(plan, {"one.value": 6}, artifacts=project.artifacts).artifact("sum").value == 12
     with pytest.raises(ManifestError, match="unknown option"):
         ptpipe.load_plan(plan, {"one.valeu": 5})
+
+
+def test_a_composed_manifest_is_run_and_can_be_run_again(project, monkeypatch):
+    monkeypatch.chdir(project.folder)
+    stages = {"one": {"uses": "toy.make", "with": {"value": 3}}, "pair": {"uses": "toy.split"}}
+    content = {"version": 1, "name": "composed", "plugins": ["./toy.py"], "stages": stages}
+    result = ptpipe.run(content, {"one.value": 4}, artifacts=project.artifacts)
+    assert (result.artifact("one").value, result.run_id.split("-")[2]) == (4, "composed")
+    kept = result.folder / "manifest.yaml"
+    record = json.loads((result.folder / "record.json").read_text())
+    assert record["manifest"] == str(kept)
+    monkeypatch.chdir("/")
+    again = ptpipe.run(kept, {"one.value": 4}, artifacts=project.artifacts)
+    assert project.outcomes(again) == {"one": "cached", "pair": "cached"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"version": 1, "stages": {"one": {"uses": "toy.mkae"}}}, "one: unknown stage kind 'toy.mkae'"),
+        ({"version": 1}, "stages: must be a mapping from stage ids to stages"),
+        ({"version": 1, "stages": {1, 2}}, "the manifest's content is not JSON"),
+        ({"version": 1, "seed": float("nan")}, "the manifest's content is not JSON"),
+    ],
+)
+def test_problems_of_a_composed_manifest_have_no_place(project, content, problem):
+    with pytest.raises(ManifestError) as raised:
+        ptpipe.load_plan(content)
+    assert raised.value.problems[0].message.startswith(problem)
+    assert {found.location for found in raised.value.problems} == {None}
 
 
 NODES_PLUGIN = """

@@ -92,6 +92,17 @@ def open_store(artifacts: Path) -> Store:
     return Store(artifacts)
 
 
+def past_plan(store: Store, wanted: str) -> Plan:
+    """Return the plan of a past run: its manifest with its overrides, bound to its plugins, which are loaded.
+
+    `wanted`: the run's id, the unambiguous start or end of one, or `last`. Raises UsageError where there is no such
+    run, ManifestError where the manifest or its plugins have changed so that it is wrong now.
+    """
+    from ptpipe.provenance.reproduce import past_run
+
+    return past_run(store, wanted).plan()
+
+
 def is_file(path: Path) -> bool:
     """Return whether there is such a file; False for what can be no file's name, which `Path.is_file` raises for."""
     try:
@@ -127,7 +138,7 @@ def echo_warnings(warnings: Sequence[Problem]) -> None:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table to stdout: folded to a terminal's width, whole lines in a pipe; cells are escaped as by `echo`."""
-    rows = [[one_line(cell) for cell in row] for row in rows]
+    headings, *rows = [[one_line(cell) for cell in row] for row in (headings, *rows)]
     if not sys.stdout.isatty():
         widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(len(headings))]
         for row in (headings, *rows):

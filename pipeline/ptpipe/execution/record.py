@@ -35,6 +35,8 @@ from ptpipe.store.files import strict_json, sync, write_atomically
 from ptpipe.store.runs import next_run_number
 from ptpipe.store.store import Store
 
+_MANIFEST = "manifest.yaml"
+
 
 @dataclass
 class StageOutput:
@@ -98,7 +100,7 @@ class RunRecord:
             with self.store.lock("runs"):  # so that no two runs get one number
                 self.folder = parent / f"{self.folder.name}-{next_run_number(parent):05}"
                 staging.mkdir()
-                write_atomically(staging / "manifest.yaml", self.plan.manifest.text.encode())
+                write_atomically(staging / _MANIFEST, self.plan.manifest.text.encode())
                 self._write((), ExitCode.DONE, staging)
                 staging.rename(self.folder)
             sync(parent)
@@ -137,7 +139,7 @@ class RunRecord:
         return RunStarted(
             run_id=self.run_id,
             name=manifest.name,
-            manifest_path=str(manifest.path),
+            manifest_path=str(manifest.path if manifest.is_file else self.folder / _MANIFEST),
             folder=self.folder,
             stage_ids=tuple(stage.id for stage in self.plan.stages),
             kinds=tuple(stage.kind for stage in self.plan.stages),
@@ -159,7 +161,7 @@ class RunRecord:
         record = {
             "run_id": self.run_id,
             "name": manifest.name,
-            "manifest": str(manifest.path.absolute()),
+            "manifest": str((manifest.path if manifest.is_file else self.folder / _MANIFEST).absolute()),
             "manifest_sha256": hashlib.sha256(manifest.text.encode()).hexdigest(),
             "seed": manifest.seed,
             "overrides": dict(manifest.overrides),

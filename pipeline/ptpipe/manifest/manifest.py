@@ -46,10 +46,15 @@ class Manifest:
     overrides: Mapping[str, JSON] = field(default_factory=dict)
     text: str = ""
     """As written."""
+    is_file: bool = True
+    """Whether `path` is a file's; else it stands in a folder that file names are relative to."""
 
     def locate(self, *path: str | int, key: bool = False) -> Location | None:
-        """Return the location of the value (or key) at a path: `locate("stages", "net", "with", "width")`."""
-        return self.document.locate(path, key)
+        """Return the location of the value (or key) at a path: `locate("stages", "net", "with", "width")`.
+
+        None where there is no file.
+        """
+        return self.document.locate(path, key) if self.is_file else None
 
     def overridden_by(self, overrides: Mapping[str, JSON]) -> Manifest:
         """Return the manifest with options replaced: `{"finetune.lr": 0.001, "seed": 3}`.
@@ -107,6 +112,33 @@ def parse(text: str, path: Path) -> Manifest:
     if check.problems or manifest is None:
         raise ManifestError(sorted(check.problems, key=lambda problem: problem.location or Location("", 0, 0)))
     return replace(manifest, text=text)
+
+
+def from_content(content: Mapping[str, JSON], folder: Path) -> Manifest:
+    """Return the manifest that a program composed; `folder` is that of its plugins' files.
+
+    Its text is JSON, which is YAML, and can be run from anywhere: names of plugins' files become absolute. Raises
+    ManifestError, without locations.
+    """
+    plugins = content.get("plugins")
+    if isinstance(plugins, list | tuple):
+        content = {**content, "plugins": [_absolute(name, folder) for name in plugins]}
+    try:
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+        return replace(parse(text, folder.absolute() / "manifest.yaml"), is_file=False)
+    except ManifestError as error:
+        raise ManifestError([replace(problem, location=None) for problem in error.problems]) from error
+    except (TypeError, ValueError) as error:
+        raise ManifestError([Problem(f"the manifest's content is not JSON: {error}")]) from error
+
+
+def _absolute(plugin: JSON, folder: Path) -> JSON:
+    return str((folder / plugin).resolve()) if isinstance(plugin, str) and is_file_name(plugin) else plugin
+
+
+def is_file_name(plugin: str) -> bool:
+    """Return whether a plugin's name in a manifest is that of a file, and not of a module."""
+    return plugin.endswith(".py") or "/" in plugin
 
 
 def parse_override(text: str) -> tuple[str, JSON]:

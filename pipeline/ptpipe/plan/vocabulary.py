@@ -21,6 +21,7 @@ import pluggy
 
 from ptpipe import hookspecs
 from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, Problem, Terminated, nearest
+from ptpipe.manifest.manifest import is_file_name
 from ptpipe.plan.module_files import ImportLog
 from ptpipe.stage import Stage
 
@@ -168,7 +169,7 @@ class _Loader:
 
     def _add_named(self, name: str, folder: Path) -> None:
         with no_bytecode():
-            module = self._import_file(folder / name) if _is_file_name(name) else importlib.import_module(name)
+            module = self._import_file(folder / name) if is_file_name(name) else importlib.import_module(name)
             self._add(Plugin(name, module, "manifest"))
         if not self.manager.get_hookcallers(module) and not _stages_in(module):
             raise TypeError("it has no stage and no hook; is `@stage` or `@hookimpl` missing above a function?")
@@ -242,10 +243,6 @@ def _entry_points() -> list[importlib.metadata.EntryPoint]:
     return sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry_point: entry_point.name)
 
 
-def _is_file_name(name: str) -> bool:
-    return name.endswith(".py") or "/" in name
-
-
 def _executed(name: str, path: Path) -> ModuleType:
     """Execute a file as a new module."""
     spec = importlib.util.spec_from_file_location(name, path)
@@ -273,7 +270,7 @@ def _similar_file(name: str, folder: Path) -> str | None:
         return None
     parent = (folder / name).parent
     names = [file.name for file in islice(parent.glob("*.py"), 500)] if parent.is_dir() else []
-    if not _is_file_name(name):
+    if not is_file_name(name):
         return f"./{name}.py" if f"{name}.py" in names else None
     found = nearest(Path(name).name, names)
     return f"./{Path(name).with_name(found)}" if found else None

@@ -21,10 +21,10 @@ def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
 
 def _judge_latency(config: LatencyConfig, comparison: Comparison, candidate: Row) -> Verdict:
     baseline = comparison.row(comparison.baseline)
-    own = candidate.latency(config.batch_size, config.threads)
+    own = candidate.latency(config.batch_size, config.threads, config.length)
     if own is None:
         return _not_measured(config, candidate)
-    where, checks = cell_label(config.batch_size, config.threads), []
+    where, checks = own.label, []
     if config.max_ratio is not None:
         text = f"{where}: {candidate.name} takes {_ratio_text(own)} the time of {baseline.name}"
         checks.append(_check(own.ratio_low, own.ratio_high, config.max_ratio, f"{text}, allowed {config.max_ratio:g}x"))
@@ -41,6 +41,8 @@ def _judge_latency(config: LatencyConfig, comparison: Comparison, candidate: Row
         "max_ms": config.max_ms,
         "max_ratio": config.max_ratio,
     }
+    if config.length is not None:
+        figures["length"] = config.length
     return verdict(checks, candidate, baseline, figures, _fails(config, own))
 
 
@@ -73,7 +75,7 @@ def _median_text(own: Latency) -> str:
 
 def _not_measured(config: LatencyConfig, row: Row) -> Verdict:
     available = "; ".join(cell.label for cell in row.latencies) or "no latency"
-    where = cell_label(config.batch_size, config.threads)
+    where = cell_label(config.batch_size, config.threads, config.length)
     return Verdict(
         Decision.UNDECIDED,
         f"{row.name} was not measured at {where}; the comparison has: {available}",

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
 
 Threads: TypeAlias = Literal["one", "all"]
+Limited: TypeAlias = Literal["compute", "memory"]
 Speed: TypeAlias = Literal["baseline", "faster", "slower", "same within noise", "unmeasurable"]
 
 
-def cell_label(batch_size: int, threads: Threads) -> str:
-    """Return the name of a latency cell: `batch 32, all threads`."""
-    return f"batch {batch_size}, {threads} thread{'' if threads == 'one' else 's'}"
+def cell_label(batch_size: int, threads: Threads, length: int | None = None) -> str:
+    """Return the name of a latency cell: `batch 32, all threads`, `batch 1, length 128, one thread`."""
+    sizes = f"batch {batch_size}" if length is None else f"batch {batch_size}, length {length}"
+    return f"{sizes}, {threads} thread{'' if threads == 'one' else 's'}"
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,19 @@ class Latency:
     """Percentiles of all predictions; None where too few were timed to tell: the 99th takes 299."""
     round_ratios: tuple[float, ...] = ()
     """`ratio` in every round, in order."""
+    length: int | None = None
+    """Of the sequences; None: that of the data set's own samples."""
+    limit_ms: float | None = None
+    """The least that this machine could take, by what the model computes and reads; None where it isn't known."""
+    limited_by: Limited | None = None
+    """Which of the two that is."""
+    peak_fraction: float | None = None
+    """`limit_ms` over `median_ms`: how much of what the machine can do is used."""
 
     @property
     def label(self) -> str:
         """`batch 32, all threads`."""
-        return cell_label(self.batch_size, self.threads)
+        return cell_label(self.batch_size, self.threads, self.length)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:

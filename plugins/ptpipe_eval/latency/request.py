@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -21,14 +20,24 @@ class StoredModel:
 
 
 @dataclass(frozen=True)
+class CellInputs:
+    """What the models predict in one cell, whatever the number of threads."""
+
+    batch_size: int
+    length: int | None
+    """Of the sequences; None: that of the data set's own samples."""
+    files: tuple[str, ...]
+    """One for each batch."""
+
+
+@dataclass(frozen=True)
 class Request:
-    """The models, and at which numbers of threads and batch sizes they are measured."""
+    """The models, and at which numbers of threads and sizes of inputs they are measured."""
 
     models: tuple[StoredModel, ...]
     baseline: int
     """Position of the model that the others are compared with."""
-    inputs: Mapping[int, tuple[str, ...]]
-    """Files of batches to predict, by batch size."""
+    inputs: tuple[CellInputs, ...]
     threads: tuple[int, ...]
     """Numbers of threads."""
     budget_s: float
@@ -54,5 +63,5 @@ class Request:
         changed: dict[str, Any] = {name: tuple(content[name]) for name in ("threads", "libraries", "path")}
         changed["code"] = NamedCode(tuple(code["plugins"]), code["folder"], tuple(code["source_functions"]))
         changed["models"] = tuple(StoredModel(**model) for model in content["models"])
-        changed["inputs"] = {int(size): tuple(files) for size, files in content["inputs"].items()}
+        changed["inputs"] = tuple(CellInputs(**{**own, "files": tuple(own["files"])}) for own in content["inputs"])
         return cls(**{**content, **changed})

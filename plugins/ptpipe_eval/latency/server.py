@@ -27,7 +27,7 @@ from ptpipe.launching import load_vocabulary
 from ptpipe_eval.latency import estimate
 from ptpipe_eval.latency.estimate import Block, CellEstimate, Round
 from ptpipe_eval.latency.latencies import StartUp
-from ptpipe_eval.latency.request import Request
+from ptpipe_eval.latency.request import CellInputs, Request
 from ptpipe_eval.latency.worker import run_worker
 from ptpipe_torch import torchvision
 
@@ -98,9 +98,10 @@ class _WorkerProcess:
 
 @dataclass
 class _Cell:
-    """What was measured at one batch size."""
+    """What was measured with the inputs of one cell."""
 
-    batch_size: int
+    number: int
+    inputs: CellInputs
     rounds: list[Round] = field(default_factory=list)
 
 
@@ -119,13 +120,14 @@ class Server:
         cells: list[dict[str, Any]] = []
         for position, num_threads in enumerate(self._request.threads):
             left_s = self._request.budget_s - self._elapsed_s()
-            for batch_size, cell in self._measure(num_threads, left_s / (len(self._request.threads) - position)):
-                cells.append({"batch_size": batch_size, "num_threads": num_threads, **asdict(cell)})
+            for inputs, cell in self._measure(num_threads, left_s / (len(self._request.threads) - position)):
+                sizes = {"batch_size": inputs.batch_size, "length": inputs.length, "num_threads": num_threads}
+                cells.append({**sizes, **asdict(cell)})
         start_ups = [_typical(own) for own in zip(*self._start_ups, strict=True)][:-1]
         self._tell(event="result", cells=cells, start_ups=list(map(asdict, start_ups)))
 
-    def _measure(self, num_threads: int, budget_s: float) -> Iterator[tuple[int, CellEstimate]]:
-        cells = [_Cell(size) for size in self._request.inputs]
+    def _measure(self, num_threads: int, budget_s: float) -> Iterator[tuple[CellInputs, CellEstimate]]:
+        cells = [_Cell(number, inputs) for number, inputs in enumerate(self._request.inputs)]
         baseline, begin_s = self._request.baseline, time.monotonic()
         unfinished, start = cells, 0
         while unfinished:
@@ -141,27 +143,25 @@ class Server:
                 found = [(cell, estimate.estimate_cell(cell.rounds, baseline, num_threads)) for cell in unfinished]
                 unfinished = [cell for cell, own in found if not estimate.is_precise(own, self._request.precision)]
         for cell in cells:
-            yield cell.batch_size, estimate.estimate_cell(cell.rounds, baseline, num_threads)
+            yield cell.inputs, estimate.estimate_cell(cell.rounds, baseline, num_threads)
 
     def _add_rounds(self, cell: _Cell, workers: Sequence[_WorkerProcess], start: int, num_threads: int) -> None:
         """Measure rounds of these workers, up to twice as many as wanted where some are disturbed."""
-        baseline, batch_size = self._request.baseline, cell.batch_size
-        call_ns = [int(worker.ask(warm_up=batch_size)["call_ns"]) for worker in workers]
+        baseline, batch_size = self._request.baseline, cell.inputs.batch_size
+        call_ns = [int(worker.ask(warm_up=cell.number)["call_ns"]) for worker in workers]
         num_calls = [min(_MAX_CALLS, max(1, _BLOCK_NS // own)) for own in call_ns]
         round_ns = sum(count * own for count, own in zip(num_calls, call_ns, strict=True))
         num_wanted = min(_MAX_ROUNDS, max(1, _ROUNDS_NS // round_ns))
         for _ in range(2 * num_wanted):
-            cell.rounds.append(self._round(workers, batch_size, start, num_calls))
+            cell.rounds.append(self._round(workers, cell.number, start, num_calls))
             self._tell(event="progress", elapsed_s=self._elapsed_s(), batch_size=batch_size, num_threads=num_threads)
             good = estimate.undisturbed(cell.rounds, baseline, num_threads)
             if sum(own.start == start for own in good) == num_wanted:
                 return
 
-    def _round(self, workers: Sequence[_WorkerProcess], batch_size: int, start: int, num_calls: Sequence[int]) -> Round:
+    def _round(self, workers: Sequence[_WorkerProcess], cell: int, start: int, num_calls: Sequence[int]) -> Round:
         order = self._shuffled()
-        blocks = {
-            position: Block(**workers[position].ask(block=[batch_size, num_calls[position]])) for position in order
-        }
+        blocks = {position: Block(**workers[position].ask(block=[cell, num_calls[position]])) for position in order}
         return Round(start, tuple(blocks[position] for position in range(len(workers))))
 
     @contextmanager

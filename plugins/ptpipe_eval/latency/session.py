@@ -19,9 +19,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ptpipe import NamedCode, StageError, host
-from ptpipe_eval.latency.inputs import Inputs
+from ptpipe_eval.latency.inputs import CellBatches
 from ptpipe_eval.latency.latencies import Latency, Measured, StartUp, Threads
-from ptpipe_eval.latency.request import Request, StoredModel
+from ptpipe_eval.latency.request import CellInputs, Request, StoredModel
 
 if TYPE_CHECKING:
     from ptpipe_torch import Deployable
@@ -44,8 +44,8 @@ OnProgress: TypeAlias = Callable[[Mapping[str, Any]], None]
 class Session:
     """What is measured, beside the models."""
 
-    inputs: Mapping[int, Sequence[Inputs]]
-    """Batches to predict, by batch size; at least one size."""
+    inputs: Sequence[CellBatches]
+    """What is predicted; at least one cell."""
     threads: tuple[Threads, ...]
     budget_s: float
     precision: float
@@ -66,7 +66,7 @@ class Session:
             request = Request(
                 tuple(_stored(folder / f"model-{i}", *pair) for i, pair in enumerate(zip(names, models, strict=True))),
                 baseline,
-                {size: tuple(_saved_inputs(folder, size, batches)) for size, batches in self.inputs.items()},
+                tuple(_saved_inputs(folder / f"cell-{i}", cell) for i, cell in enumerate(self.inputs)),
                 tuple(_num_threads(threads) for threads in self.threads),
                 self.budget_s,
                 self.precision,
@@ -88,9 +88,12 @@ def _latency(cell: Mapping[str, Any], position: int, threads: Threads) -> Latenc
     own = cell["models"][position]
     ratio, median_ms = own["ratio"], own["median_ms"]
     has_interval = isfinite(cell["noise"])
-    percentiles_ms = {f"p{percent}_ms": _rounded(value) for percent, value in own["percentiles_ms"].items()}
+    percentiles_ms: dict[str, Any] = {
+        f"p{percent}_ms": _rounded(value) for percent, value in own["percentiles_ms"].items()
+    }
     return Latency(
         batch_size=cell["batch_size"],
+        length=cell["length"],
         threads=threads,
         num_threads=cell["num_threads"],
         median_ms=_rounded(median_ms["value"]),
@@ -141,11 +144,12 @@ def _stored(folder: Path, name: str, model: Deployable) -> StoredModel:
     return StoredModel(name, type(model).__module__, type(model).__qualname__, str(folder))
 
 
-def _saved_inputs(folder: Path, batch_size: int, batches: Sequence[Inputs]) -> Iterator[str]:
-    for position, batch in enumerate(batches):
-        file = folder / f"inputs-{batch_size}-{position}.safetensors"
+def _saved_inputs(folder: Path, cell: CellBatches) -> CellInputs:
+    folder.mkdir()
+    files = [folder / f"{position}.safetensors" for position in range(len(cell.batches))]
+    for file, batch in zip(files, cell.batches, strict=True):
         save_file({name: np.ascontiguousarray(array) for name, array in batch.items()}, file)
-        yield str(file)
+    return CellInputs(cell.batch_size, cell.length, tuple(map(str, files)))
 
 
 @contextmanager

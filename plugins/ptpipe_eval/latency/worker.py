@@ -1,7 +1,7 @@
 """A worker: one process that holds one model, idle until it is asked for a block of calls.
 
-It answers each line of JSON with one: `{"warm_up": 32}` with the time of a call in nanoseconds, `{"block": [32, 600]}`
-with a block of 600 calls, and ends when the pipe does.
+It answers each line of JSON with one: `{"warm_up": 1}` with the time of a call in nanoseconds, `{"block": [1, 600]}`
+with a block of 600 calls, both with the inputs of cell 1, and ends when the pipe does.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ class Worker:
 
     def __init__(self, predict: Predictor, request: Request) -> None:
         self._predict = predict
-        self._inputs = {size: cycle(list(map(load_file, files))) for size, files in request.inputs.items()}
+        self._inputs = [cycle(list(map(load_file, own.files))) for own in request.inputs]
 
-    def warm_up(self, batch_size: int) -> int:
+    def warm_up(self, cell: int) -> int:
         """Predict until calls stop getting faster: memory mapped, kernels selected, clock raised. Return one's time."""
         spent_ns, before_ns = 0, float("inf")
         while True:
-            window_ns = [self.call_ns(batch_size) for _ in range(_WARM_UP_WINDOW)]
+            window_ns = [self.call_ns(cell) for _ in range(_WARM_UP_WINDOW)]
             spent_ns += sum(window_ns)
             now_ns = statistics.median(window_ns)
             if spent_ns >= _MAX_WARM_UP_NS or (now_ns > _WARM_UP_GAIN * before_ns and spent_ns >= _MIN_WARM_UP_NS):
                 return int(now_ns)
             before_ns = now_ns
 
-    def block(self, batch_size: int, num_calls: int) -> dict[str, JSON]:
+    def block(self, cell: int, num_calls: int) -> dict[str, JSON]:
         """Time calls one by one. The first one, which finds other models' data in the caches, is not among them."""
-        predict, batches = self._predict, list(islice(self._inputs[batch_size], num_calls + 1))
+        predict, batches = self._predict, list(islice(self._inputs[cell], num_calls + 1))
         predict(batches[0])
         waited_ns, cpu_ns, clock = waiting_ns(), time.process_time_ns(), time.perf_counter_ns
         ends_ns = [clock()]
@@ -68,9 +68,9 @@ class Worker:
         durations_ns: list[JSON] = [end - start for start, end in pairwise(ends_ns)]
         return {"durations_ns": durations_ns, "cpu_ns": cpu_ns, "waited_ns": waited_ns}
 
-    def call_ns(self, batch_size: int) -> int:
+    def call_ns(self, cell: int) -> int:
         """Return how long one prediction takes; the first one allocates and compiles."""
-        batch = next(self._inputs[batch_size])
+        batch = next(self._inputs[cell])
         started_ns = time.perf_counter_ns()
         self._predict(batch)
         return time.perf_counter_ns() - started_ns
@@ -85,7 +85,7 @@ def run_worker(pipe: Connection, stored: StoredModel, request: Request, num_thre
         with freed_memory_kept(), load_model(stored, request).predictor(num_threads) as predict:
             load_ns = time.perf_counter_ns() - started_ns
             worker = Worker(predict, request)
-            first_ns = worker.call_ns(min(request.inputs))
+            first_ns = worker.call_ns(_smallest(request))
             gc.collect()
             gc.disable()  # its pauses would count as latency
             _answer(pipe, {"load_ns": load_ns, "first_call_ns": first_ns})
@@ -101,6 +101,11 @@ def run_worker(pipe: Connection, stored: StoredModel, request: Request, num_thre
         _answer(pipe, {"error": str(error)})
     except Exception as error:  # noqa: BLE001  # a predictor may raise anything
         _answer(pipe, {"error": f"{type(error).__name__}: {error}"})
+
+
+def _smallest(request: Request) -> int:
+    """Return the number of the cell with the smallest batch."""
+    return min(range(len(request.inputs)), key=lambda number: request.inputs[number].batch_size)
 
 
 def load_model(stored: StoredModel, request: Request) -> Deployable:

@@ -39,7 +39,8 @@ class Model(Deployable):
 
     `tensors`: the state dict that is loaded between `prepare` and `convert` (float weights, observer and
     fake-quantization state). An int8 model also has `int8_tensors`: the int8 weights and scales alone, which is the
-    file one would ship and what `build` loads. Both as a mapping, or as the path of a safetensors file.
+    file one would ship and what `build` loads. Both as a mapping, or as the path of a safetensors file. Where an int8
+    model was shipped, there is no file of `tensors`.
     """
 
     def __init__(
@@ -182,8 +183,9 @@ class Model(Deployable):
 
     def save(self, folder: Path) -> None:
         (folder / _RECIPE).write_text(self.recipe.to_json(), encoding="utf-8")
-        self._saved_bytes = _write(self.tensors, folder / _TENSORS)
         int8_tensors = self.int8_tensors  # mapped from its file at each access
+        if int8_tensors is None or not isinstance(self._tensors, Path) or self._tensors.exists():
+            self._saved_bytes = _write(self.tensors, folder / _TENSORS)
         if int8_tensors is not None:
             self._saved_bytes = _write(int8_tensors, folder / _INT8_TENSORS)
 

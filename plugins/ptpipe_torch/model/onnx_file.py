@@ -28,6 +28,8 @@ _FATAL = 4
 class OnnxFile(Deployable):
     """One self-contained `.onnx` file. Immutable.
 
+    One exported for a single batch size predicts other batches in pieces of that size, the last one filled up.
+
     `signature`: of the file; other inputs or outputs in it are an error. `precision`: `float32`, `int8` or
     `int8 dynamic`. `parity`: how its outputs compared with the torch model's when it was written.
     """
@@ -64,10 +66,12 @@ class OnnxFile(Deployable):
             _check_names(self.path, "inputs", sessions[0].get_inputs(), signature.inputs)
             _check_names(self.path, "outputs", sessions[0].get_outputs(), signature.outputs)
             names = [spec.name for spec in signature.outputs]
+            fixed = _fixed_batch_size(sessions[0].get_inputs())
 
             def predict(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
                 with _one_line_errors(self.path):
-                    outputs = sessions[0].run(names, {spec.name: inputs[spec.name] for spec in signature.inputs})
+                    feed = {spec.name: inputs[spec.name] for spec in signature.inputs}
+                    outputs = _run_in_pieces(sessions[0], names, feed, fixed) if fixed else sessions[0].run(names, feed)
                 num_samples = len(inputs[signature.inputs[0].name])
                 for spec, output in zip(signature.outputs, outputs, strict=True):
                     shape: tuple[int, ...] = getattr(output, "shape", ())
@@ -141,6 +145,29 @@ def _session(path: Path, num_threads: int) -> Any:
     _check_self_contained(path)
     with _one_line_errors(path), redirect_stdout(None):  # for some files it prints that it tries again
         return ort.InferenceSession(str(path), session_options(num_threads), providers=["CPUExecutionProvider"])
+
+
+def _fixed_batch_size(inputs: Sequence[Any]) -> int | None:
+    """Return the only batch size that a session's inputs can have; None where they take any."""
+    sizes = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], int)}
+    return min(sizes) if sizes else None
+
+
+def _run_in_pieces(
+    session: Any, names: Sequence[str], feed: Mapping[str, npt.NDArray[Any]], size: int
+) -> list[npt.NDArray[Any]]:
+    """Run a session that takes batches of `size` alone on one of any size."""
+    import numpy as np
+
+    num_samples = len(next(iter(feed.values())))
+    if num_samples == size:
+        ran: list[npt.NDArray[Any]] = session.run(names, dict(feed))
+        return ran
+    pieces = []
+    for start in range(0, num_samples, size):
+        rows = np.minimum(np.arange(start, start + size), num_samples - 1)  # the last sample fills the last piece
+        pieces.append(session.run(names, {name: array[rows] for name, array in feed.items()}))
+    return [np.concatenate(outputs)[:num_samples] for outputs in zip(*pieces, strict=True)]
 
 
 def _check_names(path: Path, side: str, values: Sequence[Any], specs: Sequence[TensorSpec]) -> None:

@@ -21,6 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from ptpipe import Context, NamedCode
 from ptpipe.events import Event
 from ptpipe.launching import load_vocabulary
+from ptpipe_eval.graph.facts import Peaks
 from ptpipe_torch import (
     ArrayColumn,
     Data,
@@ -113,6 +114,13 @@ def onnx_model(weights: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, path)
     return OnnxFile(path, classifier((1, 8, 8), 10))
+
+
+@pytest.fixture(autouse=True)
+def known_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure no peaks of this machine, and write none to the user's cache."""
+    rates = {"float32": 1e13, "int8": 4e13}
+    monkeypatch.setattr("ptpipe_eval.graph.companions.machine_peaks", lambda number: Peaks(number, rates, {}))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from ptpipe.events import Metric, Notice, Progress
 from ptpipe_eval import Comparison, Row, StartUp, eval_compare, eval_latency, eval_predict
 from ptpipe_eval.compare import describe_disturbance
 from ptpipe_eval.config import CompareConfig, EvalLatencyConfig, PredictConfig
+from ptpipe_eval.graph.facts import Costs, Peaks
 from ptpipe_eval.quality import recorder
 from ptpipe_torch import Metric as TaskMetric
 
@@ -28,10 +29,12 @@ def table() -> Comparison:
     cells = (latency(1, 0.11), latency(32, 1.25, threads="all", num_threads=2, p99_ms=1.5))
     rows = (
         Row("net", "torch float32", 1000, {"accuracy": 0.99, "loss": 0.25}, cells, StartUp(10.5, 0.2, 3000)),
-        Row("tiny", "onnx int8", 250, {"accuracy": 0.995, "loss": 0.5}),
+        Row("tiny", "onnx int8", 250, {"accuracy": 0.995, "loss": 0.5}, costs=Costs(200, {"int8": 240}, 640)),
     )
     metrics = (ACCURACY, LOSS)
-    return Comparison("digits", "test", 200, metrics, "net", rows, "by stopwatch", "2026-01-02T03:04:05+00:00")
+    peaks = (Peaks(1, {"int8": 2e9}, {"1000": 1e9}),)
+    measured_at = "2026-01-02T03:04:05+00:00"
+    return Comparison("digits", "test", 200, metrics, "net", rows, "by stopwatch", measured_at, peaks=peaks)
 
 
 def test_rows_hold_what_was_measured(digits, pair, torch_model, onnx_model, context) -> None:
@@ -236,6 +239,10 @@ def test_the_summary_is_as_documented(table) -> None:
                         "p90_ms": None,
                         "p99_ms": None,
                         "round_ratios": [1.0, 1.0],
+                        "length": None,
+                        "limit_ms": None,
+                        "limited_by": None,
+                        "peak_fraction": None,
                     },
                     table.summary()["rows"][0]["latency"][1],
                 ],
@@ -251,8 +258,12 @@ def test_the_summary_is_as_documented(table) -> None:
                 "metrics": {"accuracy": 0.995, "loss": 0.5},
                 "latency": [],
                 "start_up": {},
+                "compressed_bytes": 200,
+                "macs": 640,
+                "costs": table.rows[1].costs.to_json(),
             },
         ],
+        "peaks": [{"num_threads": 1, "macs_per_s": {"int8": 2e9}, "bytes_per_s": {"1000": 1e9}}],
     }
 
 

@@ -34,6 +34,7 @@ def test_offers_its_kinds_with_help():
         "text_lstm",
         "text_transformer",
         "timm",
+        "torch",
         "torchvision",
         "transformers",
     ]

@@ -80,6 +80,22 @@ def test_the_only_input_and_output_are_the_data_sets(load: Any, bench: Bench, tm
     assert_predicts(file)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_a_file_for_one_batch_size_predicts_all(load: Any, bench: Bench, tmp_path: Path, size: int) -> None:
+    write(tmp_path / "a.onnx", None, [value("x", size, 1, 12, 12)], [value("y", size, 5)])
+    assert_predicts(load())
+    assert bench.notices == [f"a.onnx takes batches of {size} alone: others are predicted in pieces of that size"]
+
+
+def test_a_file_whose_names_fit_stays_as_it_is(load: Any, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.onnx", linear("images", "logits"), [value("images", "N", 1, 12, 12)], [value("logits", "N", 5)]
+    )
+    stored = path.read_bytes() + b"\x92\x03\x02hi"  # a field of a later version of the format
+    path.write_bytes(stored)
+    assert load().path.read_bytes() == stored
+
+
 @pytest.mark.parametrize(
     ("stored", "meaning"),
     [
@@ -168,10 +184,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         r"the data set's images feeds no input of a.onnx, which has x, mask: say which by inputs, \{x: images\}",
     ),
-    "a fixed batch": (
-        {"inputs": [value("x", 1, 1, 12, 12)]},
+    "several batch sizes": (
+        {"inputs": [value("x", 1, 1, 12, 12)], "outputs": [value("y", 2, 5)]},
         {},
-        r"x has the shape \(1, 1, 12, 12\), and one of 1 alone; for batches, export it with a dynamic axis",
+        "a.onnx has inputs and outputs of 1 and 2 samples",
     ),
     "another shape": (
         {"inputs": [value("x", "N", 3, 12, 12)]},

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from ptpipe import NamedCode, StageError, host
+from ptpipe_eval.latency.inputs import CellBatches
 from ptpipe_eval.latency.session import Session
 from ptpipe_torch import FunctionRef, Model, Recipe
 
@@ -31,7 +32,7 @@ INPUTS = {"images": np.ones((1, 1, 8, 8), np.float32)}
 def session(tmp_path: Path) -> Callable[..., Session]:
     def make(**options: Any) -> Session:
         defaults: dict[str, Any] = {
-            "inputs": {1: [INPUTS]},
+            "inputs": [CellBatches(1, None, [INPUTS])],
             "threads": ("one",),
             "budget_s": 1.0,
             "precision": 0.01,
@@ -58,14 +59,20 @@ def large(models: ModuleType) -> Callable[[int], Any]:
 
 def test_models_of_every_format_are_measured_together(session, numpy_model, torch_model, onnx_model) -> None:
     rounds: list[Any] = []
-    batches = {1: [INPUTS], 3: [{"images": np.ones((3, 1, 8, 8), np.float32)}] * 2}
+    images_NCHW = np.ones((3, 1, 8, 8), np.float32)
+    batches = [CellBatches(1, None, [INPUTS]), CellBatches(3, 8, [{"images": images_NCHW}] * 2)]
     own = session(inputs=batches, threads=("one", "all"))
     measured = own.measure(["numpy", "torch", "onnx"], [numpy_model, torch_model, onnx_model], 1, rounds.append)
     assert len(measured) == 3
     for position, one in enumerate(measured):
-        cells = [(cell.batch_size, cell.threads, cell.num_threads) for cell in one.latencies]
+        cells = [(cell.label, cell.length, cell.num_threads) for cell in one.latencies]
         everyone = host.num_threads()
-        assert cells == [(1, "one", 1), (3, "one", 1), (1, "all", everyone), (3, "all", everyone)]
+        assert cells == [
+            ("batch 1, one thread", None, 1),
+            ("batch 3, length 8, one thread", 8, 1),
+            ("batch 1, all threads", None, everyone),
+            ("batch 3, length 8, all threads", 8, everyone),
+        ]
         for cell in one.latencies:
             assert (cell.speed == "baseline") == (position == 1)
             assert 0 < cell.median_ms < 100 and cell.ratio > 0 and cell.num_runs > 100 and cell.cpu_ms > 0
@@ -144,12 +151,13 @@ from pathlib import Path
 import numpy as np
 from ptpipe import NamedCode
 from ptpipe.launching import load_vocabulary
+from ptpipe_eval.latency.inputs import CellBatches
 from ptpipe_eval.latency.session import Session
 
 (plugin,) = [own for own in load_vocabulary([sys.argv[1]]).plugins if own.source == "manifest"]
 model = plugin.module.Misbehaving(np.ones((10, 64), np.float32), np.ones(10, np.float32))
 model.mood = sys.argv[2]
-inputs = {1: [{"images": np.ones((1, 1, 8, 8), np.float32)}]}
+inputs = [CellBatches(1, None, [{"images": np.ones((1, 1, 8, 8), np.float32)}])]
 session = Session(inputs, ("one",), 600.0, 1e-9, 7, NamedCode((sys.argv[1],)), Path(sys.argv[3]))
 session.measure(["a"], [model], 0, lambda event: print(event, flush=True))
 """

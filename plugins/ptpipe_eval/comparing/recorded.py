@@ -1,0 +1,105 @@
+"""What past runs measured of their models, side by side. Nothing is measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ptpipe.commands import Cell, Row, comparisons, describe_end, options, verdicts, written_options
+
+ALWAYS = ("run", "model")
+PastRun: TypeAlias = tuple[Mapping[str, Any], Path]
+"""Record and folder."""
+_METRIC_FAMILIES = ("train", "eval")
+
+
+def recorded_rows(runs: Sequence[PastRun]) -> list[Row]:
+    """Return a row for each run and model: options that differ between the runs, size, metrics, latency, verdicts."""
+    differing = _differing_options(runs)
+    return [row for record, _ in runs for row in _rows(record, differing)]
+
+
+def session_note(rows: Sequence[Row]) -> list[str]:
+    """Return a warning where latencies were measured in different sessions."""
+    sessions = {row["session"].text for row in rows if "session" in row}
+    if len(sessions) < 2 or not any(name.startswith("ms ") for row in rows for name in row):
+        return []
+    return [
+        f"latencies are of {len(sessions)} sessions: compare them within one session only; "
+        "`ptpipe compare RUN RUN --data MANIFEST` measures all models in one"
+    ]
+
+
+def _rows(record: Mapping[str, Any], differing: Sequence[str]) -> Iterator[Row]:
+    values = options(record)
+    first = {
+        "run": Cell.of(record["run_id"]),
+        "model": Cell.of(""),
+        "manifest": Cell.of(record["name"]),
+        "ended": Cell.of(describe_end(record)),
+        **{name: Cell.of(values.get(name)) for name in differing},
+    }
+    found = False
+    for stage, summary in comparisons(record):
+        for row in summary["rows"]:
+            found = True
+            yield {**first, **_model_cells(stage, summary, row), **_verdict_cells(record, str(row.get("name")))}
+    if not found:
+        yield {**first, **_metric_cells(record), **_verdict_cells(record, None)}
+
+
+def _model_cells(stage: Mapping[str, Any], summary: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Cell]:
+    cells = {name: Cell.of(row.get(key)) for name, key in (("model", "name"), ("format", "format"))}
+    cells["data"] = Cell.of(f"{summary.get('data')} {summary.get('split')} {summary.get('num_samples')}")
+    for name, key in (("size (bytes)", "size_bytes"), ("compressed (bytes)", "compressed_bytes"), ("MACs", "macs")):
+        number = row.get(key)
+        if isinstance(number, int):
+            cells[name] = Cell(number, f"{number:,}")
+    metrics = row.get("metrics")
+    cells |= {name: Cell.of(value) for name, value in metrics.items()} if isinstance(metrics, dict) else {}
+    latencies = row.get("latency")
+    for cell in latencies if isinstance(latencies, list) else ():
+        cells |= _latency_cell(cell) if isinstance(cell, dict) else {}
+    if latencies:
+        cells["session"] = Cell.of(summary.get("measured_at"))
+        cells["machine"] = Cell.of(stage.get("machine"))
+    return cells
+
+
+def _latency_cell(cell: Mapping[str, Any]) -> dict[str, Cell]:
+    threads = {"one": "1 thread", "all": "all threads"}.get(str(cell.get("threads")), "")
+    length = f", length {cell['length']}" if cell.get("length") else ""
+    median_ms = cell.get("median_ms")
+    text = f"{median_ms:.4g}" if isinstance(median_ms, int | float) else ""
+    return {f"ms (batch {cell.get('batch_size')}{length}, {threads})": Cell(median_ms, text)}
+
+
+def _verdict_cells(record: Mapping[str, Any], model: str | None) -> dict[str, Cell]:
+    """Return the verdicts on a model; those that name no model belong to every row."""
+    return {
+        f"{stage_id} verdict": Cell.of(verdict["decision"])
+        for stage_id, verdict in verdicts(record).items()
+        if verdict.get("candidate") in (None, model) or model is None
+    }
+
+
+def _metric_cells(record: Mapping[str, Any]) -> dict[str, Cell]:
+    """Return the numbers that training and evaluation reported, of a run that compared nothing."""
+    return {
+        f"{stage['stage_id']}.{name}": Cell.of(value)
+        for stage in record["stages"]
+        if stage["kind"].partition(".")[0] in _METRIC_FAMILIES
+        for name, value in stage["metrics"].items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _differing_options(runs: Sequence[PastRun]) -> list[str]:
+    """Return the options that a manifest or an override writes, and that differ between runs that have them."""
+    written = {name for record, folder in runs for name in written_options(folder, record)}
+    values: dict[str, set[str]] = {}
+    for record, _ in runs:
+        for name, value in options(record).items():
+            values.setdefault(name, set()).add(Cell.of(value).text)
+    return [name for name, texts in values.items() if name in written and len(texts) > 1]

@@ -1,0 +1,122 @@
+"""Costs of a model that need no stopwatch: what a user downloads, and what a prediction computes and reads."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from ptpipe_eval.graph.facts import Costs
+from ptpipe_torch import BATCH, Deployable, Model, OnnxFile, TensorSpec
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ptpipe_eval.graph.counts import GraphCounts
+
+_LEVEL = 6
+_PART_BYTES, _MAX_PARTS = 1 << 20, 16
+
+
+def measure_costs(model: Deployable, inputs: Mapping[str, npt.NDArray[Any]]) -> Costs:
+    """Return the costs of a model. `inputs`: a batch of one sample.
+
+    Nothing is known of what a model of another plugin computes.
+    """
+    files = Costs(compressed_bytes=_compressed_bytes(model), weight_bytes=_weight_bytes(model))
+    return recount(files, model, inputs)
+
+
+def recount(costs: Costs, model: Deployable, inputs: Mapping[str, npt.NDArray[Any]]) -> Costs:
+    """Return the costs of the same model with a sample of another size. `inputs`: a batch of one."""
+    sizes = _sizes(model, inputs)
+    costs = replace(costs, io_bytes=_io_bytes(model, inputs, sizes), sizes=sizes)
+    try:
+        counts = _counts(model, inputs)
+    except Exception as error:  # noqa: BLE001  # a network, or a file, may be anything; it is measured all the same
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return replace(costs, uncounted=(f"it can't be counted: {reason}",))
+    if counts is None:
+        return replace(costs, uncounted=(f"{model.format} has no graph that can be read",))
+    return replace(
+        costs,
+        macs=None if counts.uncounted else sum(counts.macs.values()),
+        macs_by_dtype=dict(sorted(counts.macs.items())),
+        weights_read_bytes=counts.weights_read_bytes,
+        operators=dict(counts.operators.most_common()),
+        float_operators=tuple(counts.float_operators) if "int8" in model.format else (),
+        uncounted=tuple(counts.uncounted),
+    )
+
+
+def _counts(model: Deployable, inputs: Mapping[str, npt.NDArray[Any]]) -> GraphCounts | None:
+    if isinstance(model, OnnxFile):
+        from ptpipe_eval.graph.onnx_graph import count_onnx
+
+        return count_onnx(model.path, inputs)
+    if isinstance(model, Model):
+        from ptpipe_eval.graph.torch_graph import count_torch
+
+        return count_torch(model, inputs)
+    return None
+
+
+def _compressed_bytes(model: Deployable) -> int:
+    with TemporaryDirectory(prefix="ptpipe-") as name:
+        folder = Path(name)
+        model.save(folder)
+        files = [folder / file for file in type(model).deliverables(folder)]
+        return sum(_compressed(file) for file in files or _files(folder))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield from (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _compressed(path: Path) -> int:
+    """Return the size of a compressed file, or an estimate from evenly spread parts."""
+    size_bytes = path.stat().st_size
+    if size_bytes <= _MAX_PARTS * _PART_BYTES:
+        return len(zlib.compress(path.read_bytes(), _LEVEL))
+    total = 0
+    with path.open("rb") as file:
+        for part in range(_MAX_PARTS):
+            file.seek(part * (size_bytes - _PART_BYTES) // (_MAX_PARTS - 1))
+            total += len(zlib.compress(file.read(_PART_BYTES), _LEVEL))
+    return round(total * size_bytes / (_MAX_PARTS * _PART_BYTES))
+
+
+def _weight_bytes(model: Deployable) -> dict[str, int]:
+    """Return the bytes of the tensors that one ships, by dtype, the most first."""
+    found: dict[str, int] = {}
+    if isinstance(model, Model):
+        tensors = model.tensors if model.int8_tensors is None else model.int8_tensors
+        for tensor in tensors.values():
+            name = str(tensor.dtype).removeprefix("torch.")
+            found[name] = found.get(name, 0) + tensor.nbytes
+    elif isinstance(model, OnnxFile):
+        from ptpipe_eval.graph.onnx_graph import stored_bytes
+
+        found = stored_bytes(model.path)
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def _sizes(model: Deployable, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
+    pairs = (pair for spec in model.signature.inputs for pair in zip(spec.shape, inputs[spec.name].shape, strict=True))
+    return {symbol: size for symbol, size in pairs if isinstance(symbol, str) and symbol != BATCH}
+
+
+def _io_bytes(model: Deployable, inputs: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int]) -> int:
+    outputs = sum(_spec_bytes(spec, sizes) for spec in model.signature.outputs)
+    return outputs + sum(inputs[spec.name].nbytes for spec in model.signature.inputs)
+
+
+def _spec_bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
+    import numpy as np
+
+    shape: Sequence[int] = [sizes.get(size, 1) if isinstance(size, str) else size for size in spec.sample_shape]
+    return prod(shape) * np.dtype(spec.dtype).itemsize

@@ -1,0 +1,96 @@
+"""Shapes and dtypes of the tensors of an ONNX graph: by inference, and by running it once where that is not enough."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+import onnx
+from onnx import ModelProto, TensorProto, ValueInfoProto, shape_inference
+
+from ptpipe_torch.model.onnx_file import session_options
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What is known of a tensor."""
+
+    dtype: str
+    """As NumPy calls it; `unknown`."""
+    shape: Sequence[int] | None
+    """None: not known."""
+
+
+def infer_tensors(
+    model: ModelProto, feed: Mapping[str, npt.NDArray[Any]], wanted: Collection[str]
+) -> dict[str, TensorFacts]:
+    """Return the facts of the graph's tensors when it is fed with these inputs.
+
+    `wanted`: tensors whose shapes are needed. Shapes that follow from values computed on the way are found by running
+    the graph once, as they are for this input; where that fails they stay unknown.
+    """
+    sized = _with_input_shapes(model, feed)
+    try:
+        inferred = shape_inference.infer_shapes(sized, data_prop=True)
+    except Exception:  # noqa: BLE001  # of inconsistent files, of larger ones than protobuf can hold
+        inferred = sized
+    graph = inferred.graph
+    found = {value.name: _facts(value) for value in (*graph.value_info, *graph.input, *graph.output)}
+    found |= {own.name: TensorFacts(_dtype(own.data_type), tuple(own.dims)) for own in graph.initializer}
+    makers = {name for node in model.graph.node for name in node.output}
+    missing = [name for name in wanted if name in makers and (name not in found or found[name].shape is None)]
+    return found | _measured(sized, feed, missing, found) if missing else found
+
+
+def _with_input_shapes(model: ModelProto, feed: Mapping[str, npt.NDArray[Any]]) -> ModelProto:
+    """Return a copy whose inputs have these shapes, and whose other shapes are to be found."""
+    sized = ModelProto()
+    sized.CopyFrom(model)
+    for value in sized.graph.input:
+        if value.name in feed:
+            shape = value.type.tensor_type.shape
+            del shape.dim[:]
+            for size in feed[value.name].shape:
+                shape.dim.add().dim_value = size
+    for value in sized.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del sized.graph.value_info[:]
+    return sized
+
+
+def _measured(
+    model: ModelProto,
+    feed: Mapping[str, npt.NDArray[Any]],
+    names: Iterable[str],
+    found: Mapping[str, TensorFacts],
+) -> dict[str, TensorFacts]:
+    """Run the graph with these tensors as outputs."""
+    import onnxruntime as ort
+
+    probe, wanted = ModelProto(), list(names)
+    probe.CopyFrom(model)
+    del probe.graph.output[:]
+    probe.graph.output.extend(ValueInfoProto(name=name) for name in wanted)
+    options = session_options(1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = ort.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        arrays = session.run(wanted, {value.name: feed[value.name] for value in session.get_inputs()})
+    except Exception:  # noqa: BLE001  # ONNX Runtime's have no common base class; what is unknown stays so
+        return {}
+    return {name: TensorFacts(str(array.dtype), array.shape) for name, array in zip(wanted, arrays, strict=True)}
+
+
+def _facts(value: ValueInfoProto) -> TensorFacts:
+    tensor = value.type.tensor_type
+    sizes = [axis.dim_value if axis.HasField("dim_value") else None for axis in tensor.shape.dim]
+    known = tensor.HasField("shape") and None not in sizes
+    return TensorFacts(_dtype(tensor.elem_type), tuple(size for size in sizes if size is not None) if known else None)
+
+
+def _dtype(elem_type: int) -> str:
+    if elem_type == TensorProto.UNDEFINED:
+        return "unknown"
+    return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
