@@ -28,11 +28,13 @@ GUIDES = {
     "Gates": "docs/gates.md",
     "Parallel training": "docs/parallel.md",
     "Latency": "docs/latency.md",
+    "Reports": "docs/report.md",
     "Provenance": "docs/provenance.md",
 }
 API = {
     "ptpipe": "pipeline/ptpipe/__init__.py",
     "ptpipe.launching": "pipeline/ptpipe/launching.py",
+    "ptpipe.sections": "pipeline/ptpipe/sections.py",
     "ptpipe.testing": "pipeline/ptpipe/testing.py",
     "ptpipe_torch": "plugins/ptpipe_torch/__init__.py",
 }

@@ -34,6 +34,7 @@ from ptpipe.events import (
 )
 from ptpipe.printable import one_line
 from ptpipe.reporter import Reporter
+from ptpipe.sections import Section
 from ptpipe.stage import Port, Stage, stage
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ __all__ = [
     "RunOptions",
     "RunResult",
     "RunStarted",
+    "Section",
     "Stage",
     "StageConfig",
     "StageError",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias, get_args
 
 from ptpipe.artifact import JSON
+from ptpipe.sections import Section
 
 
 class Outcome(StrEnum):
@@ -156,6 +157,8 @@ class RunStarted:
     """What the console shows: below 0 only problems and the end, below -1 nothing, above 0 log lines too."""
     kinds: tuple[str, ...] = ()
     """Of the stages, in run order."""
+    upstream: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """For each stage, the ids of the stages that it has inputs from."""
 
 
 @dataclass(frozen=True)
@@ -171,3 +174,5 @@ class RunFinished:
     """In run order."""
     interrupted: bool = False
     """By SIGINT or SIGTERM."""
+    sections: tuple[Section, ...] = ()
+    """What plugins add to reports: the results of `ptpipe_report_sections`."""

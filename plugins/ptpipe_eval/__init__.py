@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ptpipe import Context, Stage, Verdict, hookimpl, stage
@@ -20,7 +20,7 @@ from ptpipe_eval.latency.latencies import Latency, StartUp
 from ptpipe_torch import Data, Deployable, Predictions
 
 if TYPE_CHECKING:
-    from ptpipe import Plan, Problem
+    from ptpipe import Artifact, Plan, Problem, RunFinished, Section
 
 __all__ = ["Comparison", "Latency", "Row", "StartUp"]
 
@@ -128,3 +128,11 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:
     from ptpipe_eval.checks import comparison_problems
 
     return comparison_problems(plan)
+
+
+@hookimpl
+def ptpipe_report_sections(plan: Plan, run: RunFinished, load: Callable[[str, str], Artifact]) -> Iterable[Section]:
+    """Add what got worse, the samples that are lost, and the rounds of latency measurements."""
+    from ptpipe_eval.report import report_sections
+
+    return report_sections(plan, run, load)

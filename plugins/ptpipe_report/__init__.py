@@ -1,9 +1,11 @@
-"""Reporters of a run: the console, `report.md` and `events.jsonl`.
+"""Reporters of a run: the console, `report.html`, `report.md` and `events.jsonl`.
 
 - **Console** (stderr): on a terminal a live progress bar for the running stage, replaced by one line per stage; in a
   pipe or a log file the line per stage and a progress line every ten seconds. Notices are shown at once and at the
   end, followed by the comparison, the gates' verdicts, the outcome, the deliverables and the run's folder, and after a
   failure the command that resumes the run. `NO_COLOR`, narrow terminals and encodings without Unicode are supported.
+- **HTML**: `report.html` in the run's folder, one file that opens from disk without network or script: see
+  `docs/report.md`.
 - **Markdown**: `report.md` in the run's folder, for a pull request or a mail.
 - **JSON lines**: `events.jsonl` in the run's folder, one object per event, for other programs.
 
@@ -16,6 +18,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ptpipe import Event, Notice, Reporter, RunFinished, RunStarted, StageFinished, StageStarted, hookimpl
+from ptpipe_report.html import HtmlReport
 from ptpipe_report.json_lines import JsonLines
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
     from ptpipe_report.screen import Screen
 
-__all__ = ["ConsoleReporter", "JsonLines", "MarkdownReport"]
+__all__ = ["ConsoleReporter", "HtmlReport", "JsonLines", "MarkdownReport"]
 
 
 class ConsoleReporter(Reporter):
@@ -94,5 +97,5 @@ class MarkdownReport(Reporter):
 
 @hookimpl
 def ptpipe_reporters() -> Iterable[Reporter]:
-    """Return new reporters for one run: console, Markdown and JSON lines."""
-    return [ConsoleReporter(), MarkdownReport(), JsonLines()]
+    """Return new reporters for one run: files in its folder, then the console, which names them."""
+    return [HtmlReport(), MarkdownReport(), JsonLines(), ConsoleReporter()]

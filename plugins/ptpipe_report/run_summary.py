@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ptpipe import Decision, ExitCode, Notice, Outcome, RunFinished, RunStarted, StageFinished, one_line
+from ptpipe import JSON, Decision, ExitCode, Notice, Outcome, RunFinished, RunStarted, StageFinished, one_line
 from ptpipe_report.comparison import tables, type_name
 from ptpipe_report.formatting import Figure, counted, key_figures
 
@@ -32,6 +32,8 @@ class Gate:
     stage_id: str
     decision: str
     reason: str
+    facts: Mapping[str, JSON] = field(default_factory=dict)
+    """What the decision is based on."""
 
     @property
     def is_passed(self) -> bool:
@@ -134,5 +136,5 @@ def gates(stages: Iterable[StageFinished]) -> list[Gate]:
             summary = output.get("summary")
             if type_name(output) == "Verdict" and isinstance(summary, Mapping):
                 decision, reason = str(summary.get("decision", "")), str(summary.get("reason", ""))
-                found.append(Gate(stage.stage_id, decision, reason))
+                found.append(Gate(stage.stage_id, decision, reason, summary))
     return found
