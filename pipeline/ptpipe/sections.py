@@ -140,7 +140,7 @@ class HeatMap:
     is_difference: bool = False
     """Whether negative and positive values are opposites, which need two colors."""
     is_confusion: bool = False
-    """Whether the diagonal is what is right: it is not colored, so that what is wrong stands out."""
+    """Whether the diagonal is what is right: only what is wrong is colored, and of a difference both."""
 
 
 @dataclass(frozen=True)

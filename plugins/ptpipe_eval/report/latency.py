@@ -43,7 +43,8 @@ def _rounds(compared: Compared, rows: list[Row], cell: Latency) -> Plot:
     marks = [Mark(compared.comparison.baseline, "y", 1.0)]
     if cell.noise is not None:
         marks.append(Mark(f"noise: two copies differ by {100 * cell.noise:.1f} %", "y", 1 - cell.noise, 1 + cell.noise))
-    title = f"{cell.label.capitalize()}: {cell.num_starts} starts, {cell.num_disturbed} rounds repeated"
+    starts = f"{cell.num_starts} start{'s' * (cell.num_starts != 1)}"
+    title = f"{cell.label.capitalize()}: {starts}, {cell.num_disturbed} rounds repeated"
     label = f"ratio to {compared.comparison.baseline}"
     return Plot(title, "round", label, tuple(series), tuple(marks), is_log_y=is_log)
 

@@ -68,7 +68,7 @@ def _confusions(compared: Compared, details: Details) -> Iterator[Block]:
 
 def _heat_map(title: str, names: Sequence[str], values_KK: npt.NDArray[Any], is_difference: bool = False) -> HeatMap:
     values = tuple(tuple(row) for row in values_KK.tolist())
-    return HeatMap(title, "label", "prediction", tuple(names), tuple(names), values, is_difference, not is_difference)
+    return HeatMap(title, "label", "prediction", tuple(names), tuple(names), values, is_difference, is_confusion=True)
 
 
 def _changed_pairs(compared: Compared, names: Sequence[str], difference_KK: npt.NDArray[Any]) -> Table:
@@ -152,8 +152,7 @@ def _residuals(compared: Compared, details: Details) -> Iterator[Block]:
             points = zip(targets_NT[shown, number].tolist(), residuals_N.tolist(), strict=True)
             series.append(Series(model, tuple(Point(x, y) for x, y in points), is_line=False))
         name = names[number] if number < len(names) else f"target {number + 1}"
-        label = f"{name}: prediction minus target"
-        yield Plot(f"Residuals of {name}", name, label, tuple(series), (Mark("exact", "y", 0.0),))
+        yield Plot(f"Residuals of {name}", name, "prediction minus target", tuple(series), (Mark("exact", "y", 0.0),))
 
 
 def _list(value: object) -> list[Any]:

@@ -69,8 +69,20 @@ def _worst(compared: Compared, samples: PairedSamples) -> _Worst | None:
         return None
     shown_S = np.argsort(-increase_N, kind="stable")[:_NUM_SHOWN]
     shown_S = shown_S[increase_N[shown_S] > 0]
-    words = [f"loss +{increase_N[position]:.3g}" for position in shown_S.tolist()]
+    words = [_numbers(compared, position, base, own, float(increase_N[position])) for position in shown_S.tolist()]
     return _Worst(f"The samples on which {compared.candidate} loses most", shown_S, words)
+
+
+def _numbers(compared: Compared, position: int, base: int, own: int, increase: float) -> str:
+    """Return `151, predicted 162.3 (pretrain: 161.9)` where one number is predicted, else how much the loss grew."""
+    details = compared.comparison.details
+    assert details is not None
+    base_NT, own_NT = (details.models[number].numbers_NT for number in (base, own))
+    targets_NT = details.targets_NT
+    if targets_NT is None or base_NT is None or own_NT is None or not targets_NT.shape[1] == own_NT.shape[1] == 1:
+        return f"loss +{increase:.3g}"
+    target, before, now = (float(of[position, 0]) for of in (targets_NT, base_NT, own_NT))
+    return f"{target:.5g}, predicted {now:.5g} ({compared.comparison.baseline}: {before:.5g})"
 
 
 def _increase(compared: Compared, base: int, own: int) -> npt.NDArray[np.float32] | None:

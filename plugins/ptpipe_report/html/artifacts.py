@@ -6,6 +6,7 @@ missing there is not shown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from ptpipe import JSON, StageFinished
 from ptpipe_report.comparison import type_name
 from ptpipe_report.formatting import NOTHING, bytes_text, figure, number
 
+_MAX_DECIMALS = 6
 MINUS = "\N{MINUS SIGN}"
 _VERDICTS = {"faster": "faster", "slower": "slower", "same within noise": "same within noise",
              "unmeasurable": "not measurable here"}  # fmt: skip
@@ -156,12 +158,19 @@ def _drop(row: Mapping[str, Any], metric: Mapping[str, Any]) -> Cell | None:
     if not isinstance(low, int | float) or not isinstance(high, int | float):
         return Cell(drop_text(value, metric))
     tone = "bad" if low > 0 else "good" if high < 0 else ""
-    return Cell(drop_text(value, metric), f"[{drop_text(low, metric)}, {drop_text(high, metric)}]", tone)
+    texts = [drop_text(of, metric, high - low) for of in (value, low, high)]
+    return Cell(texts[0], f"[{texts[1]}, {texts[2]}]", tone)
 
 
-def drop_text(value: float, metric: Mapping[str, Any]) -> str:
-    """Return a drop in points, or in the metric's own unit."""
-    text = f"{round(100 * value, 2) + 0.0:.2f}" if metric.get("is_fraction") else number(value)
+def drop_text(value: float, metric: Mapping[str, Any], width: float = 0.0) -> str:
+    """Return a drop in points, or in the metric's own unit with the digits that an interval of this width leaves."""
+    if metric.get("is_fraction"):
+        text = f"{round(100 * value, 2) + 0.0:.2f}"
+    elif width > 0:
+        decimals = max(0, 1 - math.floor(math.log10(width)))
+        text = f"{round(value, decimals) + 0.0:,.{decimals}f}" if decimals <= _MAX_DECIMALS else f"{value:.3g}"
+    else:
+        text = number(value)
     return text.replace("-", MINUS)
 
 

@@ -12,6 +12,8 @@ from ptpipe_report.html.svg import CHARACTER_PX, element, picture, shortened, te
 _WIDTH_PX, _MAX_NAME_PX = 400.0, 110.0
 _MAX_WITH_NUMBERS = 14
 """Columns; more are too narrow."""
+_STRONG = 0.6
+"""From this strength of color on, text has the color of the page."""
 
 
 def draw_heat_map(heat_map: HeatMap) -> Markup:
@@ -59,38 +61,37 @@ def _names(heat_map: HeatMap, left: float, top: float, cell: float, is_turned: b
 
 
 def _cells(heat_map: HeatMap, left: float, top: float, cell: float) -> Iterator[Markup]:
-    colored = [
-        abs(value)
-        for row, values in enumerate(heat_map.values)
-        for column, value in enumerate(values)
-        if not (heat_map.is_confusion and row == column)
-    ]
-    limit = max(colored, default=0) or 1
+    is_square = heat_map.is_confusion and not heat_map.is_difference
+    limit = max(
+        (
+            abs(value)
+            for row, values in enumerate(heat_map.values)
+            for column, value in enumerate(values)
+            if not (is_square and row == column)
+        ),
+        default=0,
+    )
     size = min(12.0, cell * 0.42)
     for row, values in enumerate(heat_map.values):
         for column, value in enumerate(values):
-            is_plain = heat_map.is_confusion and row == column
-            x, y = left + column * cell, top + row * cell
-            yield _cell(heat_map, row, column, value, (x, y, cell), 0.0 if is_plain else abs(value) / limit)
+            is_right = heat_map.is_confusion and row == column
+            x, y, strength = left + column * cell, top + row * cell, abs(value) / (limit or 1)
+            shown = _number(value, heat_map.is_difference)
+            title = f"{heat_map.row_names[row]}, {heat_map.column_names[column]}: {shown}"
+            color = "diagonal" if is_right and is_square else _color(heat_map, value, is_right)
+            yield element("rect", element("title", title), x=x + 0.5, y=y + 0.5, width=cell - 1, height=cell - 1,
+                          class_=color, fill_opacity=None if color == "diagonal" else f"{strength:.2f}")  # fmt: skip
             if value and len(heat_map.column_names) <= _MAX_WITH_NUMBERS:
-                class_ = "cell right" if is_plain else "cell strong" if abs(value) > 0.6 * limit else "cell"
-                yield element("text", _number(value, heat_map.is_difference), x=x + cell / 2, y=y + cell / 2 + size / 3,
-                              class_=class_, text_anchor="middle", font_size=size)  # fmt: skip
+                is_plain = color == "diagonal"
+                class_ = "cell right" if is_plain else "cell strong" if strength > _STRONG else "cell"
+                yield element("text", shown, x=x + cell / 2, y=y + cell / 2 + size / 3, class_=class_,
+                              text_anchor="middle", font_size=size)  # fmt: skip
 
 
-def _cell(
-    heat_map: HeatMap, row: int, column: int, value: float, place: tuple[float, float, float], strength: float
-) -> Markup:
-    x, y, cell = place
-    names = f"{heat_map.row_names[row]}, {heat_map.column_names[column]}: {_number(value, heat_map.is_difference)}"
-    is_better = heat_map.is_difference and (value < 0)
-    class_ = "cool" if is_better else "warm"
-    fill = element("rect", element("title", names), x=x + 0.5, y=y + 0.5, width=cell - 1, height=cell - 1,
-                   class_=class_, fill_opacity=f"{strength:.2f}")  # fmt: skip
-    if heat_map.is_confusion and row == column:
-        fill = element("rect", element("title", names), x=x + 0.5, y=y + 0.5, width=cell - 1, height=cell - 1,
-                       class_="diagonal")  # fmt: skip
-    return fill
+def _color(heat_map: HeatMap, value: float, is_right: bool) -> str:
+    """Return the class of a color: where two confusions are compared, more of what is right is good."""
+    is_cool = heat_map.is_difference and (value > 0) == is_right
+    return "cool" if is_cool else "warm"
 
 
 def _number(value: float, signed: bool = False) -> str:

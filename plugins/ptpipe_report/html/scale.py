@@ -53,6 +53,8 @@ def scale(
     if low == high:
         low, high = (low - 0.5, high + 0.5) if low == 0 else (low - abs(low) / 2, high + abs(high) / 2)
     step = _step((high - low) / num_ticks)
+    if step < 10 and all(value == int(value) for value in finite):
+        step = max(1.0, float(math.ceil(step)))  # epochs, rounds: there is nothing between two
     room = (high - low) * 0.06
     low, high = low - room, high + room
     first = math.ceil(low / step - 1e-9)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ptpipe import Decision, ExitCode, Outcome, RunFinished, StageFinished
 from ptpipe_report import run_summary
 from ptpipe_report.formatting import counted, seconds_text
-from ptpipe_report.html.artifacts import Artifacts, Cell
+from ptpipe_report.html.artifacts import Artifact, Artifacts, Cell, drop_text
 from ptpipe_report.run_summary import Gate
 
 
@@ -44,7 +44,9 @@ def banner(run: RunFinished, comparisons: Sequence[Artifacts]) -> Banner:
     failures = [stage for stage in run.stages if stage.outcome is Outcome.FAILED]
     state = _state(run, gates)
     candidates = candidates_of(gates)
-    note = f"{run_summary.tally(run.stages)}, in {seconds_text(run.seconds)}"
+    num_cached = sum(stage.outcome is Outcome.CACHED for stage in run.stages)
+    cached = f", {num_cached} of them cached" if num_cached else ""
+    note = f"{counted(len(run.stages), 'stage')}{cached}, in {seconds_text(run.seconds)}"
     headline = _headline(run, state, gates, candidates, failures)
     if len(candidates) != 1 or state in ("failed", "interrupted"):
         return Banner(state, headline, note, gates, failures)
@@ -102,17 +104,25 @@ def _tiles(candidate: str, comparisons: Sequence[Artifacts], gates: Sequence[Gat
         if row is None or row.is_baseline:
             continue
         if row.drop is not None:
-            tiles.setdefault("quality", _quality_tile(comparison, row.drop))
-        tiles.setdefault("size", Tile("size", row.size_ratio, f"{row.size}, and {comparison.baseline} {row.base_size}"))
+            tiles.setdefault("quality", _quality_tile(comparison, row, row.drop))
+        tiles.setdefault("size", Tile("size", row.size_ratio, f"{row.size}; {comparison.baseline} has {row.base_size}"))
         if cell := _judged_cell(row.latencies, gates):
             tiles.setdefault("latency", _latency_tile(cell))
     return list(tiles.values())
 
 
-def _quality_tile(comparison: Artifacts, drop: Cell) -> Tile:
-    interval = f"95 % interval {drop.interval}, " if drop.interval else ""
-    samples = f"{comparison.num_samples:,} samples" if comparison.num_samples else "no samples"
-    return Tile(f"{comparison.metric_label}, {comparison.drop_label}", drop.text, f"{interval}{samples}", drop.tone)
+def _quality_tile(comparison: Artifacts, row: Artifact, drop: Cell) -> Tile:
+    samples = f"{comparison.num_samples:,} samples" if comparison.num_samples else ""
+    value, low, high = (row.facts.get(comparison.drop_name + end) for end in ("", "_low", "_high"))
+    label, figure, interval = comparison.drop_label, drop.text, drop.interval
+    if isinstance(value, int | float) and value < 0:
+        label = "points gained" if comparison.metric.get("is_fraction") else "better by"
+        figure = drop_text(-value, comparison.metric)
+        if isinstance(low, int | float) and isinstance(high, int | float):
+            texts = [drop_text(-of, comparison.metric, high - low) for of in (value, high, low)]
+            figure, interval = texts[0], f"[{texts[1]}, {texts[2]}]"
+    note = ", ".join(part for part in (interval and f"95 % interval {interval}", samples) if part)
+    return Tile(f"{comparison.metric_label}, {label}", figure, note, drop.tone)
 
 
 def _judged_cell(cells: Sequence[Cell], gates: Sequence[Gate]) -> Cell | None:
