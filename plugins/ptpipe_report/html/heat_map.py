@@ -72,9 +72,13 @@ def _cells(heat_map: HeatMap, left: float, top: float, cell: float) -> Iterator[
         default=0,
     )
     size = min(12.0, cell * 0.42)
+    yield element("rect", x=left, y=top, width=cell * len(heat_map.column_names), height=cell * len(heat_map.row_names),
+                  class_="cells")  # fmt: skip
     for row, values in enumerate(heat_map.values):
         for column, value in enumerate(values):
             is_right = heat_map.is_confusion and row == column
+            if not value and not (is_right and is_square):
+                continue
             x, y, strength = left + column * cell, top + row * cell, abs(value) / (limit or 1)
             shown = _number(value, heat_map.is_difference)
             title = f"{heat_map.row_names[row]}, {heat_map.column_names[column]}: {shown}"

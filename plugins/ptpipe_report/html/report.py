@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MAX_IMAGE_BYTES = 200_000
-"""Of all pictures of a report, so that it stays small enough for a mail."""
+_MAX_IMAGE_BYTES, _MAX_FIGURE_BYTES = 120_000, 200_000
+"""Of all pictures of a report, and of all its figures, so that it stays small enough for a mail."""
 _MAX_ROWS = 200
 _TIMED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.REFUSED})
 
@@ -88,7 +88,7 @@ def page(context: Mapping[str, Any]) -> str:
             context,
             css=Markup(css),  # noqa: S704  # a file of this package
             csp=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
-            images=_ImageBudget(),
+            room=_Room(),
             max_rows=_MAX_ROWS,
         )
     )
@@ -132,17 +132,24 @@ def _visible(value: object) -> object:
     return value
 
 
-class _ImageBudget:
-    """Hands out pictures as long as there is room for them."""
+class _Room:
+    """Hands out figures and pictures as long as there is room for them."""
 
     def __init__(self) -> None:
-        self._left = _MAX_IMAGE_BYTES
+        self._left, self._left_for_images = _MAX_FIGURE_BYTES, _MAX_IMAGE_BYTES
+
+    def admit(self, figure: Markup) -> Markup:
+        """Return the figure; nothing where there is no room."""
+        if len(figure) > self._left:
+            return Markup("")
+        self._left -= len(figure)
+        return figure
 
     def address(self, image: sections.Image) -> str:
         """Return the picture as an address; empty where there is no room, or it is no PNG file."""
-        if not image.png.startswith(b"\x89PNG") or len(image.png) > self._left:
+        if not image.png.startswith(b"\x89PNG") or len(image.png) > self._left_for_images:
             return ""
-        self._left -= len(image.png)
+        self._left_for_images -= len(image.png)
         return f"data:image/png;base64,{base64.b64encode(image.png).decode()}"
 
 

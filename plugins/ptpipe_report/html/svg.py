@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from markupsafe import Markup, escape
 
+from ptpipe import one_line
+
 CHARACTER_PX = 6.4
 """The mean width of a character of the labels, which are 12 px high."""
 
@@ -11,11 +13,11 @@ CHARACTER_PX = 6.4
 def element(tag: str, *children: str, **attributes: str | float | None) -> Markup:
     """Return an element; `class_` is the attribute `class`, other underscores are hyphens, None leaves one out."""
     shown = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escape(_number(value) if isinstance(value, int | float) else value)}"'
-        for name, value in attributes.items()
+        f' {name.rstrip("_").replace("_", "-")}="{escape(value if isinstance(value, str) else _number(value))}"'
+        for name, value in ((name, _visible(value)) for name, value in attributes.items())
         if value is not None
     )
-    content = "".join(escape(child) for child in children)
+    content = "".join(child if isinstance(child, Markup) else escape(one_line(child)) for child in children)
     return Markup(f"<{tag}{shown}>{content}</{tag}>" if content else f"<{tag}{shown}/>")  # noqa: S704  # escaped above
 
 
@@ -40,6 +42,10 @@ def shortened(content: str, width_px: float) -> str:
     """Return the text, cut to what fits a width."""
     limit = max(2, int(width_px / CHARACTER_PX))
     return content if len(content) <= limit else content[: limit - 1] + "…"
+
+
+def _visible(value: str | float | None) -> str | float | None:
+    return one_line(value) if isinstance(value, str) else value
 
 
 def _number(value: float) -> str:
