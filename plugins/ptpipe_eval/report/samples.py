@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _NUM_SHOWN = 12
 _MAX_SIDE_PX = 96
+_NUM_COLORS = 64
+"""Of a thumbnail: a third of the bytes of all colors."""
 _MAX_TEXT = 300
 _MAX_DATA_BYTES = 256 << 20
 """Of a data set that is read, and verified, for its pictures."""
@@ -153,6 +155,8 @@ def _png(pixels_HWC: npt.NDArray[Any]) -> bytes:
     is_grey = pixels_HWC.shape[-1] == 1
     image = PILImage.fromarray(np.ascontiguousarray(pixels_HWC[..., 0] if is_grey else pixels_HWC[..., :3]))
     image.thumbnail((_MAX_SIDE_PX, _MAX_SIDE_PX))
+    if not is_grey:
+        image = image.quantize(_NUM_COLORS)
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()

@@ -59,7 +59,7 @@ def draw_legend(names: Sequence[str], are_lines: Sequence[bool]) -> tuple[Markup
     parts, x, row = [], LEFT_PX, 0
     for number, (name, is_line) in enumerate(zip(names, are_lines, strict=True)):
         shown = shortened(name, 300)
-        width = 32 + len(shown) * CHARACTER_PX
+        width = 27 + len(shown) * CHARACTER_PX
         if x > LEFT_PX and x + width > WIDTH_PX:
             x, row = LEFT_PX, row + 1
         y = 12 + row * _LEGEND_PX

@@ -137,6 +137,8 @@ class _Room:
 
     def __init__(self) -> None:
         self._left, self._left_for_images = _MAX_FIGURE_BYTES, _MAX_IMAGE_BYTES
+        self.num_left_out = 0
+        """Pictures, so far."""
 
     def admit(self, figure: Markup) -> Markup:
         """Return the figure; nothing where there is no room."""
@@ -148,6 +150,7 @@ class _Room:
     def address(self, image: sections.Image) -> str:
         """Return the picture as an address; empty where there is no room, or it is no PNG file."""
         if not image.png.startswith(b"\x89PNG") or len(image.png) > self._left_for_images:
+            self.num_left_out += 1
             return ""
         self._left_for_images -= len(image.png)
         return f"data:image/png;base64,{base64.b64encode(image.png).decode()}"

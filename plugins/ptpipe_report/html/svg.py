@@ -6,8 +6,8 @@ from markupsafe import Markup, escape
 
 from ptpipe import one_line
 
-CHARACTER_PX = 6.4
-"""The mean width of a character of the labels, which are 12 px high."""
+CHARACTER_PX = 7.1
+"""The width of a character of the labels, which are 12 px high, in a wide font."""
 
 
 def element(tag: str, *children: str, **attributes: str | float | None) -> Markup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ptpipe import Decision, ExitCode, Outcome, RunFinished, StageFinished
 from ptpipe_report import run_summary
@@ -51,7 +51,10 @@ def banner(run: RunFinished, comparisons: Sequence[Artifacts]) -> Banner:
     if len(candidates) != 1 or state in ("failed", "interrupted"):
         return Banner(state, headline, note, gates, failures)
     files = [path.as_posix() for path in run_summary.deliverables(run) if path.parts[0] == candidates[0]]
-    return Banner(state, headline, note, gates, failures, _tiles(candidates[0], comparisons, gates), files)
+    tiles = _tiles(candidates[0], comparisons, gates)
+    if state == "passed":  # a loss that is certain, and allowed, is no warning
+        tiles = [replace(tile, tone="" if tile.tone == "bad" else tile.tone) for tile in tiles]
+    return Banner(state, headline, note, gates, failures, tiles, files)
 
 
 def candidates_of(gates: Sequence[Gate]) -> list[str]:
