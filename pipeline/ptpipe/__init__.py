@@ -34,7 +34,6 @@ from ptpipe.events import (
 )
 from ptpipe.printable import one_line
 from ptpipe.reporter import Reporter
-from ptpipe.sections import Section
 from ptpipe.stage import Port, Stage, stage
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from ptpipe.plan.bind import Plan, PlannedStage, Reference
     from ptpipe.plan.module_files import record_import
     from ptpipe.plan.source_functions import source_code
+    from ptpipe.sections import Section
     from ptpipe.store.files import atomic_path, write_atomically
     from ptpipe.store.store import Store
 
@@ -115,6 +115,7 @@ _LATER = {
     "Reference": "plan.bind",
     "RunOptions": "execution.engine",
     "RunResult": "api",
+    "Section": "sections",
     "StageConfig": "config",
     "Store": "store.store",
     "atomic_path": "store.files",

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 from ptpipe.artifact import JSON
-from ptpipe.sections import Section
+
+if TYPE_CHECKING:
+    from ptpipe.sections import Section
 
 
 class Outcome(StrEnum):

@@ -181,6 +181,17 @@ def test_the_report_is_laid_out_well(browser, run, tmp_path, width, scheme):
     assert is_dark == (scheme == "dark")
 
 
+def test_a_page_of_paper_holds_it_in_black_on_white(browser, run, tmp_path):
+    file = tmp_path / "report.html"
+    file.write_text(render(*run), encoding="utf-8")
+    browser.open(file, 740, "dark")
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.call("Emulation.setEmulatedMedia", media="print", features=features)
+    assert browser.value(OVERFLOW_PX) == 0
+    assert browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    browser.call("Emulation.setEmulatedMedia", media="")
+
+
 def test_the_policy_is_in_force(browser, run, tmp_path):
     """Whatever got into the page all the same would not run, load or restyle."""
     injected = (
