@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
-WIDTH, HEIGHT = 1180, 1290
+WIDTH, HEIGHT = 1180, 1590
 SCALE = 1.5
 """Pixels of the picture for one of the page, so that it is sharp on a dense display."""
-NUM_COLORS = 64
+NUM_COLORS = 96
 
 
 def draw(report: Path) -> Image.Image:

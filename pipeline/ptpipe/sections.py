@@ -48,6 +48,9 @@ class Table:
     """Each with a cell for every column; None: nothing."""
     title: str = ""
 
+    def __post_init__(self) -> None:
+        _require(all(len(row) == len(self.columns) for row in self.rows), "a row has not one cell for each column")
+
 
 @dataclass(frozen=True)
 class Point:
@@ -82,6 +85,9 @@ class Mark:
     value: float
     end: float | None = None
     """Where a band ends; None: a line."""
+
+    def __post_init__(self) -> None:
+        _require(self.axis in ("x", "y"), f"a mark is on the axis x or y, not {self.axis!r}")
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,9 @@ class DotPlot:
     marks: tuple[Mark, ...] = ()
     """On the axis `x`."""
 
+    def __post_init__(self) -> None:
+        _require(all(len(of.dots) == len(self.names) for of in self.series), "a series has not one dot for each name")
+
 
 @dataclass(frozen=True)
 class HeatMap:
@@ -141,6 +150,10 @@ class HeatMap:
     """Whether negative and positive values are opposites, which need two colors."""
     is_confusion: bool = False
     """Whether the diagonal is what is right: only what is wrong is colored, and of a difference both."""
+
+    def __post_init__(self) -> None:
+        shape = [len(row) for row in self.values]
+        _require(shape == [len(self.column_names)] * len(self.row_names), "values have not a row for each row name")
 
 
 @dataclass(frozen=True)
@@ -172,3 +185,9 @@ class Section:
     topic: Topic = Topic.OTHER
     stage_id: str = ""
     """The stage that it is about; empty: several, or the run."""
+
+
+def _require(is_met: bool, message: str) -> None:
+    """Raise ValueError where a plugin made a block that can't be drawn: in its code, where it can be found."""
+    if not is_met:
+        raise ValueError(message)

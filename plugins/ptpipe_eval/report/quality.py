@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ptpipe import Section
+from ptpipe import JSON, Section
 from ptpipe.sections import Block, Dot, DotPlot, DotSeries, HeatMap, Mark, Plot, Point, Series, Table, Text, Topic
 
 if TYPE_CHECKING:
@@ -43,20 +43,27 @@ def rows_of(compared: Compared) -> tuple[int, int]:
     return names.index(compared.comparison.baseline), names.index(compared.candidate)
 
 
+def confusion_map(title: str, tables: Mapping[str, JSON], num_samples: int) -> HeatMap | None:
+    """Return a task's confusion matrix; None where it has none, or one of too many classes."""
+    names, counts_KK = _confusion(tables)
+    if counts_KK is None or len(names) > _MAX_HEAT_MAP:
+        return None
+    if _are_parts(counts_KK, num_samples):
+        return _heat_map(f"{title}, % of the class", names, _percent(counts_KK))
+    return _heat_map(title, names, counts_KK)
+
+
 def _confusions(compared: Compared, details: Details) -> Iterator[Block]:
-    tables = [details.models[number].tables for number in rows_of(compared)]
-    names = [str(name) for name in _list(tables[0].get("class_names"))]
-    base_KK, own_KK = (_matrix(table.get("confusion")) for table in tables)
-    if base_KK is None or own_KK is None or not base_KK.shape == own_KK.shape == (len(names), len(names)):
+    (names, base_KK), (own_names, own_KK) = (_confusion(details.models[number].tables) for number in rows_of(compared))
+    if base_KK is None or own_KK is None or names != own_names:
         return
-    difference_KK = own_KK - base_KK
     if len(names) > _MAX_HEAT_MAP:
-        yield _changed_pairs(compared, names, difference_KK)
+        yield _changed_pairs(compared, names, own_KK - base_KK)
         return
-    if base_KK.sum() > 100 * compared.comparison.num_samples:  # pixels, tokens: too many for a cell
-        base_KK, own_KK = (_percent(of) for of in (base_KK, own_KK))
-        difference_KK = np.round(own_KK - base_KK, 1)
-    unit = ", % of the class" if base_KK.dtype.kind == "f" else ""
+    unit = ""
+    if _are_parts(base_KK, compared.comparison.num_samples):
+        unit, base_KK, own_KK = ", % of the class", _percent(base_KK), _percent(own_KK)
+    difference_KK = np.round(own_KK - base_KK, 1)
     base_name, own_name = compared.comparison.baseline, compared.candidate
     yield _heat_map(f"Confusion of {base_name}{unit}", names, base_KK)
     yield _heat_map(f"Confusion of {own_name}{unit}", names, own_KK)
@@ -64,6 +71,21 @@ def _confusions(compared: Compared, details: Details) -> Iterator[Block]:
         yield _heat_map(f"{own_name} minus {base_name}{unit}", names, difference_KK, is_difference=True)
     else:
         yield Text(f"{own_name} and {base_name} have the same confusion matrix.")
+
+
+def _confusion(tables: Mapping[str, JSON]) -> tuple[list[str], npt.NDArray[Any] | None]:
+    """Return class names and counts, rows are labels; None where they are no square of that size."""
+    names = [str(name) for name in _list(tables.get("class_names"))]
+    try:
+        counts_KK: npt.NDArray[Any] = np.array(tables.get("confusion"), dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return names, None
+    return names, counts_KK if counts_KK.shape == (len(names), len(names)) else None
+
+
+def _are_parts(counts_KK: npt.NDArray[Any], num_samples: int) -> bool:
+    """Return whether pixels or tokens were counted: too many for a cell."""
+    return int(counts_KK.sum()) > 100 * num_samples
 
 
 def _heat_map(title: str, names: Sequence[str], values_KK: npt.NDArray[Any], is_difference: bool = False) -> HeatMap:
@@ -87,14 +109,6 @@ def _percent(counts_KK: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return percent_KK
 
 
-def _matrix(value: object) -> npt.NDArray[Any] | None:
-    try:
-        matrix: npt.NDArray[Any] = np.array(value, dtype=np.int64)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return matrix if matrix.ndim == 2 else None
-
-
 def _class_drops(compared: Compared) -> Iterator[Block]:
     """Yield the drop by class with its interval, as the comparison's summary has it: those that changed."""
     row: Mapping[str, Any] = next(
@@ -114,22 +128,28 @@ def _class_drops(compared: Compared) -> Iterator[Block]:
 
 
 def _scores(compared: Compared, details: Details) -> Iterator[Block]:
-    """Yield the score of each class, label or target of both models, where the task has such a table."""
-    base_tables, own_tables = (details.models[number].tables for number in rows_of(compared))
-    for name, base_rows in base_tables.items():
-        own_rows = _list(own_tables.get(name))
-        first = next(iter(_list(base_rows)), None)
-        if not name.startswith("per_") or not isinstance(first, Mapping) or len(own_rows) != len(_list(base_rows)):
+    names = (compared.comparison.baseline, compared.candidate)
+    tables = (details.models[number].tables for number in rows_of(compared))
+    plot = score_plot(dict(zip(names, tables, strict=True)))
+    if plot is not None:
+        yield plot
+
+
+def score_plot(models: Mapping[str, Mapping[str, JSON]]) -> DotPlot | None:
+    """Return the score of each class, label or target, where the tasks' tables have one. `models`: tables by model."""
+    first = next(iter(models.values()))
+    for name in (name for name in first if name.startswith("per_")):
+        tables = [_list(of.get(name)) for of in models.values()]
+        rows = tables[0]
+        if not 1 < len(rows) <= _MAX_CLASSES or any(len(of) != len(rows) for of in tables):
             continue
-        score = next((of for of in _SCORES if of in first), None)
-        if score is None or not 1 < len(own_rows) <= _MAX_CLASSES:
-            continue
-        series = (
-            DotSeries(model, tuple(Dot(row.get(score)) for row in rows))
-            for model, rows in ((compared.comparison.baseline, _list(base_rows)), (compared.candidate, own_rows))
-        )
-        names = tuple(str(row.get("name", "")) for row in own_rows)
-        yield DotPlot(f"{_title(score)} by {name.removeprefix('per_')}", _title(score), names, tuple(series))
+        score = next((of for of in _SCORES if isinstance(rows[0], Mapping) and of in rows[0]), None)
+        if score is not None:
+            dots = (tuple(Dot(row.get(score)) for row in of) for of in tables)
+            series = tuple(DotSeries(model, of) for model, of in zip(models, dots, strict=True))
+            names = tuple(str(row.get("name", "")) for row in rows)
+            return DotPlot(f"{_title(score)} by {name.removeprefix('per_')}", _title(score), names, series)
+    return None
 
 
 def _title(score: str) -> str:

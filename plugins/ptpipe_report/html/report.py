@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -113,9 +113,9 @@ def _environment() -> Environment:
         finalize=_visible,
     )
     environment.filters |= {
-        "dot_plot": draw_dot_plot,
-        "heat_map": draw_heat_map,
-        "plot": draw_plot,
+        "dot_plot": _drawn(draw_dot_plot),
+        "heat_map": _drawn(draw_heat_map),
+        "plot": _drawn(draw_plot),
         "kind": lambda block: type(block).__name__,
         "cell": _cell_text,
         "is_number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
@@ -123,6 +123,18 @@ def _environment() -> Environment:
         "number": number,
     }
     return environment
+
+
+def _drawn(draw: Callable[[Any], Markup]) -> Callable[[Any], Markup]:
+    """Return the function that draws a plugin's block; one that can't be drawn does not take the report with it."""
+
+    def drawn(block: Any) -> Markup:
+        try:
+            return draw(block)
+        except Exception as error:  # noqa: BLE001  # numbers that are none
+            return Markup("<p>It can\N{RIGHT SINGLE QUOTATION MARK}t be drawn: {}</p>").format(one_line(str(error)))
+
+    return drawn
 
 
 def _visible(value: object) -> object:

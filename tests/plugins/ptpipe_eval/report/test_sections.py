@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,15 +13,15 @@ from PIL import Image as PILImage
 
 from ptpipe import Outcome, RunFinished, StageError, StageFinished
 from ptpipe.sections import DotPlot, HeatMap, ImageGrid, Plot, Table, Text, Topic
-from ptpipe_eval import Comparison, Latency, Row, StartUp
+from ptpipe_eval import Comparison, Latency, Row, StartUp, eval_predict
 from ptpipe_eval.quality.details import Details, ModelDetails
 from ptpipe_eval.quality.paired import pair
 from ptpipe_eval.quality.recorder import SampleRecorder
-from ptpipe_eval.report import Compared
+from ptpipe_eval.report import Compared, report_sections
 from ptpipe_eval.report.latency import latency_section
 from ptpipe_eval.report.quality import quality_section
 from ptpipe_eval.report.samples import samples_section
-from ptpipe_torch import ArrayColumn, Classification, Data, Regression
+from ptpipe_torch import ArrayColumn, Classification, Data, Predictions, Regression
 
 from ....datasets import image_info, image_split
 
@@ -188,3 +189,20 @@ def test_what_was_not_measured_has_no_section(classified):
     own = dataclasses.replace(classified, comparison=without, summary={})
     assert quality_section(own) is None
     assert len(samples_section(own, finished(1 << 40), None).blocks[0].rows) == 3, "in the order of the split"
+
+
+def test_without_a_comparison_an_evaluated_model_has_its_own_confusion(classified):
+    tables = {"class_names": [*NAMES], "confusion": [[1, 2, 3], [4, 5, 6], [7, 8, 9]], "accuracy": 0.5}
+    tables["per_class"] = [{"name": name, "f1": 0.5} for name in NAMES]
+    predictions = Predictions(np.array(["a", "b"]), {}, tables)
+    outputs = {"output": {"type": "ptpipe_torch.Predictions", "digest": "d", "size_bytes": 10, "summary": {}}}
+    stage = StageFinished("examined", "eval.predict", Outcome.CACHED, 1.0, "k", outputs=outputs)
+    run = RunFinished("run", "toy", None, 0, 1.0, (stage,))
+    plan = {"examined": SimpleNamespace(stage=eval_predict)}
+    (section,) = report_sections(plan, run, lambda stage_id, output: predictions)
+    heat_map, plot = section.blocks
+    assert (section.title, heat_map.title) == ("What examined gets wrong", "Confusion of examined")
+    assert heat_map.values == ((1, 2, 3), (4, 5, 6), (7, 8, 9))
+    assert [dot.value for dot in plot.series[0].dots] == [0.5] * 3
+    large = dataclasses.replace(stage, outputs={"output": {**outputs["output"], "size_bytes": 1 << 30}})
+    assert list(report_sections(plan, dataclasses.replace(run, stages=(large,)), None)) == []

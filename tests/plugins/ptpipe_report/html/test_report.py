@@ -306,5 +306,12 @@ def test_values_that_are_not_finite_leave_their_plot_whole(run, rendered):
             assert "inf" not in str(of.attributes)
 
 
+def test_a_block_that_cannot_be_drawn_is_named_and_the_rest_is_there(run, rendered):
+    strange = Plot("Odd one", "x", "y", (Series("s", (Point("<b>", None),)),))
+    page = rendered(run, sections=(Section("Odd", (strange, Text("still here"))),))
+    assert "It can't be drawn: " in words(page.root)
+    assert "still here" in page.root.text
+
+
 def test_topics_are_those_that_the_report_orders():
     assert [*Topic] == ["training", "quality", "samples", "quantization", "latency", "other"]
