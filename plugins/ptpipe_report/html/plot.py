@@ -147,7 +147,7 @@ def _draw(number: int, series: Series, x_scale: Scale, y_scale: Scale) -> Markup
         track = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(element("polyline", points=track, class_=f"line {color}"))
     if not series.is_line or len(places) <= 40:
-        radius = 2.5 if series.is_line else 4 if len(places) <= 60 else 2
+        radius = 2.5 if series.is_line else 4 if len(places) <= 30 else 3
         for point, (x, y) in zip(series.points, places, strict=True):
             title = element("title", f"{series.name}: {_point_text(point)}")
             parts.append(element("circle", title, cx=x, cy=y, r=radius, class_=f"dot {color}"))

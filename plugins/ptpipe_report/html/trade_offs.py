@@ -21,13 +21,15 @@ def trade_off_plots(artifacts: Artifacts, candidates: Sequence[str], gates: Sequ
     if artifacts.latency_labels and any(_latency(row.facts) for row in artifacts.rows):
         label = f"latency, ms ({artifacts.latency_labels[0]})"
         plots.append(_plot(artifacts, candidates, marks, "Quality and latency", label, _latency))
-    return plots
+    return [plot for plot in plots if plot is not None]
 
 
 def _plot(
     artifacts: Artifacts, candidates: Sequence[str], marks: tuple[Mark, ...], title: str, x_label: str, values: Values
-) -> Plot:
+) -> Plot | None:
     points = [(row, point) for row in artifacts.rows if (point := _point(artifacts, row, values)) is not None]
+    if len(points) < 2:
+        return None
     groups: dict[str, list[Point]] = {"judged by a gate": [], "baseline": [], "other models": []}
     for row, point in points:
         is_judged = row.name in candidates

@@ -96,6 +96,15 @@ def test_only_latency_is_a_table_without_plots(kit, script):
     assert [cell.text for cell in artifacts.rows[1].latencies] == ["0.310 ms"]
 
 
+def test_models_whose_drop_is_unknown_are_in_no_plot(kit, script):
+    rows = [{"name": name, "size_bytes": 10, "accuracy": 0.9} for name in ("pretrain", "b")]
+    (artifacts,) = comparisons_of(
+        [script.stage("compare", "x", outputs=kit.output("Comparison", **kit.compared(*rows)))]
+    )
+    assert trade_off_plots(artifacts, [], []) == []
+    assert [row.metric for row in artifacts.rows] == ["90.00 %", "90.00 %"]
+
+
 def test_a_confusion_colors_what_is_wrong_and_a_difference_what_got_worse():
     names, values = ("a", "b"), ((5.0, 2.0), (0.0, 7.0))
     drawn = draw_heat_map(HeatMap("m", "r", "c", names, names, values, is_confusion=True))
