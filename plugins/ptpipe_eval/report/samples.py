@@ -152,7 +152,7 @@ def _of_columns(data: Data, split: Split, ids: Sequence[str], words: Sequence[st
 def _png(pixels_HWC: npt.NDArray[Any]) -> bytes:
     from PIL import Image as PILImage
 
-    is_grey = pixels_HWC.shape[-1] == 1
+    is_grey = pixels_HWC.shape[-1] < 3
     image = PILImage.fromarray(np.ascontiguousarray(pixels_HWC[..., 0] if is_grey else pixels_HWC[..., :3]))
     image.thumbnail((_MAX_SIDE_PX, _MAX_SIDE_PX))
     if not is_grey:

@@ -21,7 +21,17 @@ from ptpipe_eval.report import Compared, report_sections
 from ptpipe_eval.report.latency import latency_section
 from ptpipe_eval.report.quality import quality_section
 from ptpipe_eval.report.samples import samples_section
-from ptpipe_torch import ArrayColumn, Classification, Data, Predictions, Regression
+from ptpipe_torch import (
+    ArrayColumn,
+    Classification,
+    Data,
+    DatasetInfo,
+    Predictions,
+    RaggedColumn,
+    Regression,
+    Split,
+    TokensInfo,
+)
 
 from ....datasets import image_info, image_split
 
@@ -146,6 +156,24 @@ def test_the_samples_that_are_lost_are_shown_worst_first(classified, data):
     assert isinstance(grid, ImageGrid)
     assert [image.caption for image in grid.images] == [f"two, not one (test/{number:05d})" for number in LOST]
     assert [PILImage.open(io.BytesIO(image.png)).getpixel((0, 0)) for image in grid.images] == [*LOST]
+
+
+def test_texts_are_shown_as_they_were_written(classified):
+    tokenizers = pytest.importorskip("tokenizers", reason="needs ptpipe[text]")
+    words = {"[PAD]": 0, "cheap": 1, "pills": 2, "hello": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[PAD]"))
+    values_V = np.tile([1, 2, 3], NUM_SAMPLES)[: 2 * NUM_SAMPLES]
+    column = RaggedColumn(values_V, np.arange(0, 2 * NUM_SAMPLES + 1, 2), 0)
+    ids = np.array([f"test/{number:05d}" for number in range(NUM_SAMPLES)])
+    split = Split(ids, {"tokens": column}, {"labels": ArrayColumn(LABELS_N)})
+    info = DatasetInfo(
+        "sms", {"tokens": TokensInfo(vocabulary_size=4, max_length=8)}, Classification(class_names=NAMES)
+    )
+    texts = Data(info, {"test": split}, assets={"tokenizer.json": tokenizer.to_str().encode()})
+    (table,) = samples_section(classified, finished(), lambda stage_id, output: texts).blocks
+    assert table.columns == ("sample", "result", "text")
+    written = [[*words][token] for token in values_V]
+    assert [row[2] for row in table.rows] == [" ".join(written[2 * number : 2 * number + 2]) for number in LOST]
 
 
 def test_a_data_set_that_is_large_or_gone_leaves_the_ids(classified):
