@@ -20,7 +20,7 @@ test: $(VENV)/.installed
 test-core: $(CORE)/.installed
 	OMP_NUM_THREADS=1 $(CORE)/bin/python -m pytest -n 2 tests/ptpipe tests/plugins/ptpipe_report
 
-# Also every combination of the long tests, and 20 kills of each training: an hour.
+# Also every combination of the long tests, and 20 kills of each training: two hours.
 test-thorough: $(VENV)/.installed
 	PTPIPE_THOROUGH=1 PTPIPE_KILLS=20 $(PYTEST)
 

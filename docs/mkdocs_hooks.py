@@ -26,6 +26,7 @@ GUIDES = {
     "Networks": "docs/networks.md",
     "Training": "docs/training.md",
     "Gates": "docs/gates.md",
+    "In CI": "docs/ci.md",
     "Parallel training": "docs/parallel.md",
     "Latency": "docs/latency.md",
     "Reports": "docs/report.md",

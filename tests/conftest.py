@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,12 @@ settings.load_profile("ptpipe")
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C, in the processes that the tests start too: a shell's background jobs inherit that it is ignored."""
+    """Hear Ctrl-C, in the processes that the tests start too: a shell's background jobs inherit that it is ignored.
+
+    And where the tests run in GitHub Actions, leave its annotations and summary to them.
+    """
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -37,12 +43,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reasons = {}
     if os.environ.get("PTPIPE_THOROUGH", "0") == "0":
         reasons["thorough"] = "one more combination: PTPIPE_THOROUGH=1 runs it"
+        for item in _left_out(items):
+            item.add_marker("thorough")
     if importlib.util.find_spec("torch") is None:
         reasons["plugins"] = "torch is not installed"
     for item in items:
         for marker, reason in reasons.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _left_out(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the combinations of `sampled` tests that are not among every n-th one."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        if (marker := item.get_closest_marker("sampled")) is not None:
+            every, first = (*marker.args, 0)[:2]
+            test = item.nodeid.partition("[")[0]
+            if counts[test] % every != first:
+                yield item
+            counts[test] += 1
 
 
 TOY = Path(__file__).parent / "ptpipe" / "toy.py"

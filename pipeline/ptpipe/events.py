@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, get_args
 
 from ptpipe.artifact import JSON
+from ptpipe.errors import Location
 
 if TYPE_CHECKING:
     from ptpipe.sections import Section
@@ -23,6 +24,8 @@ class Outcome(StrEnum):
     """Its result was in the store."""
     REFUSED = "refused"
     """It is a gate and refused."""
+    UNDECIDED = "undecided"
+    """It is a gate that could not decide, and is configured to fail then."""
     FAILED = "failed"
     SKIPPED = "skipped"
     """A stage that it needs did not finish, or the run ended before."""
@@ -128,7 +131,7 @@ class StageFinished:
     outputs: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
     """Output name to `{"type", "digest", "size_bytes", "summary"}`."""
     message: str = ""
-    """Why it failed, refused or was skipped; one line."""
+    """Why it failed, refused, could not decide or was skipped; one line."""
     frames: tuple[str, ...] = ()
     """The plugin's frames of the traceback, outermost first: `prune.py:12 in prune: amount = 1 / 0`."""
     made_at: str = ""
@@ -159,6 +162,10 @@ class RunStarted:
     """What the console shows: below 0 only problems and the end, below -1 nothing, above 0 log lines too."""
     kinds: tuple[str, ...] = ()
     """Of the stages, in run order."""
+    locations: tuple[Location | None, ...] = ()
+    """Of the stages' ids in the manifest, in run order, with the path as in `manifest_path`."""
+    started_at: str = ""
+    """ISO 8601, UTC."""
     upstream: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each stage, the ids of the stages that it has inputs from."""
 

@@ -1,4 +1,6 @@
-"""Test stages as a run would use them: the pytest fixture `bench`, after `pytest_plugins = ["ptpipe.testing"]`.
+"""Fixtures for pytest, after `pytest_plugins = ["ptpipe.testing"]`.
+
+`bench` runs a stage as a run would use it; `ptpipe_run` runs a whole manifest, whose gates a test asserts.
 
 PYTEST_DONT_REWRITE: a test module that imports from here does so before pytest loads its plugins.
 """
@@ -8,20 +10,23 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import pickletools
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, get_type_hints
 
 import pytest
 
-from ptpipe.artifact import JSON, Artifact
+from ptpipe.api import DEFAULT_ARTIFACTS, RunResult, run
+from ptpipe.artifact import JSON, Artifact, Decision, Verdict
 from ptpipe.config import StageConfig
 from ptpipe.context import Context, NamedCode
-from ptpipe.errors import ManifestError, Problem, nearest
-from ptpipe.events import Event, Metric, Notice
+from ptpipe.errors import ExitCode, ManifestError, Problem, nearest
+from ptpipe.events import Event, Metric, Notice, Outcome, StageFinished
 from ptpipe.plan.options import config_problems
 from ptpipe.plan.source_functions import SourceFunction
 from ptpipe.plan.vocabulary import FILE_PREFIX
@@ -141,10 +146,94 @@ class Bench:
         return loaded.with_source_functions(self._functions), stored.digest
 
 
+@dataclass(frozen=True)
+class GatedRun(RunResult):
+    """A run that has ended, and assertions about its gates."""
+
+    def verdicts(self, gate: str) -> tuple[Verdict, ...]:
+        """Return what a gate decided, and why: mostly one verdict; none where the stage failed or was skipped.
+
+        Raises ValueError where the manifest has no gate of that name.
+        """
+        if gate not in self._gates:
+            message = f"{self.plan.manifest.path} has no gate {gate!r}, but {', '.join(self._gates) or 'none'}"
+            raise ValueError(str(Problem(message, suggestion=nearest(gate, self._gates))))
+        ports = [port.name for port in self._gates[gate] if port.name in self.stages[gate].outputs]
+        return tuple(cast(Verdict, self.artifact(gate, name)) for name in ports)
+
+    def assert_passed(self, *gates: str) -> None:
+        """Assert that these gates passed; without names, that all did and that the run ended with exit code 0.
+
+        An undecided gate has not passed, whether or not it fails the run. Raises AssertionError with the reasons of
+        those that did not pass, the figures that they are based on and the folder of the run's report; ValueError where
+        the manifest has no such gate.
+        """
+        __tracebackhide__ = True
+        found = [line for gate in gates or self._gates for line in self._describe_unless_passed(gate)]
+        if not gates and not self._gates:
+            found.append(f"{self.plan.manifest.path} has no gate")
+        if not gates and self.exit_code and not found:
+            found.append(f"the run ended with exit code {int(self.exit_code)}")
+        if found:
+            found += [f"{each.stage_id} failed: {each.message}" for each in self.stages.values() if _has_failed(each)]
+            raise AssertionError("\n".join([*found, f"report: {self.folder}"]))
+
+    @property
+    def _gates(self) -> dict[str, list[Port]]:
+        """The outputs that are verdicts, of each stage that has any."""
+        ports = {
+            stage.id: [port for port in stage.stage.outputs if issubclass(port.type, Verdict)]
+            for stage in self.plan.stages
+        }
+        return {name: verdicts for name, verdicts in ports.items() if verdicts}
+
+    def _describe_unless_passed(self, gate: str) -> Iterator[str]:
+        verdicts, stage = self.verdicts(gate), self.stages[gate]
+        if not verdicts:
+            yield f"gate {gate} gave no verdict: {stage.outcome}, {stage.message}"
+        for verdict in verdicts:
+            if verdict.decision is not Decision.PASSED:
+                yield f"gate {gate} {verdict.decision}: {verdict.reason}"
+                yield from (f"    {name} = {json.dumps(value)}" for name, value in verdict.facts.items())
+
+
+class RunManifest(Protocol):
+    """What the fixture `ptpipe_run` is: runs a manifest, as `ptpipe run` does.
+
+    `manifest`, `overrides`, `artifacts`: as for `ptpipe.run`; the folder is by default `$PTPIPE_ARTIFACTS`, or
+    `artifacts` in the working directory. What earlier runs computed is cached.
+    """
+
+    def __call__(
+        self, manifest: Path | str, overrides: Mapping[str, JSON] | None = None, artifacts: Path | str | None = None
+    ) -> GatedRun:
+        """Run it, and return the ended run. Raises ManifestError where it is wrong."""
+
+
+@pytest.fixture
+def ptpipe_run() -> RunManifest:
+    """A function that runs a manifest: `ptpipe_run("m.yaml", {"finetune.lr": 0.001}).assert_passed("accuracy")`."""
+
+    def run_manifest(
+        manifest: Path | str, overrides: Mapping[str, JSON] | None = None, artifacts: Path | str | None = None
+    ) -> GatedRun:
+        folder = artifacts or os.environ.get("PTPIPE_ARTIFACTS") or DEFAULT_ARTIFACTS
+        result = GatedRun(**vars(run(manifest, overrides, artifacts=folder)))
+        if result.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):  # by a signal that was meant for all tests
+            pytest.exit(f"{manifest} was interrupted", returncode=int(result.exit_code))
+        return result
+
+    return run_manifest
+
+
 @pytest.fixture
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """A bench with an empty store."""
     return Bench(tmp_path_factory.mktemp("bench"))
+
+
+def _has_failed(stage: StageFinished) -> bool:
+    return stage.outcome is Outcome.FAILED
 
 
 def _validated(stage: Stage[..., Any], options: Mapping[str, Any]) -> StageConfig:

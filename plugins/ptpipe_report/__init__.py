@@ -1,4 +1,4 @@
-"""Reporters of a run: the console, `report.html`, `report.md` and `events.jsonl`.
+"""Reporters of a run: the console, files in the run's folder, and what CI services show.
 
 - **Console** (stderr): on a terminal a live progress bar for the running stage, replaced by one line per stage; in a
   pipe or a log file the line per stage and a progress line every ten seconds. Notices are shown at once and at the
@@ -8,13 +8,21 @@
   `docs/report.md`.
 - **Markdown**: `report.md` in the run's folder, for a pull request or a mail.
 - **JSON lines**: `events.jsonl` in the run's folder, one object per event, for other programs.
+- **Verdict**: `verdict.json` in the run's folder, what the gates decided; `ptpipe schema verdict` prints its schema.
+- **CI**: `junit.xml` and `report.sarif` in the run's folder. In GitHub Actions, annotations at the manifest's lines
+  and the report in the job's summary.
 
 Other reports and trackers are separate reporters: see `ptpipe.Reporter` and the hook `ptpipe_reporters`.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import Event, Notice, Reporter, RunFinished, RunStarted, StageFinished, StageStarted, hookimpl
@@ -26,7 +34,17 @@ if TYPE_CHECKING:
 
     from ptpipe_report.screen import Screen
 
-__all__ = ["ConsoleReporter", "HtmlReport", "JsonLines", "MarkdownReport"]
+__all__ = [
+    "ConsoleReporter",
+    "GitHubAnnotations",
+    "GitHubSummary",
+    "HtmlReport",
+    "JUnitReport",
+    "JsonLines",
+    "MarkdownReport",
+    "SarifReport",
+    "VerdictReport",
+]
 
 
 class ConsoleReporter(Reporter):
@@ -70,15 +88,15 @@ class ConsoleReporter(Reporter):
             self._screen.run_finished(event)
 
 
-class MarkdownReport(Reporter):
-    """Write `report.md` into the run's folder when the run has ended, whatever its outcome."""
+class _AtTheEnd(Reporter):
+    """Reports once, when a run has ended, whatever its outcome."""
 
     def __init__(self) -> None:
         self._started: RunStarted | None = None
         self._notices: list[Notice] = []
 
     def run_started(self, event: RunStarted) -> None:
-        """Keep the manifest's path, overrides and seed, which RunFinished does not have."""
+        """Keep what RunFinished does not have: the manifest's path, overrides, seed."""
         self._started = event
 
     def event(self, event: Event) -> None:
@@ -87,15 +105,82 @@ class MarkdownReport(Reporter):
             self._notices.append(event)
 
     def run_finished(self, event: RunFinished) -> None:
-        """Write the file atomically."""
-        if self._started is None:
-            return
+        """Report."""
+        if self._started is not None:
+            self._report(self._started, event)
+
+    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+        raise NotImplementedError
+
+
+class MarkdownReport(_AtTheEnd):
+    """Write `report.md` into the run's folder, atomically."""
+
+    def _report(self, started: RunStarted, finished: RunFinished) -> None:
         from ptpipe_report.markdown import write_report
 
-        write_report(self._started, event, self._notices)
+        write_report(started, finished, self._notices)
+
+
+class VerdictReport(_AtTheEnd):
+    """Write `verdict.json` into the run's folder, atomically."""
+
+    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+        from ptpipe_report.verdict_json import verdict
+
+        _write_json(finished.folder / "verdict.json", verdict(started, finished, datetime.now(UTC)))
+
+
+class JUnitReport(_AtTheEnd):
+    """Write `junit.xml` into the run's folder, atomically."""
+
+    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+        from ptpipe import write_atomically
+        from ptpipe_report.junit import junit_xml
+
+        write_atomically(finished.folder / "junit.xml", junit_xml(started, finished, datetime.now(UTC)))
+
+
+class SarifReport(_AtTheEnd):
+    """Write `report.sarif` into the run's folder, atomically."""
+
+    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+        from ptpipe_report.sarif import sarif_log
+
+        _write_json(finished.folder / "report.sarif", sarif_log(started, finished, datetime.now(UTC)))
+
+
+class GitHubAnnotations(_AtTheEnd):
+    """Write annotations to stderr, which GitHub Actions reads as it does stdout, where `GITHUB_ACTIONS` is `true`."""
+
+    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+        if os.environ.get("GITHUB_ACTIONS") == "true" and started.verbosity >= -1:
+            from ptpipe_report.github import workflow_commands
+
+            for line in workflow_commands(started, finished):
+                print(line, file=sys.stderr)  # noqa: T201  # commands to the runner
+
+
+class GitHubSummary(_AtTheEnd):
+    """Append the report to the file that `GITHUB_STEP_SUMMARY` names, where it names one."""
+
+    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+        path = os.environ.get("GITHUB_STEP_SUMMARY")
+        if path and started.verbosity >= -1:
+            from ptpipe_report.github import append_summary
+            from ptpipe_report.markdown import sections
+
+            append_summary(Path(path), sections(started, finished, self._notices, datetime.now(UTC)))
+
+
+def _write_json(path: Path, content: object) -> None:
+    from ptpipe import write_atomically
+
+    write_atomically(path, json.dumps(content, indent=1, allow_nan=False).encode("ascii") + b"\n")
 
 
 @hookimpl
 def ptpipe_reporters() -> Iterable[Reporter]:
-    """Return new reporters for one run: files in its folder, then the console, which names them."""
-    return [HtmlReport(), MarkdownReport(), JsonLines(), ConsoleReporter()]
+    """Return new reporters for one run: those of files before the console, which names them."""
+    files = [HtmlReport(), MarkdownReport(), JsonLines(), VerdictReport(), JUnitReport(), SarifReport()]
+    return [*files, ConsoleReporter(), GitHubAnnotations(), GitHubSummary()]

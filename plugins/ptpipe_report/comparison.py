@@ -96,6 +96,17 @@ def metric_tables(stages: Sequence[StageFinished]) -> Iterator[tuple[str, Table]
                     yield name, table
 
 
+def explained_marks(columns: Sequence[Column]) -> str:
+    """Explain the marks behind latencies that are there; empty if there are none."""
+    marks = {mark for column in columns for mark in column.marks if mark}
+    meanings = (
+        ("0.5x: times the baseline's latency", any(mark.endswith("x") for mark in marks)),
+        ("same: not faster or slower than noise is", "same" in marks),
+        ("?: not measurable here and now", "?" in marks),
+    )
+    return "; ".join(text for text, is_used in meanings if is_used)
+
+
 def type_name(output: Mapping[str, JSON]) -> str:
     """Return the class name of an output, without its module."""
     return str(output.get("type", "")).replace(":", ".").rpartition(".")[2]

@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ptpipe import one_line
-from ptpipe_report.comparison import Column, Table
+from ptpipe_report.comparison import Column, Table, explained_marks
 from ptpipe_report.console import TerminalWriter
 from ptpipe_report.formatting import figure
 from ptpipe_report.theme import FAINT
@@ -42,17 +42,6 @@ def fitting_columns(table: Table, writer: TerminalWriter) -> tuple[Column, ...]:
         words = [column for column in kept[1:] if column.is_text]
         kept.remove((words or kept)[-1])
     return tuple(kept)
-
-
-def explained_marks(columns: Sequence[Column]) -> str:
-    """Explain the marks behind latencies that are there; empty if there are none."""
-    marks = {mark for column in columns for mark in column.marks if mark}
-    meanings = (
-        ("0.5x: times the baseline's latency", any(mark.endswith("x") for mark in marks)),
-        ("same: not faster or slower than noise is", "same" in marks),
-        ("?: not measurable here and now", "?" in marks),
-    )
-    return "; ".join(text for text, is_used in meanings if is_used)
 
 
 def _width(drawn: RichTable, writer: TerminalWriter) -> int:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from ptpipe import Notice, Outcome, RunFinished, RunStarted, StageFinished, host, one_line, write_atomically
+from ptpipe import Notice, RunFinished, RunStarted, StageFinished, host, one_line, write_atomically
 from ptpipe_report import run_summary
-from ptpipe_report.comparison import Column, Table, metric_tables, tables
+from ptpipe_report.comparison import Column, Table, explained_marks, metric_tables, tables
 from ptpipe_report.formatting import figure, joined, seconds_text
 
 _INLINE_MARKUP = re.compile(r"([\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])|:(?=[a-z+-][\w+-]*:))")
@@ -18,42 +18,59 @@ _BLOCK_MARKUP = re.compile(r"^(\d+(?=[.)])|(?=[-+=#]))(.)(?=[-=#\s]*(?:\s|$))")
 _LIVE = re.compile(r"@|#\d|://|www\.|gh-\d|\b(?=\d*[a-f])[\da-f]{7,40}\b", re.IGNORECASE)
 """What GitHub and others turn into a mention or a link (a commit's digits too); nothing but code keeps it from that."""
 _WORD = re.compile(r"[^ |`]+|[|`]")
-_TIMED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.REFUSED})
+_SYMBOLS = {"passed": "✓", "refused": "✗", "undecided": "▲"}
 _LEFT, _RIGHT = ":---", "---:"
 
 
 def write_report(started: RunStarted, finished: RunFinished, run_notices: Sequence[Notice]) -> None:
     """Write `report.md` into the run's folder; `run_notices` are the notices that belong to no stage."""
+    text = report(started, finished, run_notices, datetime.now(UTC))
+    write_atomically(finished.folder / "report.md", text.encode("utf-8"))
+
+
+def report(started: RunStarted, finished: RunFinished, run_notices: Iterable[Notice], at: datetime) -> str:
+    """Return the whole file."""
+    return "\n\n".join(sections(started, finished, run_notices, at)) + "\n"
+
+
+def sections(started: RunStarted, finished: RunFinished, run_notices: Iterable[Notice], at: datetime) -> list[str]:
+    """Return the file's parts, each a whole: the verdict, then the figures, then how they came about."""
+    parts = [_verdict(finished, run_notices)]
+    for table in tables(finished.stages):
+        notes = [escape(note) for note in (_legend(table), _table_facts(table)) if note]
+        parts.append(_part(f"## Comparison: {escape(table.stage_id)}", _comparison(table), *notes))
+    parts.append(_part("## Stages", _stages(finished.stages)))
+    if files := run_summary.deliverables(finished):
+        parts.append(_part("## Deliverables", "\n".join(f"- {escape(path.as_posix())}" for path in files)))
+    parts.append(_part("## Run", _facts(started, finished, at)))
+    parts.append(_part("## Reproduce", _fenced(run_summary.command(started), "sh")))
+    for name, table in metric_tables(finished.stages):
+        parts.append(_part(f"## {escape(table.stage_id)}: {escape(name.replace('_', ' '))}", _columns(table)))
+    return parts
+
+
+def _part(*blocks: str) -> str:
+    return "\n\n".join(blocks)
+
+
+def _verdict(finished: RunFinished, run_notices: Iterable[Notice]) -> str:
+    """Return the heading, what each gate decided and why, what failed, and all notices."""
+    blocks = [f"# {escape(finished.name)}: {escape(run_summary.ending(finished))}"]
+    if gates := run_summary.gates(finished.stages):
+        rows = [[escape(gate.stage_id), _decision(gate), escape(gate.reason)] for gate in gates]
+        blocks.append(_table(["gate", "verdict", "reason"], [_LEFT] * 3, rows))
+    blocks += [_failure(stage) for stage in run_summary.failed_stages(finished.stages)]
     notices = run_summary.Notices()
     for notice in run_notices:
         notices.add(notice)
     for stage in finished.stages:
         notices.add_all(stage)
-    text = report(started, finished, notices, datetime.now(UTC))
-    write_atomically(finished.folder / "report.md", text.encode("utf-8"))
-
-
-def report(started: RunStarted, finished: RunFinished, notices: Iterable[Notice], at: datetime) -> str:
-    """Return the whole file: warnings and failures, then results, then the command that reproduces them."""
-    blocks = [f"# {escape(finished.name)}: {escape(run_summary.ending(finished))}"]
     blocks += [f"> [!WARNING]\n> **{escape(_placed(notice))}**" for notice in notices]
-    blocks += [_failure(stage) for stage in finished.stages if stage.outcome is Outcome.FAILED]
-    blocks.append(_facts(started, finished, at))
-    for table in tables(finished.stages):
-        blocks += [f"## Comparison: {escape(table.stage_id)}", _comparison(table)]
-        blocks += [escape(_table_facts(table))] if table.facts else []
-    gates = run_summary.gates(finished.stages)
-    if gates:
-        rows = [[escape(gate.stage_id), f"**{escape(gate.decision)}**", escape(gate.reason)] for gate in gates]
-        blocks += ["## Gates", _table(["gate", "verdict", "reason"], [_LEFT] * 3, rows)]
-    blocks += ["## Stages", _stages(finished.stages)]
-    for name, table in metric_tables(finished.stages):
-        blocks += [f"### {escape(table.stage_id)}: {escape(name.replace('_', ' '))}", _columns(table)]
-    files = run_summary.deliverables(finished)
-    if files:
-        blocks += ["## Deliverables", "\n".join(f"- {escape(path.as_posix())}" for path in files)]
-    blocks += ["## Reproduce", _fenced(run_summary.command(started), "sh")]
-    return "\n\n".join(blocks) + "\n"
+    return _part(*blocks)
+
+
+def _decision(gate: run_summary.Gate) -> str:
+    return f"{_SYMBOLS.get(gate.decision, '')} **{escape(gate.decision)}**".lstrip()
 
 
 def escape(text: str) -> str:
@@ -125,6 +142,13 @@ def _exact_texts(column: Column) -> Iterator[str]:
         yield f"{text} ({value:,} bytes)" if is_size else text
 
 
+def _legend(table: Table) -> str:
+    """Explain the signs that the table has; empty where it has none."""
+    has_interval = any(isinstance(value, list) for column in table.columns for value in column.values)
+    explained = ("in brackets: the interval, 95 %" if has_interval else "", explained_marks(table.columns))
+    return "; ".join(text for text in explained if text)
+
+
 def _table_facts(table: Table) -> str:
     """Return `mnist · test · 10,000 samples`."""
     return joined(figure(name, value) for name, value in table.facts.items())
@@ -133,7 +157,7 @@ def _table_facts(table: Table) -> str:
 def _stages(stages: Sequence[StageFinished]) -> str:
     rows = []
     for place, stage in enumerate(stages, 1):
-        seconds = f"{stage.seconds:.2f}" if stage.outcome in _TIMED else ""
+        seconds = "" if stage.outcome in run_summary.UNTIMED else f"{stage.seconds:.2f}"
         result = joined(run_summary.stage_figures(stage)) or stage.message
         cells = [str(place), stage.stage_id, stage.kind, stage.outcome, seconds, result, stage.key[:12]]
         rows.append([escape(cell) for cell in cells])

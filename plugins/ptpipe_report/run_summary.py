@@ -9,7 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ptpipe import JSON, Decision, ExitCode, Notice, Outcome, RunFinished, RunStarted, StageFinished, one_line
+from ptpipe import (
+    JSON,
+    Decision,
+    ExitCode,
+    Location,
+    Notice,
+    Outcome,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    one_line,
+)
 from ptpipe_report.comparison import tables, type_name
 from ptpipe_report.formatting import Figure, counted, key_figures
 
@@ -25,20 +36,38 @@ _ENDINGS: dict[int, str] = {
 }
 
 
+UNTIMED = frozenset({Outcome.CACHED, Outcome.SKIPPED})
+"""Outcomes of stages that did no work: their seconds are of no interest."""
+_JUDGEMENT = frozenset({"decision", "reason", "fail_undecided"})
+
+
 @dataclass(frozen=True)
 class Gate:
     """The verdict of one gate."""
 
-    stage_id: str
+    stage: StageFinished
+    output: str
+    """The name of the output that is the verdict."""
     decision: str
     reason: str
-    facts: Mapping[str, JSON] = field(default_factory=dict)
+    facts: Mapping[str, JSON]
     """What the decision is based on."""
+    fail_undecided: bool
+
+    @property
+    def stage_id(self) -> str:
+        """The gate's stage."""
+        return self.stage.stage_id
 
     @property
     def is_passed(self) -> bool:
-        """Whether the gate lets the run pass."""
+        """Whether the gate passed."""
         return self.decision == Decision.PASSED
+
+    @property
+    def fails_run(self) -> bool:
+        """Whether it ends the run with an exit code of its own: refused, or undecided and configured to fail then."""
+        return self.decision == Decision.REFUSED or (self.decision == Decision.UNDECIDED and self.fail_undecided)
 
 
 @dataclass
@@ -99,9 +128,14 @@ def _quoted(word: str) -> str:
 
 def deliverables(finished: RunFinished) -> list[Path]:
     """Return the files to ship that the run's folder holds, relative to that folder."""
+    return [relative_to_run(path, finished) for stage in finished.stages for path in stage.deliverables]
+
+
+def relative_to_run(path: Path, finished: RunFinished) -> Path:
+    """Return a path relative to the run's folder, if it is in it."""
     folder = finished.folder.absolute()
-    paths = [folder / path for stage in finished.stages for path in stage.deliverables]
-    return [path.relative_to(folder) if path.is_relative_to(folder) else path for path in paths]
+    path = folder / path
+    return path.relative_to(folder) if path.is_relative_to(folder) else path
 
 
 def grouped_by_folder(files: Iterable[Path]) -> list[str]:
@@ -123,18 +157,37 @@ def stage_figures(stage: StageFinished) -> tuple[Figure, ...]:
     values = dict(stage.metrics)
     for output in stage.outputs.values():
         summary = output.get("summary")
-        if isinstance(summary, Mapping) and type_name(output) not in {"Verdict", "Comparison"}:
+        if isinstance(summary, Mapping) and type_name(output) != "Comparison" and not _is_verdict(output):
             values |= {name: value for name, value in summary.items() if name not in values}
     return (*verdicts, *key_figures(values))
+
+
+def _is_verdict(output: Mapping[str, JSON]) -> bool:
+    """Return whether an output is a Verdict; a subclass is known by the fields of its summary."""
+    summary = output.get("summary")
+    return type_name(output) == "Verdict" or (isinstance(summary, Mapping) and summary.keys() >= _JUDGEMENT)
 
 
 def gates(stages: Iterable[StageFinished]) -> list[Gate]:
     """Return the verdicts among the stages' outputs."""
     found = []
     for stage in stages:
-        for output in stage.outputs.values():
+        for name, output in stage.outputs.items():
             summary = output.get("summary")
-            if type_name(output) == "Verdict" and isinstance(summary, Mapping):
-                decision, reason = str(summary.get("decision", "")), str(summary.get("reason", ""))
-                found.append(Gate(stage.stage_id, decision, reason, summary))
+            if not isinstance(summary, Mapping) or not _is_verdict(output):
+                continue
+            decision, reason = str(summary.get("decision", "")), str(summary.get("reason", ""))
+            facts = {name: value for name, value in summary.items() if name not in _JUDGEMENT}
+            found.append(Gate(stage, name, decision, reason, facts, summary.get("fail_undecided") is True))
     return found
+
+
+def failed_stages(stages: Iterable[StageFinished]) -> list[StageFinished]:
+    """Return the stages that failed."""
+    return [stage for stage in stages if stage.outcome is Outcome.FAILED]
+
+
+def locations(started: RunStarted) -> dict[str, Location]:
+    """Return where each stage is in the manifest, by its id; at its first line where that is not known."""
+    found = dict(zip(started.stage_ids, started.locations, strict=False))
+    return {stage_id: found.get(stage_id) or Location(started.manifest_path, 1, 1) for stage_id in started.stage_ids}

@@ -83,7 +83,7 @@ class Screen(Reporter):
         self._progress.end()
         if self._bar:
             self._bar.redraw()
-        is_bad = event.outcome in {Outcome.FAILED, Outcome.REFUSED}
+        is_bad = event.outcome in {Outcome.FAILED, Outcome.REFUSED, Outcome.UNDECIDED}
         if is_bad or not self._is_quiet:
             self._writer.line(self._lines.finished(event))
         if event.outcome is Outcome.FAILED and event.message:

@@ -13,12 +13,12 @@ from ptpipe_report.console import TerminalWriter
 from ptpipe_report.formatting import seconds_text
 from ptpipe_report.theme import FAINT, STYLES
 
-_MAX_ID_WIDTH, _TIME_WIDTH = 24, 11
+_MAX_ID_WIDTH, _OUTCOME_AND_TIME_WIDTH = 24, 18
 _MIN_KIND_WIDTH, _MAX_KIND_WIDTH = 17, 24
 _MAX_FIGURES = 3
+_OF_FAILING_GATES = frozenset({Outcome.REFUSED, Outcome.UNDECIDED})
 _MIN_WIDTH_WITH_KIND = 80
 """Narrower terminals omit the kinds."""
-_TIMED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.REFUSED})
 
 
 class StageLines:
@@ -50,8 +50,9 @@ class StageLines:
         style = STYLES[stage.outcome]
         line = self.lead(self._writer.theme.symbol(stage.outcome), style, stage.stage_id)
         self.add_kind(line, stage.kind)
-        line.append(f"  {stage.outcome:7}", style)
-        line.append(f"{seconds_text(stage.seconds) if stage.outcome in _TIMED else '':>{_TIME_WIDTH}}")
+        line.append(f"  {stage.outcome:7} ", style)
+        seconds = "" if stage.outcome in run_summary.UNTIMED else seconds_text(stage.seconds)
+        line.append(f"{seconds:>{_OUTCOME_AND_TIME_WIDTH - max(7, len(stage.outcome)) - 1}}")
         room = None if self._writer.width is None else self._writer.width - line.cell_len - 3
         result = self._result(stage, room)
         return line.append(f"   {result}") if result else line
@@ -72,7 +73,7 @@ class StageLines:
             return one_line(stage.message)
         separator = self._writer.theme.separator
         reasons = separator.join(one_line(gate.reason) for gate in run_summary.gates([stage]))
-        if reasons and (room is None or cell_len(reasons) <= room or stage.outcome is Outcome.REFUSED):
+        if reasons and (room is None or cell_len(reasons) <= room or stage.outcome in _OF_FAILING_GATES):
             return reasons
         kept: list[str] = []
         for figure in run_summary.stage_figures(stage)[:_MAX_FIGURES]:

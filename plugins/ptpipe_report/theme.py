@@ -16,7 +16,7 @@ STYLES: Mapping[str, str] = {
     Decision.PASSED: "green",
     Decision.UNDECIDED: "yellow",
 }
-"""By outcome, and by a gate's decision (`refused` is both)."""
+"""By outcome, and by a gate's decision (`refused` and `undecided` are both)."""
 NOTICE = "bold yellow"
 FAINT = "dim"
 ACCENT = "cyan"

@@ -87,6 +87,7 @@ def test_a_worker_that_is_killed(run_cli, temporary):
     assert workers_of(temporary) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_workers_too(run_cli, temporary, number, code):
     with run_cli.start("doctor", "--workers", 2, TMPDIR=str(temporary)) as process:

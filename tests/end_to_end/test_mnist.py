@@ -47,8 +47,8 @@ def rows(stages: dict[str, dict[str, object]]) -> dict[str, dict[str, float]]:
 
 @pytest.mark.parametrize(
     ("settings", "minimum"),
-    [(("-s", "data.train_size=20000"), 0.98), pytest.param((), 0.99, marks=pytest.mark.thorough)],
-    ids=["a third", "whole"],
+    [(("-s", "data.train_size=6000"), 0.95), pytest.param((), 0.99, marks=pytest.mark.thorough)],
+    ids=["a tenth", "whole"],
 )
 def test_the_main_job(tmp_path, settings, minimum):
     code, stages, stderr = run("mnist_qat.yaml", tmp_path, *settings)
@@ -66,6 +66,7 @@ def test_the_main_job(tmp_path, settings, minimum):
     assert {stage["outcome"] for stage in stages.values()} <= {"cached", "refused"}
 
 
+@pytest.mark.thorough
 def test_qnnpack(tmp_path):
     code, stages, stderr = run(
         "mnist_qat_qnnpack.yaml", tmp_path, "-s", "pretrain.epochs=1", "-s", "data.train_size=10000"

@@ -95,6 +95,7 @@ def test_the_script_does_not_know(project: Project) -> None:
     assert len(text.splitlines()) < 110
 
 
+@pytest.mark.thorough
 def test_comments_rerun_nothing_and_code_does(project: Project, stages: Mapping[str, Any]) -> None:
     assert project.plan() == {}
     project.edit("class Block(nn.Module):", "# two convolutions\n\n\nclass Block( nn.Module ):")

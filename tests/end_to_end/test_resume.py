@@ -37,6 +37,7 @@ def outputs(finished: subprocess.Popen[str]) -> dict[str, object]:
     return {stage["stage_id"]: stage["outputs"] for stage in json.loads(stdout)["stages"]}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_killed_at_random_moments(tmp_path):
@@ -54,6 +55,7 @@ def test_killed_at_random_moments(tmp_path):
     assert outputs(start(manifest, tmp_path / "killed")) == undisturbed
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted(tmp_path, number, code):

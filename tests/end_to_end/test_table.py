@@ -73,6 +73,7 @@ def diabetes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stored, Path]:
     return Stored(finished, artifacts), artifacts
 
 
+@pytest.mark.thorough
 def test_a_regression_is_as_good_as_ridge(diabetes) -> None:
     stored, _ = diabetes
     assert {stage["outcome"] for stage in stored.stages.values()} == {"done"}

@@ -17,6 +17,7 @@ stages:
 """
 
 
+@pytest.mark.thorough
 def test_it_passes_its_own_tests(stranger):
     stranger("one_file").passes_tests("one_file")
 

@@ -1,6 +1,6 @@
 """Random networks from float to ONNX (in no mirror of one plugin: it crosses those that train, quantize and export).
 
-Every network ends as the function that the user wrote, or is refused with a clear line before any training. 25
+Every network ends as the function that the user wrote, or is refused with a clear line before any training. 12
 networks, of which a third are exported; with PTPIPE_THOROUGH=1 300, all exported; PTPIPE_NETWORKS=1000 for that many.
 """
 
@@ -24,7 +24,7 @@ from .writer import StepWriter
 pytestmark = [pytest.mark.plugins, pytest.mark.slow]
 
 THOROUGH = os.environ.get("PTPIPE_THOROUGH", "0") != "0"
-NUM_NETWORKS = int(os.environ.get("PTPIPE_NETWORKS", "300" if THOROUGH else "25"))
+NUM_NETWORKS = int(os.environ.get("PTPIPE_NETWORKS", "300" if THOROUGH else "12"))
 SHARES = {("static",): 0.4, ("qat",): 0.36, ("dynamic", "float"): 0.24}
 MIN_ACCEPTED = 0.6
 """The part of the networks that must not be refused, or the test would show little."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -493,6 +494,21 @@ def test_exit_codes_of_runs(project, run_cli, stages, code):
     assert "Traceback" not in ended.out + ended.err
     (folder,) = project.artifacts.glob("runs/*")
     assert json.loads((folder / "record.json").read_text())["exit_code"] == code
+    assert json.loads((folder / "verdict.json").read_text())["exit_code"] == code
+    assert json.loads((folder / "report.sarif").read_text())["runs"][0]["results"]
+    assert ElementTree.parse(folder / "junit.xml").find("testsuite/testcase/*") is not None
+
+
+def test_in_github_actions_stdout_is_for_results_and_a_summary_that_cannot_be_written_breaks_nothing(project, run_cli):
+    project.write("one: {uses: toy.make}\ngate: {uses: toy.gate, with: {least: 3, unsure_at: 1, fail_undecided: true}}")
+    ended = run_cli("run", "m.yaml", "--json", GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY="no/such/folder.md")
+    assert (ended.code, ended.json["exit_code"]) == (4, 4)
+    assert "::error file=m.yaml,line=6,col=3,title=gate undecided::1.0 against 3.0\n" in ended.err
+    assert "1 done, 1 undecided" in ended.err
+    assert ended.err.count("GitHubSummary raised FileNotFoundError") == 1
+    listed, shown = run_cli("runs", alone=True).out, run_cli("show", "last", alone=True).out
+    assert "undecided  1 done, 1 undecided" in listed
+    assert "undecided gate: 1.0 against 3.0" in shown
 
 
 def test_a_bug_shows_frames_on_the_screen_and_the_traceback_in_the_log(project, run_cli):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,9 @@ from ptpipe import Artifact, Context, Decision, ManifestError, StageConfig, Stag
 from ptpipe.events import LogLine, Metric, Notice, Progress
 from ptpipe.testing import Bench, BrokenContractError
 
-pytest_plugins = ["ptpipe.testing"]
+from ..conftest import TOY
+
+pytest_plugins = ["ptpipe.testing", "pytester"]
 
 
 @dataclass(frozen=True)
@@ -309,3 +312,102 @@ def test_importing_the_bench_imports_no_torch():
     code = "import sys, ptpipe.testing; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+# Whole manifests
+
+
+GATES = """
+version: 1
+plugins: [./toy.py]
+stages:
+  one: {uses: toy.make}
+  small: {uses: toy.gate, with: {least: 1}}
+  large: {uses: toy.gate, with: {least: 5}}
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """Run the body of a test in somebody's own suite, beside a manifest of two gates."""
+    monkeypatch.setattr("ptpipe.plan.vocabulary.BUILT_IN", ())
+    monkeypatch.delenv("PTPIPE_ARTIFACTS", raising=False)
+    shutil.copy(TOY, pytester.path)
+    pytester.makefile(".yaml", m=GATES)
+    pytester.makeconftest('pytest_plugins = ["ptpipe.testing"]')
+
+    def run(*lines: str) -> pytest.RunResult:
+        body = "\n    ".join(lines)
+        pytester.makepyfile(f"import pytest, ptpipe\ndef test_ships(ptpipe_run):\n    {body}\n")
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider")
+
+    return run
+
+
+def test_a_suite_asserts_gates(suite, pytester):
+    ended = suite(
+        'result = ptpipe_run("m.yaml")',
+        'result.assert_passed("small")',
+        '(verdict,) = result.verdicts("large")',
+        'assert (verdict.decision, verdict.reason) == (ptpipe.Decision.REFUSED, "1.0 against 5.0")',
+        'ptpipe_run("m.yaml", {"large.least": 0}).assert_passed()',
+        'assert ptpipe_run("m.yaml", artifacts="mine").artifact("one").value == 1',
+    )
+    ended.assert_outcomes(passed=1)
+    assert {path.name for path in pytester.path.iterdir()} >= {"artifacts", "mine"}
+
+
+def test_a_gate_that_did_not_pass_says_why_on_what_figures_and_where_the_report_is(suite, pytester):
+    toy = pytester.path / "toy.py"
+    toy.write_text(toy.read_text().replace('against {config.least}"', "against {config.least}\", {'drop': 0.5}"))
+    ended = suite('ptpipe_run("m.yaml").assert_passed("small", "large")')
+    ended.assert_outcomes(failed=1)
+    (folder,) = pytester.path.glob("artifacts/runs/*")
+    ended.stdout.fnmatch_lines(
+        [
+            "E * AssertionError: gate large refused: 1.0 against 5.0",
+            "E *     drop = 0.5",
+            f"E * report: {folder}",
+        ]
+    )
+    assert "small" not in "\n".join(line for line in ended.stdout.lines if line.startswith("E "))
+    ended.stdout.no_fnmatch_line("*def assert_passed*")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ('ptpipe_run("m.yaml").assert_passed()', "AssertionError: gate large refused: *"),
+        ('ptpipe_run("m.yaml", {"large.unsure_at": 1}).assert_passed()', "AssertionError: gate large undecided: *"),
+        ('ptpipe_run("m.yaml").assert_passed("larg")', "ValueError: m.yaml has no gate 'larg', but small, large (did*"),
+        ('ptpipe_run("m.yaml").assert_passed("one")', "ValueError: m.yaml has no gate 'one', but small, large"),
+        ('ptpipe_run("m.yaml", {"large.last": 1})', "ptpipe.errors.ManifestError: *unknown option 'last'*"),
+    ],
+)
+def test_what_a_suite_is_told(suite, call, message):
+    ended = suite(call)
+    ended.assert_outcomes(failed=1)
+    ended.stdout.fnmatch_lines([f"E * {message}"])
+
+
+def test_a_gate_that_never_ran_names_what_failed(suite, pytester):
+    pytester.makefile(".yaml", m=GATES.replace("toy.make}", "toy.fail}"))
+    ended = suite('ptpipe_run("m.yaml").assert_passed("large")')
+    ended.stdout.fnmatch_lines(
+        ["E * gate large gave no verdict: skipped, needs one", "E * one failed: told to fail"], consecutive=True
+    )
+
+
+def test_without_gates_and_after_a_failure_beside_the_gates_nothing_is_called_passed(suite, pytester):
+    pytester.makefile(".yaml", m=GATES.partition("  small")[0])
+    suite('ptpipe_run("m.yaml").assert_passed()').stdout.fnmatch_lines(["E * m.yaml has no gate"])
+    pytester.makefile(".yaml", m=GATES.partition("  large")[0] + "  bad: {uses: toy.fail}")
+    ended = suite('ptpipe_run("m.yaml").assert_passed()')
+    ended.stdout.fnmatch_lines(["E * the run ended with exit code 1", "E * bad failed: told to fail"])
+
+
+def test_a_signal_ends_the_whole_suite(suite, pytester):
+    pytester.makefile(".yaml", m=GATES.replace("toy.make}", "toy.fail, with: {how: interrupt}}"))
+    ended = suite('ptpipe_run("m.yaml")')
+    assert ended.ret == 130
+    ended.stdout.fnmatch_lines(["*m.yaml was interrupted*"])

@@ -40,7 +40,7 @@ _COMMANDS = {
     "sign": ("sign", "Sign the statements of deliverables with a key of your own."),
     "stages": ("stages", "List the stage kinds, or every option of one."),
     "plugins": ("plugins", "List the loaded plugins, and the broken ones with the reason."),
-    "schema": ("schema", "Print the manifest's JSON Schema, for editors."),
+    "schema": ("schema", "Print the JSON Schema of manifests, for editors, or of another file."),
     "gc": ("gc", "Delete runs and results that are no longer needed."),
     "doctor": ("doctor", "Check the installation and this machine; suggest fixes."),
     "init": ("init", "Write a starter manifest, or a starter plugin with its test."),

@@ -75,7 +75,7 @@ def run(  # noqa: PLR0913  # one parameter an option
     """Run a manifest: execute what is new, take the rest from the store.
 
     Running again is resuming: finished stages are cached, and an interrupted training continues from its last
-    checkpoint. The exit code is 3 if a gate refused.
+    checkpoint. The exit code is 3 if a gate refused, and 4 if one could not decide and is configured to fail then.
 
     Stages with several workers can use several machines that share the artifacts folder: start the same command on
     each, with --nnodes, --node-rank and --rdzv-endpoint. Under a cluster's own launcher leave these out: the ranks are

@@ -50,6 +50,8 @@ from ptpipe.sections import Section
 from ptpipe.store.store import Entry, Store, StoredObject
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_OUTCOMES = {ExitCode.REFUSED: Outcome.REFUSED, ExitCode.UNDECIDED: Outcome.UNDECIDED}
+"""Of a gate, by the exit code that its verdict asks for; one that passes is done or cached as other stages are."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ class _Execution:
             self._finish(stage, Outcome.FAILED, seconds=seconds, message=_cause(error), frames=frames)
             return
         self.entries[stage.id] = entry
-        outcome = Outcome.REFUSED if code else Outcome.CACHED if cached else Outcome.DONE
+        outcome = _OUTCOMES.get(code, Outcome.CACHED if cached else Outcome.DONE)
         self.exit_code = max(self.exit_code, code, key=_severity)
         self._finish(stage, outcome, entry, seconds=time.perf_counter() - start, message=reason)
 

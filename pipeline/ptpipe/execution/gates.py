@@ -24,7 +24,7 @@ def judge(stage: PlannedStage, entry: Entry) -> tuple[ExitCode, str]:
         if decision == Decision.REFUSED:
             return ExitCode.REFUSED, reason
         if decision == Decision.UNDECIDED and fails is True:
-            return ExitCode.UNDECIDED, f"undecided: {reason}"
+            return ExitCode.UNDECIDED, reason
         raise IntegrityError(
             f"the verdict {port.name} of {stage.id} is {decision!r}, which is no decision; "
             f"`ptpipe run --fresh {stage.id}` judges again"

@@ -141,6 +141,8 @@ class RunRecord:
             folder=self.folder,
             stage_ids=tuple(stage.id for stage in self.plan.stages),
             kinds=tuple(stage.kind for stage in self.plan.stages),
+            locations=tuple(manifest.locate("stages", stage.id, key=True) for stage in self.plan.stages),
+            started_at=self.started_at,
             seed=manifest.seed,
             overrides=tuple(f"{name}={json.dumps(value)}" for name, value in manifest.overrides.items()),
             verbosity=verbosity,

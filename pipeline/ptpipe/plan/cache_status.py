@@ -14,7 +14,7 @@ from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.store.runs import run_records
 from ptpipe.store.store import Entry, Store
 
-_WITH_RESULT = (Outcome.DONE, Outcome.CACHED, Outcome.REFUSED)
+_WITH_RESULT = (Outcome.DONE, Outcome.CACHED, Outcome.REFUSED, Outcome.UNDECIDED)
 _MAX_RECORDS = 20  # a stage that is new in a manifest with thousands of runs must not cost reading them all
 
 

@@ -23,6 +23,8 @@ from ptpipe.provenance.statement import Statement
 from ptpipe.store.runs import find_run
 from ptpipe.store.store import Store
 
+_OF_FAILING_GATES = (Outcome.REFUSED, Outcome.UNDECIDED)
+"""Together: earlier versions recorded both as refused."""
 _TIMES = ("_s", "_ms")
 """Endings of the names of metrics that are times or rates: another run measures others."""
 
@@ -52,7 +54,8 @@ class PastStage:
     """Output name to the object's digest."""
     metrics: Mapping[str, JSON]
     environment: Mapping[str, Any]
-    is_refused: bool = False
+    is_failing_gate: bool = False
+    """Whether its verdict decided how the run ended."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ def past_run(store: Store, wanted: str) -> PastRun:
             {name: output["digest"] for name, output in stage["outputs"].items()},
             stage["metrics"],
             stage["environment"],
-            stage["outcome"] == Outcome.REFUSED,
+            stage["outcome"] in _OF_FAILING_GATES,
         )
         for stage in record["stages"]
         if stage["outputs"]
@@ -184,7 +187,7 @@ def _compare(past: PastStage, now: Mapping[str, Any], is_measured: bool, toleran
         return StageComparison(now["stage_id"], past.kind, Status.NOT_RUN, (now["message"],))
     if outputs == past.outputs:
         status = Status.EQUAL
-    elif is_measured and past.is_refused == (now["outcome"] == Outcome.REFUSED):
+    elif is_measured and past.is_failing_gate == (now["outcome"] in _OF_FAILING_GATES):
         status = Status.MEASURED
     elif tolerance is not None and _are_close(past.metrics, now["metrics"], tolerance):
         status = Status.WITHIN_TOLERANCE

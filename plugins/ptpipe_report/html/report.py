@@ -36,7 +36,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_IMAGE_BYTES, _MAX_FIGURE_BYTES = 120_000, 200_000
 """Of all pictures of a report, and of all its figures, so that it stays small enough for a mail."""
 _MAX_ROWS = 200
-_TIMED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.REFUSED})
+_TIMED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.REFUSED, Outcome.UNDECIDED})
 
 
 def render(

@@ -100,6 +100,7 @@ def test_a_plugin_that_is_broken_in_workers_alone(tmp_path: Path) -> None:
     assert "no libfoo in workers" in said
 
 
+@pytest.mark.thorough
 def test_a_node_does_not_end_well_where_anothers_worker_failed(tmp_path: Path, free_port: int) -> None:
     """Node 0's own worker does its part without missing the other."""
     begin_s = time.monotonic()

@@ -118,6 +118,7 @@ def test_the_attack_reaches_a_store(free_port: int, tmp_path: Path) -> None:
     assert (tmp_path / "marker").exists()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="sockets are looked up in /proc")
 @pytest.mark.parametrize("num_nodes", [1, 2])

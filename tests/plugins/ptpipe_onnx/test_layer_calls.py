@@ -107,6 +107,7 @@ def weights_of(path: Path) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in arrays.items() if array.dtype == "int8" and array.ndim > 1}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("is_qat", "backend"), FORMS)
 @pytest.mark.parametrize(
     ("is_linear", "num_calls", "always_relu"), [(False, 2, False), (False, 3, True), (True, 3, False)]
@@ -154,6 +155,7 @@ def test_each_call_is_compared_with_its_own_grid(int8: Int8, digits: Data, tmp_p
             compare_exactly(tmp_path / "broken.onnx", reference, int8_network)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("is_qat", "backend"),
     [pytest.param(*form, marks=[pytest.mark.thorough] if form[0] else []) for form in FORMS],

@@ -49,6 +49,7 @@ def models(sets: dict[str, Data], tmp_path_factory: pytest.TempPathFactory) -> d
     return {name: trained(network_of(name, data, ctx), data) for name, data in sets.items()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "path", "backend"), CASES)
 def test_a_file_computes_what_torch_does_at_every_length(
     name: str,

@@ -63,6 +63,7 @@ def calibrated(folder: Path, **options: Any) -> tuple[Model, Ranges]:
     return model, ranges
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The project's CNN on real images: int8 against fake quantization, accuracies, and sizes."""
+"""The project's CNN on real images: int8 against fake quantization, accuracies, and sizes.
+
+Thorough: test_stages.py shows the same on small digits, end_to_end/test_mnist.py on real ones.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ HAS_MNIST = bool(os.environ.get("PTPIPE_DATA")) and (Path(os.environ["PTPIPE_DAT
 pytestmark = [
     pytest.mark.mnist,
     pytest.mark.slow,
+    pytest.mark.thorough,
     pytest.mark.skipif(not HAS_MNIST, reason="PTPIPE_DATA names no folder that holds mnist/"),
 ]
 
@@ -72,12 +76,7 @@ def static_accuracy(cnn, images, context) -> float:
 
 @pytest.mark.parametrize(
     ("batch_norm", "bf16"),
-    [
-        ("fold", False),
-        pytest.param("train", True, marks=pytest.mark.thorough),
-        pytest.param("fold", True, marks=pytest.mark.thorough),
-        pytest.param("train", False, marks=pytest.mark.thorough),
-    ],
+    [("fold", False), ("train", True), ("fold", True), ("train", False)],
 )
 def test_quantization_aware_training(cnn, images, context, static_accuracy, batch_norm, bf16) -> None:
     config = PrepareQatConfig(backend=BACKENDS[0], batch_norm=batch_norm, reduce_range="auto")

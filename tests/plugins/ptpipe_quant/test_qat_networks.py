@@ -143,6 +143,7 @@ def few(digits: Data) -> Data:
     return Data(digits.info, {**digits.splits, "train": train_split}, digits.loader)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", TARGETS)
 @pytest.mark.parametrize(
     ("build", "float_parts", "num_int8"),
@@ -166,6 +167,7 @@ def test_parts_without_an_int8_form_stay_float(few, ctx, backend, build, float_p
     assert relative_difference(tuned, int8, few) < 0.1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", TARGETS)
 @pytest.mark.parametrize("batch_norm", ["fold", "train"])
 @pytest.mark.parametrize("activation", ["Sigmoid", "Tanh", "Hardsigmoid", "Softmax"])

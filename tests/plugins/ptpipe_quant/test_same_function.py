@@ -56,6 +56,7 @@ def converted(prepared: Any, backend: str, x: torch.Tensor) -> torch.Tensor:
         return to_int8(prepared, backend=backend)(x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_static(name) -> None:
     network, x = build(name), images()
@@ -70,6 +71,7 @@ def test_static(name) -> None:
             assert rounding(converted(standard, backend, x.clone()), expected) < 0.1, backend
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_qat(name) -> None:
     network, x = build(name), images()

@@ -85,6 +85,7 @@ def variants(trained, digits, tmp_path_factory) -> dict[str, Model]:
     }
 
 
+@pytest.mark.thorough
 def test_every_variant_keeps_the_accuracy_at_a_quarter_of_the_size(variants, trained, digits) -> None:
     float_accuracy = accuracy(logits_of(trained, digits), digits)
     assert float_accuracy > 0.93
@@ -130,6 +131,7 @@ def network_source() -> str:
     return head + inspect.getsource(small_net)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS])
 @pytest.mark.parametrize("batch_norm", ["fold", "train"])
 @pytest.mark.parametrize("bf16", [False, True])
@@ -198,6 +200,7 @@ def test_the_comparison_by_layers_finds_the_faulty_layer(variants, digits, fault
     assert [name for name, steps_of_layer in steps.items() if steps_of_layer.max() > 1.01] == [layer]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_network_with_everything_in_it(trained_mixed, digits, ctx, metrics, method) -> None:
     for backend in BACKENDS:
@@ -210,6 +213,7 @@ def test_a_network_with_everything_in_it(trained_mixed, digits, ctx, metrics, me
         assert metrics()["int8_layers"] == (2 if method == "dynamic" else 7)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["ELU", "LeakyReLU", "Hardswish", "Hardsigmoid", "Sigmoid", "Tanh", "ReLU6"])
 def test_what_is_stored_has_the_grid_of_every_activation(digits, ctx, name) -> None:
     model = make_model(activated, name=name)
@@ -228,6 +232,7 @@ def test_a_network_that_needs_a_batch_of_images(digits, ctx, method) -> None:
         assert np.corrcoef(found_NK.ravel(), expected_NK.ravel())[0, 1] > 0.95  # the norm magnifies rounding
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("observer", ["histogram", "min_max", "moving_average"])
 @pytest.mark.parametrize("reduce_range", [True, False])
 def test_observers_and_ranges(trained, digits, ctx, metrics, observer, reduce_range) -> None:

@@ -56,6 +56,7 @@ def outputs_of(model: Model, tokens_NL: np.ndarray) -> np.ndarray:
         return predict({"tokens": tokens_NL})["logits"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", NETWORKS)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ptpipe import Outcome, Reporter
+from ptpipe import Location, Outcome, Reporter
 from ptpipe.events import Event, Notice, Progress, RunFinished, RunStarted, StageFinished, StageStarted
 
 
@@ -73,11 +73,14 @@ class ScriptedRun:
     def stage(self, stage_id: str, kind: str, outcome: Outcome = Outcome.DONE, **more: Any) -> StageFinished:
         return StageFinished(stage_id, kind, outcome, more.pop("seconds", 1.0), more.pop("key", "ab" * 32), **more)
 
-    def started(self, stages: Iterable[StageFinished]) -> RunStarted:
+    def started(self, stages: Iterable[StageFinished], **changes: Any) -> RunStarted:
         ids, kinds = tuple(stage.stage_id for stage in stages), tuple(stage.kind for stage in stages)
-        return RunStarted(
-            "run-1", self.name, self.manifest_path, self.folder, ids, 7, self.overrides, self.verbosity, kinds
-        )
+        started = RunStarted(
+            "run-1", self.name, self.manifest_path, self.folder, ids, 7, self.overrides, self.verbosity, kinds,
+            locations=tuple(Location(self.manifest_path, line, 3) for line, _ in enumerate(ids, 10)),
+            started_at="2026-07-01T12:00:00.000+00:00",
+        )  # fmt: skip
+        return dataclasses.replace(started, **changes)
 
     def ended(self, stages: Iterable[StageFinished], exit_code: int = 0, interrupted: bool = False) -> RunFinished:
         return RunFinished("run-1", self.name, self.folder, exit_code, 187.3, tuple(stages), interrupted)
@@ -153,4 +156,4 @@ def comparison() -> dict[str, Any]:
 @pytest.fixture
 def verdict() -> Callable[[str, str], dict[str, Any]]:
     """The outputs of a gate with that decision and reason."""
-    return lambda decision, reason: output("Verdict", decision=decision, reason=reason)
+    return lambda decision, reason: output("Verdict", decision=decision, reason=reason, fail_undecided=False)

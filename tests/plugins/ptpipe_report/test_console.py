@@ -178,6 +178,21 @@ def test_a_refusal_is_not_a_failure_and_needs_no_resuming(script, verdict) -> No
     assert narrow[3] == "✓ 2/2 other  done         1.0 s   no such latency"
 
 
+def test_a_gate_that_fails_undecided_is_not_called_refused(script, verdict) -> None:
+    outputs = verdict("undecided", "too few samples")
+    stages = [
+        script.stage("gate", "gate.size", Outcome.UNDECIDED, message="too few samples", outputs=outputs),
+        script.stage("late", "gate.size", Outcome.UNDECIDED, seconds=754.0, outputs=outputs),
+    ]
+    shown = shown_lines(on(None), script, stages, exit_code=4)
+    assert shown[2] == "▲ 1/2 gate  gate.size          undecided    1.0 s   too few samples"
+    assert shown[3] == "▲ 2/2 late  gate.size          undecided 12 min 34 s   too few samples"
+    assert "▲ gate  undecided  too few samples" in shown
+    assert "✗ mnist-qat undecided: a gate could not decide after 3 min 07 s  2 undecided" in shown
+    script.verbosity = -1
+    assert shown_lines(on(None), script, stages, exit_code=4)[0].startswith("▲ 1/2 gate")
+
+
 @pytest.mark.parametrize(
     ("exit_code", "interrupted", "word"),
     [(130, True, "interrupted"), (143, True, "terminated"), (5, False, "corrupt"), (70, False, "bug"), (9, False, "9")],

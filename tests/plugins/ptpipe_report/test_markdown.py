@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from copy import deepcopy
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -87,9 +88,11 @@ def test_a_row_always_has_the_same_number_of_cells_and_shows_what_it_was_given(w
     for table in filter(None, tables):
         assert len({len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in table}) == 1
     shown = cells_of(text)
-    assert ["1", *(one_line(word).strip() for word in (stage_id, kind)), "skipped", ""] == shown[-3][:5]
-    assert shown[-3][5] == one_line(message).strip()
-    assert len({len(row) for row in shown[-4:]}) == 1
+    as_shown = [one_line(word).strip() for word in words]
+    assert shown[1][::2] == [as_shown[0], as_shown[2]]
+    start = shown.index(["", "stage", "kind", "outcome", "seconds", "key figures", "key"])
+    assert shown[start + 1] == ["1", *as_shown[:2], "skipped", "", as_shown[2], "k" * 12]
+    assert {len(row) for row in shown[start : start + 4]} == {7}
 
 
 @pytest.mark.parametrize("text", LINKS)
@@ -105,7 +108,7 @@ def test_a_metric_that_is_rows_is_a_table_of_its_own(script) -> None:
     long = [{"epoch": number} for number in range(101)]
     metrics = {"workers": workers, "history": long, "words": ["a", "b"], "none": []}
     text = written(script, [StageFinished("train", "k", Outcome.DONE, 1.0, "k" * 64, metrics=metrics)])
-    assert "### train: workers" in text
+    assert "## train: workers" in text
     assert "train: history" not in text
     assert cells_of(text)[-3:] == [
         ["worker", "samples/s", "device utilization", "steps", "forward (ms)", "odd|name"],
@@ -124,14 +127,18 @@ def test_the_whole_report(script) -> None:
         AT,
     )
     lines = text.splitlines()
-    assert lines[:6] == [
+    assert lines[:8] == [
         "# mnist-qat: done",
+        "",
+        "| gate | verdict | reason |",
+        "| :--- | :--- | :--- |",
+        "| gate | ✓ **passed** | onnx loses 0.30 points (at most 0.30) |",
         "",
         "> [!WARNING]",
         "> **data: digits in place of mnist**",
-        "",
-        "> [!WARNING]",
     ]
+    headings = [line for line in lines if line.startswith("#")]
+    assert headings[1:] == ["## Comparison: compare", "## Stages", "## Run", "## Reproduce"]
     rows = cells_of(text)
     assert ["outcome", "done (exit code 0)"] in rows
     assert ["stages", "3 done, 1 cached"] in rows
@@ -148,12 +155,25 @@ def test_the_whole_report(script) -> None:
         "-0.15",
     ]
     assert ["pretrain (baseline)", "torch float32", "1.69 MB (1,692,915 bytes)"] in [row[:3] for row in rows]
-    assert ["gate", "passed", "onnx loses 0.30 points (at most 0.30)"] in rows
     pretrain = "val accuracy 99.02 % · val loss 0.0313 · size 1.69 MB · torch float32 · epochs 3"
     assert ["2", "pretrain", "train.supervised", "done", "41.32", pretrain, "abababababab"] in rows
     assert ["1", "data", "data.mnist", "cached", "", "", "abababababab"] in rows
     command = "ptpipe run manifests/mnist_qat.yaml -s pretrain.epochs=3 -s 'data.root=\"a b\"'"
     assert lines[-3:] == ["```sh", command, "```"]
+
+
+def test_intervals_and_marks_are_explained_below_the_table(script) -> None:
+    assert "in brackets" not in written(script, script.mnist())
+    stages = deepcopy(script.mnist())
+    row = stages[2].outputs["output"]["summary"]["rows"][1]
+    row |= {"drop_low": -0.0031, "drop_high": 0.0001}
+    row["latency"][0] |= {"speed": "faster", "ratio": 0.45}
+    row["latency"][1] |= {"speed": "unmeasurable"}
+    text = written(script, stages)
+    shown = next(row for row in cells_of(text) if row[0] == "int8")
+    assert shown[5:8] == ["-0.15 [-0.31, 0.01]", "0.139 0.45x", "0.083 ?"]
+    legend = "in brackets: the interval, 95 %; 0.5x: times the baseline's latency; ?: not measurable here and now"
+    assert f"\n\n{legend}\n\nmnist · test · 10,000 samples" in text
 
 
 def test_a_failure_comes_before_the_figures(script) -> None:
@@ -165,7 +185,7 @@ def test_a_failure_comes_before_the_figures(script) -> None:
 
 def test_deliverables_are_listed_relative_to_the_run_folder(script, delivered) -> None:
     assert "Deliverables" not in written(script, script.mnist())
-    expected = "## Deliverables\n\n- pretrain/model.onnx\n- pretrain/odd\\*name.data\n\n## Reproduce"
+    expected = "## Deliverables\n\n- pretrain/model.onnx\n- pretrain/odd\\*name.data\n\n## Run"
     assert expected in written(script, delivered)
 
 

@@ -19,12 +19,8 @@ def test_importing_the_package_imports_neither_rich_nor_torch() -> None:
 
 def test_every_run_gets_new_reporters() -> None:
     first, second = list(ptpipe_report.ptpipe_reporters()), list(ptpipe_report.ptpipe_reporters())
-    assert [type(reporter).__name__ for reporter in first] == [
-        "HtmlReport",
-        "MarkdownReport",
-        "JsonLines",
-        "ConsoleReporter",
-    ]
+    files = ["HtmlReport", "MarkdownReport", "JsonLines", "VerdictReport", "JUnitReport", "SarifReport"]
+    assert [type(each).__name__ for each in first] == [*files, "ConsoleReporter", "GitHubAnnotations", "GitHubSummary"]
     assert not {id(reporter) for reporter in first} & {id(reporter) for reporter in second}
     assert all(isinstance(reporter, Reporter) for reporter in first)
 
@@ -37,7 +33,14 @@ def test_events_before_the_start_of_a_run_are_ignored(script, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_leaves_exactly_its_three_files(script, tmp_path, capsys) -> None:
+def test_a_run_leaves_exactly_its_files(script, tmp_path, capsys) -> None:
     script.play(list(ptpipe_report.ptpipe_reporters()), script.mnist())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "report.html", "report.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "events.jsonl",
+        "junit.xml",
+        "report.html",
+        "report.md",
+        "report.sarif",
+        "verdict.json",
+    ]
     assert capsys.readouterr().out == "", "results go to stdout through the command line alone"

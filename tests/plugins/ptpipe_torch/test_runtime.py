@@ -67,6 +67,7 @@ with freed_memory_kept() if sys.argv[1] == "kept" else nullcontext():
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="about the malloc of glibc 2.35 and later")
 def test_kept_memory_costs_no_page_faults() -> None:
     def num_faults(how: str) -> int:

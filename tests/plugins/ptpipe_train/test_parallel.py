@@ -143,6 +143,7 @@ MIXED = {"mixup_alpha": 0.4, "cutmix_alpha": 1.0}
 STOPPED = {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "min_delta": 0.9}}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -242,6 +243,7 @@ def test_batch_norm_sees_the_samples_of_a_micro_batch_alone(run: Train, name: st
     assert max_difference(model_of(single), model_of(parallel)) < 1e-4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["ddp", "ddp, three workers", "fsdp", "1f1b", pytest.param("ddp+pp", marks=thorough)])
 def test_a_frozen_batch_norm_is_that_of_one_process(run: Train, name: str) -> None:
     """It sees no batch: even shards of a batch end where whole batches do."""
@@ -252,6 +254,7 @@ def test_a_frozen_batch_norm_is_that_of_one_process(run: Train, name: str) -> No
     assert parallel.tensors["norm.num_batches_tracked"] == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize(
     ("mode", "frozen"),
@@ -270,6 +273,7 @@ def test_a_piece_of_which_nothing_is_trained(
     assert max_difference(single, parallel) < (1e-5 if precision == "fp32" else 0.01)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("mode", "types"),
     [

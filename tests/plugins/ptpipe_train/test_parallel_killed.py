@@ -39,11 +39,11 @@ stages:
   train:
     uses: train.supervised
     with:
-      epochs: 12
+      epochs: 6
       batch_size: 32
       accumulate: 2
       precision: bf16
-      early_stopping: {{patience: 12}}
+      early_stopping: {{patience: 6}}
       ema: {{decay: 0.95}}
       lr_factors: {{"fc*": 0.5}}
       checkpoint_every_s: 0.01
@@ -162,10 +162,10 @@ def ptpipe_stages():
 '''
 
 
-@pytest.mark.parametrize("name", ["ddp", "pp", *(pytest.param(name, marks=thorough) for name in ("fsdp", "ddp+pp"))])
+@pytest.mark.parametrize("name", ["ddp", *(pytest.param(name, marks=thorough) for name in ("pp", "fsdp", "ddp+pp"))])
 @pytest.mark.timeout(900)
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, name: str) -> None:
-    epochs = max(12, 3 * NUM_KILLS)
+    epochs = max(6, 3 * NUM_KILLS)
     options = ["-s", f"train.epochs={epochs}", "-s", f"train.early_stopping.patience={epochs}"]
     no_pickles = tmp_path / "no_pickles.py"
     no_pickles.write_text(NO_PICKLES, encoding="utf-8")
@@ -190,10 +190,11 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, nam
     assert same_bits(undisturbed, last), moments
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_checkpoints_of_a_network_that_was_made_anew_are_ignored(tmp_path: Path) -> None:
     first = Running(tmp_path, MODES["ddp"], environment={"NET_SEED": "1"})
-    assert first.until(20), "over before it could be killed"
+    assert first.until(10), "over before it could be killed"
     first.parent.kill()
     first.end()
     environment = {"NET_SEED": "2"}
@@ -235,7 +236,8 @@ def ptpipe_stages():
 '''
 
 
-@pytest.mark.parametrize("name", ["fsdp", pytest.param("pp", marks=thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["fsdp", "pp"])
 def test_killed_at_the_very_end_it_delivers_what_was_trained(tmp_path: Path, name: str) -> None:
     options = ["-s", "train.early_stopping=null", "-s", "train.epochs=2"]
     undisturbed = Running(tmp_path, MODES[name], "undisturbed", *options)
@@ -275,6 +277,7 @@ def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> N
     assert f"worker {rank} did not answer for 3 s" in output
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_ends_its_workers(tmp_path: Path, number: int, code: int) -> None:
     running = Running(tmp_path, MODES["ddp"])
@@ -285,6 +288,7 @@ def test_an_interrupted_run_ends_its_workers(tmp_path: Path, number: int, code: 
     assert "Traceback" not in output
 
 
+@pytest.mark.thorough
 def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
     runs = [Running(tmp_path, MODES["ddp"], name) for name in ("one", "two")]
     for running in runs:
@@ -294,6 +298,7 @@ def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, two[key]) for key, tensor in one.items())
 
 
+@pytest.mark.thorough
 def test_a_training_with_data_loaders_is_cached(tmp_path: Path) -> None:
     options = ["-s", "data.num_workers=1", "-s", "train.epochs=1", "-s", "train.early_stopping=null"]
     assert "3 done" in Running(tmp_path, MODES["ddp"], "artifacts", *options).end()
@@ -364,6 +369,7 @@ def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path, free_port:
     assert second.process.returncode == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cluster", ["torchrun", "slurm"])
 def test_ranks_of_the_environment_are_taken_as_they_are(
     tmp_path: Path, undisturbed: Running, cluster: str, free_port: int

@@ -83,6 +83,7 @@ ALIKE = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
@@ -110,6 +111,7 @@ def test_the_int8_network_is_that_of_one_process(manifest: Path, name: str, back
     assert num_weights > 6000
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["pp", "ddp+pp"])
 def test_samples_that_only_fill_a_batch_leave_no_trace(manifest: Path, name: str) -> None:
     """A last batch of 1: most micro-batches, and for ddp+pp a whole replica, have nothing that counts."""
@@ -123,6 +125,7 @@ def test_samples_that_only_fill_a_batch_leave_no_trace(manifest: Path, name: str
             torch.testing.assert_close(parallel[key], expected, rtol=1e-3, atol=1e-5, msg=key)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["ddp", "ddp+pp"])
 def test_it_is_as_accurate(manifest: Path, name: str) -> None:
     """Pipeline stages see one micro-batch at a time: their ranges differ a little. bf16, accumulated, clipped."""

@@ -65,6 +65,7 @@ def trained(manifest: Path, **options: Any) -> tuple[Model, RunResult]:
     return model, result
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("task", ["regression", "segmentation"])
 def test_it_ends_where_one_process_does(manifests: dict[str, Path], task: str, mode: str) -> None:

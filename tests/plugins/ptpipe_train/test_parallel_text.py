@@ -82,6 +82,7 @@ def assert_equal(one: Model, other: Model) -> None:
         assert (tensor - other.tensors[name]).abs().max() / tensor.abs().max() < 1e-5, name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_it_ends_where_one_process_does(manifests: dict[str, Path], name: str, mode: str) -> None:
     """One process pads each batch to its longest text, a shard to its own, pipeline stages all to one length."""

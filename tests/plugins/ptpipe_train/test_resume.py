@@ -309,6 +309,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_bits(killed: Path) -> None:
     want = load_file(killed / "undisturbed.safetensors")

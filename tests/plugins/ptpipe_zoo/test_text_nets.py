@@ -133,6 +133,7 @@ def test_pooling_takes_the_tokens_alone() -> None:
         assert not pooled_BD[2].any()
 
 
+@pytest.mark.sampled(3)
 @each_variant
 def test_it_learns_which_word_matters(variant: str, ctx: Context) -> None:
     data = text_data(num=(640, 200, 1))

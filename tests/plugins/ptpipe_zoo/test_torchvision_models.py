@@ -68,6 +68,7 @@ def test_fx_traces_it(name, make_data, ctx):
     assert torch.equal(fx.symbolic_trace(network)(images_NCHW), network(images_NCHW))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - set(CHEAP)))
 def test_the_other_families_too(name, make_data, ctx):
@@ -77,6 +78,7 @@ def test_the_other_families_too(name, make_data, ctx):
     assert torch.equal(fx.symbolic_trace(network)(images_NCHW), network(images_NCHW))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_every_name_is_fitted_and_differs_from_the_published_network_in_first_and_last_layer_only():
     names = [name for name in torchvision_models.list_classifiers() if not name.startswith(HUGE)]

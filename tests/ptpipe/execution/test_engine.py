@@ -250,13 +250,13 @@ def test_a_gate_that_refuses_ends_the_run_after_the_others(project):
     assert project.run({"gate.least": 3}).exit_code == ExitCode.DONE
 
 
-@pytest.mark.parametrize(("told", "code", "outcome"), [(True, 4, "refused"), (False, 0, "done")])
+@pytest.mark.parametrize(("told", "code", "outcome"), [(True, 4, "undecided"), (False, 0, "done")])
 def test_a_gate_that_cannot_decide(project, told, code, outcome):
     project.write(GATE)
     overrides = {"gate.unsure_at": 3, "gate.fail_undecided": told}
     result = project.run(overrides)
     assert (result.exit_code, project.outcomes(result)["gate"]) == (code, outcome)
-    assert result.stages["gate"].message == ("undecided: 3.0 against 5.0" if told else "")
+    assert result.stages["gate"].message == ("3.0 against 5.0" if told else "")
     assert project.run(overrides).exit_code == code, "from the store"
 
 
@@ -295,6 +295,11 @@ def test_everything_is_told_in_order(project):
     assert begin.stage_ids == ("one", "two", "sum")
     assert begin.overrides == ("two.value=4",)
     assert begin.manifest_path == str(project.manifest)
+    lines = project.manifest.read_text().splitlines()
+    starts = [f"  {stage_id}:" for stage_id in begin.stage_ids]
+    assert [lines[place.line - 1].startswith(start) for place, start in zip(begin.locations, starts, strict=True)]
+    assert {(place.path, place.column) for place in begin.locations} == {(str(project.manifest), 3)}
+    assert begin.started_at == json.loads((result.folder / "record.json").read_text())["started_at"]
     assert [(event.position, event.num_stages) for event in ear.started] == [(1, 3), (2, 3), (3, 3)]
     assert Progress("one", 1, 2, "digits") in ear.events
     assert Metric("one", "value", 3.0) in ear.events

@@ -101,6 +101,22 @@ def test_measured_values_are_expected_to_differ_but_decisions_are_not(shop, tmp_
     assert not result.is_complete
 
 
+def test_an_undecided_gate_that_was_recorded_as_refused_is_no_other_decision(shop, tmp_path):
+    gate = "{least: 3, unsure_at: 1, fail_undecided: true}"
+    shop.write(
+        "one: {uses: toy.make}\nclock: {uses: toy.clock, needs: {a: one}}\n"
+        f"gate: {{uses: toy.gate, needs: {{a: clock}}, with: {gate}}}"
+    )
+    shop.edit("return Number(time.time_ns())", "ctx.metric(at=time.time_ns()); return Number(a.value)")
+    record_path = shop.run().folder / "record.json"
+    record = read_document(record_path)
+    assert record["stages"][-1]["outcome"] == "undecided"
+    record["stages"][-1] |= {"outcome": "refused", "message": "undecided: 1.0 against 3"}  # by a former version
+    write_document(record_path, json.dumps(record))
+    assert past_run(Store(shop.artifacts), "last").stages["gate"].is_failing_gate
+    assert again(shop, tmp_path).is_complete
+
+
 @pytest.mark.parametrize(
     ("tolerance", "status"),
     [(None, "different"), (0.0, "different"), (0.001, "different"), (0.02, "within tolerance")],

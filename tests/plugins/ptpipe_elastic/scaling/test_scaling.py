@@ -278,6 +278,7 @@ def test_workers_that_cannot_work_together_are_found_before_minutes_are_spent(ru
     assert re.fullmatch("ptpipe: timing an all-reduce failed .*`ptpipe doctor --workers 2` suggests fixes", last)
 
 
+@pytest.mark.thorough
 @pytest.mark.plugins
 @pytest.mark.slow
 def test_a_split_too_small_for_a_step(run_cli):

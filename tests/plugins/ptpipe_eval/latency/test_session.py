@@ -155,6 +155,7 @@ session.measure(["a"], [model], 0, lambda event: print(event, flush=True))
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_when_the_run_ends(tmp_path, signal_number) -> None:

@@ -75,7 +75,7 @@ def test_the_front_is_what_no_other_beats_in_both(kit, script):
     (artifacts,) = comparisons_of(
         [script.stage("compare", "x", outputs=kit.output("Comparison", **kit.compared(*rows)))]
     )
-    gate = Gate("accuracy", "passed", "", {"max_drop": 0.003, "accuracy": 0.97, "candidate": "small"})
+    gate = Gate(script.stage("accuracy", "gate"), "output", "passed", "", {"max_drop": 0.003, "accuracy": 0.97}, False)
     size, latency = trade_off_plots(artifacts, ["small"], [gate])
     (front,) = [series for series in size.series if series.name == "Pareto front"]
     assert [point.x for point in front.points] == [200 / 1e6, 500 / 1e6, 1000 / 1e6]

@@ -261,6 +261,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return hang
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("numbers", [(1,), (2,), (1, 2), (2, 3)])
