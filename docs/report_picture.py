@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WIDTH, HEIGHT = 1180, 1590
 SCALE = 1.5
 """Pixels of the picture for one of the page, so that it is sharp on a dense display."""
-NUM_COLORS = 96
+NUM_COLORS = 128
 
 
 def draw(report: Path) -> Image.Image:
@@ -36,7 +36,7 @@ def draw(report: Path) -> Image.Image:
         picture = Path(folder) / "picture.png"
         command = [chromium, *options, f"--screenshot={picture}", report.resolve().as_uri()]
         subprocess.run(command, check=True, capture_output=True)  # noqa: S603  # a file of the user's
-        return Image.open(picture).convert("RGB").quantize(NUM_COLORS)
+        return Image.open(picture).convert("RGB").quantize(NUM_COLORS, Image.Quantize.MAXCOVERAGE)
 
 
 if __name__ == "__main__":
