@@ -30,6 +30,7 @@ GUIDES = {
     "In CI": "docs/ci.md",
     "Parallel training": "docs/parallel.md",
     "Latency": "docs/latency.md",
+    "Reports": "docs/report.md",
     "Sweeps": "docs/sweep.md",
     "Trackers": "docs/trackers.md",
     "Provenance": "docs/provenance.md",
@@ -37,6 +38,7 @@ GUIDES = {
 API = {
     "ptpipe": "pipeline/ptpipe/__init__.py",
     "ptpipe.launching": "pipeline/ptpipe/launching.py",
+    "ptpipe.sections": "pipeline/ptpipe/sections.py",
     "ptpipe.testing": "pipeline/ptpipe/testing.py",
     "ptpipe_torch": "plugins/ptpipe_torch/__init__.py",
 }

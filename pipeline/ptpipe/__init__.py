@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ptpipe.plan.cache_status import CacheStatus
     from ptpipe.plan.module_files import record_import
     from ptpipe.plan.source_functions import source_code
+    from ptpipe.sections import Section
     from ptpipe.store.files import atomic_path, write_atomically
     from ptpipe.store.store import Store
 
@@ -84,6 +85,7 @@ __all__ = [
     "RunOptions",
     "RunResult",
     "RunStarted",
+    "Section",
     "Stage",
     "StageConfig",
     "StageError",
@@ -117,6 +119,7 @@ _LATER = {
     "Reference": "plan.bind",
     "RunOptions": "execution.engine",
     "RunResult": "api",
+    "Section": "sections",
     "StageConfig": "config",
     "Store": "store.store",
     "atomic_path": "store.files",

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 from ptpipe.artifact import JSON
 from ptpipe.errors import Location
+
+if TYPE_CHECKING:
+    from ptpipe.sections import Section
 
 
 class Outcome(StrEnum):
@@ -165,6 +168,8 @@ class RunStarted:
     """ISO 8601, UTC."""
     options: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
     """Of the stages, by stage id, defaults filled in."""
+    upstream: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """For each stage, the ids of the stages that it has inputs from."""
 
 
 @dataclass(frozen=True)
@@ -180,3 +185,5 @@ class RunFinished:
     """In run order."""
     interrupted: bool = False
     """By SIGINT or SIGTERM."""
+    sections: tuple[Section, ...] = ()
+    """What plugins add to reports: the results of `ptpipe_report_sections`."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ptpipe.execution.call import Call, Nodes
     from ptpipe.plan.bind import Plan
     from ptpipe.reporter import Reporter
+    from ptpipe.sections import Section
     from ptpipe.stage import Stage
     from ptpipe.store.store import Store
 
@@ -42,6 +43,18 @@ def ptpipe_reporters() -> Iterable[Reporter]:  # type: ignore[empty-body]
     """Return new reporters for one run.
 
     Called once per run, in the main process only; all results are collected.
+    """
+
+
+@hookspec
+def ptpipe_report_sections(  # type: ignore[empty-body]
+    plan: Plan, run: RunFinished, load: Callable[[str, str], Artifact]
+) -> Iterable[Section]:
+    """Return sections for the reports of a run, as data: see `ptpipe.sections`.
+
+    Called once, when the run has ended, however it ended, before reporters hear of it: in the main process, also where
+    all stages were cached. `load(stage_id, output)`: a stage's stored output. A hook that raises gives the report no
+    sections, and a notice; it changes neither the outcome of the run nor its exit code. All results are collected.
     """
 
 

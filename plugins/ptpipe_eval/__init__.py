@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,7 @@ from ptpipe_eval.latency.latencies import Latency, StartUp
 from ptpipe_torch import Data, Deployable, Model, Predictions, Selected
 
 if TYPE_CHECKING:
-    from ptpipe import Plan, Problem
+    from ptpipe import Artifact, Plan, Problem, RunFinished, Section
 
 __all__ = ["Comparison", "Latency", "Row", "StartUp"]
 
@@ -196,3 +196,11 @@ def ptpipe_check_results(plan: Plan, summaries: Mapping[str, Mapping[str, Mappin
     from ptpipe_eval.quality.resolution import margin_warnings
 
     return margin_warnings(plan, summaries)
+
+
+@hookimpl
+def ptpipe_report_sections(plan: Plan, run: RunFinished, load: Callable[[str, str], Artifact]) -> Iterable[Section]:
+    """Add what got worse, the samples that are lost, and the rounds of latency measurements."""
+    from ptpipe_eval.report import report_sections
+
+    return report_sections(plan, run, load)

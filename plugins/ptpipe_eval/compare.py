@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ptpipe import Context, StageError, nearest
 from ptpipe_eval.comparison import Comparison, Row
@@ -15,13 +15,27 @@ from ptpipe_eval.latency.estimate import MIN_STARTS
 from ptpipe_eval.latency.inputs import CellBatches, check_lengths, spread_inputs
 from ptpipe_eval.latency.session import METHOD, Session
 from ptpipe_eval.predict import EvalSplit, Evaluation, evaluate_split, progress_callback, select_split
+from ptpipe_eval.quality.details import Details, ModelDetails
 from ptpipe_eval.quality.paired import ModelSamples, pair
 from ptpipe_eval.quality.recorder import SampleRecorder
 from ptpipe_torch import Data, Deployable
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from ptpipe_eval.config import CompareConfig, EvalLatencyConfig, TimingOptions
     from ptpipe_eval.graph.facts import Peaks
+
+
+class EvaluatedModel(NamedTuple):
+    """What is known of a model before it is timed."""
+
+    row: Row
+    samples: ModelSamples
+    details: ModelDetails
+    targets_NT: npt.NDArray[np.float32] | None
+    """What predicted numbers should be; see `Details`."""
 
 
 def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
@@ -33,9 +47,10 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
         _evaluated(config, ctx, split, names[position], model, position * len(split.samples))
         for position, model in enumerate(models)
     ]
-    rows = [replace(row, costs=found) for (row, _), found in zip(evaluated, count_costs(models, split), strict=True)]
+    counted = count_costs(models, split)
+    rows = [replace(one.row, costs=costs) for one, costs in zip(evaluated, counted, strict=True)]
     rows, peaks = timed_rows(config, ctx, split, rows, models, names.index(baseline))
-    recorded = [samples for _, samples in evaluated]
+    recorded = [one.samples for one in evaluated]
     samples = pair(data.info.task, recorded, names.index(baseline), split.samples.ids.tolist(), ctx.seed)
     comparison = Comparison(
         data.info.name,
@@ -48,6 +63,7 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
         measured_at,
         samples,
         peaks,
+        Details(tuple(one.details for one in evaluated), evaluated[0].targets_NT),
     )
     unknown = [metric.name for metric in metrics if metric.name not in {*samples.right, *samples.bootstraps}]
     if unknown and len(rows) > 1:
@@ -84,7 +100,7 @@ def _checked(config: TimingOptions, ctx: Context, models: Sequence[Deployable], 
 
 def _evaluated(
     config: CompareConfig, ctx: Context, split: EvalSplit, name: str, model: Deployable, num_done: int
-) -> tuple[Row, ModelSamples]:
+) -> EvaluatedModel:
     """Return the model's size, metrics and samples. `num_done`: samples that the models before it have predicted."""
     total = len(ctx.input_names["models"]) * len(split.samples)
     recorder = SampleRecorder(split.data.info.task, len(split.samples))
@@ -94,7 +110,8 @@ def _evaluated(
         evaluate_split(name, predict, evaluation, config.batch_size, on_batch)
     figures = evaluation.figures()
     values = {metric.name: cast("float", figures[metric.name]) for metric in split.data.info.task.metrics}
-    return Row(name, model.format, model.size_bytes, values), recorder.result()
+    row = Row(name, model.format, model.size_bytes, values)
+    return EvaluatedModel(row, recorder.result(), recorder.details(figures), recorder.targets())
 
 
 def timed_rows(

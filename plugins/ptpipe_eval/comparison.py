@@ -14,6 +14,7 @@ from ptpipe_eval.latency.latencies import Latency, StartUp, Threads
 from ptpipe_torch import Metric
 
 if TYPE_CHECKING:
+    from ptpipe_eval.quality.details import Details
     from ptpipe_eval.quality.paired import Drop, PairedSamples
 
 _FILE = "comparison.json"
@@ -89,6 +90,8 @@ class Comparison(Artifact):
     """What every model made of each sample; None: not known, and there are no intervals."""
     peaks: tuple[Peaks, ...] = ()
     """Of the machine, for each number of threads that latency was measured with."""
+    details: Details | None = field(default=None, compare=False, repr=False)
+    """What reports show of each model beside its figures; None: not known."""
 
     def drop(self, name: str, metric: Metric) -> Drop | None:
         """Return how much worse the row of that name is than the baseline; None where no interval is known."""
@@ -118,6 +121,8 @@ class Comparison(Artifact):
             from ptpipe_eval.quality.storage import save_samples
 
             save_samples(self.samples, folder)
+        if self.details is not None:
+            self.details.save(folder)
         (folder / _FILE).write_text(json.dumps(self.summary(), indent=1, allow_nan=False), encoding="utf-8")
 
     @classmethod
@@ -131,7 +136,7 @@ class Comparison(Artifact):
             comparison = cls(rows=rows, metrics=metrics, peaks=peaks, **content)
         except (ValueError, KeyError, TypeError) as error:
             raise IntegrityError(f"{folder / _FILE} is not a comparison: {error!r}") from error
-        return replace(comparison, samples=comparison._load_samples(folder))
+        return replace(comparison, samples=comparison._load_samples(folder), details=comparison._load_details(folder))
 
     def _load_samples(self, folder: Path) -> PairedSamples | None:
         if not (folder / SAMPLES_FILE).exists():
@@ -142,6 +147,11 @@ class Comparison(Artifact):
         if len(samples.ids) != self.num_samples:
             raise IntegrityError(f"{folder}: {len(samples.ids)} samples of a comparison of {self.num_samples}")
         return samples
+
+    def _load_details(self, folder: Path) -> Details | None:
+        from ptpipe_eval.quality.details import Details
+
+        return Details.load(folder, len(self.rows), self.num_samples)
 
     def summary(self) -> dict[str, JSON]:
         """Return the whole table; see the class for its fields."""

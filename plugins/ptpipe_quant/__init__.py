@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ptpipe import JSON, Check, Context, Stage, hookimpl, stage
@@ -19,7 +19,7 @@ from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_torch import Data, Model, Ranges
 
 if TYPE_CHECKING:
-    from ptpipe import Plan, Problem
+    from ptpipe import Artifact, Plan, Problem, RunFinished, Section
 
 
 class Calibration(NamedTuple):
@@ -129,3 +129,11 @@ def ptpipe_doctor() -> Iterable[Check]:
     from ptpipe_quant.doctor import run_checks
 
     return run_checks()
+
+
+@hookimpl
+def ptpipe_report_sections(plan: Plan, run: RunFinished, load: Callable[[str, str], Artifact]) -> Iterable[Section]:
+    """Add the ranges of every calibration."""
+    from ptpipe_quant.report import report_sections
+
+    return report_sections(plan, run, load)

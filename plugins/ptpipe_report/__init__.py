@@ -4,6 +4,8 @@
   pipe or a log file the line per stage and a progress line every ten seconds. Notices are shown at once and at the
   end, followed by the comparison, the gates' verdicts, the outcome, the deliverables and the run's folder, and after a
   failure the command that resumes the run. `NO_COLOR`, narrow terminals and encodings without Unicode are supported.
+- **HTML**: `report.html` in the run's folder, one file that opens from disk without network or script: see
+  `docs/report.md`.
 - **Markdown**: `report.md` in the run's folder, for a pull request or a mail.
 - **JSON lines**: `events.jsonl` in the run's folder, one object per event, for other programs.
 - **Verdict**: `verdict.json` in the run's folder, what the gates decided; `ptpipe schema verdict` prints its schema.
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import Event, Notice, Problem, Reporter, RunFinished, RunStarted, StageFinished, StageStarted, hookimpl
+from ptpipe_report.html import HtmlReport
 from ptpipe_report.json_lines import JsonLines
 from ptpipe_report.trackers import new_trackers, tracker_problems
 
@@ -37,6 +40,7 @@ __all__ = [
     "ConsoleReporter",
     "GitHubAnnotations",
     "GitHubSummary",
+    "HtmlReport",
     "JUnitReport",
     "JsonLines",
     "MarkdownReport",
@@ -179,9 +183,9 @@ def _write_json(path: Path, content: object) -> None:
 
 @hookimpl
 def ptpipe_reporters() -> Iterable[Reporter]:
-    """Return new reporters for one run; the trackers, which take what the others wrote, last."""
-    files = [MarkdownReport(), JsonLines(), VerdictReport(), JUnitReport(), SarifReport()]
-    return [ConsoleReporter(), *files, GitHubAnnotations(), GitHubSummary(), *new_trackers()]
+    """Return new reporters for one run: those of files before the console, which names them; trackers last."""
+    files = [HtmlReport(), MarkdownReport(), JsonLines(), VerdictReport(), JUnitReport(), SarifReport()]
+    return [*files, ConsoleReporter(), GitHubAnnotations(), GitHubSummary(), *new_trackers()]
 
 
 @hookimpl

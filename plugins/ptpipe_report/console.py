@@ -6,6 +6,7 @@ import os
 import sys
 
 from rich.console import Console
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -65,9 +66,10 @@ class TerminalWriter:
         grid.add_row(lead, text)
         self.console.print(grid)
 
-    def verbatim(self, lead: Text, body: str) -> None:
-        """Write text to be copied: never truncated, wrapped by the terminal itself."""
-        self.console.print(Text.assemble(lead, one_line(body)), soft_wrap=True)
+    def verbatim(self, lead: Text, body: str, link: str = "") -> None:
+        """Write text to be copied: never truncated, wrapped by the terminal itself. `link`: what it leads to."""
+        text = Text(one_line(body), Style(link=link) if link else "")
+        self.console.print(Text.assemble(lead, text), soft_wrap=True)
 
 
 def _stderr_console() -> Console:

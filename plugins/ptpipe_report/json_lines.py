@@ -109,7 +109,8 @@ def to_line(event: AnyEvent, at: datetime) -> bytes:
         "type": _TYPES[type(event)],
         "time": at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }
-    names = [field.name for field in fields(event) if not (isinstance(event, RunFinished) and field.name == "stages")]
+    left_out = ("stages", "sections") if isinstance(event, RunFinished) else ()
+    names = [field.name for field in fields(event) if field.name not in left_out]
     content |= {name: getattr(event, name) for name in names}
     return json.dumps(to_json(content), allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 

@@ -28,6 +28,7 @@ from ptpipe_report.comparison import tables
 from ptpipe_report.comparison_table import print_table
 from ptpipe_report.console import TerminalWriter
 from ptpipe_report.formatting import counted, seconds_text
+from ptpipe_report.html import FILE_NAME as REPORT
 from ptpipe_report.progress_bar import LiveBar, StageProgress
 from ptpipe_report.stage_lines import StageLines
 from ptpipe_report.theme import FAINT, NOTICE, STYLES
@@ -149,6 +150,10 @@ class Screen(Reporter):
         if event.exit_code not in {ExitCode.DONE, ExitCode.REFUSED, ExitCode.UNDECIDED}:
             self._writer.verbatim(Text(f"{_MARGIN}resume with:   ", FAINT), run_summary.command(self._started))
         self._writer.verbatim(Text(f"{_MARGIN}run folder:    ", FAINT), _relative_to_cwd(event.folder))
+        report = event.folder / REPORT
+        if report.is_file():
+            shown = _relative_to_cwd(report)
+            self._writer.verbatim(Text(f"{_MARGIN}report:        ", FAINT), shown, link=report.absolute().as_uri())
         if files := run_summary.deliverables(event):
             names = self._writer.theme.separator.join(run_summary.grouped_by_folder(files))
             self._writer.entry(Text(f"{_MARGIN}deliverables:  ", FAINT), names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ptpipe import Context, Plan, Problem, Stage, hookimpl, stage
+from ptpipe import Context, Plan, Problem, RunFinished, Section, Stage, hookimpl, stage
 from ptpipe_torch import Data, Model
 from ptpipe_train.config import TrainConfig
 from ptpipe_train.config_parallel import PIPELINED
@@ -68,3 +68,11 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Offer `train.supervised`."""
     return [train]
+
+
+@hookimpl
+def ptpipe_report_sections(plan: Plan, run: RunFinished) -> Iterable[Section]:
+    """Add the curves of every training."""
+    from ptpipe_train.report import report_sections
+
+    return report_sections(plan, run)

@@ -32,6 +32,8 @@ class TrainingProgress:
     """Samples trained on in these seconds."""
     history: list[dict[str, JSON]] = field(default_factory=list)
     """Metrics of each completed epoch."""
+    restarts: list[int] = field(default_factory=list)
+    """The steps that were completed when the training resumed from a checkpoint."""
 
     def finish_epoch(self, metrics: Mapping[str, JSON]) -> None:
         """Append the epoch's metrics to the history and begin the next epoch."""

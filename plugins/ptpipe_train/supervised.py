@@ -248,7 +248,8 @@ class Training:
 
     def run(self) -> None:
         """Train to the end, and restore the best epoch's weights where early stopping is on."""
-        self.checkpointer.restore_newest(self.state)
+        if self.checkpointer.restore_newest(self.state):
+            self.state.progress.restarts.append(self.monitor.steps_done(self.state.progress))
         self.monitor.resume()
         while not self._is_over:
             self.loop.train_epoch(self.state, self._after_step)
@@ -316,6 +317,8 @@ class Training:
         if self.choice.precision == "fp16":
             metrics["loss_scale"] = self.state.scaler.get_scale()
         metrics |= {f"{name}_step_ms": round(step_ms, 3) for name, step_ms in self.choice.step_ms.items()}
+        if progress.restarts:
+            metrics["restarted_at_epochs"] = [round(step / plan.steps_per_epoch, 3) for step in progress.restarts]
         if strategy.workers.size > 1:
             metrics["num_workers"] = strategy.workers.size
         self.ctx.metric(

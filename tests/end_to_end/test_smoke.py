@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -71,6 +72,18 @@ def test_the_models_to_ship_lie_in_the_runs_folder(smoke, tmp_path):
     assert Model.load(tmp_path / "qat").build() is not None, "recipe and int8 tensors are all that it takes"
 
 
+def test_the_report_has_what_every_plugin_adds(smoke):
+    _, artifacts, _ = smoke
+    (folder,) = (artifacts / "runs").glob("*-smoke-00001")
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    headings = re.findall(r"<h2[^>]*>([^<]*)</h2>", html)
+    assert headings[0] == "Ship onnx: its gate passed"
+    for heading in ("Models", "Training: pretrain", "Where onnx differs from pretrain", "Latency by round", "Stages"):
+        assert heading in headings
+    assert "Calibration ranges: calibrated" in headings
+    assert 'href="onnx/model.onnx"' in html
+
+
 def test_second_run_is_cached_and_imports_no_torch(smoke):
     _, artifacts, _ = smoke
     command = [
@@ -90,7 +103,7 @@ def test_second_run_is_cached_and_imports_no_torch(smoke):
     assert {stage["outcome"] for stage in json.loads(finished.stdout)["stages"]} == {"cached"}
     imported = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines() if "import time" in line}
     assert "ptpipe" in imported
-    assert not {"torch", "onnx", "onnxruntime"} & imported
+    assert not {"torch", "onnx", "onnxruntime", "scipy", "matplotlib"} & imported, "nor does its report"
 
 
 def test_an_option_of_one_stage_redoes_only_what_depends_on_it(smoke):

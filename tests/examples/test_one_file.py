@@ -63,7 +63,7 @@ def test_its_manifest_runs(stranger):
 
 
 @pytest.mark.slow
-def test_several_workers_a_launcher_and_a_reporter_work_together(stranger):
+def test_several_workers_a_launcher_a_reporter_and_a_section_work_together(stranger):
     someone = stranger("one_file")
     run = someone.ptpipe("run", "one_file/together.yaml", "--artifacts", "artifacts")
     stages = {stage["stage_id"]: stage for stage in run["stages"]}
@@ -71,7 +71,9 @@ def test_several_workers_a_launcher_and_a_reporter_work_together(stranger):
     (verdict,) = (output["summary"] for output in stages["balance"]["outputs"].values())
     assert verdict["decision"] == "passed"
     assert verdict["fraction"] == pytest.approx(0.0937, abs=1e-4), "the count of one worker alone would be half"
-    with (someone.folder / "artifacts" / "runs" / run["run_id"] / "metrics.csv").open(encoding="utf-8") as file:
+    folder = someone.folder / "artifacts" / "runs" / run["run_id"]
+    assert "Samples of each class" in (folder / "report.html").read_text(encoding="utf-8")
+    with (folder / "metrics.csv").open(encoding="utf-8") as file:
         rows = {(row["stage"], row["metric"]): float(row["value"]) for row in csv.DictReader(file)}
     assert rows["trained", "val_accuracy"] == stages["trained"]["metrics"]["val_accuracy"]
     stricter = ["-s", "balance.workers=1", "-s", "balance.min_fraction=0.5"]

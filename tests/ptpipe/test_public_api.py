@@ -18,7 +18,7 @@ from ptpipe import hookspecs
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "pipeline" / "ptpipe"
-PAGES = ["ptpipe", "ptpipe.launching", "ptpipe.commands", "ptpipe.testing", "ptpipe.host"]
+PAGES = ["ptpipe", "ptpipe.launching", "ptpipe.commands", "ptpipe.testing", "ptpipe.host", "ptpipe.sections"]
 PYTHONS_OWN = {"Callable", "Iterable", "Mapping", "Path", "None"}
 
 

@@ -8,8 +8,9 @@ import sys
 import time
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from ptpipe.execution.deliverables import place_deliverables
 from ptpipe.execution.gates import judge, withheld_inputs
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.record import RunRecord, StageOutput
+from ptpipe.execution.report_sections import report_sections
 from ptpipe.execution.reporters import ReporterGroup
 from ptpipe.execution.signals import signals_deferred
 from ptpipe.execution.statement import describe_environment, write_statements
@@ -44,6 +46,7 @@ from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.plan.source_functions import functions_above
 from ptpipe.plan.vocabulary import gc_paused, own_frames
 from ptpipe.reporter import Reporter
+from ptpipe.sections import Section
 from ptpipe.store.store import Entry, Store, StoredObject
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -142,12 +145,21 @@ class _Execution:
             ending = error
         with signals_deferred():
             finished = self._end(ending)
+            self.reporters.run_finished(replace(finished, sections=self._sections(finished)))
         if ending is not None and not isinstance(ending, KeyboardInterrupt | Terminated):
             raise ending
         return finished
 
+    def _sections(self, finished: RunFinished) -> tuple[Section, ...]:
+        """Return what plugins add to reports. A second Ctrl-C does not wait for it."""
+        try:
+            return report_sections(self.plan, self.store, finished, partial(self._notify, ""))
+        except (KeyboardInterrupt, Terminated):
+            self._notify("", "interrupted: the report has nothing that plugins add")
+            return ()
+
     def _end(self, ending: BaseException | None) -> RunFinished:
-        """Record and report the end, whatever it was."""
+        """Record the end, whatever it was."""
         self.plan.vocabulary.manager.unregister(self.launcher)
         interrupted = isinstance(ending, KeyboardInterrupt | Terminated)
         if interrupted:
@@ -158,9 +170,7 @@ class _Execution:
             self._skip_rest("ptpipe failed: this is a bug of ours")
         if problem := self.record.write(self.finished, self.exit_code):
             self.reporters.event(Notice("", problem))
-        finished = self.record.finished(self.finished, self.exit_code, interrupted)
-        self.reporters.run_finished(finished)
-        return finished
+        return self.record.finished(self.finished, self.exit_code, interrupted)
 
     def _execute_stages(self, notice: str) -> None:
         self.reporters.run_started(self.record.started(self.options.verbosity))

@@ -149,10 +149,11 @@ class RunRecord:
             overrides=tuple(f"{name}={json.dumps(value)}" for name, value in manifest.overrides.items()),
             verbosity=verbosity,
             options={stage.id: stage.options for stage in self.plan.stages},
+            upstream={stage.id: stage.upstream for stage in self.plan.stages},
         )
 
     def finished(self, stages: Sequence[StageFinished], exit_code: ExitCode, interrupted: bool) -> RunFinished:
-        """Return the event of the run's end."""
+        """Return the event of the run's end, without what plugins add to reports."""
         name = self.plan.manifest.name
         return RunFinished(self.run_id, name, self.folder, int(exit_code), self.seconds, tuple(stages), interrupted)
 

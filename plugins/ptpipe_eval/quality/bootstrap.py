@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from ptpipe_eval.quality.proportions import num_differing_limit, one_sided_z
 
@@ -97,6 +96,8 @@ class BootstrapDrop:
         return max(1, math.ceil(self.num_samples * factor))
 
     def _quantile(self, z: float) -> float:
+        from scipy import special
+
         below, equal = (float(np.mean(of)) for of in (self.drops_R < self.drop, self.drops_R == np.float32(self.drop)))
         fraction_below = min(max(below + equal / 2, 1 / len(self.drops_R)), 1 - 1 / len(self.drops_R))
         bias = float(special.ndtri(fraction_below))
@@ -111,6 +112,8 @@ def _expanded_z(confidence: float, num_samples: int) -> float:
     Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69 (2015), section 3.2, with
     the number of samples that differ: of the others, all resamples have the same drop.
     """
+    from scipy import special
+
     number = max(2, num_samples)
     return math.sqrt(number / (number - 1)) * float(special.stdtrit(number - 1, confidence))
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 _NUM_BISECTIONS = 60
 """From an interval of at most 2 to below float64's resolution."""
@@ -23,11 +22,15 @@ _POWER = 0.8
 
 def two_sided_z(confidence: float) -> float:
     """Return the normal quantile of a two-sided interval: 1.96 for 0.95."""
+    from scipy import special
+
     return float(special.ndtri((1 + confidence) / 2))
 
 
 def one_sided_z(confidence: float) -> float:
     """Return the normal quantile of a one-sided limit: 1.645 for 0.95."""
+    from scipy import special
+
     return float(special.ndtri(confidence))
 
 
@@ -83,6 +86,8 @@ def tango_p(num_lost: npt.ArrayLike, num_gained: npt.ArrayLike, num_samples: npt
 
     It is below 1 - confidence exactly where the upper one-sided limit at that confidence is below the margin.
     """
+    from scipy import special
+
     lost, gained, total = (np.asarray(count, dtype=np.float64) for count in (num_lost, num_gained, num_samples))
     deviation = _standard_deviation(lost, gained, total, np.asarray(margin))
     surplus = lost - gained - total * margin
@@ -103,6 +108,8 @@ def mcnemar_mid_p(num_lost: int, num_gained: int) -> float:
 
 def mcnemar_exact_p(num_lost: int, num_gained: int) -> float:
     """Return the two-sided p-value of the binomial test that a discordant sample is as often lost as gained."""
+    from scipy import special
+
     fewer, num_discordant = min(num_lost, num_gained), num_lost + num_gained
     return min(1.0, 2 * float(special.bdtr(fewer, num_discordant, 0.5)))
 
@@ -147,6 +154,8 @@ def smallest_margin_of(num_samples: int, discordance: float, confidence: float) 
 
 def num_differing_limit(num_differing: int, num_samples: int, confidence: float) -> float:
     """Return the upper limit of the fraction of samples that differ (Clopper and Pearson, 1934): 3 / N for none."""
+    from scipy import special
+
     if num_differing >= num_samples:
         return 1.0
     return float(special.betaincinv(num_differing + 1, num_samples - num_differing, confidence))
@@ -185,4 +194,6 @@ def _standard_deviation(
 
 def _binomial(count: int, total: int) -> float:
     """Return the probability of `count` of `total` with probability 1/2."""
+    from scipy import special
+
     return float(special.bdtr(count, total, 0.5) - (special.bdtr(count - 1, total, 0.5) if count else 0.0))

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ptpipe import JSON
+from ptpipe_eval.quality.details import ModelDetails, numbers_of, tables_of
 from ptpipe_eval.quality.paired import ModelSamples
 from ptpipe_torch import Task
 
@@ -29,6 +31,9 @@ class SampleRecorder:
         self._batches: dict[str, list[npt.NDArray[Any]]] = {}
         self._predictions: list[npt.NDArray[np.int64]] = []
         self._labels: list[npt.NDArray[np.int64]] = []
+        self._numbers: list[npt.NDArray[Any]] = []
+        self._targets: list[npt.NDArray[Any]] = []
+        self._are_classes = True
         self._is_complete = True
 
     def add(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
@@ -44,6 +49,10 @@ class SampleRecorder:
         prediction = kept["prediction"].numpy()
         if not np.issubdtype(prediction.dtype, np.floating):
             self._predictions.append(_numbers(prediction))
+        elif "targets" in kept:
+            self._numbers.append(prediction)
+            self._targets.append(kept["targets"].numpy())
+        self._are_classes &= prediction.ndim == 1
         if "labels" in kept and kept["labels"].dim() == 1:
             self._labels.append(kept["labels"].numpy().astype(np.int64))
 
@@ -59,6 +68,21 @@ class SampleRecorder:
             labels_N=np.concatenate(self._labels) if self._labels else None,
             is_complete=self._is_complete,
         )
+
+    def details(self, figures: Mapping[str, JSON]) -> ModelDetails:
+        """Return what reports show of the samples. `figures`: the task's, of all samples."""
+        losses = [part for part in self._batches.get("loss", ()) if part.ndim == 1]
+        is_known = self._are_classes and self._predictions
+        return ModelDetails(
+            tables_of(figures),
+            np.concatenate(losses).astype(np.float32) if losses and self._is_complete else None,
+            np.concatenate(self._predictions).astype(np.int32) if is_known else None,
+            numbers_of(self._numbers, self._num_samples),
+        )
+
+    def targets(self) -> npt.NDArray[np.float32] | None:
+        """Return the numbers that were to be predicted, (N, T); None where there are none, or too many."""
+        return numbers_of(self._targets, self._num_samples)
 
 
 def _numbers(prediction: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

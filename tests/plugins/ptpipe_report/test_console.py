@@ -105,6 +105,15 @@ def test_no_line_exceeds_the_width(script, width) -> None:
     assert max(len(line) for line in shown if "run folder" not in line and str(script.folder) not in line) <= width
 
 
+def test_the_end_has_the_path_of_the_report(script) -> None:
+    (script.folder / "report.html").write_text("", encoding="utf-8")
+    shown = shown_lines(on(None), script, script.mnist())
+    assert shown[-2:] == [
+        f"  run folder:    {script.folder}",
+        f"  report:        {script.folder}/report.html",
+    ]
+
+
 def test_an_encoding_without_unicode_gets_ascii_symbols(script) -> None:
     shown = shown_lines(on(None, Latin1()), script, script.mnist())
     assert "\n".join(shown).isascii()

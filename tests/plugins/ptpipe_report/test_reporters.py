@@ -19,8 +19,8 @@ def test_importing_the_package_imports_neither_rich_nor_torch() -> None:
 
 def test_every_run_gets_new_reporters() -> None:
     first, second = list(ptpipe_report.ptpipe_reporters()), list(ptpipe_report.ptpipe_reporters())
-    files = ["MarkdownReport", "JsonLines", "VerdictReport", "JUnitReport", "SarifReport"]
-    assert [type(each).__name__ for each in first] == ["ConsoleReporter", *files, "GitHubAnnotations", "GitHubSummary"]
+    files = ["HtmlReport", "MarkdownReport", "JsonLines", "VerdictReport", "JUnitReport", "SarifReport"]
+    assert [type(each).__name__ for each in first] == [*files, "ConsoleReporter", "GitHubAnnotations", "GitHubSummary"]
     assert not {id(reporter) for reporter in first} & {id(reporter) for reporter in second}
     assert all(isinstance(reporter, Reporter) for reporter in first)
 
@@ -38,6 +38,7 @@ def test_a_run_leaves_exactly_its_files(script, tmp_path, capsys) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "events.jsonl",
         "junit.xml",
+        "report.html",
         "report.md",
         "report.sarif",
         "verdict.json",

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -70,14 +71,16 @@ stages:
 
 
 class Terminal:
-    """As much of a terminal as the console uses: text, line feeds, cursor up, erasing a line."""
+    """As much of a terminal as the console uses: text, line feeds, cursor up, erasing a line, links."""
 
     def __init__(self) -> None:
         self.lines = [""]
         self.row = self.column = 0
 
     def feed(self, text: str) -> None:
-        for piece in re.findall(r"\x1b\[[?0-9;]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", text):
+        for piece in re.findall(r"\x1b\[[?0-9;]*[A-Za-z]|\x1b\]8;[^\x1b]*\x1b\\|[\r\n]|[^\x1b\r\n]+", text):
+            if piece.startswith("\x1b]8;"):
+                continue  # where a link begins or ends
             if piece == "\r":
                 self.column = 0
             elif piece == "\n":
@@ -184,7 +187,10 @@ def test_the_running_stage_is_replaced_by_a_line(tmp_path) -> None:
     assert screen[3] == "▲ first: it took its time"
     assert re.fullmatch(r"✓ 1/2 first   test.slow          done +\d+\.\d s   slow enough", screen[4])
     assert not [line for line in screen if "━" in line or "step" in line], "nothing is left of the bar"
-    assert screen[-2].startswith("  run folder:    ") and screen[-1] == ""
+    assert screen[-3].startswith("  run folder:    ") and screen[-1] == ""
+    assert re.fullmatch(r"  report:        artifacts/runs/[\w-]+/report.html", screen[-2])
+    (link,) = re.findall(r"\x1b\]8;[^;]*;(file:///[^\x1b]+)\x1b", session.text)
+    assert Path(unquote(urlsplit(link).path)).is_file(), "a click opens it"
 
 
 def test_the_cursor_is_hidden_while_it_runs_and_given_back(tmp_path) -> None:

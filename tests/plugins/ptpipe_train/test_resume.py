@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -250,6 +251,12 @@ def test_a_network_that_was_made_anew_and_is_the_same_changes_nothing(
     resumed = run(1, options=RunOptions(fresh=("net",)))
     assert (resumed.exit_code, list(resumed.stages["train"].notices)) == (0, [])
     assert "resumes from the checkpoint of step 30" in (resumed.folder / "log.txt").read_text(encoding="utf-8")
+    metrics = resumed.stages["train"].metrics
+    assert metrics["restarted_at_epochs"] == [pytest.approx(30 / (metrics["num_steps"] / 2), abs=0.001)]
+    (page,) = re.findall(
+        r"<figure><figcaption>Loss</figcaption>(.*?)</svg>", (resumed.folder / "report.html").read_text()
+    )
+    assert ">restarted</text>" in page
 
 
 def test_another_number_of_threads_gets_a_notice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,73 @@
+"""What comparisons add to a run's report: what got worse, for which samples, and how latency was measured.
+
+Read from stored results: no model runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ptpipe import Artifact, Outcome, Plan, RunFinished, Section, StageFinished
+from ptpipe_eval.comparison import Comparison
+
+Load = Callable[[str, str], Artifact]
+_ENDED = (Outcome.DONE, Outcome.CACHED)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison of the run, and the model that its gates judge."""
+
+    stage_id: str
+    comparison: Comparison
+    summary: Mapping[str, Any]
+    candidate: str
+    data_stage: str
+    data_output: str
+
+
+def report_sections(plan: Plan, run: RunFinished, load: Load) -> Iterator[Section]:
+    """Yield the sections of every comparison that the run has; without any, those of the models that it evaluated."""
+    from ptpipe_eval.report.latency import latency_section
+    from ptpipe_eval.report.predictions import prediction_sections
+    from ptpipe_eval.report.quality import quality_section
+    from ptpipe_eval.report.samples import samples_section
+
+    found = [compared for stage in run.stages for compared in _comparisons(plan, run, stage, load)]
+    for compared in found:
+        for section in (quality_section(compared), samples_section(compared, run, load), latency_section(compared)):
+            if section is not None:
+                yield section
+    if not found:
+        yield from prediction_sections(plan, run, load)
+
+
+def _comparisons(plan: Plan, run: RunFinished, stage: StageFinished, load: Load) -> Iterator[Compared]:
+    if stage.outcome not in _ENDED:
+        return
+    planned = plan[stage.stage_id]
+    for port in planned.stage.outputs:
+        if issubclass(port.type, Comparison):
+            comparison = load(stage.stage_id, port.name)
+            assert isinstance(comparison, Comparison), type(comparison)
+            candidate = _candidate(plan, run, stage.stage_id, comparison)
+            if candidate is not None:
+                data = next(iter(planned.wiring.get("data", ())), None)
+                summary: Any = stage.outputs[port.name]["summary"]
+                place = ("", "") if data is None else (data.stage, data.output)
+                yield Compared(stage.stage_id, comparison, summary, candidate, *place)
+
+
+def _candidate(plan: Plan, run: RunFinished, stage_id: str, comparison: Comparison) -> str | None:
+    """Return the model that a gate on the comparison judges, else the last one; None: there is but the baseline."""
+    others = [row.name for row in comparison.rows if row.name != comparison.baseline]
+    for stage in run.stages:
+        if stage_id in plan[stage.stage_id].upstream:
+            for output in stage.outputs.values():
+                facts = output.get("summary")
+                named = (facts.get("selected") or facts.get("candidate")) if isinstance(facts, Mapping) else None
+                if named in others:
+                    return str(named)
+    return others[-1] if others else None

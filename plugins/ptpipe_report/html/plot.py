@@ -1,0 +1,187 @@
+"""Draw a plot of lines and points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from markupsafe import Markup
+
+from ptpipe.sections import Mark, Plot, Point, Series
+from ptpipe_report.html.labels import Box, Placed, place_labels
+from ptpipe_report.html.scale import Scale, scale
+from ptpipe_report.html.svg import CHARACTER_PX, element, line, picture, shortened, text
+
+WIDTH_PX, HEIGHT_PX = 480.0, 300.0
+LEFT_PX, RIGHT_PX, BOTTOM_PX = 56.0, 12.0, 44.0
+_LEGEND_PX = 20.0
+_CAP_PX = 3.0
+_MAX_POINTS = 400
+NUM_COLORS = 8
+
+
+def draw_plot(plot: Plot) -> Markup:
+    """Return the SVG of a plot."""
+    series = [_thinned(each) for each in plot.series]
+    legend, legend_px = draw_legend([each.name for each in series], [each.is_line for each in series])
+    top_px = 8 + legend_px
+    points = [point for each in series for point in each.points]
+    x_scale = scale(_reached(plot, "x", points), LEFT_PX, WIDTH_PX - RIGHT_PX, num_ticks=6, is_log=plot.is_log_x)
+    y_scale = scale(_reached(plot, "y", points), HEIGHT_PX - BOTTOM_PX, top_px, is_log=plot.is_log_y)
+    parts = [
+        *_axes(plot, x_scale, y_scale, top_px),
+        *(_mark(mark, x_scale, y_scale, top_px) for mark in plot.marks),
+        *(_draw(number, each, x_scale, y_scale) for number, each in enumerate(series)),
+        *_labels(plot, points, x_scale, y_scale, top_px),
+    ]
+    return picture(WIDTH_PX, HEIGHT_PX, describe(plot), legend, *parts)
+
+
+def describe(plot: Plot) -> str:
+    """Return what a plot shows, in words."""
+    parts = [f"{plot.title}: {plot.y_label} over {plot.x_label}."]
+    for each in plot.series:
+        if not each.points:
+            continue
+        first, last = each.points[0], each.points[-1]
+        if each.is_line and len(each.points) > 1:
+            parts.append(f"{each.name}: from {first.y:.3g} at {first.x:.4g} to {last.y:.3g} at {last.x:.4g}.")
+        else:
+            shown = "; ".join(_point_text(point) for point in each.points[:12])
+            parts.append(f"{each.name}: {shown}.")
+    return " ".join([*parts, *(f"{mark.label} at {mark.value:.4g}." for mark in plot.marks)])
+
+
+def draw_legend(names: Sequence[str], are_lines: Sequence[bool]) -> tuple[Markup, float]:
+    """Return the names of several series with their colors, and the height that they take; nothing for one."""
+    if len(names) < 2:
+        return Markup(""), 0.0
+    parts, x, row = [], LEFT_PX, 0
+    for number, (name, is_line) in enumerate(zip(names, are_lines, strict=True)):
+        shown = shortened(name, 300)
+        width = 27 + len(shown) * CHARACTER_PX
+        if x > LEFT_PX and x + width > WIDTH_PX:
+            x, row = LEFT_PX, row + 1
+        y = 12 + row * _LEGEND_PX
+        color = f"s{number % NUM_COLORS}"
+        sample = (
+            line(x, y - 4, x + 14, y - 4, f"line {color}")
+            if is_line
+            else element("circle", cx=x + 7, cy=y - 4, r=4, class_=f"dot {color}")
+        )
+        parts += [sample, text(shown, x + 19, y)]
+        x += width
+    return element("g", *parts), (row + 1) * _LEGEND_PX
+
+
+def _thinned(series: Series) -> Series:
+    points = [point for point in series.points if math.isfinite(point.x) and math.isfinite(point.y)]
+    if len(points) > _MAX_POINTS:
+        points = [points[round(n * (len(points) - 1) / (_MAX_POINTS - 1))] for n in range(_MAX_POINTS)]
+    return Series(series.name, tuple(points), series.is_line)
+
+
+def _reached(plot: Plot, axis: str, points: Sequence[Point]) -> list[float]:
+    """Return the values that an axis must hold."""
+    found: list[float | None] = []
+    for point in points:
+        found += [point.x, point.x_low, point.x_high] if axis == "x" else [point.y, point.y_low, point.y_high]
+    for mark in plot.marks:
+        found += [mark.value, mark.end] if mark.axis == axis else []
+    return [value for value in found if value is not None]
+
+
+def _axes(plot: Plot, x_scale: Scale, y_scale: Scale, top_px: float) -> Iterator[Markup]:
+    right, bottom = WIDTH_PX - RIGHT_PX, HEIGHT_PX - BOTTOM_PX
+    for tick in y_scale.ticks:
+        y = y_scale(tick)
+        yield line(LEFT_PX, y, right, y, "grid")
+        yield text(y_scale.label(tick), LEFT_PX - 7, y + 4, "tick", "end")
+    for tick in x_scale.ticks:
+        x = x_scale(tick)
+        yield line(x, bottom, x, bottom + 4, "axis")
+        yield text(x_scale.label(tick), x, bottom + 17, "tick", "middle")
+    yield line(LEFT_PX, bottom, right, bottom, "axis")
+    yield text(shortened(plot.x_label, 400), (LEFT_PX + right) / 2, HEIGHT_PX - 8, "", "middle")
+    label = shortened(plot.y_label, bottom - top_px)
+    middle = (top_px + bottom) / 2
+    yield element("text", label, x=12, y=middle, transform=f"rotate(-90 12 {middle:.1f})", text_anchor="middle")
+
+
+def _mark(mark: Mark, x_scale: Scale, y_scale: Scale, top_px: float) -> Markup:
+    right, bottom = WIDTH_PX - RIGHT_PX, HEIGHT_PX - BOTTOM_PX
+    if mark.axis == "x":
+        x = x_scale(mark.value)
+        label = shortened(mark.label, 150)
+        fits = x + len(label) * CHARACTER_PX < right
+        note = text(label, x + (4 if fits else -4), top_px + 10, "note", None if fits else "end")
+        return element("g", line(x, top_px, x, bottom, "mark"), note)
+    y = y_scale(mark.value)
+    box = _note_box(mark, y_scale, top_px)
+    note = text(shortened(mark.label, right - LEFT_PX), right - 2, box.bottom - 3, "note", "end")
+    if mark.end is None:
+        return element("g", line(LEFT_PX, y, right, y, "mark"), note)
+    end = y_scale(mark.end)
+    band = element("rect", x=LEFT_PX, y=min(y, end), width=right - LEFT_PX, height=abs(y - end), class_="band")
+    return element("g", band, note)
+
+
+def _note_box(mark: Mark, y_scale: Scale, top_px: float) -> Box:
+    """Return where the note of a line or band across the plot is: above a line, and below a band."""
+    right = WIDTH_PX - RIGHT_PX
+    left = right - len(mark.label) * CHARACTER_PX
+    if mark.end is None:
+        y = max(y_scale(mark.value), top_px + 12)
+        return Box(left, y - 14, right, y - 1)
+    y = max(y_scale(mark.value), y_scale(mark.end))
+    return Box(left, y + 1, right, y + 14)
+
+
+def _draw(number: int, series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
+    color = f"s{number % NUM_COLORS}"
+    places = [(x_scale(point.x), y_scale(point.y)) for point in series.points]
+    parts: list[Markup] = []
+    for point, (x, y) in zip(series.points, places, strict=True):
+        parts += _error_bars(point, x, y, x_scale, y_scale, color)
+    if series.is_line:
+        track = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(element("polyline", points=track, class_=f"line {color}"))
+    if not series.is_line or len(places) <= 40:
+        radius = 2.5 if series.is_line else 4 if len(places) <= 30 else 3
+        for point, (x, y) in zip(series.points, places, strict=True):
+            title = element("title", f"{series.name}: {_point_text(point)}")
+            parts.append(element("circle", title, cx=x, cy=y, r=radius, class_=f"dot {color}"))
+    return element("g", *parts)
+
+
+def _error_bars(point: Point, x: float, y: float, x_scale: Scale, y_scale: Scale, color: str) -> Iterator[Markup]:
+    if point.y_low is not None and point.y_high is not None:
+        low, high = y_scale(point.y_low), y_scale(point.y_high)
+        yield line(x, low, x, high, f"bar {color}")
+        yield from (line(x - _CAP_PX, end, x + _CAP_PX, end, f"bar {color}") for end in (low, high))
+    if point.x_low is not None and point.x_high is not None:
+        low, high = x_scale(point.x_low), x_scale(point.x_high)
+        yield line(low, y, high, y, f"bar {color}")
+        yield from (line(end, y - _CAP_PX, end, y + _CAP_PX, f"bar {color}") for end in (low, high))
+
+
+def _labels(plot: Plot, points: Sequence[Point], x_scale: Scale, y_scale: Scale, top_px: float) -> Iterator[Markup]:
+    named = [(x_scale(point.x), y_scale(point.y), shortened(point.label, 160)) for point in points if point.label]
+    room = Box(LEFT_PX, top_px - 6, WIDTH_PX - 2, HEIGHT_PX - BOTTOM_PX)
+    notes = [_note_box(mark, y_scale, top_px) for mark in plot.marks if mark.axis == "y"]
+    for (x, y, content), placed in zip(named, place_labels(named, room, notes), strict=True):
+        if placed is None:
+            continue
+        if not placed.is_near:
+            yield _leader(x, y, placed)
+        yield text(content, placed.box.left, placed.baseline, "label")
+
+
+def _leader(x: float, y: float, placed: Placed) -> Markup:
+    end_x = placed.box.left - 2 if placed.box.left > x else placed.box.right + 2
+    return line(x, y, end_x, (placed.box.top + placed.box.bottom) / 2, "leader")
+
+
+def _point_text(point: Point) -> str:
+    interval = "" if point.y_low is None or point.y_high is None else f" [{point.y_low:.4g}, {point.y_high:.4g}]"
+    return f"{f'{point.label} ' if point.label else ''}({point.x:.4g}, {point.y:.4g}{interval})"

@@ -1,0 +1,77 @@
+"""From values to places of a plot, with ticks at round numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_STEPS = (1, 2, 2.5, 5, 10)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear or logarithmic axis."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    start_px: float
+    end_px: float
+    is_log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Return the place of a value; what lies outside is drawn at the edge."""
+        value = min(max(value, self.low), self.high)
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return self.start_px + (value - low) / (high - low) * (self.end_px - self.start_px)
+
+    def label(self, value: float) -> str:
+        """Return a tick's text, with as many decimals as its neighbors need."""
+        if self.is_log or len(self.ticks) < 2:
+            return f"{value:,.4g}"
+        step = self.ticks[1] - self.ticks[0]
+        if max(map(abs, self.ticks)) >= 1e6 or step < 1e-5:
+            return f"{value:.3g}"
+        decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+        if abs(round(step * 10**decimals) - step * 10**decimals) > 1e-6:
+            decimals += 1  # a step of 0.25
+        return f"{value + 0.0:,.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def scale(
+    values: Iterable[float], start_px: float, end_px: float, *, num_ticks: int = 5, is_log: bool = False
+) -> Scale:
+    """Return an axis that holds all finite values with some room around them."""
+    finite = [value for value in values if math.isfinite(value) and (value > 0 or not is_log)]
+    low, high = min(finite, default=0.0 if not is_log else 1.0), max(finite, default=1.0)
+    if is_log and high / low >= 3:
+        low, high = low / 1.15, high * 1.15
+        return Scale(low, high, _log_ticks(low, high), start_px, end_px, is_log=True)
+    if low == high:
+        low, high = (low - 0.5, high + 0.5) if low == 0 else (low - abs(low) / 2, high + abs(high) / 2)
+    step = _step((high - low) / num_ticks)
+    if step < 10 and all(value == int(value) for value in finite):
+        step = max(1.0, float(math.ceil(step)))  # epochs, rounds: there is nothing between two
+    room = (high - low) * 0.06
+    low, high = low - room, high + room
+    first = math.ceil(low / step - 1e-9)
+    ticks = tuple(number * step for number in range(first, math.floor(high / step + 1e-9) + 1))
+    return Scale(low, high, ticks, start_px, end_px)
+
+
+def _step(least: float) -> float:
+    unit = 10.0 ** math.floor(math.log10(least))
+    return next(factor * unit for factor in _STEPS if factor * unit >= least * 0.999)
+
+
+def _log_ticks(low: float, high: float) -> tuple[float, ...]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1, 2, 5), (1,)):
+        ticks = tuple(factor * 10.0**power for power in powers for factor in factors)
+        inside = tuple(tick for tick in ticks if low <= tick <= high)
+        if len(inside) <= 7:
+            return inside
+    return inside[:: math.ceil(len(inside) / 6)]
