@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# What tests/ptpipe needs beside the core itself.
+# What the tests need beside the core and the reporters themselves.
 TEST_TOOLS = {"hypothesis", "jsonschema", "psutil", "pytest", "pytest-timeout", "pytest-xdist"}
 
 
@@ -40,8 +40,8 @@ def imported_modules(folder: Path) -> set[str]:
 
 
 def core() -> Iterator[str]:
-    """Yield the package's dependencies that the core imports, and what its tests need."""
-    modules = imported_modules(ROOT / "pipeline")
+    """Yield the package's dependencies that the core and the reporters import, and what their tests need."""
+    modules = imported_modules(ROOT / "pipeline") | imported_modules(ROOT / "plugins" / "ptpipe_report")
     for requirement in project()["dependencies"]:
         if re.split(r"[.-]", name_of(requirement))[0].lower() in modules:
             yield requirement
