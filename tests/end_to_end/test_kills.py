@@ -22,7 +22,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-NUM_SIGNALS = 100 if os.environ.get("PTPIPE_THOROUGH", "0") != "0" else 3
+NUM_SIGNALS = 100 if os.environ.get("PTPIPE_THOROUGH", "0") != "0" else 2
 MANIFEST = """\
 version: 1
 name: kills

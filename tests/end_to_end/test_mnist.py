@@ -31,8 +31,7 @@ def run(manifest: str, artifacts: Path, *settings: str) -> tuple[int, dict[str, 
         "--artifacts",
         str(artifacts),
         "--json",
-        "-s",
-        "compare.budget_s=1",
+        *("-s", "compare.budget_s=1", "-s", "compare.batch_sizes=[1]", "-s", "compare.threads=[one]"),
     ]
     finished = subprocess.run([*command, *settings], capture_output=True, text=True, check=False)
     stages = {stage["stage_id"]: stage for stage in json.loads(finished.stdout)["stages"]}

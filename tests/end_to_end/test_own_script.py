@@ -70,6 +70,7 @@ def rows(stages: Mapping[str, Any]) -> Mapping[str, Any]:
     return {row["name"]: row for row in output["summary"]["rows"]}
 
 
+@pytest.mark.thorough
 def test_it_is_as_accurate_as_the_script(project: Project, stages: Mapping[str, Any]) -> None:
     ours = rows(stages)["pretrain"]["accuracy"]
     finished = run(project.folder, project.script, "--save", project.folder / "digits.pt")

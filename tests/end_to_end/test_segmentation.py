@@ -17,7 +17,15 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 HEIGHT, WIDTH = 48, 64
-SHORT = ["pretrain.epochs=40", "finetune.epochs=1", "net.width=8", "compare.budget_s=1", "quality.max_drop=0.05"]
+SHORT = [
+    "pretrain.epochs=40",
+    "finetune.epochs=1",
+    "net.width=8",
+    "compare.budget_s=1",
+    "compare.batch_sizes=[1]",
+    "compare.threads=[one]",
+    "quality.max_drop=0.05",
+]
 
 
 def draw_street(seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -94,6 +94,7 @@ def test_two_workers_end_where_one_process_does(folder: Path, monkeypatch: pytes
         assert (tensor - ddp.tensors[name]).abs().max() <= 1e-5 * tensor.abs().max(), name
 
 
+@pytest.mark.thorough
 def test_killed_and_resumed_it_ends_with_the_same_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ("run", "killed.yaml", "--artifacts", "killed", "-s", "train.epochs=3")
     run = start(folder, *command)

@@ -90,6 +90,7 @@ def test_a_regression_is_as_good_as_ridge(diabetes) -> None:
     assert stored.rows["pretrain"]["r2"] == pytest.approx(ridge.score(*test), abs=0.02)
 
 
+@pytest.mark.thorough
 def test_its_int8_models_are_as_good_as_float(diabetes) -> None:
     stored, _ = diabetes
     assert list(stored.rows) == ["pretrain", "dynamic", "static", "qat", "onnx"]

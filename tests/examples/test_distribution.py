@@ -81,6 +81,7 @@ def test_the_source_of_each_of_its_files_enters_the_keys(stranger, site, tmp_pat
     assert keys()["net"] != before["net"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_its_manifest_runs_to_a_quantized_onnx_file(stranger, site):
     someone = stranger("ptpipe-example", site)

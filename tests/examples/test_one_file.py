@@ -46,6 +46,7 @@ def test_its_source_enters_the_key_of_its_stage_alone(stranger):
     assert {name for name in after if after[name] != before[name]} == {"pruned"}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_its_manifest_runs(stranger):
     someone = stranger("one_file")
@@ -94,6 +95,7 @@ def test_a_task_and_a_column_of_ones_own_go_the_whole_way(stranger):
     assert stages["trained"]["metrics"]["best_epoch"] <= 12
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_launcher_reports_a_stage_that_fails_in_its_process(stranger):
     someone = stranger("one_file")

@@ -9,7 +9,7 @@ from typing import Self
 import pluggy
 
 from ptpipe.events import Event, LogLine, Notice, RunFinished, RunStarted, StageFinished, StageStarted
-from ptpipe.plan.vocabulary import call_each
+from ptpipe.plan.vocabulary import call_each, describe_error
 from ptpipe.reporter import Reporter
 
 
@@ -65,6 +65,6 @@ class ReporterGroup(Reporter):
             except (Exception, SystemExit) as error:  # noqa: BLE001  # reporting never breaks a run
                 self._reporters = [other for other in self._reporters if other is not reporter]
                 name = f"{type(reporter).__module__}.{type(reporter).__qualname__}"
-                line = f"reporter {name} raised {error!r} and is switched off for this run"
+                line = f"reporter {name} raised {describe_error(error)} and is switched off for this run"
                 self._log(LogLine("", "".join(traceback.format_exception(error)) + line))
                 self.event(Notice("", line))

@@ -48,7 +48,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     try:
         with errors_naming(path):
             yield temporary
-        sync(temporary)
+            sync(temporary)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

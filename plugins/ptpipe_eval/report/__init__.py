@@ -30,18 +30,22 @@ class Compared:
 
 def report_sections(plan: Plan, run: RunFinished, load: Load) -> Iterator[Section]:
     """Yield the sections of every comparison that the run has; without any, those of the models that it evaluated."""
-    from ptpipe_eval.report.latency import latency_section
-    from ptpipe_eval.report.predictions import prediction_sections
-    from ptpipe_eval.report.quality import quality_section
-    from ptpipe_eval.report.samples import samples_section
-
     found = [compared for stage in run.stages for compared in _comparisons(plan, run, stage, load)]
     for compared in found:
-        for section in (quality_section(compared), samples_section(compared, run, load), latency_section(compared)):
-            if section is not None:
-                yield section
+        yield from _sections(compared, run, load)
     if not found:
+        from ptpipe_eval.report.predictions import prediction_sections
+
         yield from prediction_sections(plan, run, load)
+
+
+def _sections(compared: Compared, run: RunFinished, load: Load) -> Iterator[Section]:
+    from ptpipe_eval.report.latency import latency_section
+    from ptpipe_eval.report.quality import quality_section  # imports numpy, which most cached runs do without
+    from ptpipe_eval.report.samples import samples_section
+
+    sections = quality_section(compared), samples_section(compared, run, load), latency_section(compared)
+    yield from (section for section in sections if section is not None)
 
 
 def _comparisons(plan: Plan, run: RunFinished, stage: StageFinished, load: Load) -> Iterator[Compared]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ptpipe import Outcome, Section
 from ptpipe.sections import Block, Topic
-from ptpipe_eval.report.quality import confusion_map, score_plot
 from ptpipe_torch import Predictions
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ def prediction_sections(plan: Plan, run: RunFinished, load: Load) -> Iterator[Se
                 continue
             predictions = load(stage.stage_id, port.name)
             assert isinstance(predictions, Predictions), type(predictions)
+            from ptpipe_eval.report.quality import confusion_map, score_plot  # imports numpy
+
             tables = dict(predictions.metrics)
             title = f"Confusion of {stage.stage_id}"
             found: list[Block | None] = [confusion_map(title, tables, len(predictions.ids))]

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _STEPS = (1, 2, 2.5, 5, 10)
+_TINY = 1e-290
+"""A range that can't be divided into steps: floats end at 5e-324."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,9 @@ def scale(
     if is_log and high / low >= 3:
         low, high = low / 1.15, high * 1.15
         return Scale(low, high, _log_ticks(low, high), start_px, end_px, is_log=True)
-    if low == high:
-        low, high = (low - 0.5, high + 0.5) if low == 0 else (low - abs(low) / 2, high + abs(high) / 2)
+    if high - low < _TINY:
+        half = abs(high) / 2 if abs(high) > _TINY else 0.5
+        low, high = low - half, high + half
     step = _step((high - low) / num_ticks)
     if step < 10 and all(value == int(value) for value in finite):
         step = max(1.0, float(math.ceil(step)))  # epochs, rounds: there is nothing between two

@@ -57,7 +57,7 @@ assert gate_latency(LatencyConfig(candidate="b", max_ms=2), ctx, comparison).dec
 def test_the_commands_need_no_torch() -> None:
     assert modules_after("import ptpipe_eval.baseline.command") == set()
     code = "from ptpipe_eval.baseline import accept, file, judge, past_run"
-    assert modules_after(code) == {"numpy", "scipy"}
+    assert modules_after(code) == {"numpy"}
 
 
 def test_kinds_and_ports() -> None:

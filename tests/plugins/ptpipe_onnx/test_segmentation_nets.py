@@ -23,9 +23,7 @@ LIGHT = "lraspp_mobilenet_v3_large"
 PATHS = [("static", "fbgemm"), ("float", "fbgemm"), ("dynamic", "fbgemm"), ("static", "qnnpack")]
 PATHS += [("qat", "fbgemm"), ("qat", "qnnpack")]
 CASES = [
-    pytest.param(name, path, backend, marks=() if (name, path, backend) == (LIGHT, *PATHS[0]) else pytest.mark.thorough)
-    for name in (LIGHT, "deeplabv3_mobilenet_v3_large", "fcn_resnet50")
-    for path, backend in PATHS
+    (name, path, backend) for name in (LIGHT, "deeplabv3_mobilenet_v3_large", "fcn_resnet50") for path, backend in PATHS
 ]
 
 
@@ -34,6 +32,7 @@ def data() -> Data:
     return street_data()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "path", "backend"), CASES)
 def test_a_file_computes_what_torch_does_in_batches_of_any_size(

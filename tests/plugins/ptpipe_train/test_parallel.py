@@ -143,7 +143,7 @@ MIXED = {"mixup_alpha": 0.4, "cutmix_alpha": 1.0}
 STOPPED = {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "min_delta": 0.9}}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -193,6 +193,7 @@ def test_accumulated_batches_are_one_batch(run: Train, name: str, tolerance: flo
     assert max_difference(model_of(whole), model_of(parts)) < tolerance
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -295,6 +296,7 @@ def test_layers_that_run_twice_change_nothing(run: Train, mode: str, types: list
 DROPPED = {"drop_last": True, "batch_size": 92, "epochs": 2}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "1f1b", pytest.param("ddp+pp", marks=thorough)])
 def test_without_the_last_batch_too(run: Train, name: str) -> None:
     single, parallel = run(**DROPPED), run(parallel=MODES[name], **DROPPED)
@@ -342,6 +344,7 @@ def test_fp16_ends_near_and_with_the_same_scale(run: Train, name: str) -> None:
     assert "bf16 is much faster" in notice
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp, wrapped", marks=thorough), "1f1b"])
 def test_batch_norm_and_bf16_train_as_well(run: Train, name: str) -> None:
     """Batch norm sees the shard of one process: the result is not the same, but as good."""
@@ -370,6 +373,7 @@ def test_compressed_gradients_end_near(run: Train, name: str, compress: str) -> 
     assert 1e-7 < max_difference(model_of(run()), model_of(compressed)) < 0.02
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("num_val", "name"), [(10_000, "ddp"), (9_999, "ddp, three workers")])
 def test_every_val_sample_is_counted_once(run: Train, num_val: int, name: str) -> None:
     data = {"data.num_train": 480 + num_val, "data.val_size": num_val}

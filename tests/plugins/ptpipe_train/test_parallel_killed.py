@@ -261,6 +261,7 @@ def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None
     assert "worker 1 was killed by SIGKILL" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "rank"), [("ddp", 0), *(pytest.param(name, 1, marks=thorough) for name in ("ddp", "pp"))]
 )
@@ -317,6 +318,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Running:
     return running
 
 
+@pytest.mark.thorough
 def test_with_restarts_a_dead_worker_changes_nothing(tmp_path: Path, undisturbed: Running) -> None:
     running = Running(tmp_path, MODES["ddp"], "artifacts", "--max-restarts", "2")
     assert running.until(2)
@@ -343,6 +345,7 @@ def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undistur
     assert same_bits(undisturbed, first)
 
 
+@pytest.mark.thorough
 def test_node_0_tells_how_a_worker_of_another_node_ended(tmp_path: Path, free_port: int) -> None:
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
     first = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")
@@ -358,6 +361,7 @@ def test_node_0_tells_how_a_worker_of_another_node_ended(tmp_path: Path, free_po
     assert second.process.returncode == 1
 
 
+@pytest.mark.thorough
 def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path, free_port: int) -> None:
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
     first = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")

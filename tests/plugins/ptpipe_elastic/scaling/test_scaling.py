@@ -255,6 +255,7 @@ def test_no_training_stage(run_cli, project):
     assert (ended.code, ended.err.strip()) == (2, "ptpipe: m.yaml: no training stage to measure")
 
 
+@pytest.mark.thorough
 @pytest.mark.plugins
 @pytest.mark.slow
 def test_a_run_that_fails_is_one_line(run_cli):
@@ -318,6 +319,7 @@ def test_from_the_manifest_to_the_plot(run_cli):
     assert left - {"matplotlib"} == {"m.yaml", "plots"}
 
 
+@pytest.mark.thorough
 @pytest.mark.plugins
 @pytest.mark.slow
 def test_one_worker_alone_in_words(run_cli):

@@ -61,7 +61,9 @@ def compared(task, outputs, targets, rows=None) -> Compared:
     details = Details(tuple(recorder.details(figures) for recorder, figures in models), models[0][0].targets())
     named = [{metric.name: figures[metric.name] for metric in task.metrics} for _, figures in models]
     rows = rows or tuple(Row(name, "onnx", 100, of) for name, of in zip(("float", "int8"), named, strict=True))
-    comparison = Comparison("toy", "test", NUM_SAMPLES, task.metrics, "float", rows, "m", "t", samples, details)
+    comparison = Comparison(
+        "toy", "test", NUM_SAMPLES, task.metrics, "float", rows, "m", "t", samples=samples, details=details
+    )
     return Compared("compare", comparison, comparison.summary(), "int8", "data", "output")
 
 

@@ -39,6 +39,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_results_are_those_of_the_process_group(results: Any, num_workers: int) -> None:
     assert results("reduces", num_workers) == [0] * num_workers
