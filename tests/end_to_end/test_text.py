@@ -39,7 +39,10 @@ stages:
   int8:       {uses: quant.convert, needs: {model: calibrated}}
   onnx:       {uses: export.onnx, needs: {model: int8}}
   predicted:  {uses: eval.predict, needs: {model: onnx}}
-  compare:    {uses: eval.compare, needs: {models: [trained, int8, onnx]}, with: {batch_sizes: [1], threads: [one], budget_s: 1}}
+  compare:
+    uses: eval.compare
+    needs: {models: [trained, int8, onnx]}
+    with: {batch_sizes: [1], threads: [one], budget_s: 1}
   quality:    {uses: gate.quality, needs: {comparison: compare}, with: {candidate: onnx, metric: f1, max_drop: 0.02}}
 """
 HAM = (

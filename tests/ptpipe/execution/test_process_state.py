@@ -116,7 +116,7 @@ from test_process_state import snapshot
 import ptpipe
 
 before = snapshot()
-small = {{"data.num_train": 256, "compare.batch_sizes": [], "accuracy.on_inconclusive": "warn", "accuracy.max_drop": 1.0}}
+small = {{"data.num_train": 256, "compare.batch_sizes": [], "accuracy.max_drop": 1.0}}
 result = ptpipe.run({manifest!r}, small, artifacts="artifacts")
 after = snapshot()
 assert "torch" in sys.modules
