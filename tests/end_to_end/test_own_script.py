@@ -81,6 +81,7 @@ def test_it_is_as_accurate_as_the_script(project: Project, stages: Mapping[str, 
     assert ours == pytest.approx(float(match[1]), abs=0.015) and ours > 0.96
 
 
+@pytest.mark.thorough
 def test_its_int8_models_are_as_accurate_as_float(stages: Mapping[str, Any]) -> None:
     compared = rows(stages)
     assert list(compared) == ["pretrain", "dynamic", "static", "onnx"]

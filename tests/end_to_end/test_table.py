@@ -107,6 +107,7 @@ def test_its_int8_models_are_as_good_as_float(diabetes) -> None:
     assert verdict["decision"] == "passed"
 
 
+@pytest.mark.thorough
 def test_a_limit_that_nothing_reaches_refuses_it(diabetes) -> None:
     _, artifacts = diabetes
     finished = ptpipe(ROOT, "run", DIABETES, "--artifacts", artifacts, *QUICK, "-s", "quality.min_value=0.99", "--json")
