@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +23,12 @@ _POWER = 0.8
 
 def two_sided_z(confidence: float) -> float:
     """Return the normal quantile of a two-sided interval: 1.96 for 0.95."""
-    from scipy import special
-
-    return float(special.ndtri((1 + confidence) / 2))
+    return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def one_sided_z(confidence: float) -> float:
     """Return the normal quantile of a one-sided limit: 1.645 for 0.95."""
-    from scipy import special
-
-    return float(special.ndtri(confidence))
+    return NormalDist().inv_cdf(confidence)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ assert gate_quality(QualityConfig(candidate="b", max_drop=0.3), ctx, comparison)
 assert gate_size(SizeConfig(candidate="b", max_bytes=99), ctx, comparison).decision == "refused"
 assert gate_latency(LatencyConfig(candidate="b", max_ms=2), ctx, comparison).decision == "passed"
 """
-    assert modules_after(code) == {"numpy", "scipy"}
+    assert modules_after(code) == {"numpy"}
 
 
 def test_the_commands_need_no_torch() -> None:
