@@ -26,7 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ptpipe import Event, Notice, Problem, Reporter, RunFinished, RunStarted, StageFinished, StageStarted, hookimpl
+from ptpipe import Event, Problem, Reporter, RunFinished, RunStarted, StageFinished, StageStarted, hookimpl
+from ptpipe_report.end_reporter import EndReporter
 from ptpipe_report.html import HtmlReport
 from ptpipe_report.json_lines import JsonLines
 from ptpipe_report.trackers import new_trackers, tracker_problems
@@ -90,72 +91,47 @@ class ConsoleReporter(Reporter):
             self._screen.run_finished(event)
 
 
-class _AtTheEnd(Reporter):
-    """Reports once, when a run has ended, whatever its outcome."""
-
-    def __init__(self) -> None:
-        self._started: RunStarted | None = None
-        self._notices: list[Notice] = []
-
-    def run_started(self, event: RunStarted) -> None:
-        """Keep what RunFinished does not have: the manifest's path, overrides, seed."""
-        self._started = event
-
-    def event(self, event: Event) -> None:
-        """Keep the run's own notices; a stage's notices are in its StageFinished."""
-        if isinstance(event, Notice) and not event.stage_id:
-            self._notices.append(event)
-
-    def run_finished(self, event: RunFinished) -> None:
-        """Report."""
-        if self._started is not None:
-            self._report(self._started, event)
-
-    def _report(self, started: RunStarted, finished: RunFinished) -> None:
-        raise NotImplementedError
-
-
-class MarkdownReport(_AtTheEnd):
+class MarkdownReport(EndReporter):
     """Write `report.md` into the run's folder, atomically."""
 
-    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+    def report(self, started: RunStarted, finished: RunFinished) -> None:
         from ptpipe_report.markdown import write_report
 
-        write_report(started, finished, self._notices)
+        write_report(started, finished, self.notices)
 
 
-class VerdictReport(_AtTheEnd):
+class VerdictReport(EndReporter):
     """Write `verdict.json` into the run's folder, atomically."""
 
-    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+    def report(self, started: RunStarted, finished: RunFinished) -> None:
         from ptpipe_report.verdict_json import verdict
 
         _write_json(finished.folder / "verdict.json", verdict(started, finished, datetime.now(UTC)))
 
 
-class JUnitReport(_AtTheEnd):
+class JUnitReport(EndReporter):
     """Write `junit.xml` into the run's folder, atomically."""
 
-    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+    def report(self, started: RunStarted, finished: RunFinished) -> None:
         from ptpipe import write_atomically
         from ptpipe_report.junit import junit_xml
 
         write_atomically(finished.folder / "junit.xml", junit_xml(started, finished, datetime.now(UTC)))
 
 
-class SarifReport(_AtTheEnd):
+class SarifReport(EndReporter):
     """Write `report.sarif` into the run's folder, atomically."""
 
-    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+    def report(self, started: RunStarted, finished: RunFinished) -> None:
         from ptpipe_report.sarif import sarif_log
 
         _write_json(finished.folder / "report.sarif", sarif_log(started, finished, datetime.now(UTC)))
 
 
-class GitHubAnnotations(_AtTheEnd):
+class GitHubAnnotations(EndReporter):
     """Write annotations to stderr, which GitHub Actions reads as it does stdout, where `GITHUB_ACTIONS` is `true`."""
 
-    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+    def report(self, started: RunStarted, finished: RunFinished) -> None:
         if os.environ.get("GITHUB_ACTIONS") == "true" and started.verbosity >= -1:
             from ptpipe_report.github import workflow_commands
 
@@ -163,16 +139,16 @@ class GitHubAnnotations(_AtTheEnd):
                 print(line, file=sys.stderr)  # noqa: T201  # commands to the runner
 
 
-class GitHubSummary(_AtTheEnd):
+class GitHubSummary(EndReporter):
     """Append the report to the file that `GITHUB_STEP_SUMMARY` names, where it names one."""
 
-    def _report(self, started: RunStarted, finished: RunFinished) -> None:
+    def report(self, started: RunStarted, finished: RunFinished) -> None:
         path = os.environ.get("GITHUB_STEP_SUMMARY")
         if path and started.verbosity >= -1:
             from ptpipe_report.github import append_summary
             from ptpipe_report.markdown import sections
 
-            append_summary(Path(path), sections(started, finished, self._notices, datetime.now(UTC)))
+            append_summary(Path(path), sections(started, finished, self.notices, datetime.now(UTC)))
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -157,11 +157,15 @@ def _label(name: str) -> str:
 def _latencies(cells: Sequence[JSON]) -> Iterator[tuple[str, tuple[JSON, str]]]:
     for cell in cells:
         if isinstance(cell, Mapping) and _MEDIAN in cell:
-            threads = {"one": "1 thread", "all": "all threads"}.get(str(cell.get("threads")), "")
-            batch = f"batch {cell['batch_size']}" if "batch_size" in cell else ""
-            length = f"length {cell['length']}" if cell.get("length") else ""
-            parts = (part for part in (batch, length, threads) if part)
-            yield ", ".join(parts) or "latency", (cell[_MEDIAN], _mark(cell))
+            yield latency_label(cell), (cell[_MEDIAN], _mark(cell))
+
+
+def latency_label(cell: Mapping[str, JSON]) -> str:
+    """Return `batch 1, length 64, all threads`: what tells a latency, or the facts of its gate, from others."""
+    threads = {"one": "1 thread", "all": "all threads"}.get(str(cell.get("threads")), "")
+    batch = f"batch {cell['batch_size']}" if "batch_size" in cell else ""
+    length = f"length {cell['length']}" if cell.get("length") else ""
+    return ", ".join(part for part in (batch, length, threads) if part) or "latency"
 
 
 def _mark(cell: Mapping[str, JSON]) -> str:

@@ -7,12 +7,12 @@ missing there is not shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ptpipe import JSON, StageFinished
-from ptpipe_report.comparison import type_name
+from ptpipe_report.comparison import latency_label, type_name
 from ptpipe_report.formatting import NOTHING, bytes_text, figure, number
 
 _MAX_DECIMALS = 6
@@ -34,8 +34,7 @@ class Cell:
     ratio: str = ""
     """Of a latency, to the baseline's, with its interval."""
     label: str = ""
-    key: str = ""
-    """Batch size and threads."""
+    """Of a latency: batch size, length and threads."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def _artifacts(stage_id: str, summary: Mapping[str, Any]) -> Artifacts | None:
     metric: Mapping[str, Any] = metrics[0] if metrics else {}
     baseline = str(summary.get("baseline", ""))
     base_bytes = next((row["size_bytes"] for row in rows if row["name"] == baseline), None)
-    labels = {key: label for row in rows for key, label in _cell_labels(row)}
+    labels = list(dict.fromkeys(label for row in rows for label in _latency_cells(row)))
     data = " · ".join(str(summary[name]) for name in ("data", "split") if summary.get(name))
     return Artifacts(
         stage_id,
@@ -123,17 +122,17 @@ def _artifacts(stage_id: str, summary: Mapping[str, Any]) -> Artifacts | None:
         summary.get("num_samples"),
         metric,
         [_artifact(row, metric, baseline, base_bytes, labels) for row in rows],
-        list(labels.values()),
+        labels,
         str(summary.get("method", "")),
     )
 
 
 def _artifact(
-    row: Mapping[str, Any], metric: Mapping[str, Any], baseline: str, base_bytes: int | None, labels: Mapping[str, str]
+    row: Mapping[str, Any], metric: Mapping[str, Any], baseline: str, base_bytes: int | None, labels: Sequence[str]
 ) -> Artifact:
     is_baseline, name = row["name"] == baseline, metric.get("name", "")
     value, size = row.get(name), row["size_bytes"]
-    cells = {_key(cell): cell for cell in row.get("latency") or () if isinstance(cell, Mapping)}
+    cells = _latency_cells(row)
     return Artifact(
         name=str(row["name"]),
         is_baseline=is_baseline,
@@ -144,7 +143,7 @@ def _artifact(
         metric=figure(str(name), value).text if isinstance(value, int | float) else NOTHING,
         drop=None if is_baseline else _drop(row, metric),
         flips=f"{row['num_flips']:,}" if isinstance(row.get("num_flips"), int) and not is_baseline else NOTHING,
-        latencies=[_latency(cells.get(key, {}), key, label, is_baseline) for key, label in labels.items()],
+        latencies=[_latency(cells.get(label, {}), label, is_baseline) for label in labels],
         facts=row,
     )
 
@@ -174,25 +173,20 @@ def drop_text(value: float, metric: Mapping[str, Any], width: float = 0.0) -> st
     return text.replace("-", MINUS)
 
 
-def _cell_labels(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for cell in row.get("latency") or ():
-        if isinstance(cell, Mapping) and "median_ms" in cell:
-            threads = {"one": "1 thread", "all": "all threads"}.get(str(cell.get("threads")), str(cell.get("threads")))
-            yield _key(cell), f"batch {cell.get('batch_size')}, {threads}"
+def _latency_cells(row: Mapping[str, Any]) -> dict[str, Mapping[str, JSON]]:
+    """Return the latencies of a row, by label."""
+    cells = (cell for cell in row.get("latency") or () if isinstance(cell, Mapping) and "median_ms" in cell)
+    return {latency_label(cell): cell for cell in cells}
 
 
-def _key(cell: Mapping[str, Any]) -> str:
-    return f"{cell.get('batch_size')} {cell.get('threads')}"
-
-
-def _latency(cell: Mapping[str, JSON], key: str, label: str, is_baseline: bool) -> Cell:
+def _latency(cell: Mapping[str, JSON], label: str, is_baseline: bool) -> Cell:
     median_ms = cell.get("median_ms")
     if not isinstance(median_ms, int | float):
-        return Cell(NOTHING, label=label, key=key)
+        return Cell(NOTHING, label=label)
     verdict = "" if is_baseline else _VERDICTS.get(str(cell.get("speed")), "")
     tone = {"faster": "good", "slower": "bad", "not measurable here": "unsure"}.get(verdict, "")
     ratio = "" if is_baseline else _ratio_text(cell)
-    return Cell(f"{number(float(median_ms))} ms", tone=tone, verdict=verdict, ratio=ratio, label=label, key=key)
+    return Cell(f"{number(float(median_ms))} ms", tone=tone, verdict=verdict, ratio=ratio, label=label)
 
 
 def _ratio_text(cell: Mapping[str, JSON]) -> str:

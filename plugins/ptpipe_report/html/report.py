@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from ptpipe import Notice, Outcome, RunFinished, RunStarted, StageFinished, one_line, sections
+from ptpipe import Notice, RunFinished, RunStarted, StageFinished, one_line, sections
 from ptpipe_report import run_summary
 from ptpipe_report.comparison import Column, Table, metric_tables, tables
 from ptpipe_report.formatting import figure, joined, number, seconds_text
@@ -36,7 +36,6 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_IMAGE_BYTES, _MAX_FIGURE_BYTES = 120_000, 200_000
 """Of all pictures of a report, and of all its figures, so that it stays small enough for a mail."""
 _MAX_ROWS = 200
-_TIMED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.REFUSED, Outcome.UNDECIDED})
 
 
 def render(
@@ -178,7 +177,7 @@ def _stage_row(place: int, stage: StageFinished, outcomes: Mapping[str, str]) ->
         "place": place,
         "stage": stage,
         "outcome": outcomes[stage.stage_id],
-        "time": seconds_text(stage.seconds) if stage.outcome in _TIMED else "",
+        "time": "" if stage.outcome in run_summary.UNTIMED else seconds_text(stage.seconds),
         "result": joined(run_summary.stage_figures(stage)) or stage.message,
     }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ptpipe import Decision, ExitCode, Outcome, RunFinished, StageFinished
 from ptpipe_report import run_summary
+from ptpipe_report.comparison import latency_label
 from ptpipe_report.formatting import counted, seconds_text
 from ptpipe_report.html.artifacts import Artifact, Artifacts, Cell, drop_text
 from ptpipe_report.run_summary import Gate
@@ -41,7 +42,7 @@ class Banner:
 def banner(run: RunFinished, comparisons: Sequence[Artifacts]) -> Banner:
     """Return the verdict of a run on the models that it compared."""
     gates = run_summary.gates(run.stages)
-    failures = [stage for stage in run.stages if stage.outcome is Outcome.FAILED]
+    failures = run_summary.failed_stages(run.stages)
     state = _state(run, gates)
     candidates = candidates_of(gates)
     num_cached = sum(stage.outcome is Outcome.CACHED for stage in run.stages)
@@ -130,12 +131,8 @@ def _quality_tile(comparison: Artifacts, row: Artifact, drop: Cell) -> Tile:
 
 def _judged_cell(cells: Sequence[Cell], gates: Sequence[Gate]) -> Cell | None:
     """Return the latency that a gate is about, else the first one."""
-    wanted = [_cell_key(gate.facts) for gate in gates if "batch_size" in gate.facts]
-    return next((cell for cell in cells if cell.key in wanted), cells[0] if cells else None)
-
-
-def _cell_key(facts: Mapping[str, object]) -> str:
-    return f"{facts.get('batch_size')} {facts.get('threads')}"
+    wanted = [latency_label(gate.facts) for gate in gates if "batch_size" in gate.facts]
+    return next((cell for cell in cells if cell.label in wanted), cells[0] if cells else None)
 
 
 def _latency_tile(cell: Cell) -> Tile:

@@ -9,8 +9,9 @@ import re
 
 import pytest
 
-from ptpipe import ExitCode, Outcome, Section
+from ptpipe import ExitCode, Outcome, Section, StageFinished
 from ptpipe.sections import Facts, HeatMap, Image, ImageGrid, Plot, Point, Series, Table, Text, Topic
+from ptpipe_report.html.artifacts import comparisons_of
 
 ATTACK = "<script>alert(1)</script>\"'>&{{ 7 * 7 }}\u202e"
 SHOWN = "<script>alert(1)</script>\"'>&{{ 7 * 7 }}\\u202e"
@@ -315,3 +316,13 @@ def test_a_block_that_cannot_be_drawn_is_named_and_the_rest_is_there(run, render
 
 def test_topics_are_those_that_the_report_orders():
     assert [*Topic] == ["training", "quality", "samples", "quantization", "latency", "other"]
+
+
+def test_each_length_of_a_latency_is_a_column() -> None:
+    cells = [{"batch_size": 1, "length": length, "threads": "one", "median_ms": length} for length in (32, 128)]
+    rows = [{"name": name, "size_bytes": 10, "latency": cells} for name in ("float", "int8")]
+    outputs = {"output": {"type": "x.Comparison", "summary": {"baseline": "float", "rows": rows}}}
+    stage = StageFinished("compare", "eval.latency", Outcome.DONE, 1.0, "k", outputs=outputs)
+    (comparison,) = comparisons_of([stage])
+    assert comparison.latency_labels == ["batch 1, length 32, 1 thread", "batch 1, length 128, 1 thread"]
+    assert [cell.text for cell in comparison.rows[1].latencies] == ["32.0 ms", "128 ms"]
