@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ptpipe import Artifact, Outcome, Plan, RunFinished, Section, StageFinished
+from ptpipe import JSON, Artifact, Decision, Outcome, Plan, RunFinished, Section, StageFinished
 from ptpipe_eval.comparison import Comparison
 
 Load = Callable[[str, str], Artifact]
@@ -65,13 +65,26 @@ def _comparisons(plan: Plan, run: RunFinished, stage: StageFinished, load: Load)
 
 
 def _candidate(plan: Plan, run: RunFinished, stage_id: str, comparison: Comparison) -> str | None:
-    """Return the model that a gate on the comparison judges, else the last one; None: there is but the baseline."""
+    """Return the model that a gate on the comparison judges, else the last one; None: there is but the baseline.
+
+    Of several that a gate judges: the first that did not pass, else the first.
+    """
     others = [row.name for row in comparison.rows if row.name != comparison.baseline]
     for stage in run.stages:
         if stage_id in plan[stage.stage_id].upstream:
             for output in stage.outputs.values():
-                facts = output.get("summary")
-                named = (facts.get("selected") or facts.get("candidate")) if isinstance(facts, Mapping) else None
-                if named in others:
-                    return str(named)
+                for name in _judged_by(output.get("summary")):
+                    if name in others:
+                        return name
     return others[-1] if others else None
+
+
+def _judged_by(facts: JSON) -> list[str]:
+    """Return what a verdict with these facts is about, most important first."""
+    if not isinstance(facts, Mapping):
+        return []
+    one, several = facts.get("selected") or facts.get("candidate"), facts.get("candidates")
+    if isinstance(one, str):
+        return [one]
+    rows = [row for row in several if isinstance(row, Mapping)] if isinstance(several, list) else []
+    return [str(row["candidate"]) for row in sorted(rows, key=lambda row: row["decision"] == Decision.PASSED)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ptpipe import Decision, ExitCode, Outcome, RunFinished, StageFinished
@@ -60,8 +60,15 @@ def banner(run: RunFinished, comparisons: Sequence[Artifacts]) -> Banner:
 
 def candidates_of(gates: Sequence[Gate]) -> list[str]:
     """Return what the gates judge, each once: the selected one where a gate selects."""
-    named = (gate.facts.get("selected") or gate.facts.get("candidate") for gate in gates)
-    return list(dict.fromkeys(name for name in named if isinstance(name, str)))
+    return list(dict.fromkeys(name for gate in gates for name in _judged_by(gate)))
+
+
+def _judged_by(gate: Gate) -> list[str]:
+    one, several = gate.facts.get("selected") or gate.facts.get("candidate"), gate.facts.get("candidates")
+    if isinstance(one, str):
+        return [one]
+    rows = several if isinstance(several, list) else []
+    return [str(row["candidate"]) for row in rows if isinstance(row, Mapping) and "candidate" in row]
 
 
 def _state(run: RunFinished, gates: Sequence[Gate]) -> str:
@@ -79,10 +86,8 @@ def _state(run: RunFinished, gates: Sequence[Gate]) -> str:
 def _headline(
     run: RunFinished, state: str, gates: Sequence[Gate], candidates: Sequence[str], failures: Sequence[StageFinished]
 ) -> str:
-    what = " and ".join(candidates) or "this"
-    named = {
-        decision: " and ".join(gate.stage_id for gate in gates if gate.decision == decision) for decision in Decision
-    }
+    what = _listed(candidates) or "this"
+    named = {decision: _listed([gate.stage_id for gate in gates if gate.decision == decision]) for decision in Decision}
     match state:
         case "passed":
             passed = "its gate passed" if len(gates) == 1 else f"all {len(gates)} gates passed"
@@ -98,6 +103,10 @@ def _headline(
             return f"Failed in {where}" if where else run_summary.ending(run).capitalize()
         case _:
             return f"Done: {counted(len(run.stages), 'stage')}, and no gate that judges"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def _tiles(candidate: str, comparisons: Sequence[Artifacts], gates: Sequence[Gate]) -> list[Tile]:

@@ -13,7 +13,7 @@ from PIL import Image as PILImage
 
 from ptpipe import Outcome, RunFinished, StageError, StageFinished
 from ptpipe.sections import DotPlot, HeatMap, ImageGrid, Plot, Table, Text, Topic
-from ptpipe_eval import Comparison, Latency, Row, StartUp, eval_predict
+from ptpipe_eval import Comparison, Latency, Row, StartUp, eval_compare, eval_predict, gate_size
 from ptpipe_eval.quality.details import Details, ModelDetails
 from ptpipe_eval.quality.paired import pair
 from ptpipe_eval.quality.recorder import SampleRecorder
@@ -219,6 +219,32 @@ def test_what_was_not_measured_has_no_section(classified):
     own = dataclasses.replace(classified, comparison=without, summary={})
     assert quality_section(own) is None
     assert len(samples_section(own, finished(1 << 40), None).blocks[0].rows) == 3, "in the order of the split"
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"candidate": "other"}, "other"),
+        ({"selected": "other", "candidates": [{"candidate": "int8", "decision": "passed"}]}, "other"),
+        ({"selected": "float", "candidates": [{"candidate": "int8", "decision": "passed"}]}, "int8"),
+        ({"candidates": [{"candidate": "other", "decision": "passed"}, {"candidate": "int8", "decision": "refused"}]},
+         "int8"),
+        ({"candidates": [{"candidate": "other", "decision": "passed"}, {"candidate": "int8", "decision": "passed"}]},
+         "other"),
+    ],
+)  # fmt: skip
+def test_the_judged_model_is_the_one_that_sections_are_about(classified, facts, expected):
+    comparison = timed(classified).comparison
+    compare = StageFinished("compare", "eval.compare", Outcome.DONE, 1.0, "k", outputs={"output": {"summary": {}}})
+    gate = StageFinished("gate", "gate.size", Outcome.DONE, 1.0, "g", outputs={"output": {"summary": facts}})
+    run = RunFinished("run", "toy", None, 0, 1.0, (compare, gate))
+    planned = {
+        "compare": SimpleNamespace(stage=eval_compare, wiring={}, upstream=frozenset()),
+        "gate": SimpleNamespace(stage=gate_size, upstream=frozenset({"compare"})),
+    }
+    sections = list(report_sections(planned, run, lambda stage_id, output: comparison))
+    plots = [block for section in sections for block in section.blocks if isinstance(block, Plot)]
+    assert plots[0].series[0].name == expected, "the judged model first"
 
 
 def test_without_a_comparison_an_evaluated_model_has_its_own_confusion(classified):

@@ -160,6 +160,18 @@ def test_a_gate_that_did_not_pass_is_the_headline(run, rendered, kit, decisions,
     assert "Ship" not in page.all("title")[0].text
 
 
+def test_of_several_candidates_all_are_judged(run, rendered, kit):
+    stages = list(run[1].stages)
+    rows = [{"candidate": name, "decision": "passed"} for name in ("onnx", "dynamic", "static")]
+    facts = {"candidate": None, "candidates": rows}
+    for number in (4, 5):
+        stages[number] = dataclasses.replace(stages[number], outputs=kit.verdict("passed", **facts))
+    page = rendered(run, stages=tuple(stages))
+    assert "Ship onnx, dynamic and static: all 2 gates passed" in words(banner(page))
+    judged = [row for row in page.all("tr") if "judged" in row.attributes.get("class", "").split()]
+    assert words(judged[0]).startswith("onnx")
+
+
 def test_a_failed_run_says_where_why_and_how_to_resume(run, rendered):
     finished = run[1]
     failed = dataclasses.replace(
