@@ -52,6 +52,7 @@ def test_every_name_it_uses_of_the_context_the_bench_and_the_model_exists():
     assert [f"{owner}.{name}" for owner, name in used if name not in known[owner] | kinds] == []
 
 
+@pytest.mark.thorough
 def test_its_command_for_the_tests_works_from_the_root_of_the_repository():
     assert "Run `pytest examples/one_file`" in PAGE.read_text(encoding="utf-8")
     command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "examples/one_file"]

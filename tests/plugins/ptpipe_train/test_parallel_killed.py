@@ -328,6 +328,7 @@ def test_with_restarts_a_dead_worker_changes_nothing(tmp_path: Path, undisturbed
     assert same_bits(undisturbed, running)
 
 
+@pytest.mark.thorough
 def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undisturbed: Running, free_port: int) -> None:
     """Two agents on loopback; the second is killed with its worker, and started again."""
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}", "--max-restarts", "1"]

@@ -291,6 +291,7 @@ def test_a_split_too_small_for_a_step(run_cli):
 
 @pytest.mark.plugins
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_from_the_manifest_to_the_plot(run_cli):
     manifest = MANIFEST + "  int8: {uses: quant.dynamic, needs: {model: fit}, with: {backend: fbgemm}}\n"
     (run_cli.folder / "m.yaml").write_text(manifest, encoding="utf-8")
