@@ -1,4 +1,4 @@
-"""Quantization to int8: quant.dynamic, quant.prepare, quant.calibrate, quant.prepare_qat, quant.convert."""
+"""Quantization to int8: the kinds `quant.*`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ptpipe import JSON, Check, Context, Stage, hookimpl, stage
+from ptpipe_quant.analysis.config import AnalyzeConfig
+from ptpipe_quant.analysis.layer_errors import LayerErrors
 from ptpipe_quant.config import (
     ActivationConfig,
     BackendConfig,
@@ -109,10 +111,24 @@ def convert(config: ConvertConfig, ctx: Context, model: Model) -> Model:
     return stages.convert(ctx, model)
 
 
+@stage("quant.analyze", packages=("torch",))
+def analyze(config: AnalyzeConfig, ctx: Context, model: Model, data: Data) -> LayerErrors:
+    """Measure what rounding does to each layer of a calibrated model, or of one from quantization-aware training.
+
+    For each layer: the signal-to-quantization-noise ratio of its weights and of its output, in dB; the output's range
+    and how much of it is clipped; and what the layer alone costs the primary metric, all others being float, with an
+    interval. Names the most harmful layers, to keep float with `skip`. Fails if the split is empty, or if an observer
+    saw no data.
+    """
+    from ptpipe_quant.analysis import stage
+
+    return stage.analyze(config, ctx, model, data)
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the kinds of this plugin."""
-    return [dynamic, prepare, prepare_qat, calibrate, convert]
+    return [dynamic, prepare, prepare_qat, calibrate, analyze, convert]
 
 
 @hookimpl
@@ -133,7 +149,7 @@ def ptpipe_doctor() -> Iterable[Check]:
 
 @hookimpl
 def ptpipe_report_sections(plan: Plan, run: RunFinished, load: Callable[[str, str], Artifact]) -> Iterable[Section]:
-    """Add the ranges of every calibration."""
+    """Add the ranges of every calibration, and the errors of layers that were analyzed."""
     from ptpipe_quant.report import report_sections
 
     return report_sections(plan, run, load)

@@ -98,5 +98,6 @@ _REQUIREMENTS = {
     "quant.prepare": _requires_float,
     "quant.prepare_qat": _requires_float,
     "quant.calibrate": _requires_prepared,
+    "quant.analyze": _requires_ranges,
     "quant.convert": _requires_ranges,
 }

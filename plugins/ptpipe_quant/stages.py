@@ -117,19 +117,10 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
 
 def convert(ctx: Context, model: Model) -> Model:
     """Implement `quant.convert`."""
-    if not model.recipe.prepare or model.recipe.convert or model.recipe.backend is None:
-        form = "already int8" if model.recipe.convert else "float"
-        raise StageError(
-            f"{ctx.kind} got a model that is {form}; it needs one from quant.prepare and quant.calibrate, or from "
-            "quant.prepare_qat and train.supervised"
-        )
-    standard = model.with_recipe(prepare=tuple(_for_conversion(ref) for ref in model.recipe.prepare))
-    with quantized_engine(model.recipe.backend):
-        prepared = standard.build_prepared()
-    assert isinstance(prepared, GraphModule), type(prepared)
-    _check_ranges(prepared, ctx.kind)
+    prepared = calibrated_network(model, ctx.kind)
+    standard = _standard(model)
     freeze_ranges(prepared)
-    stored = round_weights(prepared, _names_to_store(model, prepared), per_channel=True)
+    stored = round_weights(prepared, names_to_store(model, prepared), per_channel=True)
     recipe = {"convert": (FunctionRef.to(transforms.to_int8, backend=model.recipe.backend),)}
     converted = standard.with_state_dict_of(prepared).with_recipe(**recipe)
 
@@ -141,7 +132,27 @@ def convert(ctx: Context, model: Model) -> Model:
     return _int8(converted, ctx, stored, check)
 
 
-def _names_to_store(model: Model, prepared: GraphModule) -> list[str]:
+def calibrated_network(model: Model, kind: str) -> GraphModule:
+    """Return the network that conversion takes. Raises StageError if the model is in another state or has no ranges."""
+    if not model.recipe.prepare or model.recipe.convert or model.recipe.backend is None:
+        form = "already int8" if model.recipe.convert else "float"
+        raise StageError(
+            f"{kind} got a model that is {form}; it needs one from quant.prepare and quant.calibrate, or from "
+            "quant.prepare_qat and train.supervised"
+        )
+    with quantized_engine(model.recipe.backend):
+        prepared = _standard(model).build_prepared()
+    assert isinstance(prepared, GraphModule), type(prepared)
+    _check_ranges(prepared, kind)
+    return prepared
+
+
+def _standard(model: Model) -> Model:
+    """Return a prepared model whose recipe builds the graph that FX converts and exporters take."""
+    return model.with_recipe(prepare=tuple(_for_conversion(ref) for ref in model.recipe.prepare))
+
+
+def names_to_store(model: Model, prepared: GraphModule) -> list[str]:
     """Return the layers that `_stored_layers` found, without those that the graph does not call."""
     called = {name for name, _ in prepared.named_modules(remove_duplicate=False)}
     arguments = [reference.arguments.get("stored") for reference in model.recipe.prepare]
