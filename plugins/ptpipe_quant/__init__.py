@@ -18,6 +18,8 @@ from ptpipe_quant.config import (
     PrepareQatConfig,
 )
 from ptpipe_quant.cpu import wants_reduced_range
+from ptpipe_quant.tuning.config import TuneConfig
+from ptpipe_quant.tuning.trials import Trials
 from ptpipe_torch import Data, Model, Ranges
 
 if TYPE_CHECKING:
@@ -29,6 +31,13 @@ class Calibration(NamedTuple):
 
     model: Model
     ranges: Ranges
+
+
+class Tuning(NamedTuple):
+    """Outputs of `quant.tune`."""
+
+    model: Model
+    trials: Trials
 
 
 def _reduced_range(config: ActivationConfig) -> JSON:
@@ -125,10 +134,24 @@ def analyze(config: AnalyzeConfig, ctx: Context, model: Model, data: Data) -> La
     return stage.analyze(config, ctx, model, data)
 
 
+@stage("quant.tune", packages=("torch",), preflight=_unsupported_backend, fingerprint=_reduced_range)
+def tune(config: TuneConfig, ctx: Context, model: Model, data: Data) -> Tuning:
+    """Keep the most harmful layers of a float model float until the int8 model loses at most `max_drop`.
+
+    Ranks the layers by the noise that rounding each one makes in the outputs, then bisects that ranking: each trial is
+    a model that is prepared, calibrated, converted and run on the backend, on as many samples as decide. On backends
+    with a scale per tensor it tries scales per channel first. Returns the calibrated model, for quant.convert, and the
+    trials; where none meets the budget, the closest, with a notice. A killed search goes on where it was.
+    """
+    from ptpipe_quant.tuning import stage
+
+    return Tuning(*stage.tune(config, ctx, model, data))
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the kinds of this plugin."""
-    return [dynamic, prepare, prepare_qat, calibrate, analyze, convert]
+    return [dynamic, prepare, prepare_qat, calibrate, analyze, tune, convert]
 
 
 @hookimpl
@@ -149,7 +172,7 @@ def ptpipe_doctor() -> Iterable[Check]:
 
 @hookimpl
 def ptpipe_report_sections(plan: Plan, run: RunFinished, load: Callable[[str, str], Artifact]) -> Iterable[Section]:
-    """Add the ranges of every calibration, and the errors of layers that were analyzed."""
+    """Add the ranges of every calibration, the errors of analyzed layers, and trials."""
     from ptpipe_quant.report import report_sections
 
     return report_sections(plan, run, load)

@@ -8,6 +8,8 @@ from ptpipe import Artifact, Outcome, Plan, RunFinished, Section
 from ptpipe.sections import Block, Dot, DotPlot, DotSeries, Mark, Text, Topic
 from ptpipe_quant.analysis.layer_errors import LayerErrors
 from ptpipe_quant.analysis.report import section as layer_section
+from ptpipe_quant.tuning.report import section as trials_section
+from ptpipe_quant.tuning.trials import Trials
 from ptpipe_torch import Ranges
 
 _MAX_SHOWN = 40
@@ -30,6 +32,10 @@ def report_sections(plan: Plan, run: RunFinished, load: Callable[[str, str], Art
                 assert isinstance(errors, LayerErrors), type(errors)
                 if errors.layers:
                     yield layer_section(stage.stage_id, errors)
+            elif issubclass(port.type, Trials):
+                trials = load(stage.stage_id, port.name)
+                assert isinstance(trials, Trials), type(trials)
+                yield trials_section(stage.stage_id, trials)
 
 
 def _blocks(ranges: Ranges) -> Iterator[Block]:

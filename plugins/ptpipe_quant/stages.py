@@ -45,7 +45,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.dynamic`."""
     _check_float(model, ctx.kind)
-    weights = _weights(config)
+    weights = chosen_weights(config)
     reduced = _reduced_range(config, ctx)
     run = FloatRun.of(model, ctx.kind)
     layers = dynamic_linears(model, config.skip, run, ctx)
@@ -69,7 +69,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
         inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
         observer=config.observer,
-        weights=_weights(config),
+        weights=chosen_weights(config),
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
         stored=_stored_layers(config, model),
@@ -85,7 +85,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         transforms.prepare_qat,
         inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
-        weights=_weights(config),
+        weights=chosen_weights(config),
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
         stored=_stored_layers(config, model),
@@ -189,7 +189,8 @@ def _report_reparametrized(ctx: Context, model: Model) -> None:
         )
 
 
-def _weights(config: BackendConfig) -> str:
+def chosen_weights(config: BackendConfig) -> str:
+    """Return the granularity of weight scales: what `auto` comes to."""
     if config.weights != "auto":
         return config.weights
     return "per_tensor" if config.backend == "qnnpack" else "per_channel"
@@ -226,7 +227,7 @@ def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: Fu
                 f"{wrong[0].max_steps:.0f} steps from what its inputs say, where 1 is rounding. Choose another backend"
             )
         recipe = replace(model.recipe, prepare=(transform,), backend=config.backend)
-        ctx.metric(backend=config.backend, weights=_weights(config))
+        ctx.metric(backend=config.backend, weights=chosen_weights(config))
         return Model.from_module(recipe, module)
 
 

@@ -41,6 +41,7 @@ def by_name(errors: LayerErrors) -> dict[str, LayerError]:
     return {layer.name: layer for layer in errors.layers}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", TRIED)
 @pytest.mark.parametrize("network", ["trained", "trained_mixed"])
 def test_without_rounding_it_is_the_float_network_and_with_all_of_it_the_int8_one(
@@ -62,6 +63,7 @@ def test_without_rounding_it_is_the_float_network_and_with_all_of_it_the_int8_on
     assert np.abs(rounded_NK.numpy() - float_NK).max() > step / 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", TRIED)
 def test_weights_with_an_outlier_are_the_worst(backend, trained, digits, ctx, events) -> None:
     ready = calibrated(planted.with_weight_outlier(trained), digits, ctx, backend=backend, weights="per_tensor")
@@ -87,6 +89,7 @@ def test_scales_per_channel_cure_them(trained, digits, ctx) -> None:
     assert by_name(errors)[planted.LAYER].effect.drop_high < 0.02
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("backend", TRIED)
 def test_an_activation_with_an_outlier_is_the_worst(backend, trained, digits, ctx) -> None:
     model = planted.with_activation_outlier(trained)
