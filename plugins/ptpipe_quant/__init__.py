@@ -1,4 +1,4 @@
-"""Quantization to int8: quant.dynamic, quant.prepare, quant.calibrate, quant.prepare_qat, quant.convert."""
+"""Quantization to int8: the kinds `quant.*`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ptpipe import JSON, Check, Context, Stage, hookimpl, stage
+from ptpipe_quant.analysis.config import AnalyzeConfig
+from ptpipe_quant.analysis.layer_errors import LayerErrors
 from ptpipe_quant.config import (
     ActivationConfig,
     BackendConfig,
@@ -16,6 +18,8 @@ from ptpipe_quant.config import (
     PrepareQatConfig,
 )
 from ptpipe_quant.cpu import wants_reduced_range
+from ptpipe_quant.tuning.config import TuneConfig
+from ptpipe_quant.tuning.trials import Trials
 from ptpipe_torch import Data, Model, Ranges
 
 if TYPE_CHECKING:
@@ -27,6 +31,13 @@ class Calibration(NamedTuple):
 
     model: Model
     ranges: Ranges
+
+
+class Tuning(NamedTuple):
+    """Outputs of `quant.tune`."""
+
+    model: Model
+    trials: Trials
 
 
 def _reduced_range(config: ActivationConfig) -> JSON:
@@ -109,10 +120,38 @@ def convert(config: ConvertConfig, ctx: Context, model: Model) -> Model:
     return stages.convert(ctx, model)
 
 
+@stage("quant.analyze", packages=("torch",))
+def analyze(config: AnalyzeConfig, ctx: Context, model: Model, data: Data) -> LayerErrors:
+    """Measure what rounding does to each layer of a calibrated model, or of one from quantization-aware training.
+
+    For each layer: the signal-to-quantization-noise ratio of its weights and of its output, in dB; the output's range
+    and how much of it is clipped; and what the layer alone costs the primary metric, all others being float, with an
+    interval. Names the most harmful layers, to keep float with `skip`. Fails if the split is empty, or if an observer
+    saw no data.
+    """
+    from ptpipe_quant.analysis import stage
+
+    return stage.analyze(config, ctx, model, data)
+
+
+@stage("quant.tune", packages=("torch",), preflight=_unsupported_backend, fingerprint=_reduced_range)
+def tune(config: TuneConfig, ctx: Context, model: Model, data: Data) -> Tuning:
+    """Keep the most harmful layers of a float model float until the int8 model loses at most `max_drop`.
+
+    Ranks the layers by the noise that rounding each one makes in the outputs, then bisects that ranking: each trial is
+    a model that is prepared, calibrated, converted and run on the backend, on as many samples as decide. On backends
+    with a scale per tensor it tries scales per channel first. Returns the calibrated model, for quant.convert, and the
+    trials; where none meets the budget, the closest, with a notice. A killed search goes on where it was.
+    """
+    from ptpipe_quant.tuning import stage
+
+    return Tuning(*stage.tune(config, ctx, model, data))
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the kinds of this plugin."""
-    return [dynamic, prepare, prepare_qat, calibrate, convert]
+    return [dynamic, prepare, prepare_qat, calibrate, analyze, tune, convert]
 
 
 @hookimpl
@@ -133,7 +172,7 @@ def ptpipe_doctor() -> Iterable[Check]:
 
 @hookimpl
 def ptpipe_report_sections(plan: Plan, run: RunFinished, load: Callable[[str, str], Artifact]) -> Iterable[Section]:
-    """Add the ranges of every calibration."""
+    """Add the ranges of every calibration, the errors of analyzed layers, and trials."""
     from ptpipe_quant.report import report_sections
 
     return report_sections(plan, run, load)

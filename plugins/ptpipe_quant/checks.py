@@ -41,6 +41,8 @@ def _state(plan: Plan, reference: Reference) -> _State:
     if stage.kind in ("quant.prepare", "quant.prepare_qat", "quant.convert", "quant.dynamic"):
         never_observes = isinstance(stage.config, PrepareQatConfig) and stage.config.freeze_at == 0
         return _State(stage.id, stage.kind, needs_calibration=never_observes)
+    if stage.kind == "quant.tune":
+        return _State(stage.id, stage.kind, has_seen_data=True)
     upstream = _model_reference(stage)
     if upstream is None:
         return _State(stage.id)
@@ -94,9 +96,11 @@ def _requires_observed_ranges(state: _State) -> str | None:
 
 _REQUIREMENTS = {
     "train.supervised": _requires_observed_ranges,
+    "quant.tune": _requires_float,
     "quant.dynamic": _requires_float,
     "quant.prepare": _requires_float,
     "quant.prepare_qat": _requires_float,
     "quant.calibrate": _requires_prepared,
+    "quant.analyze": _requires_ranges,
     "quant.convert": _requires_ranges,
 }

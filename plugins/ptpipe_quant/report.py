@@ -1,4 +1,4 @@
-"""What calibrations add to a run's report: the range of every tensor."""
+"""What quantization adds to a run's report: the range of every tensor, and what rounding does to every layer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterator
 
 from ptpipe import Artifact, Outcome, Plan, RunFinished, Section
 from ptpipe.sections import Block, Dot, DotPlot, DotSeries, Mark, Text, Topic
+from ptpipe_quant.analysis.layer_errors import LayerErrors
+from ptpipe_quant.analysis.report import section as layer_section
+from ptpipe_quant.tuning.report import section as trials_section
+from ptpipe_quant.tuning.trials import Trials
 from ptpipe_torch import Ranges
 
 _MAX_SHOWN = 40
@@ -13,7 +17,7 @@ _ENDED = (Outcome.DONE, Outcome.CACHED)
 
 
 def report_sections(plan: Plan, run: RunFinished, load: Callable[[str, str], Artifact]) -> Iterator[Section]:
-    """Yield the ranges of every calibration that ended."""
+    """Yield the ranges of every calibration that ended, and the errors of every analysis."""
     for stage in run.stages:
         ports = plan[stage.stage_id].stage.outputs if stage.outcome in _ENDED else ()
         for port in ports:
@@ -23,6 +27,15 @@ def report_sections(plan: Plan, run: RunFinished, load: Callable[[str, str], Art
                 if ranges.limits:
                     blocks = tuple(_blocks(ranges))
                     yield Section(f"Calibration ranges: {stage.stage_id}", blocks, Topic.QUANTIZATION, stage.stage_id)
+            elif issubclass(port.type, LayerErrors):
+                errors = load(stage.stage_id, port.name)
+                assert isinstance(errors, LayerErrors), type(errors)
+                if errors.layers:
+                    yield layer_section(stage.stage_id, errors)
+            elif issubclass(port.type, Trials):
+                trials = load(stage.stage_id, port.name)
+                assert isinstance(trials, Trials), type(trials)
+                yield trials_section(stage.stage_id, trials)
 
 
 def _blocks(ranges: Ranges) -> Iterator[Block]:

@@ -45,7 +45,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.dynamic`."""
     _check_float(model, ctx.kind)
-    weights = _weights(config)
+    weights = chosen_weights(config)
     reduced = _reduced_range(config, ctx)
     run = FloatRun.of(model, ctx.kind)
     layers = dynamic_linears(model, config.skip, run, ctx)
@@ -69,7 +69,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
         inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
         observer=config.observer,
-        weights=_weights(config),
+        weights=chosen_weights(config),
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
         stored=_stored_layers(config, model),
@@ -85,7 +85,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         transforms.prepare_qat,
         inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
-        weights=_weights(config),
+        weights=chosen_weights(config),
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
         stored=_stored_layers(config, model),
@@ -117,19 +117,10 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
 
 def convert(ctx: Context, model: Model) -> Model:
     """Implement `quant.convert`."""
-    if not model.recipe.prepare or model.recipe.convert or model.recipe.backend is None:
-        form = "already int8" if model.recipe.convert else "float"
-        raise StageError(
-            f"{ctx.kind} got a model that is {form}; it needs one from quant.prepare and quant.calibrate, or from "
-            "quant.prepare_qat and train.supervised"
-        )
-    standard = model.with_recipe(prepare=tuple(_for_conversion(ref) for ref in model.recipe.prepare))
-    with quantized_engine(model.recipe.backend):
-        prepared = standard.build_prepared()
-    assert isinstance(prepared, GraphModule), type(prepared)
-    _check_ranges(prepared, ctx.kind)
+    prepared = calibrated_network(model, ctx.kind)
+    standard = _standard(model)
     freeze_ranges(prepared)
-    stored = round_weights(prepared, _names_to_store(model, prepared), per_channel=True)
+    stored = round_weights(prepared, names_to_store(model, prepared), per_channel=True)
     recipe = {"convert": (FunctionRef.to(transforms.to_int8, backend=model.recipe.backend),)}
     converted = standard.with_state_dict_of(prepared).with_recipe(**recipe)
 
@@ -141,7 +132,27 @@ def convert(ctx: Context, model: Model) -> Model:
     return _int8(converted, ctx, stored, check)
 
 
-def _names_to_store(model: Model, prepared: GraphModule) -> list[str]:
+def calibrated_network(model: Model, kind: str) -> GraphModule:
+    """Return the network that conversion takes. Raises StageError if the model is in another state or has no ranges."""
+    if not model.recipe.prepare or model.recipe.convert or model.recipe.backend is None:
+        form = "already int8" if model.recipe.convert else "float"
+        raise StageError(
+            f"{kind} got a model that is {form}; it needs one from quant.prepare and quant.calibrate, or from "
+            "quant.prepare_qat and train.supervised"
+        )
+    with quantized_engine(model.recipe.backend):
+        prepared = _standard(model).build_prepared()
+    assert isinstance(prepared, GraphModule), type(prepared)
+    _check_ranges(prepared, kind)
+    return prepared
+
+
+def _standard(model: Model) -> Model:
+    """Return a prepared model whose recipe builds the graph that FX converts and exporters take."""
+    return model.with_recipe(prepare=tuple(_for_conversion(ref) for ref in model.recipe.prepare))
+
+
+def names_to_store(model: Model, prepared: GraphModule) -> list[str]:
     """Return the layers that `_stored_layers` found, without those that the graph does not call."""
     called = {name for name, _ in prepared.named_modules(remove_duplicate=False)}
     arguments = [reference.arguments.get("stored") for reference in model.recipe.prepare]
@@ -178,7 +189,8 @@ def _report_reparametrized(ctx: Context, model: Model) -> None:
         )
 
 
-def _weights(config: BackendConfig) -> str:
+def chosen_weights(config: BackendConfig) -> str:
+    """Return the granularity of weight scales: what `auto` comes to."""
     if config.weights != "auto":
         return config.weights
     return "per_tensor" if config.backend == "qnnpack" else "per_channel"
@@ -215,7 +227,7 @@ def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: Fu
                 f"{wrong[0].max_steps:.0f} steps from what its inputs say, where 1 is rounding. Choose another backend"
             )
         recipe = replace(model.recipe, prepare=(transform,), backend=config.backend)
-        ctx.metric(backend=config.backend, weights=_weights(config))
+        ctx.metric(backend=config.backend, weights=chosen_weights(config))
         return Model.from_module(recipe, module)
 
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from ptpipe import StageError
 from ptpipe_eval.baseline.file import Baseline, Order
 from ptpipe_eval.comparison import Comparison, Row
-from ptpipe_eval.quality.bootstrap import BootstrapDrop, Floats, bootstrap_drops
 from ptpipe_eval.quality.paired import PairedSamples
 from ptpipe_torch import Metric
+from ptpipe_torch.quality.bootstrap import BootstrapDrop, Floats, bootstrap_drops
 
 _SEED = 0
 _MEAN = "mean"

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import StageError
-from ptpipe_eval.quality.bootstrap import BootstrapDrop, bootstrap_drops
-from ptpipe_eval.quality.proportions import ProportionDrop
 from ptpipe_torch import Task
+from ptpipe_torch.quality.bootstrap import BootstrapDrop, bootstrap_drops
+from ptpipe_torch.quality.proportions import ProportionDrop
 
 _MAX_FLOAT16 = 65_000
 

@@ -50,7 +50,7 @@ def margin_warnings(plan: Plan, summaries: Summaries) -> Iterator[Problem]:
 
 
 def _message(config: DropTest, max_drop: float, num_samples: int) -> str:
-    from ptpipe_eval.quality.proportions import num_samples_needed, smallest_margin_of
+    from ptpipe_torch.quality.proportions import num_samples_needed, smallest_margin_of
 
     smallest = smallest_margin(num_samples, config.confidence)
     typical = smallest_margin_of(num_samples, _DISCORDANCE, config.confidence)

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ptpipe import IntegrityError
 from ptpipe_eval.comparison import SAMPLES_FILE
-from ptpipe_eval.quality.bootstrap import BootstrapDrop
 from ptpipe_eval.quality.paired import PairedSamples
+from ptpipe_torch.quality.bootstrap import BootstrapDrop
 
 _ARRAYS, _FACTS = "samples.safetensors", SAMPLES_FILE
 _RIGHT, _DROPS, _SCORES, _FLIPS, _LABELS = "right.", "drops.", "scores.", "flips", "labels"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON
-from ptpipe_eval.quality.proportions import ProportionDrop, mcnemar_mid_p
+from ptpipe_torch.quality.proportions import ProportionDrop, mcnemar_mid_p
 
 if TYPE_CHECKING:
     from ptpipe_eval.quality.paired import Drop, PairedSamples

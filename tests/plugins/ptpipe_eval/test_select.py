@@ -14,8 +14,8 @@ from ptpipe_eval import Comparison, Row, gate_accuracy, gate_size, select_best, 
 from ptpipe_eval.config import AccuracyConfig, SelectConfig, SizeConfig
 from ptpipe_eval.quality.holm import holm
 from ptpipe_eval.quality.paired import PairedSamples
-from ptpipe_eval.quality.proportions import tango_p
 from ptpipe_torch import Metric, Selected
+from ptpipe_torch.quality.proportions import tango_p
 
 from ...latencies import latency
 

@@ -78,6 +78,7 @@ def problems(folder: Path, *stages: str) -> list[str]:
         STATIC,
         QAT,
         ["small: {uses: quant.dynamic, needs: {model: net}}"],
+        [*STATIC[:2], "why: {uses: quant.analyze, needs: {model: seen.model}}"],
         # A prepared model may be evaluated, and calibrated before it is trained.
         [STATIC[0], "look: {uses: toy.eval, needs: {model: static}}"],
         [
@@ -147,6 +148,10 @@ def test_an_order_that_works(tmp_path, stages) -> None:
             ],
             "tuned: would train without rounding activations, because freeze_at of fake is 0: their ranges are frozen "
             "before any is observed. Put quant.calibrate between fake and this, or set a freeze_at above 0",
+        ),
+        (
+            ["why: {uses: quant.analyze, needs: {model: net}}"],
+            "why: needs a prepared model, but there is no quant.prepare or quant.prepare_qat between net and this",
         ),
     ],
 )

@@ -6,8 +6,8 @@ import pytest
 
 from ptpipe import Plan, load_plan
 from ptpipe_eval import ptpipe_check_results
-from ptpipe_eval.quality.proportions import num_samples_needed, one_sided_z, smallest_margin_of, tango_limits
 from ptpipe_eval.quality.resolution import smallest_margin
+from ptpipe_torch.quality.proportions import num_samples_needed, one_sided_z, smallest_margin_of, tango_limits
 
 MANIFEST = """\
 version: 1

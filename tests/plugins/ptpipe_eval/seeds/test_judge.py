@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ptpipe_eval.quality.proportions import ProportionDrop
 from ptpipe_eval.seeds.judge import SeedDrop
+from ptpipe_torch.quality.proportions import ProportionDrop
 
 MARGIN = 0.003
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from ptpipe_eval.quality.proportions import (
+from ptpipe_torch.quality.proportions import (
     mcnemar_asymptotic_p,
     mcnemar_exact_p,
     mcnemar_mid_p,

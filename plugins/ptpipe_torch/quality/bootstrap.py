@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ptpipe_eval.quality.proportions import num_differing_limit, one_sided_z
+from ptpipe_torch.quality.proportions import num_differing_limit, one_sided_z
 
 NUM_RESAMPLES = 2000
 """The limits then move by 5 % of the interval's width, or less, with another seed."""

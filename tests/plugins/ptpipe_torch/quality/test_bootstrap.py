@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ptpipe_eval.quality import bootstrap
-from ptpipe_eval.quality.bootstrap import FEW, bootstrap_drops
+from ptpipe_torch.quality import bootstrap
+from ptpipe_torch.quality.bootstrap import FEW, bootstrap_drops
 
 
 def mean(totals, num_samples):

@@ -1,0 +1,123 @@
+"""Implementation of `quant.tune`."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from ptpipe import Context, StageError
+from ptpipe_quant.analysis.measuring import spread_positions
+from ptpipe_quant.analysis.stage import rounded_network
+from ptpipe_quant.stages import chosen_weights
+from ptpipe_quant.tuning.candidates import choices_of, quantizable, ranked_skips
+from ptpipe_quant.tuning.config import TuneConfig
+from ptpipe_quant.tuning.evaluator import Evaluator
+from ptpipe_quant.tuning.journal import Journal
+from ptpipe_quant.tuning.search import max_evaluations, search
+from ptpipe_quant.tuning.trials import Choice, Trial, Trials
+from ptpipe_torch import Data, Model
+
+_NUM_RANKING_SAMPLES = 64
+
+
+def tune(config: TuneConfig, ctx: Context, model: Model, data: Data) -> tuple[Model, Trials]:
+    """Implement `quant.tune`."""
+    data.info.check_fit("the model", model.signature)
+    if not len(data.splits["calibration"]):
+        raise StageError(f"{ctx.kind}: the data set's split 'calibration' is empty; it has none to calibrate on")
+    positions_N = spread_positions(data, config.split, config.num_samples, ctx.kind)
+    # An early decision is sound for samples in random order alone.
+    positions_N = np.random.default_rng(ctx.seed).permutation(positions_N)
+    _Tuning(config, ctx, Evaluator(config, ctx, model, data, positions_N, lambda _: None)).run()
+    journal = Journal(ctx)
+    metric = data.info.task.primary_metric
+    trials = Trials(tuple(journal.trials), metric.name, metric.is_fraction, config.max_drop, config.split)
+    _report(ctx, trials, chosen_weights(config))
+    return journal.best_model(model), trials
+
+
+class _Tuning:
+    """One search."""
+
+    def __init__(self, config: TuneConfig, ctx: Context, evaluator: Evaluator) -> None:
+        self._config, self._ctx, self._evaluator = config, ctx, evaluator
+        self._journal = Journal(ctx)
+        self._calibrated: dict[Choice, Model] = {}
+        self._num_asked = 0
+        evaluator.on_samples = self._on_samples
+
+    def run(self) -> None:
+        """Rank the layers unless that is done, then search."""
+        if self._journal.trials:
+            self._ctx.log(f"resuming: {len(self._journal.trials)} trials are done")
+        if not self._journal.choices:
+            self._journal.set_choices(self._ranked())
+        search(self._journal.choices, self._evaluate)
+
+    def _ranked(self) -> list[Choice]:
+        config, evaluator = self._config, self._evaluator
+        first = Choice(chosen_weights(config), config.skip)
+        calibrated = self._calibrated[first] = evaluator.calibrated(first)
+        positions_N = evaluator.positions_N[:_NUM_RANKING_SAMPLES]
+        batches = list(evaluator.data.batches(config.split, order_N=positions_N))
+        network = rounded_network(calibrated, batches[0].rows(0, 4), self._ctx.kind)
+        skips = ranked_skips(network, evaluator.model, evaluator.data, batches)
+        can_be_finer = config.weights == "auto" and first.weights == "per_tensor"
+        choices = choices_of(first, skips, can_be_finer)
+        layers = set(quantizable(network, evaluator.model.build()))
+        return [choice for choice in choices if choice is first or not layers <= set(choice.skip)]
+
+    def _evaluate(self, choice: Choice) -> Trial | None:
+        """Return the trial of a choice; None where there is neither an earlier one nor time for it."""
+        done = self._journal.found(choice)
+        if done is None:
+            if self._is_over():
+                return None
+            start_s = time.monotonic()
+            calibrated = self._calibrated.pop(choice, None) or self._evaluator.calibrated(choice)
+            trial = self._evaluator.evaluate(choice, calibrated)
+            seconds = round(time.monotonic() - start_s, 1)
+            done = Trial(**{**trial.__dict__, "seconds": seconds})
+            self._journal.add(done, calibrated)
+        self._num_asked += 1
+        self._on_samples(0)
+        return done
+
+    def _is_over(self) -> bool:
+        config, num_trials = self._config, len(self._journal.trials)
+        is_late = config.max_minutes is not None and self._journal.seconds > 60 * config.max_minutes
+        return num_trials > 0 and (num_trials >= config.max_trials or is_late)
+
+    def _on_samples(self, done: int) -> None:
+        """Report progress. The number of trials to come is the largest possible."""
+        size, trials = self._evaluator.num_samples_per_trial, self._journal.trials
+        num_choices = len(self._journal.choices)
+        total = min(self._config.max_trials, max_evaluations(num_choices)) if num_choices else self._config.max_trials
+        facts = {"best_drop": round(max(trials, key=lambda trial: trial.rank).drop, 6)} if trials else {}
+        self._ctx.progress(min(self._num_asked, total) * size + done, max(total, 1) * size, "samples", **facts)
+
+
+def _report(ctx: Context, trials: Trials, first_weights: str) -> None:
+    best = trials.best
+    ctx.metric(
+        num_trials=len(trials.trials),
+        drop=best.drop,
+        drop_low=best.drop_low,
+        drop_high=best.drop_high,
+        max_drop=trials.max_drop,
+        is_met=best.is_met,
+        kept_float=list(best.choice.skip),
+        weights=best.choice.weights,
+        int8_parameters_fraction=best.int8_fraction,
+    )
+    changes = [f"weights: {best.choice.weights}"] if best.choice.weights != first_weights else []
+    changes += [f"skip: [{', '.join(best.choice.skip)}]"] if best.choice.skip else []
+    number = f"{100 * best.drop:.2f} points" if trials.is_fraction else f"{best.drop:.3g}"
+    limit = f"{100 * trials.max_drop:g} points" if trials.is_fraction else f"{trials.max_drop:g}"
+    how = "" if best.is_sure else f"; {best.num_samples:,} samples are too few to be sure"
+    ctx.notice(
+        f"{'meets' if best.is_met else 'NO TRIAL MEETS'} max_drop {limit}: {'' if best.is_met else 'the closest '}"
+        f"loses {number} of {trials.metric} with {', '.join(changes) or 'everything int8'}, after "
+        f"{len(trials.trials)} trials{how}"
+    )

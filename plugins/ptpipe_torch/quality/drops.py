@@ -1,0 +1,38 @@
+"""By how much models are worse than a baseline in the primary metric of a task, on the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ptpipe_torch.quality.bootstrap import BootstrapDrop, Sums, bootstrap_drops
+from ptpipe_torch.quality.proportions import ProportionDrop
+from ptpipe_torch.task.task import Task
+
+
+def primary_drops(
+    task: Task, baseline: Sums, candidates: Sequence[Sums], seed: int
+) -> list[ProportionDrop | BootstrapDrop]:
+    """Return the drop of each candidate's primary metric, with its interval.
+
+    `baseline`, `candidates`: `Task.sample_sums` of the same samples. Tango's interval of paired proportions where the
+    metric is a fraction of the samples, else a bootstrap of the paired samples.
+    """
+    name = task.primary_metric.name
+    right_N = baseline.get(name)
+    if right_N is None or right_N.dtype != np.bool_ or right_N.ndim != 1:
+        metrics = {name: task.primary_metric.higher_is_better}
+        found = bootstrap_drops(baseline, candidates, metrics, task.metric_values, seed) if candidates else []
+        return [drops[name] for drops in found]
+    return [
+        ProportionDrop(int((right_N & ~sums[name]).sum()), int((sums[name] & ~right_N).sum()), len(right_N))
+        for sums in candidates
+    ]
+
+
+def primary_value(task: Task, sums: Sums) -> float:
+    """Return the primary metric of samples with these sums."""
+    num_samples = len(next(iter(sums.values())))
+    totals = {name: rows.sum(axis=0, dtype=np.float64)[None] for name, rows in sums.items()}
+    return float(task.metric_values(totals, num_samples)[task.primary_metric.name][0])

@@ -1,0 +1,162 @@
+"""`quant.analyze` on handwritten digits: networks with a layer that int8 harms, and without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ptpipe import StageError
+from ptpipe.events import Notice, Progress
+from ptpipe_quant import (
+    AnalyzeConfig,
+    CalibrateConfig,
+    ConvertConfig,
+    PrepareConfig,
+    PrepareQatConfig,
+    analyze,
+    calibrate,
+    convert,
+    prepare,
+    prepare_qat,
+)
+from ptpipe_quant.analysis.layer_errors import Effect, LayerError, LayerErrors, TensorError
+from ptpipe_quant.analysis.measuring import spread_positions
+from ptpipe_quant.analysis.rounded_network import Rounding
+from ptpipe_quant.analysis.stage import _report, rounded_network
+from ptpipe_torch import Data, Model
+
+from .. import planted
+from ..conftest import BACKENDS, accuracy, logits_of, train
+
+TRIED = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
+ON_TEST = AnalyzeConfig(split="test", num_samples=None)
+
+
+def calibrated(model: Model, data: Data, ctx, **options) -> Model:
+    return calibrate(CalibrateConfig(), ctx, prepare(PrepareConfig(**options), ctx, model), data).model
+
+
+def by_name(errors: LayerErrors) -> dict[str, LayerError]:
+    return {layer.name: layer for layer in errors.layers}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("backend", TRIED)
+@pytest.mark.parametrize("network", ["trained", "trained_mixed"])
+def test_without_rounding_it_is_the_float_network_and_with_all_of_it_the_int8_one(
+    backend, network, digits, ctx, request
+) -> None:
+    model = request.getfixturevalue(network)
+    ready = calibrated(model, digits, ctx, backend=backend, reduce_range=False)
+    batch = next(iter(digits.batches("test", batch_size=256)))
+    rounded = rounded_network(ready, batch.rows(0, 4), "quant.test")
+    with torch.no_grad():
+        logits_NK, values = rounded.run_float(batch.args)
+        rounded_NK = rounded.run_rounded(Rounding(rounded.layers, rounded.layers), values)
+    float_NK = logits_of(model, digits, 256)
+    np.testing.assert_allclose(logits_NK.numpy(), float_NK, atol=1e-4 * np.abs(float_NK).max())
+    int8_NK = logits_of(convert(ConvertConfig(), ctx, ready), digits, 256)
+    step = np.diff(np.unique(rounded_NK.numpy())).min()
+    # An engine may round a tie of any layer to the other side.
+    assert (np.abs(int8_NK - rounded_NK.numpy()) > 1.5 * step).mean() < 0.06
+    assert np.abs(rounded_NK.numpy() - float_NK).max() > step / 2
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("backend", TRIED)
+def test_weights_with_an_outlier_are_the_worst(backend, trained, digits, ctx, events) -> None:
+    ready = calibrated(planted.with_weight_outlier(trained), digits, ctx, backend=backend, weights="per_tensor")
+    errors = analyze(ON_TEST, ctx, ready, digits)
+    worst = errors.worst_first[0]
+    others = [layer.weight.sqnr_db for layer in errors.layers if layer.weight and layer is not worst]
+    assert worst.name == planted.LAYER
+    assert worst.effect.drop_low > 0.05
+    # 60 dB less for the others' signal, but that of the outlier itself counts too; the network's outputs tell.
+    assert worst.effect.sqnr_db < 15 < min(others)
+    assert all(layer.effect.drop_low <= 0.01 for layer in errors.layers if layer is not worst)
+    assert errors.total.drop_low > 0.05
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    assert any(text.startswith(f"{planted.LAYER}: costs ") for text in notices)
+    assert not any("ERROR" in text for text in notices)
+    last = [event for event in events if isinstance(event, Progress)][-1]
+    assert last.done == last.total
+
+
+def test_scales_per_channel_cure_them(trained, digits, ctx) -> None:
+    ready = calibrated(planted.with_weight_outlier(trained), digits, ctx, weights="per_channel")
+    errors = analyze(ON_TEST, ctx, ready, digits)
+    assert by_name(errors)[planted.LAYER].effect.drop_high < 0.02
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("backend", TRIED)
+def test_an_activation_with_an_outlier_is_the_worst(backend, trained, digits, ctx) -> None:
+    model = planted.with_activation_outlier(trained)
+    ready = calibrated(model, digits, ctx, backend=backend, weights="per_channel", observer="min_max")
+    errors = analyze(ON_TEST, ctx, ready, digits)
+    worst = errors.worst_first[0]
+    assert worst.name == planted.LAYER
+    assert worst.weight is not None and worst.weight.sqnr_db > 40
+    assert worst.output is not None and worst.output.maximum > 1000
+    assert worst.effect.drop_low > 0.05
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("backend", TRIED)
+def test_figures_are_those_of_the_network_that_runs(backend, trained, digits, ctx) -> None:
+    ready = calibrated(planted.with_weight_outlier(trained), digits, ctx, backend=backend, weights="per_tensor")
+    errors = analyze(ON_TEST, ctx, ready, digits)
+    int8 = accuracy(logits_of(convert(ConvertConfig(), ctx, ready), digits), digits)
+    assert errors.float_value - errors.total.drop == pytest.approx(int8, abs=0.01)
+    assert errors.total.drop_low < errors.total.drop < errors.total.drop_high
+
+
+def test_values_are_off_by_half_a_step_at_most(trained_mixed, digits, ctx) -> None:
+    errors = analyze(ON_TEST, ctx, calibrated(trained_mixed, digits, ctx), digits)
+    tensors = [tensor for layer in errors.layers for tensor in (layer.weight, layer.output) if tensor is not None]
+    assert len(tensors) > len(errors.layers)
+    assert all(0.5 < tensor.max_error_ratio < 1.001 for tensor in tensors)
+
+
+def test_what_relu6_clips_is_no_error(trained_mixed, digits, ctx) -> None:
+    ready = calibrated(trained_mixed, digits, ctx, reduce_range=False)
+    stem = by_name(analyze(ON_TEST, ctx, ready, digits))["stem.0"]
+    assert stem.output is not None
+    assert stem.output.minimum == 0 and stem.output.maximum <= 6
+    assert stem.output.sqnr_db > 40
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("backend", TRIED)
+def test_a_model_from_quantization_aware_training(backend, trained_mixed, digits, ctx) -> None:
+    ready = train(prepare_qat(PrepareQatConfig(backend=backend), ctx, trained_mixed), digits, lr=0.005)
+    errors = analyze(ON_TEST, ctx, ready, digits)
+    assert {"stem.0", "block.conv", "head"} <= by_name(errors).keys()
+    assert errors.total.sqnr_db > 15
+
+
+def test_a_model_that_has_no_ranges_is_refused(trained, digits, ctx) -> None:
+    with pytest.raises(StageError, match="got a model that is float"):
+        analyze(ON_TEST, ctx, trained, digits)
+    with pytest.raises(StageError, match="observers saw no data"):
+        analyze(ON_TEST, ctx, prepare(PrepareConfig(), ctx, trained), digits)
+
+
+def test_an_empty_split_is_refused_and_others_are_named(trained, digits, ctx) -> None:
+    ready = calibrated(trained, digits, ctx)
+    with pytest.raises(StageError, match="split 'val' is empty; set `split` to one of train, test, calibration"):
+        analyze(AnalyzeConfig(), ctx, ready, digits)
+
+
+def test_samples_are_spread_over_the_split(digits) -> None:
+    positions_N = spread_positions(digits, "train", 3, "quant.test")
+    assert positions_N.tolist() == [0, round(1199 / 2), 1199]
+
+
+def test_a_value_that_breaks_the_bound_is_reported_loudly(ctx, events) -> None:
+    effect = Effect(30.0, 0.0, -0.01, 0.01)
+    broken = LayerError("conv1", TensorError(30.0, -1.0, 1.0, 0.0, 1.5), None, effect)
+    _report(ctx, LayerErrors((broken,), effect, "accuracy", True, 0.9, "test", 8, 0.95))
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    assert notices[-1].startswith("ERROR in ptpipe") and "the weights of conv1 are up to 0.75 steps" in notices[-1]

@@ -1,0 +1,48 @@
+"""The stored form of a search, and its section in a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ptpipe import IntegrityError
+from ptpipe.sections import DotPlot, Table, Text
+from ptpipe_quant.tuning.report import section
+from ptpipe_quant.tuning.trials import Choice, Trial, Trials
+
+TRIALS = Trials(
+    (
+        Trial(Choice("per_tensor", ()), 0.2, 0.1, 0.3, 75, False, True, 0.99, 1.0),
+        Trial(Choice("per_tensor", ("a", "b")), 0.001, -0.01, 0.01, 75, True, True, 0.5, 1.0),
+        Trial(Choice("per_tensor", ("a",)), 0.002, -0.01, 0.03, 597, True, False, 0.8, 1.0),
+    ),
+    "accuracy",
+    True,
+    0.02,
+    "val",
+)
+
+
+def test_they_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
+    TRIALS.save(tmp_path)
+    assert Trials.load(tmp_path) == TRIALS
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"trials": [1]}'])
+def test_a_damaged_file_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "trials.json").write_text(content, encoding="utf-8")
+    with pytest.raises(IntegrityError, match="not a file of trials"):
+        Trials.load(tmp_path)
+
+
+def test_the_best_meets_the_budget_with_most_in_int8() -> None:
+    assert TRIALS.best.choice.skip == ("a",)
+    assert TRIALS.summary()["skip"] == ["a"]
+
+
+def test_the_section_has_a_row_for_each_trial() -> None:
+    text, table, plot = section("tuned", TRIALS).blocks
+    assert isinstance(text, Text) and "trial 3 was returned: met on these samples, not sure" in text.text
+    assert isinstance(table, Table) and [row[2] for row in table.rows] == ["nothing", "a, b", "a"]
+    assert isinstance(plot, DotPlot) and plot.marks[0].value == 2.0
