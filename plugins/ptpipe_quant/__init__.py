@@ -1,4 +1,4 @@
-"""Quantization to int8: quant.dynamic, quant.prepare, quant.calibrate, quant.prepare_qat, quant.convert."""
+"""Quantization to int8: quant.dynamic, quant.prepare, quant.calibrate, quant.prepare_qat, quant.convert, repairs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ptpipe_quant.config import (
     PrepareQatConfig,
 )
 from ptpipe_quant.cpu import wants_reduced_range
+from ptpipe_quant.repairs import STAGES as REPAIRS
 from ptpipe_torch import Data, Model, Ranges
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def convert(config: ConvertConfig, ctx: Context, model: Model) -> Model:
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the kinds of this plugin."""
-    return [dynamic, prepare, prepare_qat, calibrate, convert]
+    return [dynamic, prepare, prepare_qat, calibrate, convert, *REPAIRS]
 
 
 @hookimpl

@@ -45,7 +45,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.dynamic`."""
     _check_float(model, ctx.kind)
-    weights = _weights(config)
+    weights = chosen_weights(config)
     reduced = _reduced_range(config, ctx)
     run = FloatRun.of(model, ctx.kind)
     layers = dynamic_linears(model, config.skip, run, ctx)
@@ -69,7 +69,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
         inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
         observer=config.observer,
-        weights=_weights(config),
+        weights=chosen_weights(config),
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
         stored=_stored_layers(config, model),
@@ -85,7 +85,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         transforms.prepare_qat,
         inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
-        weights=_weights(config),
+        weights=chosen_weights(config),
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
         stored=_stored_layers(config, model),
@@ -123,11 +123,11 @@ def convert(ctx: Context, model: Model) -> Model:
             f"{ctx.kind} got a model that is {form}; it needs one from quant.prepare and quant.calibrate, or from "
             "quant.prepare_qat and train.supervised"
         )
-    standard = model.with_recipe(prepare=tuple(_for_conversion(ref) for ref in model.recipe.prepare))
+    standard = model.with_recipe(prepare=tuple(for_conversion(ref) for ref in model.recipe.prepare))
     with quantized_engine(model.recipe.backend):
         prepared = standard.build_prepared()
     assert isinstance(prepared, GraphModule), type(prepared)
-    _check_ranges(prepared, ctx.kind)
+    check_ranges(prepared, ctx.kind)
     freeze_ranges(prepared)
     stored = round_weights(prepared, _names_to_store(model, prepared), per_channel=True)
     recipe = {"convert": (FunctionRef.to(transforms.to_int8, backend=model.recipe.backend),)}
@@ -178,7 +178,8 @@ def _report_reparametrized(ctx: Context, model: Model) -> None:
         )
 
 
-def _weights(config: BackendConfig) -> str:
+def chosen_weights(config: BackendConfig) -> str:
+    """Return `per_channel` or `per_tensor`."""
     if config.weights != "auto":
         return config.weights
     return "per_tensor" if config.backend == "qnnpack" else "per_channel"
@@ -207,7 +208,7 @@ def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: Fu
             skipped = f" (skip: {', '.join(config.skip)})" if config.skip else ""
             raise StageError(f"{ctx.kind}: no layer of this network can be quantized{skipped}")
         check_prepared(ctx, module, expected, model.build)
-        trial = _applied(_for_conversion(transform), model.build(), ctx.kind)
+        trial = _applied(for_conversion(transform), model.build(), ctx.kind)
         wrong = dry_run(ctx, trial, expected.inputs, config.backend)
         if wrong and not _saturates_by_choice(transform, config):
             raise StageError(
@@ -215,7 +216,7 @@ def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: Fu
                 f"{wrong[0].max_steps:.0f} steps from what its inputs say, where 1 is rounding. Choose another backend"
             )
         recipe = replace(model.recipe, prepare=(transform,), backend=config.backend)
-        ctx.metric(backend=config.backend, weights=_weights(config))
+        ctx.metric(backend=config.backend, weights=chosen_weights(config))
         return Model.from_module(recipe, module)
 
 
@@ -260,7 +261,7 @@ def _with_skipped(transform: FunctionRef, names: Sequence[str]) -> FunctionRef:
     return FunctionRef(transform.address, {**transform.arguments, "skip": [*skip, *names]})
 
 
-def _for_conversion(transform: FunctionRef) -> FunctionRef:
+def for_conversion(transform: FunctionRef) -> FunctionRef:
     """Return the same transform, set to return the graph that FX converts and exporters take."""
     standard = {"calibrating": False, "freeze_at": None}
     arguments = {name: standard.get(name, value) for name, value in transform.arguments.items()}
@@ -274,7 +275,8 @@ def _ranges(module: GraphModule) -> Iterator[tuple[str, float, float]]:
         yield tensor.name, observer.min_val.item(), observer.max_val.item()
 
 
-def _check_ranges(prepared: GraphModule, kind: str) -> None:
+def check_ranges(prepared: GraphModule, kind: str) -> None:
+    """Raise StageError if an observer saw no data, or values that are not numbers."""
     ranges = list(_ranges(prepared))
     for name, *limits in ranges:
         if any(math.isnan(limit) for limit in limits):
