@@ -119,7 +119,7 @@ class Bench:
     def float_model(self) -> Model:
         torch.manual_seed(self.seed)
         arguments = {"width": 16, "activation": self.options.activation, "num_classes": len(CLASSES)}
-        recipe = Recipe(FunctionRef.to(separable, **arguments), self.data.signature)
+        recipe = Recipe(FunctionRef.to(separable, **arguments), self.data.info.signature)
         config = TrainConfig.model_validate(
             {
                 "epochs": self.options.epochs,
