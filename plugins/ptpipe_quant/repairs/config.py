@@ -57,7 +57,9 @@ class ReestimateBatchNormConfig(CalibrationDataConfig, BackendConfig):
     its own.
     """
 
-    num_samples: int = Field(2000, gt=1, description="maximum number of samples")
+    num_samples: int = Field(
+        512, gt=1, description="maximum number of samples; the activations of all are in memory at the same time"
+    )
 
 
 class BiasCorrectConfig(CalibrationDataConfig):

@@ -92,7 +92,7 @@ class _Call:
 
 
 def _calls(network: GraphModule, names: Sequence[str], batches: Sequence[Sequence[torch.Tensor]]) -> Iterator[_Call]:
-    runs = [_Run(network, inputs) for inputs in batches]
+    runs = [BatchRun(network, inputs) for inputs in batches]
     for node in network.graph.nodes:
         target = str(node.target) if node.op == "call_module" else None
         name = next((name for name in (target, f"{target}.0") if name in names), None)
@@ -102,7 +102,7 @@ def _calls(network: GraphModule, names: Sequence[str], batches: Sequence[Sequenc
             run.step(node)
 
 
-class _Run(Interpreter):
+class BatchRun(Interpreter):
     """One batch's way through a graph, past its observers."""
 
     def __init__(self, network: GraphModule, inputs: Sequence[torch.Tensor]) -> None:
@@ -111,10 +111,12 @@ class _Run(Interpreter):
         self.args_iter = iter(copies(inputs))
 
     def first_input(self, node: Node) -> torch.Tensor:
+        """Return what a node takes, before it has run."""
         value: torch.Tensor = self.fetch_args_kwargs_from_env(node)[0][0]
         return value
 
     def step(self, node: Node) -> None:
+        """Run the next node, and free what no other one needs."""
         if observer_at(self._network, node) is not None:
             self.env[node] = self.first_input(node)
         else:
