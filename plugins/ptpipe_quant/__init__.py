@@ -18,6 +18,7 @@ from ptpipe_quant.config import (
     PrepareQatConfig,
 )
 from ptpipe_quant.cpu import wants_reduced_range
+from ptpipe_quant.repairs import STAGES as REPAIRS
 from ptpipe_quant.tuning.config import TuneConfig
 from ptpipe_quant.tuning.trials import Trials
 from ptpipe_torch import Data, Model, Ranges
@@ -151,7 +152,7 @@ def tune(config: TuneConfig, ctx: Context, model: Model, data: Data) -> Tuning:
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the kinds of this plugin."""
-    return [dynamic, prepare, prepare_qat, calibrate, analyze, tune, convert]
+    return [dynamic, prepare, prepare_qat, calibrate, analyze, tune, convert, *REPAIRS]
 
 
 @hookimpl

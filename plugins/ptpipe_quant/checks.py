@@ -25,6 +25,10 @@ class _State:
     """Whether a stage after that one may have run the model on data."""
     needs_calibration: bool = False
     """Whether ranges are frozen before the first step of a training, and quant.calibrate has not set them."""
+    keeps_batch_norms: bool = False
+    """Whether a prepared model has batch norms of its own."""
+    corrected_by: str = ""
+    """The stage that corrected its biases."""
 
 
 def order_problems(plan: Plan) -> Iterator[Problem]:
@@ -40,7 +44,8 @@ def _state(plan: Plan, reference: Reference) -> _State:
     stage = plan[reference.stage]
     if stage.kind in ("quant.prepare", "quant.prepare_qat", "quant.convert", "quant.dynamic"):
         never_observes = isinstance(stage.config, PrepareQatConfig) and stage.config.freeze_at == 0
-        return _State(stage.id, stage.kind, needs_calibration=never_observes)
+        keeps_batch_norms = isinstance(stage.config, PrepareQatConfig) and stage.config.batch_norm == "train"
+        return _State(stage.id, stage.kind, needs_calibration=never_observes, keeps_batch_norms=keeps_batch_norms)
     if stage.kind == "quant.tune":
         return _State(stage.id, stage.kind, has_seen_data=True)
     upstream = _model_reference(stage)
@@ -49,7 +54,8 @@ def _state(plan: Plan, reference: Reference) -> _State:
     # Training, calibration and any third party's stage leave a prepared model prepared.
     state = _state(plan, upstream)
     needs_calibration = state.needs_calibration and stage.kind != "quant.calibrate"
-    return replace(state, has_seen_data=True, needs_calibration=needs_calibration)
+    corrected_by = stage.id if stage.kind == "quant.bias_correct" else state.corrected_by
+    return replace(state, has_seen_data=True, needs_calibration=needs_calibration, corrected_by=corrected_by)
 
 
 def _model_reference(stage: PlannedStage) -> Reference | None:
@@ -94,6 +100,35 @@ def _requires_observed_ranges(state: _State) -> str | None:
     )
 
 
+def _requires_batch_norms(state: _State) -> str | None:
+    if state.kind == "model":
+        return None
+    if state.kind == "quant.prepare_qat" and state.keeps_batch_norms:
+        if state.has_seen_data:
+            return None
+        return f"needs a trained model: put train.supervised between {state.stage} and this"
+    return (
+        f"needs a model with batch norms, but {state.stage} ({state.kind}) has folded them: put this in front of "
+        "quant.prepare, or behind the training that follows quant.prepare_qat with `batch_norm: train`"
+    )
+
+
+def _requires_calibrated(state: _State) -> str | None:
+    if state.kind == "quant.prepare_qat":
+        return (
+            f"needs a model from quant.prepare, but {state.stage} ({state.kind}) prepared it for training, which fits "
+            "weights and biases to int8: leave this out"
+        )
+    if (message := _requires_ranges(state)) is not None:
+        return message
+    if state.corrected_by:
+        return (
+            f"needs biases that are not corrected yet, but {state.corrected_by} (quant.bias_correct) is above: "
+            "it is the last repair in front of quant.convert, and runs once"
+        )
+    return None
+
+
 _REQUIREMENTS = {
     "train.supervised": _requires_observed_ranges,
     "quant.tune": _requires_float,
@@ -103,4 +138,9 @@ _REQUIREMENTS = {
     "quant.calibrate": _requires_prepared,
     "quant.analyze": _requires_ranges,
     "quant.convert": _requires_ranges,
+    "quant.equalize": _requires_float,
+    "quant.smooth": _requires_float,
+    "quant.reestimate_batch_norm": _requires_batch_norms,
+    "quant.adaround": _requires_calibrated,
+    "quant.bias_correct": _requires_calibrated,
 }

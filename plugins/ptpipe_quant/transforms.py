@@ -28,6 +28,7 @@ class _Scheme:
 
     `inputs`: of the network, as `TensorSpec.to_json` writes them; sizes that branches of the network depend on, become
     constants of the graph. `stored`: layers without int8 kernels, whose weights `quant.convert` rounds.
+    `corrected_biases`: layers whose bias `quant.bias_correct` has set; those without a bias get one.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -36,6 +37,7 @@ class _Scheme:
     reduce_range: bool
     skip: Sequence[str]
     stored: Sequence[str] = ()
+    corrected_biases: Sequence[str] = ()
 
     def prepare(self, module: nn.Module, qconfig: Callable[..., Any], *, is_qat: bool, fold: bool) -> GraphModule:
         """Trace the network and insert what `qconfig` returns. `fold`: batch norms.
@@ -45,6 +47,7 @@ class _Scheme:
         inputs = tuple(map(TensorSpec.from_json, self.inputs))
         network = trace_network(module, inputs, float_names(module, self.skip))
         graph, left_float = network.graph, network.float_names
+        _add_biases(graph, self.corrected_biases)
         narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in left_float]
         if fold:
             graph = fold_batch_norms(graph)
@@ -59,6 +62,14 @@ class _Scheme:
         for name in narrow_names:
             mapping.set_module_name(name, narrow)
         return add_observers(graph, network.scopes, mapping, is_qat=is_qat)
+
+
+def _add_biases(graph: GraphModule, names: Sequence[str]) -> None:
+    for name in names:
+        layer: Any = graph.get_submodule(name)
+        if layer.bias is None:
+            num_outputs = getattr(layer, "out_channels", None) or layer.out_features
+            layer.bias = nn.Parameter(torch.zeros(num_outputs))
 
 
 @transform

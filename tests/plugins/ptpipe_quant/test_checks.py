@@ -97,6 +97,22 @@ def problems(folder: Path, *stages: str) -> list[str]:
             "fake: {uses: quant.prepare_qat, needs: {model: net}, with: {freeze_at: 0.01}}",
             "tuned: {uses: train.supervised, needs: {model: fake}}",
         ],
+        # All repairs, each in its place.
+        [
+            "even: {uses: quant.equalize, needs: {model: net}}",
+            "smooth: {uses: quant.smooth, needs: {model: even}}",
+            "norms: {uses: quant.reestimate_batch_norm, needs: {model: smooth}}",
+            "static: {uses: quant.prepare, needs: {model: norms}}",
+            STATIC[1],
+            "rounded: {uses: quant.adaround, needs: {model: seen.model}}",
+            "biases: {uses: quant.bias_correct, needs: {model: rounded}}",
+            "int8: {uses: quant.convert, needs: {model: biases}}",
+        ],
+        [
+            *QAT[:2],
+            "norms: {uses: quant.reestimate_batch_norm, needs: {model: tuned}}",
+            "int8: {uses: quant.convert, needs: {model: norms}}",
+        ],
         # A third party's stage that takes several models is assumed to return a float one.
         ["mean: {uses: toy.average, needs: {models: [net]}}", "small: {uses: quant.dynamic, needs: {model: mean}}"],
     ],
@@ -152,6 +168,54 @@ def test_an_order_that_works(tmp_path, stages) -> None:
         (
             ["why: {uses: quant.analyze, needs: {model: net}}"],
             "why: needs a prepared model, but there is no quant.prepare or quant.prepare_qat between net and this",
+        ),
+        (
+            [STATIC[0], "even: {uses: quant.equalize, needs: {model: static}}"],
+            "even: needs a float model, but static (quant.prepare) has already prepared it",
+        ),
+        (
+            [*STATIC, "smooth: {uses: quant.smooth, needs: {model: int8}}"],
+            "smooth: needs a float model, but int8 (quant.convert) has already made it int8",
+        ),
+        (
+            [STATIC[0], "norms: {uses: quant.reestimate_batch_norm, needs: {model: static}}"],
+            "norms: needs a model with batch norms, but static (quant.prepare) has folded them: put this in front of "
+            "quant.prepare, or behind the training that follows quant.prepare_qat with `batch_norm: train`",
+        ),
+        (
+            [
+                "fake: {uses: quant.prepare_qat, needs: {model: net}, with: {batch_norm: fold}}",
+                QAT[1],
+                "norms: {uses: quant.reestimate_batch_norm, needs: {model: tuned}}",
+            ],
+            "norms: needs a model with batch norms, but fake (quant.prepare_qat) has folded them: put this in front of "
+            "quant.prepare, or behind the training that follows quant.prepare_qat with `batch_norm: train`",
+        ),
+        (
+            [QAT[0], "norms: {uses: quant.reestimate_batch_norm, needs: {model: fake}}"],
+            "norms: needs a trained model: put train.supervised between fake and this",
+        ),
+        (
+            ["biases: {uses: quant.bias_correct, needs: {model: net}}"],
+            "biases: needs a prepared model, but there is no quant.prepare or quant.prepare_qat between net and this",
+        ),
+        (
+            [STATIC[0], "biases: {uses: quant.bias_correct, needs: {model: static}}"],
+            "biases: needs a model whose observers have seen data: put quant.calibrate between static and this",
+        ),
+        (
+            [*QAT[:2], "rounded: {uses: quant.adaround, needs: {model: tuned}}"],
+            "rounded: needs a model from quant.prepare, but fake (quant.prepare_qat) prepared it for training, which "
+            "fits weights and biases to int8: leave this out",
+        ),
+        (
+            [
+                *STATIC[:2],
+                "biases: {uses: quant.bias_correct, needs: {model: seen.model}}",
+                "rounded: {uses: quant.adaround, needs: {model: biases}}",
+            ],
+            "rounded: needs biases that are not corrected yet, but biases (quant.bias_correct) is above: it is the "
+            "last repair in front of quant.convert, and runs once",
         ),
     ],
 )
