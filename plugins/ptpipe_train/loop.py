@@ -15,6 +15,7 @@ import torch
 
 from ptpipe_torch import Batch, Data, Task, TrainingCallback
 from ptpipe_torch.data.mixing import MixOptions
+from ptpipe_train.distillation import DistillationLoss
 from ptpipe_train.optimizer import parameters_of, set_lr
 from ptpipe_train.parallel import Objective, ParallelStrategy
 from ptpipe_train.parallel.batch_shard import batches_of
@@ -35,6 +36,7 @@ class Loop:
     task: Task
     clip_grad_norm: float | None
     mixing: MixOptions | None = None
+    distillation: DistillationLoss | None = None
 
     def train_epoch(self, state: TrainingState, after_step: Callable[[int, torch.Tensor], None]) -> None:
         """Take the remaining steps of the present epoch, and call `after_step(num_samples, loss)` after each.
@@ -52,7 +54,7 @@ class Loop:
             for layer in in_eval_mode:
                 layer.eval()
             num_samples = plan.window_size(step)
-            objective = Objective(num_samples, self.task)
+            objective = Objective(num_samples, self.task, self.distillation)
             loss = torch.zeros((), device=strategy.settings.device)
             num_batches = plan.num_batches(num_samples)
             for number, batch in enumerate(islice(batches, num_batches), start=1):

@@ -31,6 +31,7 @@ from ptpipe_train.device import (
     first_batch,
     resolve_device,
 )
+from ptpipe_train.distillation import TeacherModel, find_distillation
 from ptpipe_train.ema import WeightAverage
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
@@ -57,10 +58,11 @@ _FEW_IMAGES = 8
 """Batch norm statistics of fewer images are mostly noise (Wu and He, 2018, "Group Normalization")."""
 
 
-def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
+def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data, teacher: Model | None) -> Model:
     """Train the model. See `ptpipe_train.train`."""
     batch_size = config.batch_size or data.loader.batch_size
     _check(config, ctx, model, data, batch_size)
+    distillation = find_distillation(config.distillation, model, teacher, data)
     model = with_meanings_of(ctx, model, data)
     parallel = config.parallel
     with (
@@ -78,8 +80,11 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             module = model.build_prepared().train()
             freeze_parameters(module, config.freeze)
             checkpoint_layers(module, config.gradient_checkpointing)
-            inputs = TrainingInputs(ctx, model, module, data, batch_size, settings, parallel, workers, config.compile)
-            training = _set_up(config, inputs, plan, choice)
+            inputs = TrainingInputs(
+                *(ctx, model, module, data, batch_size, settings, parallel, workers, config.compile),
+                has_teacher=distillation is not None,
+            )
+            training = _set_up(config, inputs, plan, choice, distillation)
             training.run()
             training.report()
             trained = model.with_state_dict_of(training.loop.strategy.module)
@@ -195,7 +200,13 @@ def _warn_of_small_passes(parallel: Parallel, ctx: Context, module: nn.Module, b
         )
 
 
-def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice: PrecisionChoice) -> Training:
+def _set_up(
+    config: TrainConfig,
+    inputs: TrainingInputs,
+    plan: StepPlan,
+    choice: PrecisionChoice,
+    distillation: TeacherModel | None,
+) -> Training:
     ctx = inputs.ctx
     lr_factors = resolve_lr_factors(inputs.module, config.lr_factors)
     strategy = choose_strategy(inputs)
@@ -219,7 +230,10 @@ def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice:
     return Training(
         ctx,
         state,
-        Loop(inputs.data, plan, lr, strategy, _task(config, inputs.data), config.clip_grad_norm, _mixing(config)),
+        Loop(
+            *(inputs.data, plan, lr, strategy, _task(config, inputs.data), config.clip_grad_norm, _mixing(config)),
+            distillation.loss(strategy.trained, strategy.settings, inputs.data) if distillation else None,
+        ),
         TrainingMonitor(ctx, plan, lr, choice.precision, utilization, workers, poll_every_s),
         Checkpointer(
             ctx,
