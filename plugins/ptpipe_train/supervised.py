@@ -36,16 +36,17 @@ from ptpipe_train.ema import WeightAverage
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
 from ptpipe_train.memory_format import prefers_channels_last
-from ptpipe_train.model_fit import check_pipelined, with_meanings_of
+from ptpipe_train.model_fit import check_pipelined, refuse_disagreement, with_meanings_of
 from ptpipe_train.monitor import POLL_EVERY_S, TrainingMonitor
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
-from ptpipe_train.parallel import TrainingInputs, choose_strategy
+from ptpipe_train.parallel import ParallelStrategy, TrainingInputs, choose_strategy
 from ptpipe_train.parameters import batch_norms, freeze_parameters, resolve_lr_factors
 from ptpipe_train.precision import PrecisionChoice, choose_precision, measure_step_ms
 from ptpipe_train.profiling import StepProfile
 from ptpipe_train.progress import Best, TrainingProgress
 from ptpipe_train.schedule import LearningRate, resolve_schedule
 from ptpipe_train.single_samples import refuse_single_samples
+from ptpipe_train.sparsity import KeptZeros, sparsity_of
 from ptpipe_train.state import TrainingState
 from ptpipe_train.step_times import PARTS, Utilization
 from ptpipe_train.steps import StepPlan
@@ -88,7 +89,9 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             training.run()
             training.report()
             trained = model.with_state_dict_of(training.loop.strategy.module)
-            _refuse_disagreement(workers, trained)
+            if (sparsity := sparsity_of(trained)) is not None:
+                ctx.metric(sparsity=round(sparsity, 4))
+            refuse_disagreement(workers, trained)
             return trained
 
 
@@ -121,21 +124,6 @@ def _resolve_settings(
     num_batches = plan.epochs * plan.num_batches(plan.samples_per_epoch)
     choice = choose_precision(config.precision, device, ctx, workers, num_batches, measure)
     return replace(settings, precision=choice.precision), choice
-
-
-def _refuse_disagreement(workers: WorkerGroup, model: Model) -> None:
-    """Raise StageError unless all workers have the same network: rank 0's is the one that is delivered."""
-    if workers.size == 1:
-        return
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    if not workers.all_equal(digest.digest()):
-        raise StageError(
-            "the workers ended with different networks: something in the network or in its data differs from worker to "
-            "worker (a random number drawn without torch? a parameter that not all use?)"
-        )
 
 
 def _seed(ctx: Context, workers: WorkerGroup) -> int:
@@ -230,10 +218,7 @@ def _set_up(
     return Training(
         ctx,
         state,
-        Loop(
-            *(inputs.data, plan, lr, strategy, _task(config, inputs.data), config.clip_grad_norm, _mixing(config)),
-            distillation.loss(strategy.trained, strategy.settings, inputs.data) if distillation else None,
-        ),
+        _loop(config, inputs, plan, lr, strategy, distillation),
         TrainingMonitor(ctx, plan, lr, choice.precision, utilization, workers, poll_every_s),
         Checkpointer(
             ctx,
@@ -245,6 +230,21 @@ def _set_up(
         ),
         choice,
         StepProfile(ctx, config.profile.steps, device) if config.profile and workers.rank == 0 else None,
+    )
+
+
+def _loop(
+    config: TrainConfig,
+    inputs: TrainingInputs,
+    plan: StepPlan,
+    lr: LearningRate,
+    strategy: ParallelStrategy,
+    distillation: TeacherModel | None,
+) -> Loop:
+    return Loop(
+        *(inputs.data, plan, lr, strategy, _task(config, inputs.data), config.clip_grad_norm, _mixing(config)),
+        distillation.loss(strategy.trained, strategy.settings, inputs.data) if distillation else None,
+        KeptZeros(inputs.model, strategy.named_parameters()) if inputs.model.recipe.is_sparse else None,
     )
 
 
