@@ -1,12 +1,14 @@
 """Cost of a step of quantization-aware training, relative to a float step of the same network.
 
-Every row is a training by `train.supervised`, as a manifest runs it: memory format, threads, allocator and data
-loading are the stage's own, and the figure is the stage's throughput. Network: model.small_cnn on random 28x28 images.
-Rows: the float network; ours with batch norm folded (the default of quant.prepare_qat), observing ranges and with
-ranges frozen; ours with batch norm trained; and torch's own `prepare_qat_fx` (under bf16 it does not run). All are
-run in turn, in changing order, in one process; a figure is the ratio of medians to the float row of the same precision.
+Every row is a training by `train.supervised`, as a manifest runs it: memory format, threads, allocator and data loading
+are the stage's own, and the figure is the stage's throughput. All rows of a network, in both precisions, are run in
+turn, in changing order, in one process; a figure is the ratio of the median times of a step to the float32 row's.
+Memory formats are what the stage chose: a row whose format is not the float row's is marked.
 
-    python benchmarks/qat_step.py [--rounds 5] [--steps 30] [--batch 128] [--threads 2]
+Rows of each network: float; ours as `quant.prepare_qat` prepares it (batch norms trained, ranges observed), with ranges
+frozen, and with batch norms folded; for small_cnn also torch's own `prepare_qat_fx` (which does not run under bf16).
+
+    python benchmarks/qat_step.py [--networks small_cnn resnet18] [--rounds 5] [--images 1024] [--threads 1]
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ import argparse
 import statistics
 import tempfile
 import warnings
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from ptpipe import Context, Event, Metric
+from ptpipe import Context, Event, Metric, StageError
 from ptpipe_quant import PrepareQatConfig, prepare_qat
 from ptpipe_torch import (
     ArrayColumn,
@@ -33,14 +36,26 @@ from ptpipe_torch import (
     ImageInfo,
     LoaderOptions,
     Model,
+    RaggedColumn,
     Split,
+    TokensInfo,
     transform,
 )
 from ptpipe_train import TrainConfig, train
-from ptpipe_zoo import SmallCnnConfig, small_cnn
+from ptpipe_zoo import (
+    SmallCnnConfig,
+    TextTransformerConfig,
+    TorchvisionConfig,
+    small_cnn,
+    text_transformer,
+    torchvision,
+)
 
-TARGET = 1.5
-FLOAT, STOCK = "float", "torch's own prepare_qat_fx"
+FLOAT, OURS, FROZEN, FOLDED = "float", "ours", "ours, ranges frozen", "ours, batch norm folded"
+STOCK = "torch's own prepare_qat_fx"
+BF16_TARGET = 0.8
+PRECISIONS = ("fp32", "bf16")
+TOKENS, VOCABULARY = 64, 1000
 
 
 @transform
@@ -54,100 +69,166 @@ def stock_qat(module: nn.Module) -> nn.Module:
         return prepared
 
 
-def make_data(num_images: int, batch_size: int) -> Data:
+CLASSES = Classification(class_names=tuple("0123456789"))
+
+
+def images(num_channels: int, side: int, batch_size: int, num: int) -> Data:
+    """Return random images."""
     rng = np.random.default_rng(0)
-    image = ImageInfo(shape_CHW=(1, 28, 28), mean=(0.13,), std=(0.31,))
-    info = DatasetInfo("random images", {"images": image}, Classification(class_names=tuple("0123456789")))
-    images = ArrayColumn(rng.integers(0, 256, (num_images, 28, 28, 1), dtype=np.uint8))
-    labels = ArrayColumn(rng.integers(0, 10, num_images))
-    split = Split(np.arange(num_images).astype(np.str_), {"images": images}, {"labels": labels})
+    image = ImageInfo(shape_CHW=(num_channels, side, side), mean=(0.5,) * num_channels, std=(0.3,) * num_channels)
+    info = DatasetInfo("random images", {"images": image}, CLASSES)
+    pixels = ArrayColumn(rng.integers(0, 256, (num, side, side, num_channels), dtype=np.uint8))
+    return split_of(info, "images", pixels, batch_size)
+
+
+def texts(batch_size: int, num: int) -> Data:
+    """Return random texts of `TOKENS` tokens."""
+    ids_V = np.random.default_rng(0).integers(1, VOCABULARY, num * TOKENS)
+    tokens = TokensInfo(vocabulary_size=VOCABULARY, max_length=TOKENS, padding="max_length")
+    info = DatasetInfo("random texts", {"tokens": tokens}, CLASSES)
+    column = RaggedColumn(ids_V, np.arange(num + 1) * TOKENS, 0, TOKENS)
+    return split_of(info, "tokens", column, batch_size)
+
+
+def split_of(info: DatasetInfo, name: str, column: ArrayColumn | RaggedColumn, batch_size: int) -> Data:
+    num = len(column)
+    labels = ArrayColumn(np.random.default_rng(1).integers(0, 10, num))
+    split = Split(np.arange(num).astype(np.str_), {name: column}, {"labels": labels})
     return Data(info, {"train": split}, LoaderOptions(batch_size))
 
 
+@dataclass(frozen=True)
+class Network:
+    """A network, the data that it is trained on, and the largest ratio that is wanted."""
+
+    target: float
+    batch_size: int
+    data: Callable[[int, int], Data]
+    """Of batch size and number of samples."""
+    model: Callable[[Context, Data], Model]
+
+
+def of_torchvision(name: str) -> Callable[[Context, Data], Model]:
+    return lambda context, data: torchvision(TorchvisionConfig(name=name), context, data)
+
+
+NETWORKS = {
+    "small_cnn": Network(
+        1.3, 128, lambda *sizes: images(1, 28, *sizes), lambda *where: small_cnn(SmallCnnConfig(), *where)
+    ),
+    "mobilenet_v2": Network(1.6, 32, lambda *sizes: images(3, 64, *sizes), of_torchvision("mobilenet_v2")),
+    "resnet18": Network(1.3, 32, lambda *sizes: images(3, 64, *sizes), of_torchvision("resnet18")),
+    "text_transformer": Network(1.5, 32, texts, lambda *where: text_transformer(TextTransformerConfig(), *where)),
+}
+
+
+@dataclass
 class Bench:
     """Trains models by the stage, for one epoch each."""
 
-    def __init__(self, scratch: Path, data: Data, num_threads: int) -> None:
-        self.scratch, self.data, self.num_threads = scratch, data, num_threads
-        self.num_runs = 0
+    scratch: Path
+    data: Data
+    num_threads: int
+    num_runs: int = 0
 
     def context(self) -> Context:
         self.num_runs += 1
-        folder = self.scratch / str(self.num_runs)
+        folder = self.scratch / f"{id(self)}-{self.num_runs}"
         folder.mkdir()
         return Context("train", "train.supervised", 7, folder)
 
     def train(self, model: Model, precision: str) -> tuple[Model, float, str]:
         """Return the trained model, milliseconds per step, and the memory format."""
         events: list[Event] = []
-        config = TrainConfig.model_validate(
-            {"epochs": 1, "lr": 0.005, "precision": precision, "num_threads": self.num_threads, "device": "cpu"}
-        )
-        context = replace(self.context(), _tell=events.append)
-        trained = train(config, context, model, self.data)
+        options = {"epochs": 1, "lr": 0.001, "precision": precision, "num_threads": self.num_threads, "device": "cpu"}
+        config = TrainConfig.model_validate(options)
+        with warnings.catch_warnings(action="ignore"):
+            trained = train(config, replace(self.context(), _tell=events.append), model, self.data)
         metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
         step_ms = 1e3 * self.data.loader.batch_size / float(str(metrics["samples_per_s"]))
         return trained, step_ms, str(metrics["memory_format"])
 
-    def models(self, precision: str) -> tuple[dict[str, Model], dict[str, str]]:
-        """Return the rows' models, and for missing rows the reason."""
-        network = small_cnn(SmallCnnConfig(), self.context(), self.data)
-
-        def ours(**options: object) -> Model:
-            config = PrepareQatConfig.model_validate({"backend": "fbgemm", **options})
-            return prepare_qat(config, self.context(), network)
-
-        folded, frozen = ours(), ours(freeze_at=0.0)
+    def models(self, network: Model, *, stock: bool) -> Iterator[tuple[str, Model]]:
+        """Yield the rows' models."""
+        yield FLOAT, network
+        ours, frozen = self.prepared(network), self.prepared(network, freeze_at=0.0)
+        yield OURS, ours
         # Frozen ranges must have been observed before.
-        observed = self.train(folded, precision)[0]
-        models = {
-            FLOAT: network,
-            "ours, batch norm folded": folded,
-            "ours, folded, ranges frozen": Model(frozen.recipe, observed.tensors),
-            "ours, batch norm trained": ours(batch_norm="train"),
-        }
-        recipe = replace(network.recipe, prepare=(FunctionRef.to(stock_qat),), backend="fbgemm")
-        with warnings.catch_warnings(action="ignore"):
-            module = stock_qat(network.build())
-        stock = Model.from_module(recipe, module)
-        try:
-            self.train(stock, precision)
-        except RuntimeError as error:  # torch 2.13's fused fake quantization supports float32 only
-            return models, {STOCK: f"does not run: {str(error).splitlines()[0]}"}
-        return models | {STOCK: stock}, {}
+        yield FROZEN, Model(frozen.recipe, self.train(ours, "fp32")[0].tensors)
+        yield FOLDED, self.prepared(network, batch_norm="fold")
+        if stock:
+            recipe = replace(network.recipe, prepare=(FunctionRef.to(stock_qat),), backend="fbgemm")
+            yield STOCK, Model.from_module(recipe, stock_qat(network.build()))
+
+    def prepared(self, network: Model, **options: object) -> Model:
+        config = PrepareQatConfig.model_validate({"backend": "fbgemm", **options})
+        return prepare_qat(config, self.context(), network)
 
 
-def race(bench: Bench, models: dict[str, Model], precision: str, num_rounds: int) -> dict[str, tuple[float, str]]:
-    """Return the median milliseconds per step and the memory format of each row, timed in turn."""
-    step_ms: dict[str, list[float]] = {name: [] for name in models}
-    formats: dict[str, str] = {}
-    names = list(models)
-    for round_ in range(num_rounds + 1):
-        first = round_ % len(names)
-        for name in names[first:] + names[:first]:
-            with warnings.catch_warnings(action="ignore"):
-                _, ms, formats[name] = bench.train(models[name], precision)
-            if round_:  # the first one warms up
-                step_ms[name].append(ms)
-    return {name: (statistics.median(values), formats[name]) for name, values in step_ms.items()}
+@dataclass
+class Row:
+    """A model trained in a precision."""
+
+    name: str
+    precision: str
+    model: Model
+    step_ms: list[float]
+    memory_format: str = ""
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.step_ms)
+
+
+def race(bench: Bench, models: dict[str, Model], num_rounds: int) -> tuple[list[Row], list[str]]:
+    """Time all models in all precisions in turn; return the rows, and why others are missing."""
+    rows, missing = [], []
+    for precision in PRECISIONS:
+        for name, model in models.items():
+            row = Row(name, precision, model, [])
+            try:
+                row.memory_format = bench.train(model, precision)[2]  # warms up
+            except (RuntimeError, StageError) as error:  # torch 2.13's fused fake quantization supports float32 only
+                missing.append(f"{name}, {precision}: does not run: {str(error).splitlines()[0]}")
+                continue
+            rows.append(row)
+    for round_ in range(num_rounds):
+        first = round_ % len(rows)
+        for row in rows[first:] + rows[:first]:
+            row.step_ms.append(bench.train(row.model, row.precision)[1])
+    return rows, missing
+
+
+def print_table(name: str, network: Network, rows: list[Row], missing: list[str]) -> None:
+    reference = rows[0]
+    wanted = f"at most {network.target} in fp32, {BF16_TARGET} in bf16"
+    print(f"\n{name}, batch {network.batch_size}: a step as a fraction of the float32 one ({wanted})")
+    for row in rows:
+        ratio = row.median_ms / reference.median_ms
+        target = None if row.name != OURS else network.target if row.precision == "fp32" else BF16_TARGET
+        verdict = "" if target is None else "met" if ratio <= target else "MISSED"
+        other = "" if row.memory_format == reference.memory_format else ", unlike float"
+        print(
+            f"{row.name:28} {row.precision} {row.median_ms:8.1f} ms {ratio:6.2f} {verdict:7} {row.memory_format}{other}"
+        )
+    for line in missing:
+        print(line)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option, default in (("--rounds", 5), ("--steps", 30), ("--batch", 128), ("--threads", 2)):
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    for option, default in (("--rounds", 5), ("--images", 1024), ("--threads", 1)):
         parser.add_argument(option, type=int, default=default)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(Path(scratch), make_data(arguments.batch * arguments.steps, arguments.batch), arguments.threads)
-        for precision in ("fp32", "bf16"):
-            models, missing = bench.models(precision)
-            rows = race(bench, models, precision, arguments.rounds)
-            print(f"\n{precision:32} ms/step  images/s  of float (target: at most {TARGET})  memory format")
-            for name, (ms, memory_format) in rows.items():
-                ratio = ms / rows[FLOAT][0]
-                print(f"{name:32} {ms:7.1f} {1e3 * arguments.batch / ms:9.0f}  {ratio:31.2f}  {memory_format}")
-            for name, reason in missing.items():
-                print(f"{name:32} {reason}")
+        for name in arguments.networks:
+            network = NETWORKS[name]
+            num = max(1, arguments.images // network.batch_size) * network.batch_size
+            bench = Bench(Path(scratch), network.data(network.batch_size, num), arguments.threads)
+            float_model = network.model(bench.context(), bench.data)
+            models = dict(bench.models(float_model, stock=name == "small_cnn"))
+            print_table(name, network, *race(bench, models, arguments.rounds))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A plugin in one file: `prune.magnitude`. A manifest names it with `plugins: [./prune.py]`."""
+"""A plugin in one file: `my.prune`. A manifest names it with `plugins: [./prune.py]`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from ptpipe_torch import Model
 
 
 class PruneConfig(StageConfig):
-    """Options of `prune.magnitude`."""
+    """Options of `my.prune`."""
 
     amount: float = Field(0.3, gt=0, lt=1, description="share of the weights set to zero, in every layer")
 
 
-@stage("prune.magnitude", packages=("torch",))
+@stage("my.prune", packages=("torch",))
 def prune(config: PruneConfig, ctx: Context, model: Model) -> Model:
     """Set the smallest weights of every convolution and linear layer to zero."""
     import torch
     from torch import nn
 
     if model.recipe.convert:
-        raise StageError("prune.magnitude changes float weights: put it before quant.convert")
+        raise StageError("my.prune changes float weights: put it before quant.convert")
     network = model.build_prepared()
     weights = [layer.weight.detach() for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     for weight in weights:

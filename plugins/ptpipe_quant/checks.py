@@ -59,8 +59,9 @@ def _state(plan: Plan, reference: Reference) -> _State:
 
 
 def _model_reference(stage: PlannedStage) -> Reference | None:
-    """Return what the stage's single model port is bound to."""
-    ports = [port for port in stage.stage.inputs if issubclass(port.type, Model) and not port.several]
+    """Return what the stage's single model port is bound to; an optional one, as of a teacher, is another's."""
+    models = [port for port in stage.stage.inputs if issubclass(port.type, Model)]
+    ports = [port for port in models if not port.several and not port.optional]
     references = [reference for port in ports for reference in stage.wiring.get(port.name, ())]
     return references[0] if len(references) == 1 else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ptpipe import Context, Plan, Problem, RunFinished, Section, Stage, hookimpl, stage
+from ptpipe import Context, Plan, PlannedStage, Problem, RunFinished, Section, Stage, hookimpl, stage
 from ptpipe_torch import Data, Model
 from ptpipe_train.config import TrainConfig
 from ptpipe_train.config_parallel import PIPELINED
@@ -30,7 +30,7 @@ def _num_workers(config: TrainConfig) -> int:
 
 
 @stage("train.supervised", packages=("torch", "numpy"), preflight=_find_missing, workers=_num_workers)
-def train(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
+def train(config: TrainConfig, ctx: Context, model: Model, data: Data, teacher: Model | None = None) -> Model:
     """Train a classifier on the train split and evaluate it on the val split after each epoch.
 
     Takes a float model, or one prepared by quant.prepare_qat. The loss is cross-entropy, averaged over all samples
@@ -41,19 +41,25 @@ def train(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
     weights, bit for bit, as an uninterrupted one on the same machine with the same number of threads. Val is evaluated
     in float32, the precision of the delivered model. Fails when the loss or a weight is no longer finite.
 
+    With a `teacher`, a float model such as the one that quant.prepare_qat got, the network also learns to return what
+    that returns (knowledge distillation), as `distillation` says.
+
     `parallel` distributes the same training over processes and devices: a step takes the same samples for any number
     of workers and gives the result of one process (except for batch norm, which sees the shard of one process).
     """
     from ptpipe_train.supervised import train_supervised
 
-    return train_supervised(config, ctx, model, data)
+    return train_supervised(config, ctx, model, data, teacher)
 
 
 @hookimpl
 def ptpipe_check(plan: Plan) -> Iterable[Problem]:
-    """Find pipelines whose batches would differ in shape, where a data stage's option `padding` says so."""
+    """Find teachers that are missing or not float, and pipelines whose batches would differ in shape."""
     for planned in plan.stages:
-        if not isinstance(planned.config, TrainConfig) or planned.config.parallel.mode not in PIPELINED:
+        if not isinstance(planned.config, TrainConfig):
+            continue
+        yield from _teacher_problems(plan, planned, planned.config)
+        if planned.config.parallel.mode not in PIPELINED:
             continue
         for data in planned.wiring.get("data", ()):
             if plan[data.stage].options.get("padding") == "longest":
@@ -62,6 +68,17 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:
                     f"{mode} needs batches of one shape: set `padding: max_length` in {data.stage}, or use mode ddp"
                 )
                 yield plan.problem(planned.id, message, "parallel", "mode")
+
+
+def _teacher_problems(plan: Plan, planned: PlannedStage, config: TrainConfig) -> Iterable[Problem]:
+    teachers = planned.wiring.get("teacher", ())
+    if config.distillation and not teachers:
+        message = "distillation needs a teacher: add `teacher: STAGE`, one that provides a float model, to `needs`"
+        yield plan.problem(planned.id, message, "distillation")
+    for teacher in teachers:
+        if (kind := plan[teacher.stage].kind).startswith("quant."):
+            message = f"the teacher must be a float model, and {teacher.stage} ({kind}) provides another"
+            yield plan.problem(planned.id, message)
 
 
 @hookimpl

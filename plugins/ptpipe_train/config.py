@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ptpipe import JSON, StageConfig, host
 from ptpipe_torch.cuda import finds_cuda_device
-from ptpipe_train.config_parallel import COMPILED, PIPELINED, Parallel
+from ptpipe_train.config_parallel import COMPILED, LAYERED, PIPELINED, Parallel
 
 ScheduleName: TypeAlias = Literal["auto", "constant", "step", "cosine", "one_cycle"]
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -76,6 +76,37 @@ class Ema(StageConfig):
         lt=1,
         description="fraction of the average that an optimizer step keeps; at most (1 + t) / (10 + t) in step t",
     )
+
+
+class Distillation(StageConfig):
+    """How to learn from the model at the input `teacher`."""
+
+    temperature: float = Field(
+        2.0,
+        gt=0,
+        le=1000,
+        description="divides the scores of classes or labels; above 1, small ones count more",
+    )
+    weight: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="fraction of the loss that is the difference to the teacher's outputs; the rest is the task's own",
+    )
+    features: dict[str, str] = Field(
+        {},
+        description="layers whose outputs are compared too: `{layer of this network: layer of the teacher}`; in a "
+        "network prepared for int8, a convolution includes the batch norm and the ReLU behind it",
+    )
+    feature_weight: float = Field(
+        1.0, gt=0, le=1e6, description="factor of the features' squared difference, relative to the teacher's square"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.weight == 0 and not self.features:
+            raise ValueError("with weight 0 and no features nothing is learned from the teacher")
+        return self
 
 
 class Profile(StageConfig):
@@ -169,6 +200,9 @@ class TrainConfig(StageConfig):
         description="average the weights over the steps (exponential moving average), and evaluate and deliver the "
         "averages; null: don't",
     )
+    distillation: Distillation | None = Field(
+        None, description="how to learn from the model at the input `teacher`; null: with the defaults, if it has one"
+    )
     early_stopping: EarlyStopping | None = Field(
         None, description="stop when val no longer improves, and restore the best epoch's weights; null: never"
     )
@@ -208,6 +242,8 @@ class TrainConfig(StageConfig):
             )
         if self.compile:
             self._check_compile()
+        if self.distillation and self.distillation.features:
+            self._check_features()
         if self.batch_size is not None:
             self.parallel.check_batch_size(self.batch_size)
         return self
@@ -220,6 +256,20 @@ class TrainConfig(StageConfig):
             )
         if self.gradient_checkpointing:
             raise ValueError("compile can't be combined with gradient_checkpointing: it chooses what is recomputed")
+
+    def _check_features(self) -> None:
+        """Refuse what takes layers apart, runs them twice, or leaves none to listen to."""
+        others = {
+            f"parallel mode {self.parallel.mode}": self.parallel.mode not in LAYERED,
+            "compile": self.compile,
+            "gradient_checkpointing": bool(self.gradient_checkpointing),
+        }
+        for other, is_chosen in others.items():
+            if is_chosen:
+                raise ValueError(
+                    f"distillation.features can't be combined with {other}, where the outputs of layers can't be read; "
+                    "distillation of the network's outputs can"
+                )
 
     def keyed_options(self) -> dict[str, JSON]:
         """Return what enters the key: with `lr_factors` as pairs, because their order counts."""

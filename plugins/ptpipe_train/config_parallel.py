@@ -17,6 +17,8 @@ Compress: TypeAlias = Literal["none", "bf16", "fp16"]
 _MULTI_WORKER: tuple[Mode, ...] = ("ddp", "fsdp", "pp", "ddp+pp")
 PIPELINED: tuple[Mode, ...] = ("pp", "ddp+pp")
 COMPILED: tuple[Mode, ...] = ("single", "ddp")
+LAYERED: tuple[Mode, ...] = ("single", "ddp", "fsdp")
+"""Each worker calls the layers of the network itself."""
 # Each option of `parallel:` and the modes that accept it.
 MODES_OF_OPTION: Mapping[str, tuple[Mode, ...]] = {
     "workers": _MULTI_WORKER,

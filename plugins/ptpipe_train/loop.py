@@ -15,11 +15,13 @@ import torch
 
 from ptpipe_torch import Batch, Data, Task, TrainingCallback
 from ptpipe_torch.data.mixing import MixOptions
+from ptpipe_train.distillation import DistillationLoss
 from ptpipe_train.optimizer import parameters_of, set_lr
 from ptpipe_train.parallel import Objective, ParallelStrategy
 from ptpipe_train.parallel.batch_shard import batches_of
 from ptpipe_train.parameters import batch_norms
 from ptpipe_train.schedule import LearningRate
+from ptpipe_train.sparsity import KeptZeros
 from ptpipe_train.state import TrainingState
 from ptpipe_train.steps import StepPlan
 
@@ -35,6 +37,8 @@ class Loop:
     task: Task
     clip_grad_norm: float | None
     mixing: MixOptions | None = None
+    distillation: DistillationLoss | None = None
+    zeros: KeptZeros | None = None
 
     def train_epoch(self, state: TrainingState, after_step: Callable[[int, torch.Tensor], None]) -> None:
         """Take the remaining steps of the present epoch, and call `after_step(num_samples, loss)` after each.
@@ -52,7 +56,7 @@ class Loop:
             for layer in in_eval_mode:
                 layer.eval()
             num_samples = plan.window_size(step)
-            objective = Objective(num_samples, self.task)
+            objective = Objective(num_samples, self.task, self.distillation)
             loss = torch.zeros((), device=strategy.settings.device)
             num_batches = plan.num_batches(num_samples)
             for number, batch in enumerate(islice(batches, num_batches), start=1):
@@ -96,6 +100,8 @@ class Loop:
             callback.on_progress(step / self.plan.num_steps)
 
     def _update(self, state: TrainingState) -> None:
+        if self.zeros:
+            self.zeros.clear_gradients()
         if self.clip_grad_norm is not None:
             state.scaler.unscale_(state.optimizer)  # the norm is that of the true gradients
             self.strategy.clip(parameters_of(state.optimizer), self.clip_grad_norm)

@@ -1,11 +1,15 @@
-"""What a training needs of its model's inputs and outputs, and what it makes of them."""
+"""What a training needs of its model's inputs and outputs, what it makes of them, and whether all workers agree."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+
+import torch
 
 from ptpipe import Context, StageError
 from ptpipe_torch import Data, Model, Signature
+from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_torch.model.signature import describe_meanings
 
 
@@ -30,3 +34,18 @@ def with_meanings_of(ctx: Context, model: Model, data: Data) -> Model:
             was, becomes = describe_meanings(before[name], words)
             ctx.notice(f"{name} stood for {was}, and stands for {becomes} from this training on")
     return model.with_recipe(signature=replace(model.signature, meanings={**before, **after}))
+
+
+def refuse_disagreement(workers: WorkerGroup, model: Model) -> None:
+    """Raise StageError unless all workers have the same network: rank 0's is the one that is delivered."""
+    if workers.size == 1:
+        return
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    if not workers.all_equal(digest.digest()):
+        raise StageError(
+            "the workers ended with different networks: something in the network or in its data differs from worker to "
+            "worker (a random number drawn without torch? a parameter that not all use?)"
+        )

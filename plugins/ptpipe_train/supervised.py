@@ -31,20 +31,22 @@ from ptpipe_train.device import (
     first_batch,
     resolve_device,
 )
+from ptpipe_train.distillation import TeacherModel, find_distillation
 from ptpipe_train.ema import WeightAverage
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
 from ptpipe_train.memory_format import prefers_channels_last
-from ptpipe_train.model_fit import check_pipelined, with_meanings_of
+from ptpipe_train.model_fit import check_pipelined, refuse_disagreement, with_meanings_of
 from ptpipe_train.monitor import POLL_EVERY_S, TrainingMonitor
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
-from ptpipe_train.parallel import TrainingInputs, choose_strategy
+from ptpipe_train.parallel import ParallelStrategy, TrainingInputs, choose_strategy
 from ptpipe_train.parameters import batch_norms, freeze_parameters, resolve_lr_factors
 from ptpipe_train.precision import PrecisionChoice, choose_precision, measure_step_ms
 from ptpipe_train.profiling import StepProfile
 from ptpipe_train.progress import Best, TrainingProgress
 from ptpipe_train.schedule import LearningRate, resolve_schedule
 from ptpipe_train.single_samples import refuse_single_samples
+from ptpipe_train.sparsity import KeptZeros, sparsity_of
 from ptpipe_train.state import TrainingState
 from ptpipe_train.step_times import PARTS, Utilization
 from ptpipe_train.steps import StepPlan
@@ -57,10 +59,11 @@ _FEW_IMAGES = 8
 """Batch norm statistics of fewer images are mostly noise (Wu and He, 2018, "Group Normalization")."""
 
 
-def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data) -> Model:
+def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data, teacher: Model | None) -> Model:
     """Train the model. See `ptpipe_train.train`."""
     batch_size = config.batch_size or data.loader.batch_size
     _check(config, ctx, model, data, batch_size)
+    distillation = find_distillation(config.distillation, model, teacher, data)
     model = with_meanings_of(ctx, model, data)
     parallel = config.parallel
     with (
@@ -78,12 +81,17 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             module = model.build_prepared().train()
             freeze_parameters(module, config.freeze)
             checkpoint_layers(module, config.gradient_checkpointing)
-            inputs = TrainingInputs(ctx, model, module, data, batch_size, settings, parallel, workers, config.compile)
-            training = _set_up(config, inputs, plan, choice)
+            inputs = TrainingInputs(
+                *(ctx, model, module, data, batch_size, settings, parallel, workers, config.compile),
+                has_teacher=distillation is not None,
+            )
+            training = _set_up(config, inputs, plan, choice, distillation)
             training.run()
             training.report()
             trained = model.with_state_dict_of(training.loop.strategy.module)
-            _refuse_disagreement(workers, trained)
+            if (sparsity := sparsity_of(trained)) is not None:
+                ctx.metric(sparsity=round(sparsity, 4))
+            refuse_disagreement(workers, trained)
             return trained
 
 
@@ -116,21 +124,6 @@ def _resolve_settings(
     num_batches = plan.epochs * plan.num_batches(plan.samples_per_epoch)
     choice = choose_precision(config.precision, device, ctx, workers, num_batches, measure)
     return replace(settings, precision=choice.precision), choice
-
-
-def _refuse_disagreement(workers: WorkerGroup, model: Model) -> None:
-    """Raise StageError unless all workers have the same network: rank 0's is the one that is delivered."""
-    if workers.size == 1:
-        return
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    if not workers.all_equal(digest.digest()):
-        raise StageError(
-            "the workers ended with different networks: something in the network or in its data differs from worker to "
-            "worker (a random number drawn without torch? a parameter that not all use?)"
-        )
 
 
 def _seed(ctx: Context, workers: WorkerGroup) -> int:
@@ -195,7 +188,13 @@ def _warn_of_small_passes(parallel: Parallel, ctx: Context, module: nn.Module, b
         )
 
 
-def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice: PrecisionChoice) -> Training:
+def _set_up(
+    config: TrainConfig,
+    inputs: TrainingInputs,
+    plan: StepPlan,
+    choice: PrecisionChoice,
+    distillation: TeacherModel | None,
+) -> Training:
     ctx = inputs.ctx
     lr_factors = resolve_lr_factors(inputs.module, config.lr_factors)
     strategy = choose_strategy(inputs)
@@ -219,7 +218,7 @@ def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice:
     return Training(
         ctx,
         state,
-        Loop(inputs.data, plan, lr, strategy, _task(config, inputs.data), config.clip_grad_norm, _mixing(config)),
+        _loop(config, inputs, plan, lr, strategy, distillation),
         TrainingMonitor(ctx, plan, lr, choice.precision, utilization, workers, poll_every_s),
         Checkpointer(
             ctx,
@@ -231,6 +230,21 @@ def _set_up(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice:
         ),
         choice,
         StepProfile(ctx, config.profile.steps, device) if config.profile and workers.rank == 0 else None,
+    )
+
+
+def _loop(
+    config: TrainConfig,
+    inputs: TrainingInputs,
+    plan: StepPlan,
+    lr: LearningRate,
+    strategy: ParallelStrategy,
+    distillation: TeacherModel | None,
+) -> Loop:
+    return Loop(
+        *(inputs.data, plan, lr, strategy, _task(config, inputs.data), config.clip_grad_norm, _mixing(config)),
+        distillation.loss(strategy.trained, strategy.settings, inputs.data) if distillation else None,
+        KeptZeros(inputs.model, strategy.named_parameters()) if inputs.model.recipe.is_sparse else None,
     )
 
 

@@ -13,7 +13,7 @@ plugins: [./prune.py]
 stages:
   data:   {uses: data.digits}
   net:    {uses: model.small_cnn}
-  pruned: {uses: prune.magnitude, with: {amount: 0.5}}
+  pruned: {uses: my.prune, with: {amount: 0.5}}
 """
 
 
@@ -26,7 +26,7 @@ def test_its_kind_is_there_for_the_manifest_that_names_it(stranger):
     someone = stranger("one_file")
     (someone.folder / "one_file" / "planned.yaml").write_text(MANIFEST)
     planned = someone.ptpipe("plan", "one_file/planned.yaml", "--artifacts", "artifacts")
-    assert [stage["kind"] for stage in planned["stages"]] == ["data.digits", "model.small_cnn", "prune.magnitude"]
+    assert [stage["kind"] for stage in planned["stages"]] == ["data.digits", "model.small_cnn", "my.prune"]
 
 
 def test_its_source_enters_the_key_of_its_stage_alone(stranger):

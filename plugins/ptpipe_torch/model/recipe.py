@@ -25,6 +25,8 @@ class Recipe:
     """Transforms applied after: they convert the network to int8."""
     backend: str | None = None
     """Quantized engine that the network was prepared for; None for a float model."""
+    is_sparse: bool = False
+    """Whether weights were pruned: a training keeps their zeros."""
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
@@ -37,6 +39,7 @@ class Recipe:
                 prepare=tuple(_function_ref(reference) for reference in _typed(content["prepare"], list)),
                 convert=tuple(_function_ref(reference) for reference in _typed(content["convert"], list)),
                 backend=None if content["backend"] is None else _typed(content["backend"], str),
+                is_sparse=_typed(content.get("is_sparse", False), bool),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise IntegrityError(f"not a model recipe: {error!r}") from error
@@ -48,7 +51,10 @@ class Recipe:
             "prepare": [_stored(reference) for reference in self.prepare],
             "convert": [_stored(reference) for reference in self.convert],
         }
-        return json.dumps(asdict(self) | references | {"signature": self.signature.to_json()}, indent=1)
+        content = asdict(self) | references | {"signature": self.signature.to_json()}
+        if not self.is_sparse:  # as it was before there was pruning
+            del content["is_sparse"]
+        return json.dumps(content, indent=1)
 
 
 def _typed(value: object, type_: type[T]) -> T:

@@ -15,6 +15,7 @@ from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
+from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric
 
 if TYPE_CHECKING:
@@ -75,6 +76,16 @@ class Classification(ClassTask):
             probability_B = logits_BK.softmax(1).gather(1, labels_B[:, None])[:, 0]
             losses_B = losses_B * (1 - probability_B) ** self.focal_gamma
         return losses_B
+
+    def teacher_losses(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        teacher_outputs: Mapping[str, torch.Tensor],
+        targets: Mapping[str, torch.Tensor],
+        temperature: float,
+    ) -> torch.Tensor:
+        """KL divergence from the teacher's distribution over the classes."""
+        return class_divergence(outputs["logits"], teacher_outputs["logits"], 1, temperature)
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The confusion matrix, rows are labels; cross-entropy in float64, without smoothing; labels in the top 5."""

@@ -16,6 +16,7 @@ from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.data.tokens import LENGTH
 from ptpipe_torch.model.signature import BATCH, TensorSpec
+from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric, Task
 from ptpipe_torch.task.token_classification import (
     IGNORE,
@@ -65,6 +66,17 @@ class LanguageModeling(Task):
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, averaged over a sample's tokens."""
         return mean_of_counted(token_losses(outputs[_OUTPUT], targets[_TARGET]), targets[_TARGET])
+
+    def teacher_losses(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        teacher_outputs: Mapping[str, torch.Tensor],
+        targets: Mapping[str, torch.Tensor],
+        temperature: float,
+    ) -> torch.Tensor:
+        """KL divergence from the teacher's distribution over the vocabulary, averaged over a sample's tokens."""
+        losses_BL = class_divergence(outputs[_OUTPUT], teacher_outputs[_OUTPUT], 2, temperature)
+        return mean_of_counted(losses_BL, targets[_TARGET])
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Cross-entropy of all tokens, their number, how many were predicted; the losses of the samples."""

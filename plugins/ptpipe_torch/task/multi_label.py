@@ -15,6 +15,7 @@ from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec
 from ptpipe_torch.task.classification import f1_of
+from ptpipe_torch.task.soft_targets import label_divergence
 from ptpipe_torch.task.task import Metric, Task, meaning_of
 
 if TYPE_CHECKING:
@@ -56,6 +57,16 @@ class MultiLabel(Task):
 
         losses_BK = binary_cross_entropy_with_logits(outputs[_OUTPUT].float(), targets[_TARGET], reduction="none")
         return losses_BK.mean(1)
+
+    def teacher_losses(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        teacher_outputs: Mapping[str, torch.Tensor],
+        targets: Mapping[str, torch.Tensor],
+        temperature: float,
+    ) -> torch.Tensor:
+        """KL divergence from the teacher's probability of each label, averaged over the labels."""
+        return label_divergence(outputs[_OUTPUT], teacher_outputs[_OUTPUT], temperature).mean(1)
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """For each label how often it was predicted, right, and there; exact matches; the losses."""

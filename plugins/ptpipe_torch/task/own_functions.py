@@ -102,6 +102,20 @@ class OwnFunctionsTask(Task):
         """The user's, or the task's."""
         return self.task.losses(outputs, targets) if self.loss is None else self._call(self.loss, outputs, targets)
 
+    @property
+    def can_be_distilled(self) -> bool:
+        return self.task.can_be_distilled
+
+    def teacher_losses(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        teacher_outputs: Mapping[str, torch.Tensor],
+        targets: Mapping[str, torch.Tensor],
+        temperature: float,
+    ) -> torch.Tensor:
+        """The task's, whatever its loss is."""
+        return self.task.teacher_losses(outputs, teacher_outputs, targets, temperature)
+
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         sums = self.task.sums(outputs, targets)
         if self.loss is not None:

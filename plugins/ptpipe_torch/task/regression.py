@@ -99,6 +99,19 @@ class Regression(Task):
                 losses_BT = huber_loss(errors_BT, torch.zeros_like(errors_BT), reduction="none", delta=self.huber_delta)
         return losses_BT.mean(1)
 
+    def teacher_losses(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        teacher_outputs: Mapping[str, torch.Tensor],
+        targets: Mapping[str, torch.Tensor],
+        temperature: float,
+    ) -> torch.Tensor:
+        """Squared difference to the teacher's predictions, in standard deviations, averaged over the targets."""
+        import torch
+
+        std_T = torch.tensor(self.std, device=outputs[_OUTPUT].device)
+        return ((outputs[_OUTPUT].float() - teacher_outputs[_OUTPUT].float()) / std_T).square().mean(1)
+
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Sums over the samples, for each target; those of the targets are of differences from `mean`."""
         import torch

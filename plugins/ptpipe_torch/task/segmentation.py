@@ -14,6 +14,7 @@ from ptpipe import JSON
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
+from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric
 
 if TYPE_CHECKING:
@@ -88,6 +89,18 @@ class Segmentation(ClassTask):
             losses_BHW = losses_BHW * weights_K[masks_BHW.clamp(max=self.num_classes - 1)]
         num_counted_B = (masks_BHW != self.ignore).sum((1, 2))
         return losses_BHW.sum((1, 2)) / num_counted_B.clamp(min=1)
+
+    def teacher_losses(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        teacher_outputs: Mapping[str, torch.Tensor],
+        targets: Mapping[str, torch.Tensor],
+        temperature: float,
+    ) -> torch.Tensor:
+        """KL divergence from the teacher's classes, averaged over a sample's pixels that count."""
+        losses_BHW = class_divergence(outputs[_OUTPUT], teacher_outputs[_OUTPUT], 1, temperature)
+        counted_BHW = targets[_TARGET] != self.ignore
+        return (losses_BHW * counted_BHW).sum((1, 2)) / counted_BHW.sum((1, 2)).clamp(min=1)
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The confusion matrix of the pixels that count, rows are masks; the losses."""

@@ -153,6 +153,24 @@ class Task(Facts, ABC):
             raise StageError(f"label_smoothing: the task {type(self).__name__} has no labels to smooth")
         return self
 
+    @property
+    def can_be_distilled(self) -> bool:
+        """Whether the task has `teacher_losses`."""
+        return type(self).teacher_losses is not Task.teacher_losses
+
+    def teacher_losses(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        teacher_outputs: Mapping[str, torch.Tensor],
+        targets: Mapping[str, torch.Tensor],
+        temperature: float,
+    ) -> torch.Tensor:
+        """Return how far each sample's outputs are from a teacher's, float32 (B,), over what counts in its targets.
+
+        `temperature`: divides scores of classes or labels. By default StageError: the task can't be distilled.
+        """
+        raise StageError(f"the task {type(self).__name__} can't be distilled: it has no measure of a teacher's outputs")
+
     def with_source_functions(self, functions: Sequence[str]) -> Self:
         """Return the task, which may call these functions of the user's: see `ptpipe.Artifact`; by default ignored."""
         return self

@@ -17,6 +17,7 @@ from ptpipe_torch.data.tokens import LENGTH
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
 from ptpipe_torch.task.classification import f1_of, per_class
+from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric
 
 if TYPE_CHECKING:
@@ -71,6 +72,17 @@ class TokenClassification(ClassTask):
 
         weights_K = torch.tensor(self.class_weights, device=targets[_TARGET].device) if self.class_weights else None
         losses_BL = token_losses(outputs[_OUTPUT], targets[_TARGET], weights_K)
+        return mean_of_counted(losses_BL, targets[_TARGET])
+
+    def teacher_losses(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        teacher_outputs: Mapping[str, torch.Tensor],
+        targets: Mapping[str, torch.Tensor],
+        temperature: float,
+    ) -> torch.Tensor:
+        """KL divergence from the teacher's classes, averaged over a sample's tokens that count."""
+        losses_BL = class_divergence(outputs[_OUTPUT], teacher_outputs[_OUTPUT], 2, temperature)
         return mean_of_counted(losses_BL, targets[_TARGET])
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

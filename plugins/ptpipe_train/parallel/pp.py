@@ -74,7 +74,8 @@ class PipelineStrategy(ParallelStrategy):
         own = range(self._pipeline_rank, degrees.pipeline_stages, degrees.pipeline_ranks)
         self._has_first, self._has_last = 0 in own, degrees.pipeline_stages - 1 in own
         self._pieces = [pieces[number] for number in own]
-        self.needs_inputs = self._has_first or any(map(takes_network_input, self._pieces))
+        needs_inputs_for_loss = self._has_last and inputs.has_teacher
+        self.needs_inputs = self._has_first or needs_inputs_for_loss or any(map(takes_network_input, self._pieces))
         self.trained = nn.ModuleList(self._pieces)
         modules = [
             StageModule(piece, settings, self._set_takes_part, is_first=piece is pieces[0], is_last=piece is pieces[-1])

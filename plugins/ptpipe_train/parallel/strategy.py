@@ -16,6 +16,7 @@ from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
 from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.device import DeviceSettings, first_batch
+from ptpipe_train.distillation import DistillationLoss
 from ptpipe_train.parallel.batch_shard import BatchShard
 from ptpipe_train.step_times import StepTimes
 
@@ -36,6 +37,8 @@ class TrainingInputs:
     workers: WorkerGroup
     compile: bool = False
     """Whether forward and backward pass are compiled."""
+    has_teacher: bool = False
+    """Whether losses are computed from the network's inputs too."""
 
     def first_inputs(self, num_samples: int) -> tuple[torch.Tensor, ...]:
         """Return the network's inputs for samples of train, on the device and in the memory format."""
@@ -49,18 +52,22 @@ class Objective:
     num_samples: int
     """Samples of the whole step: all batches, all workers."""
     task: Task
+    distillation: DistillationLoss | None = None
 
     def __call__(self, returned: Any, batch: Batch) -> torch.Tensor:
         """Return a batch's contribution to the mean, a scalar; contributions add up to the loss of the step.
 
         `returned`: by the network. A mixed sample's loss is the weighted mean of those with its own targets and with
-        its partner's. Raises StageError where the network did not return what its signature says.
+        its partner's; a teacher sees the mixed sample. Raises StageError where the network did not return what its
+        signature says.
         """
         outputs = named_outputs(returned, self.task.outputs)
         losses_B = self.task.losses(outputs, batch.targets)
         if batch.partners is not None:
             weights_B = batch.partners.weights_B
             losses_B = weights_B * losses_B + (1 - weights_B) * self.task.losses(outputs, batch.partners.targets)
+        if self.distillation:
+            losses_B = self.distillation(losses_B, outputs, batch)
         return losses_B[: len(batch)].sum() / self.num_samples
 
 

@@ -111,17 +111,17 @@ class Lab:
     def context(self) -> Context:
         return Context("t", "train.supervised", self.seed, self.scratch, _tell=self.events.append)
 
-    def train(self, model: Model, data: Data, **options: Any) -> Trained:
+    def train(self, model: Model, data: Data, teacher: Model | None = None, **options: Any) -> Trained:
         """Train with options as a manifest gives them."""
         self.events.clear()
         config = TrainConfig.model_validate_json(json.dumps({"num_threads": 1} | options), strict=True)
-        return Trained(train(config, self.context(), model, data), list(self.events))
+        return Trained(train(config, self.context(), model, data, teacher), list(self.events))
 
-    def train_afresh(self, model: Model, data: Data, **options: Any) -> Trained:
+    def train_afresh(self, model: Model, data: Data, teacher: Model | None = None, **options: Any) -> Trained:
         """Train in a new scratch folder."""
         folder = self.scratch / f"fresh-{len(list(self.scratch.iterdir()))}"
         folder.mkdir()
-        return Lab(folder, self.seed).train(model, data, **options)
+        return Lab(folder, self.seed).train(model, data, teacher, **options)
 
 
 def assert_same_bits(one: Model, other: Model) -> None:
