@@ -270,7 +270,7 @@ def _flattens(node: Node) -> bool:
     if node.target is torch.flatten or (node.op == "call_method" and node.target == "flatten"):
         named = dict(zip(("start_dim", "end_dim"), arguments, strict=False)) | dict(node.kwargs)
         is_all = named.get("end_dim", -1) == -1
-        return named.get("start_dim", 0) == 1 and is_all
+        return bool(named.get("start_dim", 0) == 1 and is_all)
     if node.op != "call_method" or node.target != "reshape" or len(arguments) != 2 or arguments[1] != -1:
         return False
     size = arguments[0]
