@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,7 +55,6 @@ class Evaluator:
 
     def evaluate(self, choice: Choice, calibrated: Model) -> Trial:
         """Convert and measure a calibrated model, on as few samples as decide."""
-        start_s = time.monotonic()
         int8 = stages.convert(self._quiet("quant.convert"), calibrated)
         fraction = self._metrics.get("int8_parameters_fraction")
         baseline = self._baseline()
@@ -77,7 +75,6 @@ class Evaluator:
             judged.is_met,
             judged.is_sure,
             fraction if isinstance(fraction, float) else 1.0,
-            round(time.monotonic() - start_s, 1),
         )
 
     def _baseline(self) -> dict[str, npt.NDArray[Any]]:

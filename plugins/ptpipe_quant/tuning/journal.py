@@ -27,17 +27,14 @@ class Journal:
         self._inputs = {port: list(digests) for port, digests in ctx.input_digests.items()}
         self.trials: list[Trial] = []
         self.choices: list[Choice] = []
+        self.seconds = 0.0
+        """How long all trials took. No part of a trial, which is the same wherever it is made."""
         self._best: int | None = None
         content = self._read()
         if content is not None and content["inputs"] == self._inputs:
             self.trials = [trial_of(item) for item in content["trials"]]
             self.choices = [Choice(item["weights"], tuple(item["skip"])) for item in content["choices"]]
-            self._best = content["best"]
-
-    @property
-    def seconds(self) -> float:
-        """How long all trials took."""
-        return sum(trial.seconds for trial in self.trials)
+            self._best, self.seconds = content["best"], content["seconds"]
 
     def found(self, choice: Choice) -> Trial | None:
         """Return the trial of a choice, None if there was none."""
@@ -48,11 +45,12 @@ class Journal:
         self.choices = choices
         self._write()
 
-    def add(self, trial: Trial, model: Model) -> bool:
-        """Keep a trial, and its model if it is the best so far, which is returned."""
+    def add(self, trial: Trial, model: Model, seconds: float) -> None:
+        """Keep a trial, and its model if it is the best so far."""
         is_best = all(trial.rank > other.rank for other in self.trials)
         before = self._best
         self.trials.append(trial)
+        self.seconds += seconds
         if is_best:
             self._best = len(self.trials)
             folder = self._model_folder(self._best)
@@ -62,7 +60,6 @@ class Journal:
         self._write()
         if is_best and before is not None:
             shutil.rmtree(self._model_folder(before), ignore_errors=True)
-        return is_best
 
     def best_model(self, like: Model) -> Model:
         """Return the best model. `like`: what may call the same functions of the user's."""
@@ -86,6 +83,7 @@ class Journal:
             "choices": [asdict(choice) for choice in self.choices],
             "trials": [asdict(trial) for trial in self.trials],
             "best": self._best,
+            "seconds": self.seconds,
         }
         with atomic_path(self._folder / _FILE) as path:
             path.write_text(json.dumps(content), encoding="utf-8")

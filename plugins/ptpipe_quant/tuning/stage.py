@@ -76,10 +76,8 @@ class _Tuning:
                 return None
             start_s = time.monotonic()
             calibrated = self._calibrated.pop(choice, None) or self._evaluator.calibrated(choice)
-            trial = self._evaluator.evaluate(choice, calibrated)
-            seconds = round(time.monotonic() - start_s, 1)
-            done = Trial(**{**trial.__dict__, "seconds": seconds})
-            self._journal.add(done, calibrated)
+            done = self._evaluator.evaluate(choice, calibrated)
+            self._journal.add(done, calibrated, time.monotonic() - start_s)
         self._num_asked += 1
         self._on_samples(0)
         return done

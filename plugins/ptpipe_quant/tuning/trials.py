@@ -41,7 +41,6 @@ class Trial:
     """Whether the limits decide; else the drop on all samples does."""
     int8_fraction: float
     """Fraction of the parameters that are int8."""
-    seconds: float
 
     @property
     def rank(self) -> tuple[bool, float]:

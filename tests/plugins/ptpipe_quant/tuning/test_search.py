@@ -15,7 +15,7 @@ FIRST = Choice("per_channel", ("head",))
 
 def trial(choice: Choice, *, is_met: bool) -> Trial:
     fraction = 1 - len(choice.skip) / 1000
-    return Trial(choice, 0.0 if is_met else 0.1, 0.0, 0.0, 100, is_met, True, fraction, 1.0)
+    return Trial(choice, 0.0 if is_met else 0.1, 0.0, 0.0, 100, is_met, True, fraction)
 
 
 def searched(num_layers: int, harmful: set[str]) -> list[Trial]:

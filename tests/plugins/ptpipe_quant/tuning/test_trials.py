@@ -13,9 +13,9 @@ from ptpipe_quant.tuning.trials import Choice, Trial, Trials
 
 TRIALS = Trials(
     (
-        Trial(Choice("per_tensor", ()), 0.2, 0.1, 0.3, 75, False, True, 0.99, 1.0),
-        Trial(Choice("per_tensor", ("a", "b")), 0.001, -0.01, 0.01, 75, True, True, 0.5, 1.0),
-        Trial(Choice("per_tensor", ("a",)), 0.002, -0.01, 0.03, 597, True, False, 0.8, 1.0),
+        Trial(Choice("per_tensor", ()), 0.2, 0.1, 0.3, 75, False, True, 0.99),
+        Trial(Choice("per_tensor", ("a", "b")), 0.001, -0.01, 0.01, 75, True, True, 0.5),
+        Trial(Choice("per_tensor", ("a",)), 0.002, -0.01, 0.03, 597, True, False, 0.8),
     ),
     "accuracy",
     True,
