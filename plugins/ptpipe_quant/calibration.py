@@ -1,12 +1,10 @@
 """Calibration: run samples through the observers of a prepared network, on one process or several, with one result.
 
-The state of an observer depends on the order of what it observed: a moving average gives the last batch most weight,
-and a histogram is redistributed whenever its range grows. So workers do not merge observer states. In each round every
-worker runs one batch with observers bypassed, and all gather what observers need to know of it: minimum and maximum,
-and from a second pass the histogram counts over the range that the histogram has by then. Then every worker updates
-its observers with the round's batches, in their order.
+Each worker runs whole batches with observers bypassed. What observers count are sums, which workers add at the end. A
+moving average gives the last batch most weight, so for other observers each batch's minima and maxima are kept, and
+every worker updates its observers with those of all batches, in their order.
 
-Shape legend: R workers (batches of a round), T observed tensors, H of them observed by histograms, C histogram bins.
+Shape legend: B batches of a worker, R workers, T observed tensors, H counting observers, C bins.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ from ptpipe import Context, StageError
 from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_torch import Batch, Data
 from ptpipe_torch.distributed.worker_group import WorkerGroup
-from ptpipe_torch.int8.histogram import MinErrorHistogramObserver, has_range, min_max_of
 from ptpipe_torch.int8.observers import observes_range
+from ptpipe_torch.int8.value_counts import CountingObserver, has_range, min_max_of
 from ptpipe_torch.memory_format import to_channels_last
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import torch_threads
 
-Statistic: TypeAlias = Callable[[int, Any, torch.Tensor], torch.Tensor]
-"""What to record of a tensor: takes its index among the observed tensors, its observer, the tensor."""
+Statistic: TypeAlias = Callable[[Any, torch.Tensor], torch.Tensor]
+"""What to record of an observed tensor: takes its observer and the tensor."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +73,7 @@ def run_calibration(module: GraphModule, samples: Samples, workers: WorkerGroup)
     module.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's annotations
     samples = replace(samples, channels_last=channels_last)
     with torch_threads(None), torch.no_grad():
-        if workers.size == 1:
-            _calibrate(module, samples)
-        else:
-            _calibrate_in_rounds(module, samples, workers)
+        _calibrate(module, samples, workers)
     for fake_quant in fake_quants:
         fake_quant.eval()
         fake_quant.fake_quant_enabled.fill_(1)
@@ -89,58 +84,78 @@ def not_finite(ctx: Context, name: str) -> StageError:
     return StageError(f"{ctx.kind}: the output of {name} is not finite; the model or its input is broken")
 
 
-def _calibrate(module: GraphModule, samples: Samples) -> None:
-    for batch in samples.batches(np.arange(samples.num)):
-        module(*batch.args)
-
-
-def _calibrate_in_rounds(module: GraphModule, samples: Samples, workers: WorkerGroup) -> None:
-    shard, tensors = _Shard(samples, workers), observed_tensors(module)
+def _calibrate(module: GraphModule, samples: Samples, workers: WorkerGroup) -> None:
+    tensors = observed_tensors(module)
     if samples.num_batches < workers.size:
         samples.ctx.notice(f"{workers.size} workers for {samples.num_batches} batches: some workers have no batch")
-    for round_, batch in enumerate(shard.batches()):
-        limits_RT2 = workers.all_gather_tensor(_min_max(module, tensors, batch, samples.ctx))
-        ranges_RT2 = _running_ranges(tensors, limits_RT2)
-        counts_RHC = workers.all_gather_tensor(_counts(module, tensors, batch, ranges_RT2[workers.rank]))
-        for rank in range(shard.num_new(round_)):
-            _update_observers(tensors, limits_RT2[rank], ranges_RT2[rank], counts_RHC[rank])
+    counters = {
+        observer: CountingObserver()
+        for observer in dict.fromkeys(tensor.observer for tensor in tensors)
+        if isinstance(observer, CountingObserver)
+    }
+    num_rounds = -(-samples.num_batches // workers.size)
+    limits_BT2 = torch.tensor([torch.inf, -torch.inf]).repeat(num_rounds, len(tensors), 1)
+    for round_, batch in enumerate(_batches(samples, workers)):
+        limits_BT2[round_] = _observe(module, tensors, counters, batch, samples.ctx)
+    for limits_RT2 in workers.all_gather_tensor(limits_BT2).unbind(1):
+        for limits_T2 in limits_RT2:
+            _update_observers(tensors, limits_T2)
+    _add_counts(counters, workers)
 
 
-def _update_observers(
-    tensors: Sequence[ObservedTensor], limits_T2: torch.Tensor, ranges_T2: torch.Tensor, counts_HC: torch.Tensor
-) -> None:
-    """Update observers as if they had observed the batch itself."""
-    rows = iter(counts_HC)
-    for tensor, limits, range_ in zip(tensors, limits_T2, ranges_T2, strict=True):
-        if isinstance(tensor.observer, MinErrorHistogramObserver):
-            counts_C = next(rows)
-            if has_range(limits):
-                tensor.observer.merge(range_, counts_C)
-        elif has_range(limits):
+def _batches(samples: Samples, workers: WorkerGroup) -> Iterator[Batch]:
+    """Yield this worker's batches: whole ones, so that every tensor is the one that a single process has."""
+    size = samples.data.loader.batch_size
+    starts = range(samples.num_batches)[workers.rank_slice(samples.num_batches)]
+    order_N = [np.arange(start * size, min((start + 1) * size, samples.num)) for start in starts]
+    return samples.batches(np.concatenate(order_N)) if order_N else iter(())
+
+
+def _observe(
+    module: GraphModule,
+    tensors: Sequence[ObservedTensor],
+    counters: Mapping[CountingObserver, CountingObserver],
+    batch: Batch,
+    ctx: Context,
+) -> torch.Tensor:
+    """Return the minimum and maximum of each observed tensor, T x 2. Raises StageError if one is not finite."""
+
+    def observe(observer: Any, x: torch.Tensor) -> torch.Tensor:
+        counter = counters.get(observer)
+        return min_max_of(x) if counter is None else counter.observe(x)
+
+    interpreter = RecordingInterpreter(module, observe)
+    interpreter.run(*batch.args)
+    for tensor, limits in zip(tensors, interpreter.recorded, strict=True):
+        if has_range(limits) and not limits.isfinite().all():
+            raise not_finite(ctx, tensor.name)
+    return torch.stack(interpreter.recorded)
+
+
+def _update_observers(tensors: Sequence[ObservedTensor], limits_T2: torch.Tensor) -> None:
+    """Update observers that don't count, as if they had observed the batch itself."""
+    for tensor, limits in zip(tensors, limits_T2, strict=True):
+        if has_range(limits) and not isinstance(tensor.observer, CountingObserver):
             tensor.observer(limits, **tensor.arguments)
 
 
-@dataclass(frozen=True)
-class _Shard:
-    """The batches of one worker: whole ones, so that every tensor is the one that a single process has."""
-
-    samples: Samples
-    workers: WorkerGroup
-
-    def batch_index(self, round_: int, rank: int) -> int:
-        """Return the batch that a worker runs in a round; a worker without a new one repeats the last batch."""
-        return min(round_ * self.workers.size + rank, self.samples.num_batches - 1)
-
-    def num_new(self, round_: int) -> int:
-        """Return how many batches of the round are not repetitions."""
-        return min(self.workers.size, self.samples.num_batches - round_ * self.workers.size)
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield this worker's batches, as many as every other worker has."""
-        size, num_rounds = self.samples.data.loader.batch_size, -(-self.samples.num_batches // self.workers.size)
-        starts = [self.batch_index(round_, self.workers.rank) * size for round_ in range(num_rounds)]
-        order_N = np.concatenate([np.arange(start, min(start + size, self.samples.num)) for start in starts])
-        return self.samples.batches(order_N)
+def _add_counts(counters: Mapping[CountingObserver, CountingObserver], workers: WorkerGroup) -> None:
+    """Add what all workers have counted to the observers, whose earlier counts stay."""
+    if not counters:
+        return
+    limits_H2 = torch.stack([torch.stack([counter.min_val, counter.max_val]) for counter in counters.values()])
+    limits_RH2 = workers.all_gather_tensor(limits_H2)
+    limits_H2 = torch.stack([limits_RH2[..., 0].amin(0), limits_RH2[..., 1].amax(0)], dim=1)
+    for (observer, counter), limits in zip(counters.items(), limits_H2, strict=True):
+        if has_range(limits):  # bins of one width on all workers
+            observer.extend(limits)
+            counter.extend(torch.stack([observer.min_val, observer.max_val]))
+    counts = torch.stack([torch.cat([counter.num_zeros[None], counter.counts_C]) for counter in counters.values()])
+    sums = (
+        torch.tensor(workers.all_reduce(counts.flatten().tolist()), dtype=torch.float64).long().view_as(counts)
+    )  # exact to 2^53
+    for observer, row in zip(counters, sums, strict=True):
+        observer.add(row[0], row[1:])
 
 
 @dataclass(frozen=True)
@@ -151,11 +166,6 @@ class ObservedTensor:
     """The layer or operator that computes the tensor."""
     observer: Any
     arguments: Mapping[str, Any]
-
-    @property
-    def has_histogram(self) -> bool:
-        """Whether the observer is a histogram."""
-        return isinstance(self.observer, MinErrorHistogramObserver)
 
 
 def observed_tensors(module: GraphModule) -> list[ObservedTensor]:
@@ -172,62 +182,12 @@ class RecordingInterpreter(Interpreter):
 
     def __init__(self, module: GraphModule, statistic: Statistic) -> None:
         super().__init__(module)
+        self.extra_traceback = False  # would be added to the error's message
         self._statistic, self.recorded = statistic, list[torch.Tensor]()
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         observer: Any = self.fetch_attr(target)
         if not observes_range(observer):
             return super().call_module(target, args, kwargs)
-        self.recorded.append(self._statistic(len(self.recorded), observer, args[0]))
+        self.recorded.append(self._statistic(observer, args[0]))
         return args[0]
-
-
-def _record(module: GraphModule, batch: Batch, statistic: Statistic) -> list[torch.Tensor]:
-    interpreter = RecordingInterpreter(module, statistic)
-    interpreter.run(*batch.args)
-    return interpreter.recorded
-
-
-def _min_max(module: GraphModule, tensors: Sequence[ObservedTensor], batch: Batch, ctx: Context) -> torch.Tensor:
-    """Return the minimum and maximum of each observed tensor, T x 2. Raises StageError if one is not finite."""
-
-    def limits_of(_: int, observer: Any, x: torch.Tensor) -> torch.Tensor:
-        return min_max_of(x, ignore_infinite=isinstance(observer, MinErrorHistogramObserver))
-
-    recorded = _record(module, batch, limits_of)
-    for tensor, limits in zip(tensors, recorded, strict=True):
-        if has_range(limits) and not limits.isfinite().all():
-            raise not_finite(ctx, tensor.name)
-    return torch.stack(recorded)
-
-
-def _running_ranges(tensors: Sequence[ObservedTensor], limits_RT2: torch.Tensor) -> torch.Tensor:
-    """Return the range of each histogram after it has observed that tensor too, R x T x 2."""
-    ranges_RT2 = limits_RT2.clone()
-    running = {
-        tensor.observer: (tensor.observer.min_val, tensor.observer.max_val)
-        for tensor in tensors
-        if tensor.has_histogram
-    }
-    for ranges_T2 in ranges_RT2:
-        for tensor, limits in zip(tensors, ranges_T2, strict=True):
-            if tensor.has_histogram:
-                min_val, max_val = running[tensor.observer]
-                running[tensor.observer] = torch.minimum(limits[0], min_val), torch.maximum(limits[1], max_val)
-                limits[0], limits[1] = running[tensor.observer]
-    return ranges_RT2
-
-
-def _counts(
-    module: GraphModule, tensors: Sequence[ObservedTensor], batch: Batch, ranges_T2: torch.Tensor
-) -> torch.Tensor:
-    """Return the counts of histograms of these ranges, H x C; without a histogram the network is not run again."""
-    if not any(tensor.has_histogram for tensor in tensors):
-        return torch.empty(0)
-
-    def count(index: int, observer: Any, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(observer, MinErrorHistogramObserver):
-            return observer.counts(x, ranges_T2[index])
-        return torch.empty(0)
-
-    return torch.stack([counts_C for counts_C in _record(module, batch, count) if len(counts_C)])

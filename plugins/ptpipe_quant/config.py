@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from ptpipe import JSON, StageConfig, host
 from ptpipe_quant.cpu import Backend
@@ -53,11 +53,32 @@ class DynamicConfig(ActivationConfig):
 class PrepareConfig(ActivationConfig):
     """Options of `quant.prepare`."""
 
-    observer: Literal["histogram", "min_max", "moving_average"] = Field(
-        "histogram",
-        description="how ranges are computed from calibration data: the range of minimum quantization error over a "
-        "histogram, the minimum and maximum of all values, or a moving average of each batch's minimum and maximum",
+    observer: Literal["mse", "min_max", "moving_average", "percentile", "entropy"] = Field(
+        "mse",
+        description="how ranges are chosen. min_max: the minimum and maximum of all values; moving_average: a moving "
+        "average of each batch's; by exact counts of all values, mse: the range of least squared quantization error, "
+        "percentile: without a fraction of values at each end, entropy: of least divergence from the float values",
     )
+    percentile: float | None = Field(
+        None,
+        gt=50,
+        le=100,
+        description="of observer percentile: the range's upper end, as a percentile of the values other than zero; "
+        "the lower end is its counterpart, 0.01 for 99.99. null: 99.99",
+    )
+
+    @field_validator("observer", mode="before")
+    @classmethod
+    def _is_not_renamed(cls, observer: object) -> object:
+        if observer == "histogram":
+            raise ValueError("histogram was renamed to mse")
+        return observer
+
+    @model_validator(mode="after")
+    def _has_percentile_observer(self) -> Self:
+        if self.percentile is not None and self.observer != "percentile":
+            raise ValueError("percentile has an effect with observer: percentile alone")
+        return self
 
 
 class PrepareQatConfig(ActivationConfig):

@@ -69,6 +69,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
         inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
         observer=config.observer,
+        percentile=config.percentile,
         weights=chosen_weights(config),
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,

@@ -73,15 +73,19 @@ def _add_biases(graph: GraphModule, names: Sequence[str]) -> None:
 
 
 @transform
-def prepare_static(module: nn.Module, *, observer: str, calibrating: bool, **scheme: Any) -> GraphModule:
+def prepare_static(
+    module: nn.Module, *, observer: str, calibrating: bool, percentile: float | None = None, **scheme: Any
+) -> GraphModule:
     """Fold batch norms and insert observers.
 
+    `observer`, `percentile`: see the options of `quant.prepare`.
     `calibrating`: return the graph to calibrate, else the one to convert, which has the same state dict.
     `scheme`: inputs, backend, weights, reduce_range, skip, stored.
     """
+    options: dict[str, Any] = {} if percentile is None else {"percentile": percentile}
 
     def qconfig(**choices: bool) -> Any:
-        return static_qconfig(observer, **choices)
+        return static_qconfig(observer, **choices, **options)
 
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=False, fold=False)
     return calibration_graph(prepared) if calibrating else prepared

@@ -59,7 +59,7 @@ def drawn(*paths: str, exported: bool | None) -> st.SearchStrategy[tuple[Network
         scheme = Scheme(
             path=one_of(*paths),
             backend=one_of(*["fbgemm", "qnnpack"] * 4, "x86", "onednn"),
-            observer=one_of("min_max", "histogram", "moving_average"),
+            observer=one_of("min_max", "mse", "moving_average"),
             weights=one_of("auto", "auto", "per_channel", "per_tensor"),
             batch_norm=one_of("fold", "train"),
             freeze_at=one_of(0.75, 0.0, 0.5, 1.0),

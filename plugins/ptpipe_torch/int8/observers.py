@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from ptpipe_torch.int8.count_observers import EntropyObserver, MseObserver, PercentileObserver
 from ptpipe_torch.int8.engine import deprecations_silenced
-from ptpipe_torch.int8.histogram import MinErrorHistogramObserver
 
 with deprecations_silenced():
     from torch.ao.quantization import (
@@ -32,7 +32,10 @@ __all__ += ["MovingAveragePerChannelMinMaxObserver", "PlaceholderObserver"]
 ACTIVATION_OBSERVERS: dict[str, Any] = {
     "min_max": MinMaxObserver,
     "moving_average": MovingAverageMinMaxObserver,
-    "histogram": MinErrorHistogramObserver,
+    "mse": MseObserver,
+    "percentile": PercentileObserver,
+    "entropy": EntropyObserver,
+    "histogram": MseObserver,  # its former name, in the recipes of shipped models
 }
 
 
@@ -51,12 +54,16 @@ def weight_limits(*, narrow: bool) -> tuple[int, int]:
     return (-64, 64) if narrow else (-128, 127)
 
 
-def static_qconfig(observer: str, *, per_channel: bool, reduce_range: bool, narrow_weights: bool = False) -> Any:
+def static_qconfig(
+    observer: str, *, per_channel: bool, reduce_range: bool, narrow_weights: bool = False, **options: float
+) -> Any:
     """Return the observers of activations (quint8, affine) and weights (qint8, symmetric) for calibration.
 
-    `observer`: a key of `ACTIVATION_OBSERVERS`. For the others see `max_activation_level` and `weight_observer`.
+    `observer`: a key of `ACTIVATION_OBSERVERS`; `options`: its own. For the others see `max_activation_level` and
+    `weight_observer`.
     """
     activation = ACTIVATION_OBSERVERS[observer].with_args(
+        **options,
         dtype=torch.quint8,
         qscheme=torch.per_tensor_affine,
         quant_min=0,

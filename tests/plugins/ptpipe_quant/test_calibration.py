@@ -78,7 +78,7 @@ def calibrated(folder: Path, **options: Any) -> tuple[Model, Ranges]:
         ({"prepare": "quant.prepare_qat"}, 2),
         ({"before": "first: {uses: quant.calibrate, needs: {model: prepared}, with: {split: val}}"}, 2),
     ],
-    ids=["histogram", "four", "few", "min_max", "moving_average", "branches", "fake quantization", "twice"],
+    ids=["mse", "four", "few", "min_max", "moving_average", "branches", "fake quantization", "twice"],
 )
 def test_several_workers_end_where_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], num_workers: int
@@ -118,7 +118,7 @@ def test_a_view_behind_a_convolution_changes_no_range(digits, ctx, backend: str)
         assert one == pytest.approx(other, rel=1e-5)
 
 
-def test_what_is_not_a_number_is_named_also_by_histograms(trained, digits, ctx) -> None:
+def test_what_is_not_a_number_is_named(trained, digits, ctx) -> None:
     broken = dict(trained.tensors) | {"4.weight": torch.full_like(trained.tensors["4.weight"], float("nan"))}
     prepared = prepare(PrepareConfig(), ctx, Model(trained.recipe, broken))
     with pytest.raises(StageError, match=r"quant\.test: the output of flatten is not finite"):

@@ -45,7 +45,9 @@ def test_kinds_and_ports() -> None:
         (PrepareConfig, {"reduce_range": "yes"}),
         (PrepareConfig, {"observer": "minmax"}),
         (PrepareQatConfig, {"freeze_at": 1.5}),
-        (PrepareQatConfig, {"observer": "histogram"}),
+        (PrepareConfig, {"observer": "percentile", "percentile": 50}),
+        (PrepareConfig, {"observer": "mse", "percentile": 99.9}),
+        (PrepareQatConfig, {"observer": "mse"}),
         (CalibrateConfig, {"num_samples": 0}),
         (CalibrateConfig, {"split": "test"}),
         (DynamicConfig, {"skip": "head"}),
@@ -54,6 +56,11 @@ def test_kinds_and_ports() -> None:
 def test_wrong_options_are_refused(config_type, options) -> None:
     with pytest.raises(ValidationError):
         config_type.model_validate_json(json.dumps(options), strict=True)
+
+
+def test_the_former_name_of_an_observer_is_explained() -> None:
+    with pytest.raises(ValidationError, match="histogram was renamed to mse"):
+        PrepareConfig.model_validate_json('{"observer": "histogram"}', strict=True)
 
 
 def test_options_as_a_manifest_gives_them() -> None:
