@@ -1,13 +1,17 @@
-"""ONNX export: export.onnx. Imports neither torch nor numpy."""
+"""ONNX files: export.onnx, quant.onnx, quant.weight_only. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ptpipe import Check, Context, Stage, hookimpl, stage
 from ptpipe_onnx.config import ExportConfig
+from ptpipe_onnx.quantization.config import QuantizeOnnxConfig, WeightOnlyConfig
 from ptpipe_torch import Data, Model, OnnxFile
+
+if TYPE_CHECKING:
+    from ptpipe import Plan, Problem
 
 
 def _unsupported_opset(config: ExportConfig) -> Iterable[str]:
@@ -30,10 +34,51 @@ def export_onnx(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     return export_file(config, ctx, model, data)
 
 
+@stage("quant.onnx", packages=("onnx", "onnx-ir", "onnxruntime"))
+def quantize_onnx(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Data) -> OnnxFile:
+    """Quantize a float ONNX file to int8 by ONNX Runtime's own quantizer, after its pre-processing.
+
+    For files that other programs wrote (`model.onnx`), and to compare with `quant.prepare`, `quant.calibrate` and
+    `quant.convert`. The result is compared with the float file on real samples, which is recorded and refused only if
+    its outputs are not finite or the same for all samples.
+    """
+    from ptpipe_onnx.quantization.post_training import quantize
+
+    return quantize(config, ctx, model, data)
+
+
+def _missing_quantizer(config: WeightOnlyConfig) -> Iterable[str]:
+    from ptpipe_onnx.quantization.weight_only import missing_quantizer
+
+    message = missing_quantizer()
+    return [message] if message else []
+
+
+@stage("quant.weight_only", packages=("onnx", "onnx-ir", "onnxruntime"), preflight=_missing_quantizer)
+def quantize_weights(config: WeightOnlyConfig, ctx: Context, model: OnnxFile, data: Data) -> OnnxFile:
+    """Quantize the weights of a float ONNX file's linear layers to 4 or 8 bits, a scale for each block of them.
+
+    Needs no calibration: activations stay float. The layers become `MatMulNBits`, an operator of ONNX Runtime that
+    other runtimes may lack. For transformers, whose time and size are those of their weights. The result is compared
+    with the float file on real samples, as that of `quant.onnx`.
+    """
+    from ptpipe_onnx.quantization.weight_only import quantize_weights
+
+    return quantize_weights(config, ctx, model, data)
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the kinds of this plugin."""
-    return [export_onnx]
+    return [export_onnx, quantize_onnx, quantize_weights]
+
+
+@hookimpl
+def ptpipe_check(plan: Plan) -> Iterable[Problem]:
+    """Find files that are quantized before they reach quant.onnx or quant.weight_only."""
+    from ptpipe_onnx.quantization.checks import order_problems
+
+    return order_problems(plan)
 
 
 @hookimpl

@@ -188,7 +188,13 @@ def _nodes(graph: GraphProto) -> list[NodeProto]:
 
 
 def _precision(graph: GraphProto) -> str:
-    operators = {node.op_type for node in _nodes(graph)}
+    nodes = _nodes(graph)
+    operators = {node.op_type for node in nodes}
+    if "MatMulNBits" in operators:
+        bits = [
+            own.i for node in nodes if node.op_type == "MatMulNBits" for own in node.attribute if own.name == "bits"
+        ]
+        return f"{min(bits, default=4)}-bit weights"
     if "DynamicQuantizeLinear" in operators:
         return "int8 dynamic"
     return "int8" if operators & _INT8_OPERATORS else "float32"

@@ -26,7 +26,10 @@ _DEFAULT_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 _QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _CONVOLUTIONS = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
 """With the position of the weights among the inputs."""
-_PRODUCTS = ("MatMul", "FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
+_PRODUCTS = (
+    *("MatMul", "FusedMatMul", "MatMulNBits"),
+    *("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul"),
+)
 _RECURRENT = {"LSTM": 4, "DynamicQuantizeLSTM": 4, "GRU": 3, "RNN": 1}
 """With the number of gates."""
 _INT8_NAMES = re.compile(r"^(QLinear|QGemm|QAttention|QEmbed)|Integer|^DynamicQuantize(MatMul|LSTM)")

@@ -21,7 +21,7 @@ def test_the_front_door_imports_nothing_heavy() -> None:
 
 
 def test_kind_and_ports() -> None:
-    assert [stage.kind for stage in ptpipe_onnx.ptpipe_stages()] == ["export.onnx"]
+    assert [stage.kind for stage in ptpipe_onnx.ptpipe_stages()] == ["export.onnx", "quant.onnx", "quant.weight_only"]
     assert [(port.name, port.type.__name__) for port in export_onnx.inputs] == [("model", "Model"), ("data", "Data")]
     assert [port.type.__name__ for port in export_onnx.outputs] == ["OnnxFile"]
     assert export_onnx.packages == ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")

@@ -172,6 +172,20 @@ def test_the_precision_is_that_of_the_operators(load: Any, tmp_path: Path) -> No
     assert load().format == "onnx int8 dynamic"
 
 
+def test_weights_of_few_bits_are_told_from_int8(load: Any, tmp_path: Path) -> None:
+    packed = numpy_helper.from_array(np.full((5, 9, 8), 0x99, np.uint8), "packed")
+    scales = numpy_helper.from_array(np.ones((5, 9), np.float32), "scales")
+    options = {"K": 144, "N": 5, "bits": 4, "block_size": 16}
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("MatMulNBits", ["flat", "packed", "scales"], ["y"], domain="com.microsoft", **options),
+    ]
+    graph = helper.make_graph(nodes, "linear", [X], [value("y", "N", 5)], [packed, scales])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "a.onnx")
+    assert load().format == "onnx 4-bit weights"
+
+
 X = value("x", "N", 1, 12, 12)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an input too many": (

@@ -147,6 +147,26 @@ def test_integer_operators_are_int8(tmp_path):
     assert stored_bytes(tmp_path / "a.onnx") == {"int8": 12}
 
 
+def test_products_of_packed_weights_are_counted_as_float(tmp_path):
+    """Two weights in a byte, 16 in a block, which has a scale."""
+    product = helper.make_node(
+        "MatMulNBits", ["x", "w4", "scales"], ["y"], domain="com.microsoft", K=32, N=3, bits=4, block_size=16
+    )
+    packed = numpy_helper.from_array(np.zeros((3, 2, 8), np.uint8), "w4")
+    graph = helper.make_graph(
+        [product],
+        "graph",
+        [helper.make_tensor_value_info("x", FLOAT, ["N", 32])],
+        [helper.make_tensor_value_info("y", FLOAT, ["N", 3])],
+        [packed, tensor("scales", 3, 2)],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "a.onnx")
+    found = count_onnx(tmp_path / "a.onnx", {"x": np.ones((1, 32), np.float32)})
+    assert (found.macs, found.uncounted) == ({"float32": 96}, [])
+    assert found.weights_read_bytes == 3 * 16 + 6 * 4
+
+
 def test_tables_are_read_by_the_row_even_where_they_are_computed_once(tmp_path):
     nodes = [
         node("Cast", ["x"], ["ids"], to=TensorProto.INT64),

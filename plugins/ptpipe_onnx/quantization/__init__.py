@@ -1,0 +1,1 @@
+"""Quantization of ONNX files: by ONNX Runtime's own quantizer, and of weights alone."""

@@ -1,0 +1,130 @@
+"""Implementation of quant.onnx: post-training quantization by ONNX Runtime's own quantizer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx import ModelProto
+
+from ptpipe import JSON, Context, StageError
+from ptpipe_onnx.kernels import Kernels
+from ptpipe_onnx.quantization.calibration import CalibrationReader
+from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
+from ptpipe_onnx.quantization.masks import mask_nodes
+from ptpipe_onnx.quantization.nodes import nodes_to_skip
+from ptpipe_onnx.quantization.preparation import check_inputs, load_preprocessed, only_batch_size
+from ptpipe_onnx.quantization.result import finished
+from ptpipe_onnx.quantization.tools import quantizer_tools
+from ptpipe_onnx.runtime_passes import prevent_fusions
+from ptpipe_torch import Data, OnnxFile
+
+_INTEGER = re.compile(r"^Q[A-Z]|Quantize|Integer")
+"""Operators that only a quantized graph has."""
+_METHODS = {"min_max": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
+_TYPES = {"int8": "QInt8", "uint8": "QUInt8"}
+_DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM", "Gather", "EmbedLayerNormalization"]
+"""Not convolutions: ONNX Runtime has no kernel for those with int8 weights, and a slow one with uint8."""
+_FAILED = "ONNX Runtime's quantizer can't quantize the file"
+
+
+def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Data) -> OnnxFile:
+    """Implement the stage `quant.onnx`."""
+    check_inputs(config, ctx, model, data)
+    content = load_preprocessed(ctx, model)
+    excluded = nodes_to_skip(content, config.skip, ctx.kind)
+    path = ctx.scratch / "model.onnx"
+    if config.mode == "static":
+        excluded = [*dict.fromkeys([*excluded, *_masks(ctx, content)])]
+        _quantize_static(config, ctx, content, data, excluded, path)
+    else:
+        _quantize_dynamic(config, ctx, content, excluded, path)
+    if not _is_quantized(path):
+        kept = f", `skip` aside ({', '.join(config.skip)})" if config.skip else ""
+        raise StageError(f"{ctx.kind}: the file has no node that mode {config.mode} quantizes{kept}")
+    _keep_skipped_float(path)
+    file = OnnxFile(path, model.signature, "int8" if config.mode == "static" else "int8 dynamic")
+    facts: dict[str, JSON] = {"mode": config.mode, "num_skipped_nodes": len(excluded)}
+    return finished(config, ctx, model, file, data, facts | _kernels(ctx, file))
+
+
+def _masks(ctx: Context, content: ModelProto) -> list[str]:
+    names = mask_nodes(content.graph)
+    if names:
+        ctx.log(f"stay float, since they apply attention masks: {', '.join(names)}")
+    return names
+
+
+def _quantize_static(
+    config: QuantizeOnnxConfig, ctx: Context, content: ModelProto, data: Data, excluded: list[str], path: Path
+) -> None:
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    reader = CalibrationReader(ctx, data, config.split, config.num_samples, only_batch_size(content))
+    source = _saved(ctx, content)
+    with quantizer_tools(ctx, _FAILED):
+        quantize_static(
+            str(source),
+            str(path),
+            reader,
+            quant_format=QuantFormat.QDQ if config.format == "qdq" else QuantFormat.QOperator,
+            per_channel=config.per_channel,
+            reduce_range=config.reduce_range,
+            activation_type=QuantType[_TYPES[config.activation_type]],
+            weight_type=QuantType[_TYPES[config.weight_type]],
+            nodes_to_exclude=excluded,
+            calibrate_method=CalibrationMethod[_METHODS[config.calibrate_method]],
+            extra_options=_calibration_options(config),
+        )
+    source.unlink()
+
+
+def _calibration_options(config: QuantizeOnnxConfig) -> dict[str, Any]:
+    # Its percentiles would be of absolute values: half of the integers, for the outputs of a ReLU.
+    return {"CalibStridedMinMax": 1, "CalibPercentile": config.percentile, "CalibTensorRangeSymmetric": False}
+
+
+def _quantize_dynamic(
+    config: QuantizeOnnxConfig, ctx: Context, content: ModelProto, excluded: list[str], path: Path
+) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    source = _saved(ctx, content)
+    with quantizer_tools(ctx, _FAILED):
+        quantize_dynamic(
+            str(source),
+            str(path),
+            op_types_to_quantize=_DYNAMIC_OPERATORS,
+            per_channel=config.per_channel,
+            reduce_range=config.reduce_range,
+            weight_type=QuantType[_TYPES[config.weight_type]],
+            nodes_to_exclude=excluded,
+        )
+    source.unlink()
+
+
+def _saved(ctx: Context, content: ModelProto) -> Path:
+    path = ctx.scratch / "preprocessed.onnx"
+    onnx.save_model(content, path)
+    return path
+
+
+def _is_quantized(path: Path) -> bool:
+    graph = onnx.load(path, load_external_data=False).graph
+    return any(_INTEGER.search(node.op_type) for node in graph.node)
+
+
+def _keep_skipped_float(path: Path) -> None:
+    """Keep ONNX Runtime from quantizing the weights of skipped layers after all, when it loads the file."""
+    content = ir.load(path)
+    prevent_fusions(content.graph)
+    ir.save(content, path)
+
+
+def _kernels(ctx: Context, file: OnnxFile) -> dict[str, JSON]:
+    with quantizer_tools(ctx, "ONNX Runtime can't run what its quantizer wrote"):
+        kernels = Kernels.of(file.path, ctx.scratch)
+    return {"num_int8_nodes": kernels.integer.total(), "num_float_nodes": kernels.float.total()}

@@ -1,0 +1,74 @@
+"""What ONNX Runtime's quantizers need before they start: a float file, nodes with names, shapes, folded constants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from onnx import ModelProto, version_converter
+
+from ptpipe import Context, StageError
+from ptpipe_onnx.quantization.config import QuantizerConfig
+from ptpipe_onnx.quantization.nodes import name_nodes
+from ptpipe_onnx.quantization.tools import quantizer_tools
+from ptpipe_torch import Data, OnnxFile
+
+MIN_OPSET = 13
+"""The first one in which QuantizeLinear takes a scale for each channel."""
+
+
+def check_inputs(config: QuantizerConfig, ctx: Context, model: OnnxFile, data: Data) -> None:
+    """Raise StageError for a file that is quantized, and for data that the file doesn't take, or without samples."""
+    if model.precision != "float32":
+        raise StageError(f"{ctx.kind}: the file is {model.precision} already; take the float one")
+    data.info.check_fit("the file", model.signature)
+    if not len(data.splits[config.compare_split]):
+        raise StageError(
+            f"{ctx.kind}: the data has no samples in {config.compare_split} to compare the file on: choose another "
+            "`compare_split`"
+        )
+
+
+def preprocessed(ctx: Context, source: Path) -> Path:
+    """Return the file as the quantizers want it: shapes inferred, constants computed, batch norms folded.
+
+    Shapes are those that ONNX infers. ONNX Runtime's symbolic inference adds none that quantizers need, fails on
+    graphs of torch's exporter, and then writes files into the working directory.
+    """
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    named, path = ctx.scratch / "named.onnx", ctx.scratch / "preprocessed.onnx"
+    content = _updated(ctx, onnx.load(source, load_external_data=False))
+    name_nodes(content.graph)
+    onnx.save_model(content, named)
+    with quantizer_tools(ctx, "ONNX Runtime can't prepare the file for quantization"):
+        quant_pre_process(str(named), str(path), skip_symbolic_shape=True)
+    named.unlink()
+    return path
+
+
+def _updated(ctx: Context, content: ModelProto) -> ModelProto:
+    """Return a file of an opset with scales for each channel."""
+    opset = max((own.version for own in content.opset_import if own.domain in ("", "ai.onnx")), default=MIN_OPSET)
+    if opset >= MIN_OPSET:
+        return content
+    ctx.log(f"converted from opset {opset} to {MIN_OPSET}")
+    failed = f"the file has opset {opset}, and can't be converted to {MIN_OPSET}: export it with a later one"
+    with quantizer_tools(ctx, failed):
+        return version_converter.convert_version(content, MIN_OPSET)
+
+
+def load_preprocessed(ctx: Context, model: OnnxFile) -> ModelProto:
+    """Return the content of a file after `preprocessed`, and leave no file behind."""
+    path = preprocessed(ctx, model.path)
+    content = onnx.load(path, load_external_data=False)
+    name_nodes(content.graph)  # the optimizer makes nodes of its own
+    path.unlink()
+    return content
+
+
+def only_batch_size(content: ModelProto) -> int | None:
+    """Return the batch size of a file that takes no other; None where it takes any."""
+    stored = {tensor.name for tensor in content.graph.initializer}
+    axes = [value.type.tensor_type.shape.dim[:1] for value in content.graph.input if value.name not in stored]
+    return min((axis[0].dim_value for axis in axes if axis and axis[0].dim_value > 0), default=None)
