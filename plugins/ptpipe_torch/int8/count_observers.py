@@ -92,5 +92,6 @@ def _divergence(
     cells = cells.clip(0, _NUM_CELLS - 1)
     sums, sizes = np.bincount(cells, kept_C[occupied_C]), np.bincount(cells)
     spread = (sums[cells] / sizes[cells]).clip(min=_SMOOTHING)
-    p, q = clipped_C[occupied_C] / clipped_C.sum(), spread / spread.sum()
+    # Not normalized by what was kept, or clipping everything would leave two equal distributions.
+    p, q = clipped_C[occupied_C] / clipped_C.sum(), spread / clipped_C.sum()
     return float((p * np.log(p / q)).sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,8 +13,8 @@ from torch import nn
 import ptpipe
 from ptpipe import StageError
 from ptpipe.api import RunResult
-from ptpipe_quant import CalibrateConfig, PrepareConfig, calibrate, prepare
-from ptpipe_torch import Model, Ranges, builder
+from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
+from ptpipe_torch import Data, LoaderOptions, Model, Ranges, builder
 from ptpipe_torch.int8.engine import supported_engines
 
 from ...signatures import classifier
@@ -123,6 +124,76 @@ def test_what_is_not_a_number_is_named(trained, digits, ctx) -> None:
     prepared = prepare(PrepareConfig(), ctx, Model(trained.recipe, broken))
     with pytest.raises(StageError, match=r"quant\.test: the output of flatten is not finite"):
         calibrate(CalibrateConfig(), ctx, prepared, digits)
+
+
+class Exact(nn.Module):
+    """All values are multiples of 1/4 and of moderate size: no sum is rounded, however a batch is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 3, 3), nn.ReLU())
+        self.fc = nn.Linear(48, 10)
+        generator = torch.Generator().manual_seed(7)
+        for parameter in self.parameters():
+            parameter.data = torch.randint(-2, 3, parameter.shape, generator=generator).float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.convs(torch.round(x * 4) / 4).flatten(1))
+
+
+@builder
+def exact() -> nn.Module:
+    return Exact()
+
+
+@pytest.mark.parametrize("observer", ["mse", "percentile", "entropy", "min_max"])
+def test_neither_batches_nor_order_change_the_result(digits, ctx, observer: str) -> None:
+    prepared = prepare(PrepareConfig(backend=FIRST, observer=observer), ctx, make_model(exact))
+    states = []
+    for batch_size, step in ((64, 1), (7, -1), (1, 1)):
+        split = digits.splits["train"].subset(np.arange(60)[::step].copy())
+        data = Data(digits.info, {"train": split}, LoaderOptions(batch_size))
+        states.append(calibrate(CalibrateConfig(split="train"), ctx, prepared, data)[0].tensors)
+    for other in states[1:]:
+        assert not [name for name, tensor in states[0].items() if not torch.equal(tensor, other[name])]
+
+
+@builder
+def odd_activations(*, kind: str) -> nn.Module:
+    """Outputs that are constant, all zero, or infinite."""
+    first = nn.Conv2d(1, 3, 3)
+    nn.init.constant_(first.weight, float("inf") if kind == "infinite" else 0.0)
+    nn.init.constant_(first.bias, 3.0 if kind == "constant" else 0.0)
+    return nn.Sequential(first, nn.Flatten(), nn.Linear(108, 10))
+
+
+COUNTING = ["mse", "percentile", "entropy"]
+
+
+@pytest.mark.parametrize("observer", COUNTING)
+@pytest.mark.parametrize("kind", ["constant", "zero"])
+def test_constant_activations_and_a_single_sample(digits, ctx, observer: str, kind: str) -> None:
+    model = make_model(odd_activations, kind=kind)
+    prepared = prepare(PrepareConfig(backend=FIRST, observer=observer), ctx, model)
+    calibrated_model, ranges = calibrate(CalibrateConfig(split="train", num_samples=1), ctx, prepared, digits)
+    assert list(ranges.limits.values())[1] == ((3.0, 3.0) if kind == "constant" else (0.0, 0.0))
+    int8 = convert(ConvertConfig(), ctx, calibrated_model)
+    pixels = {
+        "images": digits.splits["train"].inputs["images"].take(np.arange(8)).astype(np.float32).reshape(8, 1, 8, 8)
+    }
+    with int8.predictor() as predict, model.predictor() as predict_float:
+        (found,), (expected,) = predict(pixels).values(), predict_float(pixels).values()
+    assert np.abs(found - expected).max() < 0.1
+
+
+@pytest.mark.parametrize("observer", [*COUNTING, "min_max"])
+def test_an_infinite_activation_is_named(trained, digits, ctx, observer: str) -> None:
+    prepared = prepare(PrepareConfig(observer=observer), ctx, trained)
+    broken = dict(prepared.tensors)
+    bias = next(name for name in broken if name.endswith(".bias"))
+    broken[bias] = torch.full_like(broken[bias], float("inf"))
+    with pytest.raises(StageError, match=r"quant\.test: the output of \S+ is not finite"):
+        calibrate(CalibrateConfig(), ctx, Model(prepared.recipe, broken), digits)
 
 
 def test_inputs_must_be_those_of_the_data(digits, ctx) -> None:

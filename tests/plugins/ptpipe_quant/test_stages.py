@@ -233,7 +233,7 @@ def test_a_network_that_needs_a_batch_of_images(digits, ctx, method) -> None:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("observer", ["mse", "min_max", "moving_average", "percentile", "entropy"])
+@pytest.mark.parametrize("observer", ["mse", "min_max", "moving_average", "percentile"])
 @pytest.mark.parametrize("reduce_range", [True, False])
 def test_observers_and_ranges(trained, digits, ctx, metrics, observer, reduce_range) -> None:
     config = PrepareConfig(backend=FIRST, observer=observer, reduce_range=reduce_range)
