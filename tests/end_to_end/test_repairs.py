@@ -17,14 +17,17 @@ stages:
   data: {{uses: data.digits, with: {{batch_size: 64}}}}
   net: {{uses: model.small_cnn}}
   trained: {{uses: train.supervised, with: {{epochs: 1}}}}
-  even: {{uses: quant.equalize}}
-  norms: {{uses: quant.reestimate_batch_norm, with: {{backend: {backend}, weights: per_tensor, num_samples: 128}}}}
-  prepared: {{uses: quant.prepare, with: {{backend: {backend}, weights: per_tensor}}}}
-  calibrated: {{uses: quant.calibrate, with: {{num_samples: 128}}}}
+  even: {{uses: quant.equalize, needs: {{model: trained}}}}
+  norms:
+    uses: quant.reestimate_batch_norm
+    needs: {{model: even}}
+    with: {{backend: {backend}, weights: per_tensor, num_samples: 128}}
+  prepared: {{uses: quant.prepare, needs: {{model: norms}}, with: {{backend: {backend}, weights: per_tensor}}}}
+  calibrated: {{uses: quant.calibrate, needs: {{model: prepared}}, with: {{num_samples: 128}}}}
   rounded: {{uses: quant.adaround, needs: {{model: calibrated.model}}, with: {{num_samples: 64, num_iterations: 3}}}}
   biases: {{uses: quant.bias_correct, needs: {{model: rounded}}, with: {{num_samples: 64}}}}
-  int8: {{uses: quant.convert}}
-  file: {{uses: export.onnx}}
+  int8: {{uses: quant.convert, needs: {{model: biases}}}}
+  file: {{uses: export.onnx, needs: {{model: int8}}}}
 """
 
 
