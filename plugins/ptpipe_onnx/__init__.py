@@ -59,7 +59,7 @@ def quantize_weights(config: WeightOnlyConfig, ctx: Context, model: OnnxFile, da
     """Quantize the weights of a float ONNX file's linear layers to 4 or 8 bits, a scale for each block of them.
 
     Needs no calibration: activations stay float. The layers become `MatMulNBits`, an operator of ONNX Runtime that
-    other runtimes may lack. For transformers, whose time and size are those of their weights. The result is compared
+    others may not have. For transformers, whose time and size are those of their weights. The result is compared
     with the float file on real samples, as that of `quant.onnx`.
     """
     from ptpipe_onnx.quantization.weight_only import quantize_weights
