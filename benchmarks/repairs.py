@@ -6,8 +6,8 @@ those of the data set. A MobileNet-like network with batch norms (`activation`: 
 train.supervised, then quantized by quant.prepare, quant.calibrate and quant.convert with min-max ranges, and repaired
 in all combinations that the table names. Calibration has 512 windows of the training pictures.
 
-    python benchmarks/repairs.py [--epochs 4] [--lr 0.3] [--weight-decay 5e-4] [--seeds 0 1 2] [--backend qnnpack] [--weights per_tensor]
-        [--activation ReLU] [--threads 1]
+    python benchmarks/repairs.py [--epochs 4] [--lr 0.3] [--weight-decay 5e-4] [--seeds 0 1 2] [--backend qnnpack]
+        [--weights per_tensor] [--observer min_max] [--activation ReLU] [--absorb-bias] [--quick] [--threads 1]
 
 A line is one variant: accuracy on the test windows in percent, the loss against float in points, and agreement of its
 predictions with float.
