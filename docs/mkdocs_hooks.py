@@ -25,6 +25,7 @@ GUIDES = {
     "Your data": "docs/data.md",
     "Networks": "docs/networks.md",
     "Training": "docs/training.md",
+    "ONNX files": "docs/onnx.md",
     "Comparisons": "docs/compare.md",
     "Gates": "docs/gates.md",
     "In CI": "docs/ci.md",
