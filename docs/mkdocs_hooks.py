@@ -26,6 +26,7 @@ GUIDES = {
     "Networks": "docs/networks.md",
     "Training": "docs/training.md",
     "Quantization": "docs/quantization.md",
+    "ONNX files": "docs/onnx.md",
     "Comparisons": "docs/compare.md",
     "Gates": "docs/gates.md",
     "In CI": "docs/ci.md",

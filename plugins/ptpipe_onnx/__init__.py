@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _unsupported_opset(config: ExportConfig) -> Iterable[str]:
     from ptpipe_onnx.checks import unsupported_opset
 
-    message = unsupported_opset(config.opset)
+    message = unsupported_opset(config.opset, config.ir_version)
     return [message] if message else []
 
 
@@ -27,7 +27,9 @@ def export_onnx(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
 
     Input `images` (N, C, H, W), output `logits` (N, K), for any N. int8 weights are stored as int8. The file's
     metadata has mean, std, class names and the origin of the model. The stage fails, with figures, if the file's
-    logits differ from torch's by more than rounding explains.
+    logits differ from torch's by more than rounding explains. It reports which layers ONNX Runtime computes in
+    integers, and which can saturate on x86 processors without VNNI. Beside the file, `model.vectors.npz` has samples
+    and their outputs, for `ptpipe check` on the target.
     """
     from ptpipe_onnx.export import export_file
 

@@ -15,7 +15,17 @@ class ExportConfig(StageConfig):
     opset: int = Field(
         18, ge=18, le=23, description="ONNX opset version; torch exports opset 18 and converts to later ones"
     )
+    ir_version: int = Field(
+        10, ge=8, le=13, description="version of the file format (IR); ONNX Runtime 1.18 and later read 10"
+    )
     split: Literal["test", "val", "calibration", "train"] = Field(
         "test", description="split of the samples to compare the file with the torch model on (labels are not read)"
     )
     num_samples: int = Field(512, ge=1, description="maximum number of samples to compare on")
+    num_test_vectors: int = Field(
+        8,
+        ge=0,
+        le=1024,
+        description="number of these samples that are stored beside the file with their outputs, for `ptpipe check`; "
+        "whoever gets the file gets them too: 0 stores none",
+    )

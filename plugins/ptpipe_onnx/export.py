@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,11 +21,15 @@ from torch.fx import GraphModule
 from ptpipe import Context, StageError, __version__
 from ptpipe_onnx import dynamic_passes, graph, layerwise, qdq_passes, runtime_passes, torch_exporter
 from ptpipe_onnx.config import ExportConfig
+from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.metadata import metadata_of, reduced_range
 from ptpipe_onnx.parity import Logits, Parity
-from ptpipe_onnx.tensor_names import name_quantized_tensors
+from ptpipe_onnx.reproduction import stored_environment
+from ptpipe_onnx.saturation import Saturation, saturation_of
+from ptpipe_onnx.tensor_names import fused_layer_names, largest_integers, name_quantized_tensors
+from ptpipe_onnx.vectors import SUFFIX, Tolerance, Vectors
 from ptpipe_onnx.weights import store_float_weights, store_weights
 from ptpipe_torch import Data, Model, OnnxFile, Predictor, Task, epoch_order
 from ptpipe_torch.int8.engine import quantized_engine
@@ -55,23 +60,37 @@ class BuiltGraph:
     """As in the metadata `reduce_range`; DynamicQuantizeLinear always has 8 bits."""
 
 
+@dataclass(frozen=True)
+class WrittenFile:
+    """What is known of a file that was written."""
+
+    precision: str
+    steps: Mapping[str, float]
+    """The quantization step of each quantized output."""
+    saturation: Saturation
+    layer_names: Mapping[str, str]
+    """Of layers that the model calls otherwise than the file."""
+    reference: GraphModule | None
+
+
 def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) -> OnnxFile:
     """Implement the stage `export.onnx`."""
     _check_inputs(config, model, data)
     path = ctx.scratch / "model.onnx"
     with torch.random.fork_rng(devices=[]):  # converted layers draw random initial weights
         with released_memory():
-            precision, steps, reference = _write(config, path, model, data)
+            written = _write(config, path, model, data)
         onnx.checker.check_model(str(path), full_check=True)
-        file = OnnxFile(path, model.signature, precision)
+        file = OnnxFile(path, model.signature, written.precision)
         ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
-        if precision != "float32":
-            _count_kernels(ctx, path)
-        if reference is not None:
+        if written.precision != "float32":
+            _report_kernels(ctx, path, written)
+        if written.reference is not None:
             with released_memory():
-                compare_layers(ctx, path, model, reference, _inputs(config, ctx, data, layerwise.MAX_SAMPLES))
-            del reference
-        parities = _compare(config, ctx, file, model, data, steps)
+                inputs = _inputs(config, ctx, data, layerwise.MAX_SAMPLES)
+                compare_layers(ctx, path, model, written.reference, inputs)
+            written = replace(written, reference=None)  # releases it
+        parities = _compare(config, ctx, file, model, data, written.steps)
     figures = {
         name if len(parities) == 1 else f"{output}.{name}": value
         for output, parity in parities.items()
@@ -80,7 +99,30 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     ctx.metric(**figures)
     for parity in parities.values():
         parity.check()
-    return OnnxFile(path, file.signature, file.precision, figures)
+    vectors = _write_vectors(config, ctx, file, data, parities)
+    return OnnxFile(path, file.signature, file.precision, figures, vectors)
+
+
+def _write_vectors(
+    config: ExportConfig, ctx: Context, file: OnnxFile, data: Data, parities: Mapping[str, Parity]
+) -> Path | None:
+    """Write the test vectors beside the file; return None where there are to be none."""
+    if not config.num_test_vectors:
+        return None
+    inputs, task = _inputs(config, ctx, data, config.num_test_vectors), data.info.task
+    with file.predictor() as predict:
+        outputs = predict(inputs)
+    tolerances = {}
+    for name, parity in parities.items():
+        rms, largest = parity.limits_elsewhere
+        tolerances[name] = Tolerance(largest, rms, tuple(task.output_scale), task.class_scores.get(name))
+    path = file.path.with_suffix(SUFFIX)
+    with file.path.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    vectors = Vectors(digest, inputs, outputs, tolerances, stored_environment())
+    vectors.save(path)
+    ctx.metric(num_test_vectors=vectors.num_samples, test_vector_bytes=path.stat().st_size)
+    return path
 
 
 def compare_layers(ctx: Context, path: Path, model: Model, reference: GraphModule, inputs: Arrays) -> None:
@@ -167,10 +209,8 @@ def _with_rounded_weights(network: nn.Module, weights: Mapping[str, QuantizedWei
     return network
 
 
-def _write(
-    config: ExportConfig, path: Path, model: Model, data: Data
-) -> tuple[str, dict[str, float], GraphModule | None]:
-    """Write the file; return its precision, the quantization steps of quantized outputs, and its reference network."""
+def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> WrittenFile:
+    """Write the file."""
     built = build_graph(model, config.opset)
     content = built.model
     runtime_passes.prevent_fusions(content.graph)
@@ -178,11 +218,17 @@ def _write(
     if size_bytes > MAX_BYTES:
         raise StageError(f"the weights are {size_bytes:,} bytes; one ONNX file holds less than 2 GiB")
     graph.set_shapes(content.graph, model.signature)
+    largest = {}
+    if built.reference is not None and built.reduced == "true":
+        largest = largest_integers(built.reference)
+    names = {} if built.reference is None else fused_layer_names(built.reference)
+    saturation = saturation_of(content.graph, largest, names)
+    content.ir_version = config.ir_version
     content.producer_name, content.producer_version = "ptpipe", __version__
-    content.metadata_props.update(metadata_of(model, data, built.precision, built.reduced))
+    content.metadata_props.update(metadata_of(model, data, built.precision, built.reduced, saturation))
     steps = qdq_passes.output_steps(content.graph)
     graph.write(content, path)
-    return built.precision, steps, built.reference
+    return WrittenFile(built.precision, steps, saturation, names, built.reference)
 
 
 def _compare(
@@ -192,7 +238,7 @@ def _compare(
     order_N = _order(config, ctx, data)
     predictions: list[list[dict[str, npt.NDArray[Any]]]] = []
     num_done = 0
-    with file.predictor() as onnx_predict, model.predictor() as torch_predict, _float_predictor(model) as float_predict:
+    with file.predictor() as onnx_predict, model.predictor() as torch_predict, float_predictor(model) as float_predict:
         predictors = [onnx_predict, torch_predict, *([float_predict] if float_predict else [])]
         for part_N, batch_size in (
             (order_N[:1], 1),
@@ -238,7 +284,7 @@ def _inputs(config: ExportConfig, ctx: Context, data: Data, num_samples: int) ->
 
 
 @contextmanager
-def _float_predictor(model: Model) -> Iterator[Predictor | None]:
+def float_predictor(model: Model) -> Iterator[Predictor | None]:
     """Yield a predictor of the float network of an int8 model; None for a float model."""
     if not model.recipe.backend:
         yield None
@@ -253,9 +299,21 @@ def _float_predictor(model: Model) -> Iterator[Predictor | None]:
         yield predict
 
 
-def _count_kernels(ctx: Context, path: Path) -> None:
+def _report_kernels(ctx: Context, path: Path, written: WrittenFile) -> None:
+    """Report what computes in integers, and what can saturate."""
     kernels = Kernels.of(path, ctx.scratch)
     ctx.metric(num_int8_nodes=kernels.integer.total(), num_float_nodes=kernels.float.total())
     for precision, counts in (("int8", kernels.integer), ("float", kernels.float)):
         listed = ", ".join(f"{count} {name}" for name, count in counts.items())
         ctx.log(f"ONNX Runtime computes in {precision}: {listed or 'nothing'}")
+    coverage = coverage_of(path, kernels, written.layer_names)
+    ctx.metric(**coverage.figures)
+    ctx.notice(str(coverage))
+    for name, reason in coverage.float_layers.items():
+        ctx.log(f"{name} computes in float: {reason}")
+    saturation = written.saturation
+    ctx.metric(num_saturating_layers=len(saturation.saturating))
+    if saturation.saturating:
+        ctx.notice(str(saturation))
+    for layer in (layer for layer in saturation.layers if layer.saturates):
+        ctx.log(f"{layer.name}: sums of two products from {layer.low:,} to {layer.high:,}, in 16 bits without VNNI")

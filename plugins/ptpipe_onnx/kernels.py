@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ _MOVES = {
     *("Concat", "Constant", "Expand", "Flatten", "Gather", "Identity", "ReorderInput", "ReorderOutput", "Reshape"),
     *("Shape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
 }
+_RENAMED = re.compile(r"(_token_\d+|_nchwc)+$")
+"""What ONNX Runtime appends to the name of a node that it replaces."""
 _CONVERTS = {"Cast", "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"}
 
 
@@ -27,6 +30,10 @@ class Kernels:
 
     integer: Counter[str] = field(default_factory=Counter)
     float: Counter[str] = field(default_factory=Counter)
+    integer_nodes: set[str] = field(default_factory=set)
+    """Names of the integer operators: of those in the file that they compute."""
+    integer_operands: set[str] = field(default_factory=set)
+    """Names of all that they read."""
 
     @classmethod
     def of(cls, path: Path, scratch: Path) -> Kernels:
@@ -51,6 +58,8 @@ class Kernels:
             is_quantized = node.op_type.startswith("QLinear") or node.op_type == "QGemm"
             if is_quantized or node.op_type in _INTEGER_PRODUCTS or (node.op_type in _EITHER and on_integers):
                 counts.integer[node.op_type] += 1
+                counts.integer_nodes.add(_RENAMED.sub("", node.name))
+                counts.integer_operands.update(node.input)
             elif node.op_type not in _MOVES | _CONVERTS:
                 counts.float[node.op_type] += 1
             passes_on = on_integers and (node.op_type in _EITHER or node.op_type in _MOVES)

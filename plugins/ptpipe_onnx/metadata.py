@@ -7,14 +7,11 @@ import json
 import torch
 from torch import nn
 
+from ptpipe_onnx.saturation import Saturation
 from ptpipe_torch import Data, Model
 from ptpipe_torch.int8.observers import observes_range
 
 _FULL, _REDUCED = 255, 127
-_SATURATES = (
-    "only with VNNI (AVX-512 VNNI or AVX-VNNI); without it two products of 8-bit integers are added in 16 bits, where "
-    "they saturate"
-)
 
 
 def reduced_range(prepared: nn.Module) -> str:
@@ -25,7 +22,7 @@ def reduced_range(prepared: nn.Module) -> str:
     return "some layers" if _REDUCED in levels else "false"
 
 
-def metadata_of(model: Model, data: Data, precision: str, reduced: str) -> dict[str, str]:
+def metadata_of(model: Model, data: Data, precision: str, reduced: str, saturation: Saturation) -> dict[str, str]:
     """Return the metadata of a model's file. `reduced`: from `reduced_range`."""
     info = data.info
     metadata = {
@@ -41,9 +38,20 @@ def metadata_of(model: Model, data: Data, precision: str, reduced: str) -> dict[
     }
     if precision != "float32":
         metadata["reduce_range"] = reduced
-        is_exact = "yes, for inputs within the calibrated ranges" if reduced == "true" else _SATURATES
-        metadata["exact_integer_sums_on_x86"] = is_exact
+        metadata["exact_integer_sums_on_x86"] = _where_sums_are_exact(saturation)
+        metadata["saturating_layers_without_vnni"] = json.dumps([layer.name for layer in saturation.saturating])
     return metadata
+
+
+def _where_sums_are_exact(saturation: Saturation) -> str:
+    if saturation.is_exact_beyond:
+        return "yes"
+    if not saturation.saturating:
+        return "yes, for inputs within the calibrated ranges"
+    return (
+        "only with VNNI (AVX-512 VNNI or AVX-VNNI), or with the session option session.x64quantprecision=1; without "
+        "them two products of 8-bit integers are added in 16 bits, where they saturate"
+    )
 
 
 def _observes_activation(module: nn.Module) -> bool:

@@ -104,6 +104,19 @@ class Parity:
     def _value(self) -> str:
         return "logit" if self.are_class_scores else "output"
 
+    @property
+    def limits_elsewhere(self) -> tuple[float, float]:
+        """How far the file may differ on another machine from what it computes here: rms and maximum.
+
+        Other kernels add and round in another order. As between the file and torch's model, the worst case is that all
+        roundings of an int8 network become independent, and the difference sqrt(2) times its error.
+        """
+        rounding = FLOAT_TOLERANCE * float(np.abs(self.torch_NK).max())
+        if self.float_NK is None:
+            return rounding, rounding
+        largest_error = max(float(np.abs(self.torch_NK - self.float_NK).max()), (self.step or 0.0) / 2)
+        return math.sqrt(2) * self._error(self.float_NK) + rounding, 2 * largest_error + rounding
+
     def check(self) -> None:
         """Raise StageError, with figures, if the two differ by more than the tolerances of this module."""
         difference_NK = self.onnx_NK - self.torch_NK

@@ -7,12 +7,17 @@ wrong one differs from what the reference network computes, and the file is refu
 from __future__ import annotations
 
 import onnx_ir as ir
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
 from ptpipe_onnx.graph import nodes
 from ptpipe_onnx.grid import Grid
 from ptpipe_torch.int8.layer_parity import quantize_nodes
+
+_REDUCED = 127
+_FIXED_SCALES = (1 / 256, 2 / 256)
+"""Of sigmoid and tanh in torch: an observed scale that is one of these by chance counts as one, which is safe."""
 
 
 def name_quantized_tensors(model: ir.Model, reference: GraphModule) -> None:
@@ -34,6 +39,22 @@ def grid_of(quantize: Node) -> Grid:
     """Return scale, zero point and type of a quantize node of a reference network."""
     _, scale, zero_point, _, _, dtype = quantize.args
     return Grid.from_torch(scale, zero_point, dtype)
+
+
+def largest_integers(reference: GraphModule) -> dict[str, int]:
+    """Return the largest integer of each tensor that was calibrated to 7 bits, by the name of its quantize node.
+
+    Of a network whose ranges are all reduced. Tensors of a fixed range, such as a sigmoid's, have 8 bits in any case.
+    """
+    nodes = quantize_nodes(reference)
+    return {node.name: _REDUCED for node in nodes if float(grid_of(node).scale) not in _FIXED_SCALES}
+
+
+def fused_layer_names(reference: GraphModule) -> dict[str, str]:
+    """Return the names of layers that are fused with what follows, by those of their first parts: `conv.0`: `conv`."""
+    calls = reference.graph.find_nodes(op="call_module")
+    targets = (str(node.target) for node in calls)
+    return {f"{name}.0": name for name in targets if isinstance(reference.get_submodule(name), nn.Sequential)}
 
 
 def quantize_node_name(value: ir.Value) -> str:

@@ -59,7 +59,7 @@ def test_compares_what_was_made(smoke):
 
 def test_the_models_to_ship_lie_in_the_runs_folder(smoke, tmp_path):
     stages, artifacts, _ = smoke
-    assert stages["onnx"]["deliverables"] == ["onnx/model.onnx"]
+    assert stages["onnx"]["deliverables"] == ["onnx/model.onnx", "onnx/model.vectors.npz"]
     assert stages["pretrain"]["deliverables"] == ["pretrain/recipe.json", "pretrain/tensors.safetensors"]
     assert stages["qat"]["deliverables"] == ["qat/recipe.json", "qat/int8.safetensors"]
     assert stages["data"]["deliverables"] == stages["compare"]["deliverables"] == []

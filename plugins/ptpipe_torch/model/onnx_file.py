@@ -21,7 +21,7 @@ from ptpipe_torch.runtime import released_memory
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_MODEL, _INFO = "model.onnx", "info.json"
+_MODEL, _VECTORS, _INFO = "model.onnx", "model.vectors.npz", "info.json"
 _FATAL = 4
 
 
@@ -31,7 +31,8 @@ class OnnxFile(Deployable):
     One exported for a single batch size predicts other batches in pieces of that size, the last one filled up.
 
     `signature`: of the file; other inputs or outputs in it are an error. `precision`: `float32`, `int8` or
-    `int8 dynamic`. `parity`: how its outputs compared with the torch model's when it was written.
+    `int8 dynamic`. `parity`: how its outputs compared with the torch model's when it was written. `test_vectors`: a
+    file with inputs and outputs, for `ptpipe check`, that is shipped beside it; None if there is none.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class OnnxFile(Deployable):
         signature: Signature,
         precision: str = "float32",
         parity: Mapping[str, JSON] = MappingProxyType({}),
+        test_vectors: Path | None = None,
     ) -> None:
         self.path = path
         self._signature = signature
         self.precision = precision
         self.parity = parity
+        self.test_vectors = test_vectors
 
     @property
     def signature(self) -> Signature:
@@ -90,6 +93,8 @@ class OnnxFile(Deployable):
         """Copy the file. Raises StageError where it refers to others, which would be missing beside the copy."""
         _check_self_contained(self.path)
         shutil.copyfile(self.path, folder / _MODEL)
+        if self.test_vectors is not None:
+            shutil.copyfile(self.test_vectors, folder / _VECTORS)
         info = {
             "signature": self.signature.to_json(),
             "precision": self.precision,
@@ -109,11 +114,12 @@ class OnnxFile(Deployable):
             _check_self_contained(folder / _MODEL)
         except StageError as error:
             raise IntegrityError(str(error)) from error
-        return cls(folder / _MODEL, signature, info.precision, info.parity)
+        vectors = folder / _VECTORS
+        return cls(folder / _MODEL, signature, info.precision, info.parity, vectors if vectors.is_file() else None)
 
     @classmethod
     def deliverables(cls, folder: Path) -> tuple[str, ...]:
-        return (_MODEL,)
+        return tuple(name for name in (_MODEL, _VECTORS) if (folder / name).is_file())
 
     def summary(self) -> dict[str, JSON]:
         return {"format": self.format, "size_bytes": self.size_bytes, "parity": dict(self.parity)}
@@ -137,6 +143,13 @@ def session_options(num_threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.log_severity_level = _FATAL
     return options
+
+
+@contextmanager
+def open_session(path: Path, num_threads: int) -> Iterator[Any]:
+    """Yield a session of a self-contained file. Raises StageError, in one line, for one that can't be loaded or run."""
+    with _one_line_errors(path):
+        yield _session(path, num_threads)
 
 
 def _session(path: Path, num_threads: int) -> Any:
@@ -190,6 +203,8 @@ def _check_self_contained(path: Path) -> None:
 def _one_line_errors(path: Path) -> Iterator[None]:
     try:
         yield
+    except StageError:
+        raise
     except Exception as error:  # ONNX Runtime's exceptions have no common base class
         # The file decides what an error quotes: names with newlines, escapes, of any length.
         reason = "".join(char if char.isprintable() else " " for char in str(error))

@@ -87,9 +87,13 @@ def test_metadata_of_the_file(run_export: Export, float_model: Make, events) -> 
     assert inputs == {"images": image}
     assert Task.from_json(json.loads(metadata["task"])) == Classification(class_names=tuple("0123456789"))
     assert (metadata["backend"], metadata["precision"], metadata["data"]) == ("", "float32", "digits")
-    assert [entry.version for entry in model.opset_import] == [18]
+    assert ([entry.version for entry in model.opset_import], model.ir_version) == ([18], 10)
     assert events.metrics["size_bytes"] == file.path.stat().st_size
     assert events.metrics["opset"] == 18
+
+
+def test_ir_version(run_export: Export, float_model: Make) -> None:
+    assert onnx.load(run_export(float_model("cnn"), ir_version=9, num_samples=8).path).ir_version == 9
 
 
 def test_batch_norm_is_folded_and_nothing_else_is_in_the_file(run_export: Export, float_model: Make) -> None:

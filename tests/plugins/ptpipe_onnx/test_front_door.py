@@ -30,10 +30,18 @@ def test_kind_and_ports() -> None:
 def test_options_are_explained_and_have_defaults() -> None:
     assert len(export_onnx.help) > 60
     assert all(field.description for field in ExportConfig.model_fields.values())
-    assert ExportConfig().model_dump() == {"opset": 18, "split": "test", "num_samples": 512}
+    assert ExportConfig().model_dump() == {
+        "opset": 18,
+        "ir_version": 10,
+        "split": "test",
+        "num_samples": 512,
+        "num_test_vectors": 8,
+    }
 
 
-@pytest.mark.parametrize("options", [{"opset": 17}, {"opset": 24}, {"split": "all"}, {"num_samples": 0}, {"ops": 1}])
+@pytest.mark.parametrize(
+    "options", [{"opset": 17}, {"opset": 24}, {"split": "all"}, {"num_samples": 0}, {"ir_version": 7}, {"ops": 1}]
+)
 def test_bad_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ExportConfig.model_validate_json(json.dumps(options), strict=True)
@@ -43,3 +51,4 @@ def test_preflight_knows_what_this_runtime_can_run() -> None:
     assert export_onnx.preflight is not None
     assert list(export_onnx.preflight(ExportConfig())) == []
     assert "does not run opset 200" in str(unsupported_opset(opset=200))
+    assert "in IR version 99" in str(unsupported_opset(18, 99))

@@ -1,0 +1,166 @@
+"""Run an ONNX file on its test vectors and compare its outputs, with NumPy and ONNX Runtime alone.
+
+Shape legend: N samples, K columns of an output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptpipe import JSON, IntegrityError, StageError, __version__, host
+from ptpipe_onnx.vectors import Tolerance, Vectors
+
+_VNNI = ("avx512_vnni", "avx_vnni")
+_X86 = ("x86_64", "amd64")
+
+
+@dataclass(frozen=True)
+class OutputDifference:
+    """How one output differs from the stored one."""
+
+    max_abs: float
+    rms: float
+    tolerance: Tolerance
+    top1_agreement: float | None
+    """Share of samples (or positions) whose highest score is the same; None if the output has no classes."""
+
+    @property
+    def is_reproduced(self) -> bool:
+        """Whether the difference is within the tolerance; NaN is not."""
+        return self.max_abs <= self.tolerance.max_abs and self.rms <= self.tolerance.rms
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return the figures."""
+        return {
+            "reproduced": self.is_reproduced,
+            "max_abs_difference": self.max_abs,
+            "max_abs_allowed": self.tolerance.max_abs,
+            "rms_difference": self.rms,
+            "rms_allowed": self.tolerance.rms,
+            "top1_agreement": self.top1_agreement,
+        }
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Result of a check."""
+
+    outputs: Mapping[str, OutputDifference]
+    num_samples: int
+    here: Mapping[str, str]
+    made_with: Mapping[str, str]
+    hint: str = ""
+    """The likely cause of a difference, with its remedy."""
+
+    @property
+    def is_reproduced(self) -> bool:
+        """Whether all outputs are."""
+        return all(output.is_reproduced for output in self.outputs.values())
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return all figures."""
+        return {
+            "reproduced": self.is_reproduced,
+            "num_samples": self.num_samples,
+            "outputs": {name: output.to_json() for name, output in self.outputs.items()},
+            "here": dict(self.here),
+            "made_with": dict(self.made_with),
+            "hint": self.hint or None,
+        }
+
+
+def environment() -> dict[str, str]:
+    """Return the versions and the processor that a file's outputs depend on."""
+    ort = _runtime()
+    flags = host.cpu_flags()
+    vnni = "unknown" if flags is None else ", ".join(flag for flag in _VNNI if flag in flags) or "none"
+    return {
+        "ptpipe": __version__,
+        "onnxruntime": str(ort.__version__),
+        "architecture": platform.machine(),
+        "processor": host.processor_name(),
+        "vnni": vnni,
+    }
+
+
+def stored_environment() -> dict[str, str]:
+    """Return what is stored of it: nothing that differs between machines on which the export is the same."""
+    return {name: value for name, value in environment().items() if name in ("ptpipe", "onnxruntime", "architecture")}
+
+
+def reproduce(path: Path, vectors: Vectors) -> Reproduction:
+    """Run the file on the inputs, as one batch, and compare.
+
+    Raises IntegrityError if the vectors were made for another file, StageError if ONNX Runtime can't run it.
+    """
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != vectors.model_sha256:
+        raise IntegrityError(f"{path.name} is not the file that these test vectors were made for: its bytes differ")
+    outputs, metadata = _run(path, vectors)
+    differences = {
+        name: difference_of(outputs[name], vectors.outputs[name], tolerance)
+        for name, tolerance in vectors.tolerances.items()
+    }
+    here = environment()
+    result = Reproduction(differences, vectors.num_samples, here, vectors.made_with)
+    if result.is_reproduced or not _may_saturate(here, metadata):
+        return result
+    hint = (
+        "this processor has no VNNI, and sums of the file's products can saturate in 16 bits: set the session option "
+        "session.x64quantprecision to 1, or calibrate with reduce_range: true"
+    )
+    return Reproduction(differences, vectors.num_samples, here, vectors.made_with, hint)
+
+
+def difference_of(found: npt.NDArray[Any], expected: npt.NDArray[Any], tolerance: Tolerance) -> OutputDifference:
+    """Compare one output. Raises StageError for one of another shape or type."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        raise StageError(
+            f"the file returned {found.dtype} {found.shape}, its vectors have {expected.dtype} {expected.shape}"
+        )
+    difference = found.astype(np.float64) - expected.astype(np.float64)
+    if tolerance.scales:
+        difference = difference / np.array(tolerance.scales)
+    axis = tolerance.class_axis
+    agreement = None if axis is None else float(np.mean(found.argmax(axis) == expected.argmax(axis)))
+    rms = float(np.sqrt(np.mean(np.square(difference))))
+    return OutputDifference(float(np.abs(difference).max()), rms, tolerance, agreement)
+
+
+def _run(path: Path, vectors: Vectors) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+    """Return the outputs and the file's metadata."""
+    from ptpipe_torch.model.onnx_file import open_session
+
+    _runtime()
+    with open_session(path, host.num_threads()) as session:
+        inputs = {value.name for value in session.get_inputs()}
+        if inputs != vectors.inputs.keys() or not vectors.outputs.keys() <= {v.name for v in session.get_outputs()}:
+            raise StageError(f"{path.name} has other inputs or outputs than its test vectors")
+        names = list(vectors.outputs)
+        outputs = dict(zip(names, session.run(names, dict(vectors.inputs)), strict=True))
+        return outputs, dict(session.get_modelmeta().custom_metadata_map)
+
+
+def _runtime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise StageError("onnxruntime can't be imported: pip install onnxruntime") from error
+    return onnxruntime
+
+
+def _may_saturate(here: Mapping[str, str], metadata: Mapping[str, str]) -> bool:
+    return (
+        here["architecture"].lower() in _X86
+        and here["vnni"] in ("none", "unknown")
+        and metadata.get("saturating_layers_without_vnni", "[]") != "[]"
+    )
