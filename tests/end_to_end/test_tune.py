@@ -36,10 +36,13 @@ stages:
   net:      {{uses: model.small_cnn}}
   pretrain: {{uses: train.supervised, with: {{epochs: 6, batch_size: 32, lr: 0.05}}}}
   float:    {{uses: toy.plant, needs: {{model: pretrain}}}}
-  prepared: {{uses: quant.prepare, needs: {{model: float}}, with: &scheme {{backend: {backend}, weights: per_tensor}}}}
+  prepared: {{uses: quant.prepare, needs: {{model: float}}, with: {{backend: {backend}, weights: per_tensor}}}}
   ranges:   {{uses: quant.calibrate, needs: {{model: prepared}}}}
   why:      {{uses: quant.analyze, needs: {{model: ranges.model}}}}
-  tuned:    {{uses: quant.tune, needs: {{model: float}}, with: {{<<: *scheme, max_drop: 0.03}}}}
+  tuned:
+    uses: quant.tune
+    needs: {{model: float}}
+    with: {{backend: {backend}, weights: per_tensor, max_drop: 0.03}}
   int8:     {{uses: quant.convert, needs: {{model: tuned.model}}}}
   onnx:     {{uses: export.onnx, needs: {{model: int8}}}}
   compare:  {{uses: eval.compare, needs: {{models: [float, int8, onnx]}}, with: {{baseline: float, batch_sizes: []}}}}
@@ -61,6 +64,7 @@ def test_the_layer_is_named_and_kept_float_and_the_file_is_as_good_as_the_float_
     while killed.poll() is None and not any((tmp_path / "artifacts" / "scratch").rglob("best-*")):
         assert time.monotonic() < deadline, "no trial was made"
         time.sleep(0.02)
+    assert killed.poll() is None, "it ended before it could be killed"
     killed.kill()
     killed.communicate(timeout=60)
     ended = run_cli("run", "tuned.yaml", "--json", timeout_s=400)

@@ -142,4 +142,4 @@ def _tensor_texts(layer: LayerError) -> str:
 
 
 def _decibel_text(value: float | None) -> str:
-    return "exact" if value is None else f"{value:.1f} dB"
+    return "exact" if value is None else f"{round(value, 1) + 0.0:.1f} dB"  # + 0.0: never `-0.0`
