@@ -27,7 +27,7 @@ def test_offers_one_kind_with_its_ports() -> None:
     (stage,) = ptpipe_train.ptpipe_stages()
     assert stage is train
     assert stage.kind == "train.supervised"
-    assert [port.name for port in stage.inputs] == ["model", "data"]
+    assert [port.name for port in stage.inputs] == ["model", "data", "teacher"]
     assert "numpy" in stage.packages  # its generator makes the order of samples
 
 
