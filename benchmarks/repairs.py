@@ -31,12 +31,11 @@ from torch import nn
 
 from ptpipe import Context
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
-from ptpipe_quant.repairs import adaround, bias_correct, equalize, reestimate_batch_norm
+from ptpipe_quant.repairs import adaround, bias_correct, equalize
 from ptpipe_quant.repairs.config import (
     AdaroundConfig,
     BiasCorrectConfig,
     EqualizeConfig,
-    ReestimateBatchNormConfig,
 )
 from ptpipe_torch import (
     ArrayColumn,
@@ -132,14 +131,9 @@ class Bench:
         )
         return train(config, self.context("train"), Model.from_module(recipe, separable(**arguments)), self.data)
 
-    def int8(self, model: Model, *, bn: bool, cle: bool, ada: bool, bias: bool) -> Model:
+    def int8(self, model: Model, *, cle: bool, ada: bool, bias: bool) -> Model:
         if cle:
             model = equalize(EqualizeConfig(absorb_bias=self.options.absorb_bias), self.context("equalize"), model)
-        if bn:
-            config = ReestimateBatchNormConfig.model_validate(
-                {key: value for key, value in self.scheme.items() if key != "reduce_range"}
-            )
-            model = reestimate_batch_norm(config, self.context("bn"), model, self.data)
         config = PrepareConfig.model_validate({**self.scheme, "observer": self.options.observer})
         model = prepare(config, self.context("prepare"), model)
         model = calibrate(CalibrateConfig(), self.context("calibrate"), model, self.data).model
@@ -160,12 +154,9 @@ class Bench:
 VARIANTS: dict[str, dict[str, bool]] = {
     "static, no repair": {},
     "equalize": {"cle": True},
-    "reestimate_batch_norm": {"bn": True},
     "bias_correct": {"bias": True},
     "adaround": {"ada": True},
     "equalize + bias_correct": {"cle": True, "bias": True},
-    "equalize + reestimate_batch_norm + bias_correct": {"cle": True, "bn": True, "bias": True},
-    "reestimate_batch_norm + bias_correct": {"bn": True, "bias": True},
     "equalize + adaround + bias_correct": {"cle": True, "ada": True, "bias": True},
 }
 
@@ -179,7 +170,7 @@ def report(bench: Bench, row: Callable[[str, float, float, float], None]) -> Non
         start = time.perf_counter()
         if bench.options.quick and "ada" in repairs:
             continue
-        flags = dict.fromkeys(("bn", "cle", "ada", "bias"), False) | repairs
+        flags = dict.fromkeys(("cle", "ada", "bias"), False) | repairs
         found_N = bench.predictions(bench.int8(model, **flags))
         accuracy = 100 * (found_N == bench.labels_N).mean()
         row(

@@ -123,7 +123,7 @@ def convert(config: ConvertConfig, ctx: Context, model: Model) -> Model:
 
 @stage("quant.analyze", packages=("torch",))
 def analyze(config: AnalyzeConfig, ctx: Context, model: Model, data: Data) -> LayerErrors:
-    """Measure what rounding does to each layer of a calibrated model, or of one from quantization-aware training.
+    """Measure what rounding does to each layer of a calibrated model, or of one trained for int8.
 
     For each layer: the signal-to-quantization-noise ratio of its weights and of its output, in dB; the output's range
     and how much of it is clipped; and what the layer alone costs the primary metric, all others being float, with an

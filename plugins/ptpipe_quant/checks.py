@@ -25,8 +25,6 @@ class _State:
     """Whether a stage after that one may have run the model on data."""
     needs_calibration: bool = False
     """Whether ranges are frozen before the first step of a training, and quant.calibrate has not set them."""
-    keeps_batch_norms: bool = False
-    """Whether a prepared model has batch norms of its own."""
     corrected_by: str = ""
     """The stage that corrected its biases."""
 
@@ -44,8 +42,7 @@ def _state(plan: Plan, reference: Reference) -> _State:
     stage = plan[reference.stage]
     if stage.kind in ("quant.prepare", "quant.prepare_qat", "quant.convert", "quant.dynamic"):
         never_observes = isinstance(stage.config, PrepareQatConfig) and stage.config.freeze_at == 0
-        keeps_batch_norms = isinstance(stage.config, PrepareQatConfig) and stage.config.batch_norm == "train"
-        return _State(stage.id, stage.kind, needs_calibration=never_observes, keeps_batch_norms=keeps_batch_norms)
+        return _State(stage.id, stage.kind, needs_calibration=never_observes)
     if stage.kind == "quant.tune":
         return _State(stage.id, stage.kind, has_seen_data=True)
     upstream = _model_reference(stage)
@@ -101,19 +98,6 @@ def _requires_observed_ranges(state: _State) -> str | None:
     )
 
 
-def _requires_batch_norms(state: _State) -> str | None:
-    if state.kind == "model":
-        return None
-    if state.kind == "quant.prepare_qat" and state.keeps_batch_norms:
-        if state.has_seen_data:
-            return None
-        return f"needs a trained model: put train.supervised between {state.stage} and this"
-    return (
-        f"needs a model with batch norms, but {state.stage} ({state.kind}) has folded them: put this in front of "
-        "quant.prepare, or behind the training that follows quant.prepare_qat with `batch_norm: train`"
-    )
-
-
 def _requires_calibrated(state: _State) -> str | None:
     if state.kind == "quant.prepare_qat":
         return (
@@ -141,7 +125,6 @@ _REQUIREMENTS = {
     "quant.convert": _requires_ranges,
     "quant.equalize": _requires_float,
     "quant.smooth": _requires_float,
-    "quant.reestimate_batch_norm": _requires_batch_norms,
     "quant.adaround": _requires_calibrated,
     "quant.bias_correct": _requires_calibrated,
 }

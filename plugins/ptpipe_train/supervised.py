@@ -210,9 +210,6 @@ def _set_up(
     average = WeightAverage(parameters_of(optimizer), config.ema.decay) if config.ema else None
     scaler, progress = strategy.grad_scaler(), TrainingProgress()
     state = TrainingState(strategy.trained, optimizer, scaler, device, progress, best, average)
-    # Device and threads as written: where they come to something else, resuming gives a notice.
-    options = json.dumps({**config.keyed_options(), "device": config.device, "num_threads": config.num_threads})
-    work = f"{options}{inputs.model.recipe.to_json()}{plan}{choice.precision}"
     poll_every_s = min(POLL_EVERY_S, config.checkpoint_every_s or POLL_EVERY_S)
     utilization, workers = Utilization(device), strategy.workers
     return Training(
@@ -223,7 +220,7 @@ def _set_up(
         Checkpointer(
             ctx,
             config.checkpoint_every_s,
-            hashlib.sha256(work.encode()).hexdigest(),
+            _digest_of_work(config, inputs, plan, choice),
             describe_environment(device) | {"comm": strategy.comm},
             workers,
             strategy.state_is_replicated,
@@ -231,6 +228,12 @@ def _set_up(
         choice,
         StepProfile(ctx, config.profile.steps, device) if config.profile and workers.rank == 0 else None,
     )
+
+
+def _digest_of_work(config: TrainConfig, inputs: TrainingInputs, plan: StepPlan, choice: PrecisionChoice) -> str:
+    """Return what checkpoints must agree in. Device and threads as written: else, resuming gives a notice."""
+    options = json.dumps({**config.keyed_options(), "device": config.device, "num_threads": config.num_threads})
+    return hashlib.sha256(f"{options}{inputs.model.recipe.to_json()}{plan}{choice.precision}".encode()).hexdigest()
 
 
 def _loop(

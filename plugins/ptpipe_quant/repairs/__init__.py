@@ -1,4 +1,4 @@
-"""Repairs of post-training quantization: kinds that change weights, biases or statistics so that int8 loses less."""
+"""Repairs of post-training quantization: kinds that change weights or biases so that int8 loses less."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from ptpipe_quant.repairs.config import (
     AdaroundConfig,
     BiasCorrectConfig,
     EqualizeConfig,
-    ReestimateBatchNormConfig,
     SmoothConfig,
 )
 from ptpipe_torch import Data, Model
@@ -30,7 +29,7 @@ def equalize(config: EqualizeConfig, ctx: Context, model: Model) -> Model:
 
 @stage("quant.smooth", packages=("torch",))
 def smooth(config: SmoothConfig, ctx: Context, model: Model, data: Data) -> Model:
-    """Move differences between the channels of activations into weights (SmoothQuant), before quant.prepare.
+    """Move differences between activations' channels into weights (SmoothQuant), before quant.prepare.
 
     For transformers, where a few channels behind layer norms are far larger than the rest, with which they share one
     int8 range. Divides each channel by a factor, in a layer norm or in a linear layer with ReLU, and multiplies the
@@ -41,19 +40,6 @@ def smooth(config: SmoothConfig, ctx: Context, model: Model, data: Data) -> Mode
     from ptpipe_quant.repairs.smooth import smooth
 
     return smooth(config, ctx, model, data)
-
-
-@stage("quant.reestimate_batch_norm", packages=("torch",))
-def reestimate_batch_norm(config: ReestimateBatchNormConfig, ctx: Context, model: Model, data: Data) -> Model:
-    """Measure the statistics of batch norms again, for the rounded weights that they normalize.
-
-    Comes before quant.prepare, whose `backend`, `weights` and `skip` it takes, or behind the training of a model from
-    quant.prepare_qat with `batch_norm: train`. The result is meant for int8: as a float model it is slightly off. Fails
-    if the network has no batch norms, or if they are folded already.
-    """
-    from ptpipe_quant.repairs.batch_norm import reestimate_batch_norm
-
-    return reestimate_batch_norm(config, ctx, model, data)
 
 
 @stage("quant.adaround", packages=("torch",))
@@ -71,7 +57,7 @@ def adaround(config: AdaroundConfig, ctx: Context, model: Model, data: Data) -> 
 
 @stage("quant.bias_correct", packages=("torch",))
 def bias_correct(config: BiasCorrectConfig, ctx: Context, model: Model, data: Data) -> Model:
-    """Correct the mean of each layer's output, which rounding shifts, between quant.calibrate and quant.convert.
+    """Correct the means of layers, which rounding shifts, between quant.calibrate and quant.convert.
 
     Layer by layer, the mean difference between quantized and float output over calibration data is subtracted from each
     channel's bias. The last repair before quant.convert, behind quant.adaround. Fails if the model is not from
@@ -82,5 +68,5 @@ def bias_correct(config: BiasCorrectConfig, ctx: Context, model: Model, data: Da
     return bias_correct(config, ctx, model, data)
 
 
-STAGES = (equalize, smooth, reestimate_batch_norm, adaround, bias_correct)
+STAGES = (equalize, smooth, adaround, bias_correct)
 """The kinds, in the order in which a manifest may use them."""

@@ -81,13 +81,6 @@ class Layer:
         folded: torch.Tensor = self.weight if self.norm is None else self.weight * self._folded_factor()
         return folded
 
-    def unfolded(self, folded: torch.Tensor) -> torch.Tensor:
-        """Return the weight of which this is the folded one; of channels that are switched off, the present weight."""
-        if self.norm is None:
-            return folded
-        factor = self._folded_factor()
-        return torch.where(factor == 0, self.weight, folded / factor)
-
     def _folded_factor(self) -> torch.Tensor:
         factor_O: torch.Tensor = self.norm.weight / torch.sqrt(self.norm.running_var + self.norm.eps)
         return factor_O.reshape(-1, *(1 for _ in self.weight.shape[1:]))

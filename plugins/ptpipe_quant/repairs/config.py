@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic import Field
 
 from ptpipe import JSON, StageConfig, host
-from ptpipe_quant.config import BackendConfig
 
 
 class EqualizeConfig(StageConfig):
@@ -47,18 +46,6 @@ class SmoothConfig(CalibrationDataConfig):
     num_samples: int = Field(512, gt=0, description="maximum number of samples")
     skip: tuple[str, ...] = Field(
         (), description="layers to leave as they are, by name (`head`) or type (`Linear`); they are not traced"
-    )
-
-
-class ReestimateBatchNormConfig(CalibrationDataConfig, BackendConfig):
-    """Options of `quant.reestimate_batch_norm`.
-
-    `backend`, `weights` and `skip` are those of the `quant.prepare` that follows; a model from `quant.prepare_qat` has
-    its own.
-    """
-
-    num_samples: int = Field(
-        512, gt=1, description="maximum number of samples; the activations of all are in memory at the same time"
     )
 
 

@@ -200,13 +200,10 @@ def _stored_weights_of(layer: nn.Module) -> list[nn.Parameter]:
     return [weight for name, weight in named if weight is not None and name.startswith("weight")]
 
 
-def int8_weight(weight: torch.Tensor, *, per_channel: bool, axis: int, narrow: bool = False) -> torch.Tensor:
-    """Quantize a weight symmetrically to qint8, with one scale or one for each index along `axis`.
-
-    `narrow`: see `weight_observer`.
-    """
+def int8_weight(weight: torch.Tensor, *, per_channel: bool, axis: int) -> torch.Tensor:
+    """Quantize a weight symmetrically to qint8, with one scale or one for each index along `axis`."""
     with deprecations_silenced():
-        observer = weight_observer(per_channel=per_channel, narrow=narrow)(**({"ch_axis": axis} if per_channel else {}))
+        observer = weight_observer(per_channel=per_channel)(**({"ch_axis": axis} if per_channel else {}))
         observer(weight)
         scales, zero_points = observer.calculate_qparams()
         if per_channel:

@@ -51,7 +51,10 @@ def test_a_file_computes_what_torch_does_in_batches_of_any_size(
             inputs = {"images": images_BCHW[:size]}
             found, expected = onnx_predict(inputs)["logits"], torch_predict(inputs)["logits"]
             assert found.shape == (size, 3, 32, 48)
-            assert np.abs(found - expected).max() <= (1e-4 if path in ("float", "dynamic") else 0.1) * np.ptp(expected)
+            limit = 1e-4 * np.ptp(expected)
+            if path not in ("float", "dynamic"):  # a step of the logits, of which there may be but a few
+                limit = max(0.1 * np.ptp(expected), 1.01 * np.diff(np.unique(expected)).max())
+            assert np.abs(found - expected).max() <= limit
     shape = onnx.load(file.path).graph.input[0].type.tensor_type.shape
     assert shape.dim[0].dim_param == "batch"
     if path != "float":

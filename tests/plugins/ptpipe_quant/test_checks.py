@@ -101,17 +101,11 @@ def problems(folder: Path, *stages: str) -> list[str]:
         [
             "even: {uses: quant.equalize, needs: {model: net}}",
             "smooth: {uses: quant.smooth, needs: {model: even}}",
-            "norms: {uses: quant.reestimate_batch_norm, needs: {model: smooth}}",
-            "static: {uses: quant.prepare, needs: {model: norms}}",
+            "static: {uses: quant.prepare, needs: {model: smooth}}",
             STATIC[1],
             "rounded: {uses: quant.adaround, needs: {model: seen.model}}",
             "biases: {uses: quant.bias_correct, needs: {model: rounded}}",
             "int8: {uses: quant.convert, needs: {model: biases}}",
-        ],
-        [
-            *QAT[:2],
-            "norms: {uses: quant.reestimate_batch_norm, needs: {model: tuned}}",
-            "int8: {uses: quant.convert, needs: {model: norms}}",
         ],
         # A third party's stage that takes several models is assumed to return a float one.
         ["mean: {uses: toy.average, needs: {models: [net]}}", "small: {uses: quant.dynamic, needs: {model: mean}}"],
@@ -176,24 +170,6 @@ def test_an_order_that_works(tmp_path, stages) -> None:
         (
             [*STATIC, "smooth: {uses: quant.smooth, needs: {model: int8}}"],
             "smooth: needs a float model, but int8 (quant.convert) has already made it int8",
-        ),
-        (
-            [STATIC[0], "norms: {uses: quant.reestimate_batch_norm, needs: {model: static}}"],
-            "norms: needs a model with batch norms, but static (quant.prepare) has folded them: put this in front of "
-            "quant.prepare, or behind the training that follows quant.prepare_qat with `batch_norm: train`",
-        ),
-        (
-            [
-                "fake: {uses: quant.prepare_qat, needs: {model: net}, with: {batch_norm: fold}}",
-                QAT[1],
-                "norms: {uses: quant.reestimate_batch_norm, needs: {model: tuned}}",
-            ],
-            "norms: needs a model with batch norms, but fake (quant.prepare_qat) has folded them: put this in front of "
-            "quant.prepare, or behind the training that follows quant.prepare_qat with `batch_norm: train`",
-        ),
-        (
-            [QAT[0], "norms: {uses: quant.reestimate_batch_norm, needs: {model: fake}}"],
-            "norms: needs a trained model: put train.supervised between fake and this",
         ),
         (
             ["biases: {uses: quant.bias_correct, needs: {model: net}}"],

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -12,14 +13,30 @@ from ptpipe import Stage
 from ptpipe_quant import CalibrateConfig, DynamicConfig, PrepareConfig, PrepareQatConfig, ptpipe_stages
 from ptpipe_quant.cpu import wants_reduced_range
 
-KINDS = ["quant.dynamic", "quant.prepare", "quant.prepare_qat", "quant.calibrate", "quant.convert"]
+WITH_DATA = {
+    "quant.calibrate": ["model", "ranges"],
+    "quant.analyze": ["output"],
+    "quant.tune": ["model", "trials"],
+    "quant.smooth": ["output"],
+    "quant.adaround": ["output"],
+    "quant.bias_correct": ["output"],
+}
+"""Their outputs."""
+OTHERS = {"quant.dynamic", "quant.prepare", "quant.prepare_qat", "quant.convert", "quant.equalize"}
+NEEDED = {"quant.tune": {"max_drop": 0.01}}
+"""Options without defaults."""
+
+
+def config_of(stage: Stage, **options: object) -> Any:
+    return stage.config_type(**NEEDED.get(stage.kind, {}), **options)
 
 
 def test_the_front_door_imports_neither_torch_nor_numpy() -> None:
     code = (
         "import ptpipe_quant, ptpipe_quant.checks, ptpipe_quant.cpu, sys, json\n"
+        f"needed = {NEEDED}\n"
         "for stage in ptpipe_quant.ptpipe_stages():\n"
-        "    stage.fingerprint and stage.fingerprint(stage.config_type())\n"
+        "    stage.fingerprint and stage.fingerprint(stage.config_type(**needed.get(stage.kind, {})))\n"
         "print(json.dumps([name for name in ('torch', 'numpy', 'safetensors') if name in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -28,12 +45,12 @@ def test_the_front_door_imports_neither_torch_nor_numpy() -> None:
 
 def test_kinds_and_ports() -> None:
     stages: list[Stage] = list(ptpipe_stages())
-    assert [stage.kind for stage in stages] == KINDS
+    assert {stage.kind for stage in stages} == {*WITH_DATA, *OTHERS}
     for stage in stages:
         inputs, outputs = ([port.name for port in ports] for ports in (stage.inputs, stage.outputs))
-        assert inputs == (["model", "data"] if stage.kind == "quant.calibrate" else ["model"])
-        assert outputs == (["model", "ranges"] if stage.kind == "quant.calibrate" else ["output"])
-        assert stage.packages == ("torch",)
+        assert inputs == (["model", "data"] if stage.kind in WITH_DATA else ["model"])
+        assert outputs == WITH_DATA.get(stage.kind, ["output"])
+        assert "torch" in stage.packages
         assert all(field.description for field in stage.config_type.model_fields.values())
         assert len(stage.help.splitlines()[0]) < 100
 
@@ -70,21 +87,21 @@ def test_options_as_a_manifest_gives_them() -> None:
 
 def test_the_key_holds_what_auto_decides_here() -> None:
     for stage in ptpipe_stages():
-        if stage.kind in ("quant.calibrate", "quant.convert"):
+        if "reduce_range" not in stage.config_type.model_fields:
             assert stage.fingerprint is None
             continue
-        assert stage.fingerprint(stage.config_type(backend="fbgemm")) == {
+        assert stage.fingerprint(config_of(stage, backend="fbgemm")) == {
             "reduce_range": wants_reduced_range("fbgemm")[0]
         }
-        assert stage.fingerprint(stage.config_type(reduce_range=True)) is None
+        assert stage.fingerprint(config_of(stage, reduce_range=True)) is None
 
 
 def test_preflight_names_an_unsupported_backend(monkeypatch) -> None:
     monkeypatch.setattr("ptpipe_torch.int8.engine.supported_engines", lambda: ("qnnpack",))
     for stage in ptpipe_stages():
         if stage.preflight is not None:
-            assert list(stage.preflight(stage.config_type(backend="qnnpack"))) == []
-            assert list(stage.preflight(stage.config_type(backend="fbgemm"))) == [
+            assert list(stage.preflight(config_of(stage, backend="qnnpack"))) == []
+            assert list(stage.preflight(config_of(stage, backend="fbgemm"))) == [
                 "torch does not support int8 backend fbgemm on this machine (supported: qnnpack)"
             ]
 

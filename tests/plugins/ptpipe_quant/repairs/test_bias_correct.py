@@ -77,7 +77,7 @@ def test_layers_that_share_a_bias_are_left_alone(digits, ctx, events) -> None:
     assert not any(name.startswith("shared") for name in changed)
     assert {"stem.0.bias", "a.bias", "b.bias", "head.bias"} <= changed
     assert all(name.endswith("bias") for name in changed)
-    assert any("shared" in str(getattr(event, "message", "")) for event in events)
+    assert any("shared" in str(getattr(event, "text", "")) for event in events)
 
 
 def test_it_runs_once_between_calibrate_and_convert(separable, digits, ctx) -> None:
