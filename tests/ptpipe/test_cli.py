@@ -48,7 +48,7 @@ def test_help_names_every_command(run_cli):
     ended = run_cli("--help")
     assert ended.code == 0
     assert ended.err == ""
-    added = ["baseline", "compare", "gate", "scaling", "seeds", "shards", "sweep"]
+    added = ["baseline", "check", "compare", "gate", "scaling", "seeds", "shards", "sweep"]
     assert re.findall(r"^  ([a-z]+)  ", ended.out, re.MULTILINE) == [*_COMMANDS, *added]
     assert run_cli("-h").out == ended.out
 
