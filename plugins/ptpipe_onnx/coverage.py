@@ -16,6 +16,7 @@ from ptpipe_onnx.graph import consumers, producer
 from ptpipe_onnx.kernels import Kernels
 
 _MAX_NAMED = 5
+_FLOAT_IN_MODEL = "they are float in the model"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Coverage:
     def float_layers(self) -> Mapping[str, str]:
         """Why a layer computes in float, by its name."""
         return {layer.name: layer.reason for layer in self.layers if layer.reason}
+
+    @property
+    def is_as_in_the_model(self) -> bool:
+        """Whether all layers that are int8 in the model run as integer kernels."""
+        return all(reason == _FLOAT_IN_MODEL for reason in self.float_layers.values())
 
     @property
     def figures(self) -> Mapping[str, JSON]:
@@ -87,13 +93,13 @@ def coverage_of(path: Path, kernels: Kernels, names: Mapping[str, str]) -> Cover
 
 def _reason(layer: FileLayer) -> str:
     if layer.weight is not None and layer.integers is None:
-        return "they are float in the model"
+        return _FLOAT_IN_MODEL
     if layer.node.op_type in ("MatMulInteger", "ConvInteger"):
         return f"ONNX Runtime has no integer kernel for such a {layer.node.op_type}"
     if producer(layer.node.inputs[0], "DequantizeLinear") is None:
         return "their input is float"
     if layer.weight is None and producer(layer.node.inputs[1], "DequantizeLinear") is None:
-        return "they are float in the model"
+        return _FLOAT_IN_MODEL
     readers = {reader.op_type for reader in consumers(layer.node.outputs[0])}
     if readers != {"QuantizeLinear"}:
         return f"{' and '.join(sorted(readers)) or 'the caller'} reads their output in float"

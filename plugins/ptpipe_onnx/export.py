@@ -308,7 +308,7 @@ def _report_kernels(ctx: Context, path: Path, written: WrittenFile) -> None:
         ctx.log(f"ONNX Runtime computes in {precision}: {listed or 'nothing'}")
     coverage = coverage_of(path, kernels, written.layer_names)
     ctx.metric(**coverage.figures)
-    (ctx.notice if coverage.float_layers else ctx.log)(str(coverage))
+    (ctx.log if coverage.is_as_in_the_model else ctx.notice)(str(coverage))
     for name, reason in coverage.float_layers.items():
         ctx.log(f"{name} computes in float: {reason}")
     saturation = written.saturation

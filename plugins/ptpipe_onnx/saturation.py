@@ -40,8 +40,8 @@ from ptpipe_onnx.tensor_names import quantize_node_name
 
 MAX_ACTIVATION = 255
 _INT16 = np.iinfo(np.int16)
-SESSION_OPTION = "set the session option `session.x64quantprecision` to 1 on such processors"
-_REDUCE_RANGE = "calibrate with `reduce_range: true` (quant.prepare), or "
+_SESSION_OPTION = "set the session option `session.x64quantprecision` to 1"
+_REDUCE_RANGE = "quantize with `reduce_range: true`"
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,12 @@ class Saturation:
         return all(layer.is_exact_beyond for layer in self.layers)
 
     def __str__(self) -> str:
-        """Which layers can saturate, and the remedy."""
-        worst = self.saturating[:3]
-        named = ", ".join(f"{layer.name} ({max(layer.high, -layer.low):,})" for layer in worst)
-        more = ", ..." if len(self.saturating) > len(worst) else ""
-        remedy = SESSION_OPTION if any(layer.is_dynamic for layer in worst) else _REDUCE_RANGE + SESSION_OPTION
+        """How many layers can saturate, the worst one, and the remedy."""
+        worst = self.saturating[0]
+        remedy = _SESSION_OPTION if worst.is_dynamic else _REDUCE_RANGE
         return (
-            f"on x86 processors without VNNI, {len(self.saturating)} of {len(self.layers)} int8 layers can saturate: "
-            f"sums of two products may exceed {_INT16.max:,} in {named}{more}; {remedy}"
+            f"on x86 processors without VNNI, {len(self.saturating)} of {len(self.layers)} int8 layers can saturate, "
+            f"{worst.name} the most; for these processors, {remedy}"
         )
 
 

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ptpipe.events import Notice
+from ptpipe.events import LogLine, Notice
 from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_torch import Model, OnnxFile
@@ -40,8 +40,9 @@ def test_all_layers_of_a_static_model(
 def test_a_layer_that_was_left_float_is_named(run_export: Export, int8_model: Make, events) -> None:
     run_export(int8_model("cnn", "fbgemm", skip="2.0"))
     assert events.metrics["integer_coverage"] == "1 of 2 convolutions, 2 of 2 linear layers"
-    notices = [event.text for event in events if isinstance(event, Notice)]
-    assert any("in float because they are float in the model: 2.0" in notice for notice in notices)
+    logged = [event.text for event in events if isinstance(event, LogLine)]
+    assert any("in float because they are float in the model: 2.0" in line for line in logged)
+    assert not any("integer kernels" in event.text for event in events if isinstance(event, Notice)), "it was wanted"
 
 
 def test_a_dynamic_model(run_export: Export, dynamic_model: Make, events) -> None:
