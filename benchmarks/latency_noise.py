@@ -1,8 +1,8 @@
 """How often `eval.latency` is wrong: claims about two copies of one model, and planted slowdowns that it finds.
 
-A session measures a baseline, a copy of it, and a model that computes `--slowdown` percent more products of matrices,
-as a manifest does. A claim about the copy is false; the slowdown should be found. `--busy` keeps one processor busy
-meanwhile: then sessions may be unmeasurable, but not wrong.
+A session measures an ONNX file of 100 products of matrices, a copy of it, and one of `--slowdown` percent more
+products, as `eval.latency` does. A claim about the copy is false; the slowdown should be found. `--busy` keeps one
+processor busy meanwhile: then sessions may be unmeasurable, but not wrong.
 
     python benchmarks/latency_noise.py --sessions 100 --budget-s 20
     python benchmarks/latency_noise.py --sessions 10 --budget-s 60 --busy
@@ -16,61 +16,37 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
-from ptpipe import Check, NamedCode, hookimpl
-from ptpipe.launching import load_vocabulary
+from ptpipe import NamedCode
 from ptpipe_eval.latency.inputs import CellBatches
 from ptpipe_eval.latency.latencies import Latency
 from ptpipe_eval.latency.session import Session
-from ptpipe_torch import BATCH, Deployable, Predictor, Signature, TensorSpec
+from ptpipe_torch import BATCH, OnnxFile, Signature, TensorSpec
 
 SIZE = 48
+NUM_PRODUCTS = 100
+SIGNATURE = Signature(
+    (TensorSpec("rows", "float32", (BATCH, SIZE)),), (TensorSpec("products", "float32", (BATCH, SIZE)),)
+)
 
 
-@hookimpl
-def ptpipe_doctor() -> Iterable[Check]:
-    """Make this file a plugin, which the measuring processes load."""
-    return []
-
-
-class Products(Deployable):
-    """Multiplies two matrices a number of times: its work is exactly proportional to that."""
-
-    format = "products"
-    size_bytes = 8
-    signature = Signature(
-        (TensorSpec("rows", "float32", (BATCH, SIZE)),), (TensorSpec("products", "float32", (BATCH, SIZE)),)
-    )
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    @contextmanager
-    def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
-        weights = np.eye(SIZE, dtype=np.float32)
-
-        def predict(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-            rows = inputs["rows"]
-            for _ in range(self.number):
-                rows = rows @ weights
-            return {"products": rows}
-
-        yield predict
-
-    def save(self, folder: Path) -> None:
-        (folder / "number.txt").write_text(str(self.number))
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        return cls(int((folder / "number.txt").read_text()))
+def products(path: Path, number: int) -> OnnxFile:
+    """Write a file that multiplies two matrices a number of times: its work is exactly proportional to that."""
+    weights = numpy_helper.from_array(np.eye(SIZE, dtype=np.float32), "weights")
+    names = ["rows", *(f"rows_{index}" for index in range(1, number)), "products"]
+    nodes = [helper.make_node("MatMul", [name, "weights"], [names[index + 1]]) for index, name in enumerate(names[:-1])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [BATCH, SIZE]) for name in (names[0], names[-1])]
+    graph = helper.make_graph(nodes, "products", ends[:1], ends[1:], [weights])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return OnnxFile(path, SIGNATURE, "float32")
 
 
 @contextmanager
@@ -94,19 +70,17 @@ def main() -> None:
     parser.add_argument("--threads", choices=("one", "all"), default="one")
     parser.add_argument("--busy", action="store_true", help="keep one processor busy")
     options = parser.parse_args()
-    (plugin,) = [own for own in load_vocabulary([__file__]).plugins if own.source == "manifest"]
-    baseline = plugin.module.Products(100)
-    models = [baseline, baseline, plugin.module.Products(round(100 + options.slowdown))]
     inputs = [CellBatches(32, None, [{"rows": np.ones((32, SIZE), np.float32)}])]
     found: list[tuple[Latency, Latency]] = []
     seconds = []
     print(f"{'session':>7} {'seconds':>7} {'starts':>6} {'noise':>7} {'copy':>26} {'slower':>26}")
+    numbers = {"baseline": NUM_PRODUCTS, "copy": NUM_PRODUCTS, "slower": round(NUM_PRODUCTS + options.slowdown)}
     with TemporaryDirectory() as folder, busy(options.busy):
+        models = [products(Path(folder, f"{name}.onnx"), number) for name, number in numbers.items()]
         for number in range(options.sessions):
-            code = NamedCode((__file__,))
-            session = Session(inputs, (options.threads,), options.budget_s, 0.01, number, code, Path(folder))
+            session = Session(inputs, (options.threads,), options.budget_s, 0.01, number, NamedCode(), Path(folder))
             begin_s = time.monotonic()
-            measured = session.measure(["baseline", "copy", "slower"], models, 0, lambda event: None)
+            measured = session.measure(list(numbers), models, 0, lambda event: None)
             seconds.append(time.monotonic() - begin_s)
             copy, slower = measured[1].latencies[0], measured[2].latencies[0]
             found.append((copy, slower))

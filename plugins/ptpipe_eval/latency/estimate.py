@@ -25,9 +25,9 @@ MIN_STARTS = 3
 _CONFIDENCE = 0.95
 _MAX_WAITED_FRACTION = 0.05
 """Of a block's time that its thread may wait for a processor. Several threads also wait for each other."""
-_MAX_CONTROL_LOG, _MAX_CONTROL_SPREAD = math.log(1.1), 5
-"""How far apart baseline and control, the same model twice, may be in a round, at least, and in units of what is usual:
-beyond, something hit one of them."""
+_MAX_EXCESS_LOG, _MAX_EXCESS_SPREAD = math.log(1.1), 5
+"""How much slower than its process's other blocks one may be, at least, and in units of what is usual: beyond,
+something else hit it."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,6 @@ class Round:
     def waited(self, num_threads: int) -> bool:
         """Whether a model's only thread waited for a processor for long."""
         return num_threads == 1 and any(block.waited_fraction(1) > _MAX_WAITED_FRACTION for block in self.blocks)
-
-    def control_difference(self, baseline: int) -> float:
-        """Return how far apart baseline and control are: the absolute logarithm of their ratio."""
-        return abs(math.log(self.blocks[-1].median_ns / self.blocks[baseline].median_ns))
 
 
 @dataclass(frozen=True)
@@ -123,7 +119,7 @@ def estimate_cell(rounds: Sequence[Round], baseline: int, num_threads: int) -> C
 
     Where fewer than three starts have an undisturbed round, the cell is unmeasurable: the figures are of all rounds.
     """
-    good = undisturbed(rounds, baseline, num_threads)
+    good = undisturbed(rounds, num_threads)
     is_measurable = len({own.start for own in good}) >= MIN_STARTS
     used = good if is_measurable else list(rounds)
     logs_RM = np.log([[block.median_ns for block in own.blocks] for own in used])
@@ -148,11 +144,20 @@ def estimate_cell(rounds: Sequence[Round], baseline: int, num_threads: int) -> C
     )
 
 
-def undisturbed(rounds: Sequence[Round], baseline: int, num_threads: int) -> list[Round]:
-    """Return the rounds in which nothing but the models decided how long they took."""
-    usual = float(np.median([own.control_difference(baseline) for own in rounds]))
-    limit = max(_MAX_CONTROL_LOG, _MAX_CONTROL_SPREAD * usual)
-    return [own for own in rounds if not own.waited(num_threads) and own.control_difference(baseline) <= limit]
+def undisturbed(rounds: Sequence[Round], num_threads: int) -> list[Round]:
+    """Return the rounds in which nothing but the models decided how long they took.
+
+    A block is compared with those of its own process. Rounds in which baseline and control are far apart must stay: two
+    processes with one model do differ, and without those that do the control would promise less noise than there is.
+    """
+    logs_RM = np.log([[block.median_ns for block in own.blocks] for own in rounds])
+    starts_R = np.array([own.start for own in rounds])
+    excess_RM = np.empty_like(logs_RM)
+    for start in np.unique(starts_R):
+        excess_RM[starts_R == start] = logs_RM[starts_R == start] - np.median(logs_RM[starts_R == start], axis=0)
+    limit = max(_MAX_EXCESS_LOG, _MAX_EXCESS_SPREAD * float(np.median(np.abs(excess_RM))))
+    most_R = excess_RM.max(axis=1)
+    return [own for own, most in zip(rounds, most_R, strict=True) if most <= limit and not own.waited(num_threads)]
 
 
 def is_precise(cell: CellEstimate, precision: float) -> bool:

@@ -31,10 +31,10 @@ from ptpipe_eval.latency.request import CellInputs, Request
 from ptpipe_eval.latency.worker import run_worker
 from ptpipe_torch import torchvision
 
-_BLOCK_NS = 25_000_000
-"""Short against the slow moments of a virtual machine, 40 to 200 ms, long against one call of a small network."""
+_BLOCK_NS = 5_000_000
+"""A round is short against the slow moments of a virtual machine, 40 to 200 ms, which then slow all of it alike."""
 _MAX_CALLS = 2000
-_MAX_ROUNDS, _ROUNDS_NS = 4, 2_000_000_000
+_MAX_ROUNDS, _ROUNDS_NS = 16, 2_000_000_000
 """Of a start and a batch size: so many, or as many as fit into the time."""
 _MIN_PRECISE_STARTS = 5
 _OVERTIME = 2
@@ -147,7 +147,7 @@ class Server:
 
     def _add_rounds(self, cell: _Cell, workers: Sequence[_WorkerProcess], start: int, num_threads: int) -> None:
         """Measure rounds of these workers, up to twice as many as wanted where some are disturbed."""
-        baseline, batch_size = self._request.baseline, cell.inputs.batch_size
+        batch_size = cell.inputs.batch_size
         call_ns = [int(worker.ask(warm_up=cell.number)["call_ns"]) for worker in workers]
         num_calls = [min(_MAX_CALLS, max(1, _BLOCK_NS // own)) for own in call_ns]
         round_ns = sum(count * own for count, own in zip(num_calls, call_ns, strict=True))
@@ -155,7 +155,7 @@ class Server:
         for _ in range(2 * num_wanted):
             cell.rounds.append(self._round(workers, cell.number, start, num_calls))
             self._tell(event="progress", elapsed_s=self._elapsed_s(), batch_size=batch_size, num_threads=num_threads)
-            good = estimate.undisturbed(cell.rounds, baseline, num_threads)
+            good = estimate.undisturbed(cell.rounds, num_threads)
             if sum(own.start == start for own in good) == num_wanted:
                 return
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 METHOD = (
     "a process for each model and a second one for the baseline, all but one stopped, on real samples prepared "
-    "beforehand, garbage collection off, freed memory kept; rounds of blocks of 25 ms in random order, several times "
+    "beforehand, garbage collection off, freed memory kept; rounds of blocks of 5 ms in random order, several times "
     "in fresh processes; ratios are paired by round, intervals are Student's t over starts, 95 %"
 )
 

@@ -88,19 +88,30 @@ def test_noise_is_what_two_copies_of_the_baseline_show() -> None:
 @pytest.mark.parametrize("waited_fraction", [0.0, 0.3])
 def test_disturbed_rounds_are_left_out(waited_fraction: float) -> None:
     rounds = [Round(start, (block(100), block(100), block(100))) for start in range(5)]
-    rounds += [Round(start, (block(100), block(900, waited_fraction), block(100))) for start in range(5)]
+    rounds += [Round(start, (block(100), block(105, waited_fraction), block(100))) for start in range(5)]
     cell = estimate_cell(rounds, 0, 1)
     if waited_fraction:
         assert (cell.num_rounds, cell.num_disturbed) == (5, 5)
         assert cell.models[1].ratio.value == pytest.approx(1)
     else:
         assert (cell.num_rounds, cell.num_disturbed) == (10, 0)
-        assert cell.models[1].ratio.value == pytest.approx(3)  # each start's median of 1 and 9
+        assert cell.models[1].ratio.value == pytest.approx(1.05**0.5)  # each start's median of both
 
 
-def test_a_round_in_which_baseline_and_control_disagree_is_left_out() -> None:
-    rounds = [Round(start, (block(100), block(100), block(100 if start else 150))) for start in range(4)]
-    assert estimate_cell(rounds, 0, 1).num_disturbed == 1
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_round_with_a_block_slower_than_its_processs_others_is_left_out(position: int) -> None:
+    slow = [block(150 if model == position else 100) for model in range(3)]
+    blocks_of_a_start = [(block(100),) * 3] * 4 + [tuple(slow)]
+    rounds = [Round(start, blocks) for start in range(3) for blocks in blocks_of_a_start]
+    cell = estimate_cell(rounds, 0, 1)
+    assert (cell.num_rounds, cell.num_disturbed) == (12, 3)
+    assert cell.models[1].ratio.value == 1
+
+
+def test_noise_has_the_starts_in_which_two_copies_of_the_baseline_differ() -> None:
+    rounds = [Round(start, (block(100), block(100), block(100 if start else 150))) for start in range(4) for _ in "123"]
+    cell = estimate_cell(rounds, 0, 1)
+    assert cell.num_disturbed == 0 and cell.noise > 0.1
 
 
 def test_too_many_disturbed_rounds_are_unmeasurable() -> None:
