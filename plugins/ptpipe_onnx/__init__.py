@@ -1,4 +1,7 @@
-"""ONNX files: export.onnx, quant.onnx, quant.weight_only. Imports neither torch nor numpy."""
+"""ONNX files and what is made of them: export.onnx, quant.onnx, quant.weight_only, export.openvino.
+
+Imports neither torch nor numpy.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ptpipe import Check, Context, Stage, hookimpl, stage
 from ptpipe_onnx.config import ExportConfig
+from ptpipe_onnx.openvino.config import OpenVinoConfig
+from ptpipe_onnx.openvino.model import OpenVinoModel, missing_openvino
 from ptpipe_onnx.quantization.config import QuantizeOnnxConfig, WeightOnlyConfig
 from ptpipe_torch import Data, Model, OnnxFile
 
@@ -69,10 +74,28 @@ def quantize_weights(config: WeightOnlyConfig, ctx: Context, model: OnnxFile, da
     return quantize_weights(config, ctx, model, data)
 
 
+def _without_openvino(config: OpenVinoConfig) -> Iterable[str]:
+    message = missing_openvino()
+    return [message] if message else []
+
+
+@stage("export.openvino", packages=("openvino", "onnxruntime"), preflight=_without_openvino)
+def export_openvino(config: OpenVinoConfig, ctx: Context, model: OnnxFile, data: Data) -> OpenVinoModel:
+    """Convert an ONNX file to OpenVINO's format, and compare the two on real samples.
+
+    Writes `model.xml` and `model.bin`. An int8 file stays int8: the stage reports which operators OpenVINO computes in
+    integers here. It fails, with figures, if the outputs differ from ONNX Runtime's by more than rounding explains.
+    `eval.*` stages and gates measure the result as any other model. Needs `ptpipe[openvino]`.
+    """
+    from ptpipe_onnx.openvino.export import convert
+
+    return convert(config, ctx, model, data)
+
+
 @hookimpl
 def ptpipe_stages() -> Iterable[Stage[..., Any]]:
     """Return the kinds of this plugin."""
-    return [export_onnx, quantize_onnx, quantize_weights]
+    return [export_onnx, export_openvino, quantize_onnx, quantize_weights]
 
 
 @hookimpl

@@ -655,6 +655,28 @@ def test_init_refuses_what_cannot_name_a_module(run_cli, tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+# How the process ends
+
+
+THREADS = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+
+from ptpipe.cli import main
+
+pool = ThreadPoolExecutor(1)  # as OpenVINO's: never shut down
+pool.submit(print, "pool", flush=True)
+threading.Thread(target=lambda: (time.sleep(1), print("thread", flush=True))).start()
+main()
+"""
+
+
+def test_threads_of_plugins_are_ended_or_waited_for():
+    arguments = [sys.executable, "-c", THREADS, "--version"]
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60)
+    assert {"pool", "thread"} <= set(ended.stdout.splitlines())
+
+
 # What is imported
 
 

@@ -1,4 +1,4 @@
-"""How a quantized file's outputs compare with those of the float file that it was made from, on real samples.
+"""How a model's outputs compare with those of the file that it was made from, on real samples.
 
 Shape legend: N samples, K classes, or values of an output that are no scores of classes.
 """
@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.quantization.config import QuantizerConfig
-from ptpipe_torch import Data, OnnxFile, Task, epoch_order
+from ptpipe_torch import Data, Deployable, OnnxFile, Task, epoch_order
 
 _BATCH_SIZE = 64
-_Rows = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.float32]
 
 
 def agreement(
@@ -27,7 +27,7 @@ def agreement(
     Quantization's error is legitimate, and no limit is set here: gates do that. Raises StageError for outputs that are
     of no use: not finite, or the same for all samples where the float file's are not.
     """
-    outputs = _outputs(config, ctx, float_file, file, data)
+    outputs = paired_rows(ctx, (float_file, file), data, config.compare_split, config.compare_samples)
     found: dict[str, JSON] = {}
     for name, (float_NK, quantized_NK) in outputs.items():
         _check(ctx, name, float_NK, quantized_NK)
@@ -36,7 +36,7 @@ def agreement(
     return found
 
 
-def compare_rows(float_NK: _Rows, quantized_NK: _Rows, *, are_class_scores: bool) -> dict[str, JSON]:
+def compare_rows(float_NK: Rows, quantized_NK: Rows, *, are_class_scores: bool) -> dict[str, JSON]:
     """Return figures of one output, named as those of `export.onnx`.
 
     `sqnr_db`: the signal-to-quantization-noise ratio, 10 log10 of the sum of squares over that of the differences;
@@ -58,18 +58,18 @@ def compare_rows(float_NK: _Rows, quantized_NK: _Rows, *, are_class_scores: bool
     return figures
 
 
-def _outputs(
-    config: QuantizerConfig, ctx: Context, float_file: OnnxFile, file: OnnxFile, data: Data
-) -> Mapping[str, tuple[_Rows, _Rows]]:
-    """Return the outputs of both files for the same samples, as rows."""
-    order_N = epoch_order(len(data.splits[config.compare_split]), ctx.seed, 0)[: config.compare_samples]
-    names, task = [spec.name for spec in file.signature.outputs], data.info.task
-    rows: dict[str, list[tuple[_Rows, _Rows]]] = {name: [] for name in names}
+def paired_rows(
+    ctx: Context, models: tuple[Deployable, Deployable], data: Data, split: str, num_samples: int
+) -> Mapping[str, tuple[Rows, Rows]]:
+    """Return the outputs of two models of one signature for at most so many samples, by name, as rows."""
+    order_N = epoch_order(len(data.splits[split]), ctx.seed, 0)[:num_samples]
+    names, task = [spec.name for spec in models[0].signature.outputs], data.info.task
+    rows: dict[str, list[tuple[Rows, Rows]]] = {name: [] for name in names}
     num_done = 0
-    with float_file.predictor() as float_predict, file.predictor() as predict:
-        for batch in data.batches(config.compare_split, order_N=order_N, batch_size=_BATCH_SIZE):
+    with models[0].predictor() as predict_first, models[1].predictor() as predict_second:
+        for batch in data.batches(split, order_N=order_N, batch_size=_BATCH_SIZE):
             inputs = batch.input_arrays()
-            expected, found = float_predict(inputs), predict(inputs)
+            expected, found = predict_first(inputs), predict_second(inputs)
             for name in names:
                 rows[name].append((_rows(task, name, expected[name]), _rows(task, name, found[name])))
             num_done += len(batch)
@@ -80,7 +80,7 @@ def _outputs(
     }
 
 
-def _rows(task: Task, name: str, output: npt.NDArray[np.generic]) -> _Rows:
+def _rows(task: Task, name: str, output: npt.NDArray[np.generic]) -> Rows:
     """Return an output in its natural unit, as rows of the scores of classes, else of a sample."""
     values = output.astype(np.float32, copy=False)
     if task.output_scale:
@@ -91,7 +91,7 @@ def _rows(task: Task, name: str, output: npt.NDArray[np.generic]) -> _Rows:
     return scores.reshape(-1, scores.shape[-1])
 
 
-def _check(ctx: Context, name: str, float_NK: _Rows, quantized_NK: _Rows) -> None:
+def _check(ctx: Context, name: str, float_NK: Rows, quantized_NK: Rows) -> None:
     for which, rows_NK in (("float", float_NK), ("quantized", quantized_NK)):
         if not np.isfinite(rows_NK).all():
             raise StageError(f"{ctx.kind}: {name} of the {which} file has values that are not finite")

@@ -11,7 +11,7 @@ import ptpipe_onnx
 from ptpipe_onnx import ExportConfig, export_onnx
 from ptpipe_onnx.checks import unsupported_opset
 
-HEAVY = ("torch", "numpy", "onnx", "onnxruntime", "onnxscript")
+HEAVY = ("torch", "numpy", "onnx", "onnxruntime", "onnxscript", "openvino")
 
 
 def test_the_front_door_imports_nothing_heavy() -> None:
@@ -21,7 +21,8 @@ def test_the_front_door_imports_nothing_heavy() -> None:
 
 
 def test_kind_and_ports() -> None:
-    assert [stage.kind for stage in ptpipe_onnx.ptpipe_stages()] == ["export.onnx", "quant.onnx", "quant.weight_only"]
+    kinds = ["export.onnx", "export.openvino", "quant.onnx", "quant.weight_only"]
+    assert [stage.kind for stage in ptpipe_onnx.ptpipe_stages()] == kinds
     assert [(port.name, port.type.__name__) for port in export_onnx.inputs] == [("model", "Model"), ("data", "Data")]
     assert [port.type.__name__ for port in export_onnx.outputs] == ["OnnxFile"]
     assert export_onnx.packages == ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")

@@ -1,0 +1,1 @@
+"""Models of OpenVINO, made of ONNX files."""

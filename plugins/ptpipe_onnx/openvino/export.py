@@ -1,0 +1,78 @@
+"""Implementation of export.openvino.
+
+How far the outputs may differ from ONNX Runtime's: those of a float file by as much as those of torch (see `parity`),
+since here too only the order of additions differs. An int8 file's sums are the same integers, whose roundings may
+differ in every layer; the worst case is that all are independent, and the root mean square of the difference sqrt(2)
+times quantization's own error, which `export.onnx` has recorded. Of other int8 files that error is unknown: their
+difference is recorded, and gates decide.
+
+Shape legend: N samples, K columns of an output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from ptpipe import JSON, Context, StageError
+from ptpipe_onnx.openvino.config import OpenVinoConfig
+from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
+from ptpipe_onnx.parity import FLOAT_TOLERANCE
+from ptpipe_onnx.quantization.agreement import Rows, compare_rows, paired_rows
+from ptpipe_torch import Data, OnnxFile
+
+
+def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) -> OpenVinoModel:
+    """Implement the stage `export.openvino`."""
+    data.info.check_fit("the file", file.signature)
+    if not len(data.splits[config.split]):
+        raise StageError(f"{ctx.kind}: the data has no samples in {config.split}: choose another `split`")
+    runtime = import_openvino()
+    with errors_in_one_line(f"can't convert {file.path.name}"):
+        content = runtime.Core().read_model(str(file.path))
+        runtime.save_model(content, str(ctx.scratch / GRAPH), compress_to_fp16=False)
+    model = OpenVinoModel(ctx.scratch, file.signature, file.precision)
+    ctx.metric(size_bytes=model.size_bytes)
+    _report_operators(ctx, model)
+    outputs = paired_rows(ctx, (file, model), data, config.split, config.num_samples)
+    for name, (expected_NK, found_NK) in outputs.items():
+        are_scores = name in data.info.task.class_scores
+        prefix = "" if len(outputs) == 1 else f"{name}."
+        figures = compare_rows(expected_NK, found_NK, are_class_scores=are_scores)
+        ctx.metric(**{f"{prefix}{key}": value for key, value in figures.items()})
+        _check(ctx, file, name, (expected_NK, found_NK), file.parity.get(f"{prefix}rms_quantization_error"))
+    return model
+
+
+def _report_operators(ctx: Context, model: OpenVinoModel) -> None:
+    counts = model.operators()
+    for precision, is_int8 in (("int8", True), ("float", False)):
+        own = Counter({type_: count for (type_, in_int8), count in counts.items() if in_int8 is is_int8})
+        ctx.metric(**{f"num_{precision}_operators": own.total()})
+        if model.precision != "float32":
+            listed = ", ".join(f"{count} {type_}" for type_, count in sorted(own.items()))
+            ctx.log(f"OpenVINO computes in {precision}: {listed or 'nothing'}")
+
+
+def _check(ctx: Context, file: OnnxFile, name: str, rows: tuple[Rows, Rows], error: JSON) -> None:
+    """Raise StageError if an output differs by more than its tolerance. `error`: quantization's, if it is known."""
+    expected_NK, found_NK = rows
+    if not np.isfinite(found_NK).all():
+        raise StageError(f"{ctx.kind}: OpenVINO's {name} has values that are not finite")
+    difference_NK = np.abs(found_NK - expected_NK).astype(np.float64)
+    rounding = FLOAT_TOLERANCE * float(np.abs(expected_NK).max())
+    if file.precision == "float32":
+        measure, found, allowed = "maximum", float(difference_NK.max()), rounding
+    elif isinstance(error, float):
+        rms = math.sqrt(float(np.square(difference_NK).mean()))
+        measure, found, allowed = "rms", rms, math.sqrt(2) * error + rounding
+    else:
+        ctx.log(f"{name}: its difference from ONNX Runtime's is recorded, not judged: quantization's error is unknown")
+        return
+    if found > allowed:
+        raise StageError(
+            f"{ctx.kind}: {name} differs from ONNX Runtime's by {found:.4g} ({measure} over {len(found_NK)} rows), "
+            f"where {allowed:.4g} is allowed"
+        )

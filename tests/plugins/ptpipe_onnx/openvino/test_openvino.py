@@ -1,0 +1,147 @@
+"""export.openvino: the model, its comparison with the ONNX file, its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from ptpipe import Context, IntegrityError, StageError
+from ptpipe.events import LogLine
+from ptpipe_onnx import ExportConfig, OpenVinoConfig, OpenVinoModel, export_onnx, export_openvino
+from ptpipe_onnx.openvino import export
+from ptpipe_torch import Data, Model, OnnxFile
+
+from ..conftest import RecordedEvents
+
+pytest.importorskip("openvino")
+
+
+@pytest.fixture(scope="module")
+def files(
+    float_model: Callable[[str], Model],
+    int8_model: Callable[..., Model],
+    dynamic_model: Callable[..., Model],
+    digits: Data,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, OnnxFile]:
+    """The `cnn` of digits, in all precisions."""
+    models = {
+        "float32": float_model("cnn"),
+        "int8": int8_model("cnn"),
+        "int8 dynamic": dynamic_model("cnn", "fbgemm", per_channel=True),
+    }
+    return {
+        name: export_onnx(
+            ExportConfig(), Context("onnx", "export.onnx", 7, tmp_path_factory.mktemp("onnx")), model, digits
+        )
+        for name, model in models.items()
+    }
+
+
+@pytest.fixture
+def convert(digits: Data, tmp_path: Path, events: RecordedEvents) -> Callable[..., OpenVinoModel]:
+    def run(file: OnnxFile, data: Data = digits, **options: Any) -> OpenVinoModel:
+        ctx = Context("vino", "export.openvino", 7, tmp_path, _tell=events.append)
+        return export_openvino(OpenVinoConfig.model_validate(options), ctx, file, data)
+
+    return run
+
+
+def logits(model: Any, data: Data, batch_size: int = 300) -> np.ndarray:
+    with model.predictor(1) as predict:
+        found = [predict(batch.input_arrays())["logits"] for batch in data.batches("test", batch_size=batch_size)]
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "int8 dynamic"])
+def test_it_computes_what_the_file_does(precision, files, convert, digits, events) -> None:
+    file = files[precision]
+    model = convert(file)
+    assert model.format == f"openvino {precision}" and model.signature == file.signature
+    expected_NK, found_NK = logits(file, digits), logits(model, digits, batch_size=7)
+    assert np.mean(expected_NK.argmax(1) == found_NK.argmax(1)) >= 0.99
+    assert np.abs(found_NK - expected_NK).max() <= (1e-4 if precision == "float32" else 0.1) * np.ptp(expected_NK)
+    metrics = events.metrics
+    assert metrics["num_samples"] == 300 and metrics["top1_agreement"] >= 0.99
+    assert metrics["size_bytes"] == model.size_bytes
+
+
+def test_an_int8_file_computes_in_integers(files, convert, events) -> None:
+    model = convert(files["int8"], num_samples=10)
+    counts = model.operators()
+    assert counts["Convolution", True] == 2 and counts["FullyConnected", True] == 2
+    assert not counts["Convolution", False] and not counts["FullyConnected", False]
+    (line,) = [event.text for event in events if isinstance(event, LogLine) and "in int8" in event.text]
+    assert "2 Convolution" in line and "2 FullyConnected" in line
+    assert (model.folder / "model.bin").stat().st_size < 0.5 * convert(files["float32"]).size_bytes
+
+
+def test_save_and_load(files, convert, digits, tmp_path) -> None:
+    model = convert(files["int8"], num_samples=10)
+    folder = tmp_path / "stored"
+    folder.mkdir()
+    model.save(folder)
+    loaded = OpenVinoModel.load(folder)
+    assert (loaded.format, loaded.signature, loaded.size_bytes) == (model.format, model.signature, model.size_bytes)
+    assert np.array_equal(logits(loaded, digits), logits(model, digits))
+    assert OpenVinoModel.deliverables(folder) == ("model.xml", "model.bin")
+    (folder / "info.json").write_text("{}")
+    with pytest.raises(IntegrityError, match=r"info\.json can't be read"):
+        OpenVinoModel.load(folder)
+
+
+@pytest.mark.parametrize(("precision", "measure"), [("float32", "maximum"), ("int8", "rms")])
+def test_another_function_is_refused(precision, measure, files, convert, tmp_path, monkeypatch) -> None:
+    """OpenVINO gets a file with other weights than the one that it is compared with."""
+    damaged = tmp_path / "damaged.onnx"
+    content = onnx.load(files[precision].path)
+    weights = max(content.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    weights.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(weights), weights.name))
+    onnx.save(content, damaged)
+    runtime = export.import_openvino()
+
+    class Core(runtime.Core):
+        def read_model(self, path: str) -> Any:
+            return super().read_model(str(damaged))
+
+    monkeypatch.setattr(runtime, "Core", Core)
+    expected = rf"logits differs from ONNX Runtime's by [\d.]+ \({measure} over 300 rows\), where [\d.e-]+ is allowed"
+    with pytest.raises(StageError, match=expected):
+        convert(files[precision])
+
+
+def test_an_int8_file_of_unknown_error_is_recorded_alone(files, convert, events) -> None:
+    convert(OnnxFile(files["int8"].path, files["int8"].signature, "int8"), num_samples=20)
+    assert events.metrics["top1_agreement"] >= 0.9
+    assert any(isinstance(event, LogLine) and "recorded, not judged" in event.text for event in events)
+
+
+def test_operators_that_openvino_lacks_are_named(files, convert, tmp_path) -> None:
+    content = onnx.load(files["float32"].path)
+    content.opset_import.append(onnx.helper.make_opsetid("acme", 1))
+    content.graph.node[0].domain, content.graph.node[0].op_type = "acme", "Strange"
+    path = tmp_path / "strange.onnx"
+    onnx.save(content, path)
+    file = OnnxFile(path, files["float32"].signature)
+    with pytest.raises(StageError, match=r"OpenVINO can't convert strange\.onnx: .*acme\.Strange$"):
+        convert(file)
+
+
+def test_a_damaged_model_is_an_error_of_one_line(files, convert, digits, tmp_path) -> None:
+    model = convert(files["float32"], num_samples=10)
+    graph = model.folder / "model.xml"
+    graph.write_bytes(graph.read_bytes()[:1000])
+    with pytest.raises(StageError, match=r"^OpenVINO can't run the model: [^\n]+$"):
+        logits(model, digits)
+
+
+def test_a_split_without_samples_is_refused(files, convert, digits) -> None:
+    empty = Data(digits.info, {**digits.splits, "val": digits.splits["test"].subset(np.arange(0))})
+    with pytest.raises(StageError, match=r"no samples in val: choose another `split`"):
+        convert(files["float32"], empty, split="val")
