@@ -23,6 +23,7 @@ Array: TypeAlias = npt.NDArray[Any]
 # Field numbers of onnx.proto: in ModelProto, GraphProto and TensorProto; all less than 16, so that a tag is one byte.
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _LAST = 2**29 - 1
+_ELEMENTWISE = ("QuantizeLinear", "DequantizeLinear", "Clip", "Relu")
 
 
 def nodes(graph: ir.Graph, *op_types: str) -> list[ir.Node]:
@@ -69,6 +70,16 @@ def constant(value: ir.Value | None) -> Array | None:
     return None if tensor is None else tensor.numpy()
 
 
+def known_shape(value: ir.Value) -> tuple[int | str | None, ...] | None:
+    """Return the sizes of a value's axes, each a number, a symbol or unknown; None if not even their number is known.
+
+    Operators of one element at a time have outputs of the shape of their first input.
+    """
+    while value.shape is None and (node := producer(value, *_ELEMENTWISE)) is not None:
+        value = source(node)
+    return None if value.shape is None else tuple(size if isinstance(size, int) else size.value for size in value.shape)
+
+
 def int_attribute(node: ir.Node, name: str, default: Sequence[int]) -> tuple[int, ...]:
     """Return an attribute that is an integer or a list of integers."""
     if name not in node.attributes:
@@ -96,6 +107,19 @@ def insert_node(
     assert before.graph is not None
     before.graph.insert_before(before, node)
     return node
+
+
+def insert_behind(value: ir.Value, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+    """Insert a new node of a value and these inputs in front of all that reads the value; return the new value.
+
+    It takes the name.
+    """
+    readers = list(value.uses())
+    result = insert_node(first_consumer(value), op_type, [value, *inputs], **attributes).outputs[0]
+    for reader, index in readers:
+        reader.replace_input_with(index, result)
+    take_name(result, value)
+    return result
 
 
 def replace(value: ir.Value, replacement: ir.Value) -> None:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ptpipe_onnx.gemm_pass import use_gemm
 from ptpipe_onnx.graph import (
     Array,
     add_initializer,
     constant,
     consumers,
-    first_consumer,
+    insert_behind,
     insert_node,
     int_attribute,
     nodes,
@@ -39,7 +40,7 @@ _INT32_ROOM = 2**30
 
 def use_integer_kernels(model: ir.Model) -> None:
     """Apply all passes to a model in reference form, in place."""
-    for apply in (_clip_after_quantizing, _use_global_pooling, _move_integers, _quantize_biases):
+    for apply in (_clip_after_quantizing, _use_global_pooling, _move_integers, use_gemm, _quantize_biases):
         apply(model.graph)
         remove_unused(model)  # an unused reader would hide that a value has only one consumer
 
@@ -67,11 +68,8 @@ def _clip_after_quantizing(graph: ir.Graph) -> None:
             quantize.replace_input_with(0, activation.inputs[0])
             graph.remove(activation, safe=True)
             if bounds != grid.limits:
-                readers = list(quantize.outputs[0].uses())
-                clip = _insert_clip(first_consumer(quantize.outputs[0]), quantize.outputs[0], bounds, grid)
-                for reader, index in readers:
-                    reader.replace_input_with(index, clip)
-                take_name(clip, quantize.outputs[0])
+                integers = quantize.outputs[0]
+                insert_behind(integers, "Clip", *_limits(graph, integers, bounds, grid))
 
 
 def _exclusive_activation(quantize: ir.Node) -> ir.Node | None:
@@ -91,13 +89,11 @@ def _integer_bounds(activation: ir.Node, grid: Grid) -> tuple[int, int]:
     return grid.integer(minimum), grid.integer(maximum)
 
 
-def _insert_clip(before: ir.Node, value: ir.Value, bounds: tuple[int, int], grid: Grid) -> ir.Value:
-    assert before.graph is not None
-    limits = [
-        add_initializer(before.graph, f"{value.name}.{name}", np.array(bound, grid.dtype))
+def _limits(graph: ir.Graph, value: ir.Value, bounds: tuple[int, int], grid: Grid) -> list[ir.Value]:
+    return [
+        add_initializer(graph, f"{value.name}.{name}", np.array(bound, grid.dtype))
         for name, bound in zip(("min", "max"), bounds, strict=True)
     ]
-    return insert_node(before, "Clip", [value, *limits]).outputs[0]
 
 
 def _use_global_pooling(graph: ir.Graph) -> None:
@@ -110,11 +106,7 @@ def _use_global_pooling(graph: ir.Graph) -> None:
         pool = insert_node(mean, "GlobalAveragePool", [mean.inputs[0]])
         quantize.replace_input_with(0, pool.outputs[0])
         if not int_attribute(mean, "keepdims", (1,))[0]:
-            readers = list(quantize.outputs[0].uses())
-            flatten = insert_node(first_consumer(quantize.outputs[0]), "Flatten", [quantize.outputs[0]], axis=1)
-            for reader, index in readers:
-                reader.replace_input_with(index, flatten.outputs[0])
-            take_name(flatten.outputs[0], quantize.outputs[0])
+            insert_behind(quantize.outputs[0], "Flatten", axis=1)
 
 
 def _is_over_height_and_width(mean: ir.Node) -> bool:
@@ -140,7 +132,7 @@ def _move_integers(graph: ir.Graph) -> None:
             if any(quantize is None or Grid.of(quantize) != grid for quantize in quantizes):
                 continue
             node.replace_input_with(0, dequantize.inputs[0])
-            results = [_clip_integers(node, grid)] if node.op_type in _CLIPS else node.outputs
+            results = [_clip_integers(graph, node, grid)] if node.op_type in _CLIPS else node.outputs
             for quantize, result in zip(quantizes, results, strict=True):
                 assert quantize is not None
                 replace(quantize.outputs[0], result)
@@ -148,10 +140,12 @@ def _move_integers(graph: ir.Graph) -> None:
                     take_name(result, quantize.outputs[0])
 
 
-def _clip_integers(activation: ir.Node, grid: Grid) -> ir.Value:
+def _clip_integers(graph: ir.Graph, activation: ir.Node, grid: Grid) -> ir.Value:
     bounds = _integer_bounds(activation, grid)
     value = source(activation)
-    return value if bounds == grid.limits else _insert_clip(activation, value, bounds, grid)
+    if bounds == grid.limits:
+        return value
+    return insert_node(activation, "Clip", [value, *_limits(graph, value, bounds, grid)]).outputs[0]
 
 
 def _skip_requantizing(dequantize: ir.Node, quantize: ir.Node) -> None:
@@ -228,11 +222,14 @@ class _IntegerLayer:
             return self
         integers, scales = (_content(value) for value in self.weight.inputs[:2])
         factors = np.maximum(factors if scales.ndim else factors.max(), 1)
-        per_channel = factors.reshape(-1, *[1] * (integers.ndim - 1)) if scales.ndim else factors
-        coarse = np.rint(integers / per_channel).astype(integers.dtype), (scales * factors).astype(np.float32)
+        axis = int_attribute(self.weight, "axis", (1,))[0]
+        shape = [-1 if scales.ndim and index == axis % integers.ndim else 1 for index in range(integers.ndim)]
+        coarse = (
+            np.rint(integers / factors.reshape(shape)).astype(integers.dtype),
+            (scales * factors).astype(np.float32),
+        )
         names = [source(self.weight, index).name for index in range(2)]
         inputs = [add_initializer(graph, str(name), content) for name, content in zip(names, coarse, strict=True)]
-        axis = int_attribute(self.weight, "axis", (1,))[0]
         weight = insert_node(self.node, "DequantizeLinear", [*inputs, self.weight.inputs[2]], axis=axis)
         self.node.replace_input_with(1, weight.outputs[0])
         return _IntegerLayer(self.node, self.input_scale, weight, self.bias)

@@ -38,11 +38,15 @@ def refusal(check: Callable[[], object]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(("name", "backend", "qat"), [("cnn", "fbgemm", False), ("residual", "qnnpack", True)])
+@pytest.mark.parametrize(
+    ("name", "backend", "qat", "num_faults"),
+    [("cnn", "fbgemm", False, NUM_FAULTS), ("residual", "qnnpack", True, NUM_FAULTS), ("rows", "fbgemm", False, 10)],
+)
 def test_small_faults_are_found(
     name: str,
     backend: str,
     qat: bool,
+    num_faults: int,
     run_export: Callable[..., OnnxFile],
     int8_model: Callable[..., Model],
     digits: Data,
@@ -55,7 +59,7 @@ def test_small_faults_are_found(
     (batch,) = digits.batches("test", order_N=np.arange(32), batch_size=32)
     images_NCHW = batch.inputs["images"].numpy()
     passed, found_by_layers, kinds = [], 0, set()
-    for fault, path in broken_files(file.path, tmp_path, NUM_FAULTS):
+    for fault, path in broken_files(file.path, tmp_path, num_faults):
         exactly = refusal(lambda path=path: compare_exactly(path, reference, int8_network))
         by_layers = refusal(
             lambda path=path: compare_file(path, reference, {"images": images_NCHW}, ["logits"], tmp_path).check()
@@ -65,5 +69,7 @@ def test_small_faults_are_found(
         if exactly is None:
             passed.append(fault)
     assert passed == []
-    assert kinds >= FAULTS.keys() - {"one scale for all channels", "two scales swapped"}  # which need several scales
-    assert found_by_layers >= 0.75 * NUM_FAULTS  # a twelfth of the faults is far below a step of a layer's output
+    of_convolutions = {"pads shifted", "dilated"} if name == "rows" else set()
+    of_several_scales = {"one scale for all channels", "two scales swapped"}
+    assert kinds >= FAULTS.keys() - of_convolutions - of_several_scales
+    assert found_by_layers >= 0.75 * num_faults  # a twelfth of the faults is far below a step of a layer's output

@@ -49,16 +49,16 @@ class Draft:
         integers = self.node("QuantizeLinear", [value, *grid])
         return self.node("DequantizeLinear", [integers, *grid]) if dequantize else integers
 
-    def weight(self, integers: np.ndarray, scales: object) -> str:
+    def weight(self, integers: np.ndarray, scales: object, axis: int = 0) -> str:
         scale = self.array(scales, np.float32)
         zero_point = self.array(np.zeros(np.shape(scales)), np.int8)
-        return self.node("DequantizeLinear", [self.array(integers, np.int8), scale, zero_point], axis=0)
+        return self.node("DequantizeLinear", [self.array(integers, np.int8), scale, zero_point], axis=axis)
 
-    def finished(self, output: str) -> onnx.ModelProto:
+    def finished(self, output: str, shape: Sequence[int | str | None] = ("N", 4, 6, 6)) -> onnx.ModelProto:
         self.node("Identity", [output])
         self.nodes[-1].output[0] = "logits"
         ends = [
-            helper.make_tensor_value_info("images", TensorProto.FLOAT, ["N", 4, 6, 6]),
+            helper.make_tensor_value_info("images", TensorProto.FLOAT, shape),
             helper.make_tensor_value_info("logits", TensorProto.FLOAT, None),
         ]
         graph = helper.make_graph(self.nodes, "g", ends[:1], ends[1:], self.arrays)
