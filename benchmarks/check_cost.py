@@ -26,8 +26,8 @@ TARGET_S = 3.0
 MANIFEST = Path(__file__).parents[1] / "manifests" / "mnist_qat.yaml"
 CHECKS: tuple[tuple[Any, str, str], ...] = (
     (stages.FloatRun, "of", "quant.dynamic: the float layers' inputs and outputs"),
-    (stages, "dynamic_linears", "quant.dynamic: each layer on trial"),
-    (stages, "check_dynamic_linears", "quant.dynamic: int8 layers against float ones"),
+    (stages, "names_to_quantize", "quant.dynamic: each layer on trial"),
+    (stages, "check_dynamic_layers", "quant.dynamic: int8 layers against float ones"),
     (stages.Expected, "of", "quant.prepare*: the user's network"),
     (stages, "check_prepared", "quant.prepare*: the prepared network against it"),
     (stages, "dry_run", "quant.prepare*: conversion on trial"),

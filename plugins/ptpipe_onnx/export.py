@@ -35,6 +35,7 @@ from ptpipe_torch import Data, Model, OnnxFile, Predictor, Task, epoch_order
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
+from ptpipe_torch.int8.recurrent import recurrent_weights
 from ptpipe_torch.memory_format import to_channels_last
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.outputs import predicted
@@ -179,6 +180,7 @@ def _stored_weights(model: Model) -> dict[str, QuantizedWeight]:
 def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> ir.Model:
     converted = model.build()
     weights, stored = dynamic_weights(converted), stored_weights(model.int8_tensors or {}, converted)
+    stored |= {name: weight.with_scale_of_each_row() for name, weight in recurrent_weights(converted).items()}
     if not weights and not stored:
         raise StageError(f"no layer of this {model.recipe.backend} model is quantized in a way that can be exported")
     network = _with_rounded_weights(float_network, stored)

@@ -56,11 +56,11 @@ def _unsupported_backend(config: BackendConfig) -> Iterable[str]:
 
 @stage("quant.dynamic", packages=("torch",), preflight=_unsupported_backend, fingerprint=_reduced_range)
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
-    """Quantize the weights of linear layers to int8, and their inputs at run time.
+    """Quantize the weights of linear, LSTM and GRU layers to int8, and their inputs and states at run time.
 
-    Needs no data and no calibration. Convolutions, embeddings and recurrent layers compute in float; their weights are
-    stored as int8. An input's scale is that of its whole batch, so a sample's logits depend slightly on the others of
-    its batch. Fails if the model is not float or has no layer to quantize.
+    Needs no data and no calibration. Convolutions and embeddings compute in float; their weights are stored as int8. An
+    input's scale is that of its whole batch, so a sample's logits depend slightly on the others of its batch. Fails if
+    the model is not float or has no layer to quantize.
     """
     from ptpipe_quant import stages
 

@@ -1,4 +1,4 @@
-"""Which linear layers `quant.dynamic` can quantize, and a comparison of those that it did.
+"""Which linear and recurrent layers `quant.dynamic` can quantize, and a comparison of those that it did.
 
 An int8 layer is called like the float one, but has no float weight and runs no hooks. Whether a network needs more of a
 layer than calls is found out by running it with stand-ins in the place of its layers.
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from ptpipe import Context, StageError
 from ptpipe_quant.prepared_parity import probe_inputs
@@ -19,6 +20,7 @@ from ptpipe_quant.trace import float_names
 from ptpipe_torch import Model
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.layers import DynamicLinear, dynamic_linear_error, replace_layers
+from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, DynamicRecurrent, recurrent_error
 from ptpipe_torch.model.example_inputs import copies
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
 from ptpipe_torch.runtime import seeded
@@ -62,9 +64,9 @@ def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=tolerance, equal_nan=True)
 
 
-def dynamic_linears(model: Model, skip: Sequence[str], run: FloatRun, ctx: Context) -> list[str]:
-    """Return the linear layers, by all of their names, that can become int8; log why the others can't."""
-    layers = _linears(model.build(), skip)
+def names_to_quantize(model: Model, skip: Sequence[str], run: FloatRun, ctx: Context) -> list[str]:
+    """Return the linear and recurrent layers, by all of their names, that can become int8; log why others can't."""
+    layers = _layers(model.build(), skip)
     reasons = {names: reason for names, layer in layers.items() if (reason := _peculiarity(layer))}
     candidates = [names for names in layers if names not in reasons]
     while candidates:
@@ -82,7 +84,7 @@ def dynamic_linears(model: Model, skip: Sequence[str], run: FloatRun, ctx: Conte
     return [name for names in candidates for name in names]
 
 
-def check_dynamic_linears(model: Model, inputs: Sequence[torch.Tensor], kind: str) -> None:
+def check_dynamic_layers(model: Model, inputs: Sequence[torch.Tensor], kind: str) -> None:
     """Compare each dynamically quantized layer with its formula in float64, on the inputs that the layer gets.
 
     Raises StageError, naming the layer, for a difference that is more than rounding.
@@ -90,7 +92,7 @@ def check_dynamic_linears(model: Model, inputs: Sequence[torch.Tensor], kind: st
     with quantized_engine(model.recipe.backend), deprecations_silenced():
         module = model.build()
         for name, layer in module.named_modules():
-            if isinstance(layer, DynamicLinear):
+            if isinstance(layer, DynamicLinear | DynamicRecurrent):
                 layer.register_forward_hook(_check(name, f"{kind} ({model.recipe.backend})"), with_kwargs=True)
         _call(module, inputs)
 
@@ -109,8 +111,11 @@ def idle_patterns(module: nn.Module, skip: Sequence[str], *types: type[nn.Module
 
 
 def _check(name: str, kind: str) -> Any:
-    def check(layer: nn.Module, inputs: tuple[torch.Tensor, ...], keywords: Any, output: torch.Tensor) -> None:
-        error = dynamic_linear_error(layer, inputs[0] if inputs else keywords["input"], output)
+    def check(layer: nn.Module, arguments: tuple[Any, ...], keywords: Any, output: Any) -> None:
+        if isinstance(layer, DynamicRecurrent):
+            error = recurrent_error(layer, output, *arguments, **keywords)
+        else:
+            error = dynamic_linear_error(layer, arguments[0] if arguments else keywords["input"], output)
         if error > 1:
             raise StageError(
                 f"{kind}: the int8 layer {name} is {error:.3g} times further from its formula than rounding explains; "
@@ -120,48 +125,69 @@ def _check(name: str, kind: str) -> Any:
     return check
 
 
-def _linears(module: nn.Module, skip: Sequence[str]) -> dict[tuple[str, ...], nn.Linear]:
-    """Return the linear layers that no pattern of `skip` matches, by all of their names."""
+def _layers(module: nn.Module, skip: Sequence[str]) -> dict[tuple[str, ...], nn.Module]:
+    """Return the linear and recurrent layers that no pattern of `skip` matches, by all of their names."""
     left_float = {part for name in float_names(module, skip) for part in module.get_submodule(name).modules()}
-    names: dict[nn.Linear, list[str]] = {}
+    names: dict[nn.Module, list[str]] = {}
     for name, layer in module.named_modules(remove_duplicate=False):
-        if name and type(layer) is nn.Linear and layer not in left_float:
+        if name and (type(layer) is nn.Linear or isinstance(layer, nn.RNNBase)) and layer not in left_float:
             names.setdefault(layer, []).append(name)
     return {tuple(found): layer for layer, found in names.items()}
 
 
-def _peculiarity(linear: nn.Linear) -> str | None:
-    """Return what a linear layer has that its int8 form would not have, or None."""
-    if linear._forward_hooks or linear._forward_pre_hooks:
+def _peculiarity(layer: Any) -> str | None:
+    """Return what a layer has that its int8 form would not have, or None."""
+    if isinstance(layer, nn.RNNBase) and type(layer) not in RECURRENT_LAYERS:
+        is_known = type(layer) is nn.RNN
+        return "torch has no int8 kernel for nn.RNN" if is_known else f"its type is {type(layer).__name__}"
+    if layer._forward_hooks or layer._forward_pre_hooks:
         return "it has hooks (as weight_norm and spectral_norm have)"
-    if "forward" in vars(linear) or not {"weight", "bias"} <= linear._parameters.keys():
+    is_recurrent = isinstance(layer, nn.RNNBase)
+    names = set(layer._flat_weights_names) if is_recurrent else {"weight", "bias"}
+    if "forward" in vars(layer) or not names <= layer._parameters.keys():
         return "its weight, bias or forward function has been replaced"
-    if linear.weight.dtype is not torch.float32:
-        return f"its weight is {linear.weight.dtype}"
-    return None
+    if is_recurrent and layer.proj_size:
+        return f"torch has no int8 kernel for a projected state (proj_size: {layer.proj_size})"
+    dtypes = {parameter.dtype for parameter in layer.parameters()} - {torch.float32}
+    return f"its weight is {dtypes.pop()}" if dtypes else None
 
 
 class _StandIn(nn.Module):
-    """Computes what a linear layer does; notes what the network does with it that an int8 layer does not offer."""
+    """Computes what a layer does; notes what the network does with it that an int8 layer does not offer."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    offered: tuple[str, ...] = ("in_features", "out_features")
+
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.__dict__["_linear"] = linear  # not a submodule
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.__dict__["_layer"] = layer  # not a submodule
+        for name in self.offered:
+            setattr(self, name, getattr(layer, name))
         self.reason: str | None = _UNUSED
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # the name that nn.Linear gives it
-        if input.is_nested or input.dtype is not torch.float32 or input.dim() < 2:
-            kind = "a nested tensor" if input.is_nested else f"{input.dtype} with {input.dim()} axes"
+    def forward(self, input: Any, *arguments: Any, **keywords: Any) -> Any:  # the name that the layers give it
+        """Return what the layer does."""
+        data = input.data if isinstance(input, PackedSequence) else input
+        if data.is_nested or data.dtype is not torch.float32 or data.dim() < 2:
+            kind = "a nested tensor" if data.is_nested else f"{data.dtype} with {data.dim()} axes"
             self.reason = f"its input is {kind}"
         elif self.reason == _UNUSED:
             self.reason = None
-        return nn.functional.linear(input, self._linear.weight, self._linear.bias)
+        return self._layer(input, *arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:  # of what a module without parameters does not have
-        value = getattr(self.__dict__["_linear"], name)
+        value = getattr(self.__dict__["_layer"], name)
         self.reason = f"the network reads its {name} itself"
         return value
+
+
+class _RecurrentStandIn(_StandIn):
+    offered = (
+        *("mode", "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"),
+        "proj_size",
+    )
+
+    def flatten_parameters(self) -> None:
+        """Do nothing, as the int8 layer."""
 
 
 def _try(model: Model, candidates: Sequence[tuple[str, ...]], run: FloatRun) -> tuple[bool, dict[tuple[str, ...], str]]:
@@ -170,7 +196,7 @@ def _try(model: Model, candidates: Sequence[tuple[str, ...]], run: FloatRun) -> 
     layers = {names: network.get_submodule(names[0]) for names in candidates}
 
     def stand_in(layer: Any) -> nn.Module:
-        stand_ins[layer] = _StandIn(layer)
+        stand_ins[layer] = (_RecurrentStandIn if isinstance(layer, nn.RNNBase) else _StandIn)(layer)
         return stand_ins[layer]
 
     replace_layers(network, [name for names in candidates for name in names], stand_in)

@@ -23,7 +23,7 @@ from ptpipe_quant.config import (
 )
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.dry_run import check_runs, dry_run, freeze_ranges
-from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_linears, dynamic_linears, idle_patterns
+from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_layers, idle_patterns, names_to_quantize
 from ptpipe_quant.int8_parity import MAX_STEPS, check_int8
 from ptpipe_quant.layer_forms import reparametrized_layers
 from ptpipe_quant.prepared_parity import Expected, check_prepared, probe_inputs
@@ -32,10 +32,10 @@ from ptpipe_torch import Data, FunctionRef, Model, Ranges
 from ptpipe_torch.distributed.worker_group import init_worker_group
 from ptpipe_torch.errors import first_line
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine, transposed_convolution_error
-from ptpipe_torch.int8.float_parts import float_parts, int8_parameters_fraction
+from ptpipe_torch.int8.float_parts import float_parts, int8_parameters_fraction, num_int8_layers
 from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.int8_state import pack_state
-from ptpipe_torch.int8.layers import STORABLE_LAYERS, has_int8_weights, round_weights, storable_layers
+from ptpipe_torch.int8.layers import STORABLE_LAYERS, round_weights, storable_layers
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import released_memory
 
@@ -48,17 +48,17 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     weights = chosen_weights(config)
     reduced = _reduced_range(config, ctx)
     run = FloatRun.of(model, ctx.kind)
-    layers = dynamic_linears(model, config.skip, run, ctx)
+    layers = names_to_quantize(model, config.skip, run, ctx)
     quantize = FunctionRef.to(transforms.to_dynamic_int8, weights=weights, reduce_range=reduced, layers=layers)
     module = model.build()
     storable = [type_ for type_ in STORABLE_LAYERS if config.convolutions == "store_int8" or type_ not in _CONVOLUTIONS]
     for pattern in idle_patterns(module, config.skip, nn.Linear, *storable):
         ctx.notice(f"skip: {pattern!r} matches no layer that {ctx.kind} would quantize")
-    names = storable_layers(module, layers_to_quantize(module, config.skip, *storable))
-    stored = round_weights(module, names, per_channel=weights == "per_channel")
+    names = [name for name in layers_to_quantize(module, config.skip, *storable) if name not in layers]
+    stored = round_weights(module, storable_layers(module, names), per_channel=weights == "per_channel")
     recipe = replace(model.recipe, convert=(quantize,), backend=config.backend)
     converted = _int8(Model.from_module(recipe, module), ctx, stored)
-    check_dynamic_linears(converted, run.inputs, ctx.kind)
+    check_dynamic_layers(converted, run.inputs, ctx.kind)
     return converted
 
 
@@ -214,6 +214,8 @@ def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: Fu
     with quantized_engine(config.backend), released_memory(), torch.random.fork_rng(devices=[]), torch.no_grad():
         network = model.build()
         transform = _with_skipped(transform, _unsupported_layers(network, config, ctx))
+        for name in layers_to_quantize(network, config.skip, nn.LSTM, nn.GRU, nn.RNN):
+            ctx.log(f"{name} stays float: torch has int8 kernels for recurrent layers in quant.dynamic alone")
         expected = Expected.of(network, model.signature, train=train)
         module = _applied(transform, network, ctx.kind)
         if not is_prepared(module):
@@ -316,7 +318,7 @@ def _int8(
         module = model.build()
         check_runs(ctx, module, zeros(model.signature.inputs, 2), str(model.recipe.backend))
         packed = pack_state({**module.state_dict(), **stored})
-        num_int8 = sum(has_int8_weights(layer) for layer in module.modules())
+        num_int8 = num_int8_layers(module)
         if num_int8 == 0 and not stored:
             raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
         ctx.metric(

@@ -20,6 +20,7 @@ from ptpipe_torch import TensorSpec, transform
 from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconfig_mapping
 from ptpipe_torch.int8.layers import swap_dynamic_linears
 from ptpipe_torch.int8.observers import static_qconfig
+from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, swap_dynamic_recurrent
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,13 @@ def to_int8(module: nn.Module, *, backend: str) -> GraphModule:
 
 @transform
 def to_dynamic_int8(module: nn.Module, *, weights: str, reduce_range: bool, layers: Sequence[str]) -> nn.Module:
-    """Quantize the weights of these linear layers to int8; inputs are quantized at run time by each batch's range."""
+    """Quantize the weights of these linear and recurrent layers to int8.
+
+    Inputs and states are quantized at run time by each batch's range.
+    """
+    recurrent = [name for name in layers if isinstance(module.get_submodule(name), RECURRENT_LAYERS)]
+    linear = [name for name in layers if name not in recurrent]
+    options = {"per_channel": weights == "per_channel", "reduce_range": reduce_range}
     with torch.no_grad():
-        return swap_dynamic_linears(module, layers, per_channel=weights == "per_channel", reduce_range=reduce_range)
+        swap_dynamic_recurrent(module, recurrent, **options)
+        return swap_dynamic_linears(module, linear, **options)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.layers import has_int8_weights
+from ptpipe_torch.int8.recurrent import DynamicRecurrent
 
 with deprecations_silenced():
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
@@ -39,10 +42,25 @@ def float_parts(int8: nn.Module) -> list[str]:
     return [*parts, *(f"{count} x {type_}" for type_, count in norms.items())]
 
 
+def num_int8_layers(int8: nn.Module) -> int:
+    """Return how many layers of an int8 network multiply by int8 weights."""
+    return sum(has_int8_weights(module) or isinstance(module, DynamicRecurrent) for module in int8.modules())
+
+
 def int8_parameters_fraction(int8: nn.Module) -> float:
     """Return the fraction of an int8 network's parameters that it computes with as int8."""
-    layers = [cast(Any, layer) for layer in int8.modules() if has_int8_weights(layer)]
-    num_int8 = sum(layer.weight().numel() for layer in layers)
-    num_biases = sum(layer.bias().numel() for layer in layers if layer.bias() is not None)
+    parameters = list(_int8_layer_parameters(int8))
+    num_int8 = sum(weight.numel() for weight, _ in parameters)
+    num_biases = sum(bias.numel() for _, bias in parameters if bias is not None)
     num_float = sum(parameter.numel() for parameter in int8.parameters())
     return float(num_int8 / max(num_int8 + num_biases + num_float, 1))
+
+
+def _int8_layer_parameters(int8: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Yield weight and bias of each int8 layer."""
+    for module in int8.modules():
+        if isinstance(module, DynamicRecurrent):
+            yield from module.weights.values()
+        elif has_int8_weights(module):
+            layer = cast(Any, module)
+            yield layer.weight(), layer.bias()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -92,8 +92,43 @@ def swap_dynamic_linears(
         return replace_layers(module, names, quantized)
 
 
-def dynamic_linear_error(layer: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Return the largest difference of a dynamically quantized layer's output from its formula; 1: all of rounding.
+@dataclass(frozen=True)
+class InputLevels:
+    """How engines quantize an input at run time: with a scale and a zero point from the range of the whole tensor."""
+
+    scale: float
+    zero_point: int
+    max_level: int
+
+    @classmethod
+    def of(cls, x: torch.Tensor, *, reduce_range: bool) -> InputLevels:
+        """Return the levels that the selected engine chooses for a float32 tensor of finite values."""
+        is_reduced = reduce_range and torch.backends.quantized.engine != "qnnpack"  # which ignores it
+        scale, zero_point = torch._choose_qparams_per_tensor(x, is_reduced)
+        return cls(scale, zero_point, max_activation_level(reduce_range=is_reduced))
+
+
+@dataclass(frozen=True)
+class WeightLevels:
+    """The integers of a qint8 weight, less their zero points, and its scale or scales, as float64."""
+
+    integers_OI: torch.Tensor
+    scale_O: torch.Tensor
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> WeightLevels:
+        """Return those of a weight."""
+        integers_OI = weight.int_repr().double()
+        if weight.qscheme() is torch.per_tensor_affine:
+            scale = torch.tensor(weight.q_scale(), dtype=torch.float64)
+            return cls(integers_OI.sub_(weight.q_zero_point()), scale)
+        return cls(integers_OI.sub_(weight.q_per_channel_zero_points()[:, None]), weight.q_per_channel_scales())
+
+
+def expected_product(
+    x_RI: torch.Tensor, levels: InputLevels, weight: WeightLevels, bias_O: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a dynamically quantized layer is to compute of some rows, and how far an engine may be from it.
 
     The formula, in float64: y = (q - z) s W + b, q = clamp(round(x / s) + z), with s and z from the range of x, and W
     the integers of the weight times their scales. Engines sum integers exactly; what they round is, with the unit
@@ -101,41 +136,40 @@ def dynamic_linear_error(layer: nn.Module, x: torch.Tensor, y: torch.Tensor) -> 
     - 1 / s, x / s, which is at most 255, and the addition of z: an integer may differ by one where x / s is within
       3 * 256 * u < 1e-4 of halfway between two, which changes y by s |W|;
     - the sum, its products with s and with the weight's scale, and the addition of b: at most 8 u (|y - b| + |b|).
-    Some rows of x are compared, in all outputs; none of an input that has no range.
+    """
+    levels_RI = x_RI.double() / levels.scale
+    is_uncertain_RI = (levels_RI - levels_RI.floor() - 0.5).abs() < _UNCERTAIN
+    uncertain = is_uncertain_RI.any(0).nonzero().ravel()
+    levels_RI = levels_RI.round().clamp(-levels.zero_point, levels.max_level - levels.zero_point)
+    scale_O = levels.scale * weight.scale_O
+    sums_RO = levels_RI @ weight.integers_OI.T * scale_O
+    uncertain_RO = is_uncertain_RI[:, uncertain].double() @ weight.integers_OI[:, uncertain].T.abs() * scale_O
+    bias = torch.zeros(1, dtype=torch.float64) if bias_O is None else bias_O.double()
+    return sums_RO + bias, uncertain_RO + 8 * 2**-24 * (sums_RO.abs() + bias.abs())
+
+
+def dynamic_linear_error(layer: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Return the largest difference of a dynamically quantized layer's output from its formula; 1: all of rounding.
+
+    Formula and rounding are those of `expected_product`. Some rows of x are compared, in all outputs; none of an input
+    that has no range.
     """
     if not x.numel() or not x.isfinite().all():
         return 0.0
     linear = cast(Any, layer)
     with deprecations_silenced():
         weight, bias = linear._weight_bias()
-    is_reduced = linear.reduce_range and torch.backends.quantized.engine != "qnnpack"  # which ignores it
-    scale, zero_point = torch._choose_qparams_per_tensor(x, is_reduced)
-    rows_RI = x.flatten(0, -2)
-    rows = torch.linspace(0, len(rows_RI) - 1, min(_NUM_ROWS, len(rows_RI))).long()
-    levels_RI = rows_RI[rows].double() / scale
-    is_uncertain_RI = (levels_RI - levels_RI.floor() - 0.5).abs() < _UNCERTAIN
-    uncertain = is_uncertain_RI.any(0).nonzero().ravel()
-    max_level = max_activation_level(reduce_range=is_reduced)
-    levels_RI = levels_RI.round().clamp(-zero_point, max_level - zero_point)
+    levels = InputLevels.of(x, reduce_range=linear.reduce_range)
+    x_RI = x.flatten(0, -2)
+    rows = torch.linspace(0, len(x_RI) - 1, min(_NUM_ROWS, len(x_RI))).long()
     error = 0.0
     for first in range(0, linear.out_features, _NUM_OUTPUTS):  # float64 of a whole layer may be gigabytes
         outputs = slice(first, first + _NUM_OUTPUTS)
-        integers_OI, scale_O = _integers_and_scales(weight[outputs])
-        bias_O = torch.zeros(1) if bias is None else bias[outputs].double()
-        sums_RO = levels_RI @ integers_OI.T * (scale * scale_O)
-        uncertain_RO = is_uncertain_RI[:, uncertain].double() @ integers_OI[:, uncertain].T.abs() * (scale * scale_O)
-        allowed_RO = uncertain_RO + 8 * 2**-24 * (sums_RO.abs() + bias_O.abs())
-        difference_RO = (y.flatten(0, -2)[rows][:, outputs] - bias_O - sums_RO).abs()
+        bias_O = None if bias is None else bias[outputs]
+        expected_RO, allowed_RO = expected_product(x_RI[rows], levels, WeightLevels.of(weight[outputs]), bias_O)
+        difference_RO = (y.flatten(0, -2)[rows][:, outputs] - expected_RO).abs()
         error = max(error, (difference_RO / allowed_RO.clamp(min=1e-30)).nan_to_num(torch.inf).max().item())
     return error
-
-
-def _integers_and_scales(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a qint8 weight's integers, less their zero points, and its scale or scales, as float64."""
-    integers_OI = weight.int_repr().double()
-    if weight.qscheme() is torch.per_tensor_affine:
-        return integers_OI.sub_(weight.q_zero_point()), torch.tensor(weight.q_scale(), dtype=torch.float64)
-    return integers_OI.sub_(weight.q_per_channel_zero_points()[:, None]), weight.q_per_channel_scales()
 
 
 def replace_layers(module: nn.Module, names: Iterable[str], replacement: Callable[[Any], nn.Module]) -> nn.Module:
@@ -197,7 +231,8 @@ def storable_layers(module: nn.Module, names: Iterable[str]) -> list[str]:
 
 def _stored_weights_of(layer: nn.Module) -> list[nn.Parameter]:
     named = layer._parameters.items()
-    return [weight for name, weight in named if weight is not None and name.startswith("weight")]
+    weights = [weight for name, weight in named if weight is not None and name.startswith("weight")]
+    return [weight for weight in weights if weight.dtype is torch.float32]
 
 
 def int8_weight(weight: torch.Tensor, *, per_channel: bool, axis: int) -> torch.Tensor:
@@ -232,6 +267,13 @@ class QuantizedWeight:
         shape = [-1 if self.per_channel and axis == self.axis else 1 for axis in range(self.integers.ndim)]
         scales, zero_points = self.scales.reshape(shape), self.zero_points.reshape(shape).astype(np.float32)
         return (self.integers - zero_points) * scales
+
+    def with_scale_of_each_row(self) -> QuantizedWeight:
+        """Return the same with a scale for each index of axis 0."""
+        if self.per_channel:
+            return self
+        shape = self.integers.shape[:1]
+        return replace(self, scales=np.full(shape, self.scales), zero_points=np.full(shape, self.zero_points))
 
     def transposed(self) -> QuantizedWeight:
         """Return the transpose of a matrix."""

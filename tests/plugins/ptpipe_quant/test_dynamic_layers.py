@@ -17,7 +17,10 @@ from ptpipe import StageError
 from ptpipe.events import LogLine, Notice
 from ptpipe_quant import DynamicConfig, dynamic
 from ptpipe_torch import Model, builder
+from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.int8.float_parts import num_int8_layers
 from ptpipe_torch.int8.layers import DynamicLinear
+from ptpipe_torch.int8.recurrent import DynamicRecurrent
 
 from ...signatures import logits_from
 from .conftest import BACKENDS, NUM_CLASSES, make_model
@@ -159,6 +162,67 @@ class Recurrent(Network):
         return super().hidden(self.gru(self.lstm(x_NTD)[0])[0])
 
 
+class Sequences(Network):
+    """Recurrent layers called in all ways, in one of which the network reads what is no weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(D, D, num_layers=2, bidirectional=True, batch_first=True, dropout=0.5)
+        self.gru = nn.GRU(2 * D, D, bias=False)
+        self.plain = nn.RNN(D, D)
+
+    def hidden(self, x_NTD):
+        self.lstm.flatten_parameters()
+        states = x_NTD.new_zeros(2 * self.lstm.num_layers, len(x_NTD), self.lstm.hidden_size)
+        lengths_N = torch.arange(len(x_NTD)) % D + 1
+        packed = nn.utils.rnn.pack_padded_sequence(x_NTD, lengths_N, batch_first=True, enforce_sorted=False)
+        packed, _ = self.lstm(packed, (states, states + 0.5))
+        y_NTD = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True, total_length=D)[0]
+        y_TND, last = self.gru(input=y_NTD.transpose(0, 1))
+        return super().hidden(self.plain(y_TND + last)[0].transpose(0, 1))
+
+
+class WithInnerLstm(Network):
+    def __init__(self, layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.lstm = layer or nn.LSTM(D, D, batch_first=True)
+
+    def hidden(self, x_NTD):
+        return super().hidden(self.lstm(x_NTD)[0])
+
+
+class ProjectedState(WithInnerLstm):
+    def __init__(self) -> None:
+        super().__init__(nn.LSTM(D, 2 * D, proj_size=D, batch_first=True))
+
+
+class OwnLstm(nn.LSTM):
+    """A subclass may compute anything."""
+
+
+class Subclass(WithInnerLstm):
+    def __init__(self) -> None:
+        super().__init__(OwnLstm(D, D, batch_first=True))
+
+
+class ReadsAWeight(WithInnerLstm):
+    def hidden(self, x_NTD):
+        return super().hidden(x_NTD) * self.lstm.weight_hh_l0.abs().mean()
+
+
+class NormalizedWeight(WithInnerLstm):
+    def __init__(self) -> None:
+        super().__init__(nn.utils.parametrizations.weight_norm(nn.LSTM(D, D, batch_first=True), "weight_hh_l0"))
+
+
+class DoubleLstm(WithInnerLstm):
+    def __init__(self) -> None:
+        super().__init__(nn.LSTM(D, D, batch_first=True, dtype=torch.float64))
+
+    def hidden(self, x_NTD):
+        return self.inner(self.lstm(x_NTD.double())[0].float()).relu()
+
+
 class CalledTwice(Network):
     def hidden(self, x_NTD):
         return super().hidden(super().hidden(x_NTD))
@@ -216,6 +280,13 @@ _INNER_FLOAT = {
     OnlyInTraining: "the network does not call it in eval mode",
     Double: "its weight is torch.float64",
 }
+_LSTM_FLOAT = {
+    ProjectedState: "torch has no int8 kernel for a projected state (proj_size: 8)",
+    Subclass: "its type is OwnLstm",
+    ReadsAWeight: "the network reads its weight_hh_l0 itself",
+    NormalizedWeight: "its type is ParametrizedLSTM",
+    DoubleLstm: "its weight is torch.float64",
+}
 _FLOAT_LAYERS = {
     **{network: {"inner"} for network in _INNER_FLOAT},
     WeightNorm: {"inner", "conv"},
@@ -226,7 +297,17 @@ _FLOAT_LAYERS = {
     Attention: {"attention.out_proj"},
     ViewBehindConvolution: {"conv", "inner"},
 }
-_NETWORKS = [*_FLOAT_LAYERS, Keyword, Recurrent, CalledTwice, TwoNames, TiedToAnEmbedding, TableOfPixels]
+_NETWORKS = [
+    *_FLOAT_LAYERS,
+    *_LSTM_FLOAT,
+    Keyword,
+    Recurrent,
+    Sequences,
+    CalledTwice,
+    TwoNames,
+    TiedToAnEmbedding,
+    TableOfPixels,
+]
 
 
 @builder
@@ -251,9 +332,18 @@ def test_what_an_int8_layer_does_not_offer_stays_float(type_, backend, ctx, even
     int8 = dynamic(DynamicConfig(backend=backend), ctx, model)
     parts = [part.rstrip(")").split(" (") for part in metrics()["float_layers"] if part.endswith(")")]
     assert {name for name, kind in parts if "Linear" in kind or "Conv" in kind} == _FLOAT_LAYERS.get(type_, set())
+    lines = [event.text for event in events if isinstance(event, LogLine)]
     if type_ in _INNER_FLOAT:
-        lines = [event.text for event in events if isinstance(event, LogLine)]
         assert f"inner stays float: {_INNER_FLOAT[type_]}" in lines
+    if type_ in _LSTM_FLOAT:
+        assert f"lstm stays float: {_LSTM_FLOAT[type_]}" in lines
+    if type_ is Sequences:
+        assert "plain stays float: torch has no int8 kernel for nn.RNN" in lines
+    with quantized_engine(backend):
+        layers = int8.build().modules()
+    num_recurrent = sum(isinstance(layer, DynamicRecurrent) for layer in layers)
+    assert num_recurrent == (2 if type_ in (Recurrent, Sequences) else 0)
+    assert metrics()["int8_layers"] == num_int8_layers(int8.build())
 
     images_NCHW = np.random.default_rng(1).uniform(0, 3, (8, 1, D, D)).astype(np.float32)
     with torch.no_grad(), int8.predictor(1) as predict:
@@ -303,3 +393,40 @@ def test_a_layer_that_is_not_its_formula_is_named(backend, ctx, monkeypatch) -> 
     monkeypatch.setattr(DynamicLinear, "forward", broken)
     with pytest.raises(StageError, match=rf"\({backend}\): the int8 layer inner is .* than rounding explains"):
         dynamic(DynamicConfig(backend=backend), ctx, float_model(Keyword))
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_a_recurrent_layer_that_is_not_its_formula_is_named(backend, ctx, monkeypatch) -> None:
+    whole = DynamicRecurrent.first_layers
+
+    def broken(layer, *arguments):
+        output, last = whole(layer, *arguments)
+        return output * torch.where(torch.arange(output.shape[-1]) == 1, 1.001, 1.0), last
+
+    monkeypatch.setattr(DynamicRecurrent, "first_layers", broken)
+    with pytest.raises(StageError, match=rf"\({backend}\): the int8 layer lstm is .* than rounding explains"):
+        dynamic(DynamicConfig(backend=backend), ctx, float_model(Recurrent))
+
+
+@pytest.mark.parametrize("skip", ["LSTM", "lstm"])
+def test_a_skipped_recurrent_layer_stays_as_it_is(skip, ctx, metrics) -> None:
+    model = float_model(Recurrent)
+    int8 = dynamic(DynamicConfig(backend=ENGINES[0], skip=(skip,)), ctx, model)
+    assert int8.int8_tensors["lstm.weight_hh_l0"].equal(model.tensors["lstm.weight_hh_l0"])
+    assert "gru.weight_hh_l0:int8" in int8.int8_tensors
+    assert metrics()["float_layers"] == ["lstm (LSTM)"]
+    assert metrics()["int8_layers"] == 3
+    num_int8 = 6 * D * D + D * D + D * D * NUM_CLASSES
+    num_float = 6 * D + D + NUM_CLASSES + 8 * D * (D + 1)  # biases of int8 layers, and the LSTM
+    assert metrics()["int8_parameters_fraction"] == pytest.approx(num_int8 / (num_int8 + num_float), abs=1e-4)
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_a_recurrent_layer_alone_is_enough(backend, ctx) -> None:
+    int8 = dynamic(DynamicConfig(backend=backend, skip=("Linear",)), ctx, float_model(Recurrent))
+    entries = {name: value.dtype for name, value in int8.int8_tensors.items() if name.startswith("gru")}
+    assert {name for name, dtype in entries.items() if dtype is torch.int8} == {
+        "gru.weight_ih_l0:int8",
+        "gru.weight_hh_l0:int8",
+    }
+    assert entries["gru.weight_hh_l0:bias"] is torch.float32

@@ -70,12 +70,14 @@ def test_int8_computes_the_network(
     difference, spread = np.abs(found - expected), float(np.ptp(expected))
     assert difference.mean() < 0.02 * spread
     assert path == "qat" or difference.max() < 0.1 * spread  # its ranges are averages, beyond which values saturate
-    assert metrics()["int8_layers"] == INT8_LINEARS[name]
+    is_int8_lstm = name == "lstm" and path == "dynamic"
+    assert metrics()["int8_layers"] == INT8_LINEARS[name] + is_int8_lstm
     with quantized_engine(backend):
         layers = int8.build().modules()
     assert sum(map(has_int8_weights, layers)) == INT8_LINEARS[name]
     stored = {name.rpartition(".")[0] for name in metrics()["stored_as_int8"]}
-    assert stored == ({"embedding.tokens", "lstm"} if name == "lstm" else set(TABLES))
+    expected_stored = {"embedding.tokens", "lstm"} if name == "lstm" else set(TABLES)
+    assert stored == expected_stored - ({"lstm"} if is_int8_lstm else set())
     assert {f"{name} (LSTM)" if name == "lstm" else f"{name} (Embedding)" for name in stored} <= set(
         metrics()["float_layers"]
     )
@@ -110,7 +112,7 @@ def test_the_int8_file_is_at_most_a_third_of_the_float_file(path: str, ctx: Cont
 def test_tables_and_recurrent_layers_are_stored_with_a_scale_for_each_row(
     models: Any, data: Data, ctx: Context
 ) -> None:
-    for path in ("dynamic", "static"):
+    for path in ("dynamic", "static"):  # on fbgemm, where an int8 LSTM has such scales too
         int8 = quantized(models["lstm"], data, ctx, BACKENDS[0], path)
         for name in ("embedding.tokens.weight", "lstm.weight_ih_l0", "lstm.weight_hh_l0"):
             packed, weight = int8.int8_tensors, models["lstm"].tensors[name]
