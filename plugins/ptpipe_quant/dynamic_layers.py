@@ -99,15 +99,7 @@ def check_dynamic_layers(model: Model, inputs: Sequence[torch.Tensor], kind: str
 
 def idle_patterns(module: nn.Module, skip: Sequence[str], *types: type[nn.Module]) -> list[str]:
     """Return the patterns of `skip` that keep no layer of these types float."""
-    return [
-        pattern
-        for pattern in skip
-        if not any(
-            type(layer) in types
-            for name in float_names(module, [pattern])
-            for layer in module.get_submodule(name).modules()
-        )
-    ]
+    return [pattern for pattern in skip if not any(type(layer) in types for layer in _matched(module, [pattern]))]
 
 
 def _check(name: str, kind: str) -> Any:
@@ -125,9 +117,15 @@ def _check(name: str, kind: str) -> Any:
     return check
 
 
+def _matched(module: nn.Module, skip: Sequence[str]) -> set[nn.Module]:
+    """Return the layers that patterns match, and those inside them. Patterns may match parameters, which are none."""
+    parts = dict(module.named_modules())
+    return {layer for name in float_names(module, skip) if name in parts for layer in parts[name].modules()}
+
+
 def _layers(module: nn.Module, skip: Sequence[str]) -> dict[tuple[str, ...], nn.Module]:
     """Return the linear and recurrent layers that no pattern of `skip` matches, by all of their names."""
-    left_float = {part for name in float_names(module, skip) for part in module.get_submodule(name).modules()}
+    left_float = _matched(module, skip)
     names: dict[nn.Module, list[str]] = {}
     for name, layer in module.named_modules(remove_duplicate=False):
         if name and (type(layer) is nn.Linear or isinstance(layer, nn.RNNBase)) and layer not in left_float:

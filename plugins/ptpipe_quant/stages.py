@@ -27,7 +27,7 @@ from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_layers, idle_pat
 from ptpipe_quant.int8_parity import MAX_STEPS, check_int8
 from ptpipe_quant.layer_forms import reparametrized_layers
 from ptpipe_quant.prepared_parity import Expected, check_prepared, probe_inputs
-from ptpipe_quant.trace import float_names, layers_to_quantize
+from ptpipe_quant.trace import float_names, functional_transposed, layers_to_quantize
 from ptpipe_torch import Data, FunctionRef, Model, Ranges
 from ptpipe_torch.distributed.worker_group import init_worker_group
 from ptpipe_torch.errors import first_line
@@ -213,7 +213,7 @@ def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: Fu
     _check_float(model, ctx.kind)
     with quantized_engine(config.backend), released_memory(), torch.random.fork_rng(devices=[]), torch.no_grad():
         network = model.build()
-        transform = _with_skipped(transform, _unsupported_layers(network, config, ctx))
+        transform = _with_skipped(transform, _unsupported_layers(network, model, config, ctx))
         for name in layers_to_quantize(network, config.skip, nn.LSTM, nn.GRU, nn.RNN):
             ctx.log(f"{name} stays float: torch has int8 kernels for recurrent layers in quant.dynamic alone")
         expected = Expected.of(network, model.signature, train=train)
@@ -221,6 +221,7 @@ def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: Fu
         if not is_prepared(module):
             skipped = f" (skip: {', '.join(config.skip)})" if config.skip else ""
             raise StageError(f"{ctx.kind}: no layer of this network can be quantized{skipped}")
+        _report_float_functions(ctx, module)
         check_prepared(ctx, module, expected, model.build)
         trial = _applied(_for_conversion(transform), model.build(), ctx.kind)
         wrong = dry_run(ctx, trial, expected.inputs, config.backend)
@@ -250,12 +251,22 @@ def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModu
     return prepared
 
 
-def _unsupported_layers(network: nn.Module, config: ActivationConfig, ctx: Context) -> list[str]:
+def _report_float_functions(ctx: Context, prepared: GraphModule) -> None:
+    reasons: dict[str, str] = prepared.meta["float_functions"]
+    if reasons:
+        listed = [f"{line} ({reason})" for line, reason in reasons.items()]
+        ctx.notice(f"functions with weights that stay float: {'; '.join(map(str, _truncated(listed, 5)))}")
+        ctx.metric(float_functions=_truncated(listed))
+
+
+def _unsupported_layers(network: nn.Module, model: Model, config: ActivationConfig, ctx: Context) -> list[str]:
     """Return transposed convolutions that the engine gets wrong; they stay float, which is reported."""
-    left_float = tuple(f"{name}." for name in float_names(network, config.skip))
+    skipped = float_names(network, config.skip)
+    left_float = tuple(f"{name}." for name in skipped)
+    layers = dict(network.named_modules()) | functional_transposed(network, model.signature.inputs, skipped)
     names = [
         name
-        for name, layer in network.named_modules()
+        for name, layer in layers.items()
         if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
         and not f"{name}.".startswith(left_float)
         and transposed_convolution_error(layer, config.backend) > MAX_STEPS

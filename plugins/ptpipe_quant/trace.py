@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import linecache
 import os
 import traceback
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,22 +18,24 @@ from torch.fx import GraphModule
 
 from ptpipe import StageError, nearest
 from ptpipe_quant.float_nodes import operators_converted_wrongly, operators_on_integers
+from ptpipe_quant.functional_weights import transposed_layers, use_layers
 from ptpipe_quant.functionalize import functionalize
 from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
 from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
 from ptpipe_quant.shared_layers import separate_calls
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
-from ptpipe_torch.int8.tracer import Scopes
+from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
 from ptpipe_torch.model.signature import TensorSpec
 
 
 def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
     """Return the names of the submodules that match `skip`, by name (`features.0`, `layer4.*`) or type (`Linear`).
 
-    Raises StageError for a pattern without a match, with the nearest name or type.
+    Parameters that no layer of torch owns count as layers of type `Parameter`. Raises StageError for a pattern without
+    a match, with the nearest name or type.
     """
-    named = {name: type(part).__name__ for name, part in module.named_modules() if name}
+    named = skippable_names(module)
     found: dict[str, None] = {}
     for pattern in skip:
         matches = [name for name, type_ in named.items() if fnmatchcase(name, pattern) or fnmatchcase(type_, pattern)]
@@ -41,6 +45,22 @@ def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
             raise StageError(f"skip: no layer of this network has the name or type {pattern!r}{suggestion}")
         found |= dict.fromkeys(matches)
     return [name for name in found if not any(name.startswith(f"{outer}.") for outer in found)]
+
+
+def skippable_names(module: nn.Module) -> dict[str, str]:
+    """Return all that `skip` may name, with its type."""
+    modules = {name: type(part).__name__ for name, part in module.named_modules() if name}
+    return modules | dict.fromkeys(_own_parameters(module), "Parameter")
+
+
+def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that modules of the user's own have."""
+    return {
+        f"{path}.{name}".lstrip("."): parameter
+        for path, owner in module.named_modules()
+        if isinstance(owner, nn.ParameterList | nn.ParameterDict) or not type(owner).__module__.startswith("torch.nn.")
+        for name, parameter in owner.named_parameters(recurse=False)
+    }
 
 
 def layers_to_quantize(module: nn.Module, skip: Sequence[str], *types: type[nn.Module]) -> list[str]:
@@ -60,6 +80,8 @@ class TracedNetwork:
     """For each node: path and type of the module that it belongs to, behind `FLOAT_SCOPE` if it must stay float."""
     float_names: list[str]
     """Layers that must stay float."""
+    float_functions: dict[str, str]
+    """Why functions with weights stay float, by the line that calls them."""
 
 
 def trace_network(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str] = ()) -> TracedNetwork:
@@ -79,11 +101,13 @@ def trace_network(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Seque
         raise StageError(_untraceable(module, error)) from error
     pass_inputs_by_position(graph)
     functionalize(graph, inputs)
+    reasons = use_layers(graph, scopes, leaves)
     copies = separate_calls(graph)
     use_foldable_batch_norms(graph)
     normalizer = Normalizer(graph, scopes)
     for node in list(graph.graph.nodes):
         normalizer.normalize(node)
+    lines = {node.name: str(node.meta.get(SOURCE_LINE, node.name)) for node in graph.graph.nodes}
     float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
     for node in [*operators_on_integers(graph), *operators_converted_wrongly(graph)]:
         if node.op == "call_module":
@@ -94,7 +118,15 @@ def trace_network(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Seque
     graph.delete_all_unused_submodules()
     graph.graph.lint()
     graph.recompile()
-    return TracedNetwork(graph, scopes, float_names)
+    return TracedNetwork(graph, scopes, float_names, {lines[name]: reason for name, reason in reasons.items()})
+
+
+def functional_transposed(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str]) -> dict[str, Any]:
+    """Return the transposed convolutions of a network that calls some as functions, by the names that `skip` takes."""
+    if not any(parameter.dim() > 2 for parameter in _own_parameters(module).values()):
+        return {}  # spares most networks the tracing
+    network = trace_network(copy.deepcopy(module), inputs, leaves)
+    return transposed_layers(network.graph, network.scopes)
 
 
 def _untraceable(module: nn.Module, error: Exception) -> str:

@@ -62,7 +62,9 @@ class _Scheme:
         mapping = qconfig_mapping(self.backend, common, per_tensor, is_qat=is_qat, float_names=left_float)
         for name in narrow_names:
             mapping.set_module_name(name, narrow)
-        return add_observers(graph, network.scopes, mapping, is_qat=is_qat)
+        prepared = add_observers(graph, network.scopes, mapping, is_qat=is_qat)
+        prepared.meta["float_functions"] = network.float_functions
+        return prepared
 
 
 def _add_biases(graph: GraphModule, names: Sequence[str]) -> None:

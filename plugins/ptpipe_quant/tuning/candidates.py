@@ -6,13 +6,14 @@ that float too, skip the layer, those that read it, and what lies between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_quant.analysis.measuring import Measurement
 from ptpipe_quant.analysis.rounded_network import RoundedLayer, RoundedNetwork, Rounding
+from ptpipe_quant.trace import skippable_names
 from ptpipe_quant.tuning.trials import Choice
 from ptpipe_torch import Batch, Data, Model
 
@@ -24,11 +25,11 @@ def ranked_skips(network: RoundedNetwork, model: Model, data: Data, batches: Ite
     measurement = Measurement(network, data.info.task, model.signature, roundings)
     measurement.run(batches, lambda _: None)
     noises = [record.noise for record in measurement.rounded]
-    modules = {name for name, _ in model.build().named_modules() if name}
+    names = skippable_names(model.build())
     found = []
     for layer, of_weights, of_output in zip(layers, noises, noises[len(layers) :], strict=False):
-        own = _known(layer.node, network.graph, modules)
-        around = _known_all(_around(layer), network.graph, modules)
+        own = _known(layer.node, network.graph, names)
+        around = _known_all(_around(layer), network.graph, names)
         skip = around if of_output > of_weights else own
         if skip:
             found.append((max(of_weights, of_output), skip))
@@ -68,18 +69,18 @@ def _around(layer: RoundedLayer) -> Iterator[Node]:
                 waiting.append(reader)
 
 
-def _known(node: Node, graph: GraphModule, modules: set[str]) -> tuple[str, ...]:
-    return _known_all([node], graph, modules)
+def _known(node: Node, graph: GraphModule, known: Container[str]) -> tuple[str, ...]:
+    return _known_all([node], graph, known)
 
 
-def _known_all(nodes: Iterable[Node], graph: GraphModule, modules: set[str]) -> tuple[str, ...]:
+def _known_all(nodes: Iterable[Node], graph: GraphModule, known: Container[str]) -> tuple[str, ...]:
     """Return the modules of these nodes, by the names that `skip` takes; none of inputs and of the network itself."""
     scopes: Mapping[str, str] = graph.meta.get("scopes", {})
     names = (scopes.get(node.name) or (str(node.target) if node.op == "call_module" else "") for node in nodes)
-    return tuple(dict.fromkeys(name for name in names if name in modules))
+    return tuple(dict.fromkeys(name for name in names if name in known))
 
 
 def quantizable(network: RoundedNetwork, modules: nn.Module) -> list[str]:
     """Return the layers with int8 weights, by the names that `skip` takes."""
-    known = {name for name, _ in modules.named_modules() if name}
+    known = skippable_names(modules)
     return [name for layer in network.layers if layer.weights for name in _known(layer.node, network.graph, known)]

@@ -16,9 +16,16 @@ from ptpipe_torch.int8.fx import float_network
 
 from ...signatures import stored_pictures
 from .conftest import BACKENDS
-from .spellings import INPUT_SHAPE_CHW, NETWORKS, build
+from .functional import NETWORKS as FUNCTIONAL
+from .functional import build as build_functional
+from .spellings import INPUT_SHAPE_CHW, NETWORKS
+from .spellings import build as build_spelling
 
 ENGINES = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
+
+
+def build(name: str) -> torch.nn.Module:
+    return (build_functional if name in FUNCTIONAL else build_spelling)(name)
 
 
 def scheme(backend: str) -> dict[str, Any]:
@@ -57,7 +64,7 @@ def converted(prepared: Any, backend: str, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *FUNCTIONAL])
 def test_static(name) -> None:
     network, x = build(name), images()
     expected = network(x.clone())
@@ -72,7 +79,7 @@ def test_static(name) -> None:
 
 
 @pytest.mark.sampled(2, 1)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *FUNCTIONAL])
 def test_qat(name) -> None:
     network, x = build(name), images()
     expected = network(x.clone())
