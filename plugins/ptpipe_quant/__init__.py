@@ -56,7 +56,7 @@ def _unsupported_backend(config: BackendConfig) -> Iterable[str]:
 
 @stage("quant.dynamic", packages=("torch",), preflight=_unsupported_backend, fingerprint=_reduced_range)
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
-    """Quantize the weights of linear, LSTM and GRU layers to int8, and their inputs and states at run time.
+    """Quantize linear, LSTM and GRU layers to int8: weights now, inputs and states at run time.
 
     Needs no data and no calibration. Convolutions and embeddings compute in float; their weights are stored as int8. An
     input's scale is that of its whole batch, so a sample's logits depend slightly on the others of its batch. Fails if
