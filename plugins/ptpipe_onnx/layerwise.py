@@ -14,6 +14,7 @@ of a few integers often are ties exactly.
 
 from __future__ import annotations
 
+import operator
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ products, 1 % is usual where the output has 25 steps to one of the products."""
 MAX_OUTPUT_DIFFERENCE = 1e-3
 """Of the largest value, as in `parity`: for what is computed in float behind the last quantized tensor."""
 MAX_SAMPLES = 32
+_MATRIX_PRODUCTS = ("matmul", "bmm", torch.matmul, torch.bmm, operator.matmul)
 _MAX_BYTES = 64 * 2**20
 """Of all quantized tensors together, beyond the first sample."""
 
@@ -53,7 +55,7 @@ class LayerParity:
     difference: NetworkDifference
     num_samples: int
     products: frozenset[str]
-    """Names of the quantize nodes behind convolutions and linear layers."""
+    """Names of the quantize nodes behind convolutions, linear layers and products of two tensors."""
 
     @property
     def figures(self) -> Mapping[str, JSON]:
@@ -108,7 +110,9 @@ def compare_file(
 
 def _is_product(quantize: Node, reference: GraphModule) -> bool:
     source = source_nodes(quantize, reference)[-1]
-    layer = reference.get_submodule(str(source.target)) if source.op == "call_module" else nn.Identity()
+    if source.op != "call_module":
+        return source.target in _MATRIX_PRODUCTS
+    layer = reference.get_submodule(str(source.target))
     return any(isinstance(part, nn.Linear | nn.modules.conv._ConvNd) for part in layer.modules())
 
 

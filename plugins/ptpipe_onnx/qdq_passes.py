@@ -40,7 +40,14 @@ _INT32_ROOM = 2**30
 
 def use_integer_kernels(model: ir.Model) -> None:
     """Apply all passes to a model in reference form, in place."""
-    for apply in (_clip_after_quantizing, _use_global_pooling, _move_integers, use_gemm, _quantize_biases):
+    for apply in (
+        _clip_after_quantizing,
+        _use_global_pooling,
+        _skip_requantizing,
+        _move_integers,
+        use_gemm,
+        _quantize_biases,
+    ):
         apply(model.graph)
         remove_unused(model)  # an unused reader would hide that a value has only one consumer
 
@@ -115,29 +122,69 @@ def _is_over_height_and_width(mean: ir.Node) -> bool:
     return axes is not None and shape is not None and len(shape) == 4 and {int(axis) % 4 for axis in axes} == {2, 3}
 
 
-def _move_integers(graph: ir.Graph) -> None:
-    """Rewrite DQ-operator-Q on one grid as the operator on integers, for operators that move or clip values."""
-    for node in nodes(graph):
-        if node.op_type == "Concat":
-            _concatenate_integers(node)
-            continue
-        dequantize = producer(node.inputs[0], "DequantizeLinear") if node.inputs else None
+def _skip_requantizing(graph: ir.Graph) -> None:
+    """Remove each Q that reads a DQ directly, whatever its grid.
+
+    torch's reference form has one behind dropout, whose output is observed again; its int8 form has none.
+    """
+    for quantize in nodes(graph, "QuantizeLinear"):
+        dequantize = producer(quantize.inputs[0], "DequantizeLinear")
         grid = None if dequantize is None else Grid.of(dequantize)
         if dequantize is None or grid is None:
             continue
-        if node.op_type == "QuantizeLinear":
-            _skip_requantizing(dequantize, node)
-        elif node.op_type in (*_MOVES, *_CLIPS):
-            quantizes = [only_consumer(output, "QuantizeLinear") for output in node.outputs]
-            if any(quantize is None or Grid.of(quantize) != grid for quantize in quantizes):
-                continue
-            node.replace_input_with(0, dequantize.inputs[0])
-            results = [_clip_integers(graph, node, grid)] if node.op_type in _CLIPS else node.outputs
-            for quantize, result in zip(quantizes, results, strict=True):
-                assert quantize is not None
-                replace(quantize.outputs[0], result)
-                if result is not source(node):  # the integers of a clip without effect have their name already
-                    take_name(result, quantize.outputs[0])
+        readers = consumers(quantize.outputs[0])
+        if Grid.of(quantize) == grid:
+            replace(quantize.outputs[0], source(dequantize))
+        elif readers and all(reader.op_type == "DequantizeLinear" for reader in readers):
+            for reader in readers:
+                replace(reader.outputs[0], dequantize.outputs[0])
+
+
+def _move_integers(graph: ir.Graph) -> None:
+    """Let operators that move values, and those that clip them on one grid, work on integers, in place.
+
+    A DQ in front of such an operator goes behind it, and disappears with a Q on its grid.
+    """
+    for node in nodes(graph):
+        if node.op_type == "Concat":
+            _concatenate_integers(node)
+        elif (dequantize := _movable(node)) is not None:
+            _move_behind(graph, dequantize, node)
+
+
+def _movable(node: ir.Node) -> ir.Node | None:
+    """Return the DQ of an activation in front of an operator, if it may go behind the operator."""
+    dequantize = producer(node.inputs[0], "DequantizeLinear") if node.inputs else None
+    grid = None if dequantize is None else Grid.of(dequantize)
+    if dequantize is None or grid is None or constant(dequantize.inputs[0]) is not None:
+        return None
+    if node.op_type in _CLIPS:
+        quantize = only_consumer(node.outputs[0], "QuantizeLinear")
+        return dequantize if quantize is not None and Grid.of(quantize) == grid else None
+    is_output = any(output.is_graph_output() for output in node.outputs)
+    return dequantize if node.op_type in _MOVES and not is_output else None
+
+
+def _move_behind(graph: ir.Graph, dequantize: ir.Node, node: ir.Node) -> None:
+    grid = Grid.of(dequantize)
+    assert grid is not None
+    quantizes = [only_consumer(output, "QuantizeLinear") for output in node.outputs]
+    node.replace_input_with(0, dequantize.inputs[0])
+    results = [_clip_integers(graph, node, grid)] if node.op_type in _CLIPS else node.outputs
+    for quantize, result in zip(quantizes, results, strict=True):
+        if quantize is None or Grid.of(quantize) != grid:
+            _dequantize_behind(result, dequantize)
+            continue
+        replace(quantize.outputs[0], result)
+        if result is not source(node):  # the integers of a clip without effect have their name already
+            take_name(result, quantize.outputs[0])
+
+
+def _dequantize_behind(moved: ir.Value, dequantize: ir.Node) -> None:
+    if consumers(moved):
+        floats = insert_behind(moved, "DequantizeLinear", source(dequantize, 1), source(dequantize, 2))
+        floats.type, floats.shape = moved.type, moved.shape
+        moved.name = f"{source(dequantize).name}.{floats.name}"
 
 
 def _clip_integers(graph: ir.Graph, activation: ir.Node, grid: Grid) -> ir.Value:
@@ -148,30 +195,33 @@ def _clip_integers(graph: ir.Graph, activation: ir.Node, grid: Grid) -> ir.Value
     return insert_node(activation, "Clip", [value, *_limits(graph, value, bounds, grid)]).outputs[0]
 
 
-def _skip_requantizing(dequantize: ir.Node, quantize: ir.Node) -> None:
-    """Remove a Q that reads a DQ directly, whatever its grid.
-
-    torch's reference form has one behind dropout, whose output is observed again; its int8 form has none.
-    """
-    readers = consumers(quantize.outputs[0])
-    if Grid.of(quantize) == Grid.of(dequantize):
-        replace(quantize.outputs[0], source(dequantize))
-    elif readers and all(reader.op_type == "DequantizeLinear" for reader in readers):
-        for reader in readers:
-            replace(reader.outputs[0], dequantize.outputs[0])
-
-
 def _concatenate_integers(concat: ir.Node) -> None:
+    """Rewrite DQ-Concat-Q on one grid as Concat of integers.
+
+    If inputs were rounded to this grid just for it, it reads what they were before, and rounds itself: runtimes fuse
+    this into one integer kernel, which copies the other inputs.
+    """
     quantize = only_consumer(concat.outputs[0], "QuantizeLinear")
-    dequantizes = [producer(value, "DequantizeLinear") for value in concat.inputs]
-    grids = {None if dequantize is None else Grid.of(dequantize) for dequantize in dequantizes}
-    if quantize is None or grids != {Grid.of(quantize)} or None in grids:
+    dequantizes = [node for value in concat.inputs if (node := producer(value, "DequantizeLinear")) is not None]
+    grids = {Grid.of(dequantize) for dequantize in dequantizes}
+    if quantize is None or len(dequantizes) < len(concat.inputs) or grids != {Grid.of(quantize)} or None in grids:
         return
+    rounded = {index: value for index, node in enumerate(dequantizes) if (value := _before_rounding(node)) is not None}
     for index, dequantize in enumerate(dequantizes):
-        assert dequantize is not None
-        concat.replace_input_with(index, dequantize.inputs[0])
-    replace(quantize.outputs[0], concat.outputs[0])
-    take_name(concat.outputs[0], quantize.outputs[0])
+        value = rounded.get(index, dequantize.outputs[0]) if rounded else dequantize.inputs[0]
+        concat.replace_input_with(index, value)
+    if not rounded:
+        replace(quantize.outputs[0], concat.outputs[0])
+        take_name(concat.outputs[0], quantize.outputs[0])
+
+
+def _before_rounding(dequantize: ir.Node) -> ir.Value | None:
+    """Return what a DQ-Q-DQ chain, whose last two nothing else reads, starts with; None for any other DQ."""
+    quantize = producer(dequantize.inputs[0], "QuantizeLinear")
+    before = None if quantize is None else producer(quantize.inputs[0], "DequantizeLinear")
+    if quantize is None or before is None or Grid.of(before) is None:
+        return None
+    return before.outputs[0] if only_consumer(quantize.outputs[0]) is dequantize else None
 
 
 def _quantize_biases(graph: ir.Graph) -> None:

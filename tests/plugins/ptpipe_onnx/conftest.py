@@ -92,6 +92,24 @@ class Rows(nn.Module):
         return self.head(torch.relu(self.bare(rows_NHC)).flatten(1))
 
 
+class Attention(nn.Module):
+    """Rows attend to rows: linear layers over three axes and two products of activations, in two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(16, 12) for _ in range(3))
+        self.head = nn.Linear(16 * 12, 10)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        rows_NLI = images_NCHW.squeeze(1)
+        query, key, value = (
+            layer(rows_NLI).view(-1, 16, 2, 6).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        weights_NHLL = torch.softmax(torch.matmul(query, key.transpose(-2, -1)), dim=-1)
+        attended_NLHd = torch.matmul(weights_NHLL, value).transpose(1, 2)
+        return self.head(attended_NLHd.flatten(1))
+
+
 @builder
 def network(name: str) -> nn.Module:
     if name == "residual":
@@ -100,6 +118,8 @@ def network(name: str) -> nn.Module:
         return Mobile()
     if name == "rows":
         return Rows()
+    if name == "attention":
+        return Attention()
     if name == "reflect":
         conv = nn.Conv2d(1, 8, 3, 2, 1, padding_mode="reflect")
         return nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 8 * 8, 10))

@@ -143,6 +143,36 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+def heads_exchanged(graph: onnx.GraphProto, product: onnx.NodeProto) -> None:
+    """The first operand is read with its heads in the other order; all shapes and grids stay."""
+    dequantize = next(node for node in graph.node if product.input[0] in node.output)
+    integers, position = dequantize.input[0], list(graph.node).index(dequantize)
+    dequantize.input[0] = f"{integers}.exchanged"
+    graph.node.insert(position, onnx.helper.make_node("Concat", ["h1", "h0"], [dequantize.input[0]], axis=1))
+    graph.node.insert(position, onnx.helper.make_node("Split", [integers], ["h0", "h1"], axis=1, num_outputs=2))
+
+
+def operand_scaled(graph: onnx.GraphProto, product: onnx.NodeProto) -> None:
+    """The second operand is read with a scale 2 % larger."""
+    dequantize = next(node for node in graph.node if product.input[1] in node.output)
+    scale = next(numpy_helper.to_array(array) for array in graph.initializer if array.name == dequantize.input[1])
+    graph.initializer.append(numpy_helper.from_array(np.array(scale * np.float32(1.02), np.float32), "changed"))
+    dequantize.input[1] = "changed"
+
+
+def result_shifted(graph: onnx.GraphProto, product: onnx.NodeProto) -> None:
+    """The result is written with another zero point."""
+    quantize = next(node for node in graph.node if product.output[0] in node.input)
+    point = next(numpy_helper.to_array(array) for array in graph.initializer if array.name == quantize.input[2])
+    changed = point.item() + (1 if point < 255 else -1)
+    graph.initializer.append(numpy_helper.from_array(np.array(changed, np.uint8), "changed"))
+    quantize.input[2] = "changed"
+
+
+PRODUCT_FAULTS = {fault.__name__: fault for fault in (heads_exchanged, operand_scaled, result_shifted)}
+"""Faults of a product of two activations."""
+
+
 def broken_files(path: Path, folder: Path, num_faults: int) -> Iterator[tuple[str, Path]]:
     """Yield name and path of up to `num_faults` copies of an int8 file with one fault each, of all kinds in turn."""
     rng, content = np.random.default_rng(3), path.read_bytes()

@@ -26,6 +26,7 @@ Make = Callable[..., Model]
         ("residual", "3 of 3 convolutions, 1 of 1 linear layers"),
         ("mobile", "3 of 3 convolutions, 1 of 1 linear layers"),
         ("rows", "3 of 3 linear layers"),
+        ("attention", "4 of 4 linear layers, 2 of 2 matrix products"),
     ],
 )
 def test_all_layers_of_a_static_model(

@@ -16,11 +16,10 @@ from onnx import numpy_helper
 from ptpipe.events import LogLine
 from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.gemm_pass import use_gemm
-from ptpipe_onnx.graph import remove_unused
-from ptpipe_onnx.kernels import Kernels
+from ptpipe_onnx.graph import producer, remove_unused
 from ptpipe_torch import Model, OnnxFile
 
-from .test_qdq_passes import Draft, rewritten, types_of
+from .test_qdq_passes import Draft, kernels_of, rewritten, types_of
 
 Run = Callable[..., np.ndarray]
 RNG = np.random.default_rng(4)
@@ -80,12 +79,10 @@ def test_a_product_and_a_bias_are_one_layer(
         np.testing.assert_allclose(run_onnx(alone.SerializeToString(), x), before, rtol=0, atol=1e-6)
         assert before.shape == (*leading, *given[1:-1], 5)
 
-    path = tmp_path / "m.onnx"
-    onnx.save(rewritten(model), path)
-    kernels = Kernels.of(path, tmp_path)
+    kernels = kernels_of(rewritten(model), tmp_path)
     assert kernels.integer == {"QGemm": 1}
     assert not kernels.float
-    (layer,) = coverage_of(path, kernels, {}).layers
+    (layer,) = coverage_of(tmp_path / "m.onnx", kernels, {}).layers
     assert (layer.kind, layer.reason) == ("linear layer", "")
 
 
@@ -119,9 +116,7 @@ def test_layers_that_read_one_tensor_share_its_rows_and_all_share_a_shape(run_on
     x = sequences(2, 9, 6)
     before = run_onnx(model.SerializeToString(), x)
     np.testing.assert_allclose(run_onnx(after.SerializeToString(), x), before, rtol=0, atol=1e-6)
-    path = tmp_path / "m.onnx"
-    onnx.save(rewritten(model), path)
-    assert Kernels.of(path, tmp_path).integer == {"QGemm": 2, "QLinearAdd": 1}
+    assert kernels_of(rewritten(model), tmp_path).integer == {"QGemm": 2, "QLinearAdd": 1}
 
 
 def test_a_channel_without_weights_keeps_its_bias(run_onnx: Run) -> None:
@@ -173,3 +168,20 @@ def test_an_export_of_linear_layers_on_sequences(
     assert any("2 QGemm" in line and "1 QLinearMatMul" in line for line in logged), "one layer has no bias"
     by_type = {node.op_type: node for node in onnx.load(file.path).graph.node}
     assert "Shape" not in by_type, "one symbolic axis alone"
+
+
+@pytest.mark.parametrize(("backend", "qat"), [("fbgemm", True), ("qnnpack", False)])
+def test_an_export_of_attention(
+    backend: str, qat: bool, run_export: Callable[..., OnnxFile], int8_model: Callable[..., Model], events
+) -> None:
+    """Projections and products of activations run in integers; what moves their operands moves integers."""
+    file = run_export(int8_model("attention", backend, qat=qat))
+    assert events.metrics["layers_identical"] == 4
+    assert events.metrics["integer_coverage"] == "4 of 4 linear layers, 2 of 2 matrix products"
+    logged = [event.text for event in events if isinstance(event, LogLine)]
+    assert any("4 QGemm" in line and "2 QLinearMatMul" in line for line in logged)
+    graph = ir.load(file.path).graph
+    assert {producer(node.inputs[0]).op_type for node in graph if node.op_type == "MatMul"} == {"DequantizeLinear"}
+    for node in graph:
+        if node.op_type in ("Transpose", "Reshape"):
+            assert producer(node.inputs[0]).op_type in ("QuantizeLinear", "Transpose", "Reshape", "Squeeze")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from torch.fx import GraphModule
 
@@ -19,7 +20,7 @@ from ptpipe_torch import Data, Model, OnnxFile
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import reference_network
 
-from .planted_faults import FAULTS, broken_files
+from .planted_faults import FAULTS, PRODUCT_FAULTS, broken_files
 
 NUM_FAULTS = 36
 
@@ -73,3 +74,27 @@ def test_small_faults_are_found(
     of_several_scales = {"one scale for all channels", "two scales swapped"}
     assert kinds >= FAULTS.keys() - of_convolutions - of_several_scales
     assert found_by_layers >= 0.75 * num_faults  # a twelfth of the faults is far below a step of a layer's output
+
+
+def test_faults_of_products_of_activations_are_found(
+    run_export: Callable[..., OnnxFile], int8_model: Callable[..., Model], digits: Data, tmp_path: Path
+) -> None:
+    model = int8_model("attention", "fbgemm")
+    file, reference = run_export(model), reference_of(model)
+    with quantized_engine("fbgemm"):
+        int8_network = model.build()
+    (batch,) = digits.batches("test", order_N=np.arange(32), batch_size=32)
+    inputs = {"images": batch.inputs["images"].numpy()}
+    found = {}
+    for name, plant in PRODUCT_FAULTS.items():
+        for index in range(2):
+            broken, path = onnx.load(file.path), tmp_path / "broken.onnx"
+            plant(broken.graph, [node for node in broken.graph.node if node.op_type == "MatMul"][index])
+            onnx.checker.check_model(broken)
+            onnx.save(broken, path)
+            exactly = refusal(lambda path=path: compare_exactly(path, reference, int8_network))
+            by_layers = refusal(lambda path=path: compare_file(path, reference, inputs, ["logits"], tmp_path).check())
+            found[name, index] = exactly is not None, by_layers is not None
+    assert {name for (name, _), (exactly, _) in found.items() if exactly} == {"operand_scaled", "result_shifted"}
+    assert all(exactly or by_layers for exactly, by_layers in found.values()), found
+    assert all(found["heads_exchanged", index] == (False, True) for index in range(2)), "grids and layers are the same"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,9 +172,7 @@ def test_pools_and_reshapes_move_integers(run_onnx: Run, tmp_path) -> None:
         "Flatten",
         "DequantizeLinear",
     ]
-    path = tmp_path / "m.onnx"
-    onnx.save(after, path)
-    kernels = Kernels.of(path, tmp_path)
+    kernels = kernels_of(after, tmp_path)
     assert (kernels.integer.total(), kernels.float.total()) == (1, 0)
 
 
@@ -210,15 +209,69 @@ def test_concatenation(run_onnx: Run, scales: tuple[float, float]) -> None:
 
 def test_splitting(run_onnx: Run) -> None:
     draft = Draft()
-    first = draft.node("Split", [draft.quantize("images", 0.05, 100)], num_outputs=2, axis=1)
-    for node in draft.nodes:
-        if node.op_type == "Split":
-            node.attribute.append(helper.make_attribute("num_outputs", 2))
-    halves = [draft.quantize(name, 0.05, 100) for name in (first, f"{first}_1")]
-    value = draft.quantize(draft.node("Concat", halves[::-1], axis=1), 0.05, 100)
+    parts = [draft.quantize(half, 0.05, 100) for half in halves(draft, draft.quantize("images", 0.05, 100))]
+    value = draft.quantize(draft.node("Concat", parts[::-1], axis=1), 0.05, 100)
     assert types_of(check_same(draft.finished(value), run_onnx)) == Counter(
         {"QuantizeLinear": 1, "Split": 1, "Concat": 1, "DequantizeLinear": 1, "Identity": 1}
     )
+
+
+def halves(draft: Draft, value: str) -> tuple[str, str]:
+    first = draft.node("Split", [value], num_outputs=2, axis=1)
+    draft.nodes[-1].attribute.append(helper.make_attribute("num_outputs", 2))
+    return first, f"{first}_1"
+
+
+def kernels_of(model: onnx.ModelProto, folder: Path) -> Kernels:
+    onnx.save(model, folder / "m.onnx")
+    return Kernels.of(folder / "m.onnx", folder)
+
+
+def test_a_half_on_another_grid_is_rounded_by_the_concatenation(run_onnx: Run, tmp_path: Path) -> None:
+    """A unit of shufflenet: one half passes, the other is convolved, both share the grid of the result."""
+    draft = Draft()
+    first, second = halves(draft, draft.quantize("images", 0.05, 100))
+    passed = draft.quantize(first, 0.06, 90)
+    doubled = draft.quantize(draft.node("Add", [second, second]), 0.06, 90)
+    model = draft.finished(draft.quantize(draft.node("Concat", [passed, doubled], axis=1), 0.06, 90))
+    after = check_same(model, run_onnx)
+    types = types_of(after)
+    assert (types["QuantizeLinear"], types["DequantizeLinear"]) == (3, 4)
+    (split,) = (node for node in after.graph.node if node.op_type == "Split")
+    assert split.input[0] == "v0", "integers"
+    kernels = kernels_of(after, tmp_path)
+    assert kernels.integer == {"QLinearConcat": 1, "QLinearAdd": 1}
+    assert not kernels.float
+
+
+def test_a_rounded_half_that_others_read_too_is_rounded_once(run_onnx: Run) -> None:
+    draft = Draft()
+    first, second = halves(draft, draft.quantize("images", 0.05, 100))
+    passed, other = (draft.quantize(value, 0.06, 90) for value in (first, second))
+    both = draft.quantize(draft.node("Concat", [passed, other], axis=1), 0.06, 90)
+    model = draft.finished(draft.node("Concat", [both, passed], axis=1))
+    types = types_of(check_same(model, run_onnx))
+    assert (types["QuantizeLinear"], types["Concat"]) == (3, 2)
+
+
+def test_operands_of_a_product_are_moved_as_integers(run_onnx: Run, tmp_path: Path) -> None:
+    """As in attention: what no observer stands behind (here the transposition) comes between DQ and MatMul."""
+    draft = Draft()
+    value = draft.quantize("images", 0.05, 100)
+    first, second = halves(draft, value)
+    key = draft.node("Transpose", [draft.node("Reshape", [second, draft.array([0, 2, 3, 12], np.int64)])])
+    draft.nodes[-1].attribute.append(helper.make_attribute("perm", [0, 1, 3, 2]))
+    query = draft.node("Reshape", [first, draft.array([0, 2, 3, 12], np.int64)])
+    model = draft.finished(draft.quantize(draft.node("MatMul", [query, key]), 3.0, 20))
+    after = check_same(model, run_onnx)
+    order = [node.op_type for node in after.graph.node]
+    assert order.count("DequantizeLinear") == 3
+    assert max(index for index, name in enumerate(order) if name in ("Reshape", "Transpose")) < order.index("MatMul")
+    assert all(
+        node.input[0].startswith("v0") for node in after.graph.node if node.op_type in ("Split", "Reshape", "Transpose")
+    ), "named after the tensor whose grid they have"
+    kernels = kernels_of(after, tmp_path)
+    assert (kernels.integer, kernels.float.total()) == ({"QLinearMatMul": 1}, 0)
 
 
 @pytest.mark.parametrize(("axes", "keepdims"), [((2, 3), 1), ((-1, -2), 0)])
@@ -228,9 +281,7 @@ def test_the_mean_over_an_image_is_a_pool(run_onnx: Run, axes: tuple[int, int], 
     value = draft.node("ReduceMean", [value, draft.array(axes, np.int64)], keepdims=keepdims)
     after = check_same(draft.finished(draft.quantize(value, 0.05, 100)), run_onnx)
     assert types_of(after)["ReduceMean"] == 0
-    path = tmp_path / "m.onnx"
-    onnx.save(after, path)
-    assert Kernels.of(path, tmp_path).integer == Counter({"QLinearGlobalAveragePool": 1})
+    assert kernels_of(after, tmp_path).integer == Counter({"QLinearGlobalAveragePool": 1})
 
 
 def test_the_mean_over_channels_stays(run_onnx: Run) -> None:
