@@ -37,7 +37,7 @@ from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
 from ptpipe_torch.memory_format import to_channels_last
 from ptpipe_torch.model.example_inputs import zeros
-from ptpipe_torch.model.outputs import predicted
+from ptpipe_torch.model.outputs import predicted, returned_names
 from ptpipe_torch.runtime import released_memory, torch_threads
 
 MAX_BYTES = 2**31 - 2**20
@@ -133,7 +133,7 @@ def compare_layers(ctx: Context, path: Path, model: Model, reference: GraphModul
     with quantized_engine(model.recipe.backend):
         exact = compare_exactly(path, reference, model.build())
     ctx.metric(**exact.figures)
-    outputs = [spec.name for spec in model.signature.outputs]
+    outputs = returned_names(reference.graph.output_node().args[0], model.signature.outputs)
     layers = layerwise.compare_file(path, reference, inputs, outputs, ctx.scratch)
     ctx.metric(**layers.figures)
     layers.check()
