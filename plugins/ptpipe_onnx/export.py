@@ -38,7 +38,7 @@ from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_l
 from ptpipe_torch.int8.recurrent import recurrent_weights
 from ptpipe_torch.memory_format import to_channels_last
 from ptpipe_torch.model.example_inputs import zeros
-from ptpipe_torch.model.outputs import predicted
+from ptpipe_torch.model.outputs import predicted, returned_names
 from ptpipe_torch.runtime import released_memory, torch_threads
 
 MAX_BYTES = 2**31 - 2**20
@@ -134,7 +134,7 @@ def compare_layers(ctx: Context, path: Path, model: Model, reference: GraphModul
     with quantized_engine(model.recipe.backend):
         exact = compare_exactly(path, reference, model.build())
     ctx.metric(**exact.figures)
-    outputs = [spec.name for spec in model.signature.outputs]
+    outputs = returned_names(reference.graph.output_node().args[0], model.signature.outputs)
     layers = layerwise.compare_file(path, reference, inputs, outputs, ctx.scratch)
     ctx.metric(**layers.figures)
     layers.check()

@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.utils._pytree import tree_unflatten
 
 from ptpipe import StageError
 from ptpipe_onnx import recurrent
@@ -22,6 +23,7 @@ from ptpipe_onnx.graph import dropped_arrays_released
 from ptpipe_torch import Signature, TensorSpec
 from ptpipe_torch.errors import first_line
 from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.model.outputs import returned_names
 
 _CONSTANT_AXIS = re.compile(r"You marked (\w+) as dynamic but your code specialized it to be a constant")
 _LOGGERS = ("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir")
@@ -44,6 +46,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
         try:
             program = torch.export.export(network, inputs, dynamic_shapes=dynamic_shapes, strict=False)
             _give_attention_heads(program)
+            names = _output_names(program, signature.outputs)
             with _reused_registry():
                 result = torch.onnx.export(
                     program,
@@ -52,14 +55,14 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
                     verbose=False,
                     opset_version=opset,
                     input_names=[spec.name for spec in signature.inputs],
-                    output_names=[spec.name for spec in signature.outputs],
+                    output_names=names,
                     custom_translation_table=dict(recurrent.translations()),
                 )
         except Exception as error:  # the exporter lets any exception of its steps through
             raise StageError(f"this network can't be exported to ONNX: {_reason(error)}") from error
     assert result is not None
     assert isinstance(result.model, ir.Model)
-    _check_outputs(result.model.graph.outputs, signature.outputs)
+    _order_outputs(result.model.graph.outputs, signature.outputs)
     return result.model
 
 
@@ -97,9 +100,17 @@ def _inserted(graph: torch.fx.Graph, operator: Any, value: torch.fx.Node) -> tor
     return node
 
 
-def _check_outputs(outputs: Sequence[ir.Value], specs: Sequence[TensorSpec]) -> None:
+def _output_names(program: torch.export.ExportedProgram, specs: Sequence[TensorSpec]) -> list[str]:
+    structure = program.call_spec.out_spec
+    assert structure is not None
+    return returned_names(tree_unflatten(range(structure.num_leaves), structure), specs)
+
+
+def _order_outputs(outputs: MutableSequence[ir.Value], specs: Sequence[TensorSpec]) -> None:
     if len(outputs) != len(specs):
         raise StageError(f"this network returns {len(outputs)} tensors; it must return {', '.join(map(str, specs))}")
+    by_name = {output.name: output for output in outputs}
+    outputs[:] = [by_name[spec.name] for spec in specs]
     for output, spec in zip(outputs, specs, strict=True):
         shape = [size if isinstance(size, int) else "?" for size in output.shape or ()]
         if not spec.fits(shape):

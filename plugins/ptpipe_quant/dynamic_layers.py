@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ptpipe import Context, StageError
 from ptpipe_quant.prepared_parity import probe_inputs
-from ptpipe_quant.trace import float_names
+from ptpipe_quant.trace import float_modules
 from ptpipe_torch import Model
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.layers import DynamicLinear, dynamic_linear_error, replace_layers
@@ -99,7 +99,11 @@ def check_dynamic_layers(model: Model, inputs: Sequence[torch.Tensor], kind: str
 
 def idle_patterns(module: nn.Module, skip: Sequence[str], *types: type[nn.Module]) -> list[str]:
     """Return the patterns of `skip` that keep no layer of these types float."""
-    return [pattern for pattern in skip if not any(type(layer) in types for layer in _matched(module, [pattern]))]
+    return [
+        pattern
+        for pattern in skip
+        if not any(type(layer) in types for part in float_modules(module, [pattern]) for layer in part.modules())
+    ]
 
 
 def _check(name: str, kind: str) -> Any:
@@ -117,15 +121,9 @@ def _check(name: str, kind: str) -> Any:
     return check
 
 
-def _matched(module: nn.Module, skip: Sequence[str]) -> set[nn.Module]:
-    """Return the layers that patterns match, and those inside them. Patterns may match parameters, which are none."""
-    parts = dict(module.named_modules())
-    return {layer for name in float_names(module, skip) if name in parts for layer in parts[name].modules()}
-
-
 def _layers(module: nn.Module, skip: Sequence[str]) -> dict[tuple[str, ...], nn.Module]:
     """Return the linear and recurrent layers that no pattern of `skip` matches, by all of their names."""
-    left_float = _matched(module, skip)
+    left_float = {layer for part in float_modules(module, skip) for layer in part.modules()}
     names: dict[nn.Module, list[str]] = {}
     for name, layer in module.named_modules(remove_duplicate=False):
         if name and (type(layer) is nn.Linear or isinstance(layer, nn.RNNBase)) and layer not in left_float:

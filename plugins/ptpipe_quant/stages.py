@@ -221,7 +221,8 @@ def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: Fu
         if not is_prepared(module):
             skipped = f" (skip: {', '.join(config.skip)})" if config.skip else ""
             raise StageError(f"{ctx.kind}: no layer of this network can be quantized{skipped}")
-        _report_float_functions(ctx, module)
+        for name, reason in module.meta[transforms.KEPT_FLOAT].items():
+            ctx.log(f"{name} stays float: {reason}")
         check_prepared(ctx, module, expected, model.build)
         trial = _applied(_for_conversion(transform), model.build(), ctx.kind)
         wrong = dry_run(ctx, trial, expected.inputs, config.backend)
@@ -249,14 +250,6 @@ def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModu
         raise StageError(f"{kind}: torch can't prepare this network for int8: {first_line(error)}") from error
     assert isinstance(prepared, GraphModule), type(prepared)
     return prepared
-
-
-def _report_float_functions(ctx: Context, prepared: GraphModule) -> None:
-    reasons: dict[str, str] = prepared.meta["float_functions"]
-    if reasons:
-        listed = [f"{line} ({reason})" for line, reason in reasons.items()]
-        ctx.notice(f"functions with weights that stay float: {'; '.join(map(str, _truncated(listed, 5)))}")
-        ctx.metric(float_functions=_truncated(listed))
 
 
 def _unsupported_layers(network: nn.Module, model: Model, config: ActivationConfig, ctx: Context) -> list[str]:

@@ -6,7 +6,7 @@ import copy
 import linecache
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -47,6 +47,12 @@ def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
     return [name for name in found if not any(name.startswith(f"{outer}.") for outer in found)]
 
 
+def float_modules(module: nn.Module, skip: Sequence[str]) -> list[nn.Module]:
+    """Return the submodules that match `skip`, without parameters that do."""
+    modules = dict(module.named_modules(remove_duplicate=False))
+    return [modules[name] for name in float_names(module, skip) if name in modules]
+
+
 def skippable_names(module: nn.Module) -> dict[str, str]:
     """Return all that `skip` may name, with its type."""
     modules = {name: type(part).__name__ for name, part in module.named_modules() if name}
@@ -80,8 +86,8 @@ class TracedNetwork:
     """For each node: path and type of the module that it belongs to, behind `FLOAT_SCOPE` if it must stay float."""
     float_names: list[str]
     """Layers that must stay float."""
-    float_functions: dict[str, str]
-    """Why functions with weights stay float, by the line that calls them."""
+    kept_float: Mapping[str, str]
+    """Functions with weights that stay float, by the line that calls them, and why."""
 
 
 def trace_network(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str] = ()) -> TracedNetwork:

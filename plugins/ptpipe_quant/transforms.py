@@ -22,6 +22,9 @@ from ptpipe_torch.int8.layers import swap_dynamic_linears
 from ptpipe_torch.int8.observers import static_qconfig
 from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, swap_dynamic_recurrent
 
+KEPT_FLOAT = "kept_float"
+"""Key of a prepared network's `meta`: layers that can't become int8, and why, by name."""
+
 
 @dataclass(frozen=True)
 class _Scheme:
@@ -63,7 +66,7 @@ class _Scheme:
         for name in narrow_names:
             mapping.set_module_name(name, narrow)
         prepared = add_observers(graph, network.scopes, mapping, is_qat=is_qat)
-        prepared.meta["float_functions"] = network.float_functions
+        prepared.meta[KEPT_FLOAT] = network.kept_float
         return prepared
 
 

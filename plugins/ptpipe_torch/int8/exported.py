@@ -40,6 +40,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
         for name in ("add", "bmm", "cat", "matmul", "mul", "relu", "sigmoid", "stack", "sub", "tanh")
     },
 }
+_FUNCTIONS["dropout_"] = F.dropout  # which changes nothing in eval mode
 """Functions whose parameters are those of the ATen operator of that name."""
 _NUM_PARAMETERS = {"layer_norm": 5, "group_norm": 5}
 """Of functions that don't have the operator's last one, which concerns cuDNN."""

@@ -21,7 +21,7 @@ def named_outputs(returned: Any, specs: Sequence[TensorSpec]) -> dict[str, torch
     """
     names = [spec.name for spec in specs]
     if isinstance(returned, Mapping):
-        values = dict(returned) if set(returned) == set(names) else {}
+        values = {name: returned[name] for name in names} if set(returned) == set(names) else {}
     else:
         parts = returned if isinstance(returned, list | tuple) else [returned]
         values = dict(zip(names, parts, strict=True)) if len(parts) == len(names) else {}
@@ -32,6 +32,12 @@ def named_outputs(returned: Any, specs: Sequence[TensorSpec]) -> dict[str, torch
             found = tuple(values[spec.name].shape)
             raise StageError(f"the network returns {spec.name} of shape {found}; it must return {spec}")
     return values
+
+
+def returned_names(returned: Any, specs: Sequence[TensorSpec]) -> list[str]:
+    """Return the names of what a network returned, in its order: of a mapping, its keys."""
+    names = [spec.name for spec in specs]
+    return list(returned) if isinstance(returned, Mapping) and set(returned) == set(names) else names
 
 
 def predicted(

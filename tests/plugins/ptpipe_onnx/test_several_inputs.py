@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,19 @@ class House(nn.Module):
 @builder
 def house() -> nn.Module:
     return House()
+
+
+class NamedHouse(House):
+    """Returns a mapping, in another order than that of the signature."""
+
+    def forward(self, images: torch.Tensor, numbers: torch.Tensor, place: torch.Tensor) -> Any:
+        price, features = super().forward(images, numbers, place)
+        return {"features": features, "price": price}
+
+
+@builder
+def named_house() -> nn.Module:
+    return NamedHouse()
 
 
 @pytest.fixture
@@ -110,3 +124,14 @@ def test_the_float_file_has_the_names_and_a_batch_of_any_size(model: Model, inpu
         expected, found = outputs_of(model, few), outputs_of(file, few)
         for name, values in expected.items():
             np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mapping_in_another_order(model: Model, inputs, tmp_path: Path) -> None:
+    named = Model.from_module(Recipe(FunctionRef.to(named_house), SIGNATURE), model.build())
+    expected = outputs_of(model, inputs)
+    converted = int8(named, inputs, Context("int8", "quant", 7, tmp_path), supported_engines()[0], "static")
+    for float_or_int8, tolerance in ((named, 1e-4), (converted, 0.1)):
+        for found in (outputs_of(float_or_int8, inputs), outputs_of(exported(float_or_int8, tmp_path / "a"), inputs)):
+            assert list(found) == ["price", "features"]
+            for name, values in found.items():
+                assert np.abs(values - expected[name]).max() < tolerance * np.ptp(expected[name])

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ptpipe import StageError
-from ptpipe.events import Event, Notice
+from ptpipe.events import Event, LogLine, Notice
 from ptpipe_onnx import ExportConfig, export_onnx
 from ptpipe_quant import (
     CalibrateConfig,
@@ -54,7 +54,7 @@ def test_functions_become_layers(name) -> None:
     traced = graph_of(network)
     graph = traced.graph
     layers = {path for path, layer in graph.named_modules() if isinstance(layer, WEIGHTED)}
-    assert (layers - {"stem", "fc"}, traced.float_functions) == (set(names), {})
+    assert (layers - {"stem", "fc"}, traced.kept_float) == (set(names), {})
     assert not graph.graph.find_nodes(op="get_attr")
     with torch.no_grad():  # a transposed copy of a weight may be summed in another order
         torch.testing.assert_close(graph(images()), network(images()), rtol=0, atol=1e-6)
@@ -64,7 +64,7 @@ def test_functions_become_layers(name) -> None:
 def test_others_stay_as_they_are_and_are_named_with_their_line(name) -> None:
     network, reason = functional.build(name), STAY_FLOAT[name][1]
     traced = graph_of(network)
-    ((line, found),) = traced.float_functions.items()
+    ((line, found),) = traced.kept_float.items()
     assert reason in found
     assert "functional.py:" in line
     with torch.no_grad():
@@ -162,20 +162,20 @@ def test_int8_and_its_file(backend, is_qat, noise, ctx, metrics) -> None:
     assert metrics()["num_int8_layers"] == len(int8 - {"up"})  # ONNX Runtime transposes convolutions in float
 
 
-def notices(events: list[Event]) -> str:
-    return " ".join(event.text for event in events if isinstance(event, Notice))
+def texts(events: list[Event], type_: type[LogLine | Notice]) -> str:
+    return " ".join(event.text for event in events if isinstance(event, type_))
 
 
 def test_what_stays_float_is_reported(ctx, events) -> None:
     prepare(PrepareConfig(), ctx, model_of("penalized"))
-    assert "functional.py:" in notices(events)
-    assert "w is used by something else as well" in notices(events)
+    assert "` stays float: w is used by something else as well" in texts(events, LogLine)
+    assert "functional.py:" in texts(events, LogLine)
 
 
 def test_a_transposed_convolution_that_the_engine_gets_wrong_stays_float(ctx, events, noise) -> None:
     """fbgemm computes 2x2 kernels with stride 2 wrongly."""
     prepared = prepare(PrepareConfig(backend="fbgemm"), ctx, model_of("doubled"))
-    assert "w stay float: fbgemm's transposed convolution" in notices(events)
+    assert "w stay float: fbgemm's transposed convolution" in texts(events, Notice)
     convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, noise).model)
 
 
