@@ -50,7 +50,18 @@ class DynamicConfig(ActivationConfig):
     )
 
 
-class PrepareConfig(ActivationConfig):
+class TracedConfig(ActivationConfig):
+    """Options of the stages that trace the network."""
+
+    route: Literal["fx", "export"] = Field(
+        "fx",
+        description="how the network is traced. fx: its code runs once with proxies in the place of tensors; export: "
+        "torch.export runs it with tensors, also through what proxies can't follow (networks of transformers), for "
+        "some seconds longer at every stage. What it does in training alone is not in the graph, but dropout is",
+    )
+
+
+class PrepareConfig(TracedConfig):
     """Options of `quant.prepare`."""
 
     observer: Literal["mse", "min_max", "moving_average", "percentile", "entropy"] = Field(
@@ -81,7 +92,7 @@ class PrepareConfig(ActivationConfig):
         return self
 
 
-class PrepareQatConfig(ActivationConfig):
+class PrepareQatConfig(TracedConfig):
     """Options of `quant.prepare_qat`."""
 
     batch_norm: Literal["train", "fold"] = Field(

@@ -20,6 +20,7 @@ from ptpipe_quant.config import (
     DynamicConfig,
     PrepareConfig,
     PrepareQatConfig,
+    TracedConfig,
 )
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.dry_run import check_runs, dry_run, freeze_ranges
@@ -73,6 +74,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
         weights=chosen_weights(config),
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
+        route=config.route,
         stored=_stored_layers(config, model),
         calibrating=True,
     )
@@ -89,6 +91,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         weights=chosen_weights(config),
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
+        route=config.route,
         stored=_stored_layers(config, model),
         batch_norm=config.batch_norm,
         freeze_at=config.freeze_at,
@@ -205,7 +208,7 @@ def _reduced_range(config: ActivationConfig, ctx: Context) -> bool:
     return reduced
 
 
-def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: FunctionRef, *, train: bool) -> Model:
+def _prepare(config: TracedConfig, ctx: Context, model: Model, transform: FunctionRef, *, train: bool) -> Model:
     """Apply a prepare transform, and prove that nothing but rounding changes the network. `train`: in train mode too.
 
     Whatever conversion would refuse later is refused here: before training or calibration is paid for.
@@ -252,11 +255,13 @@ def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModu
     return prepared
 
 
-def _unsupported_layers(network: nn.Module, model: Model, config: ActivationConfig, ctx: Context) -> list[str]:
+def _unsupported_layers(network: nn.Module, model: Model, config: TracedConfig, ctx: Context) -> list[str]:
     """Return transposed convolutions that the engine gets wrong; they stay float, which is reported."""
     skipped = float_names(network, config.skip)
     left_float = tuple(f"{name}." for name in skipped)
-    layers = dict(network.named_modules()) | functional_transposed(network, model.signature.inputs, skipped)
+    layers = dict(network.named_modules()) | functional_transposed(
+        network, model.signature.inputs, skipped, config.route
+    )
     names = [
         name
         for name, layer in layers.items()

@@ -23,6 +23,7 @@ from ptpipe_quant.functionalize import functionalize
 from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
 from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
 from ptpipe_quant.shared_layers import separate_calls
+from ptpipe_torch.errors import first_line
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
 from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
@@ -90,7 +91,9 @@ class TracedNetwork:
     """Functions with weights that stay float, by the line that calls them, and why."""
 
 
-def trace_network(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str] = ()) -> TracedNetwork:
+def trace_network(
+    module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str] = (), route: str = "fx"
+) -> TracedNetwork:
     """Trace the network's forward pass in eval mode, for these inputs, and normalize it.
 
     The result is the same function. Submodules named by `leaves` are not traced into and stay float. Weights are plain
@@ -98,13 +101,11 @@ def trace_network(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Seque
     of its own; each ReLU, function or module, is a separate module, which fuses with the layer before it; `nn.Flatten`
     is a function, which has an int8 form; dropout is an `nn.Identity` that keeps it as `_dropout_for_training`.
 
-    Raises StageError with the line of the model that can't be traced, or not be made out of place.
+    `route`: how it is traced, see `TracedConfig`. Raises StageError with the line of the model that can't be traced, or
+    not be made out of place.
     """
     store_weights(module)
-    try:
-        graph, scopes = trace(module.eval(), inputs, leaves)
-    except Exception as error:  # a network may raise anything while it is traced
-        raise StageError(_untraceable(module, error)) from error
+    graph, scopes = _traced(module.eval(), inputs, leaves, route)
     pass_inputs_by_position(graph)
     functionalize(graph, inputs)
     reasons = use_layers(graph, scopes, leaves)
@@ -127,11 +128,28 @@ def trace_network(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Seque
     return TracedNetwork(graph, scopes, float_names, {lines[name]: reason for name, reason in reasons.items()})
 
 
-def functional_transposed(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str]) -> dict[str, Any]:
+def _traced(
+    module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str], route: str
+) -> tuple[GraphModule, Scopes]:
+    try:
+        if route == "fx":
+            return trace(module, inputs, leaves)
+        from ptpipe_torch.int8.exported import trace_by_export  # torch's compiler takes seconds to import
+
+        return trace_by_export(module, inputs)
+    except Exception as error:  # a network may raise anything while it is traced
+        if route == "export":
+            raise StageError(f"torch.export can't trace the network: {first_line(error)}") from error
+        raise StageError(_untraceable(module, error)) from error
+
+
+def functional_transposed(
+    module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str], route: str
+) -> dict[str, Any]:
     """Return the transposed convolutions of a network that calls some as functions, by the names that `skip` takes."""
     if not any(parameter.dim() > 2 for parameter in _own_parameters(module).values()):
         return {}  # spares most networks the tracing
-    network = trace_network(copy.deepcopy(module), inputs, leaves)
+    network = trace_network(copy.deepcopy(module), inputs, leaves, route)
     return transposed_layers(network.graph, network.scopes)
 
 
@@ -149,6 +167,6 @@ def _untraceable(module: nn.Module, error: Exception) -> str:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     remedy = f", or leave that layer float: skip: [{layer}]" if layer else ""
     return (
-        f"{place or 'the network'} can't be traced into a graph ({reason}). Write it without branches or loops that "
-        f"depend on tensors{remedy}"
+        f"{place or 'the network'} can't be traced into a graph ({reason}). Let torch.export trace it (route: export), "
+        f"write it without branches or loops that depend on tensors{remedy}"
     )

@@ -40,6 +40,7 @@ class _Scheme:
     weights: str
     reduce_range: bool
     skip: Sequence[str]
+    route: str = "fx"
     stored: Sequence[str] = ()
     corrected_biases: Sequence[str] = ()
 
@@ -49,7 +50,7 @@ class _Scheme:
         `qconfig` takes per_channel, reduce_range and narrow_weights.
         """
         inputs = tuple(map(TensorSpec.from_json, self.inputs))
-        network = trace_network(module, inputs, float_names(module, self.skip))
+        network = trace_network(module, inputs, float_names(module, self.skip), self.route)
         graph, left_float = network.graph, network.float_names
         _add_biases(graph, self.corrected_biases)
         narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in left_float]
@@ -86,7 +87,7 @@ def prepare_static(
 
     `observer`, `percentile`: see the options of `quant.prepare`.
     `calibrating`: return the graph to calibrate, else the one to convert, which has the same state dict.
-    `scheme`: inputs, backend, weights, reduce_range, skip, stored.
+    `scheme`: inputs, backend, weights, reduce_range, skip, route, stored.
     """
     options: dict[str, Any] = {} if percentile is None else {"percentile": percentile}
 
@@ -103,7 +104,8 @@ def prepare_qat(module: nn.Module, *, batch_norm: str, freeze_at: float | None, 
 
     `freeze_at`: fraction of the training after which ranges and batch norm statistics are frozen; None returns the
     graph to convert, not the one to train, with the same state dict. `batch_norm`: `fold` or `train`; those behind
-    transposed convolutions are folded in any case. `scheme`: inputs, backend, weights, reduce_range, skip, stored.
+    transposed convolutions are folded in any case. `scheme`: inputs, backend, weights, reduce_range, skip, route,
+    stored.
     """
 
     def qconfig(**choices: bool) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils._pytree import tree_unflatten
 
 from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
@@ -89,14 +90,14 @@ class _Translation:
                 self._graph.output(_plain(tree_unflatten(flat, out_spec)))
             elif not _ASSERTIONS.search(str(node.target)):
                 self._copies[node] = self._copied(node)
-        result = GraphModule(self._traced, self._graph)
-        result.eval()
-        return result
+        for node in self._graph.find_nodes(op="get_attr"):
+            if not node.users:  # of the tensors of batch norms
+                self._graph.erase_node(node)
+        return GraphModule(self._traced, self._graph)
 
     def _copied(self, node: Node) -> Node:
-        args, kwargs = (
-            torch.fx.map_arg(value, lambda source: self._copies[source]) for value in (node.args, node.kwargs)
-        )
+        args: Any = map_arg(node.args, self._copies.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, self._copies.__getitem__)
         if node.target is torch.ops.aten.batch_norm.default and (name := self._batch_norm(node)):
             copied = self._graph.call_module(name, args[:1])
         elif isinstance(node.target, torch._ops.OpOverload):
@@ -114,7 +115,8 @@ class _Translation:
 
     def _batch_norm(self, node: Node) -> str | None:
         """Put a layer in the place of the module that has a batch norm's tensors; return its name."""
-        _, *tensors, _, momentum, eps, _ = node.args
+        arguments: Any = node.args
+        _, *tensors, _, momentum, eps, _ = arguments
         owners = {str(tensor.target).rpartition(".")[0] for tensor in tensors if isinstance(tensor, Node)}
         name = owners.pop() if len(owners) == 1 else ""
         if not name or any(isinstance(tensor, Node) and tensor.op != "get_attr" for tensor in tensors):

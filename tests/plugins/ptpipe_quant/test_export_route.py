@@ -1,0 +1,176 @@
+"""`route: export`: networks that torch.export traces, in static quantization and QAT.
+
+Shape legend: N images, T tokens, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ptpipe import StageError
+from ptpipe_quant import (
+    CalibrateConfig,
+    ConvertConfig,
+    PrepareConfig,
+    PrepareQatConfig,
+    calibrate,
+    convert,
+    prepare,
+    prepare_qat,
+)
+from ptpipe_quant.trace import trace_network
+from ptpipe_torch import BATCH, Data, Model, TensorSpec, builder
+from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.int8.layers import has_int8_weights
+from ptpipe_torch.int8.tracer import SOURCE_LINE
+from ptpipe_torch.torchvision_compat import torchvision
+
+from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model, mixed_net, small_net, train
+
+TARGETS = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
+IMAGES = [TensorSpec("images", "float32", (BATCH, 1, 8, 8))]
+
+
+class Checked(nn.Module):
+    """Asks for types and counts with Python, which FX's proxies can't answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8))
+        self.blocks = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(8 * 16, NUM_CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor) or x.dtype.itemsize != 4:
+            raise TypeError("images must be float32")
+        x = self.stem(x).relu_()
+        for block in self.blocks:
+            x = x + torch.relu(block(x))
+        x = torch.nn.functional.max_pool2d(x, 2)[:, :, :, 0:4]
+        assert np.prod(tuple(x.shape[1:])) == 8 * 16
+        return self.head(self.dropout(x.flatten(1)))
+
+
+@builder
+def checked_net() -> nn.Module:
+    """What its name says."""
+    return Checked()
+
+
+def with_statistics(model: Model, data: Data) -> Model:
+    """The model with batch norms that know the images."""
+    module = model.build().train()
+    with torch.no_grad():
+        for batch in data.batches("train", batch_size=200):
+            module(batch.inputs["images"])
+    return model.with_state_dict_of(module)
+
+
+def static(model: Model, data: Data, ctx: Any, backend: str, route: str) -> Model:
+    config = PrepareConfig.model_validate({"backend": backend, "route": route, "reduce_range": False})
+    calibrated = calibrate(CalibrateConfig(split="train", num_samples=400), ctx, prepare(config, ctx, model), data)
+    return convert(ConvertConfig(), ctx, calibrated.model)
+
+
+def num_int8(model: Model) -> int:
+    with quantized_engine(model.recipe.backend):
+        return sum(has_int8_weights(layer) for layer in model.build().modules())
+
+
+@pytest.mark.parametrize("build", [small_net, mixed_net, checked_net])
+def test_the_graph_is_the_same_function(build: Callable[[], nn.Module]) -> None:
+    module = build().eval()
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = module(x)
+        network = trace_network(module, IMAGES, route="export")
+        torch.testing.assert_close(network.graph(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_keep_their_names_and_lines() -> None:
+    network = trace_network(checked_net().eval(), IMAGES, route="export")
+    layers = dict(network.graph.named_modules())
+    names = {"stem.0": nn.Conv2d, "stem.1": nn.BatchNorm2d, "blocks.1": nn.Conv2d, "head": nn.Linear}
+    assert {name: type(layers[name]) for name in names} == names
+    (head,) = (node for node in network.graph.graph.nodes if node.target == "head")
+    assert network.scopes[head.name] == ("head", nn.Linear)
+    assert head.meta[SOURCE_LINE].endswith("`return self.head(self.dropout(x.flatten(1)))`")
+    assert "test_export_route.py" in head.meta[SOURCE_LINE]
+
+
+@pytest.mark.parametrize("backend", TARGETS)
+def test_static_int8_is_that_of_the_other_route(digits, ctx, backend) -> None:
+    model = with_statistics(make_model(mixed_net), digits)
+    by_fx, exported = (static(model, digits, ctx, backend, route) for route in ("fx", "export"))
+    assert num_int8(by_fx) == num_int8(exported) > 5
+    one_NK, other_NK = logits_of(by_fx, digits, 200), logits_of(exported, digits, 200)
+    assert np.abs(one_NK - other_NK).max() <= 0.05 * np.ptp(one_NK)
+    assert np.mean(one_NK.argmax(1) == other_NK.argmax(1)) >= 0.97
+
+
+@pytest.mark.parametrize("backend", TARGETS)
+def test_a_network_that_fx_cannot_trace(digits, ctx, backend) -> None:
+    model = with_statistics(make_model(checked_net), digits)
+    with pytest.raises(StageError, match=r"images must be float32.*\(route: export\)"):
+        prepare(PrepareConfig.model_validate({"backend": backend}), ctx, model)
+    int8 = static(model, digits, ctx, backend, "export")
+    assert num_int8(int8) == 4
+    float_NK, int8_NK = logits_of(model, digits, 200), logits_of(int8, digits, 200)
+    assert np.sqrt(np.square(float_NK - int8_NK).mean()) < 0.1 * float_NK.std()
+
+
+@pytest.mark.parametrize("batch_norm", ["fold", "train"])
+def test_it_trains(digits, ctx, batch_norm) -> None:
+    config = PrepareQatConfig.model_validate({"route": "export", "batch_norm": batch_norm, "reduce_range": False})
+    prepared = prepare_qat(config, ctx, make_model(checked_net))
+    graph = prepared.build_prepared().train()
+    x = torch.randn(4, 1, 8, 8)
+    assert not torch.equal(graph(x), graph(x)), "dropout"
+    tuned = train(prepared, digits, lr=0.01)
+    int8 = convert(ConvertConfig(), ctx, tuned)
+    assert num_int8(int8) == 4
+    tuned_NK, int8_NK = logits_of(tuned, digits, 200), logits_of(int8, digits, 200)
+    assert np.mean(tuned_NK.argmax(1) == int8_NK.argmax(1)) >= 0.97
+
+
+def test_skipped_layers_stay_float(digits, ctx) -> None:
+    options = {"route": "export", "skip": ["blocks.*", "Linear"], "reduce_range": False}
+    prepared = prepare(PrepareConfig.model_validate(options), ctx, with_statistics(make_model(checked_net), digits))
+    calibrated = calibrate(CalibrateConfig(split="train", num_samples=200), ctx, prepared, digits).model
+    assert num_int8(convert(ConvertConfig(), ctx, calibrated)) == 1
+
+
+class Counting(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * int(x.sum() > 0)
+
+
+def test_what_torch_export_cannot_trace_is_an_error_of_one_line() -> None:
+    with pytest.raises(StageError, match=r"^torch\.export can't trace the network: [^\n]+$"):
+        trace_network(Counting().eval(), IMAGES, route="export")
+
+
+def test_a_network_of_transformers() -> None:
+    pytest.importorskip("transformers")
+    torchvision()  # transformers imports it, beside a torch without CUDA too
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=3
+    )
+    module = transformers.BertForSequenceClassification(config).eval()
+    tokens = TensorSpec("input_ids", "int64", (BATCH, "length"))
+    ids_NT = torch.randint(0, 50, (3, 7), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = module(ids_NT).logits
+        network = trace_network(module, [tokens], route="export")
+        torch.testing.assert_close(network.graph(ids_NT)["logits"], expected, rtol=1e-4, atol=1e-5)
+    linear = [name for name, layer in network.graph.named_modules() if type(layer) is nn.Linear]
+    assert "bert.encoder.layer.1.attention.self.query" in linear and len(linear) == 14
