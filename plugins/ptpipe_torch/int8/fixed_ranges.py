@@ -7,13 +7,18 @@ Values outside of 0 to 1 would then saturate, in the fake-quantized network, the
 
 Others are shared: a reshape has the grid of its input, for which FX takes the last int8 tensor in front of it, also
 where a float operator, whose output may have quite another range, stands between the two.
+
+A piece of a tensor (`chunk`, `x[:, :8]`) is observed on its own, and would be rounded twice: its values are on the
+grid of the whole already.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
@@ -22,6 +27,11 @@ from ptpipe_torch.int8.observers import fixed_grid, observer_at
 
 with deprecations_silenced():
     from torch.ao.quantization.backend_config import BackendConfig, ObservationType
+
+
+_PIECES: tuple[Any, ...] = ("chunk", "split", "tensor_split", "unbind")
+_PIECES += tuple(getattr(torch, name) for name in _PIECES)
+"""Operators that return pieces of a tensor."""
 
 
 def observe_unbounded(prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:
@@ -53,6 +63,26 @@ def observe_behind_float(prepared: GraphModule, mapping: Any, backend_config: Ba
             before = observer_at(prepared, _tensor_inputs(operator)[0])
             own = mapping.global_qconfig.activation() if before is None else before
             _use_observer(prepared, [call], own)
+
+
+def observe_pieces(prepared: GraphModule) -> None:
+    """Put pieces of an observed tensor on its grid, in place.
+
+    One whose observer is that of other tensors too, as in front of a concatenation, keeps it.
+    """
+    calls = _calls(prepared)
+    for piece in prepared.graph.find_nodes(op="call_function", target=operator.getitem):
+        tensor = piece.all_input_nodes[0]
+        if tensor.target in _PIECES:
+            tensor = tensor.all_input_nodes[0]
+        whole = observer_at(prepared, tensor)
+        if whole is None or fixed_grid(whole):
+            continue
+        for call in piece.users:
+            own = observer_at(prepared, call)
+            if own is not None and own is not whole and calls[own] == [call]:
+                _use_observer(prepared, [call], whole)
+    prepared.recompile()
 
 
 class _FixedRanges:

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from ptpipe import StageError
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
-from ptpipe_torch.int8.fixed_ranges import observe_behind_float, observe_unbounded
+from ptpipe_torch.int8.fixed_ranges import observe_behind_float, observe_pieces, observe_unbounded
 from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
@@ -132,6 +132,7 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
         prepared = prepare_graph(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
         observe_behind_float(prepared, mapping, backend)
         observe_unbounded(prepared, mapping, backend)
+        observe_pieces(prepared)
     _use_module_paths(prepared)
     release_networks()
     return prepared

@@ -76,9 +76,15 @@ def reshaped(net: Any, x: torch.Tensor) -> torch.Tensor:
     return x.reshape(x.shape[0], -1).clone().view(x.shape).sigmoid()
 
 
+def shuffled(_net: Any, x: torch.Tensor) -> torch.Tensor:
+    """One half passes, as in shufflenet: it is on the grid of the concatenation."""
+    first, second = x.chunk(2, 1)
+    return torch.cat([first, second * second], 1)
+
+
 NETWORKS = {
     reshaped: 8, gate: 4, slices: 4, float_with_two_readers: 8, sigmoid_first: 16, layer_first: 16, sigmoid_last: 16,
-    sigmoid_and_tanh: 16,
+    sigmoid_and_tanh: 16, shuffled: 8,
 }  # fmt: skip
 
 
@@ -157,3 +163,25 @@ def test_results_of_a_sigmoid_stay_on_its_grid(join, channels, fixed) -> None:
         if is_observer(layer) and not observes_range(layer):
             found.append(node.all_input_nodes[0].name)
     assert found == fixed
+
+
+def pieces(_net: Any, x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, 1)
+    return first * second + x[:, :4]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("qat", [False, True])
+def test_pieces_have_the_grid_of_the_whole(qat: bool, backend: str) -> None:
+    def observers(join: Callable[[Any, torch.Tensor], torch.Tensor], channels: int) -> dict[str, nn.Module]:
+        with warnings.catch_warnings(action="ignore"):
+            graph = prepared(Net(join, channels), backend, qat=qat, converting=True)
+        called = graph.graph.find_nodes(op="call_module")
+        observers = {node.all_input_nodes[0].name: graph.get_submodule(node.target) for node in called}
+        return {name: observer for name, observer in observers.items() if is_observer(observer)}
+
+    found = observers(pieces, 4)
+    assert {found["getitem"], found["getitem_1"], found["getitem_2"]} == {found["stem"]}
+    found = observers(shuffled, 8)
+    assert found["getitem_1"] is found["stem"]
+    assert found["getitem"] is found["cat"] is not found["stem"], "a concatenation has one grid"
