@@ -76,8 +76,13 @@ class Coverage:
         return text
 
 
-def coverage_of(path: Path, kernels: Kernels, names: Mapping[str, str]) -> Coverage:
-    """Return how ONNX Runtime computes the layers of a file. `names`: of layers whose weight is named otherwise."""
+def coverage_of(
+    path: Path, kernels: Kernels, names: Mapping[str, str], float_reasons: Mapping[str, str] | None = None
+) -> Coverage:
+    """Return how ONNX Runtime computes the layers of a file.
+
+    `names`: of layers whose weight is named otherwise. `float_reasons`: why layers were exported in float, by name.
+    """
     found = list(layers_of(ir.load(path).graph))
     num_sharing = Counter(layer.weight.name for layer in found if layer.weight is not None)
     covered = []
@@ -87,7 +92,9 @@ def coverage_of(path: Path, kernels: Kernels, names: Mapping[str, str]) -> Cover
         is_int8 = layer.node.name in kernels.integer_nodes
         if num_sharing[weight] == 1 and weight in kernels.integer_operands:
             is_int8 = layer.integers is not None
-        covered.append(CoveredLayer(names.get(layer.name, layer.name), layer.kind, "" if is_int8 else _reason(layer)))
+        name = names.get(layer.name, layer.name)
+        reason = "" if is_int8 else (float_reasons or {}).get(name) or _reason(layer)
+        covered.append(CoveredLayer(name, layer.kind, reason))
     return Coverage(tuple(covered))
 
 

@@ -8,7 +8,9 @@ sums of 8-bit products can saturate in ONNX Runtime; the comparison with torch d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -21,9 +23,13 @@ from ptpipe_onnx.graph import (
     only_consumer,
     remove_unused,
     replace,
+    source,
 )
 from ptpipe_onnx.weights import take_weight
 from ptpipe_torch.int8.layers import QuantizedWeight
+
+Operands: TypeAlias = tuple[ir.Value, ir.Value, ir.Value | None]
+"""An int8 weight, its scale or scales, and its zero points, None if they are 0."""
 
 
 def quantize_linear_layers(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> None:
@@ -33,7 +39,7 @@ def quantize_linear_layers(model: ir.Model, weights: Mapping[str, QuantizedWeigh
     """
     for name, weight in weights.items():
         value = take_weight(model.graph, name)
-        operands = _add_operands(model.graph, name, weight.transposed())
+        operands = add_operands(model.graph, name, weight.transposed())
         for reader in consumers(value):
             if reader.op_type == "Gemm" and value is reader.inputs[1] and int_attribute(reader, "transB", (0,)) == (1,):
                 replace(reader.outputs[0], _multiply(reader, operands))
@@ -44,7 +50,8 @@ def quantize_linear_layers(model: ir.Model, weights: Mapping[str, QuantizedWeigh
     remove_unused(model)
 
 
-def _add_operands(graph: ir.Graph, name: str, weight: QuantizedWeight) -> tuple[ir.Value, ir.Value, ir.Value | None]:
+def add_operands(graph: ir.Graph, name: str, weight: QuantizedWeight) -> Operands:
+    """Add a weight, inputs by outputs, with its scale and its zero points, if it has any."""
     is_symmetric = not weight.zero_points.any()
     return (
         add_initializer(graph, name, weight.integers),
@@ -53,14 +60,22 @@ def _add_operands(graph: ir.Graph, name: str, weight: QuantizedWeight) -> tuple[
     )
 
 
-def _multiply(layer: ir.Node, operands: tuple[ir.Value, ir.Value, ir.Value | None]) -> ir.Value:
+def _multiply(layer: ir.Node, operands: Operands) -> ir.Value:
     """Insert inputs @ weight + bias, multiplied in integers, in front of the layer; return the result."""
-    weight, weight_scale, weight_zero_point = operands
-    integers, scale, zero_point = insert_node(layer, "DynamicQuantizeLinear", [layer.inputs[0]], num_outputs=3).outputs
-    sums = insert_node(layer, "MatMulInteger", [integers, weight, zero_point, weight_zero_point]).outputs[0]
-    sums = insert_node(layer, "Cast", [sums], to=ir.DataType.FLOAT).outputs[0]
-    scales = insert_node(layer, "Mul", [scale, weight_scale]).outputs[0]
-    result = insert_node(layer, "Mul", [sums, scales]).outputs[0]
+    result = insert_product(partial(insert_node, layer), source(layer), operands)
     if layer.op_type == "Gemm" and len(layer.inputs) == 3:
         result = insert_node(layer, "Add", [result, layer.inputs[2]]).outputs[0]
     return result
+
+
+def insert_product(insert: Callable[..., ir.Node], x: ir.Value, operands: Operands) -> ir.Value:
+    """Insert x @ weight, multiplied in integers; return the result.
+
+    `insert`: function of an operator's type, its inputs, `num_outputs` and attributes, that adds a node.
+    """
+    weight, weight_scale, weight_zero_point = operands
+    integers, scale, zero_point = insert("DynamicQuantizeLinear", [x], num_outputs=3).outputs
+    sums = insert("MatMulInteger", [integers, weight, zero_point, weight_zero_point]).outputs[0]
+    sums = insert("Cast", [sums], to=ir.DataType.FLOAT).outputs[0]
+    scales = insert("Mul", [scale, weight_scale]).outputs[0]
+    return insert("Mul", [sums, scales]).outputs[0]

@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ptpipe import Context, StageError, __version__
-from ptpipe_onnx import dynamic_passes, graph, layerwise, qdq_passes, runtime_passes, torch_exporter
+from ptpipe_onnx import dynamic_passes, graph, layerwise, qdq_passes, recurrent_passes, runtime_passes, torch_exporter
 from ptpipe_onnx.config import ExportConfig
 from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.exact import compare_exactly
@@ -59,6 +59,8 @@ class BuiltGraph:
     """Of a static or QAT int8 model: its reference network."""
     reduced: str = "false"
     """As in the metadata `reduce_range`; DynamicQuantizeLinear always has 8 bits."""
+    float_reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why layers that are int8 in the model compute in float, by the names of their weights."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class WrittenFile:
     saturation: Saturation
     layer_names: Mapping[str, str]
     """Of layers that the model calls otherwise than the file."""
+    float_reasons: Mapping[str, str]
+    """As in `BuiltGraph`."""
     reference: GraphModule | None
 
 
@@ -166,7 +170,7 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
         qdq_passes.use_integer_kernels(torch_exporter.optimize(exported))
         store_float_weights(exported, _stored_weights(model))
         return BuiltGraph(exported, "int8", network, reduced)
-    return BuiltGraph(_dynamic_graph(model, prepared, opset), "int8 dynamic")
+    return _dynamic_graph(model, prepared, opset)
 
 
 def _stored_weights(model: Model) -> dict[str, QuantizedWeight]:
@@ -177,15 +181,17 @@ def _stored_weights(model: Model) -> dict[str, QuantizedWeight]:
         return stored_weights(model.int8_tensors or {}, model.build())
 
 
-def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> ir.Model:
+def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> BuiltGraph:
     converted = model.build()
-    weights, stored = dynamic_weights(converted), stored_weights(model.int8_tensors or {}, converted)
-    stored |= {name: weight.with_scale_of_each_row() for name, weight in recurrent_weights(converted).items()}
+    weights, recurrent = dynamic_weights(converted), recurrent_weights(converted)
+    stored = stored_weights(model.int8_tensors or {}, converted)
+    stored |= {name: weight.with_scale_of_each_row() for name, weight in recurrent.items()}
     if not weights and not stored:
         raise StageError(f"no layer of this {model.recipe.backend} model is quantized in a way that can be exported")
-    network = _with_rounded_weights(float_network, stored)
     # With weights of their own: one may be shared with a layer that is float.
-    replace_layers(network, [name.removesuffix(".weight") for name in weights], copy.deepcopy)
+    names = [name.rpartition(".")[0] for name in (*weights, *recurrent)]
+    replace_layers(float_network, dict.fromkeys(names), copy.deepcopy)
+    network = _with_rounded_weights(float_network, stored)
     layers = {name: network.get_submodule(name.removesuffix(".weight")) for name in weights}
     exported = _export(model, network, opset)
     # The exporter gives a layer that has several names one of them.
@@ -196,8 +202,9 @@ def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> ir.Mod
         if name in exported.graph.initializers or layers[name] not in found
     }
     dynamic_passes.quantize_linear_layers(exported, weights)
+    float_reasons = recurrent_passes.quantize_recurrent_layers(exported, recurrent)
     store_float_weights(torch_exporter.optimize(exported), stored)
-    return exported
+    return BuiltGraph(exported, "int8 dynamic", float_reasons=float_reasons)
 
 
 def _export(model: Model, network: nn.Module, opset: int) -> ir.Model:
@@ -230,7 +237,7 @@ def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> Writte
     content.metadata_props.update(metadata_of(model, data, built.precision, built.reduced, saturation))
     steps = qdq_passes.output_steps(content.graph)
     graph.write(content, path)
-    return WrittenFile(built.precision, steps, saturation, names, built.reference)
+    return WrittenFile(built.precision, steps, saturation, names, built.float_reasons, built.reference)
 
 
 def _compare(
@@ -308,7 +315,7 @@ def _report_kernels(ctx: Context, path: Path, written: WrittenFile) -> None:
     for precision, counts in (("int8", kernels.integer), ("float", kernels.float)):
         listed = ", ".join(f"{count} {name}" for name, count in counts.items())
         ctx.log(f"ONNX Runtime computes in {precision}: {listed or 'nothing'}")
-    coverage = coverage_of(path, kernels, written.layer_names)
+    coverage = coverage_of(path, kernels, written.layer_names, written.float_reasons)
     ctx.metric(**coverage.figures)
     (ctx.log if coverage.is_as_in_the_model else ctx.notice)(str(coverage))
     for name, reason in coverage.float_layers.items():

@@ -5,13 +5,14 @@ A layer has the name of its weight, without `.weight`; a matrix product of two a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from ptpipe_onnx.graph import Array, constant, nodes, producer
+from ptpipe_onnx.graph import Array, constant, producer
 
 _PRODUCTS = {
     "Conv": "convolution",
@@ -22,9 +23,11 @@ _PRODUCTS = {
     "GRU": "recurrent layer",
     "RNN": "recurrent layer",
 }
+_RECURRENT_PRODUCT = "recurrent product"
 _MATRIX_PRODUCTS = ("MatMul", "MatMulInteger")
 _PREPARES = ("DequantizeLinear", "Cast", "Mul", "Transpose", "Identity")
 """What may stand between a stored weight and its layer."""
+_RECURRENT_WEIGHT = re.compile(r"\bweight_(ih|hh)_l\d+(_reverse)?$")
 _SUFFIXES = (".int8", ".transposed", ".float")
 
 
@@ -38,22 +41,34 @@ class FileLayer:
     node: ir.Node
     weight: ir.Value | None
     """As it is stored: an initializer, of integers or floats; None for a product of activations."""
+    place: int = 1
+    """Index of the weight among the node's inputs."""
 
     @property
     def integers(self) -> Array | None:
         """The int8 weights that the operator reads through a DequantizeLinear or directly, else None."""
-        operand = self.node.inputs[1]
+        operand = self.node.inputs[self.place]
         is_quantized = producer(operand, "DequantizeLinear") is not None or operand is self.weight
         content = constant(self.weight) if is_quantized else None
         return content if content is not None and content.dtype == np.int8 else None
 
 
 def layers_of(graph: ir.Graph) -> Iterator[FileLayer]:
-    """Yield the layers of a graph, in topological order."""
-    for node in nodes(graph, *_PRODUCTS, *_MATRIX_PRODUCTS):
-        weight = stored_weight(node.inputs[1])
-        kind = _PRODUCTS.get(node.op_type) or ("matrix product" if weight is None else "linear layer")
-        yield FileLayer(_name(node, weight), kind, node, weight)
+    """Yield the layers of a graph, in topological order.
+
+    Of a recurrent layer that is int8, its product with the input and that with the state are two.
+    """
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        if node.op_type == "DynamicQuantizeLSTM":
+            for place in (1, 2):
+                weight = stored_weight(node.inputs[place])
+                yield FileLayer(_name(node, weight), _RECURRENT_PRODUCT, node, weight, place)
+        elif node.op_type in (*_PRODUCTS, *_MATRIX_PRODUCTS) and node.domain in ("", "ai.onnx"):
+            weight = stored_weight(node.inputs[1])
+            kind = _PRODUCTS.get(node.op_type) or ("matrix product" if weight is None else "linear layer")
+            is_recurrent = weight is not None and _RECURRENT_WEIGHT.search(str(weight.name)) is not None
+            is_step = is_recurrent and node.op_type == "MatMulInteger"
+            yield FileLayer(_name(node, weight), _RECURRENT_PRODUCT if is_step else kind, node, weight)
 
 
 def stored_weight(value: ir.Value | None) -> ir.Value | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,12 +13,15 @@ import onnxruntime as ort
 
 from ptpipe_torch.model.onnx_file import session_options
 
-_INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+_INTEGER_PRODUCTS = (
+    *("MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"),
+    "DynamicQuantizeLSTM",
+)
 _EITHER = ("MaxPool", "NhwcMaxPool", "Clip")
 """Compute on integers or floats, depending on their input."""
 _MOVES = {
     *("Concat", "Constant", "Expand", "Flatten", "Gather", "Identity", "ReorderInput", "ReorderOutput", "Reshape"),
-    *("Shape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
+    *("Scan", "Shape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
 }
 _RENAMED = re.compile(r"(_token_\d+|_nchwc)+$")
 """What ONNX Runtime appends to the name of a node that it replaces."""
@@ -53,7 +57,7 @@ class Kernels:
     def _count(cls, graph: onnx.GraphProto) -> Kernels:
         counts = cls()
         integer_values: set[str] = set()
-        for node in graph.node:
+        for node in _all_nodes(graph):
             on_integers = bool(node.input) and node.input[0] in integer_values
             is_quantized = node.op_type.startswith("QLinear") or node.op_type == "QGemm"
             if is_quantized or node.op_type in _INTEGER_PRODUCTS or (node.op_type in _EITHER and on_integers):
@@ -66,3 +70,12 @@ class Kernels:
             if is_quantized or passes_on or node.op_type == "QuantizeLinear":
                 integer_values.update(node.output)
         return counts
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph and of those inside its nodes: the steps of a Scan."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _all_nodes(attribute.g)

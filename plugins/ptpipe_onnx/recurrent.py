@@ -1,7 +1,7 @@
-"""LSTM layers as ONNX's operator, for sequences of any length.
+"""LSTM and GRU layers as ONNX's operators, for sequences of any length.
 
 torch's exporter decomposes them into the steps of the sequence that it traces. So they are replaced, while a network is
-exported, by calls of an operator of ours, which the exporter translates.
+exported, by calls of operators of ours, which the exporter translates.
 
 Shape legend: L steps, B samples, I inputs, S features of the state.
 """
@@ -9,22 +9,26 @@ Shape legend: L steps, B samples, I inputs, S features of the state.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-State: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+State: TypeAlias = tuple[torch.Tensor, ...] | torch.Tensor
+"""Hidden state and cell state of an LSTM, the hidden state of a GRU."""
+
+GATE_ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2)}
+"""Which of torch's gates each of ONNX's is: i, o, f, c of i, f, c, o; z, r, h of r, z, h."""
 
 
 @contextmanager
-def lstms_replaced(network: nn.Module) -> Iterator[None]:
-    """Replace the LSTM layers of a network inside the `with`."""
+def recurrent_layers_replaced(network: nn.Module) -> Iterator[None]:
+    """Replace the LSTM and GRU layers of a network inside the `with`."""
     named = network.named_modules(remove_duplicate=False)
     layers = {name: layer for name, layer in named if name and _has_operator(layer)}
-    replacements = {layer: _Lstm(layer) for layer in layers.values()}
+    replacements = {layer: _Recurrent(layer) for layer in layers.values()}
     for name, layer in layers.items():
         network.set_submodule(name, replacements[layer])
     try:
@@ -35,58 +39,64 @@ def lstms_replaced(network: nn.Module) -> Iterator[None]:
 
 
 def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
-    """Return what the exporter makes of the operator."""
-    return {_operator()._opoverload: _translated}
+    """Return what the exporter makes of the operators."""
+    return {_lstm()._opoverload: _translated_lstm, _gru()._opoverload: _translated_gru}
 
 
 def _has_operator(layer: nn.Module) -> bool:
-    return type(layer) is nn.LSTM and layer.proj_size == 0 and layer.weight_ih_l0.dtype is torch.float32
+    is_known = type(layer) is nn.GRU or (type(layer) is nn.LSTM and layer.proj_size == 0)
+    return is_known and layer.weight_ih_l0.dtype is torch.float32
 
 
-class _Lstm(nn.Module):
-    """Calls the operator for each layer and direction of an LSTM, whose weights it has in ONNX's order of gates."""
+class _Recurrent(nn.Module):
+    """Calls the operator for each layer and direction, whose weights it has in ONNX's order of gates."""
 
-    def __init__(self, lstm: Any) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.batch_first, self.num_layers = lstm.batch_first, lstm.num_layers
-        self.suffixes = ("", "_reverse") if lstm.bidirectional else ("",)
+        self.mode, self.batch_first, self.num_layers = layer.mode, layer.batch_first, layer.num_layers
+        self.suffixes = ("", "_reverse") if layer.bidirectional else ("",)
+        order = GATE_ORDERS[layer.mode]
         for number, suffix in self._parts():
             of = f"l{number}{suffix}"
             for kind in ("ih", "hh"):
-                self.register_buffer(f"weight_{kind}_{of}", _reordered(getattr(lstm, f"weight_{kind}_{of}"))[None])
-            gates = 4 * lstm.hidden_size
-            biases = [getattr(lstm, f"bias_{kind}_{of}") if lstm.bias else torch.zeros(gates) for kind in ("ih", "hh")]
-            self.register_buffer(f"bias_{of}", torch.cat([_reordered(bias) for bias in biases])[None])
+                weight = getattr(layer, f"weight_{kind}_{of}").detach()
+                self.register_buffer(f"weight_{kind}_{of}", _reordered(weight, order)[None])
+            zeros = torch.zeros(len(order) * layer.hidden_size)
+            biases = [getattr(layer, f"bias_{kind}_{of}").detach() if layer.bias else zeros for kind in ("ih", "hh")]
+            self.register_buffer(f"bias_{of}", torch.cat([_reordered(bias, order) for bias in biases])[None])
 
-    def forward(self, x: torch.Tensor, state: State | None = None) -> tuple[torch.Tensor, State]:
-        """Return what an `nn.LSTM` does."""
-        x_LBI = x.transpose(0, 1) if self.batch_first else x
-        last = []
+    def forward(self, input: torch.Tensor, hx: State | None = None) -> tuple[torch.Tensor, State]:
+        """Return what the layer does."""
+        x_LBI = input.transpose(0, 1) if self.batch_first else input
+        operator = _lstm() if self.mode == "LSTM" else _gru()
+        absent = [None] * (2 if self.mode == "LSTM" else 1)
+        states = absent if hx is None else [hx] if isinstance(hx, torch.Tensor) else hx
+        last: list[Sequence[torch.Tensor]] = []
         for first in range(0, self.num_layers * len(self.suffixes), len(self.suffixes)):
             outputs_LBS = []
             for offset, suffix in enumerate(self.suffixes):
                 of, place = f"l{first // len(self.suffixes)}{suffix}", first + offset
-                hidden, cell = (None, None) if state is None else (part[place : place + 1] for part in state)
+                initial = (None if state is None else state[place : place + 1] for state in states)
                 tensors = (getattr(self, f"{name}_{of}") for name in ("weight_ih", "weight_hh", "bias"))
-                y_LBS, *ends = _operator()(x_LBI, *tensors, hidden, cell, bool(suffix))
+                y_LBS, *ends = operator(x_LBI, *tensors, *initial, bool(suffix))
                 outputs_LBS.append(y_LBS)
                 last.append(ends)
             x_LBI = torch.cat(outputs_LBS, 2)
-        hidden, cell = (torch.cat(parts) for parts in zip(*last, strict=True))
-        return x_LBI.transpose(0, 1) if self.batch_first else x_LBI, (hidden, cell)
+        hidden, *cell = (torch.cat(parts) for parts in zip(*last, strict=True))
+        return x_LBI.transpose(0, 1) if self.batch_first else x_LBI, (hidden, *cell) if cell else hidden
 
     def _parts(self) -> list[tuple[int, str]]:
         return [(number, suffix) for number in range(self.num_layers) for suffix in self.suffixes]
 
 
-def _reordered(gates: torch.Tensor) -> torch.Tensor:
-    i, f, c, o = gates.detach().chunk(4)
-    return torch.cat([i, o, f, c])
+def _reordered(gates: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    parts = gates.chunk(len(order))
+    return torch.cat([parts[place] for place in order])
 
 
 @functools.cache
-def _operator() -> Any:
-    """Register the operator, of which the exporter needs the shapes alone."""
+def _lstm() -> Any:
+    """Register the operator of an LSTM, of which the exporter needs the shapes alone."""
 
     def lstm(  # noqa: PLR0913  # those of an LSTM
         x: torch.Tensor,
@@ -97,22 +107,47 @@ def _operator() -> Any:
         cell: torch.Tensor | None,
         reverse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        num_features = recurrence.shape[2]
-        state = (1, x.shape[1], num_features)
-        return x.new_empty(x.shape[0], x.shape[1], num_features), x.new_empty(state), x.new_empty(state)
+        y, state = _results(x, recurrence)
+        return y, state, torch.empty_like(state)
 
-    lstm.__annotations__ = {
+    return _registered("ptpipe::lstm", lstm, ("hidden", "cell"))
+
+
+@functools.cache
+def _gru() -> Any:
+    """Register the operator of a GRU, of which the exporter needs the shapes alone."""
+
+    def gru(  # those of a GRU
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        recurrence: torch.Tensor,
+        bias: torch.Tensor,
+        hidden: torch.Tensor | None,
+        reverse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return _results(x, recurrence)
+
+    return _registered("ptpipe::gru", gru, ("hidden",))
+
+
+def _results(x: torch.Tensor, recurrence: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    num_features = recurrence.shape[2]
+    return x.new_empty(x.shape[0], x.shape[1], num_features), x.new_empty(1, x.shape[1], num_features)
+
+
+def _registered(name: str, function: Any, states: Sequence[str]) -> Any:
+    function.__annotations__ = {
         **dict.fromkeys(("x", "weight", "recurrence", "bias"), torch.Tensor),
-        **dict.fromkeys(("hidden", "cell"), torch.Tensor | None),
+        **dict.fromkeys(states, torch.Tensor | None),
         "reverse": bool,
-        "return": tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        "return": tuple.__class_getitem__((torch.Tensor,) * (1 + len(states))),
     }
-    operator: Any = torch.library.custom_op("ptpipe::lstm", lstm, mutates_args=())
-    operator.register_fake(lstm)
+    operator: Any = torch.library.custom_op(name, function, mutates_args=())
+    operator.register_fake(function)
     return operator
 
 
-def _translated(  # noqa: PLR0913  # those of the operator
+def _translated_lstm(  # noqa: PLR0913  # those of the operator
     x: Any, weight: Any, recurrence: Any, bias: Any, hidden: Any, cell: Any, reverse: bool
 ) -> Any:
     from onnxscript import opset18 as op
@@ -121,3 +156,13 @@ def _translated(  # noqa: PLR0913  # those of the operator
     size = recurrence.shape[2]
     y, *ends = op.LSTM(x, weight, recurrence, bias, None, hidden, cell, direction=direction, hidden_size=size)
     return op.Squeeze(y, op.Constant(value_ints=[1])), *ends
+
+
+def _translated_gru(  # those of the operator
+    x: Any, weight: Any, recurrence: Any, bias: Any, hidden: Any, reverse: bool
+) -> Any:
+    from onnxscript import opset18 as op
+
+    options = {"direction": "reverse" if reverse else "forward", "hidden_size": recurrence.shape[2]}
+    y, last = op.GRU(x, weight, recurrence, bias, None, hidden, linear_before_reset=1, **options)
+    return op.Squeeze(y, op.Constant(value_ints=[1])), last

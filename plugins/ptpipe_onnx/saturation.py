@@ -40,6 +40,8 @@ from ptpipe_onnx.tensor_names import quantize_node_name
 
 MAX_ACTIVATION = 255
 _INT16 = np.iinfo(np.int16)
+_DYNAMIC = ("MatMulInteger", "ConvInteger", "DynamicQuantizeLSTM")
+"""Operators whose inputs are quantized at run time."""
 _SESSION_OPTION = "set the session option `session.x64quantprecision` to 1"
 _REDUCE_RANGE = "quantize with `reduce_range: true`"
 
@@ -117,7 +119,7 @@ def _bound(layer: FileLayer, largest: Mapping[str, int]) -> LayerBound | None:
         weights_OK = integers if is_transposed else np.swapaxes(integers, -1, -2).reshape(-1, integers.shape[-2])
     low, high = pair_extremes(weights_OK)
     is_exact_beyond = _fits(low * MAX_ACTIVATION, high * MAX_ACTIVATION)
-    is_dynamic = layer.node.op_type.endswith("Integer")
+    is_dynamic = layer.node.op_type in _DYNAMIC
     return LayerBound(layer.name, low * calibrated, high * calibrated, is_exact_beyond, is_dynamic)
 
 
@@ -133,7 +135,9 @@ def pair_extremes(weights_OK: npt.NDArray[np.int8]) -> tuple[int, int]:
 
 def _largest_activation(node: ir.Node, largest: Mapping[str, int]) -> int | None:
     """Return the largest integer of a layer's input; None if it is float or signed."""
-    if node.op_type in ("MatMulInteger", "ConvInteger"):
+    if node.op_type == "DynamicQuantizeLSTM":
+        return MAX_ACTIVATION
+    if node.op_type in _DYNAMIC:
         return MAX_ACTIVATION if producer(node.inputs[0], "DynamicQuantizeLinear") is not None else None
     dequantize = producer(node.inputs[0], "DequantizeLinear")
     if dequantize is None:

@@ -42,7 +42,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
     dynamic_shapes = tuple(
         {axis: dims[size] for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in signature.inputs
     )
-    with _silent(), torch.no_grad(), recurrent.lstms_replaced(network):
+    with _silent(), torch.no_grad(), recurrent.recurrent_layers_replaced(network):
         try:
             program = torch.export.export(network, inputs, dynamic_shapes=dynamic_shapes, strict=False)
             _give_attention_heads(program)

@@ -86,46 +86,49 @@ def arrays_of(file: OnnxFile) -> list[np.ndarray]:
 
 
 class Recurrent(nn.Module):
-    """An LSTM with all that ONNX's has, called twice, and one that gets a state."""
+    """A recurrent layer with all that ONNX's has, called twice, and one that gets a state."""
 
-    def __init__(self, *, batch_first: bool, bias: bool) -> None:
+    def __init__(self, *, kind: str, batch_first: bool, bias: bool) -> None:
         super().__init__()
         self.batch_first = batch_first
-        self.lstm = nn.LSTM(6, 5, 2, batch_first=batch_first, bidirectional=True, bias=bias)
-        self.second = nn.LSTM(10, 5, 2, batch_first=batch_first, bidirectional=True, bias=bias)
+        options = {"num_layers": 2, "batch_first": batch_first, "bidirectional": True, "bias": bias}
+        self.first, self.second = getattr(nn, kind)(6, 5, **options), getattr(nn, kind)(10, 5, **options)
         self.inputs = nn.Linear(10, 6)
 
     def forward(self, x_BLI: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = x_BLI if self.batch_first else x_BLI.transpose(0, 1)
-        y, _ = self.lstm(x)
-        y, state = self.lstm(self.inputs(y))
-        z, (hidden, cell) = self.second(y, state)
+        y, _ = self.first(x)
+        y, state = self.first(self.inputs(y))
+        z, last = self.second(y, state)
         z_BLS = z if self.batch_first else z.transpose(0, 1)
-        return z_BLS, hidden.transpose(0, 1), cell.transpose(0, 1)
+        return z_BLS, *(part.transpose(0, 1) for part in (last if isinstance(last, tuple) else (last,)))
 
 
 @builder
-def recurrent(*, batch_first: bool, bias: bool) -> nn.Module:
-    return Recurrent(batch_first=batch_first, bias=bias)
+def recurrent(*, kind: str, batch_first: bool, bias: bool) -> nn.Module:
+    return Recurrent(kind=kind, batch_first=batch_first, bias=bias)
 
 
-@pytest.mark.parametrize(("batch_first", "bias"), [(True, True), (False, False)])
-def test_lstms_of_every_kind(batch_first: bool, bias: bool, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "batch_first", "bias"),
+    [("LSTM", True, True), ("LSTM", False, False), ("GRU", True, True), ("GRU", False, False)],
+)
+def test_recurrent_layers_of_every_kind(kind: str, batch_first: bool, bias: bool, tmp_path) -> None:
+    states = ("hidden", "cell") if kind == "LSTM" else ("hidden",)
     signature = Signature(
         (TensorSpec("x", "float32", (BATCH, "length", 6)),),
         (
             TensorSpec("y", "float32", (BATCH, "length", 10)),
-            TensorSpec("hidden", "float32", (BATCH, 4, 5)),
-            TensorSpec("cell", "float32", (BATCH, 4, 5)),
+            *(TensorSpec(name, "float32", (BATCH, 4, 5)) for name in states),
         ),
     )
-    reference = FunctionRef.to(recurrent, batch_first=batch_first, bias=bias)
+    reference = FunctionRef.to(recurrent, kind=kind, batch_first=batch_first, bias=bias)
     with seeded(0):
         model = Model.from_module(Recipe(reference, signature), recurrent(**reference.arguments))
     built = build_graph(model, opset=18).model
     graph.set_shapes(built.graph, signature)
-    graph.write(built, tmp_path / "lstm.onnx")
-    file = OnnxFile(tmp_path / "lstm.onnx", signature)
+    graph.write(built, tmp_path / "model.onnx")
+    file = OnnxFile(tmp_path / "model.onnx", signature)
     with file.predictor(1) as onnx_predict, model.predictor(1) as torch_predict:
         for shape in ((1, 1, 6), (3, 9, 6)):
             inputs = {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
