@@ -97,8 +97,9 @@ def _drop_loading_hooks(layer: nn.Module) -> None:
 def _store_parametrized(layer: Any) -> None:
     # torch's function for this changes the class of the layer, which all copies of the layer have too.
     weights = {name: getattr(layer, name).detach().clone() for name in layer.parametrizations}
+    plain_type = parametrize.type_before_parametrizations(layer)
     del layer._modules["parametrizations"]
-    layer.__class__ = parametrize.type_before_parametrizations(layer)
+    layer.__class__ = plain_type
     for name, weight in weights.items():
         layer.register_parameter(name, nn.Parameter(weight))
 

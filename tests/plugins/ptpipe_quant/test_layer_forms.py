@@ -38,6 +38,7 @@ def test_computed_weights_become_parameters_of_copies_too(computed) -> None:
     assert reparametrized_layers(network) == ["0", "2"]
     store_weights(network)
     assert reparametrized_layers(network) == []
+    assert [type(layer) for layer in network] == [nn.Linear] * 3  # the types that FX quantizes
     assert {name for name, _ in network.named_parameters()} == {
         f"{index}.{name}" for index in range(3) for name in ("weight", "bias")
     }

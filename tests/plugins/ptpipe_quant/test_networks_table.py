@@ -1,0 +1,59 @@
+"""A thin part of the table of networks that `benchmarks/networks.py` makes: none ends in an exception."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ptpipe_torch.int8.engine import supported_engines
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def networks() -> Iterator[Any]:
+    """The script."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("networks")
+        for name in ("networks", "network_list"):
+            sys.modules.pop(name, None)
+
+
+SMALL = ("small_cnn", "small_unet", "mlp", "text_transformer", "text_lstm")
+SPELLINGS = (
+    *("functional linear", "functional matmul", "functional convolution", "functional, packed"),
+    *("functional, normalized", "keywords", "view", "branches on shapes", "padding reflect", "padding replicate"),
+    *("padding circular", "padding same", "shared layer", "weight norm", "outputs in a tuple", "outputs in a dict"),
+    *("MultiheadAttention", "TransformerEncoderLayer", "LSTM", "GRU"),
+)
+CASES = [
+    (name, variant, backend)
+    for variant in ("static", "qat", "dynamic")
+    for backend in ("fbgemm", "qnnpack")
+    for name in (*SMALL, *SPELLINGS)
+]
+
+
+def test_the_list_is_the_scripts(networks) -> None:
+    assert {name for name, _, _ in CASES} == {
+        name for name, network in networks.NETWORKS.items() if network.family in ("spellings", "ptpipe's own")
+    }
+
+
+@pytest.mark.sampled(31, 20)
+@pytest.mark.parametrize(("name", "variant", "backend"), CASES)
+def test_a_network_goes_the_whole_way(name, variant, backend, networks) -> None:
+    if backend not in supported_engines():
+        pytest.skip(f"no {backend} here")
+    row = networks.run_here(networks.Row(name, variant, backend), measures_latency=False)
+    if variant == "dynamic" and row.result == "refused":
+        assert "no layer of this network can be quantized" in row.message
+    else:
+        assert (row.result, row.message) == ("works", "")
+        assert row.int8_layers > 0
