@@ -66,7 +66,9 @@ class _Recurrent(nn.Module):
             self.register_buffer(f"bias_{of}", torch.cat([_reordered(bias, order) for bias in biases])[None])
 
     def forward(self, input: torch.Tensor, hx: State | None = None) -> tuple[torch.Tensor, State]:
-        """Return what the layer does."""
+        """Return what the layer does. Raises TypeError for a packed sequence."""
+        if not isinstance(input, torch.Tensor):
+            raise TypeError("packed sequences have no ONNX form; call the layer with the padded one")
         x_LBI = input.transpose(0, 1) if self.batch_first else input
         operator = _lstm() if self.mode == "LSTM" else _gru()
         absent = [None] * (2 if self.mode == "LSTM" else 1)

@@ -17,6 +17,7 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
+from ptpipe import StageError
 from ptpipe_onnx import graph, recurrent_passes
 from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.export import build_graph
@@ -174,3 +175,27 @@ def test_the_other_domain_is_there_only_where_it_is_used(tmp_path: Path) -> None
     for kind, domains in (("LSTM", {"", "com.microsoft"}), ("GRU", {""})):
         file, *_ = written(int8_model(*SCHEMES[0], kind), tmp_path / f"{kind}.onnx")
         assert {opset.domain for opset in onnx.load(file.path).opset_import} == domains
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(NUM_INPUTS, S, batch_first=True)
+
+    def forward(self, x_BLI: torch.Tensor) -> torch.Tensor:
+        lengths_B = (x_BLI[:, :, 0] != 0).sum(1).clamp(min=1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(x_BLI, lengths_B, batch_first=True, enforce_sorted=False)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+        return padded
+
+
+@builder
+def packed() -> nn.Module:
+    return Packed()
+
+
+def test_a_packed_sequence_is_refused() -> None:
+    signature = int8_model(*SCHEMES[0], "GRU").signature
+    model = Model.from_module(Recipe(FunctionRef.to(packed), signature), Packed())
+    with pytest.raises(StageError, match="packed sequences have no ONNX form; call the layer with the padded one"):
+        build_graph(model, opset=18)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ptpipe import JSON, Context
-from ptpipe.events import Event
+from ptpipe.events import Event, LogLine
 from ptpipe_quant import stages
 from ptpipe_quant.config import DynamicConfig, PrepareConfig
 from ptpipe_torch import BATCH, Data, FunctionRef, Model, Recipe, Signature, TensorSpec, builder
@@ -119,6 +119,16 @@ def test_tables_and_recurrent_layers_are_stored_with_a_scale_for_each_row(
             integers, scales = packed[f"{name}:int8"], packed[f"{name}:scales"]
             assert integers.dtype is torch.int8 and scales.shape == (len(weight),)
             assert (integers * scales[:, None] - weight).abs().max() <= 0.51 * scales.max()
+
+
+@pytest.mark.parametrize("skip", [(), ("LSTM",)])
+def test_the_log_says_why_an_lstm_is_float_after_calibration(
+    skip: tuple[str, ...], models: Any, ctx: Context, events: list[Event]
+) -> None:
+    stages.prepare(PrepareConfig(skip=skip, observer="min_max"), ctx, models["lstm"])
+    lines = [event.text for event in events if isinstance(event, LogLine)]
+    reason = "lstm stays float: torch has int8 kernels for recurrent layers in quant.dynamic alone"
+    assert (reason in lines) == (not skip)
 
 
 @pytest.mark.parametrize("skip", ["embedding.tokens", "Embedding", "embedding"])
