@@ -15,7 +15,7 @@ from torch import nn
 
 from ptpipe import Context, StageError
 from ptpipe_quant.prepared_parity import probe_inputs
-from ptpipe_quant.trace import float_names
+from ptpipe_quant.trace import float_modules
 from ptpipe_torch import Model
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.layers import DynamicLinear, dynamic_linear_error, replace_layers
@@ -100,11 +100,7 @@ def idle_patterns(module: nn.Module, skip: Sequence[str], *types: type[nn.Module
     return [
         pattern
         for pattern in skip
-        if not any(
-            type(layer) in types
-            for name in float_names(module, [pattern])
-            for layer in module.get_submodule(name).modules()
-        )
+        if not any(type(layer) in types for part in float_modules(module, [pattern]) for layer in part.modules())
     ]
 
 
@@ -122,7 +118,7 @@ def _check(name: str, kind: str) -> Any:
 
 def _linears(module: nn.Module, skip: Sequence[str]) -> dict[tuple[str, ...], nn.Linear]:
     """Return the linear layers that no pattern of `skip` matches, by all of their names."""
-    left_float = {part for name in float_names(module, skip) for part in module.get_submodule(name).modules()}
+    left_float = {layer for part in float_modules(module, skip) for layer in part.modules()}
     names: dict[nn.Linear, list[str]] = {}
     for name, layer in module.named_modules(remove_duplicate=False):
         if name and type(layer) is nn.Linear and layer not in left_float:

@@ -219,6 +219,8 @@ def _prepare(config: ActivationConfig, ctx: Context, model: Model, transform: Fu
         if not is_prepared(module):
             skipped = f" (skip: {', '.join(config.skip)})" if config.skip else ""
             raise StageError(f"{ctx.kind}: no layer of this network can be quantized{skipped}")
+        for name, reason in module.meta[transforms.KEPT_FLOAT].items():
+            ctx.log(f"{name} stays float: {reason}")
         check_prepared(ctx, module, expected, model.build)
         trial = _applied(_for_conversion(transform), model.build(), ctx.kind)
         wrong = dry_run(ctx, trial, expected.inputs, config.backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,11 +15,14 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ptpipe import StageError, nearest
-from ptpipe_quant.float_nodes import operators_converted_wrongly, operators_on_integers
+from ptpipe_quant.attention import derived_attention, layer_types, write_out_attention
+from ptpipe_quant.float_nodes import operators_to_leave_float
 from ptpipe_quant.functionalize import functionalize
 from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
 from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
 from ptpipe_quant.shared_layers import separate_calls
+from ptpipe_quant.swin_attention import use_window_attention
+from ptpipe_quant.transformer_layers import use_traceable_layers
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
 from ptpipe_torch.int8.tracer import Scopes
@@ -29,9 +32,11 @@ from ptpipe_torch.model.signature import TensorSpec
 def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
     """Return the names of the submodules that match `skip`, by name (`features.0`, `layer4.*`) or type (`Linear`).
 
+    The layers that attention is going to be written out as can be named too.
+
     Raises StageError for a pattern without a match, with the nearest name or type.
     """
-    named = {name: type(part).__name__ for name, part in module.named_modules() if name}
+    named = layer_types(module)
     found: dict[str, None] = {}
     for pattern in skip:
         matches = [name for name, type_ in named.items() if fnmatchcase(name, pattern) or fnmatchcase(type_, pattern)]
@@ -41,6 +46,12 @@ def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
             raise StageError(f"skip: no layer of this network has the name or type {pattern!r}{suggestion}")
         found |= dict.fromkeys(matches)
     return [name for name in found if not any(name.startswith(f"{outer}.") for outer in found)]
+
+
+def float_modules(module: nn.Module, skip: Sequence[str]) -> list[nn.Module]:
+    """Return the submodules that match `skip`, without layers that attention is yet to be written out as."""
+    modules = dict(module.named_modules(remove_duplicate=False))
+    return [modules[name] for name in float_names(module, skip) if name in modules]
 
 
 def layers_to_quantize(module: nn.Module, skip: Sequence[str], *types: type[nn.Module]) -> list[str]:
@@ -60,6 +71,8 @@ class TracedNetwork:
     """For each node: path and type of the module that it belongs to, behind `FLOAT_SCOPE` if it must stay float."""
     float_names: list[str]
     """Layers that must stay float."""
+    kept_float: Mapping[str, str]
+    """Attention that stays float, and why."""
 
 
 def trace_network(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str] = ()) -> TracedNetwork:
@@ -73,19 +86,24 @@ def trace_network(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Seque
     Raises StageError with the line of the model that can't be traced, or not be made out of place.
     """
     store_weights(module)
+    kept_float = {name: reason for name, reason in derived_attention(module).items() if name not in leaves}
+    leaves = [*leaves, *kept_float]
+    use_traceable_layers(module, leaves)
+    use_window_attention(module, leaves)
     try:
         graph, scopes = trace(module.eval(), inputs, leaves)
     except Exception as error:  # a network may raise anything while it is traced
         raise StageError(_untraceable(module, error)) from error
     pass_inputs_by_position(graph)
     functionalize(graph, inputs)
+    kept_float |= write_out_attention(graph, scopes, leaves)
     copies = separate_calls(graph)
     use_foldable_batch_norms(graph)
     normalizer = Normalizer(graph, scopes)
     for node in list(graph.graph.nodes):
         normalizer.normalize(node)
     float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
-    for node in [*operators_on_integers(graph), *operators_converted_wrongly(graph)]:
+    for node in operators_to_leave_float(graph):
         if node.op == "call_module":
             float_names.append(str(node.target))
         else:
@@ -94,7 +112,7 @@ def trace_network(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Seque
     graph.delete_all_unused_submodules()
     graph.graph.lint()
     graph.recompile()
-    return TracedNetwork(graph, scopes, float_names)
+    return TracedNetwork(graph, scopes, float_names, kept_float)
 
 
 def _untraceable(module: nn.Module, error: Exception) -> str:

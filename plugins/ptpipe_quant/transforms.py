@@ -21,6 +21,9 @@ from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconf
 from ptpipe_torch.int8.layers import swap_dynamic_linears
 from ptpipe_torch.int8.observers import static_qconfig
 
+KEPT_FLOAT = "kept_float"
+"""Key of a prepared network's `meta`: layers that can't become int8, and why, by name."""
+
 
 @dataclass(frozen=True)
 class _Scheme:
@@ -61,7 +64,9 @@ class _Scheme:
         mapping = qconfig_mapping(self.backend, common, per_tensor, is_qat=is_qat, float_names=left_float)
         for name in narrow_names:
             mapping.set_module_name(name, narrow)
-        return add_observers(graph, network.scopes, mapping, is_qat=is_qat)
+        prepared = add_observers(graph, network.scopes, mapping, is_qat=is_qat)
+        prepared.meta[KEPT_FLOAT] = network.kept_float
+        return prepared
 
 
 def _add_biases(graph: GraphModule, names: Sequence[str]) -> None:

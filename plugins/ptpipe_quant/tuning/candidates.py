@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from ptpipe_quant.analysis.measuring import Measurement
 from ptpipe_quant.analysis.rounded_network import RoundedLayer, RoundedNetwork, Rounding
+from ptpipe_quant.attention import layer_types
 from ptpipe_quant.tuning.trials import Choice
 from ptpipe_torch import Batch, Data, Model
 
@@ -24,7 +25,7 @@ def ranked_skips(network: RoundedNetwork, model: Model, data: Data, batches: Ite
     measurement = Measurement(network, data.info.task, model.signature, roundings)
     measurement.run(batches, lambda _: None)
     noises = [record.noise for record in measurement.rounded]
-    modules = {name for name, _ in model.build().named_modules() if name}
+    modules = set(layer_types(model.build()))
     found = []
     for layer, of_weights, of_output in zip(layers, noises, noises[len(layers) :], strict=False):
         own = _known(layer.node, network.graph, modules)
@@ -81,5 +82,5 @@ def _known_all(nodes: Iterable[Node], graph: GraphModule, modules: set[str]) -> 
 
 def quantizable(network: RoundedNetwork, modules: nn.Module) -> list[str]:
     """Return the layers with int8 weights, by the names that `skip` takes."""
-    known = {name for name, _ in modules.named_modules() if name}
+    known = set(layer_types(modules))
     return [name for layer in network.layers if layer.weights for name in _known(layer.node, network.graph, known)]
