@@ -14,6 +14,46 @@ from ptpipe_quant.functionalize import TENSOR
 _ARITHMETIC = (operator.add, operator.mul, torch.add, torch.mul)
 _ARITHMETIC_METHODS = ("add", "mul")
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_PRODUCTS = (torch.matmul, operator.matmul, torch.bmm, torch.baddbmm, "matmul", "bmm")
+_SOFTMAX = (torch.softmax, nn.functional.softmax, "softmax")
+_MASKING = (
+    operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div,
+    torch.masked_fill, torch.where, torch.reshape, "add", "sub", "mul", "div", "masked_fill", "reshape",
+)  # fmt: skip
+
+
+def operators_to_leave_float(graph: GraphModule) -> list[Node]:
+    """Return the operators for which one of the reasons in this module holds."""
+    reasons = (operators_on_integers, operators_converted_wrongly, operators_on_constants, masked_softmax)
+    return list(dict.fromkeys(node for reason in reasons for node in reason(graph)))
+
+
+def operators_on_constants(graph: GraphModule) -> list[Node]:
+    """Return the operators that do not depend on the inputs: what they compute becomes a constant in a file."""
+    constants: dict[Node, None] = {}
+    for node in graph.graph.nodes:
+        is_operator = node.op in ("call_function", "call_method", "call_module")
+        if node.op == "get_attr" or (is_operator and all(source in constants for source in node.all_input_nodes)):
+            constants[node] = None
+    return [node for node in constants if node.op != "get_attr"]
+
+
+def masked_softmax(graph: GraphModule) -> list[Node]:
+    """Return each softmax behind a product of activations, and what masks its input: -inf has no range."""
+    found: dict[Node, None] = {}
+    for node in graph.graph.nodes:
+        if node.target not in _SOFTMAX and not _is_layer(graph, node, nn.Softmax):
+            continue
+        passed, waiting, has_product = {node: None}, list(node.all_input_nodes[:1]), False
+        while waiting:
+            source = waiting.pop()
+            has_product |= source.target in _PRODUCTS
+            if source.target in _MASKING and source not in passed:
+                passed[source] = None
+                waiting += [before for before in source.all_input_nodes if TENSOR in before.meta]
+        if has_product:
+            found |= passed
+    return list(found)
 
 
 def operators_on_integers(graph: GraphModule) -> list[Node]:

@@ -26,6 +26,8 @@ F = nn.functional
 
 TENSOR = "tensor"
 """Key of `Node.meta`: dtype and number of dimensions of a node that computes a tensor."""
+SHAPE = "shape"
+"""Key of `Node.meta`: shape of that tensor, for batches of some size."""
 
 _BATCH_SIZE = 2
 
@@ -33,9 +35,9 @@ _BATCH_SIZE = 2
 def functionalize(graph: GraphModule, inputs: Sequence[TensorSpec]) -> None:
     """Make all in-place operators out of place, in place of the graph; later uses of what they changed use the result.
 
-    Also records dtype and number of dimensions of each tensor, as `TENSOR`. Raises StageError, with the line, for an
-    in-place operator whose effect others see and that has no such form, and for a network that fails on inputs of
-    these shapes.
+    Also records dtype, number of dimensions and shape of each tensor, as `TENSOR` and `SHAPE`. Raises StageError, with
+    the line, for an in-place operator whose effect others see and that has no such form, and for a network that fails
+    on inputs of these shapes.
     """
     # Tensors of inference mode, in which a stored network may be built, count no changes.
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
@@ -71,7 +73,7 @@ class _Run(Interpreter):
             self._replace(node, changed)
             value = self.env[node]
             if isinstance(value, torch.Tensor):
-                node.meta[TENSOR] = (value.dtype, value.dim())
+                node.meta |= {TENSOR: (value.dtype, value.dim()), SHAPE: tuple(value.shape)}
             self.env = {key: value for key, value in self.env.items() if self._is_used_after(key, node)}
         for layer in self._in_place_layers:
             layer.inplace = False

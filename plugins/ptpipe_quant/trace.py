@@ -17,12 +17,15 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ptpipe import StageError, nearest
-from ptpipe_quant.float_nodes import operators_converted_wrongly, operators_on_integers
+from ptpipe_quant.attention import derived_attention, layer_types, write_out_attention
+from ptpipe_quant.float_nodes import operators_to_leave_float
 from ptpipe_quant.functional_weights import transposed_layers, use_layers
 from ptpipe_quant.functionalize import functionalize
 from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
 from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
 from ptpipe_quant.shared_layers import separate_calls
+from ptpipe_quant.swin_attention import use_window_attention
+from ptpipe_quant.transformer_layers import use_traceable_layers
 from ptpipe_torch.errors import first_line
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
@@ -33,8 +36,9 @@ from ptpipe_torch.model.signature import TensorSpec
 def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
     """Return the names of the submodules that match `skip`, by name (`features.0`, `layer4.*`) or type (`Linear`).
 
-    Parameters that no layer of torch owns count as layers of type `Parameter`. Raises StageError for a pattern without
-    a match, with the nearest name or type.
+    The layers that attention is going to be written out as can be named too, and parameters that no layer of torch
+    owns, which count as layers of type `Parameter`. Raises StageError for a pattern without a match, with the nearest
+    name or type.
     """
     named = skippable_names(module)
     found: dict[str, None] = {}
@@ -49,15 +53,14 @@ def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
 
 
 def float_modules(module: nn.Module, skip: Sequence[str]) -> list[nn.Module]:
-    """Return the submodules that match `skip`, without parameters that do."""
+    """Return the submodules that match `skip`; names of parameters, and of layers that are yet to be made, are none."""
     modules = dict(module.named_modules(remove_duplicate=False))
     return [modules[name] for name in float_names(module, skip) if name in modules]
 
 
 def skippable_names(module: nn.Module) -> dict[str, str]:
     """Return all that `skip` may name, with its type."""
-    modules = {name: type(part).__name__ for name, part in module.named_modules() if name}
-    return modules | dict.fromkeys(_own_parameters(module), "Parameter")
+    return layer_types(module) | dict.fromkeys(_own_parameters(module), "Parameter")
 
 
 def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -88,7 +91,7 @@ class TracedNetwork:
     float_names: list[str]
     """Layers that must stay float."""
     kept_float: Mapping[str, str]
-    """Functions with weights that stay float, by the line that calls them, and why."""
+    """Attention, and functions with weights by the line that calls them, that stay float, and why."""
 
 
 def trace_network(
@@ -105,18 +108,24 @@ def trace_network(
     not be made out of place.
     """
     store_weights(module)
+    kept_float = {name: reason for name, reason in derived_attention(module).items() if name not in leaves}
+    leaves = [*leaves, *kept_float]
+    use_traceable_layers(module, leaves)
+    use_window_attention(module, leaves)
     graph, scopes = _traced(module.eval(), inputs, leaves, route)
     pass_inputs_by_position(graph)
     functionalize(graph, inputs)
     reasons = use_layers(graph, scopes, leaves)
+    kept_float |= write_out_attention(graph, scopes, leaves)
     copies = separate_calls(graph)
     use_foldable_batch_norms(graph)
     normalizer = Normalizer(graph, scopes)
     for node in list(graph.graph.nodes):
         normalizer.normalize(node)
     lines = {node.name: str(node.meta.get(SOURCE_LINE, node.name)) for node in graph.graph.nodes}
+    kept_float |= {lines[name]: reason for name, reason in reasons.items()}
     float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
-    for node in [*operators_on_integers(graph), *operators_converted_wrongly(graph)]:
+    for node in operators_to_leave_float(graph):
         if node.op == "call_module":
             float_names.append(str(node.target))
         else:
@@ -125,7 +134,7 @@ def trace_network(
     graph.delete_all_unused_submodules()
     graph.graph.lint()
     graph.recompile()
-    return TracedNetwork(graph, scopes, float_names, {lines[name]: reason for name, reason in reasons.items()})
+    return TracedNetwork(graph, scopes, float_names, kept_float)
 
 
 def _traced(

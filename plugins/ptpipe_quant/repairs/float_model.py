@@ -26,13 +26,14 @@ def check_float(model: Model, kind: str) -> None:
         )
 
 
-def traced(model: Model, skip: Sequence[str], leaves: Iterable[str] = ()) -> GraphModule:
-    """Trace the network of a float model, without the submodules that match `skip` and those named by `leaves`.
+def traced(model: Model, skip: Sequence[str]) -> GraphModule:
+    """Trace the network of a float model, without the submodules that match `skip`; `nn.MultiheadAttention` stays one.
 
     Raises StageError with the line that can't be traced.
     """
     network = model.build()
-    names = dict.fromkeys([*float_names(network, skip), *leaves])
+    attention = (name for name, layer in network.named_modules() if isinstance(layer, nn.MultiheadAttention))
+    names = dict.fromkeys([*float_names(network, skip), *attention])
     return trace_network(network, model.signature.inputs, list(names)).graph
 
 

@@ -35,8 +35,7 @@ from ptpipe_torch.runtime import torch_threads
 def smooth(config: SmoothConfig, ctx: Context, model: Model, data: Data) -> Model:
     """Implement `quant.smooth`."""
     check_float(model, ctx.kind)
-    attention = [name for name, layer in model.build().named_modules() if isinstance(layer, nn.MultiheadAttention)]
-    graph = traced(model, config.skip, attention)
+    graph = traced(model, config.skip)
     edges, refused = EdgeFinder(graph, changeable_names(model, config.skip)).edges(nn.LayerNorm, nn.Linear)
     if not edges:
         raise StageError(f"{ctx.kind}: no layer norm or linear layer can be smoothed: {unscalable_text(refused)}")

@@ -86,11 +86,14 @@ def pad_with_input(x: torch.Tensor, padding: Sequence[int], mode: str) -> torch.
 
 @functools.cache
 def _backend_config() -> BackendConfig:
-    """Return torch's configuration, with padding whose output has the scale of its input."""
+    """Return torch's configuration, with padding and rolling, whose outputs have the scale of their input."""
     int8 = DTypeConfig(input_dtype=torch.quint8, output_dtype=torch.quint8)
-    padding = BackendPatternConfig(pad_with_input).set_dtype_configs([int8])
-    padding.set_observation_type(ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT)
-    return get_native_backend_config().set_backend_pattern_config(padding)
+    config = get_native_backend_config()
+    for selecting in (pad_with_input, torch.roll):
+        pattern = BackendPatternConfig(selecting).set_dtype_configs([int8])
+        pattern.set_observation_type(ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT)
+        config.set_backend_pattern_config(pattern)
+    return config
 
 
 def qconfig_mapping(
