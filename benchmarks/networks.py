@@ -78,8 +78,11 @@ class Row:
     float_layers: int = 0
     reasons: list[str] = field(default_factory=list)
     """Why layers are float."""
+    max_steps: float | None = None
+    """By how many steps of its output a layer of the file differs, at most, from torch's, given the same integers."""
     agreement: float | None = None
-    """Fraction of the samples for which ONNX Runtime and torch's int8 model predict the same class."""
+    """Fraction of the samples for which ONNX Runtime and torch's int8 model predict the same class. Networks that are
+    not trained make another class of any rounding."""
     size_ratio: float | None = None
     """Of the int8 file to the float tensors."""
     latency_ratio: float | None = None
@@ -125,6 +128,7 @@ class Job:
         metrics = self.metrics()
         row.int8_layers, row.float_layers = int(metrics["num_int8_layers"]), int(metrics["num_float_layers"])
         row.reasons = list(self.reasons())
+        row.max_steps = metrics.get("max_layer_difference_steps")
         row.agreement = next((float(metrics[name]) for name in metrics if name.endswith("top1_agreement")), None)
         float_bytes = sum(tensor.nbytes for tensor in self.float_model.tensors.values())
         row.size_ratio = file.size_bytes / float_bytes if float_bytes > MIN_BYTES else None
@@ -256,7 +260,7 @@ def run(arguments: argparse.Namespace) -> None:
 def print_table(rows: list[Row], *, shows_latency: bool) -> None:
     """Print Markdown: a table for each family, a line for each network and variant; `fbgemm · qnnpack`."""
     by_key = {row.key: row for row in rows}
-    columns = ["network", "variant", "int8 layers", "size", "agreement", *["latency"] * shows_latency, "float, and why"]
+    columns = ["network", "variant", "int8 layers", "size", "steps", *["latency"] * shows_latency, "float, and why"]
     for family in dict.fromkeys(network.family for network in NETWORKS.values()):
         lines = []
         for name in (name for name, network in NETWORKS.items() if network.family == family):
@@ -265,7 +269,7 @@ def print_table(rows: list[Row], *, shows_latency: bool) -> None:
                 if found:
                     lines.append([name, variant, *_cells(found, shows_latency=shows_latency)])
         if lines:
-            print(f"**{family[0].upper()}{family[1:]}**\n")
+            print(f"**{family if family.startswith('ptpipe') else family.capitalize()}**\n")
             for line in (columns, ["---"] * len(columns), *lines):
                 print(f"| {' | '.join(line)} |")
             print()
@@ -274,7 +278,7 @@ def print_table(rows: list[Row], *, shows_latency: bool) -> None:
 def _cells(rows: list[Row], *, shows_latency: bool) -> Iterator[str]:
     yield _joined(_layers(row) for row in rows)
     yield _joined(_percent(row.size_ratio) for row in rows)
-    yield _joined(_percent(row.agreement) for row in rows)
+    yield _joined("" if row.max_steps is None else f"{row.max_steps:.0f}" for row in rows)
     if shows_latency:
         yield _joined("" if row.latency_ratio is None else f"{row.latency_ratio:.2f}x" for row in rows)
     told = [reason for row in rows for reason in ([row.message] if row.message else row.reasons)]

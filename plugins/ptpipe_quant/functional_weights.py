@@ -54,10 +54,8 @@ class _View:
     """In the flattened parameter; a tensor, or several of them, of which the network takes some."""
 
     def is_weight(self, num_dims: int) -> bool:
-        """Return whether this is one tensor of that many dimensions, with no element twice."""
-        positions = self.positions
-        is_one = isinstance(positions, torch.Tensor) and positions.dim() == num_dims
-        return is_one and positions.unique().numel() == positions.numel()
+        """Return whether this is one tensor of that many dimensions."""
+        return isinstance(self.positions, torch.Tensor) and self.positions.dim() == num_dims
 
     def is_same(self, other: _View) -> bool:
         return self.target == other.target and torch.equal(self.positions, other.positions)
@@ -178,8 +176,12 @@ def _views(graph: GraphModule) -> _Views:
 
 
 def _is_view(node: Node) -> bool:
+    """Return whether each element of the result is another one of the tensor."""
     if node.target is getattr:
         return node.args[1] in _VIEW_ATTRIBUTES
+    if node.target is operator.getitem:
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        return all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in index)
     return node.op in ("call_function", "call_method") and node.target in _VIEWS
 
 

@@ -164,6 +164,10 @@ STAY_FLOAT: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: linear_net(lambda n, x: F.linear(x, n.w[:8]) + F.linear(x, n.w[4:]), w=weight(12, 8)),
         "w is used by something else",
     ),
+    "gathered": (
+        lambda: linear_net(lambda n, x: F.linear(x, n.w[[0, 1, 2, 3, 0, 1, 2, 3]]), w=weight(4, 8)),
+        "its weight or bias is computed",
+    ),
     "from_the_left": (
         lambda: linear_net(lambda n, x: (n.w @ x.transpose(1, 2)).transpose(1, 2), w=weight(8, 8)),
         "is not a matrix",

@@ -132,7 +132,8 @@ def test_int8_for_texts_of_one_length(model_type: str, path: str, backend: str, 
     data = text_data(padded=True)
     model = trained(transformers_stage(config_of(model_type), ctx, data), data, epochs=1)
     int8 = quantized(model, data, ctx, backend, path)
-    assert sum(has_int8_weights(layer) for layer in int8.build().modules()) >= 1
+    # GPT-2's linear layers are functions with weights of their own.
+    assert sum(has_int8_weights(layer) for layer in int8.build().modules()) >= (5 if model_type == "gpt2" else 1)
     file = export_onnx(ExportConfig(num_samples=16), ctx, int8, data)
     inputs = {"tokens": texts(5, 9, max_length=12)}
     with file.predictor(1) as onnx_predict, int8.predictor(1) as torch_predict:
