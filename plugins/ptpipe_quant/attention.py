@@ -87,16 +87,20 @@ def write_out_attention(graph: GraphModule, scopes: Scopes, leaves: Collection[s
 
     `leaves`: names of layers to leave as they are.
     """
-    kept: dict[str, str] = {}
-    for node in list(graph.graph.nodes):
-        layer = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if node.target is _SDPA:
-            _Writer(graph, scopes, node).write_function()
-        elif isinstance(layer, nn.MultiheadAttention | Projections) and node.target not in leaves:
-            if (reason := _obstacle(node, layer)) is not None:
-                kept[str(node.target)] = reason
-            else:
-                _Writer(graph, scopes, node).write_layer(layer)
+    layers: dict[str, Any] = {
+        name: layer for name, layer in graph.named_modules() if type(layer) is nn.MultiheadAttention
+    }
+    calls = [node for node in graph.graph.find_nodes(op="call_module") if node.target in layers.keys() - set(leaves)]
+    obstacles = ((str(node.target), _obstacle(node, layers[str(node.target)])) for node in calls)
+    kept = {name: reason for name, reason in obstacles if reason is not None}
+    for node in [node for node in calls if node.target not in kept]:
+        name = str(node.target)
+        if type(layers[name]) is nn.MultiheadAttention:  # its first call
+            layers[name] = Projections(layers[name])
+            graph.set_submodule(name, layers[name])
+        _Writer(graph, scopes, node).write_layer(layers[name])
+    for node in graph.graph.find_nodes(op="call_function", target=_SDPA):
+        _Writer(graph, scopes, node).write_function()
     return kept
 
 
@@ -165,7 +169,7 @@ class _Writer(GraphAppendingTracer):
 
     def __init__(self, graph: GraphModule, scopes: Scopes, node: Node) -> None:
         super().__init__(graph.graph)
-        self._graph, self._scopes, self._node = graph, scopes, node
+        self._scopes, self._node = scopes, node
 
     def create_node(self, *arguments: Any, **named: Any) -> Node:
         node = super().create_node(*arguments, **named)
@@ -173,12 +177,9 @@ class _Writer(GraphAppendingTracer):
         node.meta[SOURCE_LINE] = self._node.meta.get(SOURCE_LINE, "")
         return node
 
-    def write_layer(self, layer: nn.MultiheadAttention | Projections) -> None:
-        """Replace a call of `nn.MultiheadAttention`."""
-        path = str(self._node.target)
-        if isinstance(layer, nn.MultiheadAttention):  # not at its second call
-            self._graph.set_submodule(path, layer := Projections(layer))
-        arguments = _layer_arguments(self._node)
+    def write_layer(self, layer: Projections) -> None:
+        """Replace a call of the `nn.MultiheadAttention` that these are the layers of."""
+        path, arguments = str(self._node.target), _layer_arguments(self._node)
         with self.graph.inserting_before(self._node):
             output, weights = self._attend(layer, path, arguments)
             results = (output, self._returned(weights, layer.num_heads, arguments))

@@ -101,8 +101,9 @@ def trace_network(
 
     The result is the same function. Submodules named by `leaves` are not traced into and stay float. Weights are plain
     parameters, in-place operators out of place, each layer is called once, padding other than with zeros is an operator
-    of its own; each ReLU, function or module, is a separate module, which fuses with the layer before it; `nn.Flatten`
-    is a function, which has an int8 form; dropout is an `nn.Identity` that keeps it as `_dropout_for_training`.
+    of its own; attention is linear layers and products; each ReLU, function or module, is a separate module, which
+    fuses with the layer before it; `nn.Flatten` is a function, which has an int8 form; dropout is an `nn.Identity` that
+    keeps it as `_dropout_for_training`.
 
     `route`: how it is traced, see `TracedConfig`. Raises StageError with the line of the model that can't be traced, or
     not be made out of place.

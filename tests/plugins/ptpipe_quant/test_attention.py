@@ -273,6 +273,16 @@ class TestLeftAlone:
         traced = trace_network(Attending(lambda layer, x, y: layer(x, y, y), batch_first=True).eval(), INPUTS)
         assert traced.kept_float == {"attention": "the network does not take its outputs apart"}
 
+    def test_all_calls_of_a_layer_if_one_can_not_be_written_out(self) -> None:
+        def call(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return layer(layer(x, y, y)[0], y, y)
+
+        network = Attending(call, batch_first=True).eval()
+        expected = network(*inputs())
+        traced = trace_network(network, INPUTS)
+        assert list(traced.kept_float) == ["attention"]
+        torch.testing.assert_close(traced.graph(*inputs()), expected)
+
     @pytest.mark.parametrize("skip", ["attention", "MultiheadAttention", "att*"])
     def test_what_skip_names(self, skip: str) -> None:
         network = make("self")

@@ -12,11 +12,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ptpipe_quant.float_nodes import operators_converted_wrongly, operators_on_integers
+from ptpipe_quant.float_nodes import (
+    masked_softmax,
+    operators_converted_wrongly,
+    operators_on_constants,
+    operators_on_integers,
+)  # fmt: skip
 from ptpipe_quant.trace import trace_network
 from ptpipe_quant.transforms import prepare_static, to_int8
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import reference_network
+from ptpipe_torch.int8.observers import is_observer
 
 from ...signatures import pictures, stored_pictures
 from .conftest import BACKENDS
@@ -55,6 +61,42 @@ def test_numbers_and_alpha_are_left_float() -> None:
 def test_a_batch_norm_behind_another_is_left_float() -> None:
     network = trace_network(with_layer(one=nn.BatchNorm2d(8), two=nn.BatchNorm2d(8)), pictures(INPUT_SHAPE_CHW))
     assert network.float_names == ["two"]
+
+
+class Masked(nn.Module):
+    """Attention of pixels to those in front of them, in a user's own words, and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.sharpness = nn.Parameter(torch.zeros(1))
+        self.softmax = nn.Softmax(-1)
+        self.register_buffer("mask", torch.full((12, 12), -torch.inf).triu(1))
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        rows_NTD = images_NCHW[:, 0]
+        scores_NTT = torch.matmul(self.query(rows_NTD), self.key(rows_NTD).transpose(1, 2)) / 12**0.5
+        weights_NTT = self.softmax(scores_NTT * self.sharpness.exp() + self.mask)
+        return torch.matmul(weights_NTT, rows_NTD)
+
+
+def test_what_masks_attention_is_left_float() -> None:
+    graph = trace_network(Masked(), pictures(INPUT_SHAPE_CHW)).graph
+    assert {node.name for node in masked_softmax(graph)} == {"truediv", "mul", "add", "softmax"}
+    assert [node.name for node in operators_on_constants(graph)] == ["exp"]
+
+
+def test_no_range_takes_in_what_hides_scores() -> None:
+    graph, x = prepared_on(Masked(), ENGINES[0]), torch.randn(4, *INPUT_SHAPE_CHW)
+    assert graph(x).isfinite().all()
+    limits = [part.max_val - part.min_val for part in graph.modules() if is_observer(part) and hasattr(part, "min_val")]
+    assert len(limits) > 4
+    assert all(limit.isfinite().all() for limit in limits)
+
+
+def test_a_softmax_of_sums_alone_may_be_int8() -> None:
+    network = Net(lambda n, x: logits(n, F.softmax(n.conv(n.stem(x)) + n.stem(x), 1)), conv=conv())
+    assert masked_softmax(trace_network(network, pictures(INPUT_SHAPE_CHW)).graph) == []
 
 
 def prepared_on(network: nn.Module, backend: str, *skip: str) -> Any:
