@@ -97,7 +97,7 @@ def main() -> None:
     (plugin,) = [own for own in load_vocabulary([__file__]).plugins if own.source == "manifest"]
     baseline = plugin.module.Products(100)
     models = [baseline, baseline, plugin.module.Products(round(100 + options.slowdown))]
-    inputs = [CellBatches(32, None, [{"rows": np.ones((32, SIZE), np.float32)}])]
+    inputs = [CellBatches(32, None, {"normalized": [{"rows": np.ones((32, SIZE), np.float32)}]})]
     found: list[tuple[Latency, Latency]] = []
     seconds = []
     print(f"{'session':>7} {'seconds':>7} {'starts':>6} {'noise':>7} {'copy':>26} {'slower':>26}")

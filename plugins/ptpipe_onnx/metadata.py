@@ -29,6 +29,8 @@ def metadata_of(model: Model, data: Data, precision: str, reduced: str, saturati
         "signature": str(model.signature),
         "meanings": json.dumps(model.signature.to_json()["meanings"]),
         "inputs": json.dumps({name: column.to_json() for name, column in info.inputs.items()}),
+        "preprocessing": "none",
+        "postprocessing": "none",
         "task": json.dumps(info.task.to_json()),
         "data": info.name,
         "precision": precision,

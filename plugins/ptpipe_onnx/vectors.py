@@ -26,7 +26,7 @@ SUFFIX = ".vectors.npz"
 _ABOUT, _INPUT, _OUTPUT = "about", "input.", "output."
 _MAX_BYTES = 2**30
 """Of all arrays, unpacked."""
-_DTYPES = ("float32", "int64", "int32", "uint8", "bool")
+_DTYPES = ("float32", "float64", "int64", "int32", "uint8", "bool")
 
 
 @dataclass(frozen=True)
