@@ -25,8 +25,8 @@ from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.file_interface import raw_forms, whole, with_interface
 from ptpipe_onnx.kernels import Kernels
-from ptpipe_onnx.metadata import metadata_of, reduced_range
-from ptpipe_onnx.parity import Logits, Parity
+from ptpipe_onnx.metadata import metadata_of, origin_of, reduced_range
+from ptpipe_onnx.parity import Logits, Parity, has_floats, with_noise
 from ptpipe_onnx.postprocessing import AddedOutputs, check_postprocessing, outputs_to_add
 from ptpipe_onnx.preprocessing import check_preprocessing
 from ptpipe_onnx.reproduction import stored_environment
@@ -34,7 +34,7 @@ from ptpipe_onnx.saturation import Saturation, saturation_of
 from ptpipe_onnx.tensor_names import fused_layer_names, largest_integers, name_quantized_tensors
 from ptpipe_onnx.vectors import SUFFIX, Tolerance, Vectors
 from ptpipe_onnx.weights import store_float_weights, store_weights
-from ptpipe_torch import Data, InputForm, Model, OnnxFile, Predictor, Task, epoch_order
+from ptpipe_torch import Data, InputForm, Model, OnnxFile, Predictor, RawForm, Task, epoch_order
 from ptpipe_torch.data.raw_form import NORMALIZED
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
@@ -77,6 +77,8 @@ class WrittenFile:
     reference: GraphModule | None
     added: tuple[AddedOutputs, ...]
     """Further outputs that it is to have."""
+    forms: Mapping[str, RawForm]
+    """What it is to take in place of normalized inputs; empty: it takes those."""
 
 
 def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) -> OnnxFile:
@@ -85,13 +87,13 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     network_path = ctx.scratch / "network.onnx"
     with torch.random.fork_rng(devices=[]):  # converted layers draw random initial weights
         with released_memory():
-            written = _write(config, network_path, model, data)
+            written = _write(config, ctx, network_path, model, data)
         if written.reference is not None:
             with released_memory():
                 inputs = _inputs(config, ctx, data, layerwise.MAX_SAMPLES)
                 compare_layers(ctx, network_path, model, written.reference, inputs)
             written = replace(written, reference=None)  # releases it
-        file = _completed(config, ctx, OnnxFile(network_path, model.signature, written.precision), data, written.added)
+        file = _completed(config, ctx, OnnxFile(network_path, model.signature, written.precision), data, written)
         onnx.checker.check_model(str(file.path), full_check=True)
         ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
         if written.precision != "float32":
@@ -109,22 +111,18 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     return OnnxFile(file.path, file.signature, file.precision, figures, vectors, file.interface)
 
 
-def _completed(
-    config: ExportConfig, ctx: Context, network: OnnxFile, data: Data, added: Sequence[AddedOutputs]
-) -> OnnxFile:
+def _completed(config: ExportConfig, ctx: Context, network: OnnxFile, data: Data, written: WrittenFile) -> OnnxFile:
     """Return the file with what the options put around its network; the network's own is gone."""
     path, form = ctx.scratch / "model.onnx", config.input_form
     if not config.has_interface:
         network.path.replace(path)
         return OnnxFile(path, network.signature, network.precision)
-    forms = {} if form == NORMALIZED else raw_forms(data, form)
     with released_memory():
-        file = with_interface(network, path, form, forms, added)
+        file = with_interface(network, path, form, written.forms, written.added)
     network.path.unlink()
-    if forms:
-        inputs = _inputs(config, ctx, data, _BATCH_SIZE)
-        difference = check_preprocessing(forms, _inputs(config, ctx, data, _BATCH_SIZE, form), inputs, config.opset)
-        ctx.metric(max_abs_preprocessing_difference=difference)
+    if written.forms:
+        raw, inputs = (_inputs(config, ctx, data, _BATCH_SIZE, of) for of in (form, NORMALIZED))
+        ctx.metric(max_abs_preprocessing_difference=check_preprocessing(written.forms, raw, inputs, config.opset))
     return file
 
 
@@ -144,8 +142,9 @@ def _write_vectors(
         outputs = predict(inputs)
     tolerances = {}
     for name, parity in parities.items():
-        rms, largest = parity.limits_elsewhere
-        tolerances[name] = Tolerance(largest, rms, tuple(task.output_scale), task.class_scores.get(name))
+        rms, largest = parity.limits_elsewhere(outputs[name].size)
+        scores_axis = task.class_scores.get(name)
+        tolerances[name] = Tolerance(largest, rms, tuple(task.output_scale), scores_axis, parity.step)
     for own in added:
         tolerances[own.probabilities] = own.tolerance(tolerances[own.scores.name])
     outputs = {name: outputs[name] for name in tolerances}  # classes follow from scores
@@ -242,9 +241,10 @@ def _with_rounded_weights(network: nn.Module, weights: Mapping[str, QuantizedWei
     return network
 
 
-def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> WrittenFile:
+def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: Data) -> WrittenFile:
     """Write the file of the network."""
     added = outputs_to_add(model.signature, data.info.task) if config.postprocessing else ()
+    forms = {} if config.input_form == NORMALIZED else raw_forms(data, config.input_form)
     built = build_graph(model, config.opset)
     content = built.model
     runtime_passes.prevent_fusions(content.graph)
@@ -260,9 +260,10 @@ def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> Writte
     content.ir_version = config.ir_version
     content.producer_name, content.producer_version = "ptpipe", __version__
     content.metadata_props.update(metadata_of(model, data, built.precision, built.reduced, saturation))
+    content.metadata_props.update(origin_of(ctx, config))
     steps = qdq_passes.output_steps(content.graph)
     graph.write(content, path)
-    return WrittenFile(built.precision, steps, saturation, names, built.reference, added)
+    return WrittenFile(built.precision, steps, saturation, names, built.reference, added, forms)
 
 
 def _compare(
@@ -271,7 +272,7 @@ def _compare(
     """Return the parity of each output of the model by its name, and check the further ones of the file."""
     order_N = _order(config, ctx, data)
     rows: dict[str, list[list[Logits]]] = {spec.name: [] for spec in model.signature.outputs}
-    num_done, task = 0, data.info.task
+    num_done, task, generator = 0, data.info.task, np.random.default_rng(ctx.seed)
     with (
         whole(file).predictor() as onnx_predict,
         model.predictor() as torch_predict,
@@ -280,21 +281,25 @@ def _compare(
         for inputs, own_inputs in _batches(config, data, file.input_form, order_N):
             found = onnx_predict(own_inputs)
             check_postprocessing(written.added, found)
-            outputs = [found, torch_predict(inputs), *([float_predict(inputs)] if float_predict else [])]
+            outputs = [found, torch_predict(inputs)]
+            if float_predict:
+                outputs += [float_predict(inputs), torch_predict(with_noise(inputs, generator))]
             for name, of in rows.items():
                 of.append([_rows(task, name, output[name]) for output in outputs])
             num_done += len(next(iter(inputs.values())))
             ctx.progress(num_done, len(order_N), "samples")
     parities = {}
     for name, of in rows.items():
-        onnx_NK, torch_NK, *float_NK = [np.concatenate(by_model) for by_model in zip(*of, strict=True)]
+        onnx_NK, torch_NK, *of_int8 = [np.concatenate(by_model) for by_model in zip(*of, strict=True)]
+        float_NK, rerounded_NK = of_int8 or (None, None)
         parities[name] = Parity(
             onnx_NK,
             torch_NK,
-            float_NK[0] if float_NK else None,
+            float_NK,
             None if task.output_scale else written.steps.get(name),
             are_class_scores=name in task.class_scores,
             are_layers_proven=file.precision == "int8",
+            rerounded_NK=rerounded_NK if has_floats(model.signature) else None,
         )
     return parities
 

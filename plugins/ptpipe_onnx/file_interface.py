@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ptpipe import StageError
 from ptpipe_onnx import graph
 from ptpipe_onnx.postprocessing import AddedOutputs, add_postprocessing
 from ptpipe_onnx.preprocessing import add_preprocessing
@@ -15,8 +16,14 @@ from ptpipe_torch import Data, FileInterface, InputForm, OnnxFile, RawForm, Sign
 
 
 def raw_forms(data: Data, form: InputForm) -> dict[str, RawForm]:
-    """Return the raw form of each input column."""
-    return {name: info.raw_form(name, form) for name, info in data.info.inputs.items()}
+    """Return the raw form of each input column. Raises StageError where none is normalized."""
+    forms = {name: info.raw_form(name, form) for name, info in data.info.inputs.items()}
+    if not any(of.scale_C for of in forms.values()):
+        raise StageError(
+            f"preprocessing: {form}: {data.info.name} has no inputs that are normalized ({', '.join(forms)}): leave "
+            "preprocessing out"
+        )
+    return forms
 
 
 def with_interface(

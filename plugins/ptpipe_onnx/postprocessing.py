@@ -20,8 +20,8 @@ from ptpipe_torch import Signature, Task, TensorSpec
 _HALF_ULP = 2.0**-24
 _EXP_ERROR = 8
 """Of float32 implementations of exp and of the division after it, in halves of a unit in the last place."""
-ROUNDING = 1e-5
-"""How far probabilities of the same scores may differ between processors: `_allowed` of any scores within 80."""
+_MAX_SPREAD = 104.0
+"""Of scores: the powers of lower ones are 0 in float32, whose smallest number is exp(-103.3)."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ class AddedOutputs:
         Softmax Function"), which also bounds the change of one probability by the largest of a score; that of a
         sigmoid is 1/4.
         """
-        return Tolerance(min(1.0, scores.max_abs / 2 + ROUNDING), min(1.0, scores.rms / 2 + ROUNDING))
+        num_classes = self.scores.shape[self.axis]
+        rounding = 2 * _rounding(_MAX_SPREAD, num_classes if isinstance(num_classes, int) else 1)
+        return Tolerance(min(1.0, scores.max_abs / 2 + rounding), min(1.0, scores.rms / 2 + rounding))
 
 
 def outputs_to_add(signature: Signature, task: Task) -> tuple[AddedOutputs, ...]:
@@ -102,7 +104,7 @@ def check_postprocessing(added: Sequence[AddedOutputs], outputs: Mapping[str, np
     for own in added:
         scores = outputs[own.scores.name].astype(np.float64)
         difference = np.abs(outputs[own.probabilities] - _probabilities(own, scores))
-        allowed = _allowed(own, scores)
+        allowed = _rounding(_spread(own, scores), scores.shape[own.axis])
         if not (difference <= allowed).all():
             raise StageError(
                 f"{own.probabilities} of the file differ from the {own.function} of its {own.scores.name} by "
@@ -121,7 +123,11 @@ def _probabilities(own: AddedOutputs, scores: npt.NDArray[np.float64]) -> npt.ND
     return np.asarray(powers / powers.sum(own.axis, keepdims=True))
 
 
-def _allowed(own: AddedOutputs, scores: npt.NDArray[np.float64]) -> float:
-    """Bound the rounding of float32: of a difference of scores, which exp makes relative, and of a sum of K powers."""
-    spread = float(np.ptp(scores, axis=own.axis).max()) if own.function == "softmax" else float(np.abs(scores).max())
-    return float(_HALF_ULP * (_EXP_ERROR + spread + scores.shape[own.axis]))
+def _spread(own: AddedOutputs, scores: npt.NDArray[np.float64]) -> float:
+    """Return the largest number that is the argument of exp."""
+    return float(np.ptp(scores, axis=own.axis).max() if own.function == "softmax" else np.abs(scores).max())
+
+
+def _rounding(spread: float, num_classes: int) -> float:
+    """Bound the rounding of float32: of an argument of exp, which makes it relative, and of a sum of the powers."""
+    return _HALF_ULP * (_EXP_ERROR + spread + num_classes)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -61,6 +62,9 @@ def test_bytes_to_gates(tmp_path: Path) -> None:
     assert rows["raw"]["costs"]["io_bytes"] == 8 * 8 + 4 * 10  # of bytes in and logits out
     data = Data.load(folder("data"))
     pixels_NHWC = data.splits["test"].inputs["images"].values()
+    metadata = {entry.key: entry.value for entry in onnx.load(folder("raw") / "model.onnx").metadata_props}
+    assert metadata["export.onnx model"] == stages["int8"]["outputs"]["output"]["digest"]
+    assert json.loads(metadata["export.onnx options"])["preprocessing"] == "nhwc"
     session = ort.InferenceSession(str(folder("raw") / "model.onnx"), providers=["CPUExecutionProvider"])
     (classes_N,) = session.run(["classes"], {"images": pixels_NHWC})
     assert (classes_N == predicted.arrays["prediction"]).all()

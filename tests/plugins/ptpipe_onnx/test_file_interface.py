@@ -18,11 +18,13 @@ from ptpipe import Context, StageError
 from ptpipe_data.table_columns import NumbersInfo
 from ptpipe_onnx import QuantizeOnnxConfig, quantize_onnx
 from ptpipe_onnx.check_command import check
+from ptpipe_onnx.file_interface import raw_forms
 from ptpipe_onnx.postprocessing import check_postprocessing, outputs_to_add
 from ptpipe_onnx.preprocessing import check_preprocessing
 from ptpipe_onnx.vectors import Vectors
 from ptpipe_torch import (
     BATCH,
+    ArrayInfo,
     Classification,
     Data,
     ImageInfo,
@@ -126,6 +128,12 @@ class Shifted(ImageInfo):
     def raw_form(self, name: str, form: InputForm) -> RawForm:
         own = super().raw_form(name, form)
         return replace(own, offset_C=tuple(offset + 0.01 for offset in own.offset_C))
+
+
+def test_data_without_normalization_is_refused(digits: Data) -> None:
+    info = replace(digits.info, inputs={"images": ArrayInfo(dtype="float32", shape=(1, 16, 16))})
+    with pytest.raises(StageError, match=r"digits has no inputs that are normalized \(images\): leave"):
+        raw_forms(Data(info, digits.splits), "nhwc")
 
 
 def test_another_normalization_is_found(run_export: Export, float_model: Make, digits: Data) -> None:
