@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--threads", choices=("one", "all"), default="one")
     parser.add_argument("--busy", action="store_true", help="keep one processor busy")
     options = parser.parse_args()
-    inputs = [CellBatches(32, None, [{"rows": np.ones((32, SIZE), np.float32)}])]
+    inputs = [CellBatches(32, None, {"normalized": [{"rows": np.ones((32, SIZE), np.float32)}]})]
     found: list[tuple[Latency, Latency]] = []
     seconds = []
     print(f"{'session':>7} {'seconds':>7} {'starts':>6} {'noise':>7} {'copy':>26} {'slower':>26}")

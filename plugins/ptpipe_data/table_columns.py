@@ -8,11 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
-from ptpipe_torch import BATCH, ColumnInfo, TensorSpec
+from ptpipe_torch import BATCH, ColumnInfo, InputForm, RawForm, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
 
 
 class NumbersInfo(ColumnInfo):
@@ -38,6 +41,25 @@ class NumbersInfo(ColumnInfo):
 
     def spec(self, name: str) -> TensorSpec:
         return TensorSpec(name, "float32", (BATCH, len(self.names)))
+
+    def raw_form(self, name: str, form: InputForm) -> RawForm:
+        """The numbers of the table, float64; a missing one is not replaced."""
+        pairs = list(zip(self.mean, self.std, strict=True))
+        check = self.conversion(name)
+
+        def restored(values_BF: torch.Tensor, channels_last: bool) -> torch.Tensor:
+            import torch
+
+            mean_F, std_F = (torch.tensor(of, dtype=torch.float64) for of in (self.mean, self.std))
+            return check(values_BF, channels_last).double() * std_F + mean_F
+
+        return RawForm(
+            TensorSpec(name, "float64", (BATCH, len(self.names))),
+            restored,
+            tuple(1 / std for _, std in pairs),
+            tuple(-mean / std for mean, std in pairs),
+            "float64",
+        )
 
 
 class CategoriesInfo(ColumnInfo):

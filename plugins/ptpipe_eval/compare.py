@@ -104,7 +104,7 @@ def _evaluated(
     """Return the model's size, metrics and samples. `num_done`: samples that the models before it have predicted."""
     total = len(ctx.input_names["models"]) * len(split.samples)
     recorder = SampleRecorder(split.data.info.task, len(split.samples))
-    evaluation = Evaluation(split, recorder=recorder)
+    evaluation = Evaluation(split.of(model), recorder=recorder)
     with model.predictor() as predict:
         on_batch = progress_callback(ctx, total, num_done, model=name)
         evaluate_split(name, predict, evaluation, config.batch_size, on_batch)
@@ -129,7 +129,11 @@ def timed_rows(
     if not options.batch_sizes:
         return list(rows), ()
     sizes = [(size, length) for size in options.batch_sizes for length in options.lengths or (None,)]
-    inputs = [CellBatches(size, length, spread_inputs(split, size, length)) for size, length in sizes]
+    forms = {model.input_form: split.of(model) for model in models}
+    inputs = [
+        CellBatches(size, length, {form: spread_inputs(of, size, length) for form, of in forms.items()})
+        for size, length in sizes
+    ]
     session = Session(inputs, options.threads, options.budget_s, options.precision, ctx.seed, ctx.code, ctx.scratch)
 
     def on_round(event: Mapping[str, Any]) -> None:

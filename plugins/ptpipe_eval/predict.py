@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from ptpipe import JSON, Context, StageError
-from ptpipe_torch import BATCH, Data, Deployable, Predictions, Predictor, Split, TensorSpec
+from ptpipe_torch import BATCH, Data, Deployable, InputForm, Predictions, Predictor, Split, TensorSpec
 
 if TYPE_CHECKING:
     from ptpipe_eval.config import PredictConfig
@@ -36,6 +36,12 @@ class EvalSplit:
     data: Data
     name: str
     """`test` or `val`."""
+    input_form: InputForm = "normalized"
+    """What the model takes that is evaluated."""
+
+    def of(self, model: Deployable) -> EvalSplit:
+        """Return the split with the inputs that a model takes."""
+        return replace(self, input_form=model.input_form)
 
     @property
     def samples(self) -> Split:
@@ -120,7 +126,7 @@ def evaluate_split(
     split = evaluation.split
     done = 0
     signature = split.data.info.signature
-    for batch in split.data.batches(split.name, batch_size=batch_size):
+    for batch in split.data.batches(split.name, batch_size=batch_size, input_form=split.input_form):
         inputs = batch.input_arrays()
         arrays, ids_B = predict(inputs), split.samples.ids[done : done + len(batch)]
         sizes = _sizes(signature.inputs, inputs)
@@ -181,7 +187,7 @@ def predict_split(config: PredictConfig, ctx: Context, model: Deployable, data: 
     """Predict every sample of the configured split and compute the metrics."""
     name = ctx.input_names.get("model", ("the model",))[0]
     data.info.check_fit(name, model.signature)
-    split = select_split(data, config.split)
+    split = select_split(data, config.split).of(model)
     evaluation = Evaluation(split, keeps_samples=True)
     with model.predictor(config.num_threads) as predict:
         evaluate_split(name, predict, evaluation, config.batch_size, progress_callback(ctx, len(split.samples)))

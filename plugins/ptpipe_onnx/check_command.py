@@ -28,8 +28,9 @@ def check(model: Path, vectors_path: Path | None, as_json: bool) -> int:
     """Run an ONNX file on its test vectors here, and compare its outputs with those of the export.
 
     MODEL and its test vectors are what export.onnx wrote. It takes NumPy and onnxruntime, and neither torch nor a
-    manifest. The exit code is 0 if the outputs are within the stored tolerances, 1 if they are not or the file can't
-    be run, 5 if a file is damaged or MODEL is not the one that the vectors were made for.
+    manifest. Outputs are usually equal, or those of int8 files off by one step; the stored tolerances allow for
+    processors that round all sums otherwise. The exit code is 0 if the outputs are within them, 1 if they are not or
+    the file can't be run, 5 if a file is damaged or MODEL is not the one that the vectors were made for.
     """
     from ptpipe_onnx.reproduction import reproduce
     from ptpipe_onnx.vectors import SUFFIX, Vectors
@@ -60,4 +61,4 @@ def _print(model: Path, result: Reproduction) -> None:
 def _row(name: str, output: OutputDifference) -> tuple[str, ...]:
     figures = (output.max_abs, output.tolerance.max_abs, output.rms, output.tolerance.rms)
     agreement = "" if output.top1_agreement is None else f"{output.top1_agreement:.2%}"
-    return (name, *(f"{value:.4g}" for value in figures), agreement, "ok" if output.is_reproduced else "differs")
+    return (name, *(f"{value:.4g}" for value in figures), agreement, output.match)

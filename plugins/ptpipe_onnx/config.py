@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from ptpipe import StageConfig
+from ptpipe_torch import InputForm
 
 
 class ExportConfig(StageConfig):
@@ -17,6 +18,15 @@ class ExportConfig(StageConfig):
     )
     ir_version: int = Field(
         10, ge=8, le=13, description="version of the file format (IR); ONNX Runtime 1.18 and later read 10"
+    )
+    preprocessing: Literal["none", "nhwc", "nchw"] = Field(
+        "none",
+        description="what the file takes: `none`, normalized values; else raw ones, which it normalizes itself: images "
+        "as uint8, channels last (`nhwc`) or first (`nchw`), and a table's numbers as float64",
+    )
+    postprocessing: bool = Field(
+        False,
+        description="add the outputs `probabilities` and, of a classification, `classes` (int64) to the model's own",
     )
     split: Literal["test", "val", "calibration", "train"] = Field(
         "test", description="split of the samples to compare the file with the torch model on (labels are not read)"
@@ -29,3 +39,13 @@ class ExportConfig(StageConfig):
         description="number of these samples that are stored beside the file with their outputs, for `ptpipe check`; "
         "whoever gets the file gets them too: 0 stores none",
     )
+
+    @property
+    def input_form(self) -> InputForm:
+        """What the file takes."""
+        return "normalized" if self.preprocessing == "none" else self.preprocessing
+
+    @property
+    def has_interface(self) -> bool:
+        """Whether the file has more inside than the network."""
+        return self.postprocessing or self.preprocessing != "none"

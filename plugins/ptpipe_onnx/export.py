@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,15 +23,19 @@ from ptpipe_onnx import dynamic_passes, graph, layerwise, qdq_passes, recurrent_
 from ptpipe_onnx.config import ExportConfig
 from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.exact import compare_exactly
+from ptpipe_onnx.file_interface import raw_forms, whole, with_interface
 from ptpipe_onnx.kernels import Kernels
-from ptpipe_onnx.metadata import metadata_of, reduced_range
-from ptpipe_onnx.parity import Logits, Parity
+from ptpipe_onnx.metadata import metadata_of, origin_of, reduced_range
+from ptpipe_onnx.parity import Logits, Parity, has_floats, with_noise
+from ptpipe_onnx.postprocessing import AddedOutputs, check_postprocessing, outputs_to_add
+from ptpipe_onnx.preprocessing import check_preprocessing
 from ptpipe_onnx.reproduction import stored_environment
 from ptpipe_onnx.saturation import Saturation, saturation_of
 from ptpipe_onnx.tensor_names import fused_layer_names, largest_integers, name_quantized_tensors
 from ptpipe_onnx.vectors import SUFFIX, Tolerance, Vectors
 from ptpipe_onnx.weights import store_float_weights, store_weights
-from ptpipe_torch import Data, Model, OnnxFile, Predictor, Task, epoch_order
+from ptpipe_torch import Data, InputForm, Model, OnnxFile, Predictor, RawForm, Task, epoch_order
+from ptpipe_torch.data.raw_form import NORMALIZED
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
@@ -76,26 +80,30 @@ class WrittenFile:
     float_reasons: Mapping[str, str]
     """As in `BuiltGraph`."""
     reference: GraphModule | None
+    added: tuple[AddedOutputs, ...]
+    """Further outputs that it is to have."""
+    forms: Mapping[str, RawForm]
+    """What it is to take in place of normalized inputs; empty: it takes those."""
 
 
 def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) -> OnnxFile:
     """Implement the stage `export.onnx`."""
     _check_inputs(config, model, data)
-    path = ctx.scratch / "model.onnx"
+    network_path = ctx.scratch / "network.onnx"
     with torch.random.fork_rng(devices=[]):  # converted layers draw random initial weights
         with released_memory():
-            written = _write(config, path, model, data)
-        onnx.checker.check_model(str(path), full_check=True)
-        file = OnnxFile(path, model.signature, written.precision)
-        ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
-        if written.precision != "float32":
-            _report_kernels(ctx, path, written)
+            written = _write(config, ctx, network_path, model, data)
         if written.reference is not None:
             with released_memory():
                 inputs = _inputs(config, ctx, data, layerwise.MAX_SAMPLES)
-                compare_layers(ctx, path, model, written.reference, inputs)
+                compare_layers(ctx, network_path, model, written.reference, inputs)
             written = replace(written, reference=None)  # releases it
-        parities = _compare(config, ctx, file, model, data, written.steps)
+        file = _completed(config, ctx, OnnxFile(network_path, model.signature, written.precision), data, written)
+        onnx.checker.check_model(str(file.path), full_check=True)
+        ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
+        if written.precision != "float32":
+            _report_kernels(ctx, file.path, written)
+        parities = _compare(config, ctx, file, model, data, written)
     figures = {
         name if len(parities) == 1 else f"{output}.{name}": value
         for output, parity in parities.items()
@@ -104,23 +112,47 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     ctx.metric(**figures)
     for parity in parities.values():
         parity.check()
-    vectors = _write_vectors(config, ctx, file, data, parities)
-    return OnnxFile(path, file.signature, file.precision, figures, vectors)
+    vectors = _write_vectors(config, ctx, file, data, parities, written.added)
+    return OnnxFile(file.path, file.signature, file.precision, figures, vectors, file.interface)
+
+
+def _completed(config: ExportConfig, ctx: Context, network: OnnxFile, data: Data, written: WrittenFile) -> OnnxFile:
+    """Return the file with what the options put around its network; the network's own is gone."""
+    path, form = ctx.scratch / "model.onnx", config.input_form
+    if not config.has_interface:
+        network.path.replace(path)
+        return OnnxFile(path, network.signature, network.precision)
+    with released_memory():
+        file = with_interface(network, path, form, written.forms, written.added)
+    network.path.unlink()
+    if written.forms:
+        raw, inputs = (_inputs(config, ctx, data, _BATCH_SIZE, of) for of in (form, NORMALIZED))
+        ctx.metric(max_abs_preprocessing_difference=check_preprocessing(written.forms, raw, inputs, config.opset))
+    return file
 
 
 def _write_vectors(
-    config: ExportConfig, ctx: Context, file: OnnxFile, data: Data, parities: Mapping[str, Parity]
+    config: ExportConfig,
+    ctx: Context,
+    file: OnnxFile,
+    data: Data,
+    parities: Mapping[str, Parity],
+    added: Sequence[AddedOutputs],
 ) -> Path | None:
     """Write the test vectors beside the file; return None where there are to be none."""
     if not config.num_test_vectors:
         return None
-    inputs, task = _inputs(config, ctx, data, config.num_test_vectors), data.info.task
-    with file.predictor() as predict:
+    inputs, task = _inputs(config, ctx, data, config.num_test_vectors, file.input_form), data.info.task
+    with whole(file).predictor() as predict:
         outputs = predict(inputs)
     tolerances = {}
     for name, parity in parities.items():
-        rms, largest = parity.limits_elsewhere
-        tolerances[name] = Tolerance(largest, rms, tuple(task.output_scale), task.class_scores.get(name))
+        rms, largest = parity.limits_elsewhere(outputs[name].size)
+        scores_axis = task.class_scores.get(name)
+        tolerances[name] = Tolerance(largest, rms, tuple(task.output_scale), scores_axis, parity.step)
+    for own in added:
+        tolerances[own.probabilities] = own.tolerance(tolerances[own.scores.name])
+    outputs = {name: outputs[name] for name in tolerances}  # classes follow from scores
     path = file.path.with_suffix(SUFFIX)
     with file.path.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
@@ -218,8 +250,10 @@ def _with_rounded_weights(network: nn.Module, weights: Mapping[str, QuantizedWei
     return network
 
 
-def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> WrittenFile:
-    """Write the file."""
+def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: Data) -> WrittenFile:
+    """Write the file of the network."""
+    added = outputs_to_add(model.signature, data.info.task) if config.postprocessing else ()
+    forms = {} if config.input_form == NORMALIZED else raw_forms(data, config.input_form)
     built = build_graph(model, config.opset)
     content = built.model
     runtime_passes.prevent_fusions(content.graph)
@@ -235,42 +269,64 @@ def _write(config: ExportConfig, path: Path, model: Model, data: Data) -> Writte
     content.ir_version = config.ir_version
     content.producer_name, content.producer_version = "ptpipe", __version__
     content.metadata_props.update(metadata_of(model, data, built.precision, built.reduced, saturation))
+    content.metadata_props.update(origin_of(ctx, config))
     steps = qdq_passes.output_steps(content.graph)
     graph.write(content, path)
-    return WrittenFile(built.precision, steps, saturation, names, built.float_reasons, built.reference)
+    reasons, reference = built.float_reasons, built.reference
+    return WrittenFile(built.precision, steps, saturation, names, reasons, reference, added, forms)
 
 
 def _compare(
-    config: ExportConfig, ctx: Context, file: OnnxFile, model: Model, data: Data, steps: Mapping[str, float]
+    config: ExportConfig, ctx: Context, file: OnnxFile, model: Model, data: Data, written: WrittenFile
 ) -> dict[str, Parity]:
-    """Return the parity of each output by its name."""
+    """Return the parity of each output of the model by its name, and check the further ones of the file."""
     order_N = _order(config, ctx, data)
-    predictions: list[list[dict[str, npt.NDArray[Any]]]] = []
-    num_done = 0
-    with file.predictor() as onnx_predict, model.predictor() as torch_predict, float_predictor(model) as float_predict:
-        predictors = [onnx_predict, torch_predict, *([float_predict] if float_predict else [])]
-        for part_N, batch_size in (
-            (order_N[:1], 1),
-            (order_N[1:], _BATCH_SIZE),
-        ):  # tests that the batch axis is dynamic
-            for batch in data.batches(config.split, order_N=part_N, batch_size=batch_size):
-                inputs = batch.input_arrays()
-                predictions.append([predict(inputs) for predict in predictors])
-                num_done += len(batch)
-                ctx.progress(num_done, len(order_N), "samples")
-    parities, task = {}, data.info.task
-    for spec in model.signature.outputs:
-        by_model = zip(*([_rows(task, spec.name, of[spec.name]) for of in batch] for batch in predictions), strict=True)
-        onnx_NK, torch_NK, *float_NK = [np.concatenate(rows) for rows in by_model]
-        parities[spec.name] = Parity(
+    rows: dict[str, list[list[Logits]]] = {spec.name: [] for spec in model.signature.outputs}
+    num_done, task, generator = 0, data.info.task, np.random.default_rng(ctx.seed)
+    with (
+        whole(file).predictor() as onnx_predict,
+        model.predictor() as torch_predict,
+        float_predictor(model) as float_predict,
+    ):
+        for inputs, own_inputs in _batches(config, data, file.input_form, order_N):
+            found = onnx_predict(own_inputs)
+            check_postprocessing(written.added, found)
+            outputs = [found, torch_predict(inputs)]
+            if float_predict:
+                outputs += [float_predict(inputs), torch_predict(with_noise(inputs, generator))]
+            for name, of in rows.items():
+                of.append([_rows(task, name, output[name]) for output in outputs])
+            num_done += len(next(iter(inputs.values())))
+            ctx.progress(num_done, len(order_N), "samples")
+    parities = {}
+    for name, of in rows.items():
+        onnx_NK, torch_NK, *of_int8 = [np.concatenate(by_model) for by_model in zip(*of, strict=True)]
+        float_NK, rerounded_NK = of_int8 or (None, None)
+        parities[name] = Parity(
             onnx_NK,
             torch_NK,
-            float_NK[0] if float_NK else None,
-            None if task.output_scale else steps.get(spec.name),
-            are_class_scores=spec.name in task.class_scores,
+            float_NK,
+            None if task.output_scale else written.steps.get(name),
+            are_class_scores=name in task.class_scores,
             are_layers_proven=file.precision == "int8",
+            rerounded_NK=rerounded_NK if has_floats(model.signature) else None,
         )
     return parities
+
+
+def _batches(
+    config: ExportConfig, data: Data, form: InputForm, order_N: npt.NDArray[np.int64]
+) -> Iterator[tuple[Arrays, Arrays]]:
+    """Yield inputs as networks take them, and in another form; a single sample first, to test other batch sizes."""
+    for part_N, batch_size in ((order_N[:1], 1), (order_N[1:], _BATCH_SIZE)):
+        normalized, raw = (
+            data.batches(config.split, order_N=part_N, batch_size=batch_size, input_form=own)
+            for own in (NORMALIZED, form)
+        )
+        if form == NORMALIZED:
+            yield from ((batch.input_arrays(),) * 2 for batch in normalized)
+        else:
+            yield from ((one.input_arrays(), other.input_arrays()) for one, other in zip(normalized, raw, strict=True))
 
 
 def _rows(task: Task, name: str, output: npt.NDArray[Any]) -> Logits:
@@ -286,9 +342,9 @@ def _order(config: ExportConfig, ctx: Context, data: Data) -> npt.NDArray[np.int
     return epoch_order(len(data.splits[config.split]), ctx.seed, 0)[: config.num_samples]
 
 
-def _inputs(config: ExportConfig, ctx: Context, data: Data, num_samples: int) -> Arrays:
+def _inputs(config: ExportConfig, ctx: Context, data: Data, num_samples: int, form: InputForm = NORMALIZED) -> Arrays:
     order_N = _order(config, ctx, data)[:num_samples]
-    (batch,) = data.batches(config.split, order_N=order_N, batch_size=num_samples)
+    (batch,) = data.batches(config.split, order_N=order_N, batch_size=num_samples, input_form=form)
     return batch.input_arrays()
 
 

@@ -7,6 +7,7 @@ import json
 import torch
 from torch import nn
 
+from ptpipe import Context, StageConfig
 from ptpipe_onnx.saturation import Saturation
 from ptpipe_torch import Data, Model
 from ptpipe_torch.int8.observers import observes_range
@@ -29,6 +30,8 @@ def metadata_of(model: Model, data: Data, precision: str, reduced: str, saturati
         "signature": str(model.signature),
         "meanings": json.dumps(model.signature.to_json()["meanings"]),
         "inputs": json.dumps({name: column.to_json() for name, column in info.inputs.items()}),
+        "preprocessing": "none",
+        "postprocessing": "none",
         "task": json.dumps(info.task.to_json()),
         "data": info.name,
         "precision": precision,
@@ -41,6 +44,14 @@ def metadata_of(model: Model, data: Data, precision: str, reduced: str, saturati
         metadata["exact_integer_sums_on_x86"] = _where_sums_are_exact(saturation)
         metadata["saturating_layers_without_vnni"] = json.dumps([layer.name for layer in saturation.saturating])
     return metadata
+
+
+def origin_of(ctx: Context, options: StageConfig) -> dict[str, str]:
+    """Return the metadata by which a store finds how a file was made; `options`: a stage's."""
+    origin = {f"{ctx.kind} options": options.model_dump_json()}
+    for digest in ctx.input_digests.get("model", ()):
+        origin[f"{ctx.kind} model"] = digest
+    return origin
 
 
 def _where_sums_are_exact(saturation: Saturation) -> str:

@@ -37,11 +37,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ptpipe import JSON, StageError
+from ptpipe_torch import Signature
 
 Logits = npt.NDArray[np.float32]
 
@@ -53,6 +55,9 @@ DECIDED = 6.0
 """Margin of a label that quantization hardly ever changes, in units of its root mean square error."""
 MIN_AGREEMENT = 0.98
 """Of these labels."""
+FALSE_ALARM = 1e-6
+"""Probability that a machine whose roundings are all others exceeds the largest difference that is allowed."""
+_NUM_STEPS = 255
 _RMS, _MAX = "{}s differ by (rms)", "{}s differ by (maximum)"
 
 
@@ -73,6 +78,9 @@ class Parity:
     """Whether a row has the scores of classes, the highest of which is predicted."""
     are_layers_proven: bool = False
     """Whether the file's layers were compared with torch's one by one."""
+    rerounded_NK: Logits | None = None
+    """Of the torch int8 model, for inputs with noise of half a step, so that all roundings fall otherwise; None where
+    inputs are no floats."""
 
     def __post_init__(self) -> None:
         for name, logits_NK in (("torch model", self.torch_NK), ("ONNX file", self.onnx_NK)):
@@ -104,18 +112,24 @@ class Parity:
     def _value(self) -> str:
         return "logit" if self.are_class_scores else "output"
 
-    @property
-    def limits_elsewhere(self) -> tuple[float, float]:
-        """How far the file may differ on another machine from what it computes here: rms and maximum.
+    def limits_elsewhere(self, num_values: int) -> tuple[float, float]:
+        """Return how far `num_values` outputs may differ on another machine from what they are here: rms and maximum.
 
-        Other kernels add and round in another order. As between the file and torch's model, the worst case is that all
-        roundings of an int8 network become independent, and the difference sqrt(2) times its error.
+        Sums of integers are exact anywhere, and their scaling is one multiplication: equal outputs, or such that differ
+        by a step, are usual. Sums of floats depend on their order, and decide ties of roundings. The worst case is that
+        all roundings of an int8 network become others, which `rerounded_NK` shows; twice that is allowed. An output's
+        difference is then a sum of many roundings, nearly normal: the largest of n exceeds sqrt(2 ln(2 n / p)) times
+        the root mean square with a probability below p. Quantization's own error would be no bound: most of it is of
+        weights and of values clipped at the ends of ranges, which are the same anywhere.
         """
         rounding = FLOAT_TOLERANCE * float(np.abs(self.torch_NK).max())
         if self.float_NK is None:
             return rounding, rounding
-        largest_error = max(float(np.abs(self.torch_NK - self.float_NK).max()), (self.step or 0.0) / 2)
-        return math.sqrt(2) * self._error(self.float_NK) + rounding, 2 * largest_error + rounding
+        if self.rerounded_NK is None:
+            rms = math.sqrt(2) * self._error(self.float_NK)
+        else:
+            rms = 2 * max(_rms(self.rerounded_NK - self.torch_NK), (self.step or 0.0) / 2)
+        return rms + rounding, math.sqrt(2 * math.log(2 * num_values / FALSE_ALARM)) * rms + rounding
 
     def check(self) -> None:
         """Raise StageError, with figures, if the two differ by more than the tolerances of this module."""
@@ -179,6 +193,21 @@ class Parity:
             f"largest difference {figures[f'max_abs_{self._value}_difference']:.4g}{steps}, "
             f"mean {figures[f'mean_abs_{self._value}_difference']:.4g}"
         )
+
+
+def has_floats(signature: Signature) -> bool:
+    """Return whether `with_noise` changes inputs."""
+    return any(spec.dtype == "float32" for spec in signature.inputs)
+
+
+def with_noise(inputs: Mapping[str, npt.NDArray[Any]], generator: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
+    """Return inputs with uniform noise of half a step, of 255 to the range of their values, added to floats."""
+    noisy = dict(inputs)
+    for name, values in inputs.items():
+        if values.dtype == np.float32:
+            half = np.ptp(values) / (2 * _NUM_STEPS)
+            noisy[name] = values + generator.uniform(-half, half, values.shape).astype(np.float32)
+    return noisy
 
 
 def _rms(values: Logits) -> float:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ptpipe import IntegrityError
 
@@ -26,7 +26,7 @@ SUFFIX = ".vectors.npz"
 _ABOUT, _INPUT, _OUTPUT = "about", "input.", "output."
 _MAX_BYTES = 2**30
 """Of all arrays, unpacked."""
-_DTYPES = ("float32", "int64", "int32", "uint8", "bool")
+_DTYPES = ("float32", "float64", "int64", "int32", "uint8", "bool")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Tolerance:
     """The unit of each column of the second axis, such as a regression's targets; none: 1."""
     class_axis: int | None = None
     """The axis over classes, if the highest score along it is the predicted class."""
+    step: float | None = None
+    """The quantization step of the output, where it has one."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class _Tolerance(BaseModel):
     rms: float
     scales: tuple[float, ...]
     class_axis: int | None
+    step: float | None = Field(None, gt=0)
 
 
 class _About(BaseModel):

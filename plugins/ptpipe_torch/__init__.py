@@ -11,6 +11,7 @@ from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo, ImageInfo
 from ptpipe_torch.data.data import Batch, Data, DatasetInfo, LoaderOptions, Split
 from ptpipe_torch.data.images import ImageFileColumn
 from ptpipe_torch.data.order import epoch_order
+from ptpipe_torch.data.raw_form import InputForm, RawForm
 from ptpipe_torch.data.tokens import LENGTH, TokensInfo
 from ptpipe_torch.distributed.worker_group import (
     SINGLE_WORKER,
@@ -25,7 +26,7 @@ from ptpipe_torch.int8.ranges import Ranges
 from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.function_ref import FunctionRef, builder, transform
 from ptpipe_torch.model.model import Model
-from ptpipe_torch.model.onnx_file import OnnxFile
+from ptpipe_torch.model.onnx_file import FileInterface, OnnxFile
 from ptpipe_torch.model.predictions import Predictions
 from ptpipe_torch.model.recipe import Recipe
 from ptpipe_torch.model.selected import Selected
@@ -61,10 +62,12 @@ __all__ = [
     "Data",
     "DatasetInfo",
     "Deployable",
+    "FileInterface",
     "Freezing",
     "FunctionRef",
     "ImageFileColumn",
     "ImageInfo",
+    "InputForm",
     "LENGTH",
     "LanguageModeling",
     "LoaderOptions",
@@ -78,6 +81,7 @@ __all__ = [
     "RangeObserver",
     "RangeReducer",
     "Ranges",
+    "RawForm",
     "Recipe",
     "Regression",
     "SINGLE_WORKER",

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 def count_costs(models: Sequence[Deployable], split: EvalSplit) -> list[Costs]:
     """Return what each model computes of one sample, and what its files hold."""
-    sample = spread_inputs(split, 1)[0]
-    return [measure_costs(model, sample) for model in models]
+    return [measure_costs(model, spread_inputs(split.of(model), 1)[0]) for model in models]
 
 
 def with_limits(
@@ -49,4 +48,4 @@ def _costs_at(length: int | None, row: Row, model: Deployable, split: EvalSplit)
     """Return the costs of a sample of that length; None where samples have lengths of their own."""
     if row.costs is None or not row.costs.sizes:
         return row.costs
-    return None if length is None else recount(row.costs, model, spread_inputs(split, 1, length)[0])
+    return None if length is None else recount(row.costs, model, spread_inputs(split.of(model), 1, length)[0])

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import StageError
-from ptpipe_torch import BATCH, TensorSpec, TokensInfo
+from ptpipe_torch import BATCH, InputForm, TensorSpec, TokensInfo
 
 if TYPE_CHECKING:
     from ptpipe_eval.predict import EvalSplit
@@ -33,7 +33,8 @@ class CellBatches:
     batch_size: int
     length: int | None
     """Of the sequences; None: that of the samples."""
-    batches: Sequence[Inputs]
+    batches: Mapping[InputForm, Sequence[Inputs]]
+    """For each form that one of the models takes."""
 
 
 def check_lengths(split: EvalSplit, lengths: Sequence[int]) -> None:
@@ -76,10 +77,11 @@ def spread_inputs(split: EvalSplit, batch_size: int, length: int | None = None) 
     `length`: what sequences are cut or padded to; None: as in any batch.
     """
     num_samples = len(split.samples)
-    sample = next(iter(split.data.batches(split.name, order_N=np.zeros(1, dtype=np.int64)))).input_arrays()
+    form, order_N = split.input_form, np.zeros(1, dtype=np.int64)
+    sample = next(iter(split.data.batches(split.name, order_N=order_N, input_form=form))).input_arrays()
     batch_bytes = batch_size * max(1, sum(array.nbytes for array in sample.values()))
     num_inputs = max(1, min(_MAX_INPUTS, num_samples // batch_size, _MAX_INPUT_BYTES // batch_bytes))
     num_wanted = batch_size * num_inputs
     order_N = np.arange(num_wanted, dtype=np.int64) * num_samples // num_wanted
-    batches = split.data.batches(split.name, order_N=order_N, batch_size=batch_size)
+    batches = split.data.batches(split.name, order_N=order_N, batch_size=batch_size, input_form=form)
     return [resized(split, batch.input_arrays(), length) for batch in batches]

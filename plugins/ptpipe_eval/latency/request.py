@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -17,6 +18,8 @@ class StoredModel:
     module: str
     type: str
     folder: str
+    input_form: str
+    """What it predicts from."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class CellInputs:
     batch_size: int
     length: int | None
     """Of the sequences; None: that of the data set's own samples."""
-    files: tuple[str, ...]
-    """One for each batch."""
+    files: Mapping[str, Sequence[str]]
+    """One for each batch, by the form of its inputs."""
 
 
 @dataclass(frozen=True)
@@ -63,5 +66,5 @@ class Request:
         changed: dict[str, Any] = {name: tuple(content[name]) for name in ("threads", "libraries", "path")}
         changed["code"] = NamedCode(tuple(code["plugins"]), code["folder"], tuple(code["source_functions"]))
         changed["models"] = tuple(StoredModel(**model) for model in content["models"])
-        changed["inputs"] = tuple(CellInputs(**{**own, "files": tuple(own["files"])}) for own in content["inputs"])
+        changed["inputs"] = tuple(CellInputs(**own) for own in content["inputs"])
         return cls(**{**content, **changed})

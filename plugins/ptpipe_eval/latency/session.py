@@ -141,15 +141,18 @@ def _answered(request: Request, on_progress: OnProgress) -> dict[str, Any]:
 def _stored(folder: Path, name: str, model: Deployable) -> StoredModel:
     folder.mkdir()
     model.save(folder)
-    return StoredModel(name, type(model).__module__, type(model).__qualname__, str(folder))
+    return StoredModel(name, type(model).__module__, type(model).__qualname__, str(folder), model.input_form)
 
 
 def _saved_inputs(folder: Path, cell: CellBatches) -> CellInputs:
     folder.mkdir()
-    files = [folder / f"{position}.safetensors" for position in range(len(cell.batches))]
-    for file, batch in zip(files, cell.batches, strict=True):
-        save_file({name: np.ascontiguousarray(array) for name, array in batch.items()}, file)
-    return CellInputs(cell.batch_size, cell.length, tuple(map(str, files)))
+    files: dict[str, list[str]] = {}
+    for form, batches in cell.batches.items():
+        for position, batch in enumerate(batches):
+            file = folder / f"{form}-{position}.safetensors"
+            save_file({name: np.ascontiguousarray(array) for name, array in batch.items()}, file)
+            files.setdefault(form, []).append(str(file))
+    return CellInputs(cell.batch_size, cell.length, files)
 
 
 @contextmanager

@@ -38,9 +38,9 @@ _KIBIBYTE = 1024
 class Worker:
     """The model in this process."""
 
-    def __init__(self, predict: Predictor, request: Request) -> None:
+    def __init__(self, predict: Predictor, request: Request, input_form: str) -> None:
         self._predict = predict
-        self._inputs = [cycle(list(map(load_file, own.files))) for own in request.inputs]
+        self._inputs = [cycle(list(map(load_file, own.files[input_form]))) for own in request.inputs]
 
     def warm_up(self, cell: int) -> int:
         """Predict until calls stop getting faster: memory mapped, kernels selected, clock raised. Return one's time."""
@@ -84,7 +84,7 @@ def run_worker(pipe: Connection, stored: StoredModel, request: Request, num_thre
         before_bytes, started_ns = _peak_bytes(), time.perf_counter_ns()
         with freed_memory_kept(), load_model(stored, request).predictor(num_threads) as predict:
             load_ns = time.perf_counter_ns() - started_ns
-            worker = Worker(predict, request)
+            worker = Worker(predict, request, stored.input_form)
             first_ns = worker.call_ns(_smallest(request))
             gc.collect()
             gc.disable()  # its pauses would count as latency

@@ -21,6 +21,11 @@ def check_inputs(config: QuantizerConfig, ctx: Context, model: OnnxFile, data: D
     """Raise StageError for a file that is quantized, and for data that the file doesn't take, or without samples."""
     if model.precision != "float32":
         raise StageError(f"{ctx.kind}: the file is {model.precision} already; take the float one")
+    if model.interface is not None:
+        raise StageError(
+            f"{ctx.kind}: the file has its preprocessing or postprocessing inside, which is not to be quantized; take "
+            "an export without"
+        )
     data.info.check_fit("the file", model.signature)
     if not len(data.splits[config.compare_split]):
         raise StageError(

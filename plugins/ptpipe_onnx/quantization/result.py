@@ -10,6 +10,7 @@ import onnxruntime as ort
 from onnx import NodeProto, helper
 
 from ptpipe import JSON, Context
+from ptpipe_onnx.metadata import origin_of
 from ptpipe_onnx.quantization.agreement import agreement
 from ptpipe_onnx.quantization.config import QuantizerConfig
 from ptpipe_onnx.quantization.tools import quantizer_tools
@@ -26,7 +27,7 @@ def finished(
 
     Raises StageError where it is no valid ONNX file, doesn't run, or is of no use.
     """
-    _rewrite(float_file.path, file)
+    _rewrite(float_file.path, file, origin_of(ctx, config))
     with quantizer_tools(ctx, "ONNX Runtime's quantizer wrote an invalid file"):
         onnx.checker.check_model(str(file.path), full_check=True)
     figures = agreement(config, ctx, float_file, file, data)
@@ -35,14 +36,14 @@ def finished(
     return OnnxFile(file.path, file.signature, file.precision, figures)
 
 
-def _rewrite(source: Path, file: OnnxFile) -> None:
+def _rewrite(source: Path, file: OnnxFile, origin: Mapping[str, str]) -> None:
     """Copy what the float file says of itself, add how this one was made, and declare no operators that it has not."""
     stored = onnx.load(source, load_external_data=False).metadata_props
     metadata = {entry.key: entry.value for entry in stored if entry.key not in _OF_THE_FLOAT_FILE}
     content = onnx.load(file.path, load_external_data=False)
     del content.metadata_props[:]
     made_by = {"precision": file.precision, "quantizer": f"onnxruntime {ort.__version__}"}
-    helper.set_model_props(content, {**metadata, **made_by})
+    helper.set_model_props(content, {**metadata, **made_by, **origin})
     if not any(_has_graphs(node) for node in content.graph.node):  # ONNX Runtime declares all that it knows
         used = {node.domain for node in content.graph.node} | {""}
         kept = [(own.domain, own.version) for own in content.opset_import if own.domain in used]

@@ -6,13 +6,14 @@ Shape legend: B samples of a batch, C channels, H height, W width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from ptpipe import StageError
 from ptpipe_torch.data.column import Column
+from ptpipe_torch.data.raw_form import Conversion, InputForm, RawForm
 from ptpipe_torch.facts import Facts
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
-
-Conversion: TypeAlias = "Callable[[torch.Tensor, bool], torch.Tensor]"
-"""From a batch of a column's values, on the device that the tensor shall be on, and whether tensors of four axes are
-wanted in channels-last, to the tensor."""
 
 
 class ColumnInfo(Facts, ABC):
@@ -70,6 +67,13 @@ class ColumnInfo(Facts, ABC):
 
         return checked
 
+    def raw_form(self, name: str, form: InputForm) -> RawForm:
+        """Return what a model takes that normalizes values itself; by default what `conversion` makes of them.
+
+        `name`: the column's. `form`: decides where images have their channels.
+        """
+        return RawForm(self.spec(name), self.conversion(name))
+
 
 class ArrayInfo(ColumnInfo):
     """Values that are taken as they are."""
@@ -109,7 +113,30 @@ class ImageInfo(ColumnInfo):
     def conversion(self, name: str) -> Conversion:
         from ptpipe_torch.data.normalization import Normalization
 
-        channels, height, width = self.shape_CHW
-        check = ArrayInfo(dtype="uint8", shape=(height, width, channels)).conversion(name)
-        normalize = Normalization(self.mean, self.std)
+        check, normalize = self._stored.conversion(name), Normalization(*self.scale_and_offset)
         return lambda values_B, channels_last: normalize(check(values_B, channels_last), channels_last)
+
+    def raw_form(self, name: str, form: InputForm) -> RawForm:
+        """Bytes, as they are stored (`nhwc`) or with channels as the second axis (`nchw`)."""
+        scale_C, offset_C = self.scale_and_offset
+        check = self._stored.conversion(name)
+        if form == "nhwc":
+            return RawForm(self._stored.spec(name), check, scale_C, offset_C, transpose=(0, 3, 1, 2))
+
+        def channels_second(pixels_BHWC: torch.Tensor, channels_last: bool) -> torch.Tensor:
+            return check(pixels_BHWC, channels_last).permute(0, 3, 1, 2).contiguous()
+
+        return RawForm(TensorSpec(name, "uint8", (BATCH, *self.shape_CHW)), channels_second, scale_C, offset_C)
+
+    @property
+    def scale_and_offset(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The normalization of each channel as one multiplication of a byte and one addition."""
+        return (
+            tuple(1 / (255 * std) for std in self.std),
+            tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True)),
+        )
+
+    @property
+    def _stored(self) -> ArrayInfo:
+        channels, height, width = self.shape_CHW
+        return ArrayInfo(dtype="uint8", shape=(height, width, channels))

@@ -16,6 +16,7 @@ from ptpipe import JSON, Artifact, StageError
 from ptpipe_torch.data.column import Column, SubsetColumn
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.data.order import batched_by_length, block_order, epoch_order
+from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
 from ptpipe_torch.model.signature import Signature, TensorSpec, describe_meanings
 from ptpipe_torch.task.task import Task
 
@@ -251,6 +252,7 @@ class Data(Artifact):
         device: torch.device | str | None = None,
         with_inputs: bool = True,
         mixing: Mixing | None = None,
+        input_form: InputForm = NORMALIZED,
     ) -> Iterator[Batch]:
         """Yield the split's batches; the last one may be smaller.
 
@@ -259,7 +261,7 @@ class Data(Artifact):
         non-negative integers, e.g. (seed, epoch), which together with a sample's position decide its augmentation;
         None: don't augment. `channels_last`: memory format of images. `device`: where the tensors are put; images are
         transferred as bytes and normalized there. `with_inputs`: false reads targets alone. `mixing`: with which other
-        samples the samples are mixed, after normalization; None: they aren't.
+        samples the samples are mixed, after normalization; None: they aren't. `input_form`: what a model takes.
 
         The same arguments give bit-identical batches for any number of workers. Raises StageError for an image file
         that is missing or can't be decoded, and where a worker process died.
@@ -276,7 +278,12 @@ class Data(Artifact):
         samples = [order_N[start : start + size] for start in range(0, len(order_N), size)]
         requests = [Request(mixing.to_read(of) if mixing else of, seed, len(of)) for of in samples]
         return self._loading.batches(
-            split, requests, channels_last=channels_last, device=device, with_inputs=with_inputs, mixing=mixing
+            split,
+            requests,
+            channels_last=channels_last,
+            device=device,
+            mixing=mixing,
+            input_form=input_form if with_inputs else None,
         )
 
     def epoch_order(self, split: str, seed: int, epoch: int, batch_size: int) -> npt.NDArray[np.int64]:

@@ -32,6 +32,7 @@ from ptpipe import StageError
 from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.data.data import Batch
+from ptpipe_torch.data.raw_form import NORMALIZED, Conversion, InputForm
 from ptpipe_torch.runtime import exit_with_parent
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Loading:
         self._splits = data.splits
         self._options = data.loader
         self._info = data.info
-        self._conversions = {name: info.conversion(name) for name, info in data.info.columns.items()}
+        self._conversions: dict[InputForm, dict[str, Conversion]] = {}
         self._idle: dict[str, DataLoader[Any]] = {}
 
     def batches(
@@ -72,10 +73,12 @@ class Loading:
         *,
         channels_last: bool,
         device: torch.device | str | None,
-        with_inputs: bool,
         mixing: Mixing | None,
+        input_form: InputForm | None,
     ) -> Iterator[Batch]:
-        """Yield a batch per request, in order. See `Data.batches`."""
+        """Yield a batch per request, in order. See `Data.batches`. `input_form`: None reads targets alone."""
+        with_inputs = input_form is not None
+        conversions = self._conversions_to(input_form or NORMALIZED)
         from_workers = self._options.num_workers and requests and with_inputs
         batches = (
             self._from_workers(split, requests) if from_workers else self._in_process(split, requests, with_inputs)
@@ -84,13 +87,23 @@ class Loading:
         for request, values in zip(requests, batches, strict=True):
             if device is not None:
                 values = {name: tensor.to(device, non_blocking=True) for name, tensor in values.items()}
-            tensors = {name: self._conversions[name](tensor, channels_last) for name, tensor in values.items()}
+            tensors = {name: conversions[name](tensor, channels_last) for name, tensor in values.items()}
             batch = Batch(
                 {name: tensors[name] for name in inputs},
                 {name: tensors[name] for name in self._info.targets},
                 torch.from_numpy(request.indices_R),
             )
             yield mixing.mix(batch, request.num_samples) if mixing else batch
+
+    def _conversions_to(self, form: InputForm) -> dict[str, Conversion]:
+        """Return the conversion of each column; kept, since they keep what they compute."""
+        if form not in self._conversions:
+            infos = self._info
+            conversions = {name: info.conversion(name) for name, info in infos.columns.items()}
+            if form != NORMALIZED:
+                conversions |= {name: info.raw_form(name, form).conversion for name, info in infos.inputs.items()}
+            self._conversions[form] = conversions
+        return self._conversions[form]
 
     def _in_process(self, split: str, requests: Sequence[Request], with_inputs: bool) -> Iterator[Values]:
         rows = self._rows(split, with_inputs=with_inputs)

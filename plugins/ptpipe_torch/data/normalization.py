@@ -12,11 +12,10 @@ import torch
 
 
 class Normalization:
-    """Bytes to float32: (pixel / 255 - mean) / std per channel, as one multiplication and one addition."""
+    """Bytes to float32: pixel * scale + offset per channel."""
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        mean_C, std_C = (np.asarray(values, dtype=np.float64) for values in (mean, std))
-        self._scale_C, self._offset_C = 1 / (255 * std_C), -mean_C / std_C
+    def __init__(self, scale_C: Sequence[float], offset_C: Sequence[float]) -> None:
+        self._scale_C, self._offset_C = (np.asarray(values, dtype=np.float64) for values in (scale_C, offset_C))
         self._rows: dict[tuple[torch.device, bool], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, pixels_BHWC: torch.Tensor, channels_last: bool) -> torch.Tensor:

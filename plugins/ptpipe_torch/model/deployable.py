@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ptpipe import Artifact
+from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
 from ptpipe_torch.model.signature import Signature
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ class Predictor(Protocol):
     def __call__(self, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """Return the outputs of a batch of samples.
 
-        `inputs` are C-contiguous and normalized; names, dtypes and shapes of both are those of `Deployable.signature`.
+        `inputs` are C-contiguous and of the form `Deployable.input_form`. Names, dtypes and shapes of outputs, and of
+        normalized inputs, are those of `Deployable.signature`.
         """
         ...
 
@@ -42,6 +44,11 @@ class Deployable(Artifact):
     @abstractmethod
     def signature(self) -> Signature:
         """Its named inputs and outputs."""
+
+    @property
+    def input_form(self) -> InputForm:
+        """What it predicts from: raw values where it normalizes them itself; see `Data.batches`."""
+        return NORMALIZED
 
     @abstractmethod
     def predictor(self, num_threads: int | None = None) -> AbstractContextManager[Predictor]:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from ptpipe import JSON, IntegrityError, StageError, host
+from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
 from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.onnx_bytes import is_self_contained
 from ptpipe_torch.model.signature import Signature, TensorSpec
@@ -25,12 +27,26 @@ _MODEL, _VECTORS, _INFO = "model.onnx", "model.vectors.npz", "info.json"
 _FATAL = 4
 
 
+@dataclass(frozen=True)
+class FileInterface:
+    """What a file takes and returns that has preprocessing or postprocessing inside."""
+
+    input_form: InputForm
+    signature: Signature
+    """The file's own: raw inputs, and further outputs after the model's."""
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return the fields."""
+        return {"input_form": self.input_form, "signature": self.signature.to_json()}
+
+
 class OnnxFile(Deployable):
     """One self-contained `.onnx` file. Immutable.
 
     One exported for a single batch size predicts other batches in pieces of that size, the last one filled up.
 
-    `signature`: of the file; other inputs or outputs in it are an error. `precision`: `float32`, `int8` or
+    `signature`: of the model in it; other inputs or outputs are an error. `interface`: of a file that takes raw inputs
+    or has further outputs; predictors take the former, and leave the latter out. `precision`: `float32`, `int8` or
     `int8 dynamic`. `parity`: how its outputs compared with the torch model's when it was written. `test_vectors`: a
     file with inputs and outputs, for `ptpipe check`, that is shipped beside it; None if there is none.
     """
@@ -42,16 +58,27 @@ class OnnxFile(Deployable):
         precision: str = "float32",
         parity: Mapping[str, JSON] = MappingProxyType({}),
         test_vectors: Path | None = None,
+        interface: FileInterface | None = None,
     ) -> None:
         self.path = path
         self._signature = signature
         self.precision = precision
         self.parity = parity
         self.test_vectors = test_vectors
+        self.interface = interface
 
     @property
     def signature(self) -> Signature:
         return self._signature
+
+    @property
+    def input_form(self) -> InputForm:
+        return NORMALIZED if self.interface is None else self.interface.input_form
+
+    @property
+    def own_signature(self) -> Signature:
+        """Of the file, with its preprocessing and postprocessing."""
+        return self._signature if self.interface is None else self.interface.signature
 
     @property
     def format(self) -> str:
@@ -66,8 +93,8 @@ class OnnxFile(Deployable):
         with released_memory():
             sessions = [_session(self.path, num_threads or host.num_threads())]
             signature = self.signature
-            _check_names(self.path, "inputs", sessions[0].get_inputs(), signature.inputs)
-            _check_names(self.path, "outputs", sessions[0].get_outputs(), signature.outputs)
+            _check_names(self.path, "inputs", sessions[0].get_inputs(), self.own_signature.inputs)
+            _check_names(self.path, "outputs", sessions[0].get_outputs(), self.own_signature.outputs)
             names = [spec.name for spec in signature.outputs]
             fixed = _fixed_batch_size(sessions[0].get_inputs())
 
@@ -99,6 +126,7 @@ class OnnxFile(Deployable):
             "signature": self.signature.to_json(),
             "precision": self.precision,
             "parity": dict(self.parity),
+            "interface": None if self.interface is None else self.interface.to_json(),
         }
         (folder / _INFO).write_text(json.dumps(info, indent=1), encoding="utf-8")
 
@@ -108,6 +136,7 @@ class OnnxFile(Deployable):
         try:
             info = _Info.model_validate_json((folder / _INFO).read_bytes())
             signature = Signature.from_json(info.signature)
+            interface = None if info.interface is None else info.interface.read()
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise IntegrityError(f"{_INFO} can't be read: {' '.join(str(error).split())[:300]}") from error
         try:
@@ -115,7 +144,8 @@ class OnnxFile(Deployable):
         except StageError as error:
             raise IntegrityError(str(error)) from error
         vectors = folder / _VECTORS
-        return cls(folder / _MODEL, signature, info.precision, info.parity, vectors if vectors.is_file() else None)
+        stored_vectors = vectors if vectors.is_file() else None
+        return cls(folder / _MODEL, signature, info.precision, info.parity, stored_vectors, interface)
 
     @classmethod
     def deliverables(cls, folder: Path) -> tuple[str, ...]:
@@ -125,12 +155,23 @@ class OnnxFile(Deployable):
         return {"format": self.format, "size_bytes": self.size_bytes, "parity": dict(self.parity)}
 
 
+class _Interface(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    input_form: InputForm
+    signature: dict[str, JsonValue]
+
+    def read(self) -> FileInterface:
+        return FileInterface(self.input_form, Signature.from_json(self.signature))
+
+
 class _Info(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     signature: dict[str, JsonValue]
     precision: str = "float32"
     parity: dict[str, JsonValue] = {}
+    interface: _Interface | None = None
 
 
 def session_options(num_threads: int) -> Any:

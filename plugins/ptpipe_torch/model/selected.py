@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ptpipe import JSON, IntegrityError, StageError
+from ptpipe_torch.data.raw_form import InputForm
 from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.function_ref import loaded_attribute
 from ptpipe_torch.model.signature import Signature
@@ -51,6 +52,10 @@ class Selected(Deployable):
     @property
     def signature(self) -> Signature:
         return self.model.signature
+
+    @property
+    def input_form(self) -> InputForm:
+        return self.model.input_form
 
     def predictor(self, num_threads: int | None = None) -> AbstractContextManager[Predictor]:
         return self.model.predictor(num_threads)

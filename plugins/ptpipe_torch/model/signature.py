@@ -18,7 +18,7 @@ _DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 _MAX_WORDS, _MAX_SHOWN = 10, 300
 _SIDES = ("inputs", "outputs")
 _KEYS = {*_SIDES, "meanings"}
-DTYPES = ("float32", "int64", "int32", "uint8", "bool")
+DTYPES = ("float32", "float64", "int64", "int32", "uint8", "bool")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Shape legend: B samples of a batch, K labels.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,11 @@ class MultiLabel(Task):
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec(_OUTPUT, "float32", (BATCH, len(self.label_names))),)
+
+    @property
+    def probability_functions(self) -> Mapping[str, Literal["softmax", "sigmoid"]]:
+        """The probability of each label."""
+        return {_OUTPUT: "sigmoid"}
 
     @property
     def meanings(self) -> Meanings:

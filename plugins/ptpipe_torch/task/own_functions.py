@@ -6,7 +6,7 @@ Shape legend: B samples of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
@@ -85,6 +85,10 @@ class OwnFunctionsTask(Task):
     @property
     def class_scores(self) -> Mapping[str, int]:
         return self.task.class_scores
+
+    @property
+    def probability_functions(self) -> Mapping[str, Literal["softmax", "sigmoid"]]:
+        return self.task.probability_functions
 
     @property
     def meanings(self) -> Meanings:

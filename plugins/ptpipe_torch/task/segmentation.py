@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from ptpipe_torch.data.column_info import Conversion
+    from ptpipe_torch.data.raw_form import Conversion
 
 _OUTPUT, _TARGET = "logits", "masks"
 

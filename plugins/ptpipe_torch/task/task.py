@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column
@@ -76,6 +76,11 @@ class Task(Facts, ABC):
     def class_scores(self) -> Mapping[str, int]:
         """The outputs that have scores of classes, the highest of which is predicted, and the axis of the classes."""
         return {}
+
+    @property
+    def probability_functions(self) -> Mapping[str, Literal["softmax", "sigmoid"]]:
+        """What makes probabilities of outputs, by their names: by default a softmax of scores of classes."""
+        return dict.fromkeys(self.class_scores, "softmax")
 
     @property
     def meanings(self) -> Meanings:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -8,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
 
 from ptpipe import IntegrityError, StageError, UsageError
+from ptpipe_onnx import reproduction
 from ptpipe_onnx.check_command import check
 from ptpipe_onnx.reproduction import _may_saturate, difference_of
 from ptpipe_onnx.vectors import Tolerance, Vectors
@@ -60,10 +63,12 @@ def test_a_file_reproduces_its_vectors(shipped: Path) -> None:
     assert code == 0
     assert "model.onnx reproduces its 8 test vectors on this machine" in output
     assert "100.00%" in output
+    assert "equal" in output
     code, output = run(shipped, "--json")
     found = json.loads(output)
     assert (code, found["reproduced"], found["num_samples"]) == (0, True, 8)
     assert found["outputs"]["logits"]["max_abs_difference"] == 0
+    assert found["outputs"]["logits"]["match"] == "equal"
     assert 0 < found["outputs"]["logits"]["rms_allowed"] < found["outputs"]["logits"]["max_abs_allowed"]
     assert found["made_with"].keys() == {"ptpipe", "onnxruntime", "architecture"}
     assert found["made_with"].items() <= found["here"].items()
@@ -174,3 +179,53 @@ def test_differences_are_in_units_of_the_columns() -> None:
 def test_where_saturation_may_explain_a_difference(architecture: str, vnni: str, layers: str, may: bool) -> None:
     here = {"architecture": architecture, "vnni": vnni}
     assert _may_saturate(here, {"saturating_layers_without_vnni": layers}) is may
+
+
+@pytest.mark.parametrize(
+    ("difference", "step", "match"),
+    [(0, 0.25, "equal"), (0.25, 0.25, "one step"), (0.5, 0.25, "within tolerance"), (0.25, None, "within tolerance")],
+)
+def test_how_outputs_match(difference: float, step: float | None, match: str) -> None:
+    expected_NK = np.ones((4, 3), np.float32)
+    found_NK = expected_NK + np.float32(difference) * np.eye(4, 3, dtype=np.float32)
+    assert difference_of(found_NK, expected_NK, Tolerance(1, 1, step=step)).match == match
+    assert difference_of(found_NK + 2, expected_NK, Tolerance(1, 1, step=step)).match == "differs"
+
+
+@pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
+def test_other_kernels_are_within_the_tolerance(backend: str, run_export: Export, int8_model: Make) -> None:
+    """Without its fusions ONNX Runtime computes the same network in float between the roundings."""
+    file = run_export(int8_model("mobile", backend), num_samples=100, num_test_vectors=64)
+    vectors = Vectors.load(file.test_vectors)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
+    (logits_NK,) = session.run(["logits"], dict(vectors.inputs))
+    expected_NK, tolerance = vectors.outputs["logits"], vectors.tolerances["logits"]
+    assert difference_of(logits_NK, expected_NK, tolerance).is_reproduced
+    assert tolerance.step < tolerance.max_abs < expected_NK.std() / 2
+
+
+def test_the_code_of_the_documentation_runs(shipped: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "onnx.md"
+    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=shipped.parent, capture_output=True, text=True, check=True, timeout=100
+    )
+    assert re.fullmatch(r"logits 0\.0 allowed: \d\.\d+\n", done.stdout)
+
+
+def test_more_than_a_step_without_vnni_names_saturation(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = shipped.with_suffix(".vectors.npz")
+    original = Vectors.load(vectors)
+    step = original.tolerances["logits"].step
+    assert step is not None
+    here = reproduction.environment() | {"architecture": "x86_64", "vnni": "none"}
+    monkeypatch.setattr(reproduction, "environment", lambda: here)
+    monkeypatch.setattr(reproduction, "_may_saturate", lambda here, metadata: here["vnni"] == "none")
+    for num_steps, hint in ((0, ""), (1, ""), (2, "this processor has no VNNI")):
+        logits_NK = original.outputs["logits"].copy()
+        logits_NK[0, 0] += num_steps * step
+        found = reproduction.reproduce(shipped, Vectors.load(altered(vectors, output__logits=logits_NK)))
+        assert found.is_reproduced
+        assert found.hint.startswith(hint) and bool(found.hint) == bool(hint)

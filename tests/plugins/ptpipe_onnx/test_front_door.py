@@ -34,6 +34,8 @@ def test_options_are_explained_and_have_defaults() -> None:
     assert ExportConfig().model_dump() == {
         "opset": 18,
         "ir_version": 10,
+        "preprocessing": "none",
+        "postprocessing": False,
         "split": "test",
         "num_samples": 512,
         "num_test_vectors": 8,

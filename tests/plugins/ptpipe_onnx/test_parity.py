@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ptpipe import StageError
-from ptpipe_onnx.parity import Parity
+from ptpipe_onnx.parity import Parity, with_noise
 
 RNG = np.random.default_rng(5)
 TORCH_NK = RNG.normal(size=(400, 10)).astype(np.float32) * 3
@@ -147,3 +147,27 @@ def test_two_outputs_that_are_nearly_equal_differ_as_much_as_each_does() -> None
     Parity(file_NK, twins_NK, float_NK, are_class_scores=False).check()
     with pytest.raises(StageError, match="half of the spread of a sample's logits"):
         Parity(file_NK, twins_NK, float_NK).check()
+
+
+def test_other_machines_may_round_otherwise_but_not_quantize_worse() -> None:
+    generator = np.random.default_rng(0)
+    torch_NK = generator.normal(0, 5, (100, 10)).astype(np.float32)
+    float_NK, rerounded_NK = (torch_NK + np.float32(of) * np.sign(torch_NK) for of in (3, 0.1))
+    rounding = 1e-3 * float(np.abs(torch_NK).max())
+    assert Parity(torch_NK, torch_NK, None, None).limits_elsewhere(80) == (rounding, rounding)
+    rms, largest = Parity(torch_NK, torch_NK, float_NK, 0.05, rerounded_NK=rerounded_NK).limits_elsewhere(80)
+    assert rms == pytest.approx(0.2 + rounding, rel=1e-4)
+    assert largest == pytest.approx(6.15 * 0.2 + rounding, rel=1e-2)
+    rms, _ = Parity(torch_NK, torch_NK, float_NK, 0.5, rerounded_NK=rerounded_NK).limits_elsewhere(80)
+    assert rms == pytest.approx(0.5 + rounding, rel=1e-4)  # at least a step
+    rms, _ = Parity(torch_NK, torch_NK, float_NK, 0.05).limits_elsewhere(80)
+    assert rms == pytest.approx(2**0.5 * 3 + rounding, rel=1e-4)
+
+
+def test_noise_is_of_half_a_step_and_for_floats_alone() -> None:
+    images, ids = np.linspace(-1, 4, 1000, dtype=np.float32), np.arange(9)
+    noisy = with_noise({"images": images, "ids": ids}, np.random.default_rng(0))
+    difference = np.abs(noisy["images"] - images)
+    assert 0.4 * 5 / 255 < difference.max() <= 0.5 * 5 / 255 * (1 + 1e-4)
+    assert noisy["images"].dtype == np.float32
+    assert (noisy["ids"] == ids).all()

@@ -122,7 +122,9 @@ def test_a_length_is_measured_by_the_stage(
 
     class Measured(Session):
         def measure(self, names: Any, *_: Any) -> Any:
-            seen.extend((cell.batch_size, cell.length, cell.batches[0]["tokens"].shape) for cell in self.inputs)
+            seen.extend(
+                (cell.batch_size, cell.length, cell.batches["normalized"][0]["tokens"].shape) for cell in self.inputs
+            )
             return [latencies.Measured((latency(1, 0.5, length=7),), StartUp(1.0, 1.0, 1)) for _ in names]
 
     monkeypatch.setattr("ptpipe_eval.compare.Session", Measured)

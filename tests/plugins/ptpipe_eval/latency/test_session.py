@@ -32,7 +32,7 @@ INPUTS = {"images": np.ones((1, 1, 8, 8), np.float32)}
 def session(tmp_path: Path) -> Callable[..., Session]:
     def make(**options: Any) -> Session:
         defaults: dict[str, Any] = {
-            "inputs": [CellBatches(1, None, [INPUTS])],
+            "inputs": [CellBatches(1, None, {"normalized": [INPUTS]})],
             "threads": ("one",),
             "budget_s": 1.0,
             "precision": 0.01,
@@ -60,7 +60,10 @@ def large(models: ModuleType) -> Callable[[int], Any]:
 def test_models_of_every_format_are_measured_together(session, numpy_model, torch_model, onnx_model) -> None:
     rounds: list[Any] = []
     images_NCHW = np.ones((3, 1, 8, 8), np.float32)
-    batches = [CellBatches(1, None, [INPUTS]), CellBatches(3, 8, [{"images": images_NCHW}] * 2)]
+    batches = [
+        CellBatches(1, None, {"normalized": [INPUTS]}),
+        CellBatches(3, 8, {"normalized": [{"images": images_NCHW}] * 2}),
+    ]
     own = session(inputs=batches, threads=("one", "all"))
     measured = own.measure(["numpy", "torch", "onnx"], [numpy_model, torch_model, onnx_model], 1, rounds.append)
     assert len(measured) == 3
@@ -157,7 +160,7 @@ from ptpipe_eval.latency.session import Session
 (plugin,) = [own for own in load_vocabulary([sys.argv[1]]).plugins if own.source == "manifest"]
 model = plugin.module.Misbehaving(np.ones((10, 64), np.float32), np.ones(10, np.float32))
 model.mood = sys.argv[2]
-inputs = [CellBatches(1, None, [{"images": np.ones((1, 1, 8, 8), np.float32)}])]
+inputs = [CellBatches(1, None, {"normalized": [{"images": np.ones((1, 1, 8, 8), np.float32)}]})]
 session = Session(inputs, ("one",), 600.0, 1e-9, 7, NamedCode((sys.argv[1],)), Path(sys.argv[3]))
 session.measure(["a"], [model], 0, lambda event: print(event, flush=True))
 """

@@ -46,3 +46,10 @@ def test_a_float_file_is_taken(kind: str, tmp_path: Path) -> None:
 def test_a_quantized_file_is_refused(kind: str, before: str, culprit: str, tmp_path: Path) -> None:
     found = problems(tmp_path, before, f"again: {{uses: {kind}, needs: {{model: int8}}}}")
     assert found == [f"again: needs a float file, but {culprit} has quantized it"]
+
+
+@pytest.mark.parametrize("options", ["preprocessing: nchw", "postprocessing: true"])
+def test_a_file_with_more_than_the_network_is_refused(options: str, tmp_path: Path) -> None:
+    whole = f"whole: {{uses: export.onnx, needs: {{model: net}}, with: {{{options}}}}}"
+    found = problems(tmp_path, whole, "again: {uses: quant.onnx, needs: {model: whole}}")
+    assert found == ["again: needs the network alone, but whole has preprocessing or postprocessing in its file"]

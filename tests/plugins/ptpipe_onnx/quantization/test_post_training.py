@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -121,6 +122,8 @@ def test_metadata_says_how_it_was_made(float_file, digits, run_stage: Run) -> No
     )
     assert stored["precision"] == "int8" and stored["quantizer"].startswith("onnxruntime ")
     assert stored["signature"] == of_float["signature"] and stored["task"] == of_float["task"]
+    assert stored["export.onnx options"] == of_float["export.onnx options"]
+    assert json.loads(stored["quant.onnx options"])["mode"] == "static"
     assert file.signature == float_file.signature
     assert [own.domain for own in onnx.load(file.path).opset_import] == [""]
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from ptpipe import StageError
-from ptpipe_torch import ArrayInfo, ImageInfo
+from ptpipe_torch import ArrayInfo, ImageInfo, InputForm
 from ptpipe_torch.data.augment import augment
 
 RGB: dict[str, Any] = {"shape_CHW": (3, 4, 5), "mean": (0.1, 0.4, 0.7), "std": (0.2, 0.3, 0.5)}
@@ -73,6 +73,32 @@ def test_an_image_is_normalized(channels_last: bool) -> None:
     wanted = torch.channels_last if channels_last else torch.contiguous_format
     assert converted.is_contiguous(memory_format=wanted)
     assert str(info.spec("images")) == "images (batch, 3, 4, 5) float32"
+
+
+@pytest.mark.parametrize(("form", "shape"), [("nhwc", "batch, 4, 64, 3"), ("nchw", "batch, 3, 4, 64")])
+def test_raw_values_of_an_image_are_its_bytes(form: InputForm, shape: str) -> None:
+    """All bytes in all channels: their raw form, scaled and shifted in float32, is what networks get."""
+    info = ImageInfo(**RGB | {"shape_CHW": (3, 4, 64)})
+    bytes_BHW = np.arange(256, dtype=np.uint8).reshape(1, 4, 64)
+    pixels_BHWC = torch.from_numpy(np.stack([bytes_BHW] * 3, axis=3))
+    raw = info.raw_form("images", form)
+    found = raw.conversion(pixels_BHWC, False)
+    assert str(raw.spec) == f"images ({shape}) uint8"
+    assert raw.spec.fits(found.shape) and found.is_contiguous()
+    values_BCHW = (found.permute(raw.transpose) if raw.transpose else found).float().numpy()
+    scale_C11, offset_C11 = (np.float32(of)[:, None, None] for of in (raw.scale_C, raw.offset_C))
+    expected = info.conversion("images")(pixels_BHWC, False).numpy()
+    rounding = np.abs(values_BCHW * scale_C11).max() * np.finfo(np.float32).eps
+    np.testing.assert_allclose(values_BCHW * scale_C11 + offset_C11, expected, rtol=0, atol=rounding)
+    with pytest.raises(StageError, match="a batch of shape"):
+        raw.conversion(pixels_BHWC.float(), False)
+
+
+def test_other_values_have_one_raw_form() -> None:
+    info = ArrayInfo(dtype="int64", shape=("length",))
+    raw, ids_BL = info.raw_form("tokens", "nhwc"), torch.ones(2, 5, dtype=torch.int64)
+    assert (raw.spec, raw.scale_C) == (info.spec("tokens"), ())
+    assert raw.conversion(ids_BL, False) is ids_BL
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""What a file takes and returns beyond the tensors of its model: raw inputs, probabilities and classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ptpipe import StageError
+from ptpipe_onnx import graph
+from ptpipe_onnx.postprocessing import AddedOutputs, add_postprocessing
+from ptpipe_onnx.preprocessing import add_preprocessing
+from ptpipe_torch import Data, FileInterface, InputForm, OnnxFile, RawForm, Signature
+
+
+def raw_forms(data: Data, form: InputForm) -> dict[str, RawForm]:
+    """Return the raw form of each input column. Raises StageError where none is normalized."""
+    forms = {name: info.raw_form(name, form) for name, info in data.info.inputs.items()}
+    if not any(of.scale_C for of in forms.values()):
+        raise StageError(
+            f"preprocessing: {form}: {data.info.name} has no inputs that are normalized ({', '.join(forms)}): leave "
+            "preprocessing out"
+        )
+    return forms
+
+
+def with_interface(
+    network: OnnxFile, path: Path, form: InputForm, forms: Mapping[str, RawForm], added: Sequence[AddedOutputs]
+) -> OnnxFile:
+    """Write a file around the network of another one, whose outputs it keeps.
+
+    `forms`: of the inputs, by name; empty: they stay normalized. `added`: further outputs.
+    """
+    content, former = ir.load(network.path), network.signature
+    if forms:
+        add_preprocessing(content.graph, forms)
+    add_postprocessing(content.graph, added)
+    inputs = [forms[spec.name].spec if forms else spec for spec in former.inputs]
+    meanings = dict(former.meanings)
+    for own in added:
+        meanings |= {spec.name: former.meanings.get(own.scores.name, ()) for spec in own.specs}
+    outputs = (*former.outputs, *(spec for own in added for spec in own.specs))
+    signature = Signature(tuple(inputs), outputs, {name: words for name, words in meanings.items() if words})
+    graph.set_shapes(content.graph, signature)
+    content.metadata_props["signature"] = str(signature)
+    content.metadata_props["meanings"] = json.dumps(signature.to_json()["meanings"])
+    content.metadata_props["preprocessing"] = form if forms else "none"
+    content.metadata_props["postprocessing"] = ", ".join(own.function for own in added) or "none"
+    graph.write(content, path)
+    return OnnxFile(path, former, network.precision, interface=FileInterface(form, signature))
+
+
+def whole(file: OnnxFile) -> OnnxFile:
+    """Return a file as one whose predictors return the further outputs too."""
+    return OnnxFile(file.path, file.own_signature, file.precision)
