@@ -26,7 +26,9 @@ class BackendConfig(StageConfig):
         "5x5 convolutions have 7 bits: sums of their products overflow with 8",
     )
     skip: tuple[str, ...] = Field(
-        (), description="layers to keep float, by name (`classifier`, `layer4.*`) or type (`Linear`, `BasicBlock`)"
+        (),
+        description="layers to keep float, by name (`classifier`, `layer4.*`) or type (`Linear`, `BasicBlock`); a weight "
+        "that a function takes, by the parameter's name",
     )
 
 

@@ -33,7 +33,7 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
     with errors_in_one_line(f"can't convert {file.path.name}"):
         content = runtime.Core().read_model(str(file.path))
         runtime.save_model(content, str(ctx.scratch / GRAPH), compress_to_fp16=False)
-    model = OpenVinoModel(ctx.scratch, file.signature, file.precision)
+    model = OpenVinoModel(ctx.scratch, file.signature, file.precision, file.input_form)
     ctx.metric(size_bytes=model.size_bytes)
     _report_operators(ctx, model)
     outputs = paired_rows(ctx, (file, model), data, config.split, config.num_samples)

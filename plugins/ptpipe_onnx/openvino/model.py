@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from ptpipe import JSON, IntegrityError, StageError, host
-from ptpipe_torch import Deployable, Predictor, Signature, TensorSpec
+from ptpipe_torch import Deployable, InputForm, Predictor, Signature, TensorSpec
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,15 +30,22 @@ _INT8 = ("u8", "i8")
 class OpenVinoModel(Deployable):
     """A graph, `model.xml`, and its weights, `model.bin`. Immutable.
 
-    `folder` has both. `precision`: as in `OnnxFile.precision`.
+    `folder` has both. `precision`: as in `OnnxFile.precision`. `input_form`: see `Deployable`.
     """
 
-    def __init__(self, folder: Path, signature: Signature, precision: str) -> None:
+    def __init__(
+        self, folder: Path, signature: Signature, precision: str, input_form: InputForm = "normalized"
+    ) -> None:
         self.folder, self._signature, self.precision = folder, signature, precision
+        self._input_form = input_form
 
     @property
     def signature(self) -> Signature:
         return self._signature
+
+    @property
+    def input_form(self) -> InputForm:
+        return self._input_form
 
     @property
     def format(self) -> str:
@@ -83,7 +90,7 @@ class OpenVinoModel(Deployable):
     def save(self, folder: Path) -> None:
         for name in (GRAPH, WEIGHTS):
             shutil.copyfile(self.folder / name, folder / name)
-        info = {"signature": self.signature.to_json(), "precision": self.precision}
+        info = {"signature": self.signature.to_json(), "precision": self.precision, "input_form": self.input_form}
         (folder / _INFO).write_text(json.dumps(info, indent=1), encoding="utf-8")
 
     @classmethod
@@ -91,7 +98,7 @@ class OpenVinoModel(Deployable):
         """Read back what `save` wrote. Raises IntegrityError where `info.json` is damaged."""
         try:
             info = _Info.model_validate_json((folder / _INFO).read_bytes())
-            return cls(folder, Signature.from_json(info.signature), info.precision)
+            return cls(folder, Signature.from_json(info.signature), info.precision, info.input_form)
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise IntegrityError(f"{_INFO} can't be read: {' '.join(str(error).split())[:300]}") from error
 
@@ -114,6 +121,7 @@ class _Info(BaseModel):
 
     signature: dict[str, JsonValue]
     precision: str
+    input_form: InputForm
 
 
 def missing_openvino() -> str | None:

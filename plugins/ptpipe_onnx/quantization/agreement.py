@@ -61,13 +61,13 @@ def compare_rows(float_NK: Rows, quantized_NK: Rows, *, are_class_scores: bool) 
 def paired_rows(
     ctx: Context, models: tuple[Deployable, Deployable], data: Data, split: str, num_samples: int
 ) -> Mapping[str, tuple[Rows, Rows]]:
-    """Return the outputs of two models of one signature for at most so many samples, by name, as rows."""
+    """Return the outputs of two models of one signature and input form for at most so many samples, as rows by name."""
     order_N = epoch_order(len(data.splits[split]), ctx.seed, 0)[:num_samples]
     names, task = [spec.name for spec in models[0].signature.outputs], data.info.task
     rows: dict[str, list[tuple[Rows, Rows]]] = {name: [] for name in names}
     num_done = 0
     with models[0].predictor() as predict_first, models[1].predictor() as predict_second:
-        for batch in data.batches(split, order_N=order_N, batch_size=_BATCH_SIZE):
+        for batch in data.batches(split, order_N=order_N, batch_size=_BATCH_SIZE, input_form=models[0].input_form):
             inputs = batch.input_arrays()
             expected, found = predict_first(inputs), predict_second(inputs)
             for name in names:

@@ -141,6 +141,17 @@ def test_a_damaged_model_is_an_error_of_one_line(files, convert, digits, tmp_pat
         logits(model, digits)
 
 
+def test_a_file_that_takes_bytes(int8_model, digits, convert, tmp_path, events) -> None:
+    ctx = Context("onnx", "export.onnx", 7, tmp_path)
+    file = export_onnx(ExportConfig(preprocessing="nhwc", postprocessing=True), ctx, int8_model("cnn"), digits)
+    model = convert(file)
+    assert model.input_form == "nhwc" and events.metrics["top1_agreement"] >= 0.99
+    with model.predictor(1) as predict:
+        (batch,) = digits.batches("test", batch_size=300, input_form="nhwc")
+        assert batch.input_arrays()["images"].dtype == np.uint8
+        assert predict(batch.input_arrays()).keys() == {"logits"}
+
+
 def test_a_split_without_samples_is_refused(files, convert, digits) -> None:
     empty = Data(digits.info, {**digits.splits, "val": digits.splits["test"].subset(np.arange(0))})
     with pytest.raises(StageError, match=r"no samples in val: choose another `split`"):
