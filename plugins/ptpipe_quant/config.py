@@ -27,8 +27,8 @@ class BackendConfig(StageConfig):
     )
     skip: tuple[str, ...] = Field(
         (),
-        description="layers to keep float, by name (`classifier`, `layer4.*`) or type (`Linear`, `BasicBlock`); a weight "
-        "that a function takes, by the parameter's name",
+        description="layers to keep float, by name (`classifier`, `layer4.*`) or type (`Linear`, `BasicBlock`); a "
+        "weight that a function takes, by the parameter's name",
     )
 
 
