@@ -152,7 +152,7 @@ def _macs(name: str, args: Sequence[Any], result: Any) -> int | None:
             if transposed
             else counts.convolution(out, args[1].shape)
         )
-    if name in ("mm", "bmm", "linear", "mv", "dot", "_int_mm"):
+    if name in ("mm", "bmm", "linear", "matmul", "mv", "dot", "_int_mm"):
         return counts.matrix_product(out, args[0].shape[-1])
     if name in ("addmm", "baddbmm", "addmv"):
         return counts.matrix_product(out, args[1].shape[-1])
@@ -172,7 +172,7 @@ def _macs(name: str, args: Sequence[Any], result: Any) -> int | None:
 def _quantized_recurrent(name: str, args: Sequence[Any]) -> int | None:
     """Of `quantized_lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)`."""
     gates = _GATES.get(name.removeprefix("quantized_"))
-    if gates is None or not name.startswith("quantized_"):
+    if gates is None or not name.startswith("quantized_") or args[0].dim() != 3:  # those of a PackedSequence are others
         return None
     input_, hidden, num_layers = args[0], tree_leaves(args[1])[0].shape[-1], args[4]
     directions = 2 if args[7] else 1

@@ -57,6 +57,7 @@ def raw_and_expected(data: Data, model: Model) -> tuple[np.ndarray, np.ndarray]:
     return data.splits["test"].inputs["images"].values(), logits_NK
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("backend", "layout"), [(None, "nhwc"), ("fbgemm", "nhwc"), ("qnnpack", "nchw")])
 def test_bytes_to_classes(
     backend: str | None, layout: str, run_export: Export, float_model: Make, int8_model: Make, digits: Data, events

@@ -105,6 +105,7 @@ def test_layers_keep_their_names_and_lines() -> None:
     assert "test_export_route.py" in head.meta[SOURCE_LINE]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", TARGETS)
 def test_static_int8_is_that_of_the_other_route(digits, ctx, backend) -> None:
     model = with_statistics(make_model(mixed_net), digits)
@@ -126,6 +127,7 @@ def test_a_network_that_fx_cannot_trace(digits, ctx, backend) -> None:
     assert np.sqrt(np.square(float_NK - int8_NK).mean()) < 0.1 * float_NK.std()
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("batch_norm", ["fold", "train"])
 def test_it_trains(digits, ctx, batch_norm) -> None:
     config = PrepareQatConfig.model_validate({"route": "export", "batch_norm": batch_norm, "reduce_range": False})

@@ -140,7 +140,7 @@ def noise() -> Data:
     return Data(info, splits)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize(
     ("backend", "is_qat"), [("fbgemm", False), ("fbgemm", True), ("qnnpack", True), ("qnnpack", False)]
 )

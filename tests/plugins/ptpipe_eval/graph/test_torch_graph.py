@@ -63,6 +63,31 @@ def test_int8_layers(engine):
     assert (third.macs, third.weights_read_bytes) == ({"int8": 3 * 24 * 11}, 24 * 11)
 
 
+class Product(nn.Module):
+    def forward(self, x):
+        return torch.ops.quantized.matmul(x, x.transpose(-2, -1), 1.0, 0)
+
+
+def test_a_product_of_int8_activations():
+    found = count_network(Product(), [torch.quantize_per_tensor(torch.zeros(2, 3, 5), 1.0, 0, torch.quint8)])
+    assert (found.macs, found.uncounted) == ({"int8": 2 * 3 * 3 * 5}, [])
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.ao.nn.quantized.dynamic.LSTM(5, 6)
+
+    def forward(self, x):
+        return self.layer(nn.utils.rnn.pack_sequence([x[:3], x[:2]]))[0].data
+
+
+def test_packed_sequences_are_not_guessed():
+    with quantized_engine("fbgemm"):
+        found = count_network(Packed(), [torch.zeros(4, 5)])
+    assert found.uncounted and "int8" not in found.macs
+
+
 def test_embeddings_are_read_by_the_row():
     table = nn.Embedding(1000, 4)
     found = count_network(table, [torch.zeros(1, 3, dtype=torch.int64)])

@@ -59,7 +59,7 @@ def tensors_of(returned: Any) -> list[torch.Tensor]:
     return [data, *([last] if isinstance(last, torch.Tensor) else last)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", supported_engines())
 @pytest.mark.parametrize("type_", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("form", ["batch", "batch state", "packed", "packed state", "unbatched", "unbatched state"])
