@@ -21,6 +21,7 @@ from ptpipe_quant.config import (
     PrepareConfig,
     PrepareQatConfig,
     TracedConfig,
+    own_options_of,
 )
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.dry_run import check_runs, dry_run, freeze_ranges
@@ -75,6 +76,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
         route=config.route,
+        layers=own_options_of(config.layers),
         stored=_stored_layers(config, model),
         calibrating=True,
     )
@@ -92,6 +94,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
         route=config.route,
+        layers=own_options_of(config.layers),
         stored=_stored_layers(config, model),
         batch_norm=config.batch_norm,
         freeze_at=config.freeze_at,
@@ -226,6 +229,12 @@ def _prepare(config: TracedConfig, ctx: Context, model: Model, transform: Functi
             raise StageError(f"{ctx.kind}: no layer of this network can be quantized{skipped}")
         for name, reason in module.meta[transforms.KEPT_FLOAT].items():
             ctx.log(f"{name} stays float: {reason}")
+        if idle := module.meta[transforms.IDLE]:
+            raise StageError(idle[0])
+        for pattern, names in module.meta[transforms.REACHED].items():
+            ctx.log(
+                f"layers: {pattern!r} decides {', '.join(map(str, _truncated(names))) or 'operators without weights'}"
+            )
         check_prepared(ctx, module, expected, model.build)
         trial = _applied(_for_conversion(transform), model.build(), ctx.kind)
         wrong = dry_run(ctx, trial, expected.inputs, config.backend)
