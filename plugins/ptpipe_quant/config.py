@@ -126,12 +126,16 @@ class PrepareConfig(TracedConfig):
 
     @model_validator(mode="after")
     def _has_percentile_observer(self) -> Self:
-        if self.percentile is not None and self.observer != "percentile":
+        if self.percentile is not None and "percentile" not in self.observers():
             raise ValueError("percentile has an effect with observer: percentile alone")
         for pattern, layer in self.layers.items():
             if layer.percentile is not None and (layer.observer or self.observer) != "percentile":
                 raise ValueError(f"layers: percentile of {pattern!r} has an effect with observer: percentile alone")
         return self
+
+    def observers(self) -> tuple[str, ...]:
+        """Return the observers of layers without options of their own."""
+        return (self.observer,)
 
     def keyed_options(self) -> dict[str, JSON]:
         """Return what enters the key: with `layers` as pairs, because their order counts."""

@@ -49,6 +49,11 @@ def layer_rules(module: nn.Module, layers: Iterable[tuple[str, Options]]) -> lis
     return [LayerRule(pattern, options, matching_names(module, [pattern], "layers")) for pattern, options in layers]
 
 
+def options_at(path: str, rules: Iterable[LayerRule]) -> dict[str, Any]:
+    """Return the options of the first rule that matches a module or one around it; none without such a rule."""
+    return next((dict(rule.options) for rule in rules if _is_inside(path, rule.names)), {})
+
+
 class OptionsByLayer:
     """The rules of a traced network, and the operators that each of them decides."""
 

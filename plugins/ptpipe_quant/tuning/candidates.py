@@ -1,12 +1,14 @@
-"""Rank layers by the noise that rounding them makes in the network's outputs, and find what to skip for each.
+"""Rank layers by the noise that rounding them makes in the network's outputs, and find what to change for each.
 
-To keep a layer's weights float, skip it. Its output is still rounded where the next layer takes int8 inputs: to keep
-that float too, skip the layer, those that read it, and what lies between them.
+Where the output is harmful, another observer may help; where the weights are, a scale for each channel. To keep a
+layer's weights float, skip it. Its output is still rounded where the next layer takes int8 inputs: to keep that float
+too, skip the layer, those that read it, and what lies between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -18,8 +20,20 @@ from ptpipe_quant.tuning.trials import Choice
 from ptpipe_torch import Batch, Data, Model
 
 
-def ranked_skips(network: RoundedNetwork, model: Model, data: Data, batches: Iterable[Batch]) -> list[tuple[str, ...]]:
-    """Return what to skip for each layer, the noisiest first. `model`: the float one, whose modules are named."""
+@dataclass(frozen=True)
+class RankedLayer:
+    """What to change for a layer, by the names that options of `quant.prepare` take."""
+
+    skip: tuple[str, ...]
+    """What to keep float."""
+    names: tuple[str, ...]
+    """What has its observer and its weights."""
+    is_output: bool
+    """Whether the output is more harmful than the weights."""
+
+
+def ranked_layers(network: RoundedNetwork, model: Model, data: Data, batches: Iterable[Batch]) -> list[RankedLayer]:
+    """Return the layers, the noisiest first. `model`: the float one, whose modules are named."""
     layers = network.layers
     roundings = [Rounding([layer]) for layer in layers] + [Rounding((), [layer]) for layer in layers]
     measurement = Measurement(network, data.info.task, model.signature, roundings)
@@ -32,24 +46,43 @@ def ranked_skips(network: RoundedNetwork, model: Model, data: Data, batches: Ite
         around = _known_all(_around(layer), network.graph, names)
         skip = around if of_output > of_weights else own
         if skip:
-            found.append((max(of_weights, of_output), skip))
-    return [skip for _, skip in sorted(found, key=lambda item: -item[0])]
+            ranked = RankedLayer(skip, own or skip, is_output=bool(of_output > of_weights))
+            found.append((max(of_weights, of_output), ranked))
+    return [ranked for _, ranked in sorted(found, key=lambda item: -item[0])]
 
 
-def choices_of(first: Choice, skips: Sequence[tuple[str, ...]], is_per_channel_next: bool) -> list[Choice]:
+def choices_of(
+    first: Choice, layers: Sequence[RankedLayer], remedies: Sequence[str], *, is_per_channel_next: bool
+) -> list[Choice]:
     """Return the choices to try: each is the one before and one thing more, the cheapest first, then by rank.
 
-    `is_per_channel_next`: whether weights with a scale for each channel, which cost nothing, may be tried.
+    `remedies`: for each layer, in order. `is_per_channel_next`: whether weights with a scale for each channel, which
+    cost nothing, may be tried.
     """
     choices = [first]
     if is_per_channel_next:
-        choices.append(Choice("per_channel", first.skip))
-    for skip in skips:
-        last = choices[-1]
-        added = [name for name in skip if name not in last.skip]
-        if added:
-            choices.append(Choice(last.weights, (*last.skip, *added)))
+        choices.append(replace(first, weights="per_channel"))
+    for layer in layers:
+        for remedy in remedies:
+            if (choice := _with_remedy(choices[-1], layer, remedy)) != choices[-1]:
+                choices.append(choice)
     return choices
+
+
+def _with_remedy(choice: Choice, layer: RankedLayer, remedy: str) -> Choice:
+    """Return the choice with a remedy more; the same one if it is none for this layer."""
+    if remedy == "float":
+        added = tuple(name for name in layer.skip if name not in choice.skip)
+        others = tuple(pair for pair in choice.layers if pair[0] not in layer.skip)
+        return replace(choice, skip=(*choice.skip, *added), layers=others) if added else choice
+    is_observer = remedy != "per_channel"
+    names = [name for name in layer.names if name not in choice.skip]
+    if is_observer is not layer.is_output or not names:
+        return choice
+    others = tuple(
+        pair for pair in choice.layers if pair[0] not in names or (pair[1] != "per_channel") is not is_observer
+    )
+    return replace(choice, layers=(*others, *((name, remedy) for name in names)))
 
 
 def _around(layer: RoundedLayer) -> Iterator[Node]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ptpipe import Context, atomic_path
-from ptpipe_quant.tuning.trials import Choice, Trial, trial_of
+from ptpipe_quant.tuning.trials import Choice, Trial, choice_of, trial_of
 from ptpipe_torch import Model
 
 _FILE, _FOLDER = "journal.json", "best-{}"
@@ -33,7 +33,7 @@ class Journal:
         content = self._read()
         if content is not None and content["inputs"] == self._inputs:
             self.trials = [trial_of(item) for item in content["trials"]]
-            self.choices = [Choice(item["weights"], tuple(item["skip"])) for item in content["choices"]]
+            self.choices = [choice_of(item) for item in content["choices"]]
             self._best, self.seconds = content["best"], content["seconds"]
 
     def found(self, choice: Choice) -> Trial | None:

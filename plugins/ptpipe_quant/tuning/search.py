@@ -39,4 +39,5 @@ def alone(choices: Sequence[Choice], position: int) -> Choice:
     """Return the first choice with the change alone that a later one adds to the one before it."""
     first, before, after = choices[0], choices[position - 1], choices[position]
     added = tuple(name for name in after.skip if name not in before.skip)
-    return Choice(after.weights, (*first.skip, *added))
+    remedied = tuple(pair for pair in after.layers if pair not in before.layers)
+    return Choice(after.weights, (*first.skip, *added), (*first.layers, *remedied))

@@ -6,11 +6,11 @@ import time
 
 import numpy as np
 
-from ptpipe import Context, StageError
+from ptpipe import JSON, Context, StageError
 from ptpipe_quant.analysis.measuring import spread_positions
 from ptpipe_quant.analysis.stage import rounded_network
 from ptpipe_quant.stages import chosen_weights
-from ptpipe_quant.tuning.candidates import choices_of, quantizable, ranked_skips
+from ptpipe_quant.tuning.candidates import choices_of, quantizable, ranked_layers
 from ptpipe_quant.tuning.config import TuneConfig
 from ptpipe_quant.tuning.evaluator import Evaluator
 from ptpipe_quant.tuning.journal import Journal
@@ -62,9 +62,9 @@ class _Tuning:
         positions_N = evaluator.positions_N[:_NUM_RANKING_SAMPLES]
         batches = list(evaluator.data.batches(config.split, order_N=positions_N))
         network = rounded_network(calibrated, batches[0].rows(0, 4), self._ctx.kind)
-        skips = ranked_skips(network, evaluator.model, evaluator.data, batches)
+        ranked = ranked_layers(network, evaluator.model, evaluator.data, batches)
         can_be_finer = config.weights == "auto" and first.weights == "per_tensor"
-        choices = choices_of(first, skips, can_be_finer)
+        choices = choices_of(first, ranked, config.remedies, is_per_channel_next=can_be_finer)
         layers = set(quantizable(network, evaluator.model.build()))
         return [choice for choice in choices if choice is first or not layers <= set(choice.skip)]
 
@@ -106,10 +106,12 @@ def _report(ctx: Context, trials: Trials, first_weights: str) -> None:
         max_drop=trials.max_drop,
         is_met=best.is_met,
         kept_float=list(best.choice.skip),
+        layers=dict[str, JSON](best.choice.layer_options()),
         weights=best.choice.weights,
         int8_parameters_fraction=best.int8_fraction,
     )
     changes = [f"weights: {best.choice.weights}"] if best.choice.weights != first_weights else []
+    changes += [f"layers: {best.choice.layers_text()}"] if best.choice.layers else []
     changes += [f"skip: [{', '.join(best.choice.skip)}]"] if best.choice.skip else []
     number = f"{100 * best.drop:.2f} points" if trials.is_fraction else f"{best.drop:.3g}"
     limit = f"{100 * trials.max_drop:g} points" if trials.is_fraction else f"{trials.max_drop:g}"
