@@ -51,38 +51,39 @@ def ranked_layers(network: RoundedNetwork, model: Model, data: Data, batches: It
     return [ranked for _, ranked in sorted(found, key=lambda item: -item[0])]
 
 
-def choices_of(
+def chains_of(
     first: Choice, layers: Sequence[RankedLayer], remedies: Sequence[str], *, is_per_channel_next: bool
-) -> list[Choice]:
-    """Return the choices to try: each is the one before and one thing more, the cheapest first, then by rank.
+) -> list[list[Choice]]:
+    """Return the choices to try for each remedy: each is the one before and one layer more, by rank.
 
-    `remedies`: for each layer, in order. `is_per_channel_next`: whether weights with a scale for each channel, which
-    cost nothing, may be tried.
+    `is_per_channel_next`: whether weights with a scale for each channel, which cost nothing, may be tried before. A
+    layer for which a remedy is none gets the last one in `remedies` that is.
     """
-    choices = [first]
+    chains: list[list[Choice]] = [[first] for _ in remedies]
     if is_per_channel_next:
-        choices.append(replace(first, weights="per_channel"))
+        for chain in chains:
+            chain.append(replace(first, weights="per_channel"))
     for layer in layers:
-        for remedy in remedies:
-            if (choice := _with_remedy(choices[-1], layer, remedy)) != choices[-1]:
-                choices.append(choice)
-    return choices
+        usable = [remedy for remedy in remedies if _is_usable(remedy, layer)]
+        if not usable or _with_remedy(chains[-1][-1], layer, usable[-1]) == chains[-1][-1]:
+            continue
+        for chain, remedy in zip(chains, remedies, strict=True):
+            chain.append(_with_remedy(chain[-1], layer, remedy if remedy in usable else usable[-1]))
+    return chains
+
+
+def _is_usable(remedy: str, layer: RankedLayer) -> bool:
+    return remedy == "float" or (remedy != "per_channel") is layer.is_output
 
 
 def _with_remedy(choice: Choice, layer: RankedLayer, remedy: str) -> Choice:
-    """Return the choice with a remedy more; the same one if it is none for this layer."""
+    """Return the choice with a remedy more."""
     if remedy == "float":
         added = tuple(name for name in layer.skip if name not in choice.skip)
         others = tuple(pair for pair in choice.layers if pair[0] not in layer.skip)
-        return replace(choice, skip=(*choice.skip, *added), layers=others) if added else choice
-    is_observer = remedy != "per_channel"
-    names = [name for name in layer.names if name not in choice.skip]
-    if is_observer is not layer.is_output or not names:
-        return choice
-    others = tuple(
-        pair for pair in choice.layers if pair[0] not in names or (pair[1] != "per_channel") is not is_observer
-    )
-    return replace(choice, layers=(*others, *((name, remedy) for name in names)))
+        return replace(choice, skip=(*choice.skip, *added), layers=others)
+    pairs = ((name, remedy) for name in layer.names if name not in choice.skip)
+    return replace(choice, layers=tuple(dict.fromkeys((*choice.layers, *pairs))))
 
 
 def _around(layer: RoundedLayer) -> Iterator[Node]:

@@ -62,9 +62,10 @@ def lost(int8: Model, float_model: Model, data: Data) -> float:
     return accuracy(logits_of(float_model, data), data) - accuracy(logits_of(int8, data), data)
 
 
-def ranges_of(model: Model) -> dict[str, tuple[float, float]]:
-    tensors = observed_tensors(model.build_prepared())
-    return {tensor.name: (tensor.observer.min_val.item(), tensor.observer.max_val.item()) for tensor in tensors}
+def grids_of(model: Model) -> dict[str, tuple[float, int]]:
+    """Return scale and zero point of each tensor."""
+    grids = {tensor.name: tensor.observer.calculate_qparams() for tensor in observed_tensors(model.build_prepared())}
+    return {name: (scale.item(), zero_point.item()) for name, (scale, zero_point) in grids.items()}
 
 
 def observers_of(model: Model) -> dict[str, str]:
@@ -101,7 +102,7 @@ def test_another_observer_of_one_layer_recovers_the_accuracy(backend, trained, d
     assert lost(int8, model, digits) <= 0.01
 
 
-def test_each_layer_has_the_ranges_of_its_own_observer(trained, digits, ctx) -> None:
+def test_each_layer_has_the_grid_of_its_own_observer(trained, digits, ctx) -> None:
     layers = {"4": {"observer": "min_max"}, "Linear": {"observer": "percentile", "percentile": 99.0}}
     mixed = calibrated(trained, digits, ctx, layers=layers)
     alone = {
@@ -111,9 +112,9 @@ def test_each_layer_has_the_ranges_of_its_own_observer(trained, digits, ctx) -> 
     }
     kinds = observers_of(mixed)
     assert sorted(kinds.values()) == ["min_max", "mse", "mse", "percentile", "percentile"]
-    expected = {name: ranges_of(alone[kind])[name] for name, kind in kinds.items()}
-    assert ranges_of(mixed) == expected
-    assert len(set(expected.values()) - set(ranges_of(alone["mse"]).values())) == 3
+    expected = {name: grids_of(alone[kind])[name] for name, kind in kinds.items()}
+    assert grids_of(mixed) == expected
+    assert len(set(expected.values()) - set(grids_of(alone["mse"]).values())) == 3
 
 
 @pytest.mark.parametrize("batch_norm", ["fold", "train"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ptpipe_quant.tuning.candidates import RankedLayer, choices_of
+from ptpipe_quant.tuning.candidates import RankedLayer, chains_of
 from ptpipe_quant.tuning.search import max_evaluations, search
 from ptpipe_quant.tuning.trials import Choice, Trial
 
@@ -28,7 +28,7 @@ def searched(
 ) -> list[Trial]:
     """Return the trials of a network of layers 0, 1, ..., in this ranking. `enough`: the remedy that helps."""
     layers = outputs(*((str(number),) for number in range(num_layers)))
-    choices = choices_of(FIRST, layers, remedies, is_per_channel_next=False)
+    chains = chains_of(FIRST, layers, remedies, is_per_channel_next=False)
     trials: list[Trial] = []
 
     def evaluate(choice: Choice) -> Trial:
@@ -36,8 +36,8 @@ def searched(
         trials.append(trial(choice, is_met=harmful <= {*choice.skip, *remedied}))
         return trials[-1]
 
-    search(choices, evaluate)
-    assert len(trials) <= max_evaluations(len(choices))
+    search(chains, evaluate)
+    assert len(trials) <= max_evaluations(chains)
     return trials
 
 
@@ -66,12 +66,11 @@ def test_nothing_harmful_takes_one_trial() -> None:
 def test_a_budget_that_no_choice_meets_ends() -> None:
     trials = searched(10, {"another"})
     assert not any(trial.is_met for trial in trials)
-    assert len(trials) <= max_evaluations(11)
 
 
 def test_no_layer_is_added_twice_and_scales_per_channel_come_first() -> None:
     layers = outputs(("a", "b"), ("b",), ("c", "a"))
-    choices = choices_of(Choice("per_tensor", ()), layers, ["float"], is_per_channel_next=True)
+    (choices,) = chains_of(Choice("per_tensor", ()), layers, ["float"], is_per_channel_next=True)
     assert [choice.weights for choice in choices] == ["per_tensor"] + ["per_channel"] * 3
     assert [choice.skip for choice in choices] == [(), (), ("a", "b"), ("a", "b", "c")]
 
@@ -85,22 +84,32 @@ def test_remedies_are_tried_in_order_for_a_layer(num_layers: int, enough: str) -
         best = max(trials, key=lambda trial: trial.rank).choice
         assert best.skip == (("head", str(place)) if enough == "float" else ("head",))
         assert best.layers == (() if enough == "float" else ((str(place), enough),))
-        assert len(trials) <= math.ceil(math.log2(num_layers * len(remedies))) + 3
+        assert len(trials) <= math.ceil(math.log2(num_layers)) + 3 + 2
+
+
+def test_the_cheapest_remedy_is_tried_first_and_the_worst_layer_takes_three_trials() -> None:
+    trials = searched(100, {"0"}, ["percentile", "mse", "float"], "percentile")
+    assert [trial.choice.layers for trial in trials] == [(), (), (("0", "percentile"),)]
+
+
+def test_layers_ranked_before_a_harmful_pair_become_int8_again() -> None:
+    best = max(searched(10, {"1", "3"}, ["mse", "float"], "mse"), key=lambda trial: trial.rank).choice
+    assert best == Choice("per_channel", ("head",), (("0", "mse"), ("1", "mse"), ("2", "mse"), ("3", "mse")))
 
 
 def test_observers_are_for_outputs_and_scales_per_channel_for_weights() -> None:
     layers = [RankedLayer(("a", "b"), ("a",), is_output=True), RankedLayer(("b",), ("b",), is_output=False)]
     first = Choice("per_tensor", ())
-    choices = choices_of(first, layers, ["per_channel", "mse", "entropy"], is_per_channel_next=False)
-    assert [choice.layers for choice in choices] == [
-        (), (("a", "mse"),), (("a", "entropy"),), (("a", "entropy"), ("b", "per_channel")),
-    ]  # fmt: skip
-    choices = choices_of(first, layers, ["per_channel", "mse", "float"], is_per_channel_next=False)
-    assert [(choice.layers, choice.skip) for choice in choices] == [
-        ((), ()), ((("a", "mse"),), ()), ((), ("a", "b")),
-    ]  # fmt: skip
+    per_channel, mse, surest = chains_of(first, layers, ["per_channel", "mse", "entropy"], is_per_channel_next=False)
+    assert per_channel == surest
+    assert [choice.layers for choice in mse] == [(), (("a", "mse"),), (("a", "mse"), ("b", "per_channel"))]
+    assert [choice.layers for choice in surest] == [(), (("a", "entropy"),), (("a", "entropy"), ("b", "per_channel"))]
+    mse, surest = chains_of(first, layers, ["mse", "float"], is_per_channel_next=False)
+    assert [(choice.layers, choice.skip) for choice in surest] == [((), ()), ((), ("a", "b"))]
+    assert [(choice.layers, choice.skip) for choice in mse] == [((), ()), ((("a", "mse"),), ())]
 
 
 def test_without_a_remedy_for_any_layer_there_is_one_trial() -> None:
-    assert choices_of(FIRST, outputs(("a",)), ["per_channel"], is_per_channel_next=False) == [FIRST]
-    search([FIRST], lambda choice: trial(choice, is_met=False))
+    chains = chains_of(FIRST, outputs(("a",)), ["per_channel"], is_per_channel_next=False)
+    assert chains == [[FIRST]]
+    assert len(searched(1, {"0"}, ["per_channel"])) == 1
