@@ -17,6 +17,7 @@ def section(stage_id: str, trials: Trials) -> Section:
         (
             name,
             trial.choice.weights,
+            ", ".join(f"{name}: {remedy}" for name, remedy in trial.choice.layers) or "nothing",
             ", ".join(trial.choice.skip) or "nothing",
             round(factor * trial.drop, 4),
             round(factor * trial.drop_low, 4),
@@ -27,7 +28,18 @@ def section(stage_id: str, trials: Trials) -> Section:
         )
         for name, trial in zip(names, trials.trials, strict=True)
     )
-    columns = ("trial", "weights", "kept float", unit, "low", "high", "samples", "budget", "int8 parameters %")
+    columns = (
+        "trial",
+        "weights",
+        "other remedies",
+        "kept float",
+        unit,
+        "low",
+        "high",
+        "samples",
+        "budget",
+        "int8 parameters %",
+    )
     dots = tuple(Dot(*(factor * value for value in (of.drop, of.drop_low, of.drop_high))) for of in trials.trials)
     plot = DotPlot(
         "Trials", unit, names, (DotSeries("drop", dots),), (Mark("max_drop", "x", factor * trials.max_drop),)
