@@ -23,8 +23,9 @@ class TuneConfig(PrepareConfig):
     remedies: tuple[Remedy, ...] = Field(
         ("float",),
         min_length=1,
-        description="what to try for a harmful layer, in this order. An observer: another range for its output; "
-        "per_channel: a weight scale for each channel, where weights is per_tensor; float: keep it float",
+        description="what to change for a harmful layer, the cheapest first and the surest last: layers are found with "
+        "the last one, then the others are tried for them, in order. An observer: another range of its output; "
+        "per_channel: a scale for each channel of its weights, where `weights` is per_tensor; float: keep it float",
     )
     split: Literal["val", "calibration", "train", "test"] = Field(
         "val", description="split to measure on; leave the test split to a gate: the best of several trials flatters"

@@ -13,21 +13,7 @@ def section(stage_id: str, trials: Trials) -> Section:
     unit = f"points of {trials.metric} lost" if trials.is_fraction else f"{trials.metric} worse by"
     best = trials.best
     names = tuple(f"trial {number}" for number in range(1, len(trials.trials) + 1))
-    rows = tuple(
-        (
-            name,
-            trial.choice.weights,
-            ", ".join(f"{name}: {remedy}" for name, remedy in trial.choice.layers) or "nothing",
-            ", ".join(trial.choice.skip) or "nothing",
-            round(factor * trial.drop, 4),
-            round(factor * trial.drop_low, 4),
-            round(factor * trial.drop_high, 4),
-            trial.num_samples,
-            _decision(trial),
-            round(100 * trial.int8_fraction, 2),
-        )
-        for name, trial in zip(names, trials.trials, strict=True)
-    )
+    rows = tuple(_row(name, trial, factor) for name, trial in zip(names, trials.trials, strict=True))
     columns = (
         "trial",
         "weights",
@@ -49,6 +35,22 @@ def section(stage_id: str, trials: Trials) -> Section:
         f"its samples of {trials.split} decide."
     )
     return Section(f"Tuning: {stage_id}", (text, Table(columns, rows), plot), Topic.QUANTIZATION, stage_id)
+
+
+def _row(name: str, trial: Trial, factor: float) -> tuple[str | int | float, ...]:
+    choice = trial.choice
+    return (
+        name,
+        choice.weights,
+        ", ".join(f"{layer}: {remedy}" for layer, remedy in choice.layers) or "nothing",
+        ", ".join(choice.skip) or "nothing",
+        round(factor * trial.drop, 4),
+        round(factor * trial.drop_low, 4),
+        round(factor * trial.drop_high, 4),
+        trial.num_samples,
+        _decision(trial),
+        round(100 * trial.int8_fraction, 2),
+    )
 
 
 def _decision(trial: Trial) -> str:
