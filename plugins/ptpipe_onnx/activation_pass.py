@@ -1,8 +1,8 @@
-"""Graph pass that writes GELU as ONNX Runtime looks for it (1.32), which then runs one operator in place of five.
+"""Graph pass that writes GELU and SiLU as ONNX Runtime looks for them (1.32), which then runs one operator for each.
 
-GELU is x (1 + erf(x / sqrt(2))) / 2, or an approximation by tanh (D. Hendrycks and K. Gimpel, Gaussian Error Linear
-Units, 2016, section 2). Opset 18 has no operator of it. It has no integer kernel either: int8 networks compute it in
-float, between a DequantizeLinear and a QuantizeLinear.
+GELU is x (1 + erf(x / sqrt(2))) / 2, or an approximation by tanh; SiLU is x sigmoid(x) (D. Hendrycks and K. Gimpel,
+Gaussian Error Linear Units, 2016, section 2). Opset 18 has no operator of either. They have no integer kernel either:
+int8 networks compute them in float, between a DequantizeLinear and a QuantizeLinear.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ptpipe_onnx.graph import constant, first_consumer, insert_node, nodes, only
 _OPERATORS = ("Add", "Div", "Erf", "Mul", "Pow", "Tanh")
 
 
-def write_fusable_gelu(graph: ir.Graph) -> None:
-    """Rewrite the operators of each GELU, in place. Its values stay the same to the bit."""
-    for gate in nodes(graph, "Erf", "Tanh"):
+def write_fusable_activations(graph: ir.Graph) -> None:
+    """Rewrite the operators of each GELU and SiLU, in place. Its values stay the same to the bit."""
+    for gate in nodes(graph, "Erf", "Sigmoid", "Tanh"):
         _halve_input(gate)
         _read_one_tensor(gate)
 
@@ -64,7 +64,7 @@ def _read_one_tensor(gate: ir.Node) -> None:
 
 
 def _operators_before(last: Sequence[ir.Node]) -> list[ir.Node]:
-    """Return these nodes and those in front of them, up to operators that no GELU consists of."""
+    """Return these nodes and those in front of them, up to operators that no GELU or SiLU consists of."""
     found = list(last)
     for node in found:  # grows
         before = (producer(value, *_OPERATORS) for value in node.inputs)

@@ -1,4 +1,4 @@
-"""GELU in files: ONNX Runtime runs one operator, also between integers, and the values stay what they were."""
+"""GELU and SiLU in files: ONNX Runtime runs one operator, also between integers, and the values stay what they were."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ptpipe_onnx.export import build_graph
-from ptpipe_onnx.gelu_pass import write_fusable_gelu
+from ptpipe_onnx.activation_pass import write_fusable_activations
 from ptpipe_torch import BATCH, FunctionRef, Model, Recipe, Signature, TensorSpec, builder
 
 from .test_qdq_passes import IMAGES_NCHW, Draft, kernels_of
@@ -46,7 +46,7 @@ def gelu(draft: Draft, x: str, form: str, halved: str = "gate") -> str:
 def check_same(model: onnx.ModelProto, run_onnx: Run, atol: float) -> onnx.ModelProto:
     """Check the values of the file with the pass: to the bit, and with all optimizations to `atol`."""
     content = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model))
-    write_fusable_gelu(content.graph)
+    write_fusable_activations(content.graph)
     after = ir.serde.serialize_model(content)
     onnx.checker.check_model(after, full_check=True)
     expected = run_onnx(model.SerializeToString(), IMAGES_NCHW)
@@ -81,6 +81,31 @@ def test_a_gelu_of_integers_is_one_operator(
     kernels = kernels_of(check_same(model, run_onnx, 0.0901 if is_read_elsewhere else 0.0401), tmp_path)
     assert kernels.float == {"Max": 1, OPERATORS[form]: 1}
     assert kernels.integer.total() == is_read_elsewhere, "what else reads the tensor still reads integers"
+
+
+def silu(draft: Draft, x: str) -> str:
+    return draft.node("Mul", [draft.node("Sigmoid", [x]), x])
+
+
+@pytest.mark.parametrize("is_read_elsewhere", [True, False])
+def test_a_silu_of_integers_is_one_operator(is_read_elsewhere: bool, run_onnx: Run, tmp_path: Path) -> None:
+    draft = Draft()
+    value = draft.quantize("images", 0.05, 100)
+    result = draft.quantize(silu(draft, value), 0.04, 5)
+    if is_read_elsewhere:
+        result = draft.quantize(draft.node("Add", [value, result]), 0.09, 60)
+    model = draft.finished(result)
+    assert "QuickGelu" not in kernels_of(model, tmp_path).float, "ONNX Runtime fuses it: the pass is useless"
+    kernels = kernels_of(check_same(model, run_onnx, 0.0901 if is_read_elsewhere else 0.0401), tmp_path)
+    assert kernels.float == {"Max": 1, "QuickGelu": 1}
+    assert kernels.integer.total() == is_read_elsewhere, "what else reads the tensor still reads integers"
+
+
+def test_a_sigmoid_that_weights_another_tensor_stays(run_onnx: Run) -> None:
+    draft = Draft()
+    value, weighted = draft.quantize("images", 0.05, 100), draft.quantize("images", 0.02, 9)
+    model = draft.finished(draft.node("Mul", [draft.node("Sigmoid", [value]), weighted]))
+    assert "Max" not in [node.op_type for node in check_same(model, run_onnx, 1e-5).graph.node]
 
 
 @pytest.mark.parametrize("is_before", [True, False])
@@ -119,7 +144,7 @@ def test_what_torch_exports_has_the_form(approximate: str, found: dict[str, int]
     x, y = (TensorSpec(name, "float32", (BATCH, "length", 8)) for name in ("x", "y"))
     recipe = Recipe(FunctionRef.to(perceptron, approximate=approximate), Signature((x,), (y,)))
     content = build_graph(Model.from_module(recipe, perceptron(approximate=approximate)), opset=18).model
-    write_fusable_gelu(content.graph)
+    write_fusable_activations(content.graph)
     kernels = kernels_of(ir.serde.serialize_model(content), tmp_path)
     counts = {name.removeprefix("Bias"): number for name, number in kernels.float.items() if name.endswith("Gelu")}
     assert counts == found
