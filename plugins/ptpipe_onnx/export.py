@@ -20,11 +20,11 @@ from torch.fx import GraphModule
 
 from ptpipe import Context, StageError, __version__
 from ptpipe_onnx import dynamic_passes, graph, layerwise, qdq_passes, recurrent_passes, runtime_passes, torch_exporter
+from ptpipe_onnx.activation_pass import write_fusable_activations
 from ptpipe_onnx.config import ExportConfig
 from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.file_interface import raw_forms, whole, with_interface
-from ptpipe_onnx.activation_pass import write_fusable_activations
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.metadata import metadata_of, origin_of, reduced_range
 from ptpipe_onnx.parity import Logits, Parity, has_floats, with_noise

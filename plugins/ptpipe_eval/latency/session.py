@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 METHOD = (
     "a process for each model and a second one for the baseline, all but one stopped, on real samples prepared "
     "beforehand, garbage collection off, freed memory kept; rounds of blocks of 5 ms in random order, several times "
-    "in fresh processes; ratios are paired by round, intervals are Student's t over starts (from twelve on trimmed by a "
-    "fifth at both ends), 95 %"
+    "in fresh processes; ratios are paired by round, intervals are Student's t over starts (of twelve and more without "
+    "the lowest and the highest fifth), 95 %"
 )
 
 _MAX_ERROR_LINES = 5

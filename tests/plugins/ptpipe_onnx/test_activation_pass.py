@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from ptpipe_onnx.export import build_graph
 from ptpipe_onnx.activation_pass import write_fusable_activations
+from ptpipe_onnx.export import build_graph
 from ptpipe_torch import BATCH, FunctionRef, Model, Recipe, Signature, TensorSpec, builder
 
 from .test_qdq_passes import IMAGES_NCHW, Draft, kernels_of
