@@ -144,14 +144,54 @@ def amplifying() -> nn.Module:
 
 
 def test_rounding_that_the_users_network_amplifies_is_no_difference(ctx, monkeypatch, metrics) -> None:
-    tolerances = []
-    actual = prepared_parity._tolerance
-    monkeypatch.setattr(prepared_parity, "_tolerance", lambda *args: tolerances.append(actual(*args)) or tolerances[-1])
+    found = []
+    actual = prepared_parity._beside_own_rounding
+    monkeypatch.setattr(prepared_parity, "_beside_own_rounding", lambda *args: found.append(actual(*args)) or found[-1])
     prepare_qat(PrepareQatConfig(backend=FIRST, batch_norm="train"), ctx, make_model(amplifying))
-    assert prepared_parity.TOLERANCE < metrics()["prepared_difference"] <= tolerances[0]
-    well_conditioned = make_model(mixed_net)
-    expected = Expected.of(well_conditioned.build(), well_conditioned.signature, train=False)
-    assert actual(well_conditioned.build(), expected, "eval") < prepared_parity.TOLERANCE
+    ((difference, tolerance),) = found
+    assert prepared_parity.TOLERANCE < difference <= tolerance
+    assert metrics()["prepared_difference"] == difference
+
+
+@builder
+def amplifying_large_samples() -> nn.Module:
+    """Sines of large numbers, where samples are large: nothing is left of a value's digits."""
+
+    class AmplifyingLargeSamples(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)
+            self.norm.running_var.fill_(3)
+            self.head = nn.Linear(8 * 36, NUM_CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(self.conv(x))
+            return self.head((y + torch.sin(1e6 * torch.relu(y - 3))).flatten(1))
+
+    return AmplifyingLargeSamples()
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_large_samples_whose_rounding_is_amplified_do_not_count(ctx, metrics, stage, config) -> None:
+    model = make_model(amplifying_large_samples)
+    network = model.build().eval()
+    (images,) = Expected.of(network, model.signature, train=False).inputs
+    with torch.no_grad():
+        own = prepared_parity.relative_difference(network(images), network.double()(images.double()).float())
+    assert own > prepared_parity.TOLERANCE
+    stage(config(backend=FIRST), ctx, model)
+    assert metrics()["prepared_difference"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("normal", "large", "is_refused"), [(0.002, 0, True), (0, 0.5, False), (0.002, 0.5, True), (1e-4, 0.5, False)]
+)
+def test_normal_samples_are_enough_to_tell_a_difference(normal: float, large: float, is_refused: bool) -> None:
+    exact = torch.ones(4, 3)
+    expected = [exact + torch.tensor([0, 0.1, 0, 0.1])[:, None]]
+    found = [expected[0] + torch.tensor([0, large, normal, 0])[:, None]]
+    difference, tolerance = prepared_parity._beside_own_rounding(found, expected, [exact])
+    assert (difference > tolerance) == is_refused
 
 
 @pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
