@@ -112,8 +112,8 @@ class OptionsByLayer:
         nodes = self._nodes[rule.pattern]
         if not nodes:
             return (
-                f"layers: {rule.pattern!r} decides nothing: all that it matches stays float, or is matched by a "
-                "pattern above it"
+                f"layers: {rule.pattern!r} decides nothing: all that it matches stays float, is matched by a pattern "
+                "above it, or is no layer of its own in the graph (route)"
             )
         if "weights" not in rule.options:
             return None

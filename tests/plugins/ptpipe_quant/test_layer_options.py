@@ -24,13 +24,14 @@ from ptpipe_quant import (
     prepare_qat,
 )
 from ptpipe_quant.calibration import observed_tensors
-from ptpipe_torch import Data, Model, builder
+from ptpipe_torch import BATCH, Data, FunctionRef, Model, Recipe, Signature, TensorSpec, builder
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS
 
 from . import planted
 from .conftest import BACKENDS, NUM_CLASSES, accuracy, logits_of, make_model, train
 
 TRIED = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
+TOKENS = Signature((TensorSpec("x", "float32", (BATCH, 5, 8)),), (TensorSpec("logits", "float32", (BATCH, 5, 6)),))
 
 
 class Block(nn.Module):
@@ -51,6 +52,13 @@ def blocks() -> nn.Module:
         *(nn.Conv2d(1, 8, 3, padding=1), Block(), Block(), nn.ConvTranspose2d(8, 4, 3), nn.Sigmoid()),
         *(nn.Flatten(), nn.Linear(400, NUM_CLASSES)),
     )
+
+
+@builder
+def encoder() -> nn.Module:
+    """A layer of a transformer, and a head."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    return nn.Sequential(layer, nn.Linear(8, 6))
 
 
 def calibrated(model: Model, data: Data, ctx: Context, **options: Any) -> Model:
@@ -148,6 +156,29 @@ def test_a_pattern_reaches_what_is_inside_a_module_and_the_first_one_counts(digi
     logged = [event.text for event in events if isinstance(event, LogLine)]
     assert "layers: 'Block' decides 2.first, 2.second" in logged
     assert not any("ptpipe." in name for name in kinds)  # which messages would show
+
+
+def test_layers_that_torch_export_has_traced_have_options_too(trained, digits, ctx) -> None:
+    model = calibrated(trained, digits, ctx, route="export", layers={"4": {"weights": "per_tensor"}})
+    assert sorted(granularities(convert(ConvertConfig(), ctx, model)).values()) == [False, True, True, True]
+
+
+def test_layers_that_attention_is_written_out_as_have_options_too(ctx) -> None:
+    layers = {
+        "0.self_attn.[qk]_proj": {"weights": "per_tensor"},
+        "TransformerEncoderLayer": {"observer": "min_max"},
+        "1": {"observer": "percentile"},
+    }
+    model = Model.from_module(Recipe(FunctionRef.to(encoder), TOKENS), encoder())
+    prepared = prepare(PrepareConfig(layers=layers), ctx, model)
+    module = prepared.build_prepared()
+    with torch.no_grad():
+        module(torch.randn(4, 5, 8))
+    kinds = set(observers_of(prepared).values())
+    assert {"mse", "min_max", "percentile"} == kinds
+    found = granularities(convert(ConvertConfig(), ctx, prepared.with_state_dict_of(module)))
+    per_tensor = {name for name, is_per_channel in found.items() if not is_per_channel}
+    assert per_tensor == {"0.self_attn.q_proj", "0.self_attn.k_proj"} and len(found) == 7
 
 
 def test_a_stored_model_keeps_them(trained, digits, ctx, tmp_path) -> None:
