@@ -190,7 +190,7 @@ def test_normal_samples_are_enough_to_tell_a_difference(normal: float, large: fl
     exact = torch.ones(4, 3)
     expected = [exact + torch.tensor([0, 0.1, 0, 0.1])[:, None]]
     found = [expected[0] + torch.tensor([0, large, normal, 0])[:, None]]
-    difference, tolerance = prepared_parity._beside_own_rounding(found, expected, [exact])
+    difference, tolerance = prepared_parity._beside_own_rounding(found, expected, [[exact]])
     assert (difference > tolerance) == is_refused
 
 
