@@ -40,7 +40,7 @@ from ptpipe_train.model_fit import check_pipelined, refuse_disagreement, with_me
 from ptpipe_train.monitor import POLL_EVERY_S, TrainingMonitor
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
 from ptpipe_train.parallel import ParallelStrategy, TrainingInputs, choose_strategy
-from ptpipe_train.parameters import batch_norms, freeze_parameters, resolve_lr_factors
+from ptpipe_train.parameters import batch_norms, freeze_parameters, resolve_lr_factors, undecayed_parameters
 from ptpipe_train.precision import PrecisionChoice, choose_precision, measure_step_ms
 from ptpipe_train.profiling import StepProfile
 from ptpipe_train.progress import Best, TrainingProgress
@@ -206,7 +206,7 @@ def _set_up(
     _warn_of_small_passes(config.parallel, ctx, inputs.module, plan.batch_size)
     rule = config.early_stopping
     best = Best(rule, _monitored(rule, inputs.data).higher_is_better) if rule else None
-    optimizer = make_optimizer(config, strategy.named_parameters(), lr_factors)
+    optimizer = make_optimizer(config, strategy.named_parameters(), lr_factors, undecayed_parameters(inputs.module))
     average = WeightAverage(parameters_of(optimizer), config.ema.decay) if config.ema else None
     scaler, progress = strategy.grad_scaler(), TrainingProgress()
     state = TrainingState(strategy.trained, optimizer, scaler, device, progress, best, average)
