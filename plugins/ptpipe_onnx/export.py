@@ -24,6 +24,7 @@ from ptpipe_onnx.config import ExportConfig
 from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.file_interface import raw_forms, whole, with_interface
+from ptpipe_onnx.gelu_pass import write_fusable_gelu
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.metadata import metadata_of, origin_of, reduced_range
 from ptpipe_onnx.parity import Logits, Parity, has_floats, with_noise
@@ -256,6 +257,7 @@ def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: D
     forms = {} if config.input_form == NORMALIZED else raw_forms(data, config.input_form)
     built = build_graph(model, config.opset)
     content = built.model
+    write_fusable_gelu(content.graph)
     runtime_passes.prevent_fusions(content.graph)
     size_bytes = graph.weight_bytes(content.graph)
     if size_bytes > MAX_BYTES:

@@ -21,7 +21,8 @@ def magnitude(config: MagnitudeConfig, ctx: Context, model: Model) -> Model:
 
     train.supervised keeps the zeros from then on, also behind quant.prepare_qat, and quant.convert stores them as the
     integer 0: a compressed file is smaller. Zeros of an earlier pruning count among the smallest weights, so stages
-    that prune and train in turn reach a high sparsity step by step. Fails if the model is not float, if a pattern of
+    that prune and train in turn reach a high sparsity step by step; `pruning` of train.supervised does so within one
+    training. Fails if the model is not float, if a pattern of
     `skip` matches no layer, or if a layer would keep no weight.
     """
     from ptpipe_prune import pruning

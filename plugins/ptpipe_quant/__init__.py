@@ -72,7 +72,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
     """Fold batch norms and insert observers, before quant.calibrate and quant.convert.
 
     Fails if a line of the network can't be traced into a graph, and names it, or if a pattern of `skip` matches no
-    layer.
+    layer or one of `layers` decides nothing.
     """
     from ptpipe_quant import stages
 
@@ -141,7 +141,8 @@ def tune(config: TuneConfig, ctx: Context, model: Model, data: Data) -> Tuning:
 
     Ranks the layers by the noise that rounding each one makes in the outputs, then bisects that ranking: each trial is
     a model that is prepared, calibrated, converted and run on the backend, on as many samples as decide. On backends
-    with a scale per tensor it tries scales per channel first. Returns the calibrated model, for quant.convert, and the
+    with a scale per tensor it tries scales per channel first; `remedies` may name others to try for the layers that it
+    finds. Returns the calibrated model, for quant.convert, and the
     trials; where none meets the budget, the closest, with a notice. A killed search goes on where it was.
     """
     from ptpipe_quant.tuning import stage

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ptpipe import JSON, StageConfig, host
 from ptpipe_quant.cpu import Backend
 
-Weights: TypeAlias = Literal["auto", "per_channel", "per_tensor"]
+Granularity: TypeAlias = Literal["per_channel", "per_tensor"]
+Weights: TypeAlias = Literal["auto"] | Granularity
+Observer: TypeAlias = Literal["mse", "min_max", "moving_average", "percentile", "entropy"]
 
 
 class BackendConfig(StageConfig):
@@ -63,10 +66,46 @@ class TracedConfig(ActivationConfig):
     )
 
 
+def _current_observer(observer: object) -> object:
+    if observer == "histogram":
+        raise ValueError("histogram was renamed to mse")
+    return observer
+
+
+class LayerConfig(StageConfig):
+    """Options of some layers; null: as all others."""
+
+    weights: Granularity | None = Field(None, description="granularity of weight scales")
+
+    @model_validator(mode="after")
+    def _has_an_option(self) -> Self:
+        if not self.own_options():
+            raise ValueError(f"give {' or '.join(type(self).model_fields)}")
+        return self
+
+    def own_options(self) -> dict[str, JSON]:
+        """Return the options that are not null."""
+        return {name: value for name, value in self.keyed_options().items() if value is not None}
+
+
+class CalibratedLayerConfig(LayerConfig):
+    """Options of some layers of `quant.prepare`; null: as all others."""
+
+    observer: Annotated[Observer | None, BeforeValidator(_current_observer)] = Field(
+        None, description="how ranges of their outputs are chosen, and of inputs that no int8 layer has computed"
+    )
+    percentile: float | None = Field(None, gt=50, le=100, description="of observer percentile")
+
+
+def own_options_of(layers: Mapping[str, LayerConfig]) -> list[JSON]:
+    """Return pairs of a pattern and its options, in order."""
+    return [[pattern, layer.own_options()] for pattern, layer in layers.items()]
+
+
 class PrepareConfig(TracedConfig):
     """Options of `quant.prepare`."""
 
-    observer: Literal["mse", "min_max", "moving_average", "percentile", "entropy"] = Field(
+    observer: Annotated[Observer, BeforeValidator(_current_observer)] = Field(
         "mse",
         description="how ranges are chosen. min_max: the minimum and maximum of all values; moving_average: a moving "
         "average of each batch's; by exact counts of all values, mse: the range of least squared quantization error, "
@@ -79,19 +118,28 @@ class PrepareConfig(TracedConfig):
         description="of observer percentile: the range's upper end, as a percentile of the values other than zero; "
         "the lower end is its counterpart, 0.01 for 99.99. null: 99.99",
     )
-
-    @field_validator("observer", mode="before")
-    @classmethod
-    def _is_not_renamed(cls, observer: object) -> object:
-        if observer == "histogram":
-            raise ValueError("histogram was renamed to mse")
-        return observer
+    layers: dict[str, CalibratedLayerConfig] = Field(
+        {},
+        description="options of single layers, by name or type as in `skip`: `{head: {observer: percentile}}`; the "
+        "first pattern that matches a layer, or a module around it, counts",
+    )
 
     @model_validator(mode="after")
     def _has_percentile_observer(self) -> Self:
-        if self.percentile is not None and self.observer != "percentile":
+        if self.percentile is not None and "percentile" not in self.observers():
             raise ValueError("percentile has an effect with observer: percentile alone")
+        for pattern, layer in self.layers.items():
+            if layer.percentile is not None and (layer.observer or self.observer) != "percentile":
+                raise ValueError(f"layers: percentile of {pattern!r} has an effect with observer: percentile alone")
         return self
+
+    def observers(self) -> tuple[str, ...]:
+        """Return the observers of layers without options of their own."""
+        return (self.observer,)
+
+    def keyed_options(self) -> dict[str, JSON]:
+        """Return what enters the key: with `layers` as pairs, because their order counts."""
+        return super().keyed_options() | {"layers": own_options_of(self.layers)}
 
 
 class PrepareQatConfig(TracedConfig):
@@ -116,6 +164,15 @@ class PrepareQatConfig(TracedConfig):
         "(LSQ+): each end of an activation's range, and the range of each weight scale, is a learned part of the "
         "observed one, 1/8 or more. Those of 7 bits (reduce_range, depthwise weights) stay as observed",
     )
+    layers: dict[str, LayerConfig] = Field(
+        {},
+        description="options of single layers, by name or type as in `skip`: `{head: {weights: per_tensor}}`; the "
+        "first pattern that matches a layer, or a module around it, counts",
+    )
+
+    def keyed_options(self) -> dict[str, JSON]:
+        """Return what enters the key: with `layers` as pairs, because their order counts."""
+        return super().keyed_options() | {"layers": own_options_of(self.layers)}
 
 
 class CalibrateConfig(StageConfig):

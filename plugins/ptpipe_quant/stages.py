@@ -21,6 +21,7 @@ from ptpipe_quant.config import (
     PrepareConfig,
     PrepareQatConfig,
     TracedConfig,
+    own_options_of,
 )
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.dry_run import check_runs, dry_run, freeze_ranges
@@ -63,8 +64,8 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     return converted
 
 
-def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
-    """Implement `quant.prepare`."""
+def prepare(config: PrepareConfig, ctx: Context, model: Model, *, may_be_idle: bool = False) -> Model:
+    """Implement `quant.prepare`. `may_be_idle`: whether patterns of `layers` may decide nothing."""
     insert_observers = FunctionRef.to(
         transforms.prepare_static,
         inputs=[spec.to_json() for spec in model.signature.inputs],
@@ -75,10 +76,11 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
         route=config.route,
+        layers=own_options_of(config.layers),
         stored=_stored_layers(config, model),
         calibrating=True,
     )
-    return _prepare(config, ctx, model, insert_observers, train=False)
+    return _prepare(config, ctx, model, insert_observers, may_be_idle=may_be_idle)
 
 
 def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
@@ -98,6 +100,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         reduce_range=reduce_range,
         skip=config.skip,
         route=config.route,
+        layers=own_options_of(config.layers),
         stored=_stored_layers(config, model),
         batch_norm=config.batch_norm,
         freeze_at=config.freeze_at,
@@ -215,7 +218,15 @@ def _reduced_range(config: ActivationConfig, ctx: Context) -> bool:
     return reduced
 
 
-def _prepare(config: TracedConfig, ctx: Context, model: Model, transform: FunctionRef, *, train: bool) -> Model:
+def _prepare(
+    config: TracedConfig,
+    ctx: Context,
+    model: Model,
+    transform: FunctionRef,
+    *,
+    train: bool = False,
+    may_be_idle: bool = False,
+) -> Model:
     """Apply a prepare transform, and prove that nothing but rounding changes the network. `train`: in train mode too.
 
     Whatever conversion would refuse later is refused here: before training or calibration is paid for.
@@ -231,8 +242,7 @@ def _prepare(config: TracedConfig, ctx: Context, model: Model, transform: Functi
         if not is_prepared(module):
             skipped = f" (skip: {', '.join(config.skip)})" if config.skip else ""
             raise StageError(f"{ctx.kind}: no layer of this network can be quantized{skipped}")
-        for name, reason in module.meta[transforms.KEPT_FLOAT].items():
-            ctx.log(f"{name} stays float: {reason}")
+        _report_layers(module, ctx, may_be_idle=may_be_idle)
         check_prepared(ctx, module, expected, model.build)
         trial = _applied(_for_conversion(transform), model.build(), ctx.kind)
         wrong = dry_run(ctx, trial, expected.inputs, config.backend)
@@ -244,6 +254,16 @@ def _prepare(config: TracedConfig, ctx: Context, model: Model, transform: Functi
         recipe = replace(model.recipe, prepare=(transform,), backend=config.backend)
         ctx.metric(backend=config.backend, weights=chosen_weights(config))
         return Model.from_module(recipe, module)
+
+
+def _report_layers(prepared: GraphModule, ctx: Context, *, may_be_idle: bool) -> None:
+    """Log what stays float, and what options by layer reach. Raises StageError for a pattern that decides nothing."""
+    if prepared.meta[transforms.IDLE] and not may_be_idle:
+        raise StageError(prepared.meta[transforms.IDLE][0])
+    for name, reason in prepared.meta[transforms.KEPT_FLOAT].items():
+        ctx.log(f"{name} stays float: {reason}")
+    for pattern, names in prepared.meta[transforms.REACHED].items():
+        ctx.log(f"layers: {pattern!r} decides {', '.join(names) or 'operators without weights'}")
 
 
 def _saturates_by_choice(transform: FunctionRef, config: ActivationConfig) -> bool:

@@ -34,22 +34,28 @@ from ptpipe_torch.model.signature import TensorSpec
 
 
 def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
-    """Return the names of the submodules that match `skip`, by name (`features.0`, `layer4.*`) or type (`Linear`).
+    """Return the names of the submodules that match `skip`, without those inside others. See `matching_names`."""
+    found = matching_names(module, skip, "skip")
+    return [name for name in found if not any(name.startswith(f"{outer}.") for outer in found)]
+
+
+def matching_names(module: nn.Module, patterns: Sequence[str], option: str) -> list[str]:
+    """Return the submodules that match a pattern, by name (`features.0`, `layer4.*`) or type (`Linear`).
 
     The layers that attention is going to be written out as can be named too, and parameters that no layer of torch
     owns, which count as layers of type `Parameter`. Raises StageError for a pattern without a match, with the nearest
-    name or type.
+    name or type. `option`: that has the patterns.
     """
     named = skippable_names(module)
     found: dict[str, None] = {}
-    for pattern in skip:
+    for pattern in patterns:
         matches = [name for name, type_ in named.items() if fnmatchcase(name, pattern) or fnmatchcase(type_, pattern)]
         if not matches:
             hint = nearest(pattern, [*named, *dict.fromkeys(named.values())])
             suggestion = f"; did you mean {hint!r}?" if hint else ""
-            raise StageError(f"skip: no layer of this network has the name or type {pattern!r}{suggestion}")
+            raise StageError(f"{option}: no layer of this network has the name or type {pattern!r}{suggestion}")
         found |= dict.fromkeys(matches)
-    return [name for name in found if not any(name.startswith(f"{outer}.") for outer in found)]
+    return list(found)
 
 
 def float_modules(module: nn.Module, skip: Sequence[str]) -> list[nn.Module]:

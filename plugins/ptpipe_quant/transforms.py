@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -13,17 +14,24 @@ from torch.fx import GraphModule
 from ptpipe_quant.fake_quant import fit_learned_ranges, qat_qconfig
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
 from ptpipe_quant.layer_forms import fold_into_transposed
+from ptpipe_quant.layer_options import Options, OptionsByLayer, QConfigs, layer_rules
 from ptpipe_quant.qat_graph import calibration_graph, training_graph
 from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.trace import float_names, trace_network
 from ptpipe_torch import TensorSpec, transform
 from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconfig_mapping
 from ptpipe_torch.int8.layers import swap_dynamic_linears
-from ptpipe_torch.int8.observers import static_qconfig
+from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, static_qconfig
 from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, swap_dynamic_recurrent
+
+QConfigFactory: TypeAlias = Callable[..., Any]
 
 KEPT_FLOAT = "kept_float"
 """Key of a prepared network's `meta`: layers that can't become int8, and why, by name."""
+REACHED = "reached"
+"""Key of a prepared network's `meta`: the layers that each pattern of `layers` decides."""
+IDLE = "idle"
+"""Key of a prepared network's `meta`: a message for each pattern of `layers` without an effect."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,9 @@ class _Scheme:
     """Arguments common to both prepare transforms; see the options of the same names in `ptpipe_quant.config`.
 
     `inputs`: of the network, as `TensorSpec.to_json` writes them; sizes that branches of the network depend on, become
-    constants of the graph. `stored`: layers without int8 kernels, whose weights `quant.convert` rounds.
-    `corrected_biases`: layers whose bias `quant.bias_correct` has set; those without a bias get one.
+    constants of the graph. `layers`: patterns with options of their own, in order. `stored`: layers without int8
+    kernels, whose weights `quant.convert` rounds. `corrected_biases`: layers whose bias `quant.bias_correct` has set;
+    those without a bias get one.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -41,15 +50,17 @@ class _Scheme:
     reduce_range: bool
     skip: Sequence[str]
     route: str = "fx"
+    layers: Sequence[tuple[str, Options]] = ()
     stored: Sequence[str] = ()
     corrected_biases: Sequence[str] = ()
 
-    def prepare(self, module: nn.Module, qconfig: Callable[..., Any], *, is_qat: bool, fold: bool) -> GraphModule:
+    def prepare(self, module: nn.Module, qconfig: QConfigFactory, *, is_qat: bool, fold: bool) -> GraphModule:
         """Trace the network and insert what `qconfig` returns. `fold`: batch norms.
 
-        `qconfig` takes per_channel, reduce_range and narrow_weights.
+        `qconfig` takes the options of a layer, per_channel, reduce_range and narrow_weights.
         """
         inputs = tuple(map(TensorSpec.from_json, self.inputs))
+        rules = layer_rules(module, self.layers)
         network = trace_network(module, inputs, float_names(module, self.skip), self.route)
         graph, left_float = network.graph, network.float_names
         _add_biases(graph, self.corrected_biases)
@@ -58,17 +69,29 @@ class _Scheme:
             graph = fold_batch_norms(graph)
         elif is_qat:
             fold_into_transposed(graph)
-        per_channel = self.weights == "per_channel"
-        common, per_tensor, narrow = (
-            qconfig(per_channel=per_channel, reduce_range=self.reduce_range, narrow_weights=narrow_weights)
-            for per_channel, narrow_weights in ((per_channel, False), (False, False), (per_channel, True))
+        qconfigs = self._qconfigs(qconfig, {})
+        mapping = qconfig_mapping(
+            self.backend, qconfigs.common, qconfigs.per_tensor, is_qat=is_qat, float_names=left_float
         )
-        mapping = qconfig_mapping(self.backend, common, per_tensor, is_qat=is_qat, float_names=left_float)
         for name in narrow_names:
-            mapping.set_module_name(name, narrow)
+            mapping.set_module_name(name, qconfigs.narrow)
+        by_layer = OptionsByLayer(rules, network, graph)
+        by_layer.use_in(mapping, functools.partial(self._qconfigs, qconfig), narrow_names)
+        reached, idle = by_layer.reached(), by_layer.idle_weights()
         prepared = add_observers(graph, network.scopes, mapping, is_qat=is_qat)
-        prepared.meta[KEPT_FLOAT] = network.kept_float
+        idle += by_layer.idle_observers(prepared, ACTIVATION_OBSERVERS)
+        prepared.meta |= {KEPT_FLOAT: network.kept_float, REACHED: reached, IDLE: idle}
         return prepared
+
+    def _qconfigs(self, qconfig: QConfigFactory, layer: Options) -> QConfigs:
+        """Return what operators are quantized with; `layer`: their own options."""
+        per_channel = layer.get("weights", self.weights) == "per_channel"
+        return QConfigs(
+            *(
+                qconfig(layer, per_channel=granularity, reduce_range=self.reduce_range, narrow_weights=narrow)
+                for granularity, narrow in ((per_channel, False), (False, False), (per_channel, True))
+            )
+        )
 
 
 def _add_biases(graph: GraphModule, names: Sequence[str]) -> None:
@@ -87,12 +110,13 @@ def prepare_static(
 
     `observer`, `percentile`: see the options of `quant.prepare`.
     `calibrating`: return the graph to calibrate, else the one to convert, which has the same state dict.
-    `scheme`: inputs, backend, weights, reduce_range, skip, route, stored.
+    `scheme`: inputs, backend, weights, reduce_range, skip, route, layers, stored.
     """
-    options: dict[str, Any] = {} if percentile is None else {"percentile": percentile}
 
-    def qconfig(**choices: bool) -> Any:
-        return static_qconfig(observer, **choices, **options)
+    def qconfig(layer: Options, **choices: bool) -> Any:
+        own = layer.get("observer", observer)
+        limit = layer.get("percentile", percentile if own == "percentile" else None)
+        return static_qconfig(own, **choices, **({} if limit is None else {"percentile": limit}))
 
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=False, fold=False)
     return calibration_graph(prepared) if calibrating else prepared
@@ -107,10 +131,10 @@ def prepare_qat(
     `freeze_at`: fraction of the training after which ranges and batch norm statistics are frozen; None returns the
     graph to convert, not the one to train, with the same state dict. `batch_norm`: `fold` or `train`; those behind
     transposed convolutions are folded in any case. `learned_step_size`: see `qat_qconfig`. `scheme`: inputs, backend,
-    weights, reduce_range, skip, route, stored.
+    weights, reduce_range, skip, route, layers, stored.
     """
 
-    def qconfig(**choices: bool) -> Any:
+    def qconfig(_: Options, **choices: bool) -> Any:
         freeze = 1.0 if freeze_at is None else freeze_at
         return qat_qconfig(**choices, freeze_at=freeze, learned_step_size=learned_step_size)
 

@@ -78,6 +78,24 @@ class Ema(StageConfig):
     )
 
 
+class Pruning(StageConfig):
+    """How weights are set to zero during the training; what is a number of steps may be a fraction of all steps."""
+
+    amount: float = Field(gt=0, lt=1, description="fraction of each layer's weights that is zero at the end")
+    begin: Count | Fraction = Field(
+        0, description="step at which the zeros begin to grow: a number, or a fraction of all steps"
+    )
+    end: Count | Fraction = Field(
+        0.75, description="step at which there are all zeros; the steps after it recover. A number, or a fraction"
+    )
+    every: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.01, description="steps from one pruning to the next: a number, or a fraction of all steps"
+    )
+    skip: tuple[str, ...] = Field(
+        (), description="layers to keep dense, by name (`classifier`, `layer4.*`) or type (`Linear`, `BasicBlock`)"
+    )
+
+
 class Distillation(StageConfig):
     """How to learn from the model at the input `teacher`."""
 
@@ -203,8 +221,15 @@ class TrainConfig(StageConfig):
     distillation: Distillation | None = Field(
         None, description="how to learn from the model at the input `teacher`; null: with the defaults, if it has one"
     )
+    pruning: Pruning | None = Field(
+        None,
+        description="set more and more of the smallest weights of convolutions and linear layers to zero, along a "
+        "cubic schedule; null: none, but zeros of a pruned model are kept",
+    )
     early_stopping: EarlyStopping | None = Field(
-        None, description="stop when val no longer improves, and restore the best epoch's weights; null: never"
+        None,
+        description="stop when val no longer improves, and restore the best epoch's weights; null: never. With "
+        "pruning, from the epoch on that has all zeros",
     )
     checkpoint_every_s: float | None = Field(
         None,

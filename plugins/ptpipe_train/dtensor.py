@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 def to_local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of a DTensor, sharing its memory; any other tensor itself."""
     shard: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return shard
+
+
+def whole_tensor(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a DTensor gathered from all ranks; any other tensor itself. `device`: of the communication."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    # Offloaded shards are on the CPU, whose tensors nccl can't communicate.
+    sharded: Any = tensor.to(device)
+    whole: torch.Tensor = sharded.full_tensor()
+    return whole
+
+
+def shard_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of a tensor, as FSDP divides the parameter: by rows, `torch.chunk`."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    (placement,) = parameter.placements
+    assert placement.is_shard(0), placement
+    mesh = parameter.device_mesh
+    chunks = whole.chunk(mesh.size())
+    rank = mesh.get_local_rank()
+    return chunks[rank] if rank < len(chunks) else whole[:0]
 
 
 def local_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -33,6 +33,11 @@ class WeightAverage:
         if self._averages:
             torch._foreach_lerp_(self._averages, self._shards(), 1 - decay)
 
+    def clear(self, parameter: nn.Parameter, keep: torch.Tensor) -> None:
+        """Set the average of a parameter to zero where `keep` is false."""
+        number = next(number for number, other in enumerate(self._parameters) if other is parameter)
+        self._averages[number].mul_(keep)
+
     def _shards(self) -> list[torch.Tensor]:
         return [to_local(parameter.detach()) for parameter in self._parameters]
 

@@ -21,7 +21,6 @@ from ptpipe_train.parallel import Objective, ParallelStrategy
 from ptpipe_train.parallel.batch_shard import batches_of
 from ptpipe_train.parameters import batch_norms
 from ptpipe_train.schedule import LearningRate
-from ptpipe_train.sparsity import KeptZeros
 from ptpipe_train.state import TrainingState
 from ptpipe_train.steps import StepPlan
 
@@ -38,7 +37,6 @@ class Loop:
     clip_grad_norm: float | None
     mixing: MixOptions | None = None
     distillation: DistillationLoss | None = None
-    zeros: KeptZeros | None = None
 
     def train_epoch(self, state: TrainingState, after_step: Callable[[int, torch.Tensor], None]) -> None:
         """Take the remaining steps of the present epoch, and call `after_step(num_samples, loss)` after each.
@@ -52,7 +50,7 @@ class Loop:
         in_eval_mode = batch_norms(state.module, training=False)
         batches = self._batches(epoch, state.progress.step)
         for step in range(state.progress.step, plan.steps_per_epoch):
-            self._begin_step(epoch * plan.steps_per_epoch + step, state.optimizer, callbacks)
+            self._begin_step(epoch * plan.steps_per_epoch + step, state, callbacks)
             for layer in in_eval_mode:
                 layer.eval()
             num_samples = plan.window_size(step)
@@ -94,14 +92,14 @@ class Loop:
         batches = batches_of(own, plan.num_batches(len(order_N)), lambda: next(load(order_N[:1])))
         return strategy.times.waiting_for(batches)
 
-    def _begin_step(self, step: int, optimizer: torch.optim.Optimizer, callbacks: Sequence[TrainingCallback]) -> None:
-        set_lr(optimizer, self.lr.at(step))
+    def _begin_step(self, step: int, state: TrainingState, callbacks: Sequence[TrainingCallback]) -> None:
+        set_lr(state.optimizer, self.lr.at(step))
+        state.zeros.prune(step, state)
         for callback in callbacks:
             callback.on_progress(step / self.plan.num_steps)
 
     def _update(self, state: TrainingState) -> None:
-        if self.zeros:
-            self.zeros.clear_gradients()
+        state.zeros.clear_gradients()
         if self.clip_grad_norm is not None:
             state.scaler.unscale_(state.optimizer)  # the norm is that of the true gradients
             self.strategy.clip(parameters_of(state.optimizer), self.clip_grad_norm)

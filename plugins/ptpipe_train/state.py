@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import nn
@@ -13,8 +13,9 @@ from ptpipe_train.dtensor import load_local_state_dict, local_state_dict
 from ptpipe_train.ema import WeightAverage
 from ptpipe_train.optimizer import load_optimizer, optimizer_tensors
 from ptpipe_train.progress import Best, TrainingProgress
+from ptpipe_train.sparsity import KeptZeros
 
-_MODEL, _OPTIMIZER, _AVERAGE, _BEST, _RNG = "model/", "optimizer/", "average/", "best/", "rng/"
+_MODEL, _OPTIMIZER, _AVERAGE, _KEPT, _BEST, _RNG = "model/", "optimizer/", "average/", "kept/", "best/", "rng/"
 
 
 @dataclass
@@ -28,6 +29,7 @@ class TrainingState:
     progress: TrainingProgress
     best: Best | None
     average: WeightAverage | None = None
+    zeros: KeptZeros = field(default_factory=KeptZeros)
 
     def checkpoint(self, step: int, metadata: Mapping[str, object]) -> Checkpoint:
         """Return the present state as a checkpoint, with additional JSON metadata."""
@@ -35,6 +37,7 @@ class TrainingState:
             **_prefixed(_MODEL, local_state_dict(self.module)),
             **_prefixed(_OPTIMIZER, optimizer_tensors(self.optimizer)),
             **_prefixed(_AVERAGE, self.average.tensors if self.average else {}),
+            **_prefixed(_KEPT, self.zeros.tensors),
             **_prefixed(_RNG, _random_states(self.device)),
             **_prefixed(_BEST, self.best.tensors if self.best else {}),
         }
@@ -52,7 +55,7 @@ class TrainingState:
             name: tensor
             for name, tensor in checkpoint.tensors.items()
             if not name.startswith(_BEST)
-            and not (state_is_replicated and (name in parameters or name.startswith((_OPTIMIZER, _AVERAGE))))
+            and not (state_is_replicated and (name in parameters or name.startswith((_OPTIMIZER, _AVERAGE, _KEPT))))
         }
         return Checkpoint(checkpoint.step, tensors, checkpoint.metadata)
 
@@ -61,7 +64,8 @@ class TrainingState:
         shared = {
             name: tensor
             for name, tensor in first.tensors.items()
-            if name.startswith(_BEST) or (state_is_replicated and name.startswith((_MODEL, _OPTIMIZER, _AVERAGE)))
+            if name.startswith(_BEST)
+            or (state_is_replicated and name.startswith((_MODEL, _OPTIMIZER, _AVERAGE, _KEPT)))
         }
         return Checkpoint(own.step, {**shared, **own.tensors}, own.metadata)
 
@@ -72,6 +76,7 @@ class TrainingState:
         load_optimizer(self.optimizer, _under(_OPTIMIZER, tensors))
         if self.average:
             self.average.load(_under(_AVERAGE, tensors))
+        self.zeros.load(_under(_KEPT, tensors))
         if metadata["scaler"]:
             self.scaler.load_state_dict(metadata["scaler"])
         self.progress = TrainingProgress(**metadata["progress"])

@@ -46,7 +46,7 @@ from ptpipe_train.profiling import StepProfile
 from ptpipe_train.progress import Best, TrainingProgress
 from ptpipe_train.schedule import LearningRate, resolve_schedule
 from ptpipe_train.single_samples import refuse_single_samples
-from ptpipe_train.sparsity import KeptZeros, sparsity_of
+from ptpipe_train.sparsity import KeptZeros, PruningSchedule, pruned_weights, with_sparsity
 from ptpipe_train.state import TrainingState
 from ptpipe_train.step_times import PARTS, Utilization
 from ptpipe_train.steps import StepPlan
@@ -89,8 +89,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             training.run()
             training.report()
             trained = model.with_state_dict_of(training.loop.strategy.module)
-            if (sparsity := sparsity_of(trained)) is not None:
-                ctx.metric(sparsity=round(sparsity, 4))
+            trained = with_sparsity(ctx, trained, is_pruned=config.pruning is not None)
             refuse_disagreement(workers, trained)
             return trained
 
@@ -197,26 +196,26 @@ def _set_up(
 ) -> Training:
     ctx = inputs.ctx
     lr_factors = resolve_lr_factors(inputs.module, config.lr_factors)
+    pruning = PruningSchedule.of(config.pruning, inputs.module, plan.num_steps) if config.pruning else None
     strategy = choose_strategy(inputs)
-    device = strategy.settings.device
+    device, workers = strategy.settings.device, strategy.workers
     schedule = resolve_schedule(config.schedule, inputs.module)
     lr = LearningRate(peak_lr(config), schedule, plan.num_steps, plan.steps_per_epoch)
     if lr.maximum() < 0.9 * lr.peak:
         ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
     _warn_of_small_passes(config.parallel, ctx, inputs.module, plan.batch_size)
-    rule = config.early_stopping
-    best = Best(rule, _monitored(rule, inputs.data).higher_is_better) if rule else None
+    best = Best(rule, _monitored(rule, inputs.data).higher_is_better) if (rule := config.early_stopping) else None
     optimizer = make_optimizer(config, strategy.named_parameters(), lr_factors, undecayed_parameters(inputs.module))
     average = WeightAverage(parameters_of(optimizer), config.ema.decay) if config.ema else None
-    scaler, progress = strategy.grad_scaler(), TrainingProgress()
-    state = TrainingState(strategy.trained, optimizer, scaler, device, progress, best, average)
+    zeros = KeptZeros(pruned_weights(inputs.model), strategy.named_parameters(), pruning)
+    rest = (device, TrainingProgress(), best, average, zeros)
+    state = TrainingState(strategy.trained, optimizer, strategy.grad_scaler(), *rest)
     poll_every_s = min(POLL_EVERY_S, config.checkpoint_every_s or POLL_EVERY_S)
-    utilization, workers = Utilization(device), strategy.workers
     return Training(
         ctx,
         state,
         _loop(config, inputs, plan, lr, strategy, distillation),
-        TrainingMonitor(ctx, plan, lr, choice.precision, utilization, workers, poll_every_s),
+        TrainingMonitor(ctx, plan, lr, choice.precision, Utilization(device), workers, poll_every_s),
         Checkpointer(
             ctx,
             config.checkpoint_every_s,
@@ -247,7 +246,6 @@ def _loop(
     return Loop(
         *(inputs.data, plan, lr, strategy, _task(config, inputs.data), config.clip_grad_norm, _mixing(config)),
         distillation.loss(strategy.trained, strategy.settings, inputs.data) if distillation else None,
-        KeptZeros(inputs.model, strategy.named_parameters()) if inputs.model.recipe.is_sparse else None,
     )
 
 
@@ -313,7 +311,7 @@ class Training:
                 if not math.isfinite(value):
                     raise self.monitor.not_finite(f"the {name} on val became {value}", last_step)
             metrics |= {f"val_{name}": value for name, value in figures.items()}
-        if self.state.best:
+        if self.state.best and self.state.zeros.are_all(last_step):  # fewer zeros make no better model
             self.state.best.update(metrics, strategy.module)
         progress.finish_epoch({"epoch": progress.epoch + 1, "lr": self.loop.lr.at(last_step), **metrics})
         self.monitor.epoch_done(progress)

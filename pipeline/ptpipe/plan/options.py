@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -142,13 +142,16 @@ def _choices(details: Sequence[Any]) -> list[str]:
 
 def _type_at(config_type: type[BaseModel], path: Place) -> type[BaseModel] | None:
     """Return the type of the options at a path; None where it is not exactly one type."""
-    for step in path:
+    steps = iter(path)
+    for step in steps:
         field = config_type.model_fields.get(str(step))
         types = _types_in(field.annotation) if field else ()
         nested = [t for t in types if isinstance(t, type) and issubclass(t, BaseModel)]
-        if len(nested) != 1:
+        if field is None or len(nested) != 1:
             return None
         config_type = nested[0]
+        if get_origin(field.annotation) is dict:
+            next(steps, None)  # its key
     return config_type
 
 

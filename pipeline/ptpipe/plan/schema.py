@@ -120,6 +120,10 @@ def _rows(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
         )
         for group in groups:
             rows += _rows(group, definitions, f"{prefix}{name}.")
+        for choice in nested:
+            value = choice.get("additionalProperties")
+            if isinstance(value, Mapping) and "properties" in (group := _resolved(value, definitions)):
+                rows += _rows(group, definitions, f"{prefix}{name}.*.")
     return rows
 
 

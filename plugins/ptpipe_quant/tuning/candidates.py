@@ -1,12 +1,14 @@
-"""Rank layers by the noise that rounding them makes in the network's outputs, and find what to skip for each.
+"""Rank layers by the noise that rounding them makes in the network's outputs, and find what to change for each.
 
-To keep a layer's weights float, skip it. Its output is still rounded where the next layer takes int8 inputs: to keep
-that float too, skip the layer, those that read it, and what lies between them.
+Where the output is harmful, another observer may help; where the weights are, a scale for each channel. To keep a
+layer's weights float, skip it. Its output is still rounded where the next layer takes int8 inputs: to keep that float
+too, skip the layer, those that read it, and what lies between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -18,8 +20,20 @@ from ptpipe_quant.tuning.trials import Choice
 from ptpipe_torch import Batch, Data, Model
 
 
-def ranked_skips(network: RoundedNetwork, model: Model, data: Data, batches: Iterable[Batch]) -> list[tuple[str, ...]]:
-    """Return what to skip for each layer, the noisiest first. `model`: the float one, whose modules are named."""
+@dataclass(frozen=True)
+class RankedLayer:
+    """What to change for a layer, by the names that options of `quant.prepare` take."""
+
+    skip: tuple[str, ...]
+    """What to keep float."""
+    names: tuple[str, ...]
+    """What has its observer and its weights."""
+    is_output: bool
+    """Whether the output is more harmful than the weights."""
+
+
+def ranked_layers(network: RoundedNetwork, model: Model, data: Data, batches: Iterable[Batch]) -> list[RankedLayer]:
+    """Return the layers, the noisiest first. `model`: the float one, whose modules are named."""
     layers = network.layers
     roundings = [Rounding([layer]) for layer in layers] + [Rounding((), [layer]) for layer in layers]
     measurement = Measurement(network, data.info.task, model.signature, roundings)
@@ -32,24 +46,44 @@ def ranked_skips(network: RoundedNetwork, model: Model, data: Data, batches: Ite
         around = _known_all(_around(layer), network.graph, names)
         skip = around if of_output > of_weights else own
         if skip:
-            found.append((max(of_weights, of_output), skip))
-    return [skip for _, skip in sorted(found, key=lambda item: -item[0])]
+            ranked = RankedLayer(skip, own or skip, is_output=bool(of_output > of_weights))
+            found.append((max(of_weights, of_output), ranked))
+    return [ranked for _, ranked in sorted(found, key=lambda item: -item[0])]
 
 
-def choices_of(first: Choice, skips: Sequence[tuple[str, ...]], is_per_channel_next: bool) -> list[Choice]:
-    """Return the choices to try: each is the one before and one thing more, the cheapest first, then by rank.
+def chains_of(
+    first: Choice, layers: Sequence[RankedLayer], remedies: Sequence[str], *, is_per_channel_next: bool
+) -> list[list[Choice]]:
+    """Return the choices to try for each remedy: each is the one before and one layer more, by rank.
 
-    `is_per_channel_next`: whether weights with a scale for each channel, which cost nothing, may be tried.
+    `is_per_channel_next`: whether weights with a scale for each channel, which cost nothing, may be tried before. A
+    layer for which a remedy is none gets the last one in `remedies` that is.
     """
-    choices = [first]
+    chains: list[list[Choice]] = [[first] for _ in remedies]
     if is_per_channel_next:
-        choices.append(Choice("per_channel", first.skip))
-    for skip in skips:
-        last = choices[-1]
-        added = [name for name in skip if name not in last.skip]
-        if added:
-            choices.append(Choice(last.weights, (*last.skip, *added)))
-    return choices
+        for chain in chains:
+            chain.append(replace(first, weights="per_channel"))
+    for layer in layers:
+        usable = [remedy for remedy in remedies if _is_usable(remedy, layer)]
+        if not usable or _with_remedy(chains[-1][-1], layer, usable[-1]) == chains[-1][-1]:
+            continue
+        for chain, remedy in zip(chains, remedies, strict=True):
+            chain.append(_with_remedy(chain[-1], layer, remedy if remedy in usable else usable[-1]))
+    return chains
+
+
+def _is_usable(remedy: str, layer: RankedLayer) -> bool:
+    return remedy == "float" or (remedy != "per_channel") is layer.is_output
+
+
+def _with_remedy(choice: Choice, layer: RankedLayer, remedy: str) -> Choice:
+    """Return the choice with a remedy more."""
+    if remedy == "float":
+        added = tuple(name for name in layer.skip if name not in choice.skip)
+        others = tuple(pair for pair in choice.layers if pair[0] not in layer.skip)
+        return replace(choice, skip=(*choice.skip, *added), layers=others)
+    pairs = ((name, remedy) for name in layer.names if name not in choice.skip)
+    return replace(choice, layers=tuple(dict.fromkeys((*choice.layers, *pairs))))
 
 
 def _around(layer: RoundedLayer) -> Iterator[Node]:

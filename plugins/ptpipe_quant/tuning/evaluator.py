@@ -14,6 +14,7 @@ from ptpipe import JSON, Context, LogLine, Metric, Progress
 from ptpipe_quant import stages
 from ptpipe_quant.analysis.measuring import primary_sums
 from ptpipe_quant.config import CalibrateConfig, PrepareConfig
+from ptpipe_quant.layer_options import layer_rules, options_at
 from ptpipe_quant.tuning.config import TuneConfig
 from ptpipe_quant.tuning.sequential import Budget
 from ptpipe_quant.tuning.trials import Choice, Trial
@@ -47,11 +48,32 @@ class Evaluator:
     def calibrated(self, choice: Choice) -> Model:
         """Return the calibrated model of a choice."""
         given = {name: getattr(self.config, name) for name in PrepareConfig.model_fields}
-        prepare = PrepareConfig.model_validate({**given, "weights": choice.weights, "skip": choice.skip})
+        if self.config.observer != "percentile":
+            given["percentile"] = None  # of the remedy
+        options = {"weights": choice.weights, "skip": choice.skip, "layers": self._layers(choice)}
+        prepare = PrepareConfig.model_validate({**given, **options})
         calibrate = CalibrateConfig(num_samples=self.config.calibration_samples)
-        prepared = stages.prepare(prepare, self._quiet("quant.prepare"), self.model)
+        # A pattern of the user's may have nothing left to decide where the search decides.
+        may_be_idle = bool(choice.layers) or choice.skip != self.config.skip
+        quiet = self._quiet("quant.prepare")
+        prepared = stages.prepare(prepare, quiet, self.model, may_be_idle=may_be_idle)
         model, _ = stages.calibrate(calibrate, self._quiet("quant.calibrate"), prepared, self.data)
         return model
+
+    def _layers(self, choice: Choice) -> dict[str, dict[str, JSON]]:
+        """Return the user's options by layer, those of a layer with a remedy changed by that."""
+        given = {pattern: layer.own_options() for pattern, layer in self.config.layers.items()}
+        network = self.model.build() if choice.layers else None
+        changed = {}
+        for name, options in choice.layer_options().items():
+            assert network is not None
+            before = options_at(name, layer_rules(network, given.items()))
+            if "observer" in options:
+                before.pop("percentile", None)
+            if options.get("observer") == "percentile" and self.config.percentile is not None:
+                before["percentile"] = self.config.percentile
+            changed[name] = before | options
+        return changed | {pattern: options for pattern, options in given.items() if pattern not in changed}
 
     def evaluate(self, choice: Choice, calibrated: Model) -> Trial:
         """Convert and measure a calibrated model, on as few samples as decide."""

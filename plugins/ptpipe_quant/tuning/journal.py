@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ptpipe import Context, atomic_path
-from ptpipe_quant.tuning.trials import Choice, Trial, trial_of
+from ptpipe_quant.tuning.trials import Choice, Trial, choice_of, trial_of
 from ptpipe_torch import Model
 
 _FILE, _FOLDER = "journal.json", "best-{}"
@@ -26,23 +26,24 @@ class Journal:
         self._folder = ctx.scratch
         self._inputs = {port: list(digests) for port, digests in ctx.input_digests.items()}
         self.trials: list[Trial] = []
-        self.choices: list[Choice] = []
+        self.chains: list[list[Choice]] = []
+        """The choices to try, for each remedy."""
         self.seconds = 0.0
         """How long all trials took. No part of a trial, which is the same wherever it is made."""
         self._best: int | None = None
         content = self._read()
         if content is not None and content["inputs"] == self._inputs:
             self.trials = [trial_of(item) for item in content["trials"]]
-            self.choices = [Choice(item["weights"], tuple(item["skip"])) for item in content["choices"]]
+            self.chains = [[choice_of(item) for item in chain] for chain in content["chains"]]
             self._best, self.seconds = content["best"], content["seconds"]
 
     def found(self, choice: Choice) -> Trial | None:
         """Return the trial of a choice, None if there was none."""
         return next((trial for trial in self.trials if trial.choice == choice), None)
 
-    def set_choices(self, choices: list[Choice]) -> None:
+    def set_chains(self, chains: list[list[Choice]]) -> None:
         """Keep the choices to try."""
-        self.choices = choices
+        self.chains = chains
         self._write()
 
     def add(self, trial: Trial, model: Model, seconds: float) -> None:
@@ -80,7 +81,7 @@ class Journal:
     def _write(self) -> None:
         content = {
             "inputs": self._inputs,
-            "choices": [asdict(choice) for choice in self.choices],
+            "chains": [[asdict(choice) for choice in chain] for chain in self.chains],
             "trials": [asdict(trial) for trial in self.trials],
             "best": self._best,
             "seconds": self.seconds,

@@ -13,21 +13,19 @@ def section(stage_id: str, trials: Trials) -> Section:
     unit = f"points of {trials.metric} lost" if trials.is_fraction else f"{trials.metric} worse by"
     best = trials.best
     names = tuple(f"trial {number}" for number in range(1, len(trials.trials) + 1))
-    rows = tuple(
-        (
-            name,
-            trial.choice.weights,
-            ", ".join(trial.choice.skip) or "nothing",
-            round(factor * trial.drop, 4),
-            round(factor * trial.drop_low, 4),
-            round(factor * trial.drop_high, 4),
-            trial.num_samples,
-            _decision(trial),
-            round(100 * trial.int8_fraction, 2),
-        )
-        for name, trial in zip(names, trials.trials, strict=True)
+    rows = tuple(_row(name, trial, factor) for name, trial in zip(names, trials.trials, strict=True))
+    columns = (
+        "trial",
+        "weights",
+        "other remedies",
+        "kept float",
+        unit,
+        "low",
+        "high",
+        "samples",
+        "budget",
+        "int8 parameters %",
     )
-    columns = ("trial", "weights", "kept float", unit, "low", "high", "samples", "budget", "int8 parameters %")
     dots = tuple(Dot(*(factor * value for value in (of.drop, of.drop_low, of.drop_high))) for of in trials.trials)
     plot = DotPlot(
         "Trials", unit, names, (DotSeries("drop", dots),), (Mark("max_drop", "x", factor * trials.max_drop),)
@@ -37,6 +35,22 @@ def section(stage_id: str, trials: Trials) -> Section:
         f"its samples of {trials.split} decide."
     )
     return Section(f"Tuning: {stage_id}", (text, Table(columns, rows), plot), Topic.QUANTIZATION, stage_id)
+
+
+def _row(name: str, trial: Trial, factor: float) -> tuple[str | int | float, ...]:
+    choice = trial.choice
+    return (
+        name,
+        choice.weights,
+        ", ".join(f"{layer}: {remedy}" for layer, remedy in choice.layers) or "nothing",
+        ", ".join(choice.skip) or "nothing",
+        round(factor * trial.drop, 4),
+        round(factor * trial.drop_low, 4),
+        round(factor * trial.drop_high, 4),
+        trial.num_samples,
+        _decision(trial),
+        round(100 * trial.int8_fraction, 2),
+    )
 
 
 def _decision(trial: Trial) -> str:

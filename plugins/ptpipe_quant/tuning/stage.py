@@ -6,11 +6,11 @@ import time
 
 import numpy as np
 
-from ptpipe import Context, StageError
+from ptpipe import JSON, Context, StageError
 from ptpipe_quant.analysis.measuring import spread_positions
 from ptpipe_quant.analysis.stage import rounded_network
 from ptpipe_quant.stages import chosen_weights
-from ptpipe_quant.tuning.candidates import choices_of, quantizable, ranked_skips
+from ptpipe_quant.tuning.candidates import chains_of, quantizable, ranked_layers
 from ptpipe_quant.tuning.config import TuneConfig
 from ptpipe_quant.tuning.evaluator import Evaluator
 from ptpipe_quant.tuning.journal import Journal
@@ -51,22 +51,23 @@ class _Tuning:
         """Rank the layers unless that is done, then search."""
         if self._journal.trials:
             self._ctx.log(f"resuming: {len(self._journal.trials)} trials are done")
-        if not self._journal.choices:
-            self._journal.set_choices(self._ranked())
-        search(self._journal.choices, self._evaluate)
+        if not self._journal.chains:
+            self._journal.set_chains(self._ranked())
+        search(self._journal.chains, self._evaluate)
 
-    def _ranked(self) -> list[Choice]:
+    def _ranked(self) -> list[list[Choice]]:
         config, evaluator = self._config, self._evaluator
         first = Choice(chosen_weights(config), config.skip)
         calibrated = self._calibrated[first] = evaluator.calibrated(first)
         positions_N = evaluator.positions_N[:_NUM_RANKING_SAMPLES]
         batches = list(evaluator.data.batches(config.split, order_N=positions_N))
         network = rounded_network(calibrated, batches[0].rows(0, 4), self._ctx.kind)
-        skips = ranked_skips(network, evaluator.model, evaluator.data, batches)
+        ranked = ranked_layers(network, evaluator.model, evaluator.data, batches)
         can_be_finer = config.weights == "auto" and first.weights == "per_tensor"
-        choices = choices_of(first, skips, can_be_finer)
+        chains = chains_of(first, ranked, config.remedies, is_per_channel_next=can_be_finer)
         layers = set(quantizable(network, evaluator.model.build()))
-        return [choice for choice in choices if choice is first or not layers <= set(choice.skip)]
+        num_choices = sum(choice is first or not layers <= set(choice.skip) for choice in chains[-1])
+        return [chain[:num_choices] for chain in chains]
 
     def _evaluate(self, choice: Choice) -> Trial | None:
         """Return the trial of a choice; None where there is neither an earlier one nor time for it."""
@@ -90,8 +91,8 @@ class _Tuning:
     def _on_samples(self, done: int) -> None:
         """Report progress. The number of trials to come is the largest possible."""
         size, trials = self._evaluator.num_samples_per_trial, self._journal.trials
-        num_choices = len(self._journal.choices)
-        total = min(self._config.max_trials, max_evaluations(num_choices)) if num_choices else self._config.max_trials
+        chains = self._journal.chains
+        total = min(self._config.max_trials, max_evaluations(chains)) if chains else self._config.max_trials
         facts = {"best_drop": round(max(trials, key=lambda trial: trial.rank).drop, 6)} if trials else {}
         self._ctx.progress(min(self._num_asked, total) * size + done, max(total, 1) * size, "samples", **facts)
 
@@ -106,10 +107,12 @@ def _report(ctx: Context, trials: Trials, first_weights: str) -> None:
         max_drop=trials.max_drop,
         is_met=best.is_met,
         kept_float=list(best.choice.skip),
+        layers=dict[str, JSON](best.choice.layer_options()),
         weights=best.choice.weights,
         int8_parameters_fraction=best.int8_fraction,
     )
     changes = [f"weights: {best.choice.weights}"] if best.choice.weights != first_weights else []
+    changes += [f"layers: {best.choice.layers_text()}"] if best.choice.layers else []
     changes += [f"skip: [{', '.join(best.choice.skip)}]"] if best.choice.skip else []
     number = f"{100 * best.drop:.2f} points" if trials.is_fraction else f"{best.drop:.3g}"
     limit = f"{100 * trials.max_drop:g} points" if trials.is_fraction else f"{trials.max_drop:g}"

@@ -21,6 +21,19 @@ class Choice:
     """As the option of `quant.prepare`."""
     skip: tuple[str, ...]
     """As the option of `quant.prepare`: what is kept float."""
+    layers: tuple[tuple[str, str], ...] = ()
+    """Layers with another remedy, by name: an observer, or `per_channel`."""
+
+    def layer_options(self) -> dict[str, dict[str, JSON]]:
+        """Return the option `layers` of `quant.prepare` that says the same."""
+        options: dict[str, dict[str, JSON]] = {}
+        for name, remedy in self.layers:
+            options.setdefault(name, {})["weights" if remedy == "per_channel" else "observer"] = remedy
+        return options
+
+    def layers_text(self) -> str:
+        """Return `layer_options` as YAML: `{9: {observer: percentile}}`."""
+        return json.dumps(self.layer_options()).replace('"', "")
 
 
 @dataclass(frozen=True)
@@ -84,11 +97,17 @@ class Trials(Artifact):
             "is_met": best.is_met,
             "weights": best.choice.weights,
             "skip": list(best.choice.skip),
+            "layers": dict[str, JSON](best.choice.layer_options()),
             "int8_parameters_fraction": best.int8_fraction,
         }
 
 
 def trial_of(content: Mapping[str, Any]) -> Trial:
     """Return the trial that `dataclasses.asdict` wrote."""
-    choice = Choice(str(content["choice"]["weights"]), tuple(content["choice"]["skip"]))
-    return Trial(**{**content, "choice": choice})
+    return Trial(**{**content, "choice": choice_of(content["choice"])})
+
+
+def choice_of(content: Mapping[str, Any]) -> Choice:
+    """Return the choice that `dataclasses.asdict` wrote; before there were remedies, without `layers`."""
+    layers = tuple((str(name), str(remedy)) for name, remedy in content.get("layers", ()))
+    return Choice(str(content["weights"]), tuple(content["skip"]), layers)

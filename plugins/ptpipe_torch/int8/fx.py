@@ -8,8 +8,9 @@ graph is passed in. `tests/plugins/ptpipe_torch/int8/test_fx.py` compares the re
 from __future__ import annotations
 
 import functools
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYER_NORMS: tuple[Any, ...] = (nn.LayerNorm, nn.functional.layer_norm)
 FLOAT_SCOPE = "ptpipe.float"
 """The scope of operators to leave float, in front of the module that they belong to: the name of no module."""
+_GROUP_SCOPE = "ptpipe.qconfig"
+_OWN_SCOPES = re.compile(r"^ptpipe\.(float|qconfig\d+)\.?")
 _INTEGER_TYPES = {torch.quint8: (torch.uint8, 0, 255), torch.qint8: (torch.int8, -128, 127)}
 
 
@@ -107,15 +110,43 @@ def qconfig_mapping(
     with deprecations_silenced():
         mapping = (get_default_qat_qconfig_mapping if is_qat else get_default_qconfig_mapping)(backend)
     mapping.set_global(qconfig)
-    for transposed in _TRANSPOSED:
-        mapping.set_object_type(transposed, per_tensor_qconfig)
-    for layer_norm in _LAYER_NORMS:
-        mapping.set_object_type(layer_norm, make_qconfig(qconfig.activation, PlaceholderObserver))
+    for operator, own in _qconfigs_by_type(qconfig, per_tensor_qconfig).items():
+        mapping.set_object_type(operator, own)
     for float_operator in (*_FLOAT_FUNCTIONS, *_FLOAT_LAYERS, *_INSTANCE_NORMS):
         mapping.set_object_type(float_operator, None)
     for name in (FLOAT_SCOPE, *float_names):
         mapping.set_module_name(name, None)
     return mapping
+
+
+def _qconfigs_by_type(qconfig: Any, per_tensor_qconfig: Any) -> dict[Any, Any]:
+    norm = make_qconfig(qconfig.activation, PlaceholderObserver)  # whose weights are float
+    return dict.fromkeys(_TRANSPOSED, per_tensor_qconfig) | dict.fromkeys(_LAYER_NORMS, norm)
+
+
+def operator_qconfig(mapping: Any, operator: Any, qconfig: Any, per_tensor_qconfig: Any) -> Any:
+    """Return what `qconfig_mapping` would give a type of layer, a function or a method where these are the QConfigs.
+
+    None if it has one in any case: a fixed range, that of its input, or none at all.
+    """
+    own = _qconfigs_by_type(qconfig, per_tensor_qconfig).get(operator)
+    return qconfig if own is None and operator not in mapping.object_type_qconfigs else own
+
+
+def set_operator_qconfigs(mapping: Any, scopes: Scopes, qconfigs: Mapping[Node, Any]) -> None:
+    """Give single operators of a traced graph a QConfig of their own, in place of `mapping` and `scopes`.
+
+    FX finds that of a layer by its name, that of a function by its scope: `add_observers` restores the latter.
+    """
+    groups: dict[int, str] = {}
+    for node, qconfig in qconfigs.items():
+        if node.op == "call_module":
+            mapping.set_module_name(str(node.target), qconfig)
+        else:
+            name = groups.setdefault(id(qconfig), f"{_GROUP_SCOPE}{len(mapping.module_name_qconfigs)}")
+            mapping.set_module_name(name, qconfig)
+            path, type_ = scopes[node.name]
+            scopes[node.name] = (f"{name}.{path}", type_)
 
 
 def fold_batch_norms(graph: GraphModule) -> GraphModule:
@@ -142,11 +173,10 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
 
 
 def _use_module_paths(prepared: GraphModule) -> None:
-    """Take `FLOAT_SCOPE` off the scopes of a prepared network, which messages show."""
+    """Take our own prefixes off the scopes of a prepared network, which messages show."""
     attributes = prepared.meta["_observed_graph_module_attrs"]
     attributes.node_name_to_scope = {
-        name: (path.removeprefix(FLOAT_SCOPE).lstrip("."), type_)
-        for name, (path, type_) in attributes.node_name_to_scope.items()
+        name: (_OWN_SCOPES.sub("", path), type_) for name, (path, type_) in attributes.node_name_to_scope.items()
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ptpipe_torch import Model
+from ptpipe_torch import Data, Model
 
 LAYER, NEXT_LAYER = "9", "11"
 """The hidden linear layer, and the one behind it."""
@@ -29,4 +29,20 @@ def with_activation_outlier(trained: Model) -> Model:
         hidden.weight[unit] *= 1000
         hidden.bias[unit] *= 1000
         head.weight[:, unit] /= 1000
+    return trained.with_state_dict_of(network)
+
+
+def with_rare_spike(trained: Model, data: Data) -> Model:
+    """Let one unit, which nothing reads, fire for a single calibration sample, 1,000 times as strongly as others."""
+    network = trained.build().eval()
+    hidden, head = network.get_submodule(LAYER), network.get_submodule(NEXT_LAYER)
+    (batch,) = data.batches("calibration", batch_size=len(data.splits["calibration"]))
+    with torch.no_grad():
+        outputs_NK = network[: int(LAYER) + 1](batch.inputs["images"]) - hidden.bias
+        first_K, second_K = outputs_NK.topk(2, dim=0).values
+        unit = int((first_K - second_K).argmax())
+        factor = 1000 * outputs_NK.abs().max() / (first_K - second_K)[unit]
+        hidden.weight[unit] *= 2 * factor
+        hidden.bias[unit] = -factor * (first_K + second_K)[unit]
+        head.weight[:, unit] = 0
     return trained.with_state_dict_of(network)

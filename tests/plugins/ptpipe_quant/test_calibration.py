@@ -74,12 +74,12 @@ def calibrated(folder: Path, **options: Any) -> tuple[Model, Ranges]:
         pytest.param({}, 4, marks=pytest.mark.thorough),  # of 4 batches one is smaller than the others
         ({"calibrated__num_samples": 5}, 3),  # more workers than batches
         pytest.param({"prepared__observer": "min_max"}, 2, marks=pytest.mark.thorough),
-        ({"prepared__observer": "moving_average"}, 3),
+        ({"prepared__observer": "moving_average", "prepared__layers": {"Linear": {"observer": "mse"}}}, 3),
         ({"net": NETS["branches"]}, 2),
         ({"prepare": "quant.prepare_qat"}, 2),
         ({"before": "first: {uses: quant.calibrate, needs: {model: prepared}, with: {split: val}}"}, 2),
     ],
-    ids=["mse", "four", "few", "min_max", "moving_average", "branches", "fake quantization", "twice"],
+    ids=["mse", "four", "few", "min_max", "by layer", "branches", "fake quantization", "twice"],
 )
 def test_several_workers_end_where_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], num_workers: int

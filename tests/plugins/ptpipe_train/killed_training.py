@@ -33,7 +33,7 @@ from ptpipe_torch import (
     builder,
 )
 from ptpipe_train import TrainConfig, train
-from ptpipe_train.config import EarlyStopping, Schedule
+from ptpipe_train.config import EarlyStopping, Pruning, Schedule
 
 NUM_KILLS, STEPS_BETWEEN = 8, 10
 CONFIG = TrainConfig(
@@ -42,6 +42,7 @@ CONFIG = TrainConfig(
     accumulate=2,
     schedule=Schedule(name="one_cycle"),
     early_stopping=EarlyStopping(patience=8),
+    pruning=Pruning(amount=0.8, every=3),
     checkpoint_every_s=0.01,
     num_threads=2,
 )

@@ -46,6 +46,7 @@ stages:
       early_stopping: {{patience: 6}}
       ema: {{decay: 0.95}}
       lr_factors: {{"fc*": 0.5}}
+      pruning: {{amount: 0.7, every: 2}}
       checkpoint_every_s: 0.01
       num_threads: 1
       parallel: {parallel}

@@ -74,6 +74,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "averaged": {"ema": {"decay": 0.9}, "early_stopping": {"patience": 1, "min_delta": 0.05}, "epochs": 9, "lr": 0.1},
     "checkpointed layers": {"gradient_checkpointing": ["Conv2d", "BatchNorm2d", "Dropout", "Linear"]},
     "mixed": {"mixup_alpha": 0.4, "cutmix_alpha": 1.0, "ema": {}, "precision": "bf16", "accumulate": 2},
+    "pruned": {"pruning": {"amount": 0.8, "every": 2}, "ema": {}, "weight_decay": 0.01, "nesterov": True},
     "averaged to the end": {"ema": {}, "accumulate": 2, "precision": "bf16"},
     "early stopping": {"early_stopping": {"patience": 1, "min_delta": 0.05}, "epochs": 6, "lr": 0.1},
 }

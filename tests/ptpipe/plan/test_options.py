@@ -27,6 +27,7 @@ class OptionsConfig(StageConfig):
     group_or_word: InnerConfig | Literal["none"] = "none"
     group: InnerConfig | None = None
     by_name: dict[str, float] = Field({}, description="weights")
+    groups: dict[str, InnerConfig] = Field({}, description="groups by name")
     flag: bool = False
     word: Literal["fbgemm", "qnnpack"] = "fbgemm"
     two: tuple[int, int] = (1, 2)
@@ -80,6 +81,19 @@ def some(config: OptionsConfig, ctx: Context) -> Verdict:
         ({"group": {"wdth": 2, "deep": 1}}, ("group", "wdth"), "unknown option 'group.wdth' of a.b", "width"),
         ({"group": {}}, ("group",), "option 'group.deep' of a.b is required", None),
         ({"by_name": {"x": "z"}}, ("by_name", "x"), 'by_name.x: should be a number, not "z"', None),
+        (
+            {"groups": {"x": {"deep": 1, "wdth": 2}}},
+            ("groups", "x", "wdth"),
+            "unknown option 'groups.x.wdth' of a.b",
+            "width",
+        ),
+        (
+            {"groups": {"x": {"deep": 1, "breadth": 2}}},
+            ("groups", "x", "breadth"),
+            "groups.x.breadth: renamed to width",
+            None,
+        ),
+        ({"groups": {"x": {}}}, ("groups", "x"), "option 'groups.x.deep' of a.b is required", None),
         ({"flag": "yes"}, ("flag",), 'flag: should be true or false, not "yes" (in YAML 1.2 write true)', None),
         ({"flag": 1}, ("flag",), "flag: should be true or false, not 1", None),
         ({"word": "fbgem"}, ("word",), "word: should be 'fbgemm' or 'qnnpack', not \"fbgem\"", "fbgemm"),

@@ -111,6 +111,7 @@ class TableConfig(StageConfig):
     made: list[int] = Field(default_factory=list, description="worked out")
     group: InnerConfig = Field(InnerConfig(), description="a group")
     no_group: InnerConfig | None = Field(None, description="a group or none")
+    groups: dict[str, InnerConfig] = Field({}, description="groups by name")
 
 
 @stage("a.table")
@@ -133,6 +134,8 @@ def test_a_table_of_options():
         ("group.depth", "integer >= 1 and <= 9", "2"),
         ("no_group", "group or null", "null"),
         ("no_group.depth", "integer >= 1 and <= 9", "2"),
+        ("groups", "mapping to group", "{}"),
+        ("groups.*.depth", "integer >= 1 and <= 9", "2"),
     ]
     assert all(row["help"] for row in option_rows(table))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from ptpipe import Context, StageError
 from ptpipe.events import Notice, Progress
@@ -66,6 +67,57 @@ def test_scales_per_channel_are_tried_before_any_layer_is_kept_float(trained, di
     assert [trial.choice.weights for trial in tuned.trials.trials] == ["per_tensor", "per_channel"]
     assert tuned.trials.best.choice.skip == ()
     assert tuned.trials.best.is_met
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("backend", TRIED)
+def test_scales_per_channel_of_one_layer_are_tried_before_it_is_kept_float(
+    backend, trained, digits, ctx, events
+) -> None:
+    model = planted.with_weight_outlier(trained)
+    options = {"backend": backend, "weights": "per_tensor", "layers": {"[49]": {"observer": "min_max"}}}
+    tuned = tune(config(**options, remedies=("per_channel", "float")), ctx, model, digits)
+    best = tuned.trials.best
+    assert best.is_met and best.choice.skip == ()
+    assert best.choice.layers == ((planted.LAYER, "per_channel"),)
+    assert len(tuned.trials.trials) <= math.log2(NUM_LAYERS) + 4
+    assert tuned.model.recipe.prepare[0].arguments["layers"] == [
+        [planted.LAYER, {"observer": "min_max", "weights": "per_channel"}], ["[49]", {"observer": "min_max"}],
+    ]  # fmt: skip
+    assert lost(convert(ConvertConfig(), ctx, tuned.model), model, digits) <= 0.02
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    assert any("accuracy with layers: {9: {weights: per_channel}}, after" in text for text in notices)
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("backend", TRIED)
+def test_another_observer_is_tried_before_a_layer_is_kept_float(backend, trained, digits, ctx) -> None:
+    model = planted.with_rare_spike(trained, digits)
+    options = {"backend": backend, "weights": "per_channel", "observer": "min_max", "percentile": 99.9}
+    tuned = tune(config(**options, remedies=("percentile", "float")), ctx, model, digits)
+    assert tuned.trials.best.choice.layers == ((planted.LAYER, "percentile"),)
+    assert tuned.trials.best.choice.skip == ()
+    assert tuned.model.recipe.prepare[0].arguments["layers"] == [
+        [planted.LAYER, {"percentile": 99.9, "observer": "percentile"}]
+    ]
+    assert lost(convert(ConvertConfig(), ctx, tuned.model), model, digits) <= 0.02
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"remedies": ()}, "at least 1 item"),
+        ({"remedies": ("percentile", "percentile")}, "each is tried once"),
+        ({"remedies": ("float", "percentile")}, "float is the last one"),
+        ({"remedies": ("mse", "float")}, "mse is the observer of all layers already"),
+        ({"remedies": ("per_channel",), "backend": "qnnpack"}, "per_channel is tried for all layers first"),
+        ({"remedies": ("per_channel",), "weights": "per_channel"}, "per_channel is what all layers have"),
+        ({"percentile": 99.9}, "percentile has an effect with"),
+    ],
+)
+def test_remedies_that_make_no_sense_are_refused(options, message) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config(**options)
 
 
 def test_a_network_without_a_harmful_layer_needs_one_trial(trained, digits, ctx) -> None:

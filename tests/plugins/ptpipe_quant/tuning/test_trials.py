@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,16 @@ TRIALS = Trials(
     (
         Trial(Choice("per_tensor", ()), 0.2, 0.1, 0.3, 75, False, True, 0.99),
         Trial(Choice("per_tensor", ("a", "b")), 0.001, -0.01, 0.01, 75, True, True, 0.5),
-        Trial(Choice("per_tensor", ("a",)), 0.002, -0.01, 0.03, 597, True, False, 0.8),
+        Trial(
+            Choice("per_tensor", ("a",), (("b", "mse"), ("b", "per_channel"))),
+            0.002,
+            -0.01,
+            0.03,
+            597,
+            True,
+            False,
+            0.8,
+        ),
     ),
     "accuracy",
     True,
@@ -39,10 +49,21 @@ def test_a_damaged_file_is_named(content: str, tmp_path: Path) -> None:
 def test_the_best_meets_the_budget_with_most_in_int8() -> None:
     assert TRIALS.best.choice.skip == ("a",)
     assert TRIALS.summary()["skip"] == ["a"]
+    assert TRIALS.summary()["layers"] == {"b": {"observer": "mse", "weights": "per_channel"}}
+
+
+def test_trials_of_before_there_were_remedies_are_read(tmp_path: Path) -> None:
+    TRIALS.save(tmp_path)
+    content = json.loads((tmp_path / "trials.json").read_text(encoding="utf-8"))
+    for trial in content["trials"]:
+        del trial["choice"]["layers"]
+    (tmp_path / "trials.json").write_text(json.dumps(content), encoding="utf-8")
+    assert [trial.choice.layers for trial in Trials.load(tmp_path).trials] == [(), (), ()]
 
 
 def test_the_section_has_a_row_for_each_trial() -> None:
     text, table, plot = section("tuned", TRIALS).blocks
     assert isinstance(text, Text) and "trial 3 was returned: met on these samples, not sure" in text.text
-    assert isinstance(table, Table) and [row[2] for row in table.rows] == ["nothing", "a, b", "a"]
+    assert isinstance(table, Table) and [row[3] for row in table.rows] == ["nothing", "a, b", "a"]
+    assert [row[2] for row in table.rows] == ["nothing", "nothing", "b: mse, b: per_channel"]
     assert isinstance(plot, DotPlot) and plot.marks[0].value == 2.0
