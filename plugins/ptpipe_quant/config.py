@@ -155,7 +155,14 @@ class PrepareQatConfig(TracedConfig):
         0.75,
         ge=0,
         le=1,
-        description="fraction of the training after which activation ranges and batch norm statistics are frozen",
+        description="fraction of the training after which observed activation ranges and batch norm statistics are "
+        "frozen; what learned_step_size learns is trained to the end, as weights are",
+    )
+    learned_step_size: bool = Field(
+        False,
+        description="train the ranges of weights and activations, and with them the steps of int8, by gradient "
+        "(LSQ+): each end of an activation's range, and the range of each weight scale, is a learned part of the "
+        "observed one, 1/8 or more. Those of 7 bits (reduce_range, depthwise weights) stay as observed",
     )
     layers: dict[str, LayerConfig] = Field(
         {},

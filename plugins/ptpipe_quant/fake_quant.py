@@ -6,14 +6,22 @@ rounded numbers themselves. All arithmetic is float32; under autocast only the r
 
 Formula: B. Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference, CVPR 2018, section 3; straight-through gradient: Y. Bengio et al., arXiv 1308.3432, section 4.
+
+A learned range is a part of the observed one: a trained parameter of each end is the logarithm of the part that is
+kept. Gradients are those of S. Esser et al., Learned Step Size Quantization, ICLR 2020, with offsets, Y. Bhalgat et
+al., LSQ+, CVPR workshops 2020; the logarithm is from S. Jain et al., Trained Quantization Thresholds, MLSys 2020: steps
+stay positive, and an optimizer changes them by a fraction. Relative to the observed range they follow the size of
+folded weights, which batch norm's statistics change in every step. They end at most where the observed range does:
+integers beyond are unused, and an int8 network has no ReLU6 whose end the range of its input has.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch import nn
 
 from ptpipe_torch.int8.observers import (
     FusedMovingAvgObsFakeQuantize,
@@ -23,48 +31,14 @@ from ptpipe_torch.int8.observers import (
     max_activation_level,
     weight_limits,
 )
+from ptpipe_torch.int8.straight_through import Grid, LearnedRange, StraightThrough
 from ptpipe_torch.protocols import RangeReducer
 
 Range: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-
-
-class StraightThrough(torch.autograd.Function):
-    """`clamp(round(x / scale), minimum, maximum) * scale`, whose gradient is 1 where nothing was clipped, else 0.
-
-    `minimum` and `maximum` are the integer range shifted by the zero point. `inverse` is 1 / `scale` rounded to
-    float32: x is multiplied by it, as in torch's int8 kernels. Both are numbers, or tensors that broadcast.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        inverse: float | torch.Tensor,
-        scale: float | torch.Tensor,
-        minimum: int,
-        maximum: int,
-    ) -> torch.Tensor:
-        # empty_like keeps the strides also for a single channel, whose layout is ambiguous: the next convolution
-        # would otherwise fall back to the slower layout.
-        exact = x.dtype in (torch.float32, torch.float64)
-        rounded = torch.empty_like(x, dtype=x.dtype if exact else torch.float32)
-        if exact:
-            torch.mul(x, inverse, out=rounded).round_()
-            result = torch.clamp(rounded, minimum, maximum, out=torch.empty_like(x)).mul_(scale)
-        else:
-            rounded.copy_(x).mul_(inverse).round_()
-            result = torch.empty_like(x).copy_(rounded.clamp(minimum, maximum).mul_(scale))
-            # bfloat16 represents every integer to 256, and rounding larger ones moves none across the limits.
-            rounded = torch.empty_like(x).copy_(rounded)
-        ctx.save_for_backward(rounded)
-        ctx.unclipped = (minimum - 0.5, maximum + 0.5)
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        (rounded,) = ctx.saved_tensors
-        return torch.ops.aten.hardtanh_backward(gradient, rounded, *ctx.unclipped), None, None, None, None
+_MIN_PART = 1 / 8
+"""Of an observed range, that a learned one is."""
+_MIN_STEP_RATIO = 1 / 16
+"""Of a channel's step to the mean of its layer: a nearly dead channel's would make its gradient any size."""
 
 
 class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
@@ -75,6 +49,8 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
     """
 
     observer_enabled: torch.Tensor
+    _has_kernel = True
+    """Whether torch has an operator that observes and rounds."""
 
     def __init__(self, freeze_at: float = 1.0, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -90,15 +66,18 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
 
     def forward(self, x: torch.Tensor, first: bool | None = None) -> torch.Tensor:
         """Fake-quantize `x`. `first`: whether this is the first of several calls in a forward pass; None: only one."""
-        if x.device.type != "cpu" and first is None and self.all_reduce_range is None:
+        if self._has_kernel and x.device.type != "cpu" and first is None and self.all_reduce_range is None:
             return self._forward_in_one_kernel(x)
         if self.training and self.observer_enabled.item():
             self._observe(x.detach(), first is not False)
-        if not (self.fake_quant_enabled.item() and self.has_range()):
-            return x
-        zero_point, observer = int(self.zero_point.item()), self.activation_post_process
-        bounds = observer.quant_min - zero_point, observer.quant_max - zero_point
-        return _fake_quantize(x, self.scale.reciprocal().item(), self.scale.item(), bounds)
+        return self._round(x) if self.fake_quant_enabled.item() and self.has_range() else x
+
+    def _round(self, x: torch.Tensor) -> torch.Tensor:
+        return _straight_through(x, self._grid(self.scale, self.zero_point))
+
+    def _grid(self, scale: torch.Tensor, zero_point: torch.Tensor) -> Grid:
+        offset, observer = int(zero_point.item()), self.activation_post_process
+        return Grid(scale.reciprocal().item(), scale.item(), observer.quant_min - offset, observer.quant_max - offset)
 
     def has_range(self) -> bool:
         """Return whether any batch was observed; until then values pass unchanged."""
@@ -152,15 +131,28 @@ class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         """Fake-quantize the weights of a layer."""
-        observer = self.activation_post_process
         channels = [self.ch_axis] if self.is_per_channel else []
         others = [axis for axis in range(weight.dim()) if axis not in channels]
-        max_abs = weight.detach().abs().amax(others)
-        scale = torch.maximum(max_abs / ((observer.quant_max - observer.quant_min) / 2), observer.eps)
-        self._record(max_abs, scale)
-        if self.is_per_channel:
-            scale = scale.reshape([-1 if axis in channels else 1 for axis in range(weight.dim())])
-        return _fake_quantize(weight, scale.reciprocal(), scale, (observer.quant_min, observer.quant_max))
+        return self._round(weight, weight.detach().abs().amax(others))
+
+    def _round(self, weight: torch.Tensor, max_abs: torch.Tensor) -> torch.Tensor:
+        return _straight_through(weight, self._grid(weight, max_abs))
+
+    def _grid(self, weight: torch.Tensor, limit: torch.Tensor) -> Grid:
+        """Return the grid of the range -`limit` to `limit`, one for each channel or one alone, and record both."""
+        scale = self._step(limit)
+        self._record(limit, scale)
+        scale, observer = self._along_channels(scale, weight), self.activation_post_process
+        return Grid(scale.reciprocal(), scale, observer.quant_min, observer.quant_max)
+
+    def _step(self, limit: torch.Tensor) -> torch.Tensor:
+        observer = self.activation_post_process
+        return torch.maximum(limit / ((observer.quant_max - observer.quant_min) / 2), observer.eps)
+
+    def _along_channels(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if not self.is_per_channel:
+            return values
+        return values.reshape([-1 if axis == self.ch_axis else 1 for axis in range(weight.dim())])
 
     def _record(self, max_abs: torch.Tensor, scale: torch.Tensor) -> None:
         observer, scale = self.activation_post_process, scale.reshape(-1)
@@ -175,15 +167,115 @@ class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):
         self.zero_point.zero_()
 
 
-def qat_qconfig(*, per_channel: bool, reduce_range: bool, freeze_at: float, narrow_weights: bool = False) -> Any:
+class LearnedActivationFakeQuant(ActivationFakeQuant):
+    """Fake quantization of activations whose range is learned: at each end a part of the observed one."""
+
+    undecayed = ("log_part",)
+    """See `ptpipe_torch.Undecayed`."""
+    _has_kernel = False
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.log_part = nn.Parameter(torch.zeros(2))
+
+    def on_progress(self, fraction: float) -> None:
+        """See `ptpipe_torch.TrainingCallback`."""
+        super().on_progress(fraction)
+        _project(self.log_part)
+
+    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]  # as torch's
+        """Return scale and zero point of the learned range."""
+        observer: Any = self.activation_post_process
+        limits = self._limits() if self.has_range() else (observer.min_val, observer.max_val)
+        found: tuple[torch.Tensor, torch.Tensor] = observer._calculate_qparams(*(limit.detach() for limit in limits))
+        return found
+
+    def _limits(self) -> Range:
+        observer, (low, high) = self.activation_post_process, _part(self.log_part)
+        return observer.min_val.clamp(max=0) * low, observer.max_val.clamp(min=0) * high
+
+    def _round(self, x: torch.Tensor) -> torch.Tensor:
+        scale, zero_point = self.calculate_qparams()
+        self.scale.copy_(scale)
+        self.zero_point.copy_(zero_point)
+        num_features = x.numel() / max(1, len(x))  # of a sample: the loss is a mean over samples
+        factor = _gradient_factor(num_features, self.activation_post_process.quant_max, scale).reshape(())
+        return _learned(x, *self._limits(), self._grid(scale, zero_point), factor)
+
+
+class LearnedWeightFakeQuant(WeightFakeQuant):
+    """Symmetric fake quantization of weights whose range is learned: a part of that of the current weights."""
+
+    undecayed = ("log_part",)
+    """See `ptpipe_torch.Undecayed`."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.log_part = nn.Parameter(torch.zeros(1))
+
+    def on_progress(self, fraction: float) -> None:
+        """See `ptpipe_torch.TrainingCallback`."""
+        super().on_progress(fraction)
+        _project(self.log_part)
+
+    def fit(self, weight: torch.Tensor) -> None:
+        """Make room for the channels of the weights, before anything is learned."""
+        if self.is_per_channel:
+            self.log_part = nn.Parameter(torch.zeros(weight.shape[self.ch_axis]))
+
+    def _round(self, weight: torch.Tensor, max_abs: torch.Tensor) -> torch.Tensor:
+        limit = (max_abs * _part(self.log_part)).reshape(max_abs.shape)
+        grid = self._grid(weight, limit.detach())
+        num_values, quant_max = weight.numel() / max_abs.numel(), self.activation_post_process.quant_max
+        factor = _gradient_factor(num_values, quant_max, self._step(limit.detach())).reshape(limit.shape)
+        limit, factor = self._along_channels(limit, weight), self._along_channels(factor, weight)
+        return _learned(weight, -limit, limit, grid, factor)
+
+
+def fit_learned_ranges(prepared: nn.Module) -> None:
+    """Give each learned range of a prepared network the shape that its layer's weights require, in place."""
+    for layer in prepared.modules():
+        if isinstance(fake_quant := getattr(layer, "weight_fake_quant", None), LearnedWeightFakeQuant):
+            fake_quant.fit(layer.weight)  # type: ignore[arg-type]  # a layer with fake quantization has weights
+
+
+def _part(log_part: torch.Tensor) -> torch.Tensor:
+    return log_part.clamp(math.log(_MIN_PART), 0).exp()
+
+
+def _project(log_part: nn.Parameter) -> None:
+    """Bring what an optimizer has moved outside of its limits back to them, in place: there it has no gradient."""
+    log_part.detach().clamp_(math.log(_MIN_PART), 0)
+
+
+def _gradient_factor(num_values: float, quant_max: int, step: torch.Tensor) -> torch.Tensor:
+    """Return what the gradient of a range is multiplied by, so that a step of SGD is that of LSQ.
+
+    LSQ multiplies the gradient of a step s by g = 1 / sqrt(`num_values` * `quant_max`) (section 2.2). That of log s is
+    s times that of s, and log s has to change by 1 / s times what s does: g / s**2 in all.
+    """
+    floor = _MIN_STEP_RATIO * step.mean()
+    return 1 / (math.sqrt(num_values * quant_max) * torch.maximum(step, floor).square())
+
+
+def qat_qconfig(
+    *,
+    per_channel: bool,
+    reduce_range: bool,
+    freeze_at: float,
+    narrow_weights: bool = False,
+    learned_step_size: bool = False,
+) -> Any:
     """Return the fake quantization of activations (quint8, affine) and weights (qint8, symmetric).
 
     `per_channel`: one scale for each output channel of a weight. `reduce_range`: 7-bit activations. `freeze_at`:
     fraction of the training after which activation ranges are frozen. `narrow_weights`: see `weight_observer`.
+    `learned_step_size`: learn ranges of 8-bit integers. Int8 kernels clip at the ends of 8 bits, so that what lies
+    outside of a learned range of 7 would be clipped in training alone.
     """
     weight_min, weight_max = weight_limits(narrow=narrow_weights)
     activation = _factory(
-        ActivationFakeQuant,
+        LearnedActivationFakeQuant if learned_step_size and not reduce_range else ActivationFakeQuant,
         observer=MovingAverageMinMaxObserver,
         quant_min=0,
         quant_max=max_activation_level(reduce_range=reduce_range),
@@ -192,7 +284,7 @@ def qat_qconfig(*, per_channel: bool, reduce_range: bool, freeze_at: float, narr
         freeze_at=freeze_at,
     )
     weight = _factory(
-        WeightFakeQuant,
+        LearnedWeightFakeQuant if learned_step_size and not narrow_weights else WeightFakeQuant,
         observer=MovingAveragePerChannelMinMaxObserver if per_channel else MovingAverageMinMaxObserver,
         quant_min=weight_min,
         quant_max=weight_max,
@@ -207,8 +299,11 @@ def _factory(type_: Any, **arguments: Any) -> Any:
     return type_.with_args(**arguments)
 
 
-def _fake_quantize(
-    x: torch.Tensor, inverse: float | torch.Tensor, scale: float | torch.Tensor, bounds: tuple[int, int]
-) -> torch.Tensor:
-    result: torch.Tensor = StraightThrough.apply(x, inverse, scale, *bounds)  # type: ignore[no-untyped-call]  # torch's
+def _straight_through(x: torch.Tensor, grid: Grid) -> torch.Tensor:
+    result: torch.Tensor = StraightThrough.apply(x, grid)  # type: ignore[no-untyped-call]  # torch's
+    return result
+
+
+def _learned(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, grid: Grid, factor: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = LearnedRange.apply(x, low, high, grid, factor)  # type: ignore[no-untyped-call]  # torch's
     return result

@@ -86,18 +86,25 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model, *, may_be_idle: b
 def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.prepare_qat`."""
     _report_reparametrized(ctx, model)
+    reduce_range = _reduced_range(config, ctx)
+    if config.learned_step_size and reduce_range:
+        ctx.notice(
+            "learned_step_size: activations have 7 bits (reduce_range), so their ranges are observed: int8 kernels "
+            "clip at the ends of 8 bits. The ranges of weights are learned"
+        )
     insert_fake_quant = FunctionRef.to(
         transforms.prepare_qat,
         inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
         weights=chosen_weights(config),
-        reduce_range=_reduced_range(config, ctx),
+        reduce_range=reduce_range,
         skip=config.skip,
         route=config.route,
         layers=own_options_of(config.layers),
         stored=_stored_layers(config, model),
         batch_norm=config.batch_norm,
         freeze_at=config.freeze_at,
+        learned_step_size=config.learned_step_size,
     )
     return _prepare(config, ctx, model, insert_fake_quant, train=config.batch_norm == "train")
 

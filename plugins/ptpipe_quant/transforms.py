@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ptpipe_quant.fake_quant import qat_qconfig
+from ptpipe_quant.fake_quant import fit_learned_ranges, qat_qconfig
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
 from ptpipe_quant.layer_forms import fold_into_transposed
 from ptpipe_quant.layer_options import Options, OptionsByLayer, QConfigs, layer_rules
@@ -123,19 +123,23 @@ def prepare_static(
 
 
 @transform
-def prepare_qat(module: nn.Module, *, batch_norm: str, freeze_at: float | None, **scheme: Any) -> GraphModule:
+def prepare_qat(
+    module: nn.Module, *, batch_norm: str, freeze_at: float | None, learned_step_size: bool = False, **scheme: Any
+) -> GraphModule:
     """Insert fake quantization.
 
     `freeze_at`: fraction of the training after which ranges and batch norm statistics are frozen; None returns the
     graph to convert, not the one to train, with the same state dict. `batch_norm`: `fold` or `train`; those behind
-    transposed convolutions are folded in any case. `scheme`: inputs, backend, weights, reduce_range, skip, route,
-    layers, stored.
+    transposed convolutions are folded in any case. `learned_step_size`: see `qat_qconfig`. `scheme`: inputs, backend,
+    weights, reduce_range, skip, route, layers, stored.
     """
 
     def qconfig(_: Options, **choices: bool) -> Any:
-        return qat_qconfig(**choices, freeze_at=1.0 if freeze_at is None else freeze_at)
+        freeze = 1.0 if freeze_at is None else freeze_at
+        return qat_qconfig(**choices, freeze_at=freeze, learned_step_size=learned_step_size)
 
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=True, fold=batch_norm == "fold")
+    fit_learned_ranges(prepared)
     return prepared if freeze_at is None else training_graph(prepared, freeze_at=freeze_at)
 
 

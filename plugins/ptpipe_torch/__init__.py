@@ -31,7 +31,7 @@ from ptpipe_torch.model.predictions import Predictions
 from ptpipe_torch.model.recipe import Recipe
 from ptpipe_torch.model.selected import Selected
 from ptpipe_torch.model.signature import BATCH, Signature, TensorSpec
-from ptpipe_torch.protocols import Freezing, RangeObserver, RangeReducer, TrainingCallback
+from ptpipe_torch.protocols import Freezing, RangeObserver, RangeReducer, TrainingCallback, Undecayed
 from ptpipe_torch.runtime import (
     exit_with_parent,
     freed_memory_kept,
@@ -95,6 +95,7 @@ __all__ = [
     "TokenClassification",
     "TokensInfo",
     "TrainingCallback",
+    "Undecayed",
     "WorkerGroup",
     "WorkerGroupError",
     "builder",

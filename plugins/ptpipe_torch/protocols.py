@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ class Freezing(Protocol):
     """
 
     freeze_at: float
+
+
+@runtime_checkable
+class Undecayed(Protocol):
+    """A module with parameters for which zero is no simpler value than others (learned ranges in QAT)."""
+
+    undecayed: Collection[str]
+    """Names of its own parameters that a trainer must leave out of weight decay."""
 
 
 RangeReducer: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,15 +28,25 @@ def peak_lr(config: TrainConfig) -> float:
 
 
 def make_optimizer(
-    config: TrainConfig, parameters: Iterable[tuple[str, nn.Parameter]], lr_factors: Mapping[str, float]
+    config: TrainConfig,
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    lr_factors: Mapping[str, float],
+    undecayed: Collection[str] = (),
 ) -> torch.optim.Optimizer:
     """Return the optimizer of the parameters that require a gradient; `set_lr` sets its learning rates each step.
 
-    `parameters`: with their names; `lr_factors`: factors of the learning rate, by name, other than 1.
+    `parameters`: with their names; `lr_factors`: factors of the learning rate, by name, other than 1;
+    `undecayed`: names of parameters without weight decay, besides those that the options leave out.
     """
     trained = {name: parameter for name, parameter in parameters if parameter.requires_grad}
     decay = _WEIGHT_DECAY[config.optimizer] if config.weight_decay is None else config.weight_decay
-    groups = list(_groups(config, trained, lr_factors, decay))
+    # The usual criterion: biases and normalization weights are the parameters of at most one dimension.
+    exempt = {
+        name
+        for name, parameter in trained.items()
+        if name in undecayed or (not config.decay_norm_and_bias and parameter.dim() <= 1)
+    }
+    groups = list(_groups(trained, lr_factors, decay, exempt))
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, peak_lr(config), fused=True)
     momentum = _MOMENTUM if config.momentum is None else config.momentum
@@ -48,18 +58,15 @@ def make_optimizer(
 
 
 def _groups(
-    config: TrainConfig, trained: Mapping[str, nn.Parameter], lr_factors: Mapping[str, float], decay: float
+    trained: Mapping[str, nn.Parameter], lr_factors: Mapping[str, float], decay: float, exempt: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     for factor in dict.fromkeys([1.0, *lr_factors.values()]):
-        parameters = [parameter for name, parameter in trained.items() if lr_factors.get(name, 1.0) == factor]
-        if config.decay_norm_and_bias:
-            yield {"params": parameters, "weight_decay": decay, _LR_FACTOR: factor}
-            continue
-        # The usual criterion: biases and normalization weights are the parameters of at most one dimension.
-        weights = [parameter for parameter in parameters if parameter.dim() > 1]
-        others = [parameter for parameter in parameters if parameter.dim() <= 1]
-        yield {"params": weights, "weight_decay": decay, _LR_FACTOR: factor}
-        yield {"params": others, "weight_decay": 0.0, _LR_FACTOR: factor}
+        names = [name for name in trained if lr_factors.get(name, 1.0) == factor]
+        decayed = [trained[name] for name in names if name not in exempt]
+        yield {"params": decayed, "weight_decay": decay, _LR_FACTOR: factor}
+        if exempt:
+            others = [trained[name] for name in names if name in exempt]
+            yield {"params": others, "weight_decay": 0.0, _LR_FACTOR: factor}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

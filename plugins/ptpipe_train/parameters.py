@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ptpipe import StageError, nearest
+from ptpipe_torch import Undecayed
 
 _NUM_SHOWN = 5
 
@@ -59,6 +60,16 @@ def resolve_lr_factors(module: nn.Module, factors: Mapping[str, float]) -> dict[
         found |= {id(parameter): factor for parameter in undecided}
     # One name for each: that under which an optimizer finds it.
     return {name: found[id(parameter)] for name, parameter in module.named_parameters() if id(parameter) in found}
+
+
+def undecayed_parameters(module: nn.Module) -> set[str]:
+    """Return the names of the parameters that their layers exempt from weight decay; of a shared one, each."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, layer in module.named_modules(remove_duplicate=False)
+        if isinstance(layer, Undecayed)
+        for name in layer.undecayed
+    }
 
 
 def _names(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -40,7 +40,7 @@ from ptpipe_train.model_fit import check_pipelined, refuse_disagreement, with_me
 from ptpipe_train.monitor import POLL_EVERY_S, TrainingMonitor
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
 from ptpipe_train.parallel import ParallelStrategy, TrainingInputs, choose_strategy
-from ptpipe_train.parameters import batch_norms, freeze_parameters, resolve_lr_factors
+from ptpipe_train.parameters import batch_norms, freeze_parameters, resolve_lr_factors, undecayed_parameters
 from ptpipe_train.precision import PrecisionChoice, choose_precision, measure_step_ms
 from ptpipe_train.profiling import StepProfile
 from ptpipe_train.progress import Best, TrainingProgress
@@ -205,7 +205,7 @@ def _set_up(
         ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
     _warn_of_small_passes(config.parallel, ctx, inputs.module, plan.batch_size)
     best = Best(rule, _monitored(rule, inputs.data).higher_is_better) if (rule := config.early_stopping) else None
-    optimizer = make_optimizer(config, strategy.named_parameters(), lr_factors)
+    optimizer = make_optimizer(config, strategy.named_parameters(), lr_factors, undecayed_parameters(inputs.module))
     average = WeightAverage(parameters_of(optimizer), config.ema.decay) if config.ema else None
     zeros = KeptZeros(pruned_weights(inputs.model), strategy.named_parameters(), pruning)
     rest = (device, TrainingProgress(), best, average, zeros)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptpipe_quant.fake_quant import ActivationFakeQuant, StraightThrough, WeightFakeQuant, qat_qconfig
-from ptpipe_torch import TrainingCallback
+from ptpipe_quant.fake_quant import (
+    ActivationFakeQuant,
+    LearnedActivationFakeQuant,
+    LearnedWeightFakeQuant,
+    WeightFakeQuant,
+    qat_qconfig,
+)
+from ptpipe_torch import TrainingCallback, Undecayed
+from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.observers import FusedMovingAvgObsFakeQuantize, MovingAverageMinMaxObserver
+from ptpipe_torch.int8.straight_through import Grid, StraightThrough
 
 
 def activation(**options: bool | float) -> ActivationFakeQuant:
@@ -34,7 +43,7 @@ def ours(x, scale, zero_point, maximum):
     x = x.detach().clone().requires_grad_()
     scale_1 = torch.tensor(scale)
     inverse = scale_1.reciprocal().item()
-    y = StraightThrough.apply(x, inverse, scale_1.item(), -zero_point, maximum - zero_point)
+    y = StraightThrough.apply(x, Grid(inverse, scale_1.item(), -zero_point, maximum - zero_point))
     y.backward(torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view_as(y))
     return y.detach(), x.grad
 
@@ -75,7 +84,7 @@ def test_under_autocast_the_arithmetic_is_float32(dtype) -> None:
 
 
 def test_not_a_number_stays_one() -> None:
-    y = StraightThrough.apply(torch.tensor([float("nan"), 1.0]), 10.0, 0.1, 0, 255)
+    y = StraightThrough.apply(torch.tensor([float("nan"), 1.0]), Grid(10.0, 0.1, 0, 255))
     assert y[0].isnan()
     assert y[1] == 1.0
 
@@ -83,8 +92,8 @@ def test_not_a_number_stays_one() -> None:
 def test_the_layout_of_one_channel_images_is_kept() -> None:
     x = torch.randn(4, 1, 5, 5).to(memory_format=torch.channels_last)
     assert x.stride() == (25, 1, 5, 1)
-    assert StraightThrough.apply(x, 10.0, 0.1, 0, 255).stride() == (25, 1, 5, 1)
-    assert StraightThrough.apply(x.bfloat16(), 10.0, 0.1, 0, 255).stride() == (25, 1, 5, 1)
+    assert StraightThrough.apply(x, Grid(10.0, 0.1, 0, 255)).stride() == (25, 1, 5, 1)
+    assert StraightThrough.apply(x.bfloat16(), Grid(10.0, 0.1, 0, 255)).stride() == (25, 1, 5, 1)
 
 
 class TestWeights:
@@ -205,3 +214,158 @@ class TestObserving:
     def test_the_state_has_torchs_own_names(self) -> None:
         stock = FusedMovingAvgObsFakeQuantize(quant_min=0, quant_max=255)
         assert list(activation().state_dict()) == list(stock.state_dict())
+
+
+LEARNED = {"reduce_range": False, "freeze_at": 1.0, "learned_step_size": True}
+
+
+def learned_activation(*batches: torch.Tensor) -> LearnedActivationFakeQuant:
+    """One that has observed these batches, in eval mode."""
+    fake_quant = qat_qconfig(per_channel=True, **LEARNED).activation().train()
+    for batch in batches:
+        fake_quant(batch)
+    return fake_quant.eval()
+
+
+def learned_weight(like: torch.Tensor, *, per_channel: bool) -> LearnedWeightFakeQuant:
+    fake_quant = qat_qconfig(per_channel=per_channel, **LEARNED).weight()
+    fake_quant.fit(like)
+    return fake_quant
+
+
+def set_parts(fake_quant, *parts: float) -> None:
+    with torch.no_grad():
+        fake_quant.log_part.copy_(torch.tensor(parts).log())
+
+
+def backward(y: torch.Tensor) -> None:
+    (y * torch.cos(torch.arange(y.numel()).view_as(y) / 7)).sum().backward()
+
+
+class TestLearned:
+    x = torch.randn(40, 25, generator=torch.Generator().manual_seed(3))
+
+    @pytest.mark.parametrize("which", ["activation", "per channel", "per tensor"])
+    def test_at_first_it_is_the_observed_range(self, which) -> None:
+        if which == "activation":
+            mine, other = learned_activation(self.x), activation().train()
+        else:
+            mine = learned_weight(self.x, per_channel=which == "per channel")
+            other = weight(per_channel=which == "per channel")
+        other(self.x)
+        one, two = self.x.clone().requires_grad_(), self.x.clone().requires_grad_()
+        ours, theirs = mine(one), other.eval()(two)
+        backward(ours)
+        backward(theirs)
+        assert torch.equal(ours, theirs)
+        assert torch.equal(one.grad, two.grad)
+        assert mine.log_part.grad.shape == ((2,) if which == "activation" else (40,) if "channel" in which else (1,))
+        assert mine.log_part.grad.abs().min() > 0
+        for kept, found in zip(mine.calculate_qparams(), other.calculate_qparams(), strict=True):
+            assert torch.equal(kept, found)
+
+    @pytest.mark.parametrize("parts", [(0.9, 0.4), (0.3, 1.0), (1 / 8, 1 / 8), (5.0, 0.001)])
+    def test_activations_are_rounded_to_the_grid_that_is_converted(self, parts) -> None:
+        fake_quant = learned_activation(self.x)
+        set_parts(fake_quant, *parts)
+        scale, zero_point = fake_quant.calculate_qparams()
+        low, high = (min(max(part, 1 / 8), 1) * end.item() for part, end in zip(parts, self.x.aminmax(), strict=True))
+        assert scale.dtype is torch.float32
+        assert scale.item() == pytest.approx((high - low) / 255)
+        assert zero_point.item() == pytest.approx(-low / scale.item(), abs=0.51)
+        expected = torch.fake_quantize_per_tensor_affine(self.x, scale.item(), int(zero_point.item()), 0, 255)
+        assert torch.equal(fake_quant(self.x), expected)
+
+    @pytest.mark.parametrize("per_channel", [True, False])
+    def test_weights_are_rounded_to_the_grid_that_is_converted(self, per_channel) -> None:
+        fake_quant = learned_weight(self.x, per_channel=per_channel)
+        parts = torch.linspace(0.2, 1, 40 if per_channel else 1)
+        set_parts(fake_quant, *parts.tolist())
+        y = fake_quant(self.x)
+        scales, zero_points = fake_quant.calculate_qparams()
+        torch.testing.assert_close(scales, (self.x.abs().amax([1] if per_channel else [0, 1]) * parts / 127.5))
+        assert not zero_points.any()
+        assert torch.equal(fake_quant.scale, scales)
+        with deprecations_silenced():
+            if per_channel:
+                int8 = torch.quantize_per_channel(self.x, scales, zero_points, 0, torch.qint8)
+            else:
+                int8 = torch.quantize_per_tensor(self.x, scales.item(), 0, torch.qint8)
+            assert torch.equal(y, int8.dequantize())
+
+    def test_a_range_from_zero_keeps_its_zero_point(self) -> None:
+        fake_quant = learned_activation(self.x.relu())
+        backward(fake_quant(self.x.relu()))
+        assert fake_quant.log_part.grad[0] == 0 != fake_quant.log_part.grad[1]
+        set_parts(fake_quant, 0.3, 0.6)
+        assert fake_quant.calculate_qparams()[1].item() == 0
+
+    def test_a_step_of_sgd_is_that_of_lsq(self) -> None:
+        """By torch's own learnable operator, with the gradient scale of the paper."""
+        x, lr, part = self.x.abs(), 1e-5, 0.8
+        fake_quant = learned_activation(x)
+        set_parts(fake_quant, part, part)
+        before = fake_quant.calculate_qparams()[0]
+        step, offset = before.clone().requires_grad_(), torch.zeros(1)
+        g = 1 / math.sqrt(25 * 255)
+        backward(torch._fake_quantize_learnable_per_tensor_affine(x, step, offset, 0, 255, g))
+        backward(fake_quant(x))
+        torch.optim.SGD([fake_quant.log_part], lr).step()
+        change = (fake_quant.calculate_qparams()[0] - before).item()
+        assert change == pytest.approx(-lr * step.grad.item(), rel=0.01)
+        assert change != 0
+
+    def test_so_it_is_for_each_channel_of_weights(self) -> None:
+        lr = 1e-5
+        fake_quant = learned_weight(self.x, per_channel=True)
+        set_parts(fake_quant, *[0.7] * 40)
+        backward(fake_quant(self.x))
+        before = fake_quant.scale.clone()
+        step, offset = before.clone().requires_grad_(), torch.zeros(40)
+        g = 1 / math.sqrt(25 * 127)
+        backward(torch._fake_quantize_learnable_per_channel_affine(self.x, step, offset, 0, -128, 127, g))
+        torch.optim.SGD([fake_quant.log_part], lr).step()
+        fake_quant(self.x)
+        # The clipped end is 127.5 steps in ours, 127 or 128 in torch's.
+        torch.testing.assert_close(fake_quant.scale - before, -lr * step.grad, rtol=0.1, atol=1e-8)
+
+    def test_the_optimizers_steps_end_at_the_limits(self) -> None:
+        for fake_quant in (learned_activation(self.x), learned_weight(self.x, per_channel=True)):
+            assert isinstance(fake_quant, TrainingCallback)
+            with torch.no_grad():
+                fake_quant.log_part.copy_(torch.linspace(-9, 9, fake_quant.log_part.numel()))
+            fake_quant.on_progress(0.5)
+            ends = fake_quant.log_part.exp()
+            assert (ends.min().item(), ends.max().item()) == (pytest.approx(1 / 8), 1.0)
+            backward(fake_quant(self.x))
+            assert (fake_quant.log_part.grad != 0).all()  # also at the limits: it can leave them
+
+    def test_dead_channels_do_no_harm(self) -> None:
+        x = self.x.clone()
+        x[0], x[1] = 0, x[1] * 1e-6
+        fake_quant = learned_weight(x, per_channel=True)
+        set_parts(fake_quant, *[0.5] * 40)
+        y = fake_quant(x)
+        backward(y)
+        assert y.isfinite().all()
+        assert fake_quant.log_part.grad[0] == 0
+        assert fake_quant.log_part.grad[1].abs() < fake_quant.log_part.grad[2:].abs().max()
+
+    def test_seven_bits_are_not_learned(self) -> None:
+        """Int8 kernels clip at the ends of eight."""
+        reduced = qat_qconfig(per_channel=True, **{**LEARNED, "reduce_range": True})
+        assert type(reduced.activation()) is ActivationFakeQuant
+        assert type(reduced.weight()) is LearnedWeightFakeQuant
+        narrow = qat_qconfig(per_channel=True, narrow_weights=True, **LEARNED)
+        assert type(narrow.activation()) is LearnedActivationFakeQuant
+        assert type(narrow.weight()) is WeightFakeQuant
+
+    def test_the_parameters_are_exempt_from_decay_and_in_the_state(self) -> None:
+        fake_quant = learned_activation(self.x)
+        assert isinstance(fake_quant, Undecayed)
+        assert not isinstance(activation(), Undecayed)
+        assert [name for name, _ in fake_quant.named_parameters()] == list(fake_quant.undecayed)
+        set_parts(fake_quant, 0.5, 0.5)
+        again = learned_activation(torch.ones(1))
+        again.load_state_dict(fake_quant.state_dict())
+        assert torch.equal(again(self.x), fake_quant(self.x))

@@ -204,8 +204,8 @@ def test_a_layer_called_twice_keeps_its_relu() -> None:
         assert torch.equal(quick.eval()(images(3)), standard.eval()(images(3)))
 
 
-@pytest.mark.parametrize("batch_norm", ["fold", "train"])
-def test_a_training_that_was_interrupted_ends_with_the_same_bits(batch_norm) -> None:
+@pytest.mark.parametrize(("batch_norm", "learned"), [("fold", False), ("train", False), ("train", True)])
+def test_a_training_that_was_interrupted_ends_with_the_same_bits(batch_norm, learned) -> None:
     def steps(graph: Any, optimizer: Any, numbers: range) -> None:
         graph.train()
         for number in numbers:
@@ -217,7 +217,8 @@ def test_a_training_that_was_interrupted_ends_with_the_same_bits(batch_norm) -> 
 
     def begin() -> tuple[Any, Any]:
         torch.manual_seed(0)
-        graph = prepare_qat(mixed_net(), **QAT, batch_norm=batch_norm, freeze_at=0.75)
+        options = {"batch_norm": batch_norm, "freeze_at": 0.75, "learned_step_size": learned}
+        graph = prepare_qat(mixed_net(), **QAT, **options)
         dropout = [part for part in graph.modules() if isinstance(part, nn.Dropout)]
         assert len(dropout) == 1
         dropout[0].p = 0.0  # its random numbers are the trainer's to restore
@@ -233,6 +234,29 @@ def test_a_training_that_was_interrupted_ends_with_the_same_bits(batch_norm) -> 
         again.load_state_dict(optimizer.state_dict())
         steps(second, again, range(cut, 8))
         assert all(torch.equal(value, second.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+@pytest.mark.parametrize("batch_norm", ["fold", "train"])
+@pytest.mark.parametrize("build", [partial(small_net, dropout=0.5), mixed_net])
+def test_learned_ranges_are_those_of_both_graphs(build, batch_norm) -> None:
+    quick, standard = pair(build, batch_norm=batch_norm, learned_step_size=True)
+    see(quick, images(1), images(2))
+    learned = {name: value for name, value in quick.named_parameters() if name.endswith("log_part")}
+    trained = [parameter for parameter in learned.values() if parameter.requires_grad]
+    with torch.no_grad():
+        for number, parameter in enumerate(learned.values()):
+            parameter.copy_(-torch.linspace(0.05, 0.3, parameter.numel()) * (1 + number % 3))
+    quick(images(4)).logsumexp(1).sum().backward()
+    assert all(parameter.grad is not None for parameter in trained), "workers would wait for it"
+    standard.load_state_dict(quick.state_dict())
+    quick.eval(), standard.eval()
+    with torch.no_grad():
+        difference = (quick(images(3, 200)) - standard(images(3, 200))).abs()
+    last = quick.get_submodule(observer_nodes(quick)[-1].target)
+    step = last.scale
+    assert step < 0.95 * last.activation_post_process.calculate_qparams()[0]
+    assert difference.max() <= 2 * step
+    assert (difference > step / 2).float().mean() < (0.001 if batch_norm == "fold" else 0.05)
 
 
 class DenseBlock(nn.Module):

@@ -83,6 +83,19 @@ def test_norm_and_bias_can_be_kept_from_decay() -> None:
     assert {names[id(p)] for p in exempt["params"]} == {"1.weight", "1.bias", "3.bias"}
 
 
+@pytest.mark.parametrize("decay_norm_and_bias", [True, False])
+def test_exempt_parameters_keep_their_value_where_nothing_pulls(decay_norm_and_bias: bool) -> None:
+    net = make_net()
+    config = TrainConfig(weight_decay=0.5, decay_norm_and_bias=decay_norm_and_bias, optimizer="adamw", lr=0.1)
+    optimizer = make_optimizer(config, net.named_parameters(), {}, undecayed={"3.weight"})
+    before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    moved = {name for name, parameter in net.named_parameters() if not torch.equal(parameter, before[name])}
+    assert moved == ({"0.weight", "1.weight", "3.bias"} if decay_norm_and_bias else {"0.weight"})
+
+
 def test_frozen_parameters_are_left_out() -> None:
     net = make_net().requires_grad_(False)
     net[3].requires_grad_(True)

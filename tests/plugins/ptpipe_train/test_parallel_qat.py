@@ -111,6 +111,21 @@ def test_the_int8_network_is_that_of_one_process(manifest: Path, name: str, back
     assert num_weights > 6000
 
 
+@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=pytest.mark.thorough)])
+def test_learned_ranges_are_those_of_one_process(manifest: Path, name: str) -> None:
+    """A few steps: later, a value that rounds to the next integer makes more of a difference than the last bits do."""
+    few = {"fake_quant.learned_step_size": True, "data.num_train": 144, "fake_quant.reduce_range": False}
+    single, parallel = (
+        run(manifest, mode, "fbgemm", few, epochs=1, weight_decay=0.1).artifact("finetune")
+        for mode in ({}, MODES[name])
+    )
+    assert isinstance(single, Model) and isinstance(parallel, Model)
+    learned = [key for key in single.tensors if key.endswith("log_part")]
+    assert sum(bool((single.tensors[key] < -1e-4).any()) for key in learned) >= 4
+    for key, expected in single.tensors.items():
+        torch.testing.assert_close(parallel.tensors[key], expected, rtol=1e-5, atol=1e-6, msg=key)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["pp", "ddp+pp"])
 def test_samples_that_only_fill_a_batch_leave_no_trace(manifest: Path, name: str) -> None:
@@ -170,9 +185,12 @@ def test_ranges_and_weights_are_the_same_on_all_workers_at_every_time(tmp_path: 
     plugin, manifest = tmp_path / "keeps.py", tmp_path / "qat.yaml"
     plugin.write_text(KEEPS_STATES, encoding="utf-8")
     manifest.write_text(MANIFEST.format(plugin=f"{PLUGIN}, {plugin}"), encoding="utf-8")
-    result = run(manifest, {"mode": "ddp", "workers": 2, "comm": comm}, "fbgemm", batch_size=43, epochs=1)
+    learned = {"fake_quant.learned_step_size": True}
+    result = run(manifest, {"mode": "ddp", "workers": 2, "comm": comm}, "fbgemm", learned, batch_size=43, epochs=1)
     assert result.exit_code == 0
     first, second = (load_file(tmp_path / f"rank-{rank}.safetensors") for rank in range(2))
+    parts = [tensor for name, tensor in first.items() if name.endswith("log_part")]
+    assert sum(bool(part.any()) for part in parts) >= 4
     ranges = [name for name in first if name.endswith((".low", ".high", "scale", "zero_point"))]
     assert len(ranges) >= 4, sorted(first)
     assert first.keys() == second.keys()

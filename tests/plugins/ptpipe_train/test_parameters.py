@@ -12,7 +12,7 @@ from ptpipe import StageError
 from ptpipe_quant import PrepareQatConfig, prepare_qat
 from ptpipe_torch import FunctionRef, Model, builder, epoch_order
 from ptpipe_train import TrainConfig
-from ptpipe_train.parameters import freeze_parameters, resolve_lr_factors
+from ptpipe_train.parameters import freeze_parameters, resolve_lr_factors, undecayed_parameters
 
 from .conftest import Lab, assert_same_bits, max_difference
 
@@ -99,6 +99,21 @@ def test_one_pattern_of_a_fused_norm_freezes_it_alone(lab: Lab) -> None:
     trained = lab.train(model, lab.make_data(64), freeze=["*.bn.*"], epochs=1, lr=0.01).model
     floats = {name for name in changed(model, trained) if name.rpartition(".")[2] in NAMES_OF_STATE}
     assert floats == {f"{name}.{part}" for name in ("features.0", "features.3", "head") for part in ("weight", "bias")}
+
+
+def test_learned_ranges_are_trained_and_never_decay(lab: Lab) -> None:
+    config = PrepareQatConfig(backend="qnnpack", learned_step_size=True)
+    model = prepare_qat(config, lab.context(), make_model(lab))
+    names = {name for name in model.tensors if name.endswith("log_part")}
+    assert undecayed_parameters(model.build_prepared()) == names != set()
+    options = {"epochs": 1, "lr": 0.01, "optimizer": "adamw", "freeze": ["*.weight", "*.bias"]}
+    without, with_decay = (
+        lab.train_afresh(model, lab.make_data(64), weight_decay=decay, **options).model for decay in (0.0, 0.5)
+    )
+    assert names & changed(model, without)
+    assert_same_bits(without, with_decay)
+    frozen = lab.train_afresh(model, lab.make_data(64), epochs=1, lr=1e-3, freeze=["*.log_part"]).model
+    assert changed(model, frozen).isdisjoint(names)
 
 
 def test_single_samples_are_taken_where_every_norm_is_frozen(lab: Lab) -> None:

@@ -104,9 +104,10 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(lab: Lab, options: dict[str
         assert got.metrics["loss_scale"] == want.metrics["loss_scale"]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_model_with_fake_quantization_too(lab: Lab, precision: str) -> None:
-    folded = prepare_qat(PrepareQatConfig(backend="fbgemm"), lab.context(), lab.make_model(norm=True))
+@pytest.mark.parametrize(("precision", "learned"), [("fp32", False), ("bf16", False), ("bf16", True)])
+def test_a_model_with_fake_quantization_too(lab: Lab, precision: str, learned: bool) -> None:
+    config = PrepareQatConfig(backend="fbgemm", learned_step_size=learned)
+    folded = prepare_qat(config, lab.context(), lab.make_model(norm=True))
     options = {"epochs": 2, "precision": precision, "lr": 0.01, "memory_format": "channels_last"}
     want = lab.train_afresh(folded, make_data(lab), **options)
     for stop in (3, 5):

@@ -1,0 +1,112 @@
+"""Rounding to an int8 grid in training, with straight-through gradients: of the values, and of a learned range.
+
+Formulas: Y. Bengio et al., arXiv 1308.3432, section 4 (values); S. Esser et al., Learned Step Size Quantization, ICLR
+2020, equations 2 and 3 (step); Y. Bhalgat et al., LSQ+, CVPR workshops 2020, equations 2 to 6 (step and offset).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+_hardtanh_backward = torch.ops.aten.hardtanh_backward  # the gradient strictly between two limits, else 0
+
+
+class Grid(NamedTuple):
+    """The integers of a tensor: x is stored as `clamp(round(x * inverse), minimum, maximum)`, which means that * scale.
+
+    `minimum` and `maximum` are the integer range shifted by the zero point. `inverse` is 1 / `scale` rounded to
+    float32: x is multiplied by it, as in torch's int8 kernels. Both are numbers, or tensors that broadcast.
+    """
+
+    inverse: float | torch.Tensor
+    scale: float | torch.Tensor
+    minimum: int
+    maximum: int
+
+    @property
+    def unclipped(self) -> tuple[float, float]:
+        """Limits of the rounded numbers that aren't clipped."""
+        return self.minimum - 0.5, self.maximum + 0.5
+
+
+class StraightThrough(torch.autograd.Function):
+    """Rounding to a grid, whose gradient is 1 where nothing was clipped, else 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, grid: Grid) -> torch.Tensor:
+        result, rounded = _round(x, grid)
+        ctx.save_for_backward(rounded)
+        ctx.unclipped = grid.unclipped
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (rounded,) = ctx.saved_tensors
+        return _hardtanh_backward(gradient, rounded, *ctx.unclipped), None
+
+
+class LearnedRange(torch.autograd.Function):
+    """Rounding to the grid of the range `low` to `high`, with gradients of both ends as well.
+
+    With n = `maximum` - `minimum`, the step is s = (high - low) / n. A value in the range becomes x + s * e, where e is
+    its rounding error in steps, a value below it becomes low, and one above it high. So the derivatives by (low, high)
+    are (-e / n, e / n), (1, 0) and (0, 1): those of LSQ+ by step and offset, in other coordinates. That the zero point
+    is an integer is neglected, as the rounding of x is.
+
+    `low` and `high` are of one shape, which broadcasts to that of x. Their gradients are multiplied by `factor`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, grid: Grid, factor: float | torch.Tensor
+    ) -> torch.Tensor:
+        result, rounded = _round(x, grid)
+        ctx.save_for_backward(x, rounded)
+        ctx.grid, ctx.factor, ctx.shape = grid, factor, low.shape
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, None, None]:
+        x, rounded = ctx.saved_tensors
+        grid: Grid = ctx.grid
+        lower, upper = grid.unclipped
+        inside = _hardtanh_backward(gradient, rounded, lower, upper)
+        if not any(ctx.needs_input_grad[1:3]):
+            return inside, None, None, None, None
+        errors = rounded - (x if _is_exact(x) else x.float()) * grid.inverse
+        stretch = _sum(errors.mul_(inside), ctx.shape) / (grid.maximum - grid.minimum)
+        below = _sum(_hardtanh_backward(gradient, rounded, -torch.inf, lower), ctx.shape)
+        above = _sum(_hardtanh_backward(gradient, rounded, upper, torch.inf), ctx.shape)
+        return inside, (below - stretch) * ctx.factor, (above + stretch) * ctx.factor, None, None
+
+
+def _round(x: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the values of the grid, and the integers before they were clipped. All arithmetic is float32, or x's."""
+    inverse, scale, minimum, maximum = grid
+    # empty_like keeps the strides also for a single channel, whose layout is ambiguous: the next convolution would
+    # otherwise fall back to the slower layout.
+    exact = _is_exact(x)
+    rounded = torch.empty_like(x, dtype=x.dtype if exact else torch.float32)
+    if exact:
+        torch.mul(x, inverse, out=rounded).round_()
+        return torch.clamp(rounded, minimum, maximum, out=torch.empty_like(x)).mul_(scale), rounded
+    rounded.copy_(x).mul_(inverse).round_()
+    result = torch.empty_like(x).copy_(rounded.clamp(minimum, maximum).mul_(scale))
+    # bfloat16 represents every integer to 256, and rounding larger ones moves none across the limits.
+    return result, torch.empty_like(x).copy_(rounded)
+
+
+def _is_exact(x: torch.Tensor) -> bool:
+    return x.dtype in (torch.float32, torch.float64)
+
+
+def _sum(values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return the sum over all axes along which `shape` broadcasts, at least float32."""
+    return (values if _is_exact(values) else values.float()).sum_to_size(shape)
