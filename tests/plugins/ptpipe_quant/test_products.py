@@ -217,6 +217,7 @@ def operators(int8: Model, backend: str) -> dict[str, int]:
     return {name: names.count(name) for name in ("matmul", "quantize_per_tensor", "dequantize")}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("backend", "path", "spellings"),
     [
