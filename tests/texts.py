@@ -43,11 +43,13 @@ TAGS = TokenClassification(class_names=("a", "b", "c", "d", "e"))
 """The class of a token is its id modulo 5."""
 
 
-def texts(num: int, seed: int, *, vocabulary_size: int = 40, max_length: int = 12) -> npt.NDArray[np.int64]:
-    """Return ids, (N, L), of texts of 0 to `max_length` tokens, padded with 0; `KEY` occurs in half of them."""
+def texts(
+    num: int, seed: int, *, vocabulary_size: int = 40, min_length: int = 0, max_length: int = 12
+) -> npt.NDArray[np.int64]:
+    """Return ids, (N, L), of texts of so many tokens, padded with 0; `KEY` occurs in half of them."""
     random = np.random.default_rng(seed)
     ids_NL = random.integers(KEY + 1, vocabulary_size, (num, max_length))
-    length_N = random.integers(0, max_length + 1, num)
+    length_N = random.integers(min_length, max_length + 1, num)
     place_N = (random.random(num) * length_N).astype(int)
     chosen_N = np.flatnonzero((random.random(num) < 0.5) & (length_N > 0))
     ids_NL[chosen_N, place_N[chosen_N]] = KEY
@@ -59,6 +61,7 @@ def text_data(
     *,
     num: Sequence[int] = (160, 64, 64),
     vocabulary_size: int = 40,
+    min_length: int = 0,
     max_length: int = 12,
     padded: bool = False,
 ) -> Data:
@@ -67,7 +70,8 @@ def text_data(
     tokens = TokensInfo(vocabulary_size=vocabulary_size, max_length=max_length, padding=padding)
     splits = {}
     for seed, (name, size) in enumerate(zip(("train", "test", "calibration"), num, strict=True)):
-        ids_NL = texts(size, seed, vocabulary_size=vocabulary_size, max_length=max_length)
+        sizes = {"vocabulary_size": vocabulary_size, "min_length": min_length, "max_length": max_length}
+        ids_NL = texts(size, seed, **sizes)
         values_V, offsets = ids_NL[ids_NL != 0], np.append(0, (ids_NL != 0).sum(1).cumsum())
         length = max_length if padded else None
         targets: dict[str, Column] = {"labels": ArrayColumn((ids_NL == KEY).any(1).astype(np.int64))}

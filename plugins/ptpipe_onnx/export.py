@@ -216,6 +216,8 @@ def _stored_weights(model: Model) -> dict[str, QuantizedWeight]:
 
 def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> BuiltGraph:
     converted = model.build()
+    for reference in model.recipe.convert[:-1]:  # the last one quantizes
+        float_network = reference.resolve("transform")(float_network, **reference.arguments)
     weights, recurrent = dynamic_weights(converted), recurrent_weights(converted)
     stored = stored_weights(model.int8_tensors or {}, converted)
     stored |= {name: weight.with_scale_of_each_row() for name, weight in recurrent.items()}

@@ -58,9 +58,10 @@ def _unsupported_backend(config: BackendConfig) -> Iterable[str]:
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Quantize linear, LSTM and GRU layers to int8: weights now, inputs and states at run time.
 
-    Needs no data and no calibration. Convolutions and embeddings compute in float; their weights are stored as int8. An
-    input's scale is that of its whole batch, so a sample's logits depend slightly on the others of its batch. Fails if
-    the model is not float or has no layer to quantize.
+    Needs no data and no calibration. The linear layers of `nn.MultiheadAttention` are among them. Convolutions and
+    embeddings compute in float; their weights are stored as int8. An input's scale is that of its whole batch, so a
+    sample's logits depend slightly on the others of its batch. Fails if the model is not float or has no layer to
+    quantize.
     """
     from ptpipe_quant import stages
 

@@ -6,17 +6,18 @@ layer than calls is found out by running it with stand-ins in the place of its l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ptpipe import Context, StageError
+from ptpipe_quant.attention import layer_types
 from ptpipe_quant.prepared_parity import probe_inputs
-from ptpipe_quant.trace import float_modules
+from ptpipe_quant.trace import float_modules, float_names
 from ptpipe_torch import Model
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.layers import DynamicLinear, dynamic_linear_error, replace_layers
@@ -24,6 +25,8 @@ from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, DynamicRecurrent, recu
 from ptpipe_torch.model.example_inputs import copies
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
 from ptpipe_torch.runtime import seeded
+
+Build: TypeAlias = Callable[[], nn.Module]
 
 _TOLERANCE = 1e-4
 """Of the largest output: torch has fused operators for whole encoder layers, which round differently."""
@@ -64,19 +67,22 @@ def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=tolerance, equal_nan=True)
 
 
-def names_to_quantize(model: Model, skip: Sequence[str], run: FloatRun, ctx: Context) -> list[str]:
-    """Return the linear and recurrent layers, by all of their names, that can become int8; log why others can't."""
-    layers = _layers(model.build(), skip)
+def names_to_quantize(build: Build, skip: Sequence[str], run: FloatRun, ctx: Context) -> list[str]:
+    """Return the linear and recurrent layers, by all of their names, that can become int8; log why others can't.
+
+    `build`: builds the float network.
+    """
+    layers = _layers(build(), skip)
     reasons = {names: reason for names, layer in layers.items() if (reason := _peculiarity(layer))}
     candidates = [names for names in layers if names not in reasons]
     while candidates:
-        works, found = _try(model, candidates, run)
+        works, found = _try(build, candidates, run)
         reasons |= found
         candidates = [names for names in candidates if names not in found]
         if works and not found:
             break
         if not found:  # no layer shows why: the network asks for its type, or for all parameters
-            candidates, refused = _one_by_one(model, candidates, run)
+            candidates, refused = _one_by_one(build, candidates, run)
             reasons |= dict.fromkeys(refused, "the network computes something else when its type is another")
             break
     for names, reason in reasons.items():
@@ -99,10 +105,12 @@ def check_dynamic_layers(model: Model, inputs: Sequence[torch.Tensor], kind: str
 
 def idle_patterns(module: nn.Module, skip: Sequence[str], *types: type[nn.Module]) -> list[str]:
     """Return the patterns of `skip` that keep no layer of these types float."""
+    names = {type_.__name__ for type_ in types}
+    layers = [f"{name}." for name, type_ in layer_types(module).items() if type_ in names]
     return [
         pattern
         for pattern in skip
-        if not any(type(layer) in types for part in float_modules(module, [pattern]) for layer in part.modules())
+        if not any(layer.startswith(f"{name}.") for name in float_names(module, [pattern]) for layer in layers)
     ]
 
 
@@ -186,9 +194,9 @@ class _RecurrentStandIn(_StandIn):
         """Do nothing, as the int8 layer."""
 
 
-def _try(model: Model, candidates: Sequence[tuple[str, ...]], run: FloatRun) -> tuple[bool, dict[tuple[str, ...], str]]:
+def _try(build: Build, candidates: Sequence[tuple[str, ...]], run: FloatRun) -> tuple[bool, dict[tuple[str, ...], str]]:
     """Run the network with stand-ins; return whether it computes the same, and why layers have to stay float."""
-    network, stand_ins = model.build(), dict[nn.Module, _StandIn]()
+    network, stand_ins = build(), dict[nn.Module, _StandIn]()
     layers = {names: network.get_submodule(names[0]) for names in candidates}
 
     def stand_in(layer: Any) -> nn.Module:
@@ -204,12 +212,12 @@ def _try(model: Model, candidates: Sequence[tuple[str, ...]], run: FloatRun) -> 
 
 
 def _one_by_one(
-    model: Model, candidates: Sequence[tuple[str, ...]], run: FloatRun
+    build: Build, candidates: Sequence[tuple[str, ...]], run: FloatRun
 ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """Return the layers that can be replaced together, and those that can't be in addition."""
     accepted, refused = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for names in candidates:
-        works, found = _try(model, [*accepted, names], run)
+        works, found = _try(build, [*accepted, names], run)
         (accepted if works and not found else refused).append(names)
     return accepted, refused
 

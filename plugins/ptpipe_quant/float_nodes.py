@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from ptpipe_quant.functionalize import TENSOR
+from ptpipe_quant.functionalize import SHAPE, TENSOR
 
 _ARITHMETIC = (operator.add, operator.mul, torch.add, torch.mul)
 _ARITHMETIC_METHODS = ("add", "mul")
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_PRODUCTS = (torch.matmul, operator.matmul, torch.bmm, torch.baddbmm, "matmul", "bmm")
 _SOFTMAX = (torch.softmax, nn.functional.softmax, "softmax")
 _MASKING = (
     operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div,
@@ -24,7 +24,10 @@ _MASKING = (
 
 def operators_to_leave_float(graph: GraphModule) -> list[Node]:
     """Return the operators for which one of the reasons in this module holds."""
-    reasons = (operators_on_integers, operators_converted_wrongly, operators_on_constants, masked_softmax)
+    reasons = (
+        *(operators_on_integers, operators_converted_wrongly, operators_on_constants, masked_softmax),
+        products_without_kernel,
+    )
     return list(dict.fromkeys(node for reason in reasons for node in reason(graph)))
 
 
@@ -47,13 +50,24 @@ def masked_softmax(graph: GraphModule) -> list[Node]:
         passed, waiting, has_product = {node: None}, list(node.all_input_nodes[:1]), False
         while waiting:
             source = waiting.pop()
-            has_product |= source.target in _PRODUCTS
+            has_product |= source.target is torch.matmul
             if source.target in _MASKING and source not in passed:
                 passed[source] = None
                 waiting += [before for before in source.all_input_nodes if TENSOR in before.meta]
         if has_product:
             found |= passed
     return list(found)
+
+
+def products_without_kernel(graph: GraphModule) -> list[Node]:
+    """Return the products of tensors whose batch axes differ, or that are vectors: torch (2.13) has no int8 kernel."""
+    products = graph.graph.find_nodes(op="call_function", target=torch.matmul)
+    return [node for node in products if not _has_kernel([source.meta.get(SHAPE) for source in node.all_input_nodes])]
+
+
+def _has_kernel(shapes: Sequence[Sequence[int] | None]) -> bool:
+    known = [shape for shape in shapes if shape is not None]
+    return len({tuple(shape[:-2]) for shape in known}) <= 1 and all(len(shape) >= 2 for shape in known)
 
 
 def operators_on_integers(graph: GraphModule) -> list[Node]:

@@ -18,11 +18,13 @@ from torch.fx import GraphModule
 
 from ptpipe import StageError, nearest
 from ptpipe_quant.attention import derived_attention, layer_types, write_out_attention
-from ptpipe_quant.float_nodes import operators_to_leave_float
+from ptpipe_quant.float_nodes import operators_to_leave_float, products_without_kernel
 from ptpipe_quant.functional_weights import transposed_layers, use_layers
 from ptpipe_quant.functionalize import functionalize
 from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
+from ptpipe_quant.movement import use_known_moves
 from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
+from ptpipe_quant.products import use_matmul
 from ptpipe_quant.shared_layers import separate_calls
 from ptpipe_quant.swin_attention import use_window_attention
 from ptpipe_quant.transformer_layers import use_traceable_layers
@@ -31,6 +33,8 @@ from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
 from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
 from ptpipe_torch.model.signature import TensorSpec
+
+_NO_PRODUCT = "torch has int8 products of matrices, and of batches of one shape, alone"
 
 
 def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
@@ -107,9 +111,9 @@ def trace_network(
 
     The result is the same function. Submodules named by `leaves` are not traced into and stay float. Weights are plain
     parameters, in-place operators out of place, each layer is called once, padding other than with zeros is an operator
-    of its own; attention is linear layers and products; each ReLU, function or module, is a separate module, which
-    fuses with the layer before it; `nn.Flatten` is a function, which has an int8 form; dropout is an `nn.Identity` that
-    keeps it as `_dropout_for_training`.
+    of its own; attention is linear layers and products, which are `torch.matmul`; each ReLU, function or module, is a
+    separate module, which fuses with the layer before it; `nn.Flatten` is a function, which has an int8 form; dropout
+    is an `nn.Identity` that keeps it as `_dropout_for_training`.
 
     `route`: how it is traced, see `TracedConfig`. Raises StageError with the line of the model that can't be traced, or
     not be made out of place.
@@ -124,12 +128,15 @@ def trace_network(
     functionalize(graph, inputs)
     reasons = use_layers(graph, scopes, leaves)
     kept_float |= write_out_attention(graph, scopes, leaves)
+    use_matmul(graph, scopes)
+    use_known_moves(graph, scopes)
     copies = separate_calls(graph)
     use_foldable_batch_norms(graph)
     normalizer = Normalizer(graph, scopes)
     for node in list(graph.graph.nodes):
         normalizer.normalize(node)
     lines = {node.name: str(node.meta.get(SOURCE_LINE, node.name)) for node in graph.graph.nodes}
+    reasons = {node.name: _NO_PRODUCT for node in products_without_kernel(graph)} | reasons
     kept_float |= {lines[name]: reason for name, reason in reasons.items()}
     float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
     for node in operators_to_leave_float(graph):

@@ -1,7 +1,9 @@
 """torch's transformer layers without what can't be traced: fused operators, nested tensors, checks of shapes.
 
-The layers keep their names and weights. As torch does in train mode, they compute the tokens that padding hides like
-all others; in eval mode torch sets those to zero if all of them are at the end.
+The layers keep their names and weights. What padding hides at the end of texts is zero behind a stack of layers, as
+torch's nested tensors have it in eval mode; here it is so in train mode, too.
+
+Shape legend: N batch, L tokens, E features.
 """
 
 from __future__ import annotations
@@ -46,7 +48,22 @@ class TraceableEncoder(nn.TransformerEncoder):
         """Compute the layers. `is_causal` says what the mask is, which changes nothing."""
         for layer in self.layers:
             src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
+        if src_key_padding_mask is not None and mask is None and getattr(self, "use_nested_tensor", False):
+            src = without_padding(src, src_key_padding_mask)
         return src if self.norm is None else self.norm(src)
+
+
+def without_padding(x: torch.Tensor, padding_NL: torch.Tensor) -> torch.Tensor:
+    """Return zeros for the tokens that padding hides, if in all texts these are the last ones.
+
+    `x`: (N, L, E). `padding_NL`: what is not zero hides a token, be it True or -inf.
+    """
+    is_hidden_NL = padding_NL != 0
+    is_behind_NL = ~is_hidden_NL & (is_hidden_NL.cumsum(1) > 0)
+    return x.masked_fill((is_hidden_NL & ~is_behind_NL.any()).unsqueeze(-1), 0.0)
+
+
+torch.fx.wrap("without_padding")
 
 
 class TraceableDecoderLayer(nn.TransformerDecoderLayer):

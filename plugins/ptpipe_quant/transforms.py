@@ -17,6 +17,7 @@ from ptpipe_quant.layer_forms import fold_into_transposed
 from ptpipe_quant.layer_options import Options, OptionsByLayer, QConfigs, layer_rules
 from ptpipe_quant.qat_graph import calibration_graph, training_graph
 from ptpipe_quant.saturation import saturating_layers
+from ptpipe_quant.separate_attention import separate_projections
 from ptpipe_quant.trace import float_names, trace_network
 from ptpipe_torch import TensorSpec, transform
 from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconfig_mapping
@@ -152,6 +153,12 @@ def to_int8(module: nn.Module, *, backend: str) -> GraphModule:
     if backend == "qnnpack":
         make_clamps_contiguous(converted)
     return converted
+
+
+@transform
+def separate_attention(module: nn.Module, *, layers: Sequence[str]) -> nn.Module:
+    """Let these attention layers call linear layers."""
+    return separate_projections(module, layers)
 
 
 @transform

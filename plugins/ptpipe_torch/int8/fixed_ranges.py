@@ -14,24 +14,19 @@ grid of the whole already.
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_torch.int8.engine import deprecations_silenced
+from ptpipe_torch.int8.moved_integers import whole_of
 from ptpipe_torch.int8.observers import fixed_grid, observer_at
 
 with deprecations_silenced():
     from torch.ao.quantization.backend_config import BackendConfig, ObservationType
-
-
-_PIECES: tuple[Any, ...] = ("chunk", "split", "tensor_split", "unbind")
-_PIECES += tuple(getattr(torch, name) for name in _PIECES)
-"""Operators that return pieces of a tensor."""
 
 
 def observe_unbounded(prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:
@@ -66,23 +61,25 @@ def observe_behind_float(prepared: GraphModule, mapping: Any, backend_config: Ba
 
 
 def observe_pieces(prepared: GraphModule) -> None:
-    """Put pieces of an observed tensor on its grid, in place.
+    """Put pieces of an observed tensor on its grid, in place, and with them what has the grid of a piece.
 
     One whose observer is that of other tensors too, as in front of a concatenation, keeps it.
     """
-    calls = _calls(prepared)
-    for piece in prepared.graph.find_nodes(op="call_function", target=operator.getitem):
-        tensor = piece.all_input_nodes[0]
-        if tensor.target in _PIECES:
-            tensor = tensor.all_input_nodes[0]
-        whole = observer_at(prepared, tensor)
-        if whole is None or fixed_grid(whole):
-            continue
-        for call in piece.users:
-            own = observer_at(prepared, call)
-            if own is not None and own is not whole and calls[own] == [call]:
-                _use_observer(prepared, [call], whole)
+    for own, calls in _calls(prepared).items():
+        tensor = whole_of(calls[0].all_input_nodes[0])
+        whole = None if tensor is None else observer_at(prepared, tensor)
+        if whole is not None and whole is not own and not fixed_grid(whole) and _observes_alone(calls):
+            _use_observer(prepared, calls, whole)
     prepared.recompile()
+
+
+def _observes_alone(calls: Sequence[Node]) -> bool:
+    """Return whether all calls of an observer but the first are behind operators on one tensor that it observed.
+
+    Such operators have the grid of their input: reshapes, permutations.
+    """
+    sources = [_tensor_inputs(call.all_input_nodes[0]) for call in calls[1:]]
+    return all(len(tensors) == 1 and tensors[0] in calls for tensors in sources)
 
 
 class _FixedRanges:

@@ -23,6 +23,7 @@ from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fixed_ranges import observe_behind_float, observe_pieces, observe_unbounded
 from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
+from ptpipe_torch.int8.moved_integers import pieces_on_one_grid, take_integers
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
 from ptpipe_torch.int8.tracer import Scopes, trace_graph
 from ptpipe_torch.model.signature import TensorSpec
@@ -206,6 +207,7 @@ def convert(prepared: GraphModule) -> GraphModule:
     _drop_idle_observers(prepared)
     for node in prepared.graph.nodes:
         node.stack_trace = node.name
+    pieces = pieces_on_one_grid(prepared)
     _fence_float_operators(prepared)
     with deprecations_silenced():
         # Also called on networks whose observers saw no data, to load stored integers into.
@@ -213,6 +215,7 @@ def convert(prepared: GraphModule) -> GraphModule:
         converted = convert_graph(prepared.eval(), backend_config=_backend_config())
     release_networks()
     _remove_fences(converted)
+    take_integers(converted, pieces)
     _refuse_unconverted(converted)
     _store_scales(converted)
     return converted

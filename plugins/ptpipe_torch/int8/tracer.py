@@ -7,7 +7,7 @@ import linecache
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -103,6 +103,11 @@ class SizedProxy(NetworkProxy):
         if first != second:
             raise TypeError("the length depends on the batch size")
         return int(first)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the parts of a tuple, or of a tensor along its first axis, if that has a known size."""
+        parts: Any = self
+        return iter([parts[index] for index in range(len(self))])
 
     def __getattr__(self, name: str) -> Any:
         if name == "shape" and all(isinstance(value, torch.Tensor) for value in self.__dict__["values"]):

@@ -292,14 +292,14 @@ _FLOAT_LAYERS = {
     WeightNorm: {"inner", "conv"},
     AllAskedForTheirTypes: {"outer"},
     Parametrized: {"inner"},
-    Masked: {f"inner.layers.{i}.{name}" for i in (0, 1) for name in ("self_attn.out_proj", "linear1", "linear2")},
-    Encoder: {f"inner.layers.{i}.self_attn.out_proj" for i in (0, 1)},
-    Attention: {"attention.out_proj"},
     ViewBehindConvolution: {"conv", "inner"},
 }
 _NETWORKS = [
     *_FLOAT_LAYERS,
     *_LSTM_FLOAT,
+    Masked,
+    Encoder,
+    Attention,
     Keyword,
     Recurrent,
     Sequences,

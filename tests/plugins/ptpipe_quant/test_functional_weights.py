@@ -159,7 +159,9 @@ def test_int8_and_its_file(backend, is_qat, noise, ctx, metrics) -> None:
     int8 = {name for name, layer in converted.build().named_modules() if has_int8_weights(layer)}
     assert {"w", "packed_0", "packed_1", "packed_2", "head", "stem", "fc"} <= int8
     export_onnx(ExportConfig(num_samples=32), ctx, converted, noise)  # with its parity checks
-    assert metrics()["num_int8_layers"] == len(int8 - {"up"})  # ONNX Runtime transposes convolutions in float
+    coverage = metrics()["integer_coverage"]
+    assert coverage.startswith("2 of 2 convolutions, 0 of 1 transposed convolutions")
+    assert coverage.endswith("5 of 5 linear layers, 2 of 2 matrix products")
 
 
 def texts(events: list[Event], type_: type[LogLine | Notice]) -> str:

@@ -130,6 +130,31 @@ def test_branches_on_sizes_are_decided_for_batches_of_any_size(size) -> None:
         assert torch.equal(graph(x), network.eval()(x))
 
 
+class Parts(nn.Module):
+    """Goes through pieces of a tensor, and through its first axis."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first, self.conv = first, nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([part.relu() for part in self.conv(x).split(3, dim=1)], 1)
+        return torch.stack([row.neg() for row in x.transpose(0, self.first)])
+
+
+def test_pieces_are_iterated() -> None:
+    network = Parts(1)
+    graph, x = trace_network(network, pictures((1, 9, 9))).graph, torch.randn(5, 1, 9, 9)
+    assert torch.equal(graph(x), network.eval()(x))
+
+
+def test_the_samples_of_a_batch_can_not_be_iterated() -> None:
+    with pytest.raises(
+        StageError, match=r"test_trace.py:\d+: `return torch.stack.*\(the length depends on the batch size"
+    ):
+        trace_network(Parts(0), pictures((1, 9, 9)))
+
+
 def test_a_branch_on_the_batch_is_refused() -> None:
     with pytest.raises(StageError, match=r"test_trace.py:\d+: `if x.shape\[self.dim\] > 4:` can't be traced"):
         trace_network(Sizes(0), pictures((1, 9, 9)))

@@ -98,6 +98,26 @@ def test_layers_are_traced_into(name: str) -> None:
         torch.testing.assert_close(traced.graph.train(train)(*inputs()), outputs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    "form", [torch.clone, lambda mask: torch.zeros(mask.shape).masked_fill(mask, -torch.inf)], ids=["bool", "float"]
+)
+@pytest.mark.parametrize("is_at_end", [True, False])
+def test_padding_is_zero_where_nested_tensors_have_it_so(is_at_end: bool, form: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    lengths_N, tokens_L = torch.tensor([5, 2, 3]), torch.arange(L)
+    is_padding_NL = tokens_L >= lengths_N[:, None] if is_at_end else tokens_L == lengths_N[:, None] - 1
+    network = Calling(
+        nn.TransformerEncoder(layer(), 2, nn.LayerNorm(E)), lambda part, x, y: part(x, src_key_padding_mask=form(y))
+    ).eval()
+    inputs = torch.randn(N, L, E), is_padding_NL
+    specs = INPUTS[0], TensorSpec("y", "bool", (BATCH, L))
+    with torch.no_grad():
+        expected = network(*inputs)
+        assert torch.equal(expected[is_padding_NL], torch.zeros(is_padding_NL.sum(), E)) == is_at_end
+        torch.testing.assert_close(trace_network(network, specs).graph(*inputs), expected, rtol=1e-5, atol=1e-5)
+
+
 class Mine(nn.Module):
     """A layer of another type."""
 
