@@ -108,6 +108,20 @@ def compare_file(
     return LayerParity(difference, num_samples, products)
 
 
+def integers_of(
+    path: Path, reference: GraphModule, inputs: Mapping[str, npt.NDArray[Any]], scratch: Path
+) -> dict[str, torch.Tensor]:
+    """Return the integers that a file computes from these inputs, by the names of the reference's quantize nodes.
+
+    `scratch`: as above.
+    """
+    names = _names_in_file(path, reference)
+    with _session_with_outputs(path, names, scratch) as session:
+        found = dict(zip(names, map(torch.from_numpy, session.run(names, dict(inputs))), strict=True))
+    _add_requantized(reference, found)
+    return found
+
+
 def _is_product(quantize: Node, reference: GraphModule) -> bool:
     source = source_nodes(quantize, reference)[-1]
     if source.op != "call_module":

@@ -17,11 +17,12 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
+from ptpipe_torch.int8.biases import use_exact_parameters, weighted_part
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fixed_ranges import observe_behind_float, observe_pieces, observe_unbounded
 from ptpipe_torch.int8.fx_cache import release_networks
-from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
+from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantized_weight
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
 from ptpipe_torch.int8.tracer import Scopes, trace_graph
 from ptpipe_torch.model.signature import TensorSpec
@@ -47,7 +48,9 @@ with deprecations_silenced():
     from torch.ao.quantization.fx.convert import convert as convert_graph
     from torch.ao.quantization.fx.custom_config import FuseCustomConfig
     from torch.ao.quantization.fx.fuse import fuse as fuse_graph
+    from torch.ao.quantization.fx.lower_to_fbgemm import lower_to_fbgemm
     from torch.ao.quantization.fx.prepare import prepare as prepare_graph
+    from torch.ao.quantization.quantize import _remove_qconfig
 
 # Weights of these are bare tensors of the graph: torch packs them into objects that only pickle can store.
 _FLOAT_FUNCTIONS = tuple(
@@ -168,6 +171,8 @@ def _fuse(graph: GraphModule, *, is_qat: bool) -> GraphModule:
 def convert(prepared: GraphModule) -> GraphModule:
     """Replace layers and observers by int8 layers for the selected engine. Consumes `prepared`.
 
+    The last bits of biases and scales are those of `use_exact_parameters`, with which an ONNX file computes the same.
+
     The stack trace of a node of the result is the name of the node of `prepared` that it replaces: conversion copies
     a stack trace, and nothing else, to the int8 operators that it puts in the place of float ones.
 
@@ -180,11 +185,22 @@ def convert(prepared: GraphModule) -> GraphModule:
     with deprecations_silenced():
         # Also called on networks whose observers saw no data, to load stored integers into.
         warnings.filterwarnings("ignore", ".*observer before calling calculate_qparams", UserWarning)
-        converted = convert_graph(prepared.eval(), backend_config=_backend_config())
+        converted = _lowered(prepared.eval())
     release_networks()
     _remove_fences(converted)
     _refuse_unconverted(converted)
     _store_scales(converted)
+    return converted
+
+
+def _lowered(prepared: GraphModule) -> GraphModule:
+    """Convert in two steps, as torch's conversion does, and choose the last bits of biases and scales between them."""
+    attributes = prepared.meta["_observed_graph_module_attrs"]
+    reference = convert_graph(prepared, is_reference=True, backend_config=_backend_config(), _remove_qconfig_flag=False)
+    use_exact_parameters(reference)
+    converted = lower_to_fbgemm(reference, attributes.node_name_to_qconfig, attributes.node_name_to_scope)
+    _remove_qconfig(converted)  # type: ignore[no-untyped-call]  # torch.ao is partly typed
+    converted.delete_all_unused_submodules()
     return converted
 
 
@@ -304,6 +320,25 @@ def reference_network(prepared: nn.Module) -> tuple[GraphModule, dict[str, Quant
     _spell_out_quantization(network)
     network.meta["scopes"] = {name: path for name, (path, _type) in scopes.items()}
     return network.eval(), weights
+
+
+def use_parameters_of(int8: nn.Module, reference: GraphModule) -> dict[str, QuantizedWeight]:
+    """Give a reference network the weights and biases of the int8 network; return the weights by parameter name.
+
+    Conversion may change what the prepared network has: it rounds biases.
+    """
+    weights = {}
+    for name, layer in int8.named_modules():
+        if not has_int8_weights(layer):
+            continue
+        own: Any = layer
+        part: Any = weighted_part(reference.get_submodule(name))
+        prefix = name if part is reference.get_submodule(name) else f"{name}.0"
+        weights[f"{prefix}.weight"] = quantized_weight(name, own.weight())
+        part.weight = nn.Parameter(own.weight().dequantize(), requires_grad=False)
+        if part.bias is not None:
+            part.bias = nn.Parameter(own.bias().detach().clone(), requires_grad=False)
+    return weights
 
 
 def _use_rounded_weight(name: str, layer: Any) -> QuantizedWeight:

@@ -1,19 +1,25 @@
-"""Queries of a reference network's graph: what a node quantizes, and what was quantized before."""
+"""Queries of a reference network's graph: what a node quantizes, and what was quantized before.
+
+Quantization may be spelled with plain integers, or with quantized tensors, as torch's conversion does.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from ptpipe_torch.int8.decomposed import DEQUANTIZE
 
 _WITHOUT_EFFECT = (nn.Identity, nn.modules.dropout._DropoutNd)
 """Modules that return their input in eval mode."""
+_RELU_FUNCTIONS = (torch.relu, nn.functional.relu)
 
 
 def dequantized(node: Node) -> Node | None:
     """Return the quantize node whose tensor a node dequantizes; None for any other node."""
-    return node.all_input_nodes[0] if node.target is DEQUANTIZE else None
+    is_method = node.op == "call_method" and node.target == "dequantize"
+    return node.all_input_nodes[0] if is_method or node.target is DEQUANTIZE else None
 
 
 def quantized_before(quantize: Node) -> Node | None:
@@ -22,6 +28,13 @@ def quantized_before(quantize: Node) -> Node | None:
     while _changes_nothing(node):
         node = node.all_input_nodes[0]
     return dequantized(node)
+
+
+def is_relu(node: Node, network: GraphModule) -> bool:
+    """Return whether a node is a ReLU."""
+    if node.op == "call_module":
+        return type(network.get_submodule(str(node.target))) is nn.ReLU
+    return node.target in _RELU_FUNCTIONS
 
 
 def _changes_nothing(node: Node) -> bool:
