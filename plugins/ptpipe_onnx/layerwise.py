@@ -6,10 +6,10 @@ case. Each layer of the reference network is then given the integers that the fi
 compared with what the file's layer computed (`ptpipe_torch.int8.layer_parity`).
 
 What may differ, for a layer whose sums of products are sum_i x_i w_i + b on the grid s_x * s_w and whose output has
-the step s_y: the file adds round(b), off by up to half of s_x s_w, and ONNX Runtime multiplies the sum by
-s_x s_w / s_y in float32. Both move a value by far less than a step, so that it is rounded to the neighbor at most: one
-step. It happens to the fraction of values that lie this close to a tie, s_x s_w / (4 s_y) on average; averages and sums
-of a few integers often are ties exactly.
+the step s_y: the file adds round(b), off by up to half of s_x s_w if the conversion left b unrounded, and ONNX Runtime
+multiplies the sum by s_x s_w / s_y in float32. Both move a value by far less than a step, so that it is rounded to the
+neighbor at most: one step. It happens to the fraction of values that lie this close to a tie, s_x s_w / (4 s_y) on
+average where biases are unrounded; averages and sums of a few integers often are ties exactly.
 """
 
 from __future__ import annotations

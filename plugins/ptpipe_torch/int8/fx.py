@@ -335,7 +335,8 @@ def use_parameters_of(int8: nn.Module, reference: GraphModule) -> dict[str, Quan
         part: Any = weighted_part(reference.get_submodule(name))
         prefix = name if part is reference.get_submodule(name) else f"{name}.0"
         weights[f"{prefix}.weight"] = quantized_weight(name, own.weight())
-        part.weight = nn.Parameter(own.weight().dequantize(), requires_grad=False)
+        # Engines return weights with channels last, for which exporters write other operators.
+        part.weight = nn.Parameter(own.weight().dequantize().contiguous(), requires_grad=False)
         if part.bias is not None:
             part.bias = nn.Parameter(own.bias().detach().clone(), requires_grad=False)
     return weights
