@@ -45,7 +45,7 @@ _ROUNDINGS = (0, 1, -1)
 _ROUNDED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def sum_scales(input_scale: float, weight_scales: npt.ArrayLike) -> Floats:
+def sum_scales(input_scale: float | np.float32, weight_scales: npt.ArrayLike) -> Floats:
     """Return the scales of a layer's sums of products, as engines compute them: in float32."""
     return np.asarray(np.float32(input_scale) * np.asarray(weight_scales, np.float32))
 
@@ -127,7 +127,7 @@ def use_exact_parameters(reference: GraphModule) -> None:
     calls: dict[nn.Module, list[Node]] = defaultdict(list)
     for node in reference.graph.find_nodes(op="call_module"):
         layer = weighted_part(reference.get_submodule(str(node.target)))
-        if isinstance(layer, ReferenceQuantizedModule) and isinstance(layer, _ROUNDED_LAYERS):
+        if all(isinstance(layer, type_) for type_ in (ReferenceQuantizedModule, _ROUNDED_LAYERS)):
             calls[layer].append(node)
     for layer, nodes in calls.items():
         scales = _input_scale(reference, nodes[0]), _output_scale(reference, nodes[0])
