@@ -1,17 +1,12 @@
-"""Biases and scales of int8 layers, chosen so that every engine computes the same integers.
+"""Biases of int8 layers, rounded so that every engine adds the same integer.
 
-A layer computes round((sum_i x_i w_i + n) s / s_y) from the integers x_i of its input and w_i of its weights, where
-s = s_x s_w is the product of their scales, s_y the scale of its output and n = b / s, rounded (B. Jacob et al., CVPR
-2018, section 2.4). ONNX's integer operators add n as an int32, and ONNX Runtime multiplies by the float32 quotient
-s / s_y. torch's engines differ in both (torch 2.13):
-
-- They are given b as float32. qnnpack rounds b / s to an integer. fbgemm adds, unrounded, the float32 quotient b / s,
-  or the product of b and the float32 reciprocal of s where all weights have one scale.
-- fbgemm multiplies by the quotient s / s_y, qnnpack by the product of s and the float32 reciprocal of s_y.
-
-An unrounded bias, or a factor that differs in its last bit, moves values that lie close to a tie to the other side of
-it, and one such value in an early layer moves others in every layer behind it. Hence the last bits of s_w and b are
-chosen so that all of these ways give the same numbers.
+A layer computes s (sum_i x_i w_i + n) from the integers x_i of its input and w_i of its weights, where s = s_x s_w is
+the product of their scales and n = b / s, rounded (B. Jacob et al., CVPR 2018, section 2.4). ONNX's integer operators
+add n as an int32. torch's engines are given b as float32: qnnpack rounds b / s to an integer; fbgemm adds, unrounded,
+the float32 quotient b / s, or the product of b and the float32 reciprocal of s where all weights have one scale (torch
+2.13). An unrounded bias moves values that lie close to a tie to the other side of it, and one such value in an early
+layer moves others in every layer behind it. Hence b is replaced by a float32 number that gives one integer in all of
+these ways.
 
 Shape legend: O outputs of a layer.
 """
@@ -29,7 +24,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_torch.int8.engine import deprecations_silenced
-from ptpipe_torch.int8.reference_nodes import dequantized, is_relu, quantized_before
+from ptpipe_torch.int8.reference_nodes import dequantized, quantized_before
 
 with deprecations_silenced():
     from torch.ao.nn.quantized.reference.modules.utils import ReferenceQuantizedModule
@@ -39,8 +34,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 MAX_BIAS = 2**30
 """Limit of the integers: the sum of a bias and of products must fit int32."""
 _SHIFTS = (0, *(sign * shift for shift in range(1, 9) for sign in (1, -1)))
-"""How many integers from the nearest one, or float32 numbers from a scale, others are tried. Each is as good as its
-neighbors with a chance of a half or more, mostly."""
+"""How many integers from the nearest one others are tried. Most have a float32 number that gives them."""
 _ROUNDINGS = (0, 1, -1)
 _ROUNDED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -55,7 +49,8 @@ def integer_biases(bias_O: Floats, scales: Floats) -> npt.NDArray[np.int32]:
 
     The quotient is a float32 number, as fbgemm's is: rounding keeps integers that `exact_biases` chose.
     """
-    return np.rint(bias_O.astype(np.float32) / scales).astype(np.int32)
+    integers_O: npt.NDArray[np.int32] = np.rint(bias_O.astype(np.float32) / scales).astype(np.int32)
+    return integers_O
 
 
 def coarsening(bias_O: Floats, scales: Floats) -> Floats:
@@ -70,20 +65,6 @@ def coarsening(bias_O: Floats, scales: Floats) -> Floats:
     return np.asarray(np.ldexp(1.0, exponents if np.ndim(scales) else exponents.max(initial=0)), np.float32)
 
 
-def exact_scales(weight_scales: Floats, input_scale: float, output_scale: float) -> Floats:
-    """Return float32 weight scales, some units in the last place away, with one factor in every engine."""
-    found, is_found = weight_scales.copy(), np.zeros(weight_scales.shape, bool)
-    inverse = np.float32(1) / np.float32(output_scale)
-    for shift in _SHIFTS:
-        candidates = weight_scales + np.float32(shift) * np.spacing(weight_scales)
-        scales = sum_scales(input_scale, candidates)
-        is_new = (scales / np.float32(output_scale) == scales * inverse) & ~is_found
-        found, is_found = np.where(is_new, candidates, found), is_found | is_new
-        if is_found.all():
-            break
-    return found
-
-
 def exact_biases(bias_O: Floats, scales: Floats) -> Floats:
     """Return float32 biases close to these that every engine turns into the same integers, those of `integer_biases`.
 
@@ -93,7 +74,8 @@ def exact_biases(bias_O: Floats, scales: Floats) -> Floats:
     """
     scales_O = np.broadcast_to(scales, bias_O.shape)
     nearest_O = np.rint(bias_O / scales_O)
-    found_O, is_found_O = nearest_O * scales_O, np.zeros(bias_O.shape, bool)
+    found_O: Floats = nearest_O * scales_O
+    is_found_O = np.zeros(bias_O.shape, bool)
     for integers_O, candidates_O in _candidates(nearest_O, scales_O):
         is_new_O = (quotients(candidates_O, scales) == integers_O) & ~is_found_O
         found_O, is_found_O = np.where(is_new_O, candidates_O, found_O), is_found_O | is_new_O
@@ -109,31 +91,32 @@ def quotients(bias_O: Floats, scales: Floats) -> Floats:
 
 def _candidates(nearest_O: Floats, scales_O: Floats) -> Iterator[tuple[Floats, Floats]]:
     """Yield integers and float32 numbers close to their products with the scale, the nearest integers first."""
-    steps_O = np.maximum(np.spacing(np.abs(nearest_O)), np.float32(1))  # beyond 2**24 not every integer is a float32
+    steps_O: Any = np.maximum(np.spacing(np.abs(nearest_O)), np.float32(1))  # beyond 2**24: not every integer
     for shift in _SHIFTS:
         integers_O = nearest_O + np.float32(shift) * steps_O
         products_O = integers_O * scales_O
+        gaps_O: Any = np.spacing(products_O)
         for rounding in _ROUNDINGS:
-            yield integers_O, products_O + np.float32(rounding) * np.spacing(products_O)
+            yield integers_O, products_O + np.float32(rounding) * gaps_O
 
 
-def use_exact_parameters(reference: GraphModule) -> None:
-    """Choose the last bits of biases and scales of a network in torch's reference form, in place.
+def round_biases(reference: GraphModule) -> None:
+    """Round the biases of a network in torch's reference form, in place.
 
     Of convolutions and linear layers. Where a bias would not fit, the layer's weights get larger scales. Transposed
     convolutions, which no runtime sums in integers, stay as they are; so do layers that are called more than once,
     whose integers differ by the scale of the input.
     """
-    calls: dict[nn.Module, list[Node]] = defaultdict(list)
+    calls: dict[Any, list[Node]] = defaultdict(list)
     for node in reference.graph.find_nodes(op="call_module"):
         layer = weighted_part(reference.get_submodule(str(node.target)))
         if all(isinstance(layer, type_) for type_ in (ReferenceQuantizedModule, _ROUNDED_LAYERS)):
             calls[layer].append(node)
     for layer, nodes in calls.items():
-        scales = _input_scale(reference, nodes[0]), _output_scale(reference, nodes[0])
-        if len(nodes) == 1 and scales[0] is not None and scales[1] is not None:
+        scale = _input_scale(reference, nodes[0])
+        if len(nodes) == 1 and scale is not None and layer.bias is not None:
             with np.errstate(all="ignore"):  # a network to load stored integers into has weights of any size
-                _use_exact_parameters(layer, scales[0], scales[1])
+                _round_bias(layer, scale)
 
 
 def weighted_part(layer: nn.Module) -> nn.Module:
@@ -149,15 +132,6 @@ def _input_scale(reference: GraphModule, call: Node) -> float | None:
     return None if found is None else _scale(reference, found)
 
 
-def _output_scale(reference: GraphModule, call: Node) -> float | None:
-    node = call
-    while len(node.users) == 1:
-        (node,) = node.users
-        if not is_relu(node, reference):
-            return _scale(reference, node)
-    return None
-
-
 def _scale(reference: GraphModule, quantize: Node) -> float | None:
     if quantize.target is not torch.quantize_per_tensor:
         return None
@@ -165,16 +139,15 @@ def _scale(reference: GraphModule, quantize: Node) -> float | None:
     return float(reference.get_buffer(str(scale.target)).item())
 
 
-def _use_exact_parameters(layer: Any, input_scale: float, output_scale: float) -> None:
+def _round_bias(layer: Any, input_scale: float) -> None:
     per_channel = layer.weight_qscheme in (torch.per_channel_affine, torch.per_channel_symmetric)
     weight_scales = layer.weight_scale.numpy().astype(np.float32).reshape(-1 if per_channel else ())
-    bias_O = None if layer.bias is None else layer.bias.detach().numpy()
-    if not all(np.isfinite(values).all() for values in (weight_scales, bias_O) if values is not None):
+    bias_O = layer.bias.detach().numpy()
+    if not (np.isfinite(bias_O).all() and np.isfinite(weight_scales).all()):
         return  # conversion's own checks name the layer
-    if bias_O is not None:
-        weight_scales = weight_scales * coarsening(bias_O, sum_scales(input_scale, weight_scales))
-    weight_scales = exact_scales(np.asarray(weight_scales), input_scale, output_scale)
-    layer.weight_scale = torch.from_numpy(weight_scales.reshape(layer.weight_scale.shape))
-    if bias_O is not None:
-        rounded_O = exact_biases(bias_O, sum_scales(input_scale, weight_scales))
-        layer.bias = nn.Parameter(torch.from_numpy(rounded_O), requires_grad=False)
+    factors = coarsening(bias_O, sum_scales(input_scale, weight_scales))
+    if factors.max() > 1:
+        weight_scales = np.asarray(weight_scales * factors)
+        layer.weight_scale = torch.from_numpy(weight_scales.reshape(layer.weight_scale.shape))
+    rounded_O = exact_biases(bias_O, sum_scales(input_scale, weight_scales))
+    layer.bias = nn.Parameter(torch.from_numpy(rounded_O), requires_grad=False)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
-from ptpipe_torch.int8.biases import use_exact_parameters, weighted_part
+from ptpipe_torch.int8.biases import round_biases, weighted_part
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fixed_ranges import observe_behind_float, observe_pieces, observe_unbounded
@@ -171,7 +171,7 @@ def _fuse(graph: GraphModule, *, is_qat: bool) -> GraphModule:
 def convert(prepared: GraphModule) -> GraphModule:
     """Replace layers and observers by int8 layers for the selected engine. Consumes `prepared`.
 
-    The last bits of biases and scales are those of `use_exact_parameters`, with which an ONNX file computes the same.
+    Biases are those of `round_biases`, which an ONNX file stores as integers without another rounding.
 
     The stack trace of a node of the result is the name of the node of `prepared` that it replaces: conversion copies
     a stack trace, and nothing else, to the int8 operators that it puts in the place of float ones.
@@ -194,10 +194,10 @@ def convert(prepared: GraphModule) -> GraphModule:
 
 
 def _lowered(prepared: GraphModule) -> GraphModule:
-    """Convert in two steps, as torch's conversion does, and choose the last bits of biases and scales between them."""
+    """Convert in two steps, as torch's conversion does, and round biases between them."""
     attributes = prepared.meta["_observed_graph_module_attrs"]
     reference = convert_graph(prepared, is_reference=True, backend_config=_backend_config(), _remove_qconfig_flag=False)
-    use_exact_parameters(reference)
+    round_biases(reference)
     converted = lower_to_fbgemm(reference, attributes.node_name_to_qconfig, attributes.node_name_to_scope)
     _remove_qconfig(converted)  # type: ignore[no-untyped-call]  # torch.ao is partly typed
     converted.delete_all_unused_submodules()

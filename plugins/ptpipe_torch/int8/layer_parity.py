@@ -21,15 +21,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
-from ptpipe_torch.int8.reference_nodes import is_relu
 from ptpipe_torch.model.outputs import tensors_of
 
 NEAR_TIE = 1 / 16
 """In steps. A value that far from the middle between two integers may be rounded to either."""
 _QUANTIZATION = (QUANTIZE, DEQUANTIZE)
+_RELU_FUNCTIONS = (torch.relu, nn.functional.relu)
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def source_nodes(quantize: Node, network: GraphModule) -> list[Node]:
     source = quantize.all_input_nodes[0]
     while source.target in _QUANTIZATION:
         source = source.all_input_nodes[0]
-    if not is_relu(source, network):
+    if not _is_relu(source, network):
         return [source]
     before = source.all_input_nodes[0]
     is_quantized = before.target is DEQUANTIZE
@@ -161,3 +162,9 @@ def _relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
         return float("inf")
     difference, largest = (found - expected).abs().max().item(), expected.abs().max().item()
     return difference / largest if largest else difference
+
+
+def _is_relu(node: Node, network: GraphModule) -> bool:
+    if node.op == "call_module":
+        return type(network.get_submodule(str(node.target))) is nn.ReLU
+    return node.target in _RELU_FUNCTIONS

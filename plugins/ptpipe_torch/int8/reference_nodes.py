@@ -5,15 +5,13 @@ Quantization may be spelled with plain integers, or with quantized tensors, as t
 
 from __future__ import annotations
 
-import torch
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from ptpipe_torch.int8.decomposed import DEQUANTIZE
 
 _WITHOUT_EFFECT = (nn.Identity, nn.modules.dropout._DropoutNd)
 """Modules that return their input in eval mode."""
-_RELU_FUNCTIONS = (torch.relu, nn.functional.relu)
 
 
 def dequantized(node: Node) -> Node | None:
@@ -28,13 +26,6 @@ def quantized_before(quantize: Node) -> Node | None:
     while _changes_nothing(node):
         node = node.all_input_nodes[0]
     return dequantized(node)
-
-
-def is_relu(node: Node, network: GraphModule) -> bool:
-    """Return whether a node is a ReLU."""
-    if node.op == "call_module":
-        return type(network.get_submodule(str(node.target))) is nn.ReLU
-    return node.target in _RELU_FUNCTIONS
 
 
 def _changes_nothing(node: Node) -> bool:

@@ -121,4 +121,6 @@ def test_torch_and_the_file_compute_the_same_integers(
         for name in compared
     }
     assert differs.pop("add") < 1e-4  # both sum two floats, in another order
-    assert {name: fraction for name, fraction in differs.items() if fraction} == {}
+    # qnnpack multiplies by the reciprocal of the output's scale, by which ONNX Runtime divides.
+    allowed = 0 if backend == "fbgemm" else 1e-4
+    assert {name: fraction for name, fraction in differs.items() if fraction > allowed} == {}
