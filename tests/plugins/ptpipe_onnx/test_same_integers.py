@@ -121,6 +121,7 @@ def test_torch_and_the_file_compute_the_same_integers(
         for name in compared
     }
     assert differs.pop("add") < 1e-4  # both sum two floats, in another order
-    # qnnpack multiplies by the reciprocal of the output's scale, by which ONNX Runtime divides.
-    allowed = 0 if backend == "fbgemm" else 1e-4
+    # Unrounded biases differ in some values in a thousand. qnnpack multiplies by the reciprocal of the output's scale,
+    # by which ONNX Runtime divides; fbgemm adds float32 numbers, one of which may be off by its last bit.
+    allowed = 1e-5 if backend == "fbgemm" else 1e-4
     assert {name: fraction for name, fraction in differs.items() if fraction > allowed} == {}
