@@ -36,6 +36,8 @@ MAX_BIAS = 2**30
 _SHIFTS = (0, *(sign * shift for shift in range(1, 9) for sign in (1, -1)))
 """How many integers from the nearest one others are tried. Most have a float32 number that gives them."""
 _ROUNDINGS = (0, 1, -1)
+_LARGE = 2**12
+"""Integers from which on some units more or less are nothing beside the bias; below, the last bit decides no tie."""
 _ROUNDED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -77,7 +79,8 @@ def exact_biases(bias_O: Floats, scales: Floats) -> Floats:
     found_O: Floats = nearest_O * scales_O
     is_found_O = np.zeros(bias_O.shape, bool)
     for integers_O, candidates_O in _candidates(nearest_O, scales_O):
-        is_new_O = (quotients(candidates_O, scales) == integers_O) & ~is_found_O
+        is_allowed_O = (np.abs(nearest_O) >= _LARGE) | (integers_O == nearest_O)
+        is_new_O = (quotients(candidates_O, scales) == integers_O) & is_allowed_O & ~is_found_O
         found_O, is_found_O = np.where(is_new_O, candidates_O, found_O), is_found_O | is_new_O
         if is_found_O.all():
             break

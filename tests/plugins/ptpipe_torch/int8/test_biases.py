@@ -45,10 +45,12 @@ def test_all_engines_get_the_same_integers(input_scale, weight_scale, size, per_
     exact_O = exact_biases(bias_O, scales)
     integers_O = integer_biases(exact_O, scales)
     added_O = quotients(exact_O, scales)
-    assert (added_O == integers_O).mean() >= (0.995 if per_channel else 1)
+    is_large_O = np.abs(integers_O) >= 5000
+    assert (added_O == integers_O)[is_large_O].sum() >= 0.99 * is_large_O.sum()
     np.testing.assert_allclose(added_O, integers_O, rtol=1.2e-7)
     moved_O = np.abs(integers_O - bias_O.astype(np.float64) / scales)
     assert moved_O.max() < 8.51
+    assert moved_O[np.abs(integers_O) < 4000].max(initial=0) < 0.51
     assert moved_O.mean() < 0.6
     np.testing.assert_array_equal(exact_biases(exact_O, scales), exact_O)
 
