@@ -32,7 +32,7 @@ def text_files() -> list[Path]:
     found = [*ROOT.glob("*.md"), *(ROOT / "manifests").glob("*.*"), *(ROOT / "docs").rglob("*.*")]
     beside_code = (path for root in CODE_ROOTS for path in (ROOT / root).rglob("*.*"))
     found += [path for path in beside_code if path.suffix in {".md", ".yaml", ".txt"}]
-    return sorted(path for path in found if path.name != "CHANGELOG.md" and path.suffix not in {".png", ".svg"})
+    return sorted(path for path in found if path.name != "CHANGELOG.md" and path.suffix not in {".png", ".pyc", ".svg"})
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -8,8 +8,7 @@ and type, wherever the file writes or reads it. Which tensors a layer reads, and
 Layers of equal integers share one initializer in the file, under the name of one of them. An operator that reads such a
 weight must be equal to one of these layers, and each of these layers to one of the operators.
 
-An int32 bias is b / (s_x s_w), rounded, where s_x and s_w are the scales of the layer's input and weights
-(B. Jacob et al., CVPR 2018, section 2.4).
+An int32 bias is b / (s_x s_w), rounded; see `ptpipe_torch.int8.biases`.
 
 Shape legend: O outputs of a layer, I its inputs.
 """
@@ -31,6 +30,7 @@ from ptpipe import JSON, StageError
 from ptpipe_onnx.graph import Array, constant, consumers, int_attribute, nodes, only_consumer, producer, source
 from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.tensor_names import grid_of, quantize_node_name
+from ptpipe_torch.int8.biases import coarsening, integer_biases, sum_scales
 from ptpipe_torch.int8.layer_parity import layer_name, quantize_nodes
 from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantized_weight
 from ptpipe_torch.int8.reference_nodes import dequantized, quantized_before
@@ -199,8 +199,8 @@ class _Layer:
         value = _bias(node)
         dequantize = producer(value, "DequantizeLinear")
         if dequantize is not None and expected_O is not None:
-            scales = (grid.scale * weight.scales).astype(np.float32)
-            rounded_O = np.rint(expected_O.astype(np.float64) / scales).astype(np.int64)
+            scales = sum_scales(grid.scale, weight.scales)
+            rounded_O = integer_biases(expected_O, scales)
             self._compare_arrays("int32 bias", constant(dequantize.inputs[0]), rounded_O)
             self._compare_arrays("bias scales", constant(dequantize.inputs[1]), scales)
         elif value is not None or (expected_O is not None and expected_O.any()):
@@ -253,12 +253,10 @@ def _bias(node: ir.Node) -> ir.Value | None:
 
 
 def _coarsened(weight: QuantizedWeight, bias_O: Array, grid: Grid) -> QuantizedWeight:
-    """Return the weight with larger scales where the bias, on the grid of the products, would exceed 2**30."""
-    scales = grid.scale * weight.scales
-    factors = np.ceil(np.abs(bias_O.astype(np.float64)) / scales / 2**30)
+    """Return the weight with larger scales where the bias, on the grid of the products, would be too large."""
+    factors = coarsening(bias_O, sum_scales(grid.scale, weight.scales))
     if factors.max() <= 1:
         return weight
-    factors = np.maximum(factors if weight.per_channel else factors.max(), 1)
     shape = [-1 if weight.per_channel and axis == weight.axis else 1 for axis in range(weight.integers.ndim)]
     integers = np.rint(weight.integers / factors.reshape(shape)).astype(np.int8)
-    return QuantizedWeight(integers, (weight.scales * factors).astype(np.float32), weight.zero_points, weight.axis)
+    return QuantizedWeight(integers, weight.scales * factors, weight.zero_points, weight.axis)

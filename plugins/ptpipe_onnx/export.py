@@ -38,7 +38,7 @@ from ptpipe_onnx.weights import store_float_weights, store_weights
 from ptpipe_torch import Data, InputForm, Model, OnnxFile, Predictor, RawForm, Task, epoch_order
 from ptpipe_torch.data.raw_form import NORMALIZED
 from ptpipe_torch.int8.engine import quantized_engine
-from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network
+from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network, use_parameters_of
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
 from ptpipe_torch.int8.recurrent import recurrent_weights
 from ptpipe_torch.memory_format import to_channels_last
@@ -54,14 +54,24 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
+class Int8Networks:
+    """The two forms of a static or QAT int8 model, with the same weights and biases."""
+
+    int8: nn.Module
+    """With torch's int8 layers."""
+    reference: GraphModule
+    """See `ptpipe_torch.int8.fx.reference_network`."""
+
+
+@dataclass(frozen=True)
 class BuiltGraph:
     """An exported graph, before it is written."""
 
     model: ir.Model
     precision: str
     """As in `OnnxFile.precision`."""
-    reference: GraphModule | None = None
-    """Of a static or QAT int8 model: its reference network."""
+    networks: Int8Networks | None = None
+    """Of a static or QAT int8 model."""
     reduced: str = "false"
     """As in the metadata `reduce_range`; DynamicQuantizeLinear always has 8 bits."""
     float_reasons: Mapping[str, str] = field(default_factory=dict)
@@ -80,7 +90,8 @@ class WrittenFile:
     """Of layers that the model calls otherwise than the file."""
     float_reasons: Mapping[str, str]
     """As in `BuiltGraph`."""
-    reference: GraphModule | None
+    networks: Int8Networks | None
+    """As in `BuiltGraph`."""
     added: tuple[AddedOutputs, ...]
     """Further outputs that it is to have."""
     forms: Mapping[str, RawForm]
@@ -94,11 +105,11 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     with torch.random.fork_rng(devices=[]):  # converted layers draw random initial weights
         with released_memory():
             written = _write(config, ctx, network_path, model, data)
-        if written.reference is not None:
+        if written.networks is not None:
             with released_memory():
                 inputs = _inputs(config, ctx, data, layerwise.MAX_SAMPLES)
-                compare_layers(ctx, network_path, model, written.reference, inputs)
-            written = replace(written, reference=None)  # releases it
+                compare_layers(ctx, network_path, model, written.networks, inputs)
+            written = replace(written, networks=None)  # releases them
         file = _completed(config, ctx, OnnxFile(network_path, model.signature, written.precision), data, written)
         onnx.checker.check_model(str(file.path), full_check=True)
         ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
@@ -163,13 +174,14 @@ def _write_vectors(
     return path
 
 
-def compare_layers(ctx: Context, path: Path, model: Model, reference: GraphModule, inputs: Arrays) -> None:
+def compare_layers(ctx: Context, path: Path, model: Model, networks: Int8Networks, inputs: Arrays) -> None:
     """Compare the layers of a static int8 file with the model's: exactly, then by what they compute from the inputs.
 
     Raises StageError, naming a layer, where they differ.
     """
+    reference = networks.reference
     with quantized_engine(model.recipe.backend):
-        exact = compare_exactly(path, reference, model.build())
+        exact = compare_exactly(path, reference, networks.int8)
     ctx.metric(**exact.figures)
     outputs = returned_names(reference.graph.output_node().args[0], model.signature.outputs)
     layers = layerwise.compare_file(path, reference, inputs, outputs, ctx.scratch)
@@ -196,22 +208,16 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
     if is_prepared(prepared):
         reduced = reduced_range(prepared)
         with quantized_engine(model.recipe.backend):
-            network, weights = reference_network(prepared)
+            int8 = model.build()
+            network, _ = reference_network(prepared)
+            weights = use_parameters_of(int8, network)
         exported = _export(model, network, opset)
         name_quantized_tensors(exported, network)
         store_weights(exported, weights)
         qdq_passes.use_integer_kernels(torch_exporter.optimize(exported))
-        store_float_weights(exported, _stored_weights(model))
-        return BuiltGraph(exported, "int8", network, reduced)
+        store_float_weights(exported, stored_weights(model.int8_tensors or {}, int8))
+        return BuiltGraph(exported, "int8", Int8Networks(int8, network), reduced)
     return _dynamic_graph(model, prepared, opset)
-
-
-def _stored_weights(model: Model) -> dict[str, QuantizedWeight]:
-    """Return the weights that a static or QAT model's float layers have as int8 in its file."""
-    if not any(reference.arguments.get("stored") for reference in model.recipe.prepare):
-        return {}  # spares most networks another build
-    with quantized_engine(model.recipe.backend):
-        return stored_weights(model.int8_tensors or {}, model.build())
 
 
 def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> BuiltGraph:
@@ -266,9 +272,9 @@ def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: D
         raise StageError(f"the weights are {size_bytes:,} bytes; one ONNX file holds less than 2 GiB")
     graph.set_shapes(content.graph, model.signature)
     largest = {}
-    if built.reference is not None and built.reduced == "true":
-        largest = largest_integers(built.reference)
-    names = {} if built.reference is None else fused_layer_names(built.reference)
+    if built.networks is not None and built.reduced == "true":
+        largest = largest_integers(built.networks.reference)
+    names = {} if built.networks is None else fused_layer_names(built.networks.reference)
     saturation = saturation_of(content.graph, largest, names)
     content.ir_version = config.ir_version
     content.producer_name, content.producer_version = "ptpipe", __version__
@@ -276,8 +282,8 @@ def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: D
     content.metadata_props.update(origin_of(ctx, config))
     steps = qdq_passes.output_steps(content.graph)
     graph.write(content, path)
-    reasons, reference = built.float_reasons, built.reference
-    return WrittenFile(built.precision, steps, saturation, names, reasons, reference, added, forms)
+    reasons, networks = built.float_reasons, built.networks
+    return WrittenFile(built.precision, steps, saturation, names, reasons, networks, added, forms)
 
 
 def _compare(

@@ -6,10 +6,10 @@ case. Each layer of the reference network is then given the integers that the fi
 compared with what the file's layer computed (`ptpipe_torch.int8.layer_parity`).
 
 What may differ, for a layer whose sums of products are sum_i x_i w_i + b on the grid s_x * s_w and whose output has
-the step s_y: the file adds round(b), off by up to half of s_x s_w, and ONNX Runtime multiplies the sum by
-s_x s_w / s_y in float32. Both move a value by far less than a step, so that it is rounded to the neighbor at most: one
-step. It happens to the fraction of values that lie this close to a tie, s_x s_w / (4 s_y) on average; averages and sums
-of a few integers often are ties exactly.
+the step s_y: the file adds round(b), off by up to half of s_x s_w if the conversion left b unrounded, and ONNX Runtime
+multiplies the sum by s_x s_w / s_y in float32. Both move a value by far less than a step, so that it is rounded to the
+neighbor at most: one step. It happens to the fraction of values that lie this close to a tie, s_x s_w / (4 s_y) on
+average where biases are unrounded; averages and sums of a few integers often are ties exactly.
 """
 
 from __future__ import annotations
@@ -106,6 +106,20 @@ def compare_file(
     difference = compare_layers(reference, tensors, found, computed[: len(outputs)])
     products = frozenset(node.name for node in quantize_nodes(reference) if _is_product(node, reference))
     return LayerParity(difference, num_samples, products)
+
+
+def integers_of(
+    path: Path, reference: GraphModule, inputs: Mapping[str, npt.NDArray[Any]], scratch: Path
+) -> dict[str, torch.Tensor]:
+    """Return the integers that a file computes from these inputs, by the names of the reference's quantize nodes.
+
+    `scratch`: as above.
+    """
+    names = _names_in_file(path, reference)
+    with _session_with_outputs(path, names, scratch) as session:
+        found = dict(zip(names, map(torch.from_numpy, session.run(names, dict(inputs))), strict=True))
+    _add_requantized(reference, found)
+    return found
 
 
 def _is_product(quantize: Node, reference: GraphModule) -> bool:

@@ -6,12 +6,12 @@ float32. The two runtimes add the same products in another order. That changes a
 2**-24 of its largest terms, and layers accumulate likewise: sqrt(25,000 * 200) * 2**-24 = 1.3e-4 for a very large
 network. Eight times that, 1e-3 of the largest logit, is allowed; 1e-6 is usual.
 
-int8. The two compute the same integers except in the last rounding of a layer (a bias rounded to int32, a tie), and a
-dynamic model's inputs have 8 bits in ONNX where torch may use 7. One such difference in a thousand is enough to make
-all later roundings of a deep network independent. That is the worst case, and the difference of two independently
-rounded computations is sqrt(2) times the error of either. The error E of torch's int8 model is known: its difference
-from its own float network. E counts as at least half a step of the output, the error of its last rounding, which few
-samples may not show.
+int8. The two compute the same integers except in the last rounding of a layer (a tie, or a bias that the conversion
+left unrounded, which the file stores as int32), and a dynamic model's inputs have 8 bits in ONNX where torch may use 7.
+One such difference in a thousand is enough to make all later roundings of a deep network independent. That is the worst
+case, and the difference of two independently rounded computations is sqrt(2) times the error of either. The error E of
+torch's int8 model is known: its difference from its own float network. E counts as at least half a step of the output,
+the error of its last rounding, which few samples may not show.
 
 int8 dynamic. Hence the root mean square of D may be sqrt(2) times that of E, its maximum twice that of E (the same
 factor squared, as maxima vary more), each plus the float32 tolerance. A file that passes differs no more from torch's

@@ -30,12 +30,11 @@ from ptpipe_onnx.graph import (
     take_name,
 )
 from ptpipe_onnx.grid import Grid
+from ptpipe_torch.int8.biases import coarsening, integer_biases, sum_scales
 
 _MOVES = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Split", "Slice", "Gather")
 """Operators whose output elements are input elements: they can work on integers as on floats."""
 _CLIPS = ("Relu", "Clip")
-_INT32_ROOM = 2**30
-"""Limit of int32 biases: the sum of a bias and of products must fit int32."""
 
 
 def use_integer_kernels(model: ir.Model) -> None:
@@ -227,8 +226,8 @@ def _before_rounding(dequantize: ir.Node) -> ir.Value | None:
 def _quantize_biases(graph: ir.Graph) -> None:
     """Store biases as int32 on the grid of the sums they are added to, as integer kernels require.
 
-    torch's x86 kernels add the float bias to the sum. Rounding it to this grid changes the sum by at most half of
-    input scale * weight scale, some thousandths of a step of the output.
+    Those of `quant.convert` lie on it. Rounding another one changes the sum by at most half of input scale * weight
+    scale, some thousandths of a step of the output.
     """
     layers = [layer for node in nodes(graph, "Conv", "Gemm") if (layer := _IntegerLayer.of(node)) is not None]
     for layer in layers:
@@ -257,26 +256,22 @@ class _IntegerLayer:
 
     @property
     def bias_scales(self) -> Array:
-        scales: Array = self.input_scale * _content(self.weight.inputs[1])
-        return scales
+        return sum_scales(self.input_scale, _content(self.weight.inputs[1]))
 
     def coarsened(self, graph: ir.Graph) -> _IntegerLayer:
         """Return the layer with larger weight scales for channels whose bias would not fit int32.
 
-        Such a bias is some 2**30 times the scale of the products: the channel's weights are almost zero. Coarser
-        weights change its sum by less than num_products * 127 / 2**30 of the bias. They are this layer's own: another
-        one may read the same weights, with another bias.
+        They are this layer's own: another one may read the same weights, with another bias.
         """
-        factors = np.ceil(np.abs(self.bias.astype(np.float64)) / self.bias_scales / _INT32_ROOM)
+        factors = coarsening(self.bias, self.bias_scales)
         if factors.max() <= 1:
             return self
         integers, scales = (_content(value) for value in self.weight.inputs[:2])
-        factors = np.maximum(factors if scales.ndim else factors.max(), 1)
         axis = int_attribute(self.weight, "axis", (1,))[0]
         shape = [-1 if scales.ndim and index == axis % integers.ndim else 1 for index in range(integers.ndim)]
         coarse = (
             np.rint(integers / factors.reshape(shape)).astype(integers.dtype),
-            (scales * factors).astype(np.float32),
+            scales * factors,
         )
         names = [source(self.weight, index).name for index in range(2)]
         inputs = [add_initializer(graph, str(name), content) for name, content in zip(names, coarse, strict=True)]
@@ -287,8 +282,8 @@ class _IntegerLayer:
     def quantize_bias(self, graph: ir.Graph) -> None:
         """Replace the float bias by an int32 initializer and a DequantizeLinear."""
         name = source(self.node, 2).name
-        scales = self.bias_scales.astype(np.float32)
-        rounded = np.rint(self.bias.astype(np.float64) / scales).astype(np.int32)
+        scales = self.bias_scales
+        rounded = integer_biases(self.bias, scales)
         inputs = add_initializer(graph, f"{name}.int32", rounded), add_initializer(graph, f"{name}.scale", scales)
         dequantize = insert_node(self.node, "DequantizeLinear", inputs, axis=0)
         self.node.replace_input_with(2, dequantize.outputs[0])

@@ -148,7 +148,7 @@ def _outputs_in_float64(network: nn.Module, inputs: Inputs, *, train: bool) -> l
     that is written for float32 alone.
     """
     doubled = [value.double() if value.is_floating_point() else value.clone() for value in inputs]
-    random, outputs = torch.Generator().manual_seed(0), []
+    random, outputs = torch.Generator().manual_seed(0), list[Sequence[torch.Tensor]]()
     try:
         with _mode(network.double(), train=train), torch.no_grad():
             for _ in range(_NUM_ROUNDINGS):

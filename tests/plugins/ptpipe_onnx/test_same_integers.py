@@ -1,0 +1,127 @@
+"""torch's int8 layers and those of the file compute the same integers from the same integers.
+
+Shape legend: N samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from ptpipe import Context
+from ptpipe_onnx import ExportConfig, export_onnx
+from ptpipe_onnx.layerwise import integers_of
+from ptpipe_quant import stages
+from ptpipe_quant.config import CalibrateConfig, PrepareConfig, PrepareQatConfig
+from ptpipe_torch import Data, FunctionRef, Model, Recipe
+from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
+from ptpipe_torch.int8.fx import reference_network
+from ptpipe_torch.int8.int8_recorder import Int8Recorder
+from ptpipe_torch.int8.layer_parity import layer_name, quantize_nodes
+from ptpipe_torch.model.function_ref import builder
+from ptpipe_torch.runtime import seeded
+
+from ...signatures import classifier
+
+SHAPE_CHW = (1, 16, 16)
+LAYERS = ["stem", "depthwise", "pointwise", "grouped", "plain", "rows", "hidden", "head"]
+
+
+class AllForms(nn.Module):
+    """Convolutions of all forms, with and without batch norm, ReLU and ReLU6, a residual sum, linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 16, 3, 2, 0, bias=False), nn.BatchNorm2d(16), nn.ReLU6())
+        self.depthwise = nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.BatchNorm2d(16), nn.ReLU())
+        self.pointwise = nn.Sequential(nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16))
+        self.grouped = nn.Sequential(nn.Conv2d(16, 24, 3, 1, 1, groups=4), nn.ReLU())
+        self.plain = nn.Conv2d(24, 8, 3, 1, 1)
+        self.rows = nn.Linear(7, 12)
+        self.hidden, self.dropout, self.head = nn.Linear(8 * 7 * 12, 32), nn.Dropout(0.2), nn.Linear(32, 10)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        x = self.stem(images_NCHW)
+        x = torch.relu(self.pointwise(self.depthwise(x)) + x)
+        x = self.rows(self.plain(self.grouped(x)))
+        return self.head(self.dropout(torch.relu(self.hidden(x.flatten(1)))))
+
+
+@builder
+def all_forms() -> nn.Module:
+    return AllForms()
+
+
+def int8_model(data: Data, folder: Path, *, is_qat: bool, **scheme: str) -> Model:
+    ctx = Context("int8", "quant", 7, folder)
+    with seeded(0):
+        network = all_forms()
+        for layer in network.modules():
+            if getattr(layer, "bias", None) is not None:
+                nn.init.normal_(layer.bias, std=0.5)
+        network.train()(next(iter(data.batches("train", batch_size=64))).inputs["images"])
+        model = Model.from_module(Recipe(FunctionRef.to(all_forms), classifier(SHAPE_CHW, 10)), network)
+    if not is_qat:
+        prepared = stages.prepare(PrepareConfig.model_validate(scheme), ctx, model)
+        return stages.convert(ctx, stages.calibrate(CalibrateConfig(num_samples=128), ctx, prepared, data)[0])
+    prepared = stages.prepare_qat(PrepareQatConfig.model_validate(scheme), ctx, model)
+    module = prepared.build_prepared().train()
+    module(next(iter(data.batches("train", batch_size=64))).inputs["images"])
+    return stages.convert(ctx, prepared.with_state_dict_of(module.eval()))
+
+
+class Layers(Int8Recorder):
+    """Gives each layer of an int8 network the integers that the file computed in front of it."""
+
+    def __init__(self, int8: GraphModule, reference: GraphModule, in_file: dict[str, torch.Tensor]) -> None:
+        super().__init__(int8, reference)
+        self.in_file = in_file
+
+    def run_node(self, n: Node) -> Any:
+        before = set(self.found)
+        result = super().run_node(n)
+        for name in self.found.keys() - before:
+            if (integers := self.in_file.get(name)) is not None and not integers.is_floating_point():
+                return torch._make_per_tensor_quantized_tensor(integers, result.q_scale(), result.q_zero_point())
+        return result
+
+
+@pytest.mark.parametrize(
+    ("is_qat", "backend", "weights"),
+    [
+        (False, "fbgemm", "per_channel"),
+        (True, "fbgemm", "per_tensor"),
+        (False, "qnnpack", "per_tensor"),
+        (True, "qnnpack", "per_channel"),
+    ],
+)
+def test_torch_and_the_file_compute_the_same_integers(
+    is_qat: bool, backend: str, weights: str, digits: Data, tmp_path: Path
+) -> None:
+    model = int8_model(digits, tmp_path, is_qat=is_qat, backend=backend, weights=weights)
+    file = export_onnx(ExportConfig(num_samples=100), Context("onnx", "export.onnx", 7, tmp_path), model, digits)
+    (batch,) = digits.batches("test", batch_size=300)
+    with quantized_engine(backend), torch.no_grad(), deprecations_silenced():
+        reference, _ = reference_network(model.build_prepared())
+        found = integers_of(file.path, reference, {"images": batch.inputs["images"].numpy()}, tmp_path)
+        recorder = Layers(model.build(), reference, found)
+        recorder.run(batch.inputs["images"])
+    names = {node.name: layer_name(node, reference) for node in quantize_nodes(reference)}
+    compared = [name for name in names if name in found and name in recorder.found]
+    assert {names[name].partition(".")[0] for name in compared} >= {*LAYERS, "add"}
+    assert names[compared[0]].startswith("the input")
+    # What dropout returns is compared on a grid that neither has: in floats.
+    differs = {
+        names[name]: ((recorder.found[name].float() - found[name].float()).abs() > 0.01).float().mean().item()
+        for name in compared
+    }
+    assert differs.pop("add") < 1e-4  # both sum two floats, in another order
+    # Unrounded biases differ in some values in a thousand. qnnpack multiplies by the reciprocal of the output's scale,
+    # by which ONNX Runtime divides; fbgemm adds float32 numbers, one of which may be off by its last bit.
+    allowed = 1e-5 if backend == "fbgemm" else 1e-4
+    assert {name: fraction for name, fraction in differs.items() if fraction > allowed} == {}
