@@ -30,10 +30,9 @@ settings.load_profile("ptpipe")
 def pytest_configure() -> None:
     """Hear Ctrl-C, in the processes that the tests start too: a shell's background jobs inherit that it is ignored.
 
-    And where the tests run in GitHub Actions, leave its annotations and summary to them. Every process of a session
-    would compile all modules again where bytecode isn't written.
+    And where the tests run in GitHub Actions, leave its annotations and summary to them.
     """
-    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "PYTHONDONTWRITEBYTECODE"):
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -85,7 +84,7 @@ class Ended:
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without what would change ptpipe's ways."""
-    unwanted = {"PTPIPE_ARTIFACTS", "FORCE_COLOR"}
+    unwanted = {"PTPIPE_ARTIFACTS", "PYTHONDONTWRITEBYTECODE", "FORCE_COLOR"}
     kept = {name: value for name, value in os.environ.items() if name not in unwanted}
     return {**kept, "PYTHONWARNINGS": "default", "COLUMNS": "200", "NO_COLOR": "1", **changes}
 
@@ -104,6 +103,8 @@ class CommandLine:
     """`run_cli("plan", "m.yaml")`: the process's exit code, stdout and stderr."""
 
     folder: Path
+    pycache: Path
+    """Where compiled modules go: not beside the sources, and for all tests of a session."""
 
     def __call__(
         self,
@@ -134,7 +135,7 @@ class CommandLine:
         return subprocess.Popen(
             command(*arguments, python=python, alone=alone),
             cwd=self.folder,
-            env=environment(**changes),
+            env=environment(PYTHONPYCACHEPREFIX=str(self.pycache), **changes),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -142,9 +143,9 @@ class CommandLine:
 
 
 @pytest.fixture
-def run_cli(tmp_path: Path) -> CommandLine:
+def run_cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     """The command line, run in `tmp_path`."""
-    return CommandLine(tmp_path)
+    return CommandLine(tmp_path, tmp_path_factory.getbasetemp() / "pycache")
 
 
 @pytest.fixture
