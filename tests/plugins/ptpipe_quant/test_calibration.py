@@ -115,7 +115,7 @@ def test_a_view_behind_a_convolution_changes_no_range(digits, ctx, backend: str)
     for view in (True, False):
         model = prepare(PrepareConfig(backend=backend), ctx, make_model(flattening, view=view))
         ranges.append(calibrate(CalibrateConfig(split="train", num_samples=64), ctx, model, digits)[1].limits)
-    for one, other in zip(*(limits.values() for limits in ranges), strict=True):
+    for one, other in zip(*(sorted(set(limits.values())) for limits in ranges), strict=True):
         assert one == pytest.approx(other, rel=1e-5)
 
 
