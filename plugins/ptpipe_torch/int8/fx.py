@@ -308,8 +308,10 @@ def use_parameters_of(int8: nn.Module, reference: GraphModule) -> dict[str, Quan
         part: Any = weighted_part(reference.get_submodule(name))
         prefix = name if part is reference.get_submodule(name) else f"{name}.0"
         weights[f"{prefix}.weight"] = quantized_weight(name, own.weight())
-        # Engines return weights with channels last, for which exporters write other operators.
-        part.weight = nn.Parameter(own.weight().dequantize().contiguous(), requires_grad=False)
+        # Engines return weights with channels last, for which exporters write other operators. Those of a pointwise
+        # convolution are contiguous either way, and `contiguous` would keep them.
+        weight = own.weight().dequantize().clone(memory_format=torch.contiguous_format)
+        part.weight = nn.Parameter(weight, requires_grad=False)
         if part.bias is not None:
             part.bias = nn.Parameter(own.bias().detach().clone(), requires_grad=False)
     return weights

@@ -231,3 +231,14 @@ def test_the_parameters_of_an_int8_network_replace_those_of_its_reference() -> N
             assert torch.equal(own.weight, layers[name].weight().dequantize())
             np.testing.assert_array_equal(weights[f"{path}.weight"].integers, layers[name].weight().int_repr())
     assert not torch.equal(before, reference.get_submodule("0.0").bias)
+
+
+def test_weights_from_an_int8_network_are_contiguous() -> None:
+    """Exporters take another layout for channels last, and write other operators behind it."""
+    network = prepared(nn.Sequential(convolution(kernel_size=1, padding=0), nn.ReLU(), convolution()), per_channel=True)
+    with quantized_engine("fbgemm"):
+        reference, _ = fx.reference_network(copy.deepcopy(network))
+        fx.use_parameters_of(fx.convert(network), reference)
+    for path in ("0.0", "2"):
+        weight = reference.get_submodule(path).weight
+        assert weight.stride() == torch.empty(weight.shape).stride(), "also where it is contiguous both ways"
