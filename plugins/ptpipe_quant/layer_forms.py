@@ -17,7 +17,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 F = nn.functional
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _REMOVERS: dict[type, Any] = {WeightNorm: remove_weight_norm, SpectralNorm: remove_spectral_norm}
 
 
@@ -76,7 +76,7 @@ def fold_into_transposed(graph: GraphModule) -> None:
         source = node.args[0] if node.args else None
         if type(norm := _layer(graph, node)) not in _BATCH_NORMS or not isinstance(source, Node):
             continue
-        if isinstance(layer := _layer(graph, source), _TRANSPOSED) and len(source.users) == 1:
+        if isinstance(layer := _layer(graph, source), TRANSPOSED) and len(source.users) == 1:
             folded = nn.utils.fuse_conv_bn_eval(layer.eval(), norm.eval(), transpose=True)
             graph.set_submodule(str(source.target), folded)
             node.replace_all_uses_with(source)

@@ -14,15 +14,16 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from ptpipe_quant.layer_forms import TRANSPOSED
 from ptpipe_quant.trace import TracedNetwork, matching_names
+from ptpipe_torch.int8.biases import weighted_part
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, operator_qconfig, set_operator_qconfigs
 from ptpipe_torch.int8.observers import observer_at
 
 Options: TypeAlias = Mapping[str, Any]
 """`observer`, `percentile` and `weights`, as far as a layer has its own."""
 
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_WITH_INT8_WEIGHTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+_WITH_INT8_WEIGHTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 
 
 class QConfigs(NamedTuple):
@@ -120,7 +121,7 @@ class OptionsByLayer:
         operators = [self._operator(node) for node in nodes if self._has_int8_weights(node)]
         if not operators:
             return f"layers: weights of {rule.pattern!r} has no effect: no layer with int8 weights matches"
-        if rule.options["weights"] == "per_channel" and all(operator in _TRANSPOSED for operator in operators):
+        if rule.options["weights"] == "per_channel" and all(operator in TRANSPOSED for operator in operators):
             return (
                 f"layers: weights of {rule.pattern!r} has no effect: int8 kernels of transposed convolutions take one "
                 "scale for all weights, on every backend"
@@ -140,8 +141,9 @@ class OptionsByLayer:
         return type(self._graph.get_submodule(str(node.target))) if node.op == "call_module" else node.target
 
     def _has_int8_weights(self, node: Node) -> bool:
-        layer = self._graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        return isinstance(layer[0] if isinstance(layer, nn.Sequential) else layer, _WITH_INT8_WEIGHTS)  # fused
+        if node.op != "call_module":
+            return False
+        return isinstance(weighted_part(self._graph.get_submodule(str(node.target))), _WITH_INT8_WEIGHTS)
 
 
 def _is_inside(path: str, names: Iterable[str]) -> bool:
