@@ -217,6 +217,11 @@ class OnnxModelConfig(StageConfig):
         description="the task's output for each output of the file that counts, `y: logits`; none: by name, or the "
         "only one",
     )
+    preprocessing: Literal["nhwc", "nchw"] | None = Field(
+        None,
+        description="the file normalizes by itself: it takes images as bytes, with channels as the last or the second "
+        "axis; null: as a file of `export.onnx` says, else no",
+    )
 
     @model_validator(mode="after")
     def _names_each_column_once(self) -> Self:

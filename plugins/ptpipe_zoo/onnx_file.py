@@ -13,7 +13,8 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from ptpipe import Context, StageError, nearest
-from ptpipe_torch import Data, OnnxFile
+from ptpipe_torch import Data, FileInterface, InputForm, OnnxFile
+from ptpipe_torch.data.raw_form import NORMALIZED
 from ptpipe_torch.files import open_regular
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.onnx_bytes import is_self_contained
@@ -31,7 +32,7 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     """Implement `model.onnx`."""
     path, needed = Path(config.file).expanduser(), data.info.signature
     model = _read(path)
-    graph = model.graph
+    graph, form = model.graph, _input_form(config, model)
     stored = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in stored]  # older files list the weights, too
     renamed = {
@@ -41,7 +42,8 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     signature = replace(needed, meanings=_meanings(model, renamed))
     data.info.check_fit(path.name, signature)
     kept = [value for value in graph.output if value.name in renamed]
-    checked = _pairs([*inputs, *kept], renamed, (*signature.inputs, *signature.outputs))
+    own = signature if form == NORMALIZED else replace(signature, inputs=_raw_inputs(data, form))
+    checked = _pairs([*inputs, *kept], renamed, (*own.inputs, *own.outputs))
     batch_sizes = {_check_value(path, value, spec) for value, spec in checked}
     if (fixed := _only_batch_size(path, batch_sizes)) is not None:
         ctx.notice(f"{path.name} takes batches of {fixed} alone: others are predicted in pieces of that size")
@@ -52,8 +54,9 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
         _rename(path, graph, names)
         path = ctx.scratch / path.name
         onnx.save_model(model, path)
-    result = OnnxFile(path, signature, _precision(graph))
-    _check_runs(result, signature)
+    interface = None if form == NORMALIZED else FileInterface(form, own)
+    result = OnnxFile(path, signature, _precision(graph), interface=interface)
+    _check_runs(result)
     ctx.metric(num_parameters=sum(int(np.prod(tensor.dims)) for tensor in graph.initializer))
     return result
 
@@ -76,11 +79,26 @@ def _read(path: Path) -> ModelProto:
         raise StageError(f"{path} is no ONNX file that can be read: {' '.join(reason.split())[:300]}") from error
 
 
+def _input_form(config: OnnxModelConfig, model: ModelProto) -> InputForm:
+    """Return what the file takes: as the option says, else as ptpipe wrote into it."""
+    stored = _metadata(model).get("preprocessing")
+    said: tuple[InputForm, ...] = ("nhwc", "nchw")
+    return config.preprocessing or next((form for form in said if form == stored), NORMALIZED)
+
+
+def _raw_inputs(data: Data, form: InputForm) -> tuple[TensorSpec, ...]:
+    columns = data.info.inputs
+    return tuple(columns[spec.name].raw_form(spec.name, form).spec for spec in data.info.signature.inputs)
+
+
+def _metadata(model: ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
 def _meanings(model: ModelProto, renamed: Mapping[str, str]) -> Meanings:
     """Return what a file that ptpipe wrote says of its tensors, by their new names; nothing for other files."""
-    stored = {entry.key: entry.value for entry in model.metadata_props}.get("meanings", "{}")
     try:
-        meanings = meanings_from_json(json.loads(stored))
+        meanings = meanings_from_json(json.loads(_metadata(model).get("meanings", "{}")))
     except (ValueError, RecursionError):  # any tool may write an entry of this name
         return {}
     return {renamed[name]: words for name, words in meanings.items() if name in renamed}
@@ -130,7 +148,8 @@ def _check_value(path: Path, value: ValueInfoProto, spec: TensorSpec) -> int | N
     name = TensorProto.DataType.Name(tensor.elem_type) if value.type.HasField("tensor_type") else "no tensor"
     wanted = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
     if tensor.elem_type != wanted:
-        raise StageError(f"{path.name}: {value.name} is {name.lower()}, the data set's {spec} is not")
+        hint = "; preprocessing: nhwc (or nchw) says that the file takes raw images" if name == "UINT8" else ""
+        raise StageError(f"{path.name}: {value.name} is {name.lower()}, the data set's {spec} is not{hint}")
     if not tensor.HasField("shape"):
         return None
     sizes = [axis.dim_value if axis.HasField("dim_value") else None for axis in tensor.shape.dim]
@@ -200,10 +219,10 @@ def _precision(graph: GraphProto) -> str:
     return "int8" if operators & _INT8_OPERATORS else "float32"
 
 
-def _check_runs(file: OnnxFile, signature: Signature) -> None:
+def _check_runs(file: OnnxFile) -> None:
     """Raise StageError where ONNX Runtime can't run it, on one sample and on two."""
-    names = [spec.name for spec in signature.inputs]
+    inputs = file.own_signature.inputs
     with file.predictor(1) as predict:
         for num_samples in (1, 2):
-            tensors = zeros(signature.inputs, num_samples)
-            predict({name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)})
+            tensors = zeros(inputs, num_samples)
+            predict({spec.name: tensor.numpy() for spec, tensor in zip(inputs, tensors, strict=True)})

@@ -137,6 +137,45 @@ def test_further_outputs_are_left_out(load: Any, tmp_path: Path) -> None:
     assert_predicts(load(outputs={"y": "logits"}))
 
 
+FORMS = {"nhwc": (12, 12, 1), "nchw": (1, 12, 12)}
+
+
+def write_of_bytes(path: Path, form: str) -> Path:
+    """Write a file that takes images as bytes, and normalizes them otherwise than the data set does."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Div", ["float", "float_max"], ["scaled"]),
+        helper.make_node("Constant", [], ["float_max"], value_float=255.0),
+    ]
+    inputs = [value("x", "N", *FORMS[form], type_=TensorProto.UINT8)]
+    return write(path, [nodes[2], *nodes[:2], *linear("scaled")], inputs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("said", ["by the option", "in the file"])
+def test_a_file_that_takes_bytes(load: Any, make_data: Any, tmp_path: Path, form: str, said: str) -> None:
+    path, data = write_of_bytes(tmp_path / "a.onnx", form), make_data()
+    if said == "in the file":
+        model = onnx.load(path)
+        model.metadata_props.add(key="preprocessing", value=form)
+        onnx.save(model, path)
+    file = load(data, **({"preprocessing": form} if said == "by the option" else {}))
+    assert file.input_form == form and file.own_signature.inputs[0].dtype == "uint8"
+    batch = next(data.batches("train", input_form=file.input_form))
+    images = batch.input_arrays()["images"]
+    assert images.shape[1:] == FORMS[form] and images.max() > 1
+    with file.predictor(1) as predict:
+        outputs = predict({"images": images})
+    expected = (images.reshape(len(images), 144) / 255) @ WEIGHTS_KD.T
+    np.testing.assert_allclose(outputs["logits"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_another_order_of_axes_is_refused(load: Any, tmp_path: Path) -> None:
+    write_of_bytes(tmp_path / "a.onnx", "nchw")
+    with pytest.raises(StageError, match=r"\(\?, 1, 12, 12\); the data set needs images \(batch, 12, 12, 1\) uint8"):
+        load(preprocessing="nhwc")
+
+
 def test_weights_that_are_listed_as_inputs(load: Any, tmp_path: Path) -> None:
     write(tmp_path / "a.onnx", None, [value("x", "N", 1, 12, 12), value("weights", 5, 144)], ir_version=3, opset=11)
     assert_predicts(load())
@@ -214,6 +253,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"inputs": [value("x", "N", 1, 12, 12, type_=TensorProto.DOUBLE)]},
         {},
         r"a.onnx: x is double, the data set's images \(batch, 1, 12, 12\) float32 is not",
+    ),
+    "bytes": (
+        {"inputs": [value("x", "N", 12, 12, 1, type_=TensorProto.UINT8)]},
+        {},
+        r"x is uint8, the data set's .* is not; preprocessing: nhwc \(or nchw\) says that the file takes raw images",
     ),
     "an unknown name": ({}, {"inputs": {"xx": "images"}}, r"inputs: 'xx' is neither in a.onnx nor in the data set"),
     "an unknown column": (
