@@ -9,6 +9,8 @@ Shape legend: B batches of a worker, R workers, T observed tensors, H counting o
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -28,6 +30,11 @@ from ptpipe_torch.int8.value_counts import CountingObserver, has_range, min_max_
 from ptpipe_torch.memory_format import to_channels_last
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import torch_threads
+
+# Of a tensor, over all samples: enough to choose the range of 256 levels (decision 0024 has the figures).
+_MAX_COUNTED = 1 << 20
+_MIN_POSITIONS = 16
+"""Of a sample's feature map."""
 
 Statistic: TypeAlias = Callable[[Any, torch.Tensor], torch.Tensor]
 """What to record of an observed tensor: takes its observer and the tensor."""
@@ -96,7 +103,7 @@ def _calibrate(module: GraphModule, samples: Samples, workers: WorkerGroup) -> N
     num_rounds = -(-samples.num_batches // workers.size)
     limits_BT2 = torch.tensor([torch.inf, -torch.inf]).repeat(num_rounds, len(tensors), 1)
     for round_, batch in enumerate(_batches(samples, workers)):
-        limits_BT2[round_] = _observe(module, tensors, counters, batch, samples.ctx)
+        limits_BT2[round_] = _observe(module, tensors, counters, batch, samples)
     for limits_RT2 in workers.all_gather_tensor(limits_BT2).unbind(1):
         for limits_T2 in limits_RT2:
             _update_observers(tensors, limits_T2)
@@ -116,20 +123,33 @@ def _observe(
     tensors: Sequence[ObservedTensor],
     counters: Mapping[CountingObserver, CountingObserver],
     batch: Batch,
-    ctx: Context,
+    samples: Samples,
 ) -> torch.Tensor:
     """Return the minimum and maximum of each observed tensor, T x 2. Raises StageError if one is not finite."""
 
     def observe(observer: Any, x: torch.Tensor) -> torch.Tensor:
         counter = counters.get(observer)
-        return min_max_of(x) if counter is None else counter.observe(x)
+        return min_max_of(x) if counter is None else counter.observe(x, _stride(x, len(batch), samples.num))
 
     interpreter = RecordingInterpreter(module, observe)
     interpreter.run(*batch.args)
     for tensor, limits in zip(tensors, interpreter.recorded, strict=True):
         if has_range(limits) and not limits.isfinite().all():
-            raise not_finite(ctx, tensor.name)
+            raise not_finite(samples.ctx, tensor.name)
     return torch.stack(interpreter.recorded)
+
+
+def _stride(x: torch.Tensor, batch_size: int, num_samples: int) -> int:
+    """Return at which positions of a feature map values are counted: at all, at every third and so on.
+
+    It depends on the sizes of a sample alone, so that batches and workers change nothing, and has no common divisor
+    with them, so that no row, column or phase of a pattern is left out.
+    """
+    if x.dim() < 4 or len(x) != batch_size:  # other axes may hold the samples
+        return 1
+    num_values, num_positions = num_samples * x[0].numel(), math.prod(x.shape[2:])
+    least = max(1, min(num_values // _MAX_COUNTED, num_positions // _MIN_POSITIONS))
+    return next(stride for stride in itertools.count(least) if math.gcd(stride, num_positions) == 1)
 
 
 def _update_observers(tensors: Sequence[ObservedTensor], limits_T2: torch.Tensor) -> None:

@@ -68,12 +68,19 @@ class CountingObserver(UniformQuantizationObserverBase):
         self.observe(x.detach())
         return x
 
-    def observe(self, x: torch.Tensor) -> torch.Tensor:
-        """Count the values of `x`. Returns their minimum and maximum, shape (2,); (inf, -inf) of an empty tensor."""
-        values = in_memory_order(x).float()
-        limits = min_max_of(values)
+    def observe(self, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
+        """Count the values of `x`. Returns their minimum and maximum, shape (2,); (inf, -inf) of an empty tensor.
+
+        `stride`: of a tensor of four axes or more, (B, C, H, W) for example, count all channels at one of so many
+        positions, so many times. The minimum and maximum are of all values.
+        """
+        limits = min_max_of(x).float()
         if has_range(limits) and self.extend(limits):
-            self.num_zeros += _count(values, limits, int(self.exponent), self.counts_C)
+            counted = x if stride == 1 else x.flatten(2)[..., stride // 2 :: stride]
+            values = in_memory_order(counted).float()
+            counts_C = torch.zeros_like(self.counts_C)
+            self.num_zeros += stride * _count(values, limits, int(self.exponent), counts_C)
+            self.counts_C.add_(counts_C, alpha=stride)
         return limits
 
     def extend(self, limits: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 import ptpipe
 from ptpipe import StageError
 from ptpipe.api import RunResult
-from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
+from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, calibration, convert, prepare
 from ptpipe_torch import Data, LoaderOptions, Model, Ranges, builder
 from ptpipe_torch.int8.engine import supported_engines
 
@@ -146,8 +146,12 @@ def exact() -> nn.Module:
     return Exact()
 
 
+@pytest.mark.parametrize("max_counted", [2**20, 500], ids=["every value", "some positions"])
 @pytest.mark.parametrize("observer", ["mse", "percentile", "entropy", "min_max"])
-def test_neither_batches_nor_order_change_the_result(digits, ctx, observer: str) -> None:
+def test_neither_batches_nor_order_change_the_result(
+    digits, ctx, monkeypatch: pytest.MonkeyPatch, observer: str, max_counted: int
+) -> None:
+    monkeypatch.setattr(calibration, "_MAX_COUNTED", max_counted)
     prepared = prepare(PrepareConfig(backend=FIRST, observer=observer), ctx, make_model(exact))
     states = []
     for batch_size, step in ((64, 1), (7, -1), (1, 1)):
@@ -156,6 +160,23 @@ def test_neither_batches_nor_order_change_the_result(digits, ctx, observer: str)
         states.append(calibrate(CalibrateConfig(split="train"), ctx, prepared, data)[0].tensors)
     for other in states[1:]:
         assert not [name for name, tensor in states[0].items() if not torch.equal(tensor, other[name])]
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_samples", "stride"),
+    [
+        ((8, 1, 32, 32), 2047, 1),  # nearly 2 million values
+        ((8, 3, 32, 32), 1024, 3),
+        ((8, 40, 30, 30), 1024, 37),  # 35 is the quotient; 35 and 36 have divisors in common with 900
+        ((8, 4096, 4, 4), 1024, 1),  # at least 16 positions are counted
+        ((8, 999, 999), 4096, 1),  # the second axis may be anything
+        ((7, 40, 30, 30), 1024, 1),  # the first one isn't the samples
+    ],
+)
+def test_of_large_feature_maps_some_positions_are_counted(
+    shape: tuple[int, ...], num_samples: int, stride: int
+) -> None:
+    assert calibration._stride(torch.empty(shape, device="meta"), 8, num_samples) == stride
 
 
 @builder

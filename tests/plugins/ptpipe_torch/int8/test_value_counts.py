@@ -80,6 +80,19 @@ def test_the_order_in_memory_does_not_matter() -> None:
         assert_equal(expected, state_after(images))
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_at_one_of_three_positions_all_channels_count_three_times(memory_format: torch.memory_format) -> None:
+    x = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(7)).relu()
+    x[0, 0, 0, 0], x[1, 2, 4, 2] = -9, 9  # neither is counted
+    observer, expected = CountingObserver(), CountingObserver()
+    limits = observer.observe(x.to(memory_format=memory_format), 3)
+    assert limits.tolist() == [-9, 9]
+    expected.extend(limits)
+    expected.observe(x.reshape(2, 3, 20)[:, :, [1, 4, 7, 10, 13, 16, 19]])
+    assert observer.counts_C.equal(3 * expected.counts_C)
+    assert observer.num_zeros == 3 * expected.num_zeros > 0
+
+
 def test_workers_add_their_counts() -> None:
     generator = torch.Generator().manual_seed(7)
     parts = [torch.randn(500, generator=generator) * width for width in (1.0, 90.0, 0.01)]
