@@ -219,8 +219,8 @@ class OnnxModelConfig(StageConfig):
     )
     preprocessing: Literal["nhwc", "nchw"] | None = Field(
         None,
-        description="the file normalizes by itself: it takes images as bytes, with channels as the last or the second "
-        "axis; null: as a file of `export.onnx` says, else no",
+        description="what the file does before its network: it takes images as bytes, with channels as the last or the "
+        "second axis, and normalizes them; null: what a file of `export.onnx` says of itself, else nothing",
     )
 
     @model_validator(mode="after")
