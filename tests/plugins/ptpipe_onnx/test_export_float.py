@@ -137,6 +137,7 @@ def test_nothing_is_printed_and_torch_is_left_as_it_was(
             torch.get_num_threads(),
             torch.get_default_dtype(),
             torch.backends.quantized.engine,
+            getattr(torch.fx.config, "do_not_emit_stack_traces", False),
             list(warnings.filters),
             [logger.level for logger in loggers],
         )
