@@ -19,7 +19,7 @@ from typing import IO, Any
 
 LIBRARIES = ("onnxruntime", "torch")
 """That the models of these tests need: what else tests of this process have imported would be imported once more."""
-NUM_ROUNDS = 4
+NUM_ROUNDS = 8
 """Of a start, where real ones have 16: how narrow the intervals are is not tested here."""
 
 

@@ -64,7 +64,7 @@ def test_models_of_every_format_are_measured_together(session, numpy_model, torc
         CellBatches(1, None, {"normalized": [INPUTS]}),
         CellBatches(3, 8, {"normalized": [{"images": images_NCHW}] * 2}),
     ]
-    own = session(inputs=batches, threads=("one", "all"), budget_s=0.2)
+    own = session(inputs=batches, threads=("one", "all"), budget_s=0.4)
     measured = own.measure(["numpy", "torch", "onnx"], [numpy_model, torch_model, onnx_model], 1, rounds.append)
     assert len(measured) == 3
     for position, one in enumerate(measured):
