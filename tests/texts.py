@@ -82,11 +82,12 @@ def text_data(
     return Data(DatasetInfo("words", {"tokens": tokens}, task), splits, LoaderOptions(batch_size=16))
 
 
-def network_of(name: str, data: Data, ctx: Context) -> Model:
-    """Return an untrained transformer, causal transformer, or LSTM."""
+def network_of(name: str, data: Data, ctx: Context, num_layers: int = 1) -> Model:
+    """Return an untrained transformer, causal transformer, or LSTM. `num_layers`: of a transformer."""
     if name == "lstm":
         return text_lstm(TextLstmConfig(dim=16, hidden_size=24, dropout=0.0), ctx, data)
-    return text_transformer(TextTransformerConfig(dim=16, num_heads=2, dropout=0.0, causal=name == "causal"), ctx, data)
+    options = {"dim": 16, "num_layers": num_layers, "num_heads": 2, "dropout": 0.0}
+    return text_transformer(TextTransformerConfig(**options, causal=name == "causal"), ctx, data)
 
 
 def trained(model: Model, data: Data, *, epochs: int = 4, lr: float = 5e-3) -> Model:

@@ -5,7 +5,7 @@ Shape legend: N samples, B of a batch, C channels, H height, W width, D = C*H*W,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,7 @@ from ptpipe_torch import (
 
 from ...datasets import image_info, image_split
 from ...signatures import classifier
+from .forked_servers import LIBRARIES, ServerFork
 
 PLUGIN = Path(__file__).parent / "digit_models.py"
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -121,6 +122,20 @@ def known_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure no peaks of this machine, and write none to the user's cache."""
     rates = {"float32": 1e13, "int8": 4e13}
     monkeypatch.setattr("ptpipe_eval.graph.companions.machine_peaks", lambda number: Peaks(number, rates, {}))
+
+
+@pytest.fixture(scope="session")
+def server_fork() -> Iterator[ServerFork]:
+    fork = ServerFork()
+    yield fork
+    fork.end()
+
+
+@pytest.fixture
+def forked_servers(server_fork: ServerFork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes that measure: see `forked_servers.py`."""
+    monkeypatch.setattr("ptpipe_eval.latency.session._server", server_fork.server)
+    monkeypatch.setattr("ptpipe_eval.latency.session._LIBRARIES", LIBRARIES)
 
 
 @pytest.fixture

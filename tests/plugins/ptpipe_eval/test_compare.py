@@ -53,6 +53,7 @@ def test_rows_hold_what_was_measured(digits, pair, torch_model, onnx_model, cont
     assert abs(datetime.now(UTC) - datetime.fromisoformat(made.measured_at)).total_seconds() < 60
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_every_cell_is_timed(digits, pair, context, events) -> None:
     options = {"batch_sizes": (1, 5), "budget_s": 0.5, "split": "val"}
     compared, timed = (

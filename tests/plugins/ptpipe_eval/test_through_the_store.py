@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ptpipe import Decision
 from ptpipe_eval import eval_compare, eval_predict, gate_accuracy, gate_latency, gate_quality, gate_size
 
 pytest_plugins = ["ptpipe.testing"]
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_from_models_to_verdicts(bench, digits, pair) -> None:
     good, worse = pair
     predictions = bench.run(eval_predict, {"split": "val"}, model=good, data=digits)

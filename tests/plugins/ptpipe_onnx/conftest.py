@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -272,6 +273,38 @@ class RecordedEvents(list[Event]):
     @property
     def metrics(self) -> dict[str, object]:
         return {event.name: event.value for event in self if isinstance(event, Metric)}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model, its file, and what its export reported."""
+
+    model: Model
+    file: OnnxFile
+    events: RecordedEvents
+
+
+@pytest.fixture(scope="session")
+def exported(
+    float_model: Callable[[str], Model],
+    int8_model: Callable[..., Model],
+    digits: Data,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., Exported]:
+    """Export `float_model(name)`, or `int8_model` with these arguments: once for all tests that read the file."""
+    known: dict[tuple[object, ...], Exported] = {}
+
+    def make(name: str, backend: str | None = None, *, qat: bool = False, high: int = 255) -> Exported:
+        key = name, backend, qat, high
+        if key not in known:
+            model = float_model(name) if backend is None else int8_model(name, backend, qat=qat, high=high)
+            events = RecordedEvents()
+            ctx = Context("onnx", "export.onnx", 7, tmp_path_factory.mktemp("exported"), _tell=events.append)
+            file = export_onnx(ExportConfig(num_samples=200), ctx, model, digits)
+            known[key] = Exported(model, file, events)
+        return known[key]
+
+    return make
 
 
 @pytest.fixture

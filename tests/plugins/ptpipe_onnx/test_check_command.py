@@ -20,17 +20,18 @@ from ptpipe_onnx.reproduction import _may_saturate, difference_of
 from ptpipe_onnx.vectors import Tolerance, Vectors
 from ptpipe_torch import Model, OnnxFile
 
+from .conftest import Exported
+
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
 
 
 @pytest.fixture
-def shipped(run_export: Export, int8_model: Make, tmp_path: Path) -> Path:
+def shipped(exported: Callable[..., Exported], tmp_path: Path) -> Path:
     """A file and its vectors, alone in a folder."""
-    file = run_export(int8_model("cnn", "fbgemm"), num_samples=32)
     folder = tmp_path / "target"
     folder.mkdir()
-    file.save(folder)
+    exported("cnn", "fbgemm").file.save(folder)
     return folder / "model.onnx"
 
 

@@ -13,6 +13,8 @@ from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_torch import Model, OnnxFile
 
+from .conftest import Exported
+
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
 
@@ -29,10 +31,8 @@ Make = Callable[..., Model]
         ("attention", "4 of 4 linear layers, 2 of 2 matrix products"),
     ],
 )
-def test_all_layers_of_a_static_model(
-    name: str, counts: str, backend: str, run_export: Export, int8_model: Make, events
-) -> None:
-    run_export(int8_model(name, backend))
+def test_all_layers_of_a_static_model(name: str, counts: str, backend: str, exported: Callable[..., Exported]) -> None:
+    events = exported(name, backend).events
     assert events.metrics["integer_coverage"] == counts
     assert events.metrics["num_float_layers"] == 0
     assert not any("integer kernels" in event.text for event in events if isinstance(event, Notice)), "all is well"
@@ -51,9 +51,8 @@ def test_a_dynamic_model(run_export: Export, dynamic_model: Make, events) -> Non
     assert events.metrics["integer_coverage"] == "0 of 2 convolutions, 2 of 2 linear layers"
 
 
-def test_a_float_model_has_no_such_figures(run_export: Export, float_model: Make, events) -> None:
-    run_export(float_model("cnn"))
-    assert "integer_coverage" not in events.metrics
+def test_a_float_model_has_no_such_figures(exported: Callable[..., Exported]) -> None:
+    assert "integer_coverage" not in exported("cnn").events.metrics
 
 
 @pytest.mark.parametrize(

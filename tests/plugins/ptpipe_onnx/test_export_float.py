@@ -30,6 +30,7 @@ from ptpipe_torch import (
 )
 
 from ...signatures import classifier
+from .conftest import Exported
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -49,10 +50,10 @@ def model_of(source: str, num_classes: int = 10) -> Model:
 
 @pytest.mark.parametrize("name", ["cnn", "residual", "mobile", "rows"])
 def test_the_file_computes_what_torch_computes(
-    name: str, run_export: Export, float_model: Make, digits: Data, run_onnx: Callable[..., np.ndarray]
+    name: str, exported: Callable[..., Exported], digits: Data, run_onnx: Callable[..., np.ndarray]
 ) -> None:
-    model = float_model(name)
-    file = run_export(model)
+    made = exported(name)
+    model, file = made.model, made.file
     (batch,) = digits.batches("test", batch_size=300)
     with torch.inference_mode():
         expected_NK = model.build()(batch.inputs["images"]).numpy()
@@ -64,8 +65,8 @@ def test_the_file_computes_what_torch_computes(
     assert (file.format, file.signature) == ("onnx float32", classifier((1, 16, 16), 10))
 
 
-def test_any_batch_size(run_export: Export, float_model: Make, run_onnx: Callable[..., np.ndarray]) -> None:
-    file = run_export(float_model("cnn"))
+def test_any_batch_size(exported: Callable[..., Exported], run_onnx: Callable[..., np.ndarray]) -> None:
+    file = exported("cnn").file
     images_NCHW = np.random.default_rng(0).normal(size=(37, 1, 16, 16)).astype(np.float32)
     all_NK = run_onnx(file.path, images_NCHW)
     assert all_NK.shape == (37, 10)
@@ -73,8 +74,8 @@ def test_any_batch_size(run_export: Export, float_model: Make, run_onnx: Callabl
     assert run_onnx(file.path, images_NCHW[:0]).shape == (0, 10)
 
 
-def test_metadata_of_the_file(run_export: Export, float_model: Make, events) -> None:
-    file = run_export(float_model("cnn"))
+def test_metadata_of_the_file(exported: Callable[..., Exported]) -> None:
+    file, metrics = exported("cnn").file, exported("cnn").events.metrics
     model = onnx.load(file.path)
     (input_,), (output,) = model.graph.input, model.graph.output
     assert [(d.dim_param or d.dim_value) for d in input_.type.tensor_type.shape.dim] == ["batch", 1, 16, 16]
@@ -88,17 +89,16 @@ def test_metadata_of_the_file(run_export: Export, float_model: Make, events) -> 
     assert Task.from_json(json.loads(metadata["task"])) == Classification(class_names=tuple("0123456789"))
     assert (metadata["backend"], metadata["precision"], metadata["data"]) == ("", "float32", "digits")
     assert ([entry.version for entry in model.opset_import], model.ir_version) == ([18], 10)
-    assert events.metrics["size_bytes"] == file.path.stat().st_size
-    assert events.metrics["opset"] == 18
+    assert metrics["size_bytes"] == file.path.stat().st_size
+    assert metrics["opset"] == 18
 
 
 def test_ir_version(run_export: Export, float_model: Make) -> None:
     assert onnx.load(run_export(float_model("cnn"), ir_version=9, num_samples=8).path).ir_version == 9
 
 
-def test_batch_norm_is_folded_and_nothing_else_is_in_the_file(run_export: Export, float_model: Make) -> None:
-    model = float_model("cnn")
-    file = run_export(model)
+def test_batch_norm_is_folded_and_nothing_else_is_in_the_file(exported: Callable[..., Exported]) -> None:
+    model, file = exported("cnn").model, exported("cnn").file
     graph = onnx.load(file.path).graph
     assert [node.op_type for node in graph.node].count("Conv") == 2
     assert {node.op_type for node in graph.node} == {"Conv", "Relu", "MaxPool", "Reshape", "Gemm"}
@@ -109,8 +109,10 @@ def test_batch_norm_is_folded_and_nothing_else_is_in_the_file(run_export: Export
         assert trace not in content
 
 
-def test_the_same_model_gives_the_same_bytes(run_export: Export, float_model: Make) -> None:
-    first = run_export(float_model("cnn")).path.read_bytes()
+def test_the_same_model_gives_the_same_bytes(
+    run_export: Export, exported: Callable[..., Exported], float_model: Make
+) -> None:
+    first = exported("cnn").file.path.read_bytes()
     assert run_export(float_model("cnn")).path.read_bytes() == first
 
 
@@ -135,6 +137,7 @@ def test_nothing_is_printed_and_torch_is_left_as_it_was(
             torch.get_num_threads(),
             torch.get_default_dtype(),
             torch.backends.quantized.engine,
+            getattr(torch.fx.config, "do_not_emit_stack_traces", False),
             list(warnings.filters),
             [logger.level for logger in loggers],
         )

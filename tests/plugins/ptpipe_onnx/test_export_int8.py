@@ -20,6 +20,7 @@ from ptpipe_torch import Data, Model, OnnxFile
 from ptpipe_torch.int8.engine import quantized_engine
 
 from ...signatures import logits_from
+from .conftest import Exported
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -55,10 +56,10 @@ def file_weights(path: object) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 @pytest.mark.parametrize(("name", "backend", "qat", "high"), CASES)
 def test_the_file_computes_what_torch_computes(
-    name: str, backend: str, qat: bool, high: int, run_export: Export, int8_model: Make, events
+    name: str, backend: str, qat: bool, high: int, exported: Callable[..., Exported]
 ) -> None:
-    model = int8_model(name, backend, qat=qat, high=high)
-    file = run_export(model)
+    made = exported(name, backend, qat=qat, high=high)
+    model, file, metrics = made.model, made.file, made.events.metrics
     assert file.format == "onnx int8"
     assert file.parity["top1_agreement"] >= 0.99
     assert file.parity["max_logit_difference_steps"] <= (3.01 if name == "mobile" else 1.01)
@@ -73,17 +74,17 @@ def test_the_file_computes_what_torch_computes(
         np.testing.assert_array_equal(found, expected)
         np.testing.assert_array_equal(found_scales, expected_scales.astype(np.float32))
 
-    assert events.metrics["num_int8_nodes"] >= 6
-    assert events.metrics["num_float_nodes"] == (2 if name == "mobile" else 0)  # hard swish has no integer kernel
+    assert metrics["num_int8_nodes"] >= 6
+    assert metrics["num_float_nodes"] == (2 if name == "mobile" else 0)  # hard swish has no integer kernel
     dtypes = {array.data_type for array in onnx.load(file.path).graph.initializer if len(array.dims) > 1}
     assert dtypes == {TensorProto.INT8}
     metadata = {entry.key: entry.value for entry in onnx.load(file.path).metadata_props}
     assert (metadata["backend"], metadata["precision"]) == (backend, "int8")
     assert metadata["reduce_range"] == ("true" if high == 127 else "false")
     assert metadata["exact_integer_sums_on_x86"].startswith("yes" if high == 127 else "only with VNNI")
-    assert events.metrics["layers_identical"] == sum(1 for _ in torch_weights(model))
-    assert events.metrics["layers_compared"] >= events.metrics["layers_identical"] + 1  # and the input
-    assert events.metrics["max_layer_difference_steps"] <= 1
+    assert metrics["layers_identical"] == sum(1 for _ in torch_weights(model))
+    assert metrics["layers_compared"] >= metrics["layers_identical"] + 1  # and the input
+    assert metrics["max_layer_difference_steps"] <= 1
 
 
 def round_biases(network: torch.nn.Module) -> None:
@@ -104,11 +105,11 @@ def round_biases(network: torch.nn.Module) -> None:
 
 @pytest.mark.parametrize(("name", "backend", "qat", "high"), CASES)
 def test_all_that_differs_is_the_rounding_of_biases(
-    name: str, backend: str, qat: bool, high: int, run_export: Export, int8_model: Make, digits: Data, run_onnx
+    name: str, backend: str, qat: bool, high: int, exported: Callable[..., Exported], digits: Data, run_onnx
 ) -> None:
     """With these rounded alike, torch's kernels and the file compute the same integers."""
-    model = int8_model(name, backend, qat=qat, high=high)
-    file = run_export(model)
+    made = exported(name, backend, qat=qat, high=high)
+    model, file = made.model, made.file
     (batch,) = digits.batches("test", batch_size=300)
     with quantized_engine(backend), torch.no_grad():
         network = model.build()
@@ -122,17 +123,17 @@ def test_all_that_differs_is_the_rounding_of_biases(
     assert accuracy > 0.65  # logits of a network that tells digits apart, not noise
 
 
-def test_most_of_the_file_is_weights_of_a_byte(run_export: Export, int8_model: Make, float_model: Make) -> None:
+def test_most_of_the_file_is_weights_of_a_byte(exported: Callable[..., Exported], float_model: Make) -> None:
     num_weights = sum(tensor.numel() for tensor in float_model("cnn").tensors.values() if tensor.dim() > 1)
-    assert run_export(int8_model("cnn")).size_bytes < num_weights + 8000
+    assert exported("cnn", "fbgemm").file.size_bytes < num_weights + 8000
 
 
 def test_what_calibration_did_not_see_saturates_as_in_torch(
-    run_export: Export, int8_model: Make, digits: Data, run_onnx: Callable[..., np.ndarray]
+    exported: Callable[..., Exported], digits: Data, run_onnx: Callable[..., np.ndarray]
 ) -> None:
     """torch observes 0 to 127 here and its int8 operators saturate at 255 nevertheless."""
-    model = int8_model("cnn", "fbgemm", high=127)
-    file = run_export(model)
+    made = exported("cnn", "fbgemm", high=127)
+    model, file = made.model, made.file
     (batch,) = digits.batches("test", batch_size=300)
     images_NCHW = np.ascontiguousarray(
         batch.inputs["images"].numpy() * np.linspace(1, 6, 300)[:, None, None, None], np.float32

@@ -39,6 +39,8 @@ from ptpipe_torch import (
     TensorSpec,
 )
 
+from .conftest import Exported
+
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
 
@@ -60,11 +62,12 @@ def raw_and_expected(data: Data, model: Model) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("backend", "layout"), [(None, "nhwc"), ("fbgemm", "nhwc"), ("qnnpack", "nchw")])
 def test_bytes_to_classes(
-    backend: str | None, layout: str, run_export: Export, float_model: Make, int8_model: Make, digits: Data, events
+    backend: str | None, layout: str, run_export: Export, exported: Callable[..., Exported], digits: Data, events
 ) -> None:
-    model = float_model("cnn") if backend is None else int8_model("cnn", backend)
+    made = exported("cnn", backend)
+    model = made.model
     (batch,) = digits.batches("test", batch_size=300)
-    plain = run(run_export(model), **batch.input_arrays())
+    plain = run(made.file, **batch.input_arrays())
     file = run_export(model, preprocessing=layout, postprocessing=True)
     pixels_NHWC, logits_NK = raw_and_expected(digits, model)
     found = run(file, images=pixels_NHWC if layout == "nhwc" else np.moveaxis(pixels_NHWC, 3, 1).copy())

@@ -17,8 +17,8 @@ from ptpipe.events import LogLine
 from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.gemm_pass import use_gemm
 from ptpipe_onnx.graph import producer, remove_unused
-from ptpipe_torch import Model, OnnxFile
 
+from .conftest import Exported
 from .test_qdq_passes import Draft, kernels_of, rewritten, types_of
 
 Run = Callable[..., np.ndarray]
@@ -157,10 +157,9 @@ def test_what_is_no_such_layer_stays(change: str, run_onnx: Run) -> None:
 
 
 @pytest.mark.parametrize(("backend", "qat"), [("fbgemm", False), ("qnnpack", True)])
-def test_an_export_of_linear_layers_on_sequences(
-    backend: str, qat: bool, run_export: Callable[..., OnnxFile], int8_model: Callable[..., Model], events
-) -> None:
-    file = run_export(int8_model("rows", backend, qat=qat))
+def test_an_export_of_linear_layers_on_sequences(backend: str, qat: bool, exported: Callable[..., Exported]) -> None:
+    made = exported("rows", backend, qat=qat)
+    file, events = made.file, made.events
     assert events.metrics["layers_identical"] == 3
     assert events.metrics["layers_merged"] == 0
     assert (events.metrics["num_int8_nodes"], events.metrics["num_float_nodes"]) == (3, 0)
@@ -171,11 +170,10 @@ def test_an_export_of_linear_layers_on_sequences(
 
 
 @pytest.mark.parametrize(("backend", "qat"), [("fbgemm", True), ("qnnpack", False)])
-def test_an_export_of_attention(
-    backend: str, qat: bool, run_export: Callable[..., OnnxFile], int8_model: Callable[..., Model], events
-) -> None:
+def test_an_export_of_attention(backend: str, qat: bool, exported: Callable[..., Exported]) -> None:
     """Projections and products of activations run in integers; what moves their operands moves integers."""
-    file = run_export(int8_model("attention", backend, qat=qat))
+    made = exported("attention", backend, qat=qat)
+    file, events = made.file, made.events
     assert events.metrics["layers_identical"] == 4
     assert events.metrics["integer_coverage"] == "4 of 4 linear layers, 2 of 2 matrix products"
     logged = [event.text for event in events if isinstance(event, LogLine)]

@@ -16,10 +16,11 @@ from torch.fx import GraphModule
 from ptpipe import StageError
 from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.layerwise import compare_file
-from ptpipe_torch import Data, Model, OnnxFile
+from ptpipe_torch import Data, Model
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import reference_network
 
+from .conftest import Exported
 from .planted_faults import FAULTS, PRODUCT_FAULTS, broken_files
 
 NUM_FAULTS = 36
@@ -48,13 +49,12 @@ def test_small_faults_are_found(
     backend: str,
     qat: bool,
     num_faults: int,
-    run_export: Callable[..., OnnxFile],
-    int8_model: Callable[..., Model],
+    exported: Callable[..., Exported],
     digits: Data,
     tmp_path: Path,
 ) -> None:
-    model = int8_model(name, backend, qat=qat)
-    file, reference = run_export(model), reference_of(model)
+    made = exported(name, backend, qat=qat)
+    model, file, reference = made.model, made.file, reference_of(made.model)
     with quantized_engine(backend):
         int8_network = model.build()
     (batch,) = digits.batches("test", order_N=np.arange(32), batch_size=32)
@@ -77,10 +77,10 @@ def test_small_faults_are_found(
 
 
 def test_faults_of_products_of_activations_are_found(
-    run_export: Callable[..., OnnxFile], int8_model: Callable[..., Model], digits: Data, tmp_path: Path
+    exported: Callable[..., Exported], digits: Data, tmp_path: Path
 ) -> None:
-    model = int8_model("attention", "fbgemm")
-    file, reference = run_export(model), reference_of(model)
+    made = exported("attention", "fbgemm")
+    model, file, reference = made.model, made.file, reference_of(made.model)
     with quantized_engine("fbgemm"):
         int8_network = model.build()
     (batch,) = digits.batches("test", order_N=np.arange(32), batch_size=32)

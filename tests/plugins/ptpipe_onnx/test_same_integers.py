@@ -91,15 +91,10 @@ class Layers(Int8Recorder):
         return result
 
 
-@pytest.mark.parametrize(
-    ("is_qat", "backend", "weights"),
-    [
-        (False, "fbgemm", "per_channel"),
-        (True, "fbgemm", "per_tensor"),
-        (False, "qnnpack", "per_tensor"),
-        (True, "qnnpack", "per_channel"),
-    ],
-)
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("is_qat", [False, True])
+@pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
+@pytest.mark.parametrize("weights", ["per_channel", "per_tensor"])
 def test_torch_and_the_file_compute_the_same_integers(
     is_qat: bool, backend: str, weights: str, digits: Data, tmp_path: Path
 ) -> None:

@@ -16,6 +16,8 @@ from ptpipe.events import Notice
 from ptpipe_onnx.saturation import pair_extremes, saturation_of
 from ptpipe_torch import Model, OnnxFile
 
+from .conftest import Exported
+
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
 
@@ -99,10 +101,9 @@ def test_seven_bits_of_activations_or_weights_suffice() -> None:
 
 
 @pytest.mark.parametrize(("backend", "high"), [("fbgemm", 255), ("fbgemm", 127), ("qnnpack", 255), ("qnnpack", 127)])
-def test_an_export_says_which_layers_can_saturate(
-    backend: str, high: int, run_export: Export, int8_model: Make, events
-) -> None:
-    file = run_export(int8_model("cnn", backend, high=high))
+def test_an_export_says_which_layers_can_saturate(backend: str, high: int, exported: Callable[..., Exported]) -> None:
+    made = exported("cnn", backend, high=high)
+    file, events = made.file, made.events
     metadata = {entry.key: entry.value for entry in onnx.load(file.path).metadata_props}
     named = json.loads(metadata["saturating_layers_without_vnni"])
     notices = [event.text for event in events if isinstance(event, Notice) and "without VNNI" in event.text]

@@ -104,6 +104,7 @@ def int8(model: Model, inputs: dict[str, np.ndarray], ctx: Context, backend: str
     return stages.convert(ctx, prepared.with_state_dict_of(module.eval()))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", supported_engines())
 @pytest.mark.parametrize("path", ["dynamic", "static", "qat"])
 def test_int8_and_its_file_compute_the_network(model: Model, inputs, tmp_path: Path, path: str, backend: str) -> None:

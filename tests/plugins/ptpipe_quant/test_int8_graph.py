@@ -37,19 +37,20 @@ class Clamped(nn.Module):
         return logits_NK
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("reduce_range", [True, False])
 @pytest.mark.parametrize("shared", [True, False])
-def test_relu6_on_every_backend(digits, ctx, shared, reduce_range) -> None:
+def test_relu6_on_every_backend(digits, ctx, shared, reduce_range, backend) -> None:
     model = make_model(clamped, shared=shared)
     expected_NK = logits_of(model, digits)
-    for backend in BACKENDS:
-        config = PrepareConfig(backend=backend, observer="min_max", reduce_range=reduce_range)
-        calibrated = calibrate(CalibrateConfig(), ctx, prepare(config, ctx, model), digits).model
-        converted = convert(ConvertConfig(), ctx, calibrated)
-        error = np.abs(logits_of(converted, digits) - expected_NK).max() / np.abs(expected_NK).max()
-        assert error < 0.15, backend  # elements in the wrong places would make it 1 and more
-        operators = [node.target for node in converted.build().graph.nodes]
-        assert ("relu6" in operators) is (shared or reduce_range)
+    config = PrepareConfig(backend=backend, observer="min_max", reduce_range=reduce_range)
+    calibrated = calibrate(CalibrateConfig(), ctx, prepare(config, ctx, model), digits).model
+    converted = convert(ConvertConfig(), ctx, calibrated)
+    error = np.abs(logits_of(converted, digits) - expected_NK).max() / np.abs(expected_NK).max()
+    assert error < 0.15  # elements in the wrong places would make it 1 and more
+    operators = [node.target for node in converted.build().graph.nodes]
+    assert ("relu6" in operators) is (shared or reduce_range)
 
 
 @builder
@@ -58,6 +59,7 @@ def clamped_tanh() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.ReLU6(), nn.Flatten(), nn.Linear(4 * 36, NUM_CLASSES))
 
 
+@pytest.mark.sampled(2)  # fbgemm and qnnpack
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_relu6_behind_a_fixed_range_still_clamps(digits, ctx, backend) -> None:
     model = make_model(clamped_tanh)
@@ -117,6 +119,7 @@ def normed() -> nn.Module:
     return Normed()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("model", [(joined, {"clamped_first": True}), (joined, {"clamped_first": False}), (normed, {})])
 def test_relu6_stays_where_its_range_is_shared_with_other_tensors(digits, ctx, model, backend) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from ptpipe import StageError
+from ptpipe import Context, StageError
 from ptpipe.events import Progress
 from ptpipe_quant import (
     CalibrateConfig,
@@ -69,37 +70,44 @@ def stored(model: Model, folder: Path) -> Model:
     return Model.load(folder)
 
 
-@pytest.fixture(scope="module")
-def variants(trained, digits, tmp_path_factory) -> dict[str, Model]:
-    """Every backend of this machine, every method, both kinds of weights."""
-    from ptpipe import Context
+Variants = Callable[[str], dict[str, Model]]
 
+
+@pytest.fixture(scope="module")
+def variants(trained, digits, tmp_path_factory) -> Variants:
+    """Quantize for a backend by every method with both kinds of weights, once."""
     ctx = Context("int8", "quant.test", 7, tmp_path_factory.mktemp("scratch"))
-    return {
-        f"{backend}-{method}-{weights}": int8(
-            method, trained, digits, ctx, backend=backend, weights=weights, reduce_range=False
-        )
-        for backend in BACKENDS
-        for method in METHODS
-        for weights in WEIGHTS
-    }
+
+    @functools.cache
+    def of(backend: str) -> dict[str, Model]:
+        options = {"backend": backend, "reduce_range": False}
+        return {
+            f"{method}-{weights}": int8(method, trained, digits, ctx, weights=weights, **options)
+            for method in METHODS
+            for weights in WEIGHTS
+        }
+
+    return of
 
 
 @pytest.mark.thorough
-def test_every_variant_keeps_the_accuracy_at_a_quarter_of_the_size(variants, trained, digits) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_variant_keeps_the_accuracy_at_a_quarter_of_the_size(variants, trained, digits, backend) -> None:
     float_accuracy = accuracy(logits_of(trained, digits), digits)
     assert float_accuracy > 0.93
-    for name, model in variants.items():
+    for name, model in variants(backend).items():
         assert accuracy(logits_of(model, digits), digits) > float_accuracy - 0.015, name
         assert model.int8_tensors is not None
         num_integers = sum(tensor.numel() for tensor in model.int8_tensors.values() if tensor.dtype == torch.int8)
         assert num_integers == 8 * 9 + 16 * 8 * 9 + 64 * 32 + 32 * 10
 
 
-def test_the_same_bits_converted_stored_and_in_another_process(variants, digits, tmp_path) -> None:
+@pytest.mark.sampled(2)  # fbgemm and qnnpack
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_same_bits_converted_stored_and_in_another_process(variants, digits, tmp_path, backend) -> None:
     images_NCHW = next(digits.batches("test", batch_size=200)).inputs["images"].numpy()
     np.save(tmp_path / "images.npy", images_NCHW)
-    for name, model in variants.items():
+    for name, model in variants(backend).items():
         stored(model, tmp_path / name)
     code = (
         "import sys, numpy as np\nfrom pathlib import Path\nfrom ptpipe_torch import Model\n"
@@ -117,7 +125,7 @@ def test_the_same_bits_converted_stored_and_in_another_process(variants, digits,
     command = [sys.executable, "-W", "error", "-c", code, str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")  # no warning either
-    for name, model in variants.items():
+    for name, model in variants(backend).items():
         there = np.load(tmp_path / name / "logits.npy")
         with model.predictor() as here, Model(model.recipe, model.tensors).predictor() as converted_again:
             assert np.array_equal(logits_from(here, images_NCHW), there), name
@@ -131,7 +139,7 @@ def network_source() -> str:
     return head + inspect.getsource(small_net)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS])
 @pytest.mark.parametrize("batch_norm", ["fold", "train"])
 @pytest.mark.parametrize(("bf16", "learned"), [(False, False), (True, False), (False, True), (True, True)])
@@ -191,7 +199,7 @@ def negate_a_channel(net) -> None:
     ],
 )
 def test_the_comparison_by_layers_finds_the_faulty_layer(variants, digits, fault, layer) -> None:
-    model = variants[f"{FIRST}-qat-per_channel"]
+    model = variants(FIRST)["qat-per_channel"]
     (batch,) = digits.batches("test", batch_size=600)
     with quantized_engine(FIRST), deprecations_silenced():
         net = model.build()
@@ -200,17 +208,17 @@ def test_the_comparison_by_layers_finds_the_faulty_layer(variants, digits, fault
     assert [name for name, steps_of_layer in steps.items() if steps_of_layer.max() > 1.01] == [layer]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_network_with_everything_in_it(trained_mixed, digits, ctx, metrics, method) -> None:
-    for backend in BACKENDS:
-        # Its depthwise layer saturates with 8 bits, see int8/test_engine.py; oneDNN's and qnnpack's don't.
-        reduce_range = True if backend in ("fbgemm", "x86") else "auto"
-        options = {"backend": backend, "weights": "per_channel", "reduce_range": reduce_range}
-        model = int8(method, trained_mixed, digits, ctx, **options)
-        lost = accuracy(logits_of(trained_mixed, digits), digits) - accuracy(logits_of(model, digits), digits)
-        assert lost < 0.02, backend
-        assert metrics()["int8_layers"] == (2 if method == "dynamic" else 7)
+def test_a_network_with_everything_in_it(trained_mixed, digits, ctx, metrics, method, backend) -> None:
+    # Its depthwise layer saturates with 8 bits, see int8/test_engine.py; oneDNN's and qnnpack's don't.
+    reduce_range = True if backend in ("fbgemm", "x86") else "auto"
+    options = {"backend": backend, "weights": "per_channel", "reduce_range": reduce_range}
+    model = int8(method, trained_mixed, digits, ctx, **options)
+    lost = accuracy(logits_of(trained_mixed, digits), digits) - accuracy(logits_of(model, digits), digits)
+    assert lost < 0.02
+    assert metrics()["int8_layers"] == (2 if method == "dynamic" else 7)
 
 
 @pytest.mark.sampled(3)
@@ -315,7 +323,7 @@ class TestRefusals:
     def test_convert_needs_a_prepared_model(self, trained, variants, ctx) -> None:
         with pytest.raises(StageError, match="got a model that is float"):
             convert(ConvertConfig(), ctx, trained)
-        for model in variants.values():
+        for model in variants(FIRST).values():
             with pytest.raises(StageError, match="got a model that is already int8"):
                 convert(ConvertConfig(), ctx, model)
 
@@ -334,7 +342,7 @@ class TestRefusals:
     def test_only_float_models_are_prepared(self, trained, variants, ctx, stage) -> None:
         config = stage[1](backend=FIRST)
         with pytest.raises(StageError, match=f"already int8 for {FIRST}"):
-            stage[0](config, ctx, variants[f"{FIRST}-static-per_tensor"])
+            stage[0](config, ctx, variants(FIRST)["static-per_tensor"])
         with pytest.raises(StageError, match=f"already prepared for {FIRST}"):
             stage[0](config, ctx, prepare(PrepareConfig(backend=FIRST), ctx, trained))
 
@@ -353,7 +361,7 @@ class TestRefusals:
             calibrate(CalibrateConfig(), ctx, prepared, digits)
 
     def test_a_backend_that_is_not_there(self, variants, trained, digits, ctx, monkeypatch) -> None:
-        model = variants[f"{FIRST}-static-per_tensor"]
+        model = variants(FIRST)["static-per_tensor"]
         ready = calibrate(CalibrateConfig(), ctx, prepare(PrepareConfig(backend=FIRST), ctx, trained), digits).model
         monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["none"])
         for attempt in (
@@ -411,10 +419,12 @@ def test_evaluating_between_trainings_changes_nothing(trained, digits, ctx) -> N
         assert torch.equal(value, model.tensors[name]) or "weight_fake_quant" in name
 
 
-def test_the_converted_model_gives_the_graph_that_exporters_know(variants) -> None:
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_converted_model_gives_the_graph_that_exporters_know(variants, backend) -> None:
     from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_fx
 
-    for name, model in variants.items():
+    for name, model in variants(backend).items():
         if "dynamic" in name:
             assert model.recipe.prepare == ()
             continue

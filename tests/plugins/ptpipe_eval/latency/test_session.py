@@ -1,4 +1,4 @@
-"""Sessions with real processes."""
+"""Sessions with real processes, most of them forked: see `forked_servers.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INPUTS = {"images": np.ones((1, 1, 8, 8), np.float32)}
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Callable[..., Session]:
+def session(tmp_path: Path, forked_servers: None) -> Callable[..., Session]:
     def make(**options: Any) -> Session:
         defaults: dict[str, Any] = {
             "inputs": [CellBatches(1, None, {"normalized": [INPUTS]})],
@@ -64,7 +64,7 @@ def test_models_of_every_format_are_measured_together(session, numpy_model, torc
         CellBatches(1, None, {"normalized": [INPUTS]}),
         CellBatches(3, 8, {"normalized": [{"images": images_NCHW}] * 2}),
     ]
-    own = session(inputs=batches, threads=("one", "all"))
+    own = session(inputs=batches, threads=("one", "all"), budget_s=0.4)
     measured = own.measure(["numpy", "torch", "onnx"], [numpy_model, torch_model, onnx_model], 1, rounds.append)
     assert len(measured) == 3
     for position, one in enumerate(measured):
@@ -90,7 +90,7 @@ def test_models_of_every_format_are_measured_together(session, numpy_model, torc
 
 
 def test_a_model_that_computes_three_times_as_much_takes_three_times_as_long(session, large) -> None:
-    one, three = session(budget_s=2.0).measure(["one", "three"], [large(1), large(3)], 0, lambda event: None)
+    one, three = session(budget_s=1.0).measure(["one", "three"], [large(1), large(3)], 0, lambda event: None)
     (cell,) = three.latencies
     assert 2.3 < cell.ratio < 3.7
     assert cell.speed in ("slower", "unmeasurable")  # whether another test takes the processor is not in our hands

@@ -17,30 +17,24 @@ from ptpipe_onnx import ExportConfig, OpenVinoConfig, OpenVinoModel, export_onnx
 from ptpipe_onnx.openvino import export
 from ptpipe_torch import Data, Model, OnnxFile
 
-from ..conftest import RecordedEvents
+from ..conftest import Exported, RecordedEvents
 
 pytest.importorskip("openvino")
 
 
 @pytest.fixture(scope="module")
 def files(
-    float_model: Callable[[str], Model],
-    int8_model: Callable[..., Model],
+    exported: Callable[..., Exported],
     dynamic_model: Callable[..., Model],
     digits: Data,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, OnnxFile]:
     """The `cnn` of digits, in all precisions."""
-    models = {
-        "float32": float_model("cnn"),
-        "int8": int8_model("cnn"),
-        "int8 dynamic": dynamic_model("cnn", "fbgemm", per_channel=True),
-    }
+    ctx = Context("onnx", "export.onnx", 7, tmp_path_factory.mktemp("onnx"))
     return {
-        name: export_onnx(
-            ExportConfig(), Context("onnx", "export.onnx", 7, tmp_path_factory.mktemp("onnx")), model, digits
-        )
-        for name, model in models.items()
+        "float32": exported("cnn").file,
+        "int8": exported("cnn", "fbgemm").file,
+        "int8 dynamic": export_onnx(ExportConfig(), ctx, dynamic_model("cnn", "fbgemm", per_channel=True), digits),
     }
 
 

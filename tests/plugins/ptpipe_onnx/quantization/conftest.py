@@ -12,19 +12,18 @@ from ptpipe import Context, Stage
 from ptpipe.events import LogLine
 from ptpipe_onnx import ExportConfig, export_onnx, quantize_onnx, quantize_weights
 from ptpipe_onnx.quantization.config import QuantizeOnnxConfig, WeightOnlyConfig
-from ptpipe_torch import Data, Model, OnnxFile
+from ptpipe_torch import Data, OnnxFile
 
 from ....texts import network_of, text_data, trained
-from ..conftest import RecordedEvents
+from ..conftest import Exported, RecordedEvents
 
 _CONFIGS = {"quant.onnx": QuantizeOnnxConfig, "quant.weight_only": WeightOnlyConfig}
 
 
 @pytest.fixture(scope="session")
-def float_file(float_model: Callable[[str], Model], digits: Data, tmp_path_factory) -> OnnxFile:
+def float_file(exported: Callable[..., Exported]) -> OnnxFile:
     """The `cnn` of digits."""
-    ctx = Context("onnx", "export.onnx", 7, tmp_path_factory.mktemp("float"))
-    return export_onnx(ExportConfig(num_samples=8), ctx, float_model("cnn"), digits)
+    return exported("cnn").file
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +34,7 @@ def words() -> Data:
 @pytest.fixture(scope="session")
 def transformer_file(words: Data, tmp_path_factory) -> OnnxFile:
     folder = tmp_path_factory.mktemp("transformer")
-    model = trained(network_of("transformer", words, Context("net", "model.test", 7, folder)), words)
+    model = trained(network_of("transformer", words, Context("net", "model.test", 7, folder), num_layers=2), words)
     return export_onnx(ExportConfig(num_samples=8), Context("onnx", "export.onnx", 7, folder), model, words)
 
 

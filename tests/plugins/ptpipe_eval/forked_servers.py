@@ -1,0 +1,122 @@
+"""Fork the processes that measure latency from one that has imported torch, which would take each of them seconds.
+
+What a forked one does is the same: it reads a request, forks its workers, and ends with its standard input. How real
+ones start and end is tested in `latency/test_session.py` and in `tests/end_to_end`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+LIBRARIES = ("onnxruntime", "torch")
+"""That the models of these tests need: what else tests of this process have imported would be imported once more."""
+NUM_ROUNDS = 8
+"""Of a start, where real ones have 16: how narrow the intervals are is not tested here."""
+
+
+@dataclass
+class ForkedServer:
+    """What a session needs of a `Popen`."""
+
+    pid: int
+    stdin: IO[str]
+    stdout: IO[str]
+
+    def communicate(self) -> None:
+        """Wait for its end."""
+        with suppress(BrokenPipeError):
+            self.stdin.close()
+        self.stdout.read()
+        self.stdout.close()
+
+
+class ServerFork:
+    """A process that forks servers for as long as this one lives."""
+
+    def __init__(self) -> None:
+        here, there = socket.socketpair()
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__],
+                stdin=there,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        self._socket = here
+
+    @contextmanager
+    def server(self) -> Iterator[tuple[ForkedServer, IO[bytes]]]:
+        """Fork a server; on exit it has ended. Stands for `session._server`."""
+        requests, results = os.pipe(), os.pipe()
+        with TemporaryFile() as errors:
+            socket.send_fds(self._socket, [b"."], [requests[0], results[1], errors.fileno()])
+            os.close(requests[0])
+            os.close(results[1])
+            pid = int(self._socket.recv(100))
+            server = ForkedServer(pid, os.fdopen(requests[1], "w"), os.fdopen(results[0], encoding="utf-8"))
+            try:
+                yield server, errors
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+                server.communicate()
+
+    def end(self) -> None:
+        """Close the socket, which ends the process, and wait for that."""
+        self._socket.close()
+        self._process.wait()
+
+
+def main() -> None:
+    """Fork a server for each three files that are sent: its standard input, output and errors."""
+    import onnxruntime  # noqa: F401  # before torch, as in a session
+    import scipy.special  # noqa: F401  # for the intervals
+    import torch  # noqa: F401
+
+    from ptpipe.launching import load_vocabulary
+    from ptpipe_eval.latency import server
+
+    load_vocabulary([])
+    server._MAX_ROUNDS = NUM_ROUNDS
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for servers
+    requests = socket.socket(fileno=os.dup(0))
+    while True:
+        message, files, _, _ = socket.recv_fds(requests, 1, 3)
+        if not message:
+            return
+        pid = os.fork()
+        if pid == 0:
+            _serve(server.main, requests, files)
+        with suppress(PermissionError, ProcessLookupError):  # the child does it too, whichever is first
+            os.setpgid(pid, pid)
+        for file in files:
+            os.close(file)
+        requests.send(str(pid).encode())
+
+
+def _serve(serve: Any, requests: socket.socket, files: list[int]) -> None:
+    code = 1
+    try:
+        requests.close()
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it waits for its workers
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        sys.stdin = os.fdopen(0, encoding="utf-8")
+        serve()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
