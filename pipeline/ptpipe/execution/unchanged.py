@@ -38,7 +38,11 @@ def check_unchanged(
                 raise _changed(module)
         # Modules that other plugins import themselves, and files that options of other stages name, were imported for
         # these stages, perhaps in this same process.
-        elif module.is_new and name not in sources.plugins_code() and (file not in others or name in own_imports):
+        elif (
+            module.is_new
+            and (file not in others or name in own_imports)
+            and not sources.is_of_plugins(name, module.file)
+        ):
             dependencies |= _dependency(name, module, sources)
     return dependencies
 

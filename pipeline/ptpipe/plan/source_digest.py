@@ -77,9 +77,12 @@ class SourceDigests:
             self._code[names] = {name: self._code_of(path) for name, path in reachable.items()}
         return self._code[names]
 
-    def plugins_code(self) -> Mapping[str, ModuleCode]:
-        """Return the modules of all plugins, by name."""
-        return self.code(*sorted(plugin.__name__ for plugin in self.modules.values()))
+    def is_of_plugins(self, module: str, file: str) -> bool:
+        """Return whether a module is in a plugin's package, all of which counts, or imported by any plugin."""
+        front = getattr(self.modules.get(module.partition(".")[0]), "__file__", None) or ""
+        if Path(front).name == "__init__.py" and Path(file).is_relative_to(Path(front).parent):
+            return True  # without reading all plugins
+        return module in self.code(*sorted(plugin.__name__ for plugin in self.modules.values()))
 
     def source_file(self, file: Path) -> Mapping[str, tuple[Path, ModuleCode]]:
         """Return a Python file, under the name "", and the modules of its folder that it imports, directly or not.
