@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import compileall
+import gc
 import importlib.util
 import json
 import os
@@ -27,15 +29,33 @@ settings.register_profile("ptpipe", deadline=None)
 settings.load_profile("ptpipe")
 
 
-def pytest_configure() -> None:
-    """Hear Ctrl-C, in the processes that the tests start too: a shell's background jobs inherit that it is ignored.
+ROOT = Path(__file__).parents[1]
+MEMORY, ENOUGH_BYTES = Path("/dev/shm"), 8 * 2**30
 
-    And where the tests run in GitHub Actions, leave its annotations and summary to them.
-    """
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare this process, and the environment of those that the tests start."""
+    gc.disable()  # what is imported and collected stays: traversing it over and over would be a waste
+    if not hasattr(config, "workerinput"):  # of pytest-xdist
+        # Once: where bytecode isn't written, each of hundreds of processes would compile the project again.
+        for folder in ("pipeline", "plugins"):
+            compileall.compile_dir(ROOT / folder, quiet=2)
+    if _has_room(MEMORY):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+    # Where the tests run in GitHub Actions, its annotations and summary are left to them.
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         os.environ.pop(name, None)
+    # Ctrl-C is heard, in the processes that the tests start too: a shell's background jobs inherit that it is ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _has_room(folder: Path) -> bool:
+    """Return whether tests can write there, and start programs: on a disk they wait half of the time for fsync."""
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        return False
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize >= ENOUGH_BYTES and not status.f_flag & os.ST_NOEXEC
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,6 +71,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exempt what is there, millions of objects, from garbage collection."""
+    gc.freeze()
+    gc.enable()
 
 
 def _left_out(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
@@ -83,10 +110,10 @@ class Ended:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process's environment without what would change ptpipe's ways."""
-    unwanted = {"PTPIPE_ARTIFACTS", "PYTHONDONTWRITEBYTECODE", "FORCE_COLOR"}
-    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
-    return {**kept, "PYTHONWARNINGS": "default", "COLUMNS": "200", "NO_COLOR": "1", **changes}
+    """This process's environment without what would change ptpipe's ways, or write bytecode beside tests' files."""
+    kept = {name: value for name, value in os.environ.items() if name not in {"PTPIPE_ARTIFACTS", "FORCE_COLOR"}}
+    fixed = {"PYTHONWARNINGS": "default", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+    return {**kept, **fixed, **changes}
 
 
 SINGLE_WORKER = "import ptpipe.plan.vocabulary as p; p.BUILT_IN = (); from ptpipe.cli import main; main()"
@@ -103,8 +130,6 @@ class CommandLine:
     """`run_cli("plan", "m.yaml")`: the process's exit code, stdout and stderr."""
 
     folder: Path
-    pycache: Path
-    """Where compiled modules go: not beside the sources, and for all tests of a session."""
 
     def __call__(
         self,
@@ -135,7 +160,7 @@ class CommandLine:
         return subprocess.Popen(
             command(*arguments, python=python, alone=alone),
             cwd=self.folder,
-            env=environment(PYTHONPYCACHEPREFIX=str(self.pycache), **changes),
+            env=environment(**changes),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -143,9 +168,9 @@ class CommandLine:
 
 
 @pytest.fixture
-def run_cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+def run_cli(tmp_path: Path) -> CommandLine:
     """The command line, run in `tmp_path`."""
-    return CommandLine(tmp_path, tmp_path_factory.getbasetemp() / "pycache")
+    return CommandLine(tmp_path)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,16 @@ def relative(path):
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def imports_of(path):
     """Every module name that a file imports, at the top or inside a function."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+            names.add(node.module)
+    return names
 
 
 def test_who_may_import_whom():

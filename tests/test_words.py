@@ -18,8 +18,12 @@ ROOT = Path(__file__).parent.parent
 RETIRED = tomllib.loads(Path(__file__).with_name("retired_words.toml").read_text(encoding="utf-8"))
 SOURCE_ROOTS = ("pipeline", "plugins")
 CODE_ROOTS = (*SOURCE_ROOTS, "tests", "examples", "benchmarks")
-NAMED = ast.Name | ast.Attribute | ast.arg | ast.keyword | ast.alias
-DEFINED = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+NAMED = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.keyword: "arg", ast.alias: "name"}
+DEFINED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+PATTERNS = {
+    phrase: re.compile(r"(?<![\w-])" + r"\s+".join(map(re.escape, phrase.split())) + r"(?![\w-])", re.IGNORECASE)
+    for phrase in RETIRED["prose"]
+}
 
 
 def python_files(*roots: str) -> list[Path]:
@@ -38,9 +42,10 @@ def text_files() -> list[Path]:
 def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield each identifier with its line, defined or used."""
     for node in ast.walk(tree):
-        if isinstance(node, NAMED):
-            names = [getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname")]
-            yield from ((node.lineno, name.rpartition(".")[2]) for name in names if name)
+        if type(node) in NAMED:
+            for name in (getattr(node, NAMED[type(node)]), getattr(node, "asname", None)):
+                if name:
+                    yield node.lineno, name.rpartition(".")[2]
         elif isinstance(node, DEFINED):
             yield node.lineno, node.name
 
@@ -61,10 +66,11 @@ def members(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
 
 def words_in_text(text: str) -> Iterator[tuple[int, str]]:
     """Yield each retired phrase of a text with its line."""
-    for phrase in RETIRED["prose"]:
-        pattern = r"\s+".join(map(re.escape, phrase.split()))
-        for match in re.finditer(rf"(?<![\w-]){pattern}(?![\w-])", text, re.IGNORECASE):
-            yield text.count("\n", 0, match.start()) + 1, phrase
+    lower = text.lower()
+    for phrase, pattern in PATTERNS.items():
+        if phrase.partition(" ")[0].lower() in lower:  # quicker than the pattern
+            for match in pattern.finditer(text):
+                yield text.count("\n", 0, match.start()) + 1, phrase
 
 
 def words_in_code(content: str) -> Iterator[tuple[int, str]]:
@@ -79,9 +85,9 @@ def words_in_code(content: str) -> Iterator[tuple[int, str]]:
 
 def offences(path: Path, found: Iterable[tuple[int, str]], table: str) -> list[str]:
     name = path.relative_to(ROOT).as_posix()
-    return [
-        f"{name}:{line}: {word} (now: {RETIRED[table][word]})" for line, word in sorted(found) if word in RETIRED[table]
-    ]
+    retired = RETIRED[table]
+    places = sorted(place for place in found if place[1] in retired)
+    return [f"{name}:{line}: {word} (now: {retired[word]})" for line, word in places]
 
 
 def listed(found: Iterable[str]) -> str:

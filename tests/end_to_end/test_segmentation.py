@@ -21,9 +21,7 @@ SHORT = [
     "pretrain.epochs=40",
     "finetune.epochs=1",
     "net.width=8",
-    "compare.budget_s=1",
-    "compare.batch_sizes=[1]",
-    "compare.threads=[one]",
+    "compare.batch_sizes=[]",
     "quality.max_drop=0.05",
 ]
 

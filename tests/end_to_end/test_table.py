@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 DIABETES = Path("manifests/diabetes_regression.yaml")
-QUICK = ("-s", "compare.budget_s=1")
+QUICK = ("-s", "compare.budget_s=1", "-s", "compare.threads=[one]")
 
 
 def ptpipe(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -45,9 +45,8 @@ class Stranger:
 
     def passes_tests(self, folder: str) -> None:
         """Run the tests in a folder as their author does, warnings being errors."""
-        finished = self.python(
-            "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", folder, folder
-        )
+        options = ["-q", "-W", "error", "-p", "no:cacheprovider", "--basetemp", self.folder / "temporary"]
+        finished = self.python("-m", "pytest", *options, "--rootdir", folder, folder)
         assert finished.returncode == 0, finished.stdout + finished.stderr
 
 

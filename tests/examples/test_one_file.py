@@ -85,7 +85,8 @@ def test_several_workers_a_launcher_a_reporter_and_a_section_work_together(stran
 @pytest.mark.slow
 def test_a_task_and_a_column_of_ones_own_go_the_whole_way(stranger):
     someone = stranger("one_file")
-    run = someone.ptpipe("run", "one_file/turned.yaml", "--artifacts", "artifacts")
+    quick = ["-s", "compare.budget_s=1", "-s", "compare.threads=[one]"]
+    run = someone.ptpipe("run", "one_file/turned.yaml", "--artifacts", "artifacts", *quick)
     stages = {stage["stage_id"]: stage for stage in run["stages"]}
     assert {stage["outcome"] for stage in stages.values()} == {"done"}
     (table,) = (output["summary"] for output in stages["compare"]["outputs"].values())

@@ -305,7 +305,8 @@ def test_the_starter_plugin_of_init_passes_its_own_test(tmp_path: Path):
         return done.stdout
 
     run("ptpipe", "init", "--plugin", "my_net", ".")
-    assert "1 passed" in run("pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_my_net.py")
+    options = ("-q", "-W", "error", "-p", "no:cacheprovider", "--basetemp", "temporary")
+    assert "1 passed" in run("pytest", *options, "test_my_net.py")
 
 
 def test_importing_the_bench_imports_no_torch():

@@ -24,7 +24,7 @@ def check_unchanged(
     a module that it imported is not that of the key, or changed while it was imported.
     """
     _check_data(stage, key)
-    own, plugins = sources.code(*code_roots(plan, stage)), sources.plugins_code()
+    own = sources.code(*code_roots(plan, stage))
     functions = functions_above(plan)
     own_files = _files(functions[stage.id], sources)
     others = _files((function for of in functions.values() for function in of), sources)
@@ -38,7 +38,11 @@ def check_unchanged(
                 raise _changed(module)
         # Modules that other plugins import themselves, and files that options of other stages name, were imported for
         # these stages, perhaps in this same process.
-        elif module.is_new and name not in plugins and (file not in others or name in own_imports):
+        elif (
+            module.is_new
+            and (file not in others or name in own_imports)
+            and not sources.is_of_plugins(name, module.file)
+        ):
             dependencies |= _dependency(name, module, sources)
     return dependencies
 

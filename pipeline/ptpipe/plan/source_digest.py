@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import hashlib
 import json
 import sys
@@ -18,10 +19,11 @@ from ptpipe.errors import IntegrityError
 from ptpipe.plan.module_files import ModuleFinder, is_own_code
 from ptpipe.store.documents import read_document, write_document
 
-_LAYOUT = 2
+_LAYOUT = 3
 _MADE_BY = [_LAYOUT, *sys.version_info[:2]]
 """Other versions of Python have other syntax trees."""
 _RECORD = {"stamp", "digest", "sha256", "imports"}
+_IMPORTING = (ast.Import, ast.ImportFrom, ast.Call)
 _CODE_SUFFIXES = (".py", ".so", ".pyd")
 
 
@@ -75,9 +77,12 @@ class SourceDigests:
             self._code[names] = {name: self._code_of(path) for name, path in reachable.items()}
         return self._code[names]
 
-    def plugins_code(self) -> Mapping[str, ModuleCode]:
-        """Return the modules of all plugins, by name."""
-        return self.code(*sorted(plugin.__name__ for plugin in self.modules.values()))
+    def is_of_plugins(self, module: str, file: str) -> bool:
+        """Return whether a module is in a plugin's package, all of which counts, or imported by any plugin."""
+        front = getattr(self.modules.get(module.partition(".")[0]), "__file__", None) or ""
+        if Path(front).name == "__init__.py" and Path(file).is_relative_to(Path(front).parent):
+            return True  # without reading all plugins
+        return module in self.code(*sorted(plugin.__name__ for plugin in self.modules.values()))
 
     def source_file(self, file: Path) -> Mapping[str, tuple[Path, ModuleCode]]:
         """Return a Python file, under the name "", and the modules of its folder that it imports, directly or not.
@@ -210,7 +215,7 @@ class SourceDigests:
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._files.get(str(path))
         if known is None or known["stamp"] != stamp:
-            known = {"stamp": stamp, **_digest(path.read_bytes())}
+            known = {"stamp": stamp, **_facts_of(path, *stamp)}
             self._files[str(path)] = known
             self._changed = True
         return known
@@ -240,32 +245,60 @@ def _absolute(written: str, package: str) -> str:
     return ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
 
 
-def _digest(content: bytes) -> dict[str, Any]:
+@functools.lru_cache(maxsize=4096)
+def _facts_of(path: Path, *stamp: int) -> dict[str, Any]:
+    """Return what is kept of a file besides its stamp. A process that runs several manifests reads each file once."""
+    content = path.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     try:
         with warnings.catch_warnings(action="ignore"):  # Python gives a SyntaxWarning when it compiles the code
             tree = ast.parse(content)
-        digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+        digest, imports = _read(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # a library, or what only looks like Python
         return {"digest": sha256, "sha256": sha256, "imports": []}
-    return {"digest": digest, "sha256": sha256, "imports": sorted(set(_imports(tree)))}
+    return {"digest": digest, "sha256": sha256, "imports": sorted(imports)}
 
 
-def _imports(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a module imports, anywhere in it; relative ones with their dots.
+def _read(tree: ast.AST) -> tuple[str, set[str]]:
+    """Return the digest of a syntax tree, positions aside, and the names that it imports.
+
+    A node is written as its type, followed by its fields; a list as its length, followed by its members. This takes
+    half the time of `ast.dump` and `ast.walk`, for hundreds of files at the start of a run.
+    """
+    written: list[str] = []
+    imports: set[str] = set()
+    waiting: list[Any] = [tree]
+    while waiting:
+        value = waiting.pop()
+        if value is None or isinstance(value, str):  # most are
+            written.append(repr(value))
+        elif isinstance(value, ast.AST):
+            written.append(value.__class__.__name__)
+            waiting += map(vars(value).get, value._fields)
+            if isinstance(value, _IMPORTING):
+                imports.update(_names_in(value))
+        elif isinstance(value, list):
+            written.append(f"[{len(value)}")
+            waiting += value
+        else:
+            written.append(repr(value))
+    return hashlib.sha256("\n".join(written).encode()).hexdigest(), imports
+
+
+def _names_in(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node imports; relative ones with their dots.
 
     `from a import b` is `a.b`, because b may be a module; `import_module("a.b")` counts where the name is written out.
     """
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import():
-                yield from (alias.name for alias in node.names)
-            case ast.ImportFrom():
-                base = "." * node.level + (node.module or "")
-                dot = "." if node.module else ""
-                yield from (base if alias.name == "*" else f"{base}{dot}{alias.name}" for alias in node.names)
-            case ast.Call(
-                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
-                args=[ast.Constant(value=str(name)), *_],
-            ):
-                yield name
+    match node:
+        case ast.Import():
+            yield from (alias.name for alias in node.names)
+        case ast.ImportFrom():
+            base = "." * node.level + (node.module or "")
+            dot = "." if node.module else ""
+            yield from (base if alias.name == "*" else f"{base}{dot}{alias.name}" for alias in node.names)
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(name)), *_],
+        ):
+            yield name

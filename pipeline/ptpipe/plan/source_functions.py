@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ptpipe.errors import Problem
 from ptpipe.plan.source_digest import SourceDigests
 
 if TYPE_CHECKING:
     from ptpipe.plan.bind import Plan, PlannedStage
-
-_PARSED: dict[str, dict[str, Any]] = {}
-"""What was read of files in this process, with the stamps that tell whether they have changed since."""
 
 
 class SourceCode(NamedTuple):
@@ -50,7 +47,7 @@ def source_code(file: Path) -> SourceCode:
 
     The result of the same code is the same, whatever its comments and layout. Raises OSError where it can't be read.
     """
-    sources = SourceDigests(None, {}, _PARSED)
+    sources = SourceDigests(None, {})
     modules = sources.source_file(file.absolute())
     return SourceCode(
         digest=sources.digest_of_file(file.absolute()),

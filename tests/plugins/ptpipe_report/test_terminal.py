@@ -66,7 +66,7 @@ name: slow-run
 plugins: [./slow.py]
 stages:
   first: {{uses: test.slow, with: {{num_steps: {num_steps}}}}}
-  second: {{uses: test.slow, with: {{num_steps: 3}}}}
+  second: {{uses: test.slow, with: {{num_steps: 1}}}}
 """
 
 
@@ -174,11 +174,18 @@ def running(folder: Path, num_steps: int = 4, **environ: str) -> Iterator[Sessio
         os.close(leader)
 
 
-def test_the_running_stage_is_replaced_by_a_line(tmp_path) -> None:
-    with running(tmp_path) as session:
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Session]:
+    """The screen while a run's first stage is running, and the session after its end."""
+    with running(tmp_path_factory.mktemp("watched")) as session:
         session.read_until(" %")  # which share is seen first depends on how busy the machine is
         running_screen = session.screen
         assert session.read_all() == 0
+    return running_screen, session
+
+
+def test_the_running_stage_is_replaced_by_a_line(watched) -> None:
+    running_screen, session = watched
     assert re.match(r"[⠋-⠿] 1/2 first   test.slow +0:\d\d  ━+[╸╺]?━* +(25|50|75|100) %", running_screen[-2])
     assert re.fullmatch(r"  step [1-4]/4 · loss 0.500", running_screen[-1])
     screen = session.screen
@@ -193,9 +200,8 @@ def test_the_running_stage_is_replaced_by_a_line(tmp_path) -> None:
     assert Path(unquote(urlsplit(link).path)).is_file(), "a click opens it"
 
 
-def test_the_cursor_is_hidden_while_it_runs_and_given_back(tmp_path) -> None:
-    with running(tmp_path, num_steps=1) as session:
-        assert session.read_all() == 0
+def test_the_cursor_is_hidden_while_it_runs_and_given_back(watched) -> None:
+    _, session = watched
     assert session.text.count(HIDE) == 1
     assert session.text.rindex(SHOW) > session.text.rindex(HIDE)
 

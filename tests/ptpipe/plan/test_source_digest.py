@@ -61,7 +61,19 @@ def test_comments_and_layout_do_not_count(tmp_path, digest, text):
 
 @pytest.mark.parametrize(
     "text",
-    [CODE.replace("1", "2"), CODE.replace("x", "y"), CODE + "B = 1\n", CODE.replace("def f", "async def f"), ""],
+    [
+        CODE.replace("1", "2"),
+        CODE.replace("1", "1.0"),
+        CODE.replace("1", "True"),
+        CODE.replace("1", "'1'"),
+        CODE.replace("x + 1", "x, 1"),
+        CODE.replace("x + 1", "x + 1,"),
+        CODE.replace("    return", "    return x\n    return"),
+        CODE.replace("x", "y"),
+        CODE + "B = 1\n",
+        CODE.replace("def f", "async def f"),
+        "",
+    ],
 )
 def test_code_counts(tmp_path, digest, text):
     before = digest()
@@ -120,6 +132,21 @@ def test_other_plugins_count_where_they_are_imported(tmp_path):
     (tmp_path / "acme_words.py").write_text("A = 2\n")
     after = {name: SourceDigests(None, modules).of(name) for name in modules}
     assert [name for name in modules if before[name] != after[name]] == ["acme_words", "acme_user"]
+
+
+def test_modules_of_a_plugins_package_are_known_without_reading_them(tmp_path, monkeypatch):
+    (tmp_path / "acme_front").mkdir()
+    (tmp_path / "acme_front" / "__init__.py").write_text("import acme_imported\n")
+    for name in ("acme_front/inner", "acme_imported", "acme_other", "elsewhere"):
+        (tmp_path / f"{name}.py").write_text("A = 1\n")
+    sys.path.append(str(tmp_path))
+    sources = SourceDigests(None, {"acme_front": importlib.import_module("acme_front")})
+    with monkeypatch.context() as patch:
+        patch.setattr("ast.parse", lambda *_: pytest.fail("read"))
+        assert sources.is_of_plugins("acme_front.inner", str(tmp_path / "acme_front" / "inner.py"))
+    assert sources.is_of_plugins("acme_imported", str(tmp_path / "acme_imported.py"))
+    assert not sources.is_of_plugins("acme_other", str(tmp_path / "acme_other.py"))
+    assert not sources.is_of_plugins("acme_front.elsewhere", str(tmp_path / "elsewhere.py"))
 
 
 def test_what_is_no_python_counts_by_its_bytes(tmp_path, digest):
