@@ -22,6 +22,8 @@ from hypothesis import settings
 
 from ptpipe import RunResult, load_plan, run
 
+from .forks import fork_server as fork_server_running
+
 # A busy machine is no bug: how long one example may take is not limited, how long a test may take is.
 settings.register_profile("ptpipe", deadline=None)
 settings.load_profile("ptpipe")
@@ -146,6 +148,13 @@ class CommandLine:
 def run_cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     """The command line, run in `tmp_path`."""
     return CommandLine(tmp_path, tmp_path_factory.getbasetemp() / "pycache")
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[None]:
+    """The process of `forks.py`, for all modules: it takes seconds to start."""
+    with fork_server_running():
+        yield
 
 
 @pytest.fixture
