@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import importlib.util
 import json
 import os
@@ -28,12 +29,18 @@ from .forks import fork_server as fork_server_running
 settings.register_profile("ptpipe", deadline=None)
 settings.load_profile("ptpipe")
 
+ROOT = Path(__file__).parents[1]
 
-def pytest_configure() -> None:
+
+def pytest_configure(config: pytest.Config) -> None:
     """Hear Ctrl-C, in the processes that the tests start too: a shell's background jobs inherit that it is ignored.
 
-    And where the tests run in GitHub Actions, leave its annotations and summary to them.
+    Where the tests run in GitHub Actions, leave its annotations and summary to them. And compile the sources once for
+    all processes of the session, some of which write no bytecode.
     """
+    if not hasattr(config, "workerinput"):  # not in each of pytest-xdist's workers again
+        for sources in ("pipeline", "plugins"):
+            compileall.compile_dir(ROOT / sources, quiet=2)
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -86,9 +93,11 @@ class Ended:
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without what would change ptpipe's ways."""
-    unwanted = {"PTPIPE_ARTIFACTS", "PYTHONDONTWRITEBYTECODE", "FORCE_COLOR"}
+    unwanted = {"PTPIPE_ARTIFACTS", "FORCE_COLOR"}
     kept = {name: value for name, value in os.environ.items() if name not in unwanted}
-    return {**kept, "PYTHONWARNINGS": "default", "COLUMNS": "200", "NO_COLOR": "1", **changes}
+    # No bytecode beside a test's plugins: many tests list what is in their folder.
+    wanted = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "default", "COLUMNS": "200", "NO_COLOR": "1"}
+    return {**kept, **wanted, **changes}
 
 
 SINGLE_WORKER = "import ptpipe.plan.vocabulary as p; p.BUILT_IN = (); from ptpipe.cli import main; main()"
@@ -105,8 +114,6 @@ class CommandLine:
     """`run_cli("plan", "m.yaml")`: the process's exit code, stdout and stderr."""
 
     folder: Path
-    pycache: Path
-    """Where compiled modules go: not beside the sources, and for all tests of a session."""
 
     def __call__(
         self,
@@ -137,7 +144,7 @@ class CommandLine:
         return subprocess.Popen(
             command(*arguments, python=python, alone=alone),
             cwd=self.folder,
-            env=environment(PYTHONPYCACHEPREFIX=str(self.pycache), **changes),
+            env=environment(**changes),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -145,9 +152,9 @@ class CommandLine:
 
 
 @pytest.fixture
-def run_cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+def run_cli(tmp_path: Path) -> CommandLine:
     """The command line, run in `tmp_path`."""
-    return CommandLine(tmp_path, tmp_path_factory.getbasetemp() / "pycache")
+    return CommandLine(tmp_path)
 
 
 @pytest.fixture(scope="session")
