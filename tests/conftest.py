@@ -24,10 +24,11 @@ from hypothesis import settings
 
 from ptpipe import RunResult, load_plan, run
 
+from .forks import fork_server as fork_server_running
+
 # A busy machine is no bug: how long one example may take is not limited, how long a test may take is.
 settings.register_profile("ptpipe", deadline=None)
 settings.load_profile("ptpipe")
-
 
 ROOT = Path(__file__).parents[1]
 MEMORY, ENOUGH_BYTES = Path("/dev/shm"), 8 * 2**30
@@ -171,6 +172,13 @@ class CommandLine:
 def run_cli(tmp_path: Path) -> CommandLine:
     """The command line, run in `tmp_path`."""
     return CommandLine(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[None]:
+    """The process of `forks.py`, for all modules: it takes seconds to start."""
+    with fork_server_running():
+        yield
 
 
 @pytest.fixture

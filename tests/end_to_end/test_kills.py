@@ -1,6 +1,7 @@
 """Kills: whatever signal reaches whichever process at any moment, nothing is lost and the outcome is the same.
 
-With PTPIPE_THOROUGH=1, 200 signals; without, a few to one process (test_parallel_killed.py kills workers).
+With PTPIPE_THOROUGH=1, 200 signals; without, a few to one process (test_parallel_killed.py kills workers), which is
+forked from one that has imported torch: so the signals meet its work.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-pytestmark = pytest.mark.slow
+from ..forks import Fork, run_ptpipe
 
-NUM_SIGNALS = 100 if os.environ.get("PTPIPE_THOROUGH", "0") != "0" else 2
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
+
+THOROUGH = os.environ.get("PTPIPE_THOROUGH", "0") != "0"
+NUM_SIGNALS = 100 if THOROUGH else 2
 MANIFEST = """\
 version: 1
 name: kills
@@ -41,13 +46,19 @@ stages:
 MODES = {"one process": "{mode: single}", "ddp": "{mode: ddp, workers: 2}"}
 
 
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ptpipe", *arguments]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **streams, text=True, start_new_session=True)
+
+
 class Running:
     """`ptpipe run` in a process of its own."""
 
     def __init__(self, manifest: Path, artifacts: Path) -> None:
         self.artifacts = artifacts
-        command = [sys.executable, "-m", "ptpipe", "run", str(manifest), "--artifacts", str(artifacts), "--json"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        arguments = ["run", str(manifest), "--artifacts", str(artifacts), "--json"]
+        self.process = start(arguments) if THOROUGH else Fork(run_ptpipe, *arguments)
         self.main = psutil.Process(self.process.pid)
 
     def others(self, is_worker: bool) -> list[psutil.Process]:
@@ -120,9 +131,16 @@ ACTIONS: dict[Callable[[Running], None], tuple[int, ...]] = {
 }
 
 
-def processes_of(folder: Path) -> list[list[str]]:
-    lines = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
-    return [line for line in lines if any(str(folder) in word for word in line)]
+def processes_of(running: Running) -> list[list[str]]:
+    """Those of its session, and its workers, which have sessions of their own."""
+    folder, found = str(running.artifacts.parent), []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = process.info["cmdline"] or []
+        with suppress(ProcessLookupError):
+            is_its = os.getsid(process.pid) == running.process.pid or any(folder in word for word in line)
+            if is_its and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(line)
+    return found
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -160,7 +178,7 @@ def test_whatever_is_killed_the_outcome_is_the_same(tmp_path: Path, mode: str) -
             code = running.process.returncode
             assert code in (*ACTIONS[action], 0), (tried, stderr)
             assert "Traceback" not in stderr or code in STARTING, (tried, stderr)
-            assert wait_for(lambda: not processes_of(tmp_path), 5), (tried, processes_of(tmp_path))
+            assert wait_for(lambda: not processes_of(running), 5), (tried, processes_of(running))  # noqa: B023
         if running.process.returncode == 0:
             assert Running(manifest, tmp_path / "artifacts").outputs() == undisturbed, tried
             shutil.rmtree(tmp_path / "artifacts")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="module")
-def forked_workers() -> Iterator[None]:
-    """Fork the workers of the module's stages: see `forked_workers.py`."""
+@pytest.fixture
+def forked_workers(fork_server: None) -> Iterator[None]:
+    """Fork the workers of the test's stages: see `forked_workers.py`."""
     from .forked_workers import forked_workers  # imports torch, which the core's tests run without
 
     with forked_workers():

@@ -1,4 +1,4 @@
-"""Fork the workers of a stage from a process that has imported torch, which would take each of them seconds.
+"""Fork the workers of a stage: see `forks.py`.
 
 torch elastic still starts, watches and ends them, and they execute what workers execute. How real ones start, and what
 becomes of them, is tested in `ptpipe_elastic` and in `ptpipe_train/test_parallel_killed.py`.
@@ -6,12 +6,10 @@ becomes of them, is tested in `ptpipe_elastic` and in `ptpipe_train/test_paralle
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -21,11 +19,6 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ptpipe_elastic import bootstrap, torch_elastic
 
-_IMPORTED = [
-    *("ptpipe_train.parallel.ddp", "ptpipe_train.parallel.fsdp", "ptpipe_train.parallel.pp", "ptpipe_train.supervised"),
-    *("ptpipe_quant.stages", "ptpipe_data", "ptpipe_elastic.worker", "ptpipe_elastic.bootstrap"),
-]
-
 
 class _Ended(BaseException):
     """Ends a worker that is done; torch elastic's function for a forked process must return."""
@@ -33,13 +26,9 @@ class _Ended(BaseException):
 
 @contextmanager
 def forked_workers() -> Iterator[None]:
-    """Fork all workers that this process starts. The process that they are forked from ends with the block."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
-    try:
-        with patch.object(torch_elastic, "elastic_launch", _launch):
-            yield
-    finally:
-        _forkserver._stop()  # type: ignore[attr-defined]
+    """Fork all workers that this process starts inside the `with`."""
+    with patch.object(torch_elastic, "elastic_launch", _launch):
+        yield
 
 
 def _launch(config: LaunchConfig, _executable: str) -> Callable[..., Any]:

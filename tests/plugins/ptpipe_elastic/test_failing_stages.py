@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from ...forks import Fork, run_ptpipe
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
 
 PLUGIN = '''
 """A stage whose worker 1 ends in a way to be chosen; worker 0 says nothing to it."""
@@ -44,7 +43,7 @@ def ends(config: Config, ctx: Context) -> Ranges:
                 time.sleep(9)
             case "undecodable":
                 raise StageError("bad \\udce9 text")
-    elif config.way != "well":
+    elif config.way not in ("well", "silent"):
         time.sleep(2)
     if config.way == "silent":
         os._exit(0)
@@ -65,13 +64,12 @@ stages:
 """
 
 
-def start(folder: Path, way: str, *options: str, more: str = "", **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, way: str, *options: str, more: str = "", **environment: str) -> Fork:
+    """Start a run, forked; its workers are real ones."""
     (folder / "ends.py").write_text(PLUGIN, encoding="utf-8")
     (folder / "m.yaml").write_text(MANIFEST + more, encoding="utf-8")
-    command = [sys.executable, "-m", "ptpipe", "run", str(folder / "m.yaml"), "--artifacts", str(folder / "artifacts")]
-    return subprocess.Popen(
-        [*command, "-s", f"t.way={way}", *options], env=os.environ | environment, stderr=subprocess.PIPE, text=True
-    )
+    arguments = ["run", str(folder / "m.yaml"), "--artifacts", str(folder / "artifacts"), "-s", f"t.way={way}"]
+    return Fork(run_ptpipe, *arguments, *options, environment=environment)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,8 @@ import pytest
 
 from ptpipe import StageError
 from ptpipe_torch.python_file import load_function
+
+from ...forks import Fork
 
 MINE = """
 import sys
@@ -139,13 +140,17 @@ def test_ctrl_c_is_no_error_of_the_function(mine: Path) -> None:
         load_function(mine, "stop")()
 
 
+def print_name(file: Path) -> None:
+    assert "torchvision" not in sys.modules
+    print(load_function(file, "name")())
+
+
+@pytest.mark.usefixtures("fork_server")
 def test_torchvision_is_found_as_ptpipe_finds_it(tmp_path: Path) -> None:
-    """In a fresh interpreter: with a CPU build of torch, the file's own import would fail."""
+    """In a process without it: with a CPU build of torch, the file's own import would fail."""
     (tmp_path / "mine.py").write_text("from torchvision import transforms\ndef name(): return transforms.__name__\n")
-    code = "from pathlib import Path; from ptpipe_torch.python_file import load_function as load; "
-    code += f"print(load(Path({str(tmp_path / 'mine.py')!r}), 'name')())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "torchvision.transforms\n", done.stderr
+    out, err = Fork(print_name, tmp_path / "mine.py").communicate(timeout=120)
+    assert out == "torchvision.transforms\n", err
 
 
 def test_a_torchvision_that_is_missing_is_the_files_error(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,17 @@
-"""Each test needs a fresh interpreter: an import happens once a process."""
+"""Each test needs a process of its own: an import happens once a process."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
+import warnings
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+
+from ...forks import Fork
+
+pytestmark = pytest.mark.usefixtures("fork_server")
 
 REPORT = """
 def declared():
@@ -21,11 +25,18 @@ def left_behind():
 
 
 def run_python(code: str, first_on_path: Path | None = None) -> str:
-    lines = [f"import sys; sys.path.insert(0, {str(first_on_path)!r})"] if first_on_path else []
-    program = "\n".join([*lines, dedent(REPORT), dedent(code)])
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    fork = Fork(execute, dedent(REPORT) + dedent(code), str(first_on_path or ""))
+    out, err = fork.communicate(timeout=120)
+    assert fork.returncode == 0, err
+    return out.strip()
+
+
+def execute(program: str, first_on_path: str) -> None:
+    assert "torchvision" not in sys.modules
+    warnings.simplefilter("error")
+    if first_on_path:
+        sys.path.insert(0, first_on_path)
+    exec(program, {"__name__": "__main__"})
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ import torch
 from ptpipe.store.store import Store
 from ptpipe_torch import Model
 
-pytestmark = pytest.mark.slow
+from ...forks import Fork, run_ptpipe
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
 thorough = pytest.mark.thorough
 
 NUM_KILLS = int(os.environ.get("PTPIPE_KILLS", "2"))
+EPOCHS = max(6, 3 * NUM_KILLS)
 PLUGIN = Path(__file__).parent / "parallel_nets.py"
 MANIFEST = """
 version: 1
@@ -39,11 +43,11 @@ stages:
   train:
     uses: train.supervised
     with:
-      epochs: 6
+      epochs: {epochs}
       batch_size: 32
       accumulate: 2
       precision: bf16
-      early_stopping: {{patience: 6}}
+      early_stopping: {{patience: {epochs}}}
       ema: {{decay: 0.95}}
       lr_factors: {{"fc*": 0.5}}
       pruning: {{amount: 0.7, every: 2}}
@@ -59,8 +63,18 @@ MODES = {
 }
 
 
+def start(arguments: list[str], environment: dict[str, str], forked: bool) -> subprocess.Popen[str] | Fork:
+    if forked:
+        return Fork(run_ptpipe, *arguments, environment=environment)
+    command, streams = [sys.executable, "-m", "ptpipe"], {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*command, *arguments], env=os.environ | environment, **streams, text=True)
+
+
 class Running:
-    """A run of the command line in a process of its own."""
+    """A run of the command line in a process of its own; `forked`: from one that has imported torch.
+
+    Its workers never are.
+    """
 
     def __init__(
         self,
@@ -70,18 +84,14 @@ class Running:
         *options: str,
         environment: dict[str, str] | None = None,
         plugin: Path | None = None,
+        forked: bool = False,
     ) -> None:
         self.manifest, self.artifacts = folder / "killed.yaml", folder / artifacts
         plugins = f"{PLUGIN}, {plugin}" if plugin else PLUGIN
-        self.manifest.write_text(MANIFEST.format(plugin=plugins, parallel=json.dumps(parallel)), encoding="utf-8")
-        command = [sys.executable, "-m", "ptpipe", "run", str(self.manifest), "--artifacts", str(self.artifacts)]
-        self.process = subprocess.Popen(
-            [*command, *options],
-            env=os.environ | (environment or {}),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        text = MANIFEST.format(plugin=plugins, epochs=EPOCHS, parallel=json.dumps(parallel))
+        self.manifest.write_text(text, encoding="utf-8")
+        arguments = ["run", str(self.manifest), "--artifacts", str(self.artifacts), *options]
+        self.process = start(arguments, environment or {}, forked)
         self.parent = psutil.Process(self.process.pid)
 
     def workers(self) -> list[psutil.Process]:
@@ -163,18 +173,30 @@ def ptpipe_stages():
 '''
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Running]:
+    """The training of a mode that nothing disturbs, and in which nothing is unpickled."""
+
+    @cache
+    def train(name: str) -> Running:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        plugin = folder / "no_pickles.py"
+        plugin.write_text(NO_PICKLES, encoding="utf-8")
+        running = Running(folder, MODES[name], plugin=plugin, forked=True)
+        running.end()
+        return running
+
+    return train
+
+
 @pytest.mark.parametrize("name", ["ddp", *(pytest.param(name, marks=thorough) for name in ("pp", "fsdp", "ddp+pp"))])
 @pytest.mark.timeout(900)
-def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, name: str) -> None:
-    epochs = max(6, 3 * NUM_KILLS)
-    options = ["-s", f"train.epochs={epochs}", "-s", f"train.early_stopping.patience={epochs}"]
-    no_pickles = tmp_path / "no_pickles.py"
-    no_pickles.write_text(NO_PICKLES, encoding="utf-8")
-    undisturbed = Running(tmp_path, MODES[name], "undisturbed", *options, plugin=no_pickles)
-    undisturbed.end()
+def test_killed_at_random_moments_it_ends_with_the_same_bits(
+    tmp_path: Path, undisturbed: Callable[[str], Running], name: str
+) -> None:
     rng, moments = random.Random(f"{name} {NUM_KILLS}"), []
     while len(moments) < NUM_KILLS:
-        running = Running(tmp_path, MODES[name], "artifacts", *options)
+        running = Running(tmp_path, MODES[name])
         assert running.until(running.newest_step() + rng.randrange(3)), "over before it could be killed"
         time.sleep(rng.uniform(0, 0.05))
         # Now a worker, now the whole run, at once: its workers must not outlive it.
@@ -185,10 +207,10 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, nam
         moments.append((running.newest_step(), rank))
         if rank is not None and running.process.returncode == 1:
             assert f"worker {rank} was killed by SIGKILL" in output
-    last = Running(tmp_path, MODES[name], "artifacts", *options)
+    last = Running(tmp_path, MODES[name])
     assert "failed" not in last.end()
     assert last.process.returncode == 0
-    assert same_bits(undisturbed, last), moments
+    assert same_bits(undisturbed(name), last), moments
 
 
 @pytest.mark.thorough
@@ -252,7 +274,7 @@ def test_killed_at_the_very_end_it_delivers_what_was_trained(tmp_path: Path, nam
 
 
 def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None:
-    running = Running(tmp_path, MODES["ddp"])
+    running = Running(tmp_path, MODES["ddp"], forked=True)
     assert running.until(1)
     running.workers()[1].kill()
     begin_s = time.monotonic()
@@ -282,9 +304,9 @@ def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> N
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_ends_its_workers(tmp_path: Path, number: int, code: int) -> None:
-    running = Running(tmp_path, MODES["ddp"])
+    running = Running(tmp_path, MODES["ddp"], forked=True)
     assert running.until(1)
-    running.process.send_signal(number)
+    running.parent.send_signal(number)
     output = running.end()
     assert running.process.returncode == code
     assert "Traceback" not in output
@@ -312,25 +334,20 @@ def same_bits(one: Running, other: Running) -> bool:
     return expected.keys() == found.keys() and all(torch.equal(found[key], value) for key, value in expected.items())
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Running:
-    running = Running(tmp_path_factory.mktemp("undisturbed"), MODES["ddp"])
-    running.end()
-    return running
-
-
 @pytest.mark.thorough
-def test_with_restarts_a_dead_worker_changes_nothing(tmp_path: Path, undisturbed: Running) -> None:
+def test_with_restarts_a_dead_worker_changes_nothing(tmp_path: Path, undisturbed: Callable[[str], Running]) -> None:
     running = Running(tmp_path, MODES["ddp"], "artifacts", "--max-restarts", "2")
     assert running.until(2)
     running.workers()[1].kill()
     assert "3 done" in running.end()
     assert running.process.returncode == 0
-    assert same_bits(undisturbed, running)
+    assert same_bits(undisturbed("ddp"), running)
 
 
 @pytest.mark.thorough
-def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undisturbed: Running, free_port: int) -> None:
+def test_two_nodes_are_one_machine_with_as_many_workers(
+    tmp_path: Path, undisturbed: Callable[[str], Running], free_port: int
+) -> None:
     """Two agents on loopback; the second is killed with its worker, and started again."""
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}", "--max-restarts", "1"]
     first = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")
@@ -344,7 +361,7 @@ def test_two_nodes_are_one_machine_with_as_many_workers(tmp_path: Path, undistur
     assert "node 1 takes part in train" in output
     assert "node 0 ended with exit code 0" in output
     assert (first.process.returncode, again.process.returncode) == (0, 0)
-    assert same_bits(undisturbed, first)
+    assert same_bits(undisturbed("ddp"), first)
 
 
 @pytest.mark.thorough
@@ -378,7 +395,7 @@ def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path, free_port:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("cluster", ["torchrun", "slurm"])
 def test_ranks_of_the_environment_are_taken_as_they_are(
-    tmp_path: Path, undisturbed: Running, cluster: str, free_port: int
+    tmp_path: Path, undisturbed: Callable[[str], Running], cluster: str, free_port: int
 ) -> None:
     runs = []
     for rank in ("0", "1"):
@@ -387,10 +404,10 @@ def test_ranks_of_the_environment_are_taken_as_they_are(
         if cluster == "slurm":
             ranks = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
             ranks |= {"SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(free_port)}
-        runs.append(Running(tmp_path, MODES["ddp"], environment=ranks))
+        runs.append(Running(tmp_path, MODES["ddp"], environment=ranks, forked=True))
     assert "3 done" in runs[0].end()
     assert "node 0 ended with exit code 0" in runs[1].end()
-    assert same_bits(undisturbed, runs[0])
+    assert same_bits(undisturbed("ddp"), runs[0])
 
 
 @pytest.mark.parametrize(
@@ -404,13 +421,13 @@ def test_ranks_of_the_environment_are_taken_as_they_are(
     ],
 )
 def test_options_of_nodes_that_do_not_fit_are_named(tmp_path: Path, options: list[str], message: str) -> None:
-    running = Running(tmp_path, MODES["ddp"], "artifacts", *options)
+    running = Running(tmp_path, MODES["ddp"], "artifacts", *options, forked=True)
     assert message in running.end()
     assert running.process.returncode == 2
 
 
 def test_workers_that_cannot_be_spread_evenly_are_refused(tmp_path: Path, free_port: int) -> None:
     options = ["--nnodes", "3", "--rdzv-endpoint", f"localhost:{free_port}"]
-    running = Running(tmp_path, MODES["ddp"], "artifacts", *options)
+    running = Running(tmp_path, MODES["ddp"], "artifacts", *options, forked=True)
     assert "2 workers can't be divided evenly among 3 nodes" in running.end()
     assert running.process.returncode == 1

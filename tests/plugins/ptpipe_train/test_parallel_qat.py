@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,8 @@ from safetensors.torch import load_file
 import ptpipe
 from ptpipe.api import RunResult
 from ptpipe_torch import Model
+
+from ...forks import Fork, run_ptpipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
@@ -207,17 +206,12 @@ def test_a_process_that_does_several_stages_keeps_nothing(tmp_path: Path, free_p
     text = MANIFEST.format(plugin=f"{PLUGIN}, {plugin}").replace("epochs: 6", "epochs: 1")
     path.write_text(text.replace("  int8: {uses: quant.convert, needs: {model: finetune}}\n", more), encoding="utf-8")
     mode = json.dumps(MODES["ddp"])
-    command = [sys.executable, "-m", "ptpipe", "run", str(path), "--artifacts", str(tmp_path / "artifacts")]
-    command += ["-s", f"pretrain.parallel={mode}", "-s", f"finetune.parallel={mode}"]
+    arguments = ["run", str(path), "--artifacts", str(tmp_path / "artifacts")]
+    arguments += ["-s", f"pretrain.parallel={mode}", "-s", f"finetune.parallel={mode}"]
     ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost"}
+    ranks |= {"MASTER_PORT": str(free_port)}
     running = [
-        subprocess.Popen(
-            command,
-            env=os.environ | ranks | {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": str(free_port)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
+        Fork(run_ptpipe, *arguments, environment=ranks | {"RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")
     ]
     outputs = [process.communicate(timeout=120)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], outputs

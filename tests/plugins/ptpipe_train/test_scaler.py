@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ from ptpipe_elastic.torch_elastic import run_workers
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
+@pytest.mark.usefixtures("forked_workers")
 def test_all_skip_the_step_in_which_one_overflows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")])))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.syspath_prepend(Path(__file__).parent)
     run_workers("scaler_work", [str(tmp_path)], 2, tmp_path / "logs")
     first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
     # Weight and scale after each step: the second is skipped and halves the scale, two good ones double it.

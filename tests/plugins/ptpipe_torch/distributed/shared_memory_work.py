@@ -12,11 +12,14 @@ import torch
 import torch.distributed as dist
 
 from ptpipe import Context
+from ptpipe_torch.distributed import worker_group
 from ptpipe_torch.distributed.shared_memory import SharedMemory, share_memory
 from ptpipe_torch.distributed.worker_group import WorkerGroup, WorkerGroupError, init_worker_group
 
 SIZES = (1, 17, 1000, 65_536)
 ROUNDS = 300
+TIMEOUT_S, BARRIER_S, HANG_S = 1.5, 2.5, 5
+"""Of the task `hangs`."""
 
 
 def reduces(workers: WorkerGroup, memory: SharedMemory) -> object:
@@ -77,9 +80,9 @@ def fits_exactly(workers: WorkerGroup, memory: SharedMemory) -> object:
 
 
 def hangs(workers: WorkerGroup, memory: SharedMemory) -> object:
-    """One comes too late."""
+    """One comes too late: after the other has looked for it in vain."""
     if workers.rank == 1:
-        time.sleep(9)
+        time.sleep(HANG_S)
         return None
     memory.reduce([torch.zeros(1)], "sum")
     return None
@@ -89,8 +92,10 @@ def main(folder: Path, task: str) -> None:
     rank, num = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     ctx = Context("one", "toy.work", 1, folder, rank=rank, num_workers=num)
     results: object
+    if task == "hangs":
+        worker_group._BARRIER_S = BARRIER_S
     try:
-        with init_worker_group(ctx, "gloo", timeout_s=1.5 if task == "hangs" else 60) as workers:
+        with init_worker_group(ctx, "gloo", timeout_s=TIMEOUT_S if task == "hangs" else 60) as workers:
             memory = share_memory(workers, sum(SIZES))
             assert memory is not None
             results = globals()[task](workers, memory)

@@ -26,8 +26,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    here = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")])))
+    here = str(Path(__file__).parent)
+    monkeypatch.syspath_prepend(here)  # of forked processes; the others see the variable
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def run(task: str, num_workers: int = 2) -> list[Any]:
@@ -41,14 +42,17 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.usefixtures("forked_workers")
 def test_results_are_those_of_the_process_group(results: Any, num_workers: int) -> None:
     assert results("reduces", num_workers) == [0] * num_workers
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_every_worker_has_the_same_bits(results: Any) -> None:
     assert results("fractions", 3) == [True] * 3
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_what_does_not_fit_is_refused(results: Any) -> None:
     assert results("fits_exactly") == ["refused", "refused"]
 
@@ -59,12 +63,14 @@ def test_a_dead_worker_is_not_waited_for(results: Any) -> None:
     assert waited_s < 2
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_left_the_stage_is_not_waited_for_while_its_process_lives(results: Any) -> None:
     (kind, message), other = results("fails")
     assert (kind, message) == ("WorkerGroupError", "worker 1 has gone")
     assert other == ["ValueError", "broken"]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_hanging_worker_is_named(results: Any) -> None:
     (kind, message), _ = results("hangs")
     assert kind == "WorkerGroupError"

@@ -197,10 +197,9 @@ def test_a_stage_of_one_worker_needs_no_process_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
+@pytest.mark.usefixtures("forked_workers")
 def test_two_processes_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")])))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.syspath_prepend(Path(__file__).parent)
     folder = tmp_path / "results"
     folder.mkdir()
     run_workers("worker_group_work", [str(folder)], 2, tmp_path / "logs")

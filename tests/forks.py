@@ -1,0 +1,85 @@
+"""Processes forked from one that has imported torch, which would take each of them seconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.forkserver import _forkserver
+from pathlib import Path
+
+from ptpipe.plan.vocabulary import BUILT_IN
+
+_IMPORTED = [
+    *BUILT_IN,
+    *("ptpipe_train.parallel.ddp", "ptpipe_train.parallel.fsdp", "ptpipe_train.parallel.pp", "ptpipe_train.supervised"),
+    *("ptpipe_quant.stages", "ptpipe_torch.data.dataloader", "ptpipe_torch.data.augment", "ptpipe_elastic.worker"),
+]
+
+
+@contextmanager
+def fork_server() -> Iterator[None]:
+    """Start the process that others are forked from. It ends with the block."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
+    _forkserver.ensure_running()
+    try:
+        yield
+    finally:
+        _forkserver._stop()  # type: ignore[attr-defined]
+
+
+class Fork:
+    """A call in a forked process and a session of its own, with what tests use of `subprocess.Popen`."""
+
+    def __init__(
+        self, function: Callable[..., object], *arguments: object, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._files = [Path(self._folder.name, name) for name in ("out", "err")]
+        called = (function, arguments, self._files, dict(os.environ | (environment or {})))
+        self._process = multiprocessing.get_context("forkserver").Process(target=_call, args=called)
+        self._process.start()
+        assert self._process.pid
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, or minus the number of the signal that killed it; None while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Return `returncode`."""
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end and return what it wrote to stdout and stderr."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0)
+        out, err = (file.read_text(encoding="utf-8") if file.exists() else "" for file in self._files)
+        self._folder.cleanup()
+        return out, err
+
+
+def _call(
+    function: Callable[..., object], arguments: tuple[object, ...], files: list[Path], environment: Mapping[str, str]
+) -> None:
+    os.setsid()
+    multiprocessing.set_start_method(None, force=True)  # the platform's, as in any other process
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), number)
+    function(*arguments)
+
+
+def run_ptpipe(*arguments: str) -> None:
+    """Be the command line."""
+    from ptpipe.cli import main
+
+    sys.argv = ["ptpipe", *arguments]
+    main()
