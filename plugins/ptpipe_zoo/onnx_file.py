@@ -18,7 +18,7 @@ from ptpipe_torch.data.raw_form import NORMALIZED
 from ptpipe_torch.files import open_regular
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.onnx_bytes import is_self_contained
-from ptpipe_torch.model.signature import BATCH, Meanings, Signature, TensorSpec, meanings_from_json
+from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec, meanings_from_json
 
 if TYPE_CHECKING:
     from ptpipe_zoo.config import OnnxModelConfig
