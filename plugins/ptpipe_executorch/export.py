@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,8 +81,12 @@ def _network(model: Model) -> _Network:
 def _output_steps(reference: GraphModule, signature: Signature) -> dict[str, float]:
     returned = reference.graph.output_node().args[0]
     names = returned_names(returned, signature.outputs)
-    quantizes = {name: dequantized(node) for name, node in zip(names, tree_leaves(returned), strict=True)}
-    return {name: float(node.args[1]) for name, node in quantizes.items() if node is not None}  # type: ignore[arg-type]
+    steps = {}
+    for name, node in zip(names, tree_leaves(returned), strict=True):
+        if (quantize := dequantized(node)) is not None:
+            scale: Any = quantize.args[1]
+            steps[name] = float(scale)
+    return steps
 
 
 def _dynamic(model: Model, network: nn.Module, int8: nn.Module) -> nn.Module:
@@ -98,11 +103,13 @@ def _dynamic(model: Model, network: nn.Module, int8: nn.Module) -> nn.Module:
     weights = dynamic_weights(int8)
     if not weights:
         raise StageError(f"no layer of this {model.recipe.backend} model is quantized in a way that can be exported")
-    for name, weight in weights.items():
-        layer = name.rpartition(".")[0]
-        bias = network.get_parameter(f"{layer}.bias") if f"{layer}.bias" in dict(network.named_parameters()) else None
-        replace_layers(network, [layer], lambda _, n=name, w=weight, b=bias: SignedDynamicLinear(n, w, b))
-    return network
+    by_layer = {network.get_submodule(name.removesuffix(".weight")): (name, own) for name, own in weights.items()}
+
+    def signed(layer: nn.Linear) -> nn.Module:
+        return SignedDynamicLinear(*by_layer[layer], layer.bias)
+
+    names = [name.removesuffix(".weight") for name in weights]
+    return replace_layers(network, names, signed)
 
 
 def _report(ctx: Context, lowered: Lowered, precision: str) -> None:

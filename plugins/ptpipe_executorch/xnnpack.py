@@ -95,7 +95,8 @@ def _export(network: nn.Module, signature: Signature, sizes: Mapping[str, int]) 
         name: torch.export.Dim(name, min=1, max=size) for name, size in sizes.items() if not (fixed and name == BATCH)
     }
     shapes = tuple(
-        {axis: dims[size] for axis, size in enumerate(spec.shape) if size in dims} for spec in signature.inputs
+        {axis: dims[size] for axis, size in enumerate(spec.shape) if isinstance(size, str) and size in dims}
+        for spec in signature.inputs
     )
     inputs = zeros(signature.inputs, 1 if fixed else 2)  # a batch size of 1 would be specialized to a constant
     program = torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
@@ -109,7 +110,8 @@ def _keep_averaged_axes(program: ExportedProgram) -> None:
     """Let means over the pixels of images keep these axes, in place, and drop them after: so XNNPACK takes them."""
     graph = program.graph_module.graph
     for mean in graph.find_nodes(op="call_function", target=_ATEN.mean.dim):
-        source, dims, *keeps = mean.args
+        arguments: Any = mean.args
+        source, dims, *keeps = arguments
         rank = source.meta["val"].dim()
         if rank != 4 or any(keeps) or mean.kwargs or {dim % rank for dim in dims} != {2, 3}:
             continue
@@ -138,7 +140,7 @@ def _requantize_before_moves(program: ExportedProgram) -> None:
                 with graph.inserting_before(move):
                     integers = graph.call_function(QUANTIZE, (value, *reader.args[1:]))
                     moved = graph.call_function(DEQUANTIZE, (integers, *reader.args[1:]))
-                integers.meta = {**value.meta, "val": value.args[0].meta["val"]}
+                integers.meta = {**value.meta, "val": value.all_input_nodes[0].meta["val"]}
                 moved.meta = dict(value.meta)
                 move.replace_input_with(value, moved)
     program.graph_module.recompile()
@@ -161,7 +163,7 @@ def _infer_symbolic_sizes(program: ExportedProgram) -> None:
     graph = program.graph_module.graph
     views = (_ATEN.view.default, _ATEN.reshape.default, _ATEN.flatten.using_ints)
     for node in [node for node in graph.nodes if node.target in views]:
-        value, source = node.meta["val"], node.args[0].meta["val"]
+        value, source = node.meta["val"], node.all_input_nodes[0].meta["val"]
         shape = [size if isinstance(size, int) else -1 for size in value.shape]
         if shape.count(-1) == 1 and source.is_contiguous():
             node.target, node.args = _ATEN.view.default, (node.args[0], shape)

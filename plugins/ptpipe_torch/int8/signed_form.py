@@ -39,7 +39,8 @@ def use_signed_integers(reference: GraphModule, weights: Mapping[str, QuantizedW
     """
     for node in reference.graph.nodes:
         if node.target in (QUANTIZE, DEQUANTIZE) and node.args[-1] is torch.uint8:
-            value, scale, *integers, _ = node.args
+            arguments: Any = node.args
+            value, scale, *integers, _ = arguments
             node.args = (value, scale, *(number - _OFFSET for number in integers), torch.int8)
     _dequantize_for_each_reader(reference)
     for name, weight in weights.items():
@@ -86,7 +87,9 @@ def _store(layer: nn.Module, name: str, weight: QuantizedWeight) -> None:
 
 
 def _dequantized(layer: Any, weight: QuantizedWeight) -> torch.Tensor:
-    integers: torch.Tensor = layer.weight_integers
-    if not weight.per_channel:
-        return DEQUANTIZE(integers, float(weight.scales), 0, *_RANGE)
-    return DEQUANTIZE_CHANNELS(integers, layer.weight_scales, layer.weight_zero_points, weight.axis, *_RANGE)
+    if weight.per_channel:
+        grids = (layer.weight_scales, layer.weight_zero_points, weight.axis)
+        values: torch.Tensor = DEQUANTIZE_CHANNELS(layer.weight_integers, *grids, *_RANGE)
+    else:
+        values = DEQUANTIZE(layer.weight_integers, float(weight.scales), 0, *_RANGE)
+    return values
