@@ -23,8 +23,8 @@ from ptpipe_torch.int8.layers import dynamic_weights, replace_layers, stored_wei
 from ptpipe_torch.int8.recurrent import recurrent_weights
 from ptpipe_torch.int8.reference_nodes import dequantized
 from ptpipe_torch.int8.signed_form import SignedDynamicLinear, use_signed_integers
-from ptpipe_torch.model.comparison import ComparedSamples, Exported, check_exportable, compare_outputs, figures_of
 from ptpipe_torch.model.outputs import returned_names
+from ptpipe_torch.parity.comparison import ComparedSamples, Exported, check_exportable, compare_outputs, figures_of
 from ptpipe_torch.runtime import released_memory
 
 _LAYERS = {"convolution": "convolutions", "linear": "linear layers", "addmm": "linear layers", "mm": "linear layers"}

@@ -153,7 +153,8 @@ def _restore_bounds(program: ExportedProgram) -> None:
     """
     for node in program.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
-            for size in value.shape if isinstance(value, torch.Tensor) else ():
+            sizes: Any = value.shape if isinstance(value, torch.Tensor) else ()
+            for size in sizes:
                 if isinstance(size, torch.SymInt):
                     size.node.shape_env.var_to_range.update(program.range_constraints)
 

@@ -37,7 +37,8 @@ from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import is_prepared, reference_network, use_parameters_of
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
 from ptpipe_torch.int8.recurrent import recurrent_weights
-from ptpipe_torch.model.comparison import (
+from ptpipe_torch.model.outputs import returned_names
+from ptpipe_torch.parity.comparison import (
     BATCH_SIZE,
     Arrays,
     ComparedSamples,
@@ -46,8 +47,7 @@ from ptpipe_torch.model.comparison import (
     compare_outputs,
     figures_of,
 )
-from ptpipe_torch.model.outputs import returned_names
-from ptpipe_torch.model.parity import Parity
+from ptpipe_torch.parity.parity import Parity
 from ptpipe_torch.runtime import released_memory
 
 MAX_BYTES = 2**31 - 2**20
@@ -128,7 +128,7 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
 
 def _exported(file: OnnxFile, written: WrittenFile) -> Exported:
     check = partial(check_postprocessing, written.added)
-    return Exported(whole(file), "ONNX file", written.steps, file.precision == "int8", check)
+    return Exported(whole(file), "ONNX file", written.steps, file.precision == "int8", file.input_form, check)
 
 
 def _completed(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ptpipe import StageError
-from ptpipe_torch.model.parity import Parity, with_noise
+from ptpipe_torch.parity.parity import Parity, with_noise
 
 RNG = np.random.default_rng(5)
 TORCH_NK = RNG.normal(size=(400, 10)).astype(np.float32) * 3

@@ -24,7 +24,7 @@ from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.outputs import predicted
-from ptpipe_torch.model.parity import Logits, Parity, has_floats, with_noise
+from ptpipe_torch.parity.parity import Logits, Parity, has_floats, with_noise
 from ptpipe_torch.runtime import torch_threads
 from ptpipe_torch.task.task import Task
 
@@ -83,6 +83,8 @@ class Exported:
     """The quantization step of each quantized output, where it is known."""
     are_layers_proven: bool = False
     """See `Parity`."""
+    input_form: InputForm = NORMALIZED
+    """What it predicts from."""
     check: Callable[[Arrays], None] = _accept
     """Checks the outputs of a batch that the torch model doesn't have."""
 
@@ -106,7 +108,7 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
         model.predictor() as torch_predict,
         float_predictor(model) as float_predict,
     ):
-        for inputs, own_inputs in samples.batches(exported.model.input_form):
+        for inputs, own_inputs in samples.batches(exported.input_form):
             found = predict(own_inputs)
             exported.check(found)
             outputs = [found, torch_predict(inputs)]
