@@ -36,7 +36,7 @@ CHECKS: tuple[tuple[Any, str, str], ...] = (
     (export.onnx.checker, "check_model", "export.onnx: the file is valid ONNX"),
     (export, "compare_exactly", "export.onnx: integers of the file"),
     (export.layerwise, "compare_file", "export.onnx: outputs layer by layer"),
-    (export, "_compare", "export.onnx: outputs of the test images"),
+    (export, "compare_outputs", "export.onnx: outputs of the test images"),
 )
 
 

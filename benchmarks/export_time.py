@@ -22,9 +22,9 @@ from onnx_latency import context, float_model
 from ptpipe import Context, Event, Metric, Progress
 from ptpipe_data import SyntheticConfig, make_synthetic
 from ptpipe_onnx import ExportConfig, export_onnx
-from ptpipe_onnx.export import float_predictor
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
 from ptpipe_torch import Data, Model, OnnxFile, epoch_order
+from ptpipe_torch.parity.comparison import float_predictor
 
 TARGETS_S = {"resnet18": 6.0, "mobilenet_v2": 6.0, "vit_b_16": 12.0}
 MAX_PARITY_RATIO = 1.5

@@ -254,9 +254,8 @@ def test_no_stage_asks_which_task_it_is():
     built_in = (Classification, LanguageModeling, MultiLabel, Regression, Segmentation, TokenClassification)
     assert all(issubclass(task, Task) for task in built_in)
     tasks = {task.__name__ for task in built_in} | {"ClassTask"}
-    rooms = [
-        f"plugins/{room}" for room in ("ptpipe_train", "ptpipe_quant", "ptpipe_onnx", "ptpipe_eval", "ptpipe_report")
-    ]
+    names = ("ptpipe_train", "ptpipe_quant", "ptpipe_onnx", "ptpipe_executorch", "ptpipe_eval", "ptpipe_report")
+    rooms = [f"plugins/{name}" for name in names]
     asking = {
         f"{relative(path)}: {name}"
         for room in rooms

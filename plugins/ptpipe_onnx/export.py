@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 import torch
@@ -27,7 +24,6 @@ from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.file_interface import raw_forms, whole, with_interface
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.metadata import metadata_of, origin_of, reduced_range
-from ptpipe_onnx.parity import Logits, Parity, has_floats, with_noise
 from ptpipe_onnx.postprocessing import AddedOutputs, check_postprocessing, outputs_to_add
 from ptpipe_onnx.preprocessing import check_preprocessing
 from ptpipe_onnx.reproduction import stored_environment
@@ -35,22 +31,27 @@ from ptpipe_onnx.saturation import Saturation, saturation_of
 from ptpipe_onnx.tensor_names import fused_layer_names, largest_integers, name_quantized_tensors
 from ptpipe_onnx.vectors import SUFFIX, Tolerance, Vectors
 from ptpipe_onnx.weights import store_float_weights, store_weights
-from ptpipe_torch import Data, InputForm, Model, OnnxFile, Predictor, RawForm, Task, epoch_order
+from ptpipe_torch import Data, Model, OnnxFile, RawForm
 from ptpipe_torch.data.raw_form import NORMALIZED
 from ptpipe_torch.int8.engine import quantized_engine
-from ptpipe_torch.int8.fx import float_network, is_prepared, reference_network, use_parameters_of
+from ptpipe_torch.int8.fx import is_prepared, reference_network, use_parameters_of
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
 from ptpipe_torch.int8.recurrent import recurrent_weights
-from ptpipe_torch.memory_format import to_channels_last
-from ptpipe_torch.model.example_inputs import zeros
-from ptpipe_torch.model.outputs import predicted, returned_names
-from ptpipe_torch.runtime import released_memory, torch_threads
+from ptpipe_torch.model.outputs import returned_names
+from ptpipe_torch.parity.comparison import (
+    BATCH_SIZE,
+    Arrays,
+    ComparedSamples,
+    Exported,
+    check_exportable,
+    compare_outputs,
+    figures_of,
+)
+from ptpipe_torch.parity.parity import Parity
+from ptpipe_torch.runtime import released_memory
 
 MAX_BYTES = 2**31 - 2**20
 """protobuf's limit, minus some room for everything but weights."""
-_BATCH_SIZE = 64
-Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
-"""By the names of the tensors, in the order of the signature."""
 
 
 @dataclass(frozen=True)
@@ -100,35 +101,39 @@ class WrittenFile:
 
 def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) -> OnnxFile:
     """Implement the stage `export.onnx`."""
-    _check_inputs(config, model, data)
+    check_exportable(ctx, model, data, config.split)
+    samples = ComparedSamples(data, config.split, config.num_samples, ctx.seed)
     network_path = ctx.scratch / "network.onnx"
     with torch.random.fork_rng(devices=[]):  # converted layers draw random initial weights
         with released_memory():
             written = _write(config, ctx, network_path, model, data)
         if written.networks is not None:
             with released_memory():
-                inputs = _inputs(config, ctx, data, layerwise.MAX_SAMPLES)
+                inputs = samples.inputs(layerwise.MAX_SAMPLES)
                 compare_layers(ctx, network_path, model, written.networks, inputs)
             written = replace(written, networks=None)  # releases them
-        file = _completed(config, ctx, OnnxFile(network_path, model.signature, written.precision), data, written)
+        file = _completed(config, ctx, OnnxFile(network_path, model.signature, written.precision), samples, written)
         onnx.checker.check_model(str(file.path), full_check=True)
         ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
         if written.precision != "float32":
             _report_kernels(ctx, file.path, written)
-        parities = _compare(config, ctx, file, model, data, written)
-    figures = {
-        name if len(parities) == 1 else f"{output}.{name}": value
-        for output, parity in parities.items()
-        for name, value in parity.figures.items()
-    }
+        parities = compare_outputs(ctx, _exported(file, written), model, samples)
+    figures = figures_of(parities)
     ctx.metric(**figures)
     for parity in parities.values():
         parity.check()
-    vectors = _write_vectors(config, ctx, file, data, parities, written.added)
+    vectors = _write_vectors(config, ctx, file, samples, parities, written.added)
     return OnnxFile(file.path, file.signature, file.precision, figures, vectors, file.interface)
 
 
-def _completed(config: ExportConfig, ctx: Context, network: OnnxFile, data: Data, written: WrittenFile) -> OnnxFile:
+def _exported(file: OnnxFile, written: WrittenFile) -> Exported:
+    check = partial(check_postprocessing, written.added)
+    return Exported(whole(file), "ONNX file", written.steps, file.precision == "int8", file.input_form, check)
+
+
+def _completed(
+    config: ExportConfig, ctx: Context, network: OnnxFile, samples: ComparedSamples, written: WrittenFile
+) -> OnnxFile:
     """Return the file with what the options put around its network; the network's own is gone."""
     path, form = ctx.scratch / "model.onnx", config.input_form
     if not config.has_interface:
@@ -138,7 +143,7 @@ def _completed(config: ExportConfig, ctx: Context, network: OnnxFile, data: Data
         file = with_interface(network, path, form, written.forms, written.added)
     network.path.unlink()
     if written.forms:
-        raw, inputs = (_inputs(config, ctx, data, _BATCH_SIZE, of) for of in (form, NORMALIZED))
+        raw, inputs = (samples.inputs(BATCH_SIZE, of) for of in (form, NORMALIZED))
         ctx.metric(max_abs_preprocessing_difference=check_preprocessing(written.forms, raw, inputs, config.opset))
     return file
 
@@ -147,14 +152,14 @@ def _write_vectors(
     config: ExportConfig,
     ctx: Context,
     file: OnnxFile,
-    data: Data,
+    samples: ComparedSamples,
     parities: Mapping[str, Parity],
     added: Sequence[AddedOutputs],
 ) -> Path | None:
     """Write the test vectors beside the file; return None where there are to be none."""
     if not config.num_test_vectors:
         return None
-    inputs, task = _inputs(config, ctx, data, config.num_test_vectors, file.input_form), data.info.task
+    inputs, task = samples.inputs(config.num_test_vectors, file.input_form), samples.data.info.task
     with whole(file).predictor() as predict:
         outputs = predict(inputs)
     tolerances = {}
@@ -187,14 +192,6 @@ def compare_layers(ctx: Context, path: Path, model: Model, networks: Int8Network
     layers = layerwise.compare_file(path, reference, inputs, outputs, ctx.scratch)
     ctx.metric(**layers.figures)
     layers.check()
-
-
-def _check_inputs(config: ExportConfig, model: Model, data: Data) -> None:
-    if model.recipe.backend and not model.recipe.convert:
-        raise StageError("this model is prepared for int8 but not converted: put a quant.convert before export.onnx")
-    data.info.check_fit("the model", model.signature)
-    if not len(data.splits[config.split]):
-        raise StageError(f"the data has no samples in {config.split} to compare the file with: choose another `split`")
 
 
 def build_graph(model: Model, opset: int) -> BuiltGraph:
@@ -284,94 +281,6 @@ def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: D
     graph.write(content, path)
     reasons, networks = built.float_reasons, built.networks
     return WrittenFile(built.precision, steps, saturation, names, reasons, networks, added, forms)
-
-
-def _compare(
-    config: ExportConfig, ctx: Context, file: OnnxFile, model: Model, data: Data, written: WrittenFile
-) -> dict[str, Parity]:
-    """Return the parity of each output of the model by its name, and check the further ones of the file."""
-    order_N = _order(config, ctx, data)
-    rows: dict[str, list[list[Logits]]] = {spec.name: [] for spec in model.signature.outputs}
-    num_done, task, generator = 0, data.info.task, np.random.default_rng(ctx.seed)
-    with (
-        whole(file).predictor() as onnx_predict,
-        model.predictor() as torch_predict,
-        float_predictor(model) as float_predict,
-    ):
-        for inputs, own_inputs in _batches(config, data, file.input_form, order_N):
-            found = onnx_predict(own_inputs)
-            check_postprocessing(written.added, found)
-            outputs = [found, torch_predict(inputs)]
-            if float_predict:
-                outputs += [float_predict(inputs), torch_predict(with_noise(inputs, generator))]
-            for name, of in rows.items():
-                of.append([_rows(task, name, output[name]) for output in outputs])
-            num_done += len(next(iter(inputs.values())))
-            ctx.progress(num_done, len(order_N), "samples")
-    parities = {}
-    for name, of in rows.items():
-        onnx_NK, torch_NK, *of_int8 = [np.concatenate(by_model) for by_model in zip(*of, strict=True)]
-        float_NK, rerounded_NK = of_int8 or (None, None)
-        parities[name] = Parity(
-            onnx_NK,
-            torch_NK,
-            float_NK,
-            None if task.output_scale else written.steps.get(name),
-            are_class_scores=name in task.class_scores,
-            are_layers_proven=file.precision == "int8",
-            rerounded_NK=rerounded_NK if has_floats(model.signature) else None,
-        )
-    return parities
-
-
-def _batches(
-    config: ExportConfig, data: Data, form: InputForm, order_N: npt.NDArray[np.int64]
-) -> Iterator[tuple[Arrays, Arrays]]:
-    """Yield inputs as networks take them, and in another form; a single sample first, to test other batch sizes."""
-    for part_N, batch_size in ((order_N[:1], 1), (order_N[1:], _BATCH_SIZE)):
-        normalized, raw = (
-            data.batches(config.split, order_N=part_N, batch_size=batch_size, input_form=own)
-            for own in (NORMALIZED, form)
-        )
-        if form == NORMALIZED:
-            yield from ((batch.input_arrays(),) * 2 for batch in normalized)
-        else:
-            yield from ((one.input_arrays(), other.input_arrays()) for one, other in zip(normalized, raw, strict=True))
-
-
-def _rows(task: Task, name: str, output: npt.NDArray[Any]) -> Logits:
-    """Return an output in its natural unit, as rows of the scores of classes, else of its second axis."""
-    if task.output_scale:
-        output = (output - np.array(task.output_shift)) / np.array(task.output_scale)
-    axis = task.class_scores.get(name, 1)
-    rows = output.reshape(len(output), -1) if output.ndim < 3 else np.moveaxis(output, axis, -1)
-    return rows.reshape(-1, rows.shape[-1]).astype(np.float32, copy=False)
-
-
-def _order(config: ExportConfig, ctx: Context, data: Data) -> npt.NDArray[np.int64]:
-    return epoch_order(len(data.splits[config.split]), ctx.seed, 0)[: config.num_samples]
-
-
-def _inputs(config: ExportConfig, ctx: Context, data: Data, num_samples: int, form: InputForm = NORMALIZED) -> Arrays:
-    order_N = _order(config, ctx, data)[:num_samples]
-    (batch,) = data.batches(config.split, order_N=order_N, batch_size=num_samples, input_form=form)
-    return batch.input_arrays()
-
-
-@contextmanager
-def float_predictor(model: Model) -> Iterator[Predictor | None]:
-    """Yield a predictor of the float network of an int8 model; None for a float model."""
-    if not model.recipe.backend:
-        yield None
-        return
-    network = float_network(model.build_prepared())
-    to_channels_last(network, zeros(model.signature.inputs, 2))
-
-    def predict(inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
-        return predicted(network, inputs, model.signature)
-
-    with torch_threads(None), torch.inference_mode():
-        yield predict
 
 
 def _report_kernels(ctx: Context, path: Path, written: WrittenFile) -> None:

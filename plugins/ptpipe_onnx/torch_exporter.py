@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.fx import config as fx_config
 from torch.onnx._internal.exporter._registration import ONNXRegistry
-from torch.utils._pytree import tree_unflatten
 
 from ptpipe import StageError
 from ptpipe_onnx import recurrent
@@ -24,7 +23,7 @@ from ptpipe_onnx.graph import dropped_arrays_released
 from ptpipe_torch import Signature, TensorSpec
 from ptpipe_torch.errors import first_line
 from ptpipe_torch.model.example_inputs import zeros
-from ptpipe_torch.model.outputs import returned_names
+from ptpipe_torch.model.outputs import exported_names
 
 _CONSTANT_AXIS = re.compile(r"You marked (\w+) as dynamic but your code specialized it to be a constant")
 _LOGGERS = ("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir")
@@ -50,7 +49,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
         try:
             program = torch.export.export(network, inputs, dynamic_shapes=dynamic_shapes, strict=False)
             _give_attention_heads(program)
-            names = _output_names(program, signature.outputs)
+            names = exported_names(program, signature.outputs)
             with _reused_registry():
                 result = torch.onnx.export(
                     program,
@@ -102,12 +101,6 @@ def _inserted(graph: torch.fx.Graph, operator: Any, value: torch.fx.Node) -> tor
     node = graph.call_function(operator, (value, 1))
     node.meta["val"] = operator(value.meta["val"], 1)
     return node
-
-
-def _output_names(program: torch.export.ExportedProgram, specs: Sequence[TensorSpec]) -> list[str]:
-    structure = program.call_spec.out_spec
-    assert structure is not None
-    return returned_names(tree_unflatten(range(structure.num_leaves), structure), specs)
 
 
 def _order_outputs(outputs: MutableSequence[ir.Value], specs: Sequence[TensorSpec]) -> None:

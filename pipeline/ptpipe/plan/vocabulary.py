@@ -32,6 +32,7 @@ BUILT_IN = (
     "ptpipe_train",
     "ptpipe_quant",
     "ptpipe_onnx",
+    "ptpipe_executorch",
     "ptpipe_prune",
     "ptpipe_eval",
     "ptpipe_report",

@@ -19,9 +19,9 @@ import numpy as np
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
-from ptpipe_onnx.parity import FLOAT_TOLERANCE
 from ptpipe_onnx.quantization.agreement import Rows, compare_rows, paired_rows
 from ptpipe_torch import Data, OnnxFile
+from ptpipe_torch.parity.parity import FLOAT_TOLERANCE
 
 
 def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) -> OpenVinoModel:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from ptpipe import StageError
 from ptpipe_torch.model.signature import Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram  # which takes long to import
 
 
 def named_outputs(returned: Any, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
@@ -38,6 +41,13 @@ def returned_names(returned: Any, specs: Sequence[TensorSpec]) -> list[str]:
     """Return the names of what a network returned, in its order: of a mapping, its keys."""
     names = [spec.name for spec in specs]
     return list(returned) if isinstance(returned, Mapping) and set(returned) == set(names) else names
+
+
+def exported_names(program: ExportedProgram, specs: Sequence[TensorSpec]) -> list[str]:
+    """Return the names of what an exported network returns, in its order."""
+    structure = program.call_spec.out_spec
+    assert structure is not None
+    return returned_names(tree_unflatten(range(structure.num_leaves), structure), specs)
 
 
 def predicted(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ptpipe import StageError
-from ptpipe_onnx.parity import Parity, with_noise
+from ptpipe_torch.parity.parity import Parity, with_noise
 
 RNG = np.random.default_rng(5)
 TORCH_NK = RNG.normal(size=(400, 10)).astype(np.float32) * 3
@@ -16,8 +16,8 @@ NOISE_NK /= np.sqrt(np.mean(np.square(NOISE_NK)))
 
 def test_figures() -> None:
     torch_NK = np.array([[0, 1, 2], [3, 1, 0]], np.float32)
-    onnx_NK = np.array([[0, 2.5, 2], [3, 1, -0.5]], np.float32)
-    figures = Parity(onnx_NK, torch_NK, torch_NK + 2, step=0.5).figures
+    exported_NK = np.array([[0, 2.5, 2], [3, 1, -0.5]], np.float32)
+    figures = Parity(exported_NK, torch_NK, torch_NK + 2, step=0.5).figures
     assert figures == {
         "num_samples": 2,
         "top1_agreement": 0.5,
@@ -29,7 +29,7 @@ def test_figures() -> None:
         "rms_quantization_error": 2.0,
         "num_decided_labels": 0,
     }
-    assert set(Parity(onnx_NK, torch_NK).figures) == {
+    assert set(Parity(exported_NK, torch_NK).figures) == {
         "num_samples",
         "top1_agreement",
         "max_abs_logit_difference",
@@ -41,15 +41,15 @@ def test_a_float_file_may_differ_by_rounding_only() -> None:
     largest = float(np.abs(TORCH_NK).max())
     Parity(TORCH_NK, TORCH_NK).check()
     for fraction, is_fine in ((0.9e-3, True), (1.1e-3, False)):
-        onnx_NK = TORCH_NK.copy()
-        onnx_NK[17, 3] += fraction * largest
+        exported_NK = TORCH_NK.copy()
+        exported_NK[17, 3] += fraction * largest
         if is_fine:
-            Parity(onnx_NK, TORCH_NK).check()
+            Parity(exported_NK, TORCH_NK).check()
         else:
             with pytest.raises(
                 StageError, match=r"disagree: logits differ by .maximum. .* over 400 samples, top-1 agreement"
             ):
-                Parity(onnx_NK, TORCH_NK).check()
+                Parity(exported_NK, TORCH_NK).check()
 
 
 def test_an_int8_file_may_differ_as_much_as_another_rounding_would() -> None:
@@ -63,22 +63,22 @@ def test_an_int8_file_may_differ_as_much_as_another_rounding_would() -> None:
 
 def test_a_step_of_the_output_is_always_allowed() -> None:
     float_NK = TORCH_NK + 0.01 * NOISE_NK
-    onnx_NK = TORCH_NK.copy()
-    onnx_NK[::10] += 0.5
-    Parity(onnx_NK, TORCH_NK, float_NK, step=0.5).check()
+    exported_NK = TORCH_NK.copy()
+    exported_NK[::10] += 0.5
+    Parity(exported_NK, TORCH_NK, float_NK, step=0.5).check()
     with pytest.raises(StageError, match="disagree"):
-        Parity(onnx_NK, TORCH_NK, float_NK, step=0.4).check()
-    onnx_NK[:] = TORCH_NK + 0.5
+        Parity(exported_NK, TORCH_NK, float_NK, step=0.4).check()
+    exported_NK[:] = TORCH_NK + 0.5
     with pytest.raises(StageError, match="disagree"):
-        Parity(onnx_NK, TORCH_NK, float_NK, step=0.5).check()
+        Parity(exported_NK, TORCH_NK, float_NK, step=0.5).check()
 
 
 def test_one_bad_sample_among_many_is_found() -> None:
     float_NK = TORCH_NK + 0.1 * NOISE_NK
-    onnx_NK = TORCH_NK.copy()
-    onnx_NK[200, 4] += 2.2 * 0.1 * np.abs(NOISE_NK).max()
+    exported_NK = TORCH_NK.copy()
+    exported_NK[200, 4] += 2.2 * 0.1 * np.abs(NOISE_NK).max()
     with pytest.raises(StageError, match=r"logits differ by .maximum. .*twice the largest change .*\(\d+\.\d steps\)"):
-        Parity(onnx_NK, TORCH_NK, float_NK, step=0.05).check()
+        Parity(exported_NK, TORCH_NK, float_NK, step=0.05).check()
 
 
 def test_noise_beyond_what_tells_classes_apart_fails_however_bad_quantization_is() -> None:
@@ -95,10 +95,10 @@ def test_proven_layers_may_differ_as_much_as_all_their_roundings_do() -> None:
         Parity(another_NK, TORCH_NK, float_NK).check()
     with pytest.raises(StageError, match=r"allowed \(twice quantization's own 10\)"):
         Parity(TORCH_NK + 21 * NOISE_NK[::-1], TORCH_NK, float_NK, are_layers_proven=True).check()
-    onnx_NK = TORCH_NK.copy()
-    onnx_NK[7, 2] += 41 * np.abs(NOISE_NK).max()
+    exported_NK = TORCH_NK.copy()
+    exported_NK[7, 2] += 41 * np.abs(NOISE_NK).max()
     with pytest.raises(StageError, match="four times the largest change"):
-        Parity(onnx_NK, TORCH_NK, float_NK, are_layers_proven=True).check()
+        Parity(exported_NK, TORCH_NK, float_NK, are_layers_proven=True).check()
 
 
 @pytest.mark.parametrize(("num_changed", "is_fine"), [(1, True), (5, True), (6, False)])
@@ -106,9 +106,9 @@ def test_labels_that_quantization_leaves_decided_must_agree(num_changed: int, is
     second_N, first_N = np.sort(TORCH_NK, axis=1)[:, -2:].T
     margin_N = first_N - second_N
     changed_N = np.flatnonzero((margin_N > 0.62) & (margin_N < 0.9))[:num_changed]
-    onnx_NK = TORCH_NK.copy()
-    onnx_NK[changed_N, TORCH_NK[changed_N].argsort(1)[:, -2]] += 0.91
-    parity = Parity(onnx_NK, TORCH_NK, TORCH_NK + 0.1 * NOISE_NK, are_layers_proven=True)
+    exported_NK = TORCH_NK.copy()
+    exported_NK[changed_N, TORCH_NK[changed_N].argsort(1)[:, -2]] += 0.91
+    parity = Parity(exported_NK, TORCH_NK, TORCH_NK + 0.1 * NOISE_NK, are_layers_proven=True)
     assert parity.figures["num_decided_labels"] == (margin_N > 6 * 0.1).sum() == 281  # 2 % are 5.6
     if is_fine:
         parity.check()

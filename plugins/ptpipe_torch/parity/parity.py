@@ -1,4 +1,4 @@
-"""Compare the outputs of an ONNX file, such as logits, with those of its torch model on real samples.
+"""Compare the outputs of an exported model, such as logits, with those of its torch model on real samples.
 
 Tolerances and their derivation (D: the difference of the two models' outputs):
 
@@ -13,12 +13,13 @@ case, and the difference of two independently rounded computations is sqrt(2) ti
 torch's int8 model is known: its difference from its own float network. E counts as at least half a step of the output,
 the error of its last rounding, which few samples may not show.
 
-int8 dynamic. Hence the root mean square of D may be sqrt(2) times that of E, its maximum twice that of E (the same
-factor squared, as maxima vary more), each plus the float32 tolerance. A file that passes differs no more from torch's
-int8 model than that does from the float model. Whatever E is, D must stay below half of the spread of a sample's
-logits: beyond that the two models would rank classes differently, and neither would be of use.
+int8, layers not proven (dynamic models, other formats than ONNX). Hence the root mean square of D may be sqrt(2) times
+that of E, its maximum twice that of E (the same factor squared, as maxima vary more), each plus the float32 tolerance.
+A file that passes differs no more from torch's int8 model than that does from the float model. Whatever E is, D must
+stay below half of the spread of a sample's logits: beyond that the two models would rank classes differently, and
+neither would be of use.
 
-int8. `exact` and `layerwise` have proven every layer of the file against the reference network, on some of the samples.
+int8, layers proven. `export.onnx` has proven every layer of its file against the reference network, on some samples.
 What is left to find here is what they don't see: a layer that torch's engine computes otherwise than the reference
 network, another batch size, samples beyond those. Such a fault is large or none. A right file of an untrained deep
 network, however, differs by the full sqrt(2) E, or by a little more, since both are estimates from a few samples, and E
@@ -43,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import JSON, StageError
-from ptpipe_torch import Signature
+from ptpipe_torch.model.signature import Signature
 
 Logits = npt.NDArray[np.float32]
 
@@ -63,17 +64,17 @@ _RMS, _MAX = "{}s differ by (rms)", "{}s differ by (maximum)"
 
 @dataclass(frozen=True)
 class Parity:
-    """One output for the same N samples, of shape (N, K), from the ONNX file and from torch.
+    """One output for the same N samples, of shape (N, K), from the exported model and from torch.
 
     The constructor raises StageError if either has values that are not finite.
     """
 
-    onnx_NK: Logits
+    exported_NK: Logits
     torch_NK: Logits
     float_NK: Logits | None = None
     """For an int8 model: from its float network."""
     step: float | None = None
-    """Quantization step of the ONNX file's output; None if that is not quantized."""
+    """Quantization step of the exported model's output; None if that is not quantized or not known."""
     are_class_scores: bool = True
     """Whether a row has the scores of classes, the highest of which is predicted."""
     are_layers_proven: bool = False
@@ -81,23 +82,25 @@ class Parity:
     rerounded_NK: Logits | None = None
     """Of the torch int8 model, for inputs with noise of half a step, so that all roundings fall otherwise; None where
     inputs are no floats."""
+    exported: str = "ONNX file"
+    """What the exported model is called in messages."""
 
     def __post_init__(self) -> None:
-        for name, logits_NK in (("torch model", self.torch_NK), ("ONNX file", self.onnx_NK)):
+        for name, logits_NK in (("torch model", self.torch_NK), (self.exported, self.exported_NK)):
             if not np.isfinite(logits_NK).all():
                 raise StageError(f"the {self._value}s of the {name} are not finite")
 
     @property
     def figures(self) -> Mapping[str, JSON]:
         """Recorded figures, in units of the output and of its step."""
-        difference_NK = np.abs(self.onnx_NK - self.torch_NK)
+        difference_NK = np.abs(self.exported_NK - self.torch_NK)
         figures: dict[str, JSON] = {
-            "num_samples": len(self.onnx_NK),
+            "num_samples": len(self.exported_NK),
             f"max_abs_{self._value}_difference": float(difference_NK.max()),
             f"mean_abs_{self._value}_difference": float(difference_NK.mean()),
         }
         if self.are_class_scores:
-            figures["top1_agreement"] = float(np.mean(self.onnx_NK.argmax(1) == self.torch_NK.argmax(1)))
+            figures["top1_agreement"] = float(np.mean(self.exported_NK.argmax(1) == self.torch_NK.argmax(1)))
         if self.step is not None:
             figures[f"max_{self._value}_difference_steps"] = float(difference_NK.max() / self.step)
             figures[f"mean_{self._value}_difference_steps"] = float(difference_NK.mean() / self.step)
@@ -133,12 +136,12 @@ class Parity:
 
     def check(self) -> None:
         """Raise StageError, with figures, if the two differ by more than the tolerances of this module."""
-        difference_NK = self.onnx_NK - self.torch_NK
+        difference_NK = self.exported_NK - self.torch_NK
         for quantity, found, allowed, reason in self._limits(difference_NK):
             if found > allowed:
                 what = quantity.format(self._value)
                 raise StageError(
-                    f"ONNX file and torch model disagree: {what} {found:.4g}, where {allowed:.4g} is allowed "
+                    f"{self.exported} and torch model disagree: {what} {found:.4g}, where {allowed:.4g} is allowed "
                     f"({reason}); {self._description()}"
                 )
         if self.are_class_scores:
@@ -146,10 +149,10 @@ class Parity:
 
     def _check_labels(self) -> None:
         decided_N = self._decided()
-        differs_N = (self.onnx_NK.argmax(1) != self.torch_NK.argmax(1)) & decided_N
+        differs_N = (self.exported_NK.argmax(1) != self.torch_NK.argmax(1)) & decided_N
         if differs_N.sum() > max(1, (1 - MIN_AGREEMENT) * decided_N.sum()):
             raise StageError(
-                f"ONNX file and torch model disagree: on {differs_N.sum()} of the {decided_N.sum()} labels whose "
+                f"{self.exported} and torch model disagree: on {differs_N.sum()} of the {decided_N.sum()} labels whose "
                 f"margin is {DECIDED:g} times quantization's error; {self._description()}"
             )
 

@@ -1,0 +1,171 @@
+"""Compare an exported model with its torch model on real samples.
+
+Shape legend: N samples, K columns of an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ptpipe import JSON, Context, StageError
+from ptpipe_torch.data.data import Data
+from ptpipe_torch.data.order import epoch_order
+from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
+from ptpipe_torch.int8.fx import float_network
+from ptpipe_torch.memory_format import to_channels_last
+from ptpipe_torch.model.deployable import Deployable, Predictor
+from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.model.model import Model
+from ptpipe_torch.model.outputs import predicted
+from ptpipe_torch.parity.parity import Logits, Parity, has_floats, with_noise
+from ptpipe_torch.runtime import torch_threads
+from ptpipe_torch.task.task import Task
+
+BATCH_SIZE = 64
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""By the names of the tensors, in the order of the signature."""
+
+
+@dataclass(frozen=True)
+class ComparedSamples:
+    """The samples that two models are compared on: at most so many of a split, in an order that the seed decides."""
+
+    data: Data
+    split: str
+    max_samples: int
+    seed: int
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """In the split, of shape (N,)."""
+        return epoch_order(len(self.data.splits[self.split]), self.seed, 0)[: self.max_samples]
+
+    def inputs(self, num_samples: int, form: InputForm = NORMALIZED) -> Arrays:
+        """Return the inputs of the first ones, as one batch."""
+        order_N = self.positions[:num_samples]
+        (batch,) = self.data.batches(self.split, order_N=order_N, batch_size=num_samples, input_form=form)
+        return batch.input_arrays()
+
+    def batches(self, form: InputForm) -> Iterator[tuple[Arrays, Arrays]]:
+        """Yield inputs as networks take them, and in another form; a single sample first, to test other batch sizes."""
+        order_N = self.positions
+        for part_N, batch_size in ((order_N[:1], 1), (order_N[1:], BATCH_SIZE)):
+            normalized, raw = (
+                self.data.batches(self.split, order_N=part_N, batch_size=batch_size, input_form=own)
+                for own in (NORMALIZED, form)
+            )
+            if form == NORMALIZED:
+                yield from ((batch.input_arrays(),) * 2 for batch in normalized)
+            else:
+                pairs = zip(normalized, raw, strict=True)
+                yield from ((one.input_arrays(), other.input_arrays()) for one, other in pairs)
+
+
+def _accept(outputs: Arrays) -> None:
+    """Check nothing."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model that was exported, and what is known of it."""
+
+    model: Deployable
+    name: str
+    """In messages: `ONNX file`."""
+    steps: Mapping[str, float] = field(default_factory=dict)
+    """The quantization step of each quantized output, where it is known."""
+    are_layers_proven: bool = False
+    """See `Parity`."""
+    input_form: InputForm = NORMALIZED
+    """What it predicts from."""
+    check: Callable[[Arrays], None] = _accept
+    """Checks the outputs of a batch that the torch model doesn't have."""
+
+
+def check_exportable(ctx: Context, model: Model, data: Data, split: str) -> None:
+    """Raise StageError for a model that can't be exported yet, or whose export can't be compared on this data."""
+    if model.recipe.backend and not model.recipe.convert:
+        raise StageError(f"this model is prepared for int8 but not converted: put a quant.convert before {ctx.kind}")
+    data.info.check_fit("the model", model.signature)
+    if not len(data.splits[split]):
+        raise StageError(f"the data has no samples in {split} to compare the file with: choose another `split`")
+
+
+def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: ComparedSamples) -> dict[str, Parity]:
+    """Return the parity of each output of a model by its name, and check the further ones that were exported."""
+    order_N = samples.positions
+    rows: dict[str, list[list[Logits]]] = {spec.name: [] for spec in model.signature.outputs}
+    num_done, task, generator = 0, samples.data.info.task, np.random.default_rng(samples.seed)
+    with (
+        exported.model.predictor() as predict,
+        model.predictor() as torch_predict,
+        float_predictor(model) as float_predict,
+    ):
+        for inputs, own_inputs in samples.batches(exported.input_form):
+            found = predict(own_inputs)
+            exported.check(found)
+            outputs = [found, torch_predict(inputs)]
+            if float_predict:
+                outputs += [float_predict(inputs), torch_predict(with_noise(inputs, generator))]
+            for name, of in rows.items():
+                of.append([_rows(task, name, output[name]) for output in outputs])
+            num_done += len(next(iter(inputs.values())))
+            ctx.progress(num_done, len(order_N), "samples")
+    return {name: _parity(exported, model, task, name, of) for name, of in rows.items()}
+
+
+def figures_of(parities: Mapping[str, Parity]) -> dict[str, JSON]:
+    """Return what is recorded of all outputs; of several, with their names."""
+    return {
+        name if len(parities) == 1 else f"{output}.{name}": value
+        for output, parity in parities.items()
+        for name, value in parity.figures.items()
+    }
+
+
+def _parity(exported: Exported, model: Model, task: Task, name: str, rows: list[list[Logits]]) -> Parity:
+    """Return the parity of one output. `rows`: of each batch, from all models."""
+    exported_NK, torch_NK, *of_int8 = [np.concatenate(by_model) for by_model in zip(*rows, strict=True)]
+    float_NK, rerounded_NK = of_int8 or (None, None)
+    return Parity(
+        exported_NK,
+        torch_NK,
+        float_NK,
+        None if task.output_scale else exported.steps.get(name),
+        are_class_scores=name in task.class_scores,
+        are_layers_proven=exported.are_layers_proven,
+        rerounded_NK=rerounded_NK if has_floats(model.signature) else None,
+        exported=exported.name,
+    )
+
+
+def _rows(task: Task, name: str, output: npt.NDArray[Any]) -> Logits:
+    """Return an output in its natural unit, as rows of the scores of classes, else of its second axis."""
+    if task.output_scale:
+        output = (output - np.array(task.output_shift)) / np.array(task.output_scale)
+    axis = task.class_scores.get(name, 1)
+    rows = output.reshape(len(output), -1) if output.ndim < 3 else np.moveaxis(output, axis, -1)
+    return rows.reshape(-1, rows.shape[-1]).astype(np.float32, copy=False)
+
+
+@contextmanager
+def float_predictor(model: Model) -> Iterator[Predictor | None]:
+    """Yield a predictor of the float network of an int8 model; None for a float model."""
+    if not model.recipe.backend:
+        yield None
+        return
+    network = float_network(model.build_prepared())
+    to_channels_last(network, zeros(model.signature.inputs, 2))
+
+    def predict(inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+        return predicted(network, inputs, model.signature)
+
+    with torch_threads(None), torch.inference_mode():
+        yield predict
