@@ -81,9 +81,11 @@ def _read(path: Path) -> ModelProto:
 
 def _input_form(config: OnnxModelConfig, model: ModelProto) -> InputForm:
     """Return what the file takes: as the option says, else as ptpipe wrote into it."""
+    if config.preprocessing is not None:
+        return config.preprocessing
     stored = _metadata(model).get("preprocessing")
     said: tuple[InputForm, ...] = ("nhwc", "nchw")
-    return config.preprocessing or next((form for form in said if form == stored), NORMALIZED)
+    return next((form for form in said if form == stored), NORMALIZED)
 
 
 def _raw_inputs(data: Data, form: InputForm) -> tuple[TensorSpec, ...]:
