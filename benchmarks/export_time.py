@@ -2,7 +2,8 @@
 
 The stage runs as in a manifest, on int8 models with random weights; its own events say when the parity pass starts
 (the first progress after the last metric) and ends. The forward passes are then run alone, on the same batches, which
-are in memory: ONNX Runtime, torch int8 and torch float. Every row has one warm-up export of a small network.
+are in memory: ONNX Runtime, torch int8, torch float, and torch int8 again, which the pass gives inputs with noise.
+Every row has one warm-up export of a small network.
 
     python benchmarks/export_time.py [--networks resnet18 mobilenet_v2 vit_b_16] [--size 64] [--samples 512]
 """
@@ -50,12 +51,14 @@ def timed_export(model: Model, data: Data, num_samples: int, ctx: Context) -> tu
 
 
 def forward_passes_s(file: OnnxFile, model: Model, data: Data, num_samples: int) -> float:
-    """Return the seconds that the three predictors take for the samples of the parity pass."""
+    """Return the seconds that the predictors take for the samples of the parity pass."""
     order_N = epoch_order(len(data.splits["test"]), 7, 0)[:num_samples]
     batches = [batch.input_arrays() for batch in data.batches("test", order_N=order_N, batch_size=BATCH_SIZE)]
     with ExitStack() as stack:
         opened = (file.predictor(), model.predictor(), float_predictor(model))
-        predictors = [predict for each in opened if (predict := stack.enter_context(each)) is not None]
+        onnx, int8, plain = (stack.enter_context(each) for each in opened)
+        assert plain is not None
+        predictors = (onnx, int8, plain, int8)
         start = time.perf_counter()
         for inputs in batches:
             for predict in predictors:

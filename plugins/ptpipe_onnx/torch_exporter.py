@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 from torch.fx import config as fx_config
+from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from ptpipe import StageError
@@ -49,8 +50,9 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
         try:
             program = torch.export.export(network, inputs, dynamic_shapes=dynamic_shapes, strict=False)
             _give_attention_heads(program)
+            _write_global_averages_out(program)
             names = exported_names(program, signature.outputs)
-            with _reused_registry():
+            with _reused_registry(), _traced_again_where_needed():
                 result = torch.onnx.export(
                     program,
                     dynamo=True,
@@ -97,6 +99,16 @@ def _give_attention_heads(program: torch.export.ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
+def _write_global_averages_out(program: torch.export.ExportedProgram) -> None:
+    """Replace adaptive average pooling to one pixel by the mean that it is, in place, as its decomposition does."""
+    aten, graph = torch.ops.aten, program.graph_module.graph
+    for pool in graph.find_nodes(op="call_function", target=aten.adaptive_avg_pool2d.default):
+        source, size = pool.args
+        if list(size) == [1, 1]:
+            pool.target, pool.args = aten.mean.dim, (source, [-1, -2], True)
+    program.graph_module.recompile()
+
+
 def _inserted(graph: torch.fx.Graph, operator: Any, value: torch.fx.Node) -> torch.fx.Node:
     node = graph.call_function(operator, (value, 1))
     node.meta["val"] = operator(value.meta["val"], 1)
@@ -134,6 +146,36 @@ def _reused_registry() -> Iterator[None]:
         yield
     finally:
         registry_type.from_torchlib = original
+
+
+@contextmanager
+def _traced_again_where_needed() -> Iterator[None]:
+    """Let the exporter trace a network again only where that changes an operator: a third to half of an export."""
+    original = _fx_passes.decompose_with_registry
+
+    def decomposed(
+        exported_program: torch.export.ExportedProgram, registry: ONNXRegistry
+    ) -> torch.export.ExportedProgram:
+        is_needed = _needs_decomposition(exported_program, registry)
+        return original(exported_program, registry) if is_needed else exported_program
+
+    try:
+        _fx_passes.decompose_with_registry = decomposed
+        yield
+    finally:
+        _fx_passes.decompose_with_registry = original
+
+
+def _needs_decomposition(program: torch.export.ExportedProgram, registry: ONNXRegistry) -> bool:
+    """Return whether a network has operators without an ONNX form, operators in place, or graphs inside its graph."""
+    with_onnx_form = set(_decomp.get_onnx_implemented_overloads(registry))
+    for node in program.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            if node.target._schema.is_mutable or node.target not in with_onnx_form:
+                return True
+        elif node.op == "get_attr" or isinstance(node.target, torch._ops.OperatorBase):
+            return True
+    return False
 
 
 @contextmanager

@@ -1,0 +1,66 @@
+"""Export with one trace of the network, where a second one would change nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from ptpipe_onnx import torch_exporter
+from ptpipe_onnx.export import build_graph
+from ptpipe_torch import Model
+
+
+def described(model: ir.Model) -> Iterator[object]:
+    """Yield what a graph computes; values by number, as the exporter's names hold numbers of its own."""
+    numbers: defaultdict[ir.Value, int] = defaultdict(lambda: len(numbers))
+
+    def source(value: ir.Value | None) -> object:
+        if value is None or value.const_value is None:
+            return None if value is None else numbers[value]
+        return value.const_value.dtype, str(value.const_value.shape), value.const_value.tobytes()
+
+    for node in model.graph:
+        attributes = {name: str(of.value) for name, of in node.attributes.items()}
+        inputs = [source(value) for value in node.inputs]
+        if node.op_type == "Reshape":  # a size that stays is written as 0 or as -1
+            attributes, inputs = {}, inputs[:1]
+        outputs = [(numbers[value], str(value.shape), value.dtype) for value in node.outputs]
+        yield node.domain, node.op_type, attributes, inputs, outputs
+    yield [(value.name, str(value.shape), numbers[value]) for value in (*model.graph.inputs, *model.graph.outputs)]
+    yield len(model.graph.initializers), sorted(name for name in model.graph.initializers if "weight" in name)
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each exported network had to be traced again."""
+    found: list[bool] = []
+    needs = torch_exporter._needs_decomposition
+
+    def recorded(*arguments: Any) -> bool:
+        found.append(needs(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(torch_exporter, "_needs_decomposition", recorded)
+    return found
+
+
+@pytest.mark.parametrize("name", ["cnn", "mobile", "attention"])
+@pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
+def test_int8_networks_are_traced_once(
+    name: str, backend: str, int8_model: Callable[..., Model], traces: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = int8_model(name, backend)
+    once = build_graph(model, 20).model
+    assert traces == [False]
+    monkeypatch.setattr(torch_exporter, "_needs_decomposition", lambda *arguments: True)
+    assert list(described(once)) == list(described(build_graph(model, 20).model))
+
+
+def test_operators_without_an_onnx_form_are_decomposed(float_model: Callable[[str], Model], traces: list[bool]) -> None:
+    model = build_graph(float_model("mobile"), 20).model  # batch norms, and ReLU6 in place
+    assert traces == [True]
+    assert {"Conv", "Clip"} <= {node.op_type for node in model.graph}
