@@ -74,13 +74,12 @@ class CountingObserver(UniformQuantizationObserverBase):
         `stride`: of a tensor of four axes or more, (B, C, H, W) for example, count all channels at one of so many
         positions, so many times. The minimum and maximum are of all values.
         """
-        limits = min_max_of(x).float()
+        values = in_memory_order(x).float()
+        limits = min_max_of(values)
         if has_range(limits) and self.extend(limits):
-            counted = x if stride == 1 else x.flatten(2)[..., stride // 2 :: stride]
-            values = in_memory_order(counted).float()
-            counts_C = torch.zeros_like(self.counts_C)
-            self.num_zeros += stride * _count(values, limits, int(self.exponent), counts_C)
-            self.counts_C.add_(counts_C, alpha=stride)
+            if stride > 1:
+                values = in_memory_order(x.flatten(2)[..., stride // 2 :: stride]).float()
+            self.num_zeros += stride * _count(values, limits, int(self.exponent), self.counts_C, stride)
         return limits
 
     def extend(self, limits: torch.Tensor) -> bool:
@@ -141,8 +140,8 @@ def in_memory_order(x: torch.Tensor) -> torch.Tensor:
     return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).reshape(-1)
 
 
-def _count(values: torch.Tensor, limits: torch.Tensor, exponent: int, counts_C: torch.Tensor) -> int:
-    """Add the counts of flat values, which lie within `limits`, to `counts_C`. Returns how many values are zero."""
+def _count(values: torch.Tensor, limits: torch.Tensor, exponent: int, counts_C: torch.Tensor, times: int) -> int:
+    """Add the counts of flat values within `limits` to `counts_C`, so many times. Returns how many values are zero."""
     bins_per_unit = 2.0**-exponent
     first, last = (math.trunc(limit * bins_per_unit) for limit in limits.tolist())
     num_bins = last - first + 1
@@ -158,7 +157,7 @@ def _count(values: torch.Tensor, limits: torch.Tensor, exponent: int, counts_C: 
         found += torch.bincount(indices[:num], minlength=len(found))
         signs = torch.sign(part, out=scaled[:num])
         num_nonzero += int(signs.dot(signs))
-    counts_C[MAX_INDEX + first : MAX_INDEX + last + 1] += found.view(num_bins, _NUM_TURNS).sum(1)
+    counts_C[MAX_INDEX + first : MAX_INDEX + last + 1] += times * found.view(num_bins, _NUM_TURNS).sum(1)
     return len(values) - num_nonzero
 
 
