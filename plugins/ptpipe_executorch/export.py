@@ -19,7 +19,7 @@ from ptpipe_executorch.xnnpack import Lowered, Operator, lower
 from ptpipe_torch import BATCH, Data, Model, Signature
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import is_prepared, reference_network, use_parameters_of
-from ptpipe_torch.int8.layers import dynamic_weights, replace_layers, stored_weights
+from ptpipe_torch.int8.layers import dynamic_weights, replace_layers, stored_weights, use_rounded_weights
 from ptpipe_torch.int8.recurrent import recurrent_weights
 from ptpipe_torch.int8.reference_nodes import dequantized
 from ptpipe_torch.int8.signed_form import SignedDynamicLinear, use_signed_integers
@@ -97,9 +97,7 @@ def _dynamic(model: Model, network: nn.Module, int8: nn.Module) -> nn.Module:
         )
     for reference in model.recipe.convert[:-1]:  # the last one quantizes
         network = reference.resolve("transform")(network, **reference.arguments)
-    with torch.no_grad():
-        for name, weight in stored_weights(model.int8_tensors or {}, int8).items():
-            network.get_parameter(name).copy_(torch.from_numpy(weight.dequantized()))
+    use_rounded_weights(network, stored_weights(model.int8_tensors or {}, int8))
     weights = dynamic_weights(int8)
     if not weights:
         raise StageError(f"no layer of this {model.recipe.backend} model is quantized in a way that can be exported")

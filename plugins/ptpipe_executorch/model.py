@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from ptpipe import JSON, IntegrityError, StageError, host
 from ptpipe_torch import Deployable, Predictor, Signature, released_memory
+from ptpipe_torch.model.deployable import check_output
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -66,9 +67,7 @@ class ExecuTorchModel(Deployable):
     def _checked(self, arrays: Sequence[npt.NDArray[Any]], num_samples: int) -> dict[str, npt.NDArray[Any]]:
         found = dict(zip(self.outputs, arrays, strict=True))
         for spec in self.signature.outputs:
-            array = found[spec.name]
-            if not spec.fits(array.shape) or array.shape[0] != num_samples or array.dtype != spec.dtype:
-                raise StageError(f"{self.path.name} returned something other than {spec} for a batch of {num_samples}")
+            check_output(self.path.name, spec, found[spec.name], num_samples)
         return {spec.name: found[spec.name] for spec in self.signature.outputs}
 
     def save(self, folder: Path) -> None:

@@ -35,7 +35,7 @@ from ptpipe_torch import Data, Model, OnnxFile, RawForm
 from ptpipe_torch.data.raw_form import NORMALIZED
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import is_prepared, reference_network, use_parameters_of
-from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_weights, replace_layers, stored_weights
+from ptpipe_torch.int8.layers import dynamic_weights, replace_layers, stored_weights, use_rounded_weights
 from ptpipe_torch.int8.recurrent import recurrent_weights
 from ptpipe_torch.model.outputs import returned_names
 from ptpipe_torch.parity.comparison import (
@@ -229,9 +229,9 @@ def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> BuiltG
     # With weights of their own: one may be shared with a layer that is float.
     names = [name.rpartition(".")[0] for name in (*weights, *recurrent)]
     replace_layers(float_network, dict.fromkeys(names), copy.deepcopy)
-    network = _with_rounded_weights(float_network, stored)
-    layers = {name: network.get_submodule(name.removesuffix(".weight")) for name in weights}
-    exported = _export(model, network, opset)
+    use_rounded_weights(float_network, stored)
+    layers = {name: float_network.get_submodule(name.removesuffix(".weight")) for name in weights}
+    exported = _export(model, float_network, opset)
     # The exporter gives a layer that has several names one of them.
     found = {layer for name, layer in layers.items() if name in exported.graph.initializers}
     weights = {
@@ -247,13 +247,6 @@ def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> BuiltG
 
 def _export(model: Model, network: nn.Module, opset: int) -> ir.Model:
     return torch_exporter.export(network, model.signature, opset)
-
-
-def _with_rounded_weights(network: nn.Module, weights: Mapping[str, QuantizedWeight]) -> nn.Module:
-    with torch.no_grad():
-        for name, weight in weights.items():
-            network.get_parameter(name).copy_(torch.from_numpy(weight.dequantized()))
-    return network
 
 
 def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: Data) -> WrittenFile:

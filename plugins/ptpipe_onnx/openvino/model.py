@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from ptpipe import JSON, IntegrityError, StageError, host
-from ptpipe_torch import Deployable, InputForm, Predictor, Signature, TensorSpec
+from ptpipe_torch import Deployable, InputForm, Predictor, Signature
+from ptpipe_torch.model.deployable import check_output
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -68,7 +69,7 @@ class OpenVinoModel(Deployable):
                 outputs = {spec.name: found[spec.name] for spec in self.signature.outputs}
             num_samples = len(inputs[self.signature.inputs[0].name])
             for spec in self.signature.outputs:
-                _check_output(spec, outputs[spec.name], num_samples)
+                check_output("OpenVINO", spec, outputs[spec.name], num_samples)
             return outputs
 
         try:
@@ -153,8 +154,3 @@ def errors_in_one_line(failed: str) -> Iterator[None]:
         reason = next((line for line in reversed(lines) if not line.startswith(("Exception from", "Check '"))), "")
         printable = "".join(char if char.isprintable() else " " for char in reason or type(error).__name__)
         raise StageError(f"OpenVINO {failed}: {' '.join(printable.split())[:500]}") from error
-
-
-def _check_output(spec: TensorSpec, output: npt.NDArray[Any], num_samples: int) -> None:
-    if not spec.fits(output.shape) or output.shape[0] != num_samples or output.dtype != spec.dtype:
-        raise StageError(f"OpenVINO returned something other than {spec} for a batch of {num_samples}")

@@ -309,6 +309,13 @@ def dynamic_weights(converted: nn.Module) -> dict[str, QuantizedWeight]:
     return weights
 
 
+def use_rounded_weights(network: nn.Module, weights: Mapping[str, QuantizedWeight]) -> None:
+    """Give parameters of a float network, by name, the values of int8 weights, in place."""
+    with torch.no_grad():
+        for name, weight in weights.items():
+            network.get_parameter(name).copy_(torch.from_numpy(weight.dequantized()))
+
+
 def stored_weights(packed: Mapping[str, torch.Tensor], converted: nn.Module) -> dict[str, QuantizedWeight]:
     """Return weights that are float in a converted network and int8 in its file, by parameter name."""
     with deprecations_silenced():

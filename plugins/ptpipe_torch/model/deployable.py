@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ptpipe import Artifact
+from ptpipe import Artifact, StageError
 from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
-from ptpipe_torch.model.signature import Signature
+from ptpipe_torch.model.signature import Signature, TensorSpec
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,3 +58,10 @@ class Deployable(Artifact):
         threads and quantized engine) are restored on exit, and the model's memory is freed: don't call the function
         after that. Raises StageError, with the reason, where this machine can't run the model.
         """
+
+
+def check_output(source: str, spec: TensorSpec, output: Any, num_samples: int) -> None:
+    """Raise StageError where an output is not what `spec` says, for a batch of samples. `source`: in the message."""
+    shape: tuple[int, ...] = getattr(output, "shape", ())
+    if not spec.fits(shape) or shape[0] != num_samples or output.dtype != spec.dtype:
+        raise StageError(f"{source} returned something other than {spec} for a batch of {num_samples}")

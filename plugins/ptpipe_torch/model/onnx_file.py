@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from ptpipe import JSON, IntegrityError, StageError, host
 from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
-from ptpipe_torch.model.deployable import Deployable, Predictor
+from ptpipe_torch.model.deployable import Deployable, Predictor, check_output
 from ptpipe_torch.model.onnx_bytes import is_self_contained
 from ptpipe_torch.model.signature import Signature, TensorSpec
 from ptpipe_torch.runtime import released_memory
@@ -104,11 +104,7 @@ class OnnxFile(Deployable):
                     outputs = _run_in_pieces(sessions[0], names, feed, fixed) if fixed else sessions[0].run(names, feed)
                 num_samples = len(inputs[signature.inputs[0].name])
                 for spec, output in zip(signature.outputs, outputs, strict=True):
-                    shape: tuple[int, ...] = getattr(output, "shape", ())
-                    if not spec.fits(shape) or shape[0] != num_samples or output.dtype != spec.dtype:
-                        raise StageError(
-                            f"{self.path.name} returned something other than {spec} for a batch of {num_samples}"
-                        )
+                    check_output(self.path.name, spec, output, num_samples)
                 return dict(zip(names, outputs, strict=True))
 
             try:
