@@ -11,6 +11,7 @@ from ptpipe_eval.graph import costs, peaks
 from ptpipe_eval.graph.costs import measure_costs
 from ptpipe_eval.graph.facts import Costs, Peaks
 from ptpipe_eval.graph.roofline import find_limit, with_limit
+from ptpipe_torch import OnnxFile
 
 from ....latencies import latency
 
@@ -29,6 +30,13 @@ def test_one_network_in_two_formats(torch_model, onnx_model):
     assert first.operators["aten.addmm"] == second.operators["Gemm"] == 1
     assert second.compressed_bytes == len(zlib.compress(onnx_model.path.read_bytes(), 6)) < onnx_model.size_bytes
     assert Costs.from_json(json.loads(json.dumps(first.to_json()))) == first
+
+
+def test_test_vectors_are_no_part_of_the_compressed_size(onnx_model, tmp_path):
+    vectors = tmp_path / "vectors.npz"
+    vectors.write_bytes(np.random.default_rng(0).bytes(100_000))
+    model = OnnxFile(onnx_model.path, onnx_model.signature, "float32", {}, vectors)
+    assert measure_costs(model, SAMPLE).compressed_bytes < onnx_model.size_bytes
 
 
 def test_a_model_of_another_plugin_is_weighed_and_not_counted(numpy_model):
