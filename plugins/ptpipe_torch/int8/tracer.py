@@ -18,6 +18,7 @@ from torch.fx.node import map_aggregate
 
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.model.forward_arguments import has_kept_default
 from ptpipe_torch.model.signature import TensorSpec
 
 with deprecations_silenced():
@@ -61,13 +62,14 @@ for _operator in IN_PLACE_OPERATORS:
 
 
 class NetworkTracer(QuantizationTracer):
-    """Traces a network; arguments of its `forward` that have a default keep it.
+    """Traces a network; arguments of its `forward` that get no input keep their defaults.
 
     `leaves`: names of submodules not to trace into.
     """
 
-    def __init__(self, leaves: Iterable[str]) -> None:
+    def __init__(self, leaves: Iterable[str], num_inputs: int) -> None:
         super().__init__(list(leaves), [])
+        self._num_inputs = num_inputs
         self.record_stack_traces = False  # its way of doing so imports torch's compiler
 
     def proxy(self, node: Node) -> Proxy:
@@ -80,10 +82,8 @@ class NetworkTracer(QuantizationTracer):
         return node
 
     def _proxy_placeholder(self, name: str, concrete_args: Any, sig: inspect.Signature, fn: Any) -> Any:
-        # A proxy in place of None would take the wrong side of `if mask is None`.
-        default = sig.parameters[name].default if name in sig.parameters else inspect.Parameter.empty
-        if default is not inspect.Parameter.empty:
-            return default
+        if has_kept_default(sig, name, self._num_inputs):
+            return sig.parameters[name].default
         return super()._proxy_placeholder(name, concrete_args, sig, fn)
 
 
@@ -135,7 +135,7 @@ class SizedTracer(NetworkTracer):
     """
 
     def __init__(self, leaves: Iterable[str], inputs: Sequence[TensorSpec]) -> None:
-        super().__init__(leaves)
+        super().__init__(leaves, len(inputs))
         self._inputs = [iter(zeros(inputs, batch_size)) for batch_size in _BATCH_SIZES]
         self._is_running = False
         self._forward: Any = None
@@ -196,7 +196,7 @@ def trace_graph(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterabl
     Raises whatever the network raises while it is traced.
     """
     leaves = list(leaves)
-    tracer: NetworkTracer = NetworkTracer(leaves)
+    tracer: NetworkTracer = NetworkTracer(leaves, len(inputs))
     try:
         graph = tracer.trace(module)
     except (TypeError, ValueError, RuntimeError):  # what proxies raise in the place of numbers

@@ -8,15 +8,18 @@ state dict of the whole network stays valid.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx, nn
 
 from ptpipe import StageError
+from ptpipe_torch.model.forward_arguments import has_kept_default
 from ptpipe_train.evaluation import state_restored
 
 _REPETITIONS = 3
@@ -68,6 +71,11 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # Training callbacks must stay modules, or nothing could call them.
         return hasattr(m, "on_progress") or super().is_leaf_module(m, module_qualified_name)
+
+    def _proxy_placeholder(self, name: str, concrete_args: Any, sig: inspect.Signature, fn: Any) -> Any:
+        if has_kept_default(sig, name, num_inputs=1):
+            return sig.parameters[name].default
+        return super()._proxy_placeholder(name, concrete_args, sig, fn)
 
 
 def trace_network(module: nn.Module) -> TracedNetwork:

@@ -276,6 +276,14 @@ class Inner(nn.Module):
         return logits(self, x if mask is None else x * mask)
 
 
+class OptionalInputs(Net):
+    """The input itself has a default, as the tensors of transformers' networks have."""
+
+    def forward(self, x: torch.Tensor | None = None, mask: torch.Tensor | None = None) -> Any:
+        assert x is not None
+        return super().forward(x if mask is None else x * mask)
+
+
 def normalized(layer: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]:
     return lambda: Net(padded, conv=layer(conv()), norm=nn.BatchNorm2d(8))
 
@@ -296,6 +304,7 @@ SPELLED = {
     "mask": lambda: Net(masked, conv=conv()),
     "functional_weights": lambda: Net(functional_weights, conv=conv()),
     "default_argument": lambda: Net(optional_mask, inner=Inner()),
+    "default_input": lambda: OptionalInputs(keywords, conv=conv()),
     "weight_norm": normalized(nn.utils.weight_norm),
     "parametrized_weight_norm": normalized(parametrizations.weight_norm),
     "spectral_norm": normalized(spectral_norm),

@@ -181,6 +181,20 @@ def test_no_stage_begins_with_what_changes_its_input(in_place: Callable[[torch.T
     assert all(cost_s > 0 for cost_s in measure_costs_s(network, images(), CPU))
 
 
+@pytest.mark.parametrize("default", [None, 7])
+def test_arguments_that_get_no_input_keep_their_defaults(default: Any) -> None:
+    class Net(nn.Sequential):
+        def forward(self, input: Any = default, mask: torch.Tensor | None = None, causal: bool = False) -> torch.Tensor:
+            value = self[1](self[0](input)).relu()
+            value = value if mask is None else value * mask
+            return self[2](-value if causal else value)
+
+    module = Net(nn.Flatten(), nn.Linear(192, 8), nn.Linear(8, 5))
+    network = trace_network(module)
+    assert network.num_pieces > 1
+    assert torch.equal(network.piece(0, network.num_pieces)(images()), module(images()))
+
+
 def test_control_flow_that_depends_on_values_is_refused() -> None:
     with pytest.raises(
         StageError, match=r"can't be split into pipeline stages: its control flow depends on values .*use mode ddp"
