@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ptpipe_eval.graph.facts import Costs
-from ptpipe_torch import BATCH, Deployable, Model, OnnxFile, TensorSpec
+from ptpipe_torch import BATCH, Deployable, Model, OnnxFile, Selected, TensorSpec
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,12 +27,14 @@ def measure_costs(model: Deployable, inputs: Mapping[str, npt.NDArray[Any]]) -> 
 
     Nothing is known of what a model of another plugin computes.
     """
+    model = _chosen(model)
     files = Costs(compressed_bytes=_compressed_bytes(model), weight_bytes=_weight_bytes(model))
     return recount(files, model, inputs)
 
 
 def recount(costs: Costs, model: Deployable, inputs: Mapping[str, npt.NDArray[Any]]) -> Costs:
     """Return the costs of the same model with a sample of another size. `inputs`: a batch of one."""
+    model = _chosen(model)
     sizes = _sizes(model, inputs)
     costs = replace(costs, io_bytes=_io_bytes(model, inputs, sizes), sizes=sizes)
     try:
@@ -51,6 +53,10 @@ def recount(costs: Costs, model: Deployable, inputs: Mapping[str, npt.NDArray[An
         float_operators=tuple(counts.float_operators) if "int8" in model.format else (),
         uncounted=tuple(counts.uncounted),
     )
+
+
+def _chosen(model: Deployable) -> Deployable:
+    return model.model if isinstance(model, Selected) else model
 
 
 def _counts(model: Deployable, inputs: Mapping[str, npt.NDArray[Any]]) -> GraphCounts | None:

@@ -11,7 +11,7 @@ from ptpipe_eval.graph import costs, peaks
 from ptpipe_eval.graph.costs import measure_costs
 from ptpipe_eval.graph.facts import Costs, Peaks
 from ptpipe_eval.graph.roofline import find_limit, with_limit
-from ptpipe_torch import OnnxFile
+from ptpipe_torch import OnnxFile, Selected
 
 from ....latencies import latency
 
@@ -37,6 +37,10 @@ def test_test_vectors_are_no_part_of_the_compressed_size(onnx_model, tmp_path):
     vectors.write_bytes(np.random.default_rng(0).bytes(100_000))
     model = OnnxFile(onnx_model.path, onnx_model.signature, "float32", {}, vectors)
     assert measure_costs(model, SAMPLE).compressed_bytes < onnx_model.size_bytes
+
+
+def test_a_selected_model_costs_what_the_model_does(onnx_model):
+    assert measure_costs(Selected("onnx", onnx_model), SAMPLE) == measure_costs(onnx_model, SAMPLE)
 
 
 def test_a_model_of_another_plugin_is_weighed_and_not_counted(numpy_model):
