@@ -354,24 +354,31 @@ def _int8(
 
     `stored`: int8 forms of tensors that are float when they are used, by state dict name.
     """
-    with quantized_engine(model.recipe.backend), deprecations_silenced(), released_memory():
-        module = model.build()
-        check_runs(ctx, module, zeros(model.signature.inputs, 2), str(model.recipe.backend))
-        packed = pack_state({**module.state_dict(), **stored})
-        num_int8 = num_int8_layers(module)
-        if num_int8 == 0 and not stored:
-            raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
-        ctx.metric(
-            backend=model.recipe.backend,
-            int8_layers=num_int8,
-            int8_parameters_fraction=round(int8_parameters_fraction(module), 4),
-            float_layers=_truncated(float_parts(module)),
-            stored_as_int8=_truncated(stored),
-        )
+    with quantized_engine(model.recipe.backend), deprecations_silenced():
+        with released_memory():
+            module = model.build()
+            check_runs(ctx, module, zeros(model.signature.inputs, 2), str(model.recipe.backend))
+            packed = pack_state({**module.state_dict(), **stored})
+            _report_int8(ctx, model, module, stored)
+            del module
         converted = Model(model.recipe, model.tensors, packed)
         if check is not None:
-            check(converted.build())  # what is stored: state that torch does not save is lost
+            with released_memory():
+                check(converted.build())  # what is stored: state that torch does not save is lost
     return converted
+
+
+def _report_int8(ctx: Context, model: Model, module: nn.Module, stored: Mapping[str, torch.Tensor]) -> None:
+    num_int8 = num_int8_layers(module)
+    if num_int8 == 0 and not stored:
+        raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
+    ctx.metric(
+        backend=model.recipe.backend,
+        int8_layers=num_int8,
+        int8_parameters_fraction=round(int8_parameters_fraction(module), 4),
+        float_layers=_truncated(float_parts(module)),
+        stored_as_int8=_truncated(stored),
+    )
 
 
 def _truncated(names: Iterable[str], limit: int = 20) -> list[JSON]:

@@ -27,6 +27,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = -1
 # Upper ends of glibc's own adaptive thresholds (malloc.c: DEFAULT_MMAP_THRESHOLD_MAX, and trimming at twice that).
 _ADAPTED_MMAP_BYTES, _ADAPTED_TRIM_BYTES = 32 << 20, 64 << 20
+_KEPT_BYTES = 256 << 20
+"""The largest block that is kept: smaller ones would be cut from a larger one, which no next one of its size fits."""
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def freed_memory_kept() -> Iterator[None]:
         return
     libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
     # glibc before 2.35 accepts at most 32 MiB.
-    _ = libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30) or libc.mallopt(_M_MMAP_THRESHOLD, _ADAPTED_MMAP_BYTES)
+    _ = libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) or libc.mallopt(_M_MMAP_THRESHOLD, _ADAPTED_MMAP_BYTES)
     try:
         yield
     finally:

@@ -318,8 +318,10 @@ class Training:
 
     def _refuse_weights_not_finite(self) -> None:
         # A step's loss is that of the weights before it: it can't show what the last step did to them.
-        finite = [parameter.detach().isfinite().all() for parameter in parameters_of(self.state.optimizer)]
-        if finite and not torch.stack(finite).all().item():
+        parameters = [parameter.detach() for parameter in parameters_of(self.state.optimizer)]
+        # Both are nan where any weight is; `isfinite` would take as much memory as the weights.
+        limits = [limit for weights in parameters if weights.numel() for limit in torch.aminmax(weights)]
+        if limits and not torch.stack(limits).isfinite().all().item():
             raise self.monitor.not_finite("weights became nan or inf", self.monitor.steps_done(self.state.progress) - 1)
 
     def report(self) -> None:

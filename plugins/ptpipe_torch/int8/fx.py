@@ -18,6 +18,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
+from ptpipe_torch.initial_weights import UndrawnParameters
 from ptpipe_torch.int8.biases import round_biases, weighted_part
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
@@ -229,12 +230,20 @@ def convert(prepared: GraphModule) -> GraphModule:
 def _lowered(prepared: GraphModule) -> GraphModule:
     """Convert in two steps, as torch's conversion does, and round biases between them."""
     attributes = prepared.meta["_observed_graph_module_attrs"]
-    reference = convert_graph(prepared, is_reference=True, backend_config=_backend_config(), _remove_qconfig_flag=False)
+    reference = _reference_form(prepared, _remove_qconfig_flag=False)
     round_biases(reference)
     converted = lower_to_fbgemm(reference, attributes.node_name_to_qconfig, attributes.node_name_to_scope)
     _remove_qconfig(converted)  # type: ignore[no-untyped-call]  # torch.ao is partly typed
     converted.delete_all_unused_submodules()
     return converted
+
+
+def _reference_form(prepared: GraphModule, **options: Any) -> GraphModule:
+    with UndrawnParameters(zeroed=False):  # each new layer is given the weights of the one that it replaces
+        reference = convert_graph(prepared, is_reference=True, backend_config=_backend_config(), **options)
+    for node in reference.graph.nodes:
+        node.meta.pop("target_dtype_info", None)  # which keeps the prepared network's layers, with their weights
+    return reference
 
 
 def _refuse_unconverted(converted: GraphModule) -> None:
@@ -284,7 +293,7 @@ def reference_network(prepared: nn.Module) -> tuple[GraphModule, dict[str, Quant
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
     drop_idle_observers(prepared)
     with warnings.catch_warnings(action="ignore"):
-        network = convert_graph(prepared, is_reference=True, backend_config=_backend_config())
+        network = _reference_form(prepared)
         release_networks()
         weights = {}
         for name, layer in network.named_modules():
@@ -307,11 +316,12 @@ def use_parameters_of(int8: nn.Module, reference: GraphModule) -> dict[str, Quan
         own: Any = layer
         part: Any = weighted_part(reference.get_submodule(name))
         prefix = name if part is reference.get_submodule(name) else f"{name}.0"
-        weights[f"{prefix}.weight"] = quantized_weight(name, own.weight())
+        weight = own.weight()
+        weights[f"{prefix}.weight"] = quantized_weight(name, weight)
         # Engines return weights with channels last, for which exporters write other operators. Those of a pointwise
         # convolution are contiguous either way, and `contiguous` would keep them.
-        weight = own.weight().dequantize().clone(memory_format=torch.contiguous_format)
-        part.weight = nn.Parameter(weight, requires_grad=False)
+        part.weight = nn.Parameter(torch.empty(weight.shape), requires_grad=False)  # lets go of the present one
+        part.weight.copy_(weight.dequantize())
         if part.bias is not None:
             part.bias = nn.Parameter(own.bias().detach().clone(), requires_grad=False)
     return weights

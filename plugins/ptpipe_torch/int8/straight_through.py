@@ -37,16 +37,21 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, grid: Grid) -> torch.Tensor:
-        result, rounded = _round(x, grid)
-        ctx.save_for_backward(rounded)
-        ctx.unclipped = grid.unclipped
+        # A parameter stays where it is until the backward pass: it is rounded once more there, to keep no copy of it.
+        ctx.grid, ctx.is_parameter = grid, x.is_leaf
+        result, rounded = _round(x, grid, keep=not ctx.is_parameter)
+        ctx.save_for_backward(x if ctx.is_parameter else rounded)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (rounded,) = ctx.saved_tensors
-        return _hardtanh_backward(gradient, rounded, *ctx.unclipped), None
+        (kept,) = ctx.saved_tensors
+        limits = ctx.grid.unclipped
+        if not ctx.is_parameter:
+            return _hardtanh_backward(gradient, kept, *limits), None
+        rounded = _rounded(kept, ctx.grid).to(gradient.dtype)
+        return _hardtanh_backward.grad_input(gradient, rounded, *limits, grad_input=rounded), None
 
 
 class LearnedRange(torch.autograd.Function):
@@ -64,7 +69,7 @@ class LearnedRange(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, grid: Grid, factor: float | torch.Tensor
     ) -> torch.Tensor:
-        result, rounded = _round(x, grid)
+        result, rounded = _round(x, grid, keep=True)
         ctx.save_for_backward(x, rounded)
         ctx.grid, ctx.factor, ctx.shape = grid, factor, low.shape
         return result
@@ -87,20 +92,28 @@ class LearnedRange(torch.autograd.Function):
         return inside, (below - stretch) * ctx.factor, (above + stretch) * ctx.factor, None, None
 
 
-def _round(x: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the values of the grid, and the integers before they were clipped. All arithmetic is float32, or x's."""
-    inverse, scale, minimum, maximum = grid
+def _round(x: torch.Tensor, grid: Grid, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the values of the grid, of x's type, and the integers before they were clipped, if they are to be kept.
+
+    All arithmetic is float32, or x's.
+    """
+    rounded = _rounded(x, grid)
+    if _is_exact(x):
+        out = torch.empty_like(x) if keep else rounded
+        return torch.clamp(rounded, grid.minimum, grid.maximum, out=out).mul_(grid.scale), rounded
+    # bfloat16 represents every integer to 256, and rounding larger ones moves none across the limits.
+    kept = torch.empty_like(x).copy_(rounded) if keep else rounded
+    return torch.empty_like(x).copy_(rounded.clamp_(grid.minimum, grid.maximum).mul_(grid.scale)), kept
+
+
+def _rounded(x: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """Return the integers of a grid, not clipped."""
     # empty_like keeps the strides also for a single channel, whose layout is ambiguous: the next convolution would
     # otherwise fall back to the slower layout.
-    exact = _is_exact(x)
-    rounded = torch.empty_like(x, dtype=x.dtype if exact else torch.float32)
-    if exact:
-        torch.mul(x, inverse, out=rounded).round_()
-        return torch.clamp(rounded, minimum, maximum, out=torch.empty_like(x)).mul_(scale), rounded
-    rounded.copy_(x).mul_(inverse).round_()
-    result = torch.empty_like(x).copy_(rounded.clamp(minimum, maximum).mul_(scale))
-    # bfloat16 represents every integer to 256, and rounding larger ones moves none across the limits.
-    return result, torch.empty_like(x).copy_(rounded)
+    rounded = torch.empty_like(x, dtype=x.dtype if _is_exact(x) else torch.float32)
+    if _is_exact(x):
+        return torch.mul(x, grid.inverse, out=rounded).round_()
+    return rounded.copy_(x).mul_(grid.inverse).round_()
 
 
 def _is_exact(x: torch.Tensor) -> bool:

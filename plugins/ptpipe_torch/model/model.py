@@ -126,11 +126,16 @@ class Model(Deployable):
     def _skeleton(self) -> nn.Module:
         import torch
 
-        # Initial weights are overwritten, so drawing them must not advance the caller's random stream.
+        from ptpipe_torch.initial_weights import built_undrawn
+
         max_values = _SPARE_VALUES + 4 * _num_bytes(self._int8_tensors or self._tensors)
-        with torch.random.fork_rng(devices=[]):
+
+        def initial() -> nn.Module:
             with _limited_values(max_values):
-                module = _apply(self.recipe.builder, "builder")
+                return _apply(self.recipe.builder, "builder")
+
+        with torch.random.fork_rng(devices=[]):  # what is drawn is overwritten: it must not advance the caller's stream
+            module = built_undrawn(initial)
             for reference in self.recipe.prepare:
                 module = _apply(reference, "transform", module)
         return module
@@ -285,7 +290,9 @@ def _load(module: nn.Module, state: Mapping[str, Any]) -> None:
         for name, value in state.items()
     )
     # Some layers refuse a state dict without the version of their format, which is that of this code.
-    present._metadata = module.state_dict()._metadata  # type: ignore[attr-defined]  # where torch looks for it
+    # As `state_dict` has it, which would unpack int8 weights.
+    versions = {name: {"version": part._version} for name, part in module.named_modules(remove_duplicate=False)}
+    present._metadata = versions  # type: ignore[attr-defined]  # where torch looks for it
     try:
         module.load_state_dict(present)
     except (RuntimeError, KeyError, TypeError, ValueError) as error:

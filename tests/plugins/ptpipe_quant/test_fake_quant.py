@@ -40,12 +40,17 @@ def reference(x, scale, zero_point, maximum):
 
 
 def ours(x, scale, zero_point, maximum):
-    x = x.detach().clone().requires_grad_()
+    """Values and gradient of ours: the same for a parameter and for a result of other operators."""
     scale_1 = torch.tensor(scale)
-    inverse = scale_1.reciprocal().item()
-    y = StraightThrough.apply(x, Grid(inverse, scale_1.item(), -zero_point, maximum - zero_point))
-    y.backward(torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view_as(y))
-    return y.detach(), x.grad
+    grid = Grid(scale_1.reciprocal().item(), scale_1.item(), -zero_point, maximum - zero_point)
+    found = []
+    for is_parameter in (True, False):
+        x = x.detach().clone().requires_grad_()
+        y = StraightThrough.apply(x if is_parameter else x.clone(), grid)
+        y.backward(torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view_as(y))
+        found.append((y.detach(), x.grad))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    return found[0]
 
 
 @settings(deadline=None, max_examples=200)
@@ -81,6 +86,15 @@ def test_under_autocast_the_arithmetic_is_float32(dtype) -> None:
         assert torch.equal(values, exact_values.to(dtype))
         assert torch.equal(gradient == 0, exact_gradient == 0)
         assert gradient.dtype is dtype
+
+
+def test_no_copy_of_a_parameter_is_kept() -> None:
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        for x in (parameter := torch.ones(3, requires_grad=True), parameter * 2):
+            StraightThrough.apply(x, Grid(10.0, 0.1, 0, 255))
+    addresses = [tensor.data_ptr() == parameter.data_ptr() for tensor in kept if tensor.shape == (3,)]
+    assert addresses == [True, False]
 
 
 def test_not_a_number_stays_one() -> None:
