@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,35 +17,57 @@ _DRAWS = frozenset((*(getattr(torch.Tensor, name) for name in _METHODS), *_FUNCT
 
 
 class UndrawnParameters(TorchFunctionMode):
-    """Inside the `with`, parameters that would be filled with random numbers are zeroed, or left as they are.
-
-    `zeroed`: False only where all of them are replaced before anything reads them: their memory is never touched.
-    """
-
-    def __init__(self, *, zeroed: bool) -> None:
-        super().__init__()
-        self._zeroed = zeroed
+    """Inside the `with`, parameters keep what is in their memory instead of random numbers: all are replaced."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _DRAWS and isinstance(tensor := args[0] if args else kwargs["tensor"], nn.Parameter):
-            if self._zeroed:
-                tensor.detach().zero_()
-            return tensor
-        return func(*args, **kwargs)
+        tensor = _filled(func, args, kwargs)
+        return tensor if isinstance(tensor, nn.Parameter) else func(*args, **kwargs)
+
+
+class _ZerosForDraws(TorchFunctionMode):
+    """Inside the `with`, tensors that would be filled with random numbers are zeroed; remembers them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._zeroed: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensor = _filled(func, args, kwargs)
+        if tensor is None:
+            return func(*args, **kwargs)
+        self._zeroed.append(tensor.detach().zero_())
+        return tensor
+
+    def are_all_in(self, state: Mapping[str, Any]) -> bool:
+        """Return whether all of these tensors are among, or parts of, those of a state dict."""
+        stored = {value.untyped_storage().data_ptr() for value in state.values() if isinstance(value, torch.Tensor)}
+        return all(tensor.untyped_storage().data_ptr() in stored for tensor in self._zeroed)
+
+
+def _filled(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+    """Return the tensor that a call fills with random numbers; None for all other calls."""
+    if func not in _DRAWS:
+        return None
+    tensor: torch.Tensor = args[0] if args else kwargs["tensor"]
+    return tensor
 
 
 def built_undrawn(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return the network that `build` returns, with zeros in place of random parameters where nothing else is random.
+    """Return the network that `build` returns, with zeros in its state dict in place of random numbers.
 
-    A builder that draws other numbers too, or seeds the generator, is left to draw all: a buffer outside of the state
-    dict may follow from them. So is one that can't do with zeros.
+    A builder that draws for more than that, or seeds the generator, draws everything: what is outside of the state may
+    follow from it, like the buffer of a fixed random projection. So does one that can't do with zeros.
     """
     before = torch.random.get_rng_state()
-    with UndrawnParameters(zeroed=True), suppress(Exception):  # what it raises without zeros follows
-        module = build()
-        if torch.equal(torch.random.get_rng_state(), before):
+    zeros = _ZerosForDraws()
+    with suppress(Exception):  # what it raises without zeros follows
+        with zeros:
+            module = build()
+        if torch.equal(torch.random.get_rng_state(), before) and zeros.are_all_in(module.state_dict()):
             return module
         del module
     torch.random.set_rng_state(before)
+    del zeros
     return build()

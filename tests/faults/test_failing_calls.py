@@ -186,6 +186,7 @@ FAILED_ONCE = {
     ("gc", "rename", "", "EIO"),
     ("runs", "read", "record.json", "EIO"),
     ("get", "open", "count.txt", "EIO"),
+    ("cached run", "stat", "report.html", "EIO for good"),
 }
 """Command, call, a part of its path, error or kill: each found a fault, so the last such case is always tried."""
 
@@ -197,7 +198,8 @@ def known(cases: list[Case], trace: tuple[str, ...]) -> list[Case]:
         for kind in FAILED_ONCE:
             command, call, part, how = kind
             is_call = (case.command, case.call) == (command, call) and part in trace[case.number]
-            if is_call and (case.error or case.mode).startswith(how) and not case.for_good:
+            disturbance = f"{case.error or case.mode.split()[0]}{' for good' if case.for_good else ''}"
+            if is_call and disturbance == how and case.for_good in ((), (call,)):
                 found[kind] = case
     return list(found.values())
 

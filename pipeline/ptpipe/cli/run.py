@@ -31,11 +31,15 @@ class _ReadRecord(Reporter):
     """Reads the run's record while the run still holds the store: afterwards `ptpipe gc` may delete it."""
 
     record: Mapping[str, Any] | None = None
+    problem: PtpipeError | None = None
 
     def run_finished(self, event: RunFinished) -> None:
         from ptpipe.store.runs import read_record
 
-        self.record = read_record(event.folder)
+        try:
+            self.record = read_record(event.folder)
+        except PtpipeError as error:
+            self.problem = error
 
 
 @click.command()
@@ -95,8 +99,10 @@ def run(  # noqa: PLR0913  # one parameter an option
     reporters = (_FreezeImports(), ending) if as_json else (_FreezeImports(),)
     result = api.run(plan, artifacts=artifacts, options=options, reporters=reporters)
     if as_json:
+        if ending.problem is not None:
+            raise ending.problem
         if ending.record is None or not ending.record["finished"]:  # that of an earlier moment would be misleading
-            raise PtpipeError(f"the record of the run cannot be written or read: {result.folder}")
+            raise PtpipeError(f"the record of the run cannot be written: {result.folder}")
         with contextlib.suppress(BrokenPipeError):  # the exit code is the run's, even if its JSON has no reader
             print_json(ending.record)
     return int(result.exit_code)

@@ -239,7 +239,7 @@ def _lowered(prepared: GraphModule) -> GraphModule:
 
 
 def _reference_form(prepared: GraphModule, **options: Any) -> GraphModule:
-    with UndrawnParameters(zeroed=False):  # each new layer is given the weights of the one that it replaces
+    with UndrawnParameters():  # each new layer is given the weights of the one that it replaces
         reference = convert_graph(prepared, is_reference=True, backend_config=_backend_config(), **options)
     for node in reference.graph.nodes:
         node.meta.pop("target_dtype_info", None)  # which keeps the prepared network's layers, with their weights

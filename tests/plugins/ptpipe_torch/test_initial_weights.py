@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -18,6 +20,23 @@ class Projected(nn.Module):
         self.projection = torch.randn(4)
 
 
+class Position(nn.Module):
+    """As in torchvision's vision transformers: drawn before it becomes a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(1, 4).normal_(std=0.02))
+
+
+class Frozen(nn.Module):
+    """Its buffer is no part of its state either, and drawn in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("projection", torch.empty(4).normal_(), persistent=False)
+        self.layer = nn.Linear(3, 4)
+
+
 @pytest.mark.parametrize(
     "layer",
     [
@@ -26,25 +45,26 @@ class Projected(nn.Module):
         lambda: nn.LSTM(3, 4),
         lambda: nn.Embedding(3, 4),
         lambda: nn.TransformerEncoderLayer(4, 2, 8),
+        Position,
     ],
 )
-def test_random_parameters_become_zeros_and_nothing_is_drawn(layer: object) -> None:
+def test_random_parameters_become_zeros_and_nothing_is_drawn(layer: Callable[[], nn.Module]) -> None:
     before = torch.random.get_rng_state()
-    network = built_undrawn(layer)  # type: ignore[arg-type]
+    network = built_undrawn(layer)
     assert torch.equal(torch.random.get_rng_state(), before)
-    expected = layer()  # type: ignore[operator]
+    expected = layer()
     for (name, value), drawn in zip(network.named_parameters(), expected.parameters(), strict=True):
         is_constant = drawn.std(correction=0).item() == 0  # gains of 1, biases of 0
         assert torch.equal(value, drawn if is_constant else torch.zeros_like(drawn)), name
         assert value.requires_grad
 
 
-@pytest.mark.parametrize("seed", [None, 7])
-def test_other_random_numbers_are_those_of_the_builder(seed: int | None) -> None:
+@pytest.mark.parametrize("build", [lambda: Projected(None), lambda: Projected(7), Frozen])
+def test_other_random_numbers_are_those_of_the_builder(build: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    expected = Projected(seed)
+    expected = build()
     torch.manual_seed(0)
-    network = built_undrawn(lambda: Projected(seed))
+    network = built_undrawn(build)
     assert torch.equal(network.projection, expected.projection)  # type: ignore[arg-type, operator]
     assert torch.equal(network.layer.weight, expected.layer.weight)  # type: ignore[union-attr, arg-type]
 
