@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ptpipe import StageError
 from ptpipe_torch import BATCH, Signature
-from ptpipe_torch.errors import first_line
+from ptpipe_torch.errors import export_failure
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.outputs import exported_names
@@ -30,7 +29,6 @@ Run: TypeAlias = Callable[[Sequence["npt.NDArray[Any]"]], list["npt.NDArray[Any]
 _METHOD = "forward"
 _PARTITIONER_LOG = "executorch.backends.xnnpack.partition.config"
 _LOGGERS = ("torch.export", "torch.__trace", "executorch", "root", "torchao")
-_CONSTANT_AXIS = re.compile(r"You marked (\w+) as dynamic but your code specialized it to be a constant")
 _NO_COMPUTATION = ("getitem", "sym_size", "dequantize", "quantize", "choose_qparams", "executorch_call_delegate")
 _ATEN = torch.ops.aten
 _MOVES = (
@@ -288,17 +286,5 @@ def _one_line_errors(failed: str) -> Iterator[None]:
     except StageError:
         raise
     except Exception as error:
-        raise StageError(f"{failed}: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    constant = _CONSTANT_AXIS.search(str(error))
-    if constant is not None:
-        return (
-            f"it makes a constant of the size of the axis {constant[1]}, as len(x) and int(x.shape[0]) do: write "
-            "x.shape[0], or set max_batch_size: 1 where the axis is that of the batch"
-        )
-    while error.__cause__ is not None:
-        error = error.__cause__
-    line = "".join(char if char.isprintable() else " " for char in first_line(error))
-    return line if line == type(error).__name__ else f"{type(error).__name__}: {line}"
+        remedy = "set max_batch_size: 1 where the axis is that of the batch"
+        raise StageError(f"{failed}: {export_failure(error, remedy=remedy)}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import re
 import warnings
 from collections.abc import Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
@@ -22,11 +21,10 @@ from ptpipe import StageError
 from ptpipe_onnx import recurrent
 from ptpipe_onnx.graph import dropped_arrays_released
 from ptpipe_torch import Signature, TensorSpec
-from ptpipe_torch.errors import first_line
+from ptpipe_torch.errors import export_failure
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.outputs import exported_names
 
-_CONSTANT_AXIS = re.compile(r"You marked (\w+) as dynamic but your code specialized it to be a constant")
 _LOGGERS = ("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir")
 """Loggers to silence. The third formats a record for every step of a trace if it is enabled: ten times the time."""
 
@@ -64,7 +62,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
                     custom_translation_table=dict(recurrent.translations()),
                 )
         except Exception as error:  # the exporter lets any exception of its steps through
-            raise StageError(f"this network can't be exported to ONNX: {_reason(error)}") from error
+            raise StageError(f"this network can't be exported to ONNX: {export_failure(error)}") from error
     assert result is not None
     assert isinstance(result.model, ir.Model)
     _order_outputs(result.model.graph.outputs, signature.outputs)
@@ -226,18 +224,3 @@ def _silent() -> Iterator[None]:
         setattr(fx_config, _NO_STACK_TRACES, has_no_stack_traces)
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-def _reason(error: BaseException) -> str:
-    constant = _CONSTANT_AXIS.search(str(error))
-    if constant is None:
-        return _root_cause(error)
-    return (
-        f"it makes a constant of the size of the axis {constant[1]}, as len(x) and int(x.shape[0]) do: write x.shape[0]"
-    )
-
-
-def _root_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return type(error).__name__ if not str(error).strip() else f"{type(error).__name__}: {first_line(error)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ptpipe_torch.errors import first_line
+from ptpipe_torch.errors import export_failure, first_line
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,27 @@ from ptpipe_torch.errors import first_line
 )
 def test_the_first_line_that_says_something(error: Exception, shown: str) -> None:
     assert first_line(error) == shown
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+CONSTANT = ValueError("You marked batch as dynamic but your code specialized it to be a constant (2). If you ...")
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy", "shown"),
+    [
+        (caused(RuntimeError("outer"), caused(TypeError("middle"), KeyError("inner"))), "", "KeyError: 'inner'"),
+        (ValueError(), "", "ValueError"),
+        (ValueError("a\x1b[31mred"), "", "ValueError: a [31mred"),
+        (CONSTANT, "", "as len(x) and int(x.shape[0]) do: write x.shape[0]"),
+        (CONSTANT, "set max_batch_size: 1", "do: write x.shape[0], or set max_batch_size: 1"),
+    ],
+)
+def test_why_an_export_failed(error: Exception, remedy: str, shown: str) -> None:
+    found = export_failure(error, remedy=remedy)
+    assert found.endswith(shown)
+    assert found == shown or found.startswith("it makes a constant of the size of the axis batch, ")
