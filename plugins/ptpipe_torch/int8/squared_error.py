@@ -3,7 +3,7 @@
 torch's `HistogramObserver` narrows the range greedily, for 256 levels whatever `quant_max` is, and stops at the first
 step that does not help: its error can be many times the least one. Here the error of a candidate range is computed
 exactly for values that are uniform within each bin, rounding and clipping in one formula, and all candidates of a
-grid are compared.
+grid are compared, but for those whose clipping alone costs more than another candidate.
 
 Shape legend: C histogram bins, E their edges (C + 1), R candidate ranges, L levels (integers of the quantized type).
 """
@@ -17,6 +17,8 @@ from ptpipe_torch.int8.value_counts import MAX_INDEX, Histogram
 # The grid: the range's ends times 1, 1 / 1.3, ..., 1 / 1.3^20 = 1 / 190; then finer ones around the best.
 _RATIO, _NUM_STEPS = 1.3, 21
 _FINER_RATIOS, _FINER_STEPS = (_RATIO**0.25, _RATIO**0.0625), 4
+_MARGIN = 1e-6
+"""Of an error, for its rounding."""
 
 
 def least_error_range(histogram: Histogram, limits: torch.Tensor, num_levels: int) -> torch.Tensor:
@@ -32,7 +34,8 @@ def least_error_range(histogram: Histogram, limits: torch.Tensor, num_levels: in
         grid_R2 = torch.cartesian_prod(*(part if end else part[:1] for part, end in zip(fractions, ends, strict=True)))
         scales_R = (grid_R2 * ends).diff(dim=1)[:, 0] / (num_levels - 1)
         zero_points_R = (-grid_R2[:, 0] * ends[0] / scales_R).round()
-        best = int(error_of(scales_R, zero_points_R, num_levels).argmin())
+        diagonal = slice(None, None, len(fractions[0]) + 1)  # of a grid of both ends: the same step of each
+        best = error_of.least(scales_R, zero_points_R, num_levels, diagonal)
         if finer is not None:
             steps = finer ** torch.arange(-_FINER_STEPS, _FINER_STEPS + 1, dtype=torch.float64)
             fractions = [(steps * fraction).clamp_(max=1) for fraction in grid_R2[best]]
@@ -58,6 +61,22 @@ class QuantizationError:
             for moment, total in zip(below, self._cumulative, strict=True)
         )
         return (second - 2 * levels_RL * first + levels_RL**2 * zeroth).sum(dim=1)
+
+    def least(self, scales_R: torch.Tensor, zero_points_R: torch.Tensor, num_levels: int, tried: slice) -> int:
+        """Return the index of the first candidate of least error. `tried`: likely ones, which are computed first."""
+        bound = self(scales_R[tried], zero_points_R[tried], num_levels).min()
+        clipping_R = self._clipping(scales_R, zero_points_R, num_levels)
+        kept = (clipping_R <= bound * (1 + _MARGIN)).nonzero().ravel()
+        return int(kept[self(scales_R[kept], zero_points_R[kept], num_levels).argmin()])
+
+    def _clipping(self, scales_R: torch.Tensor, zero_points_R: torch.Tensor, num_levels: int) -> torch.Tensor:
+        """Return the part of the error (R,) of values beyond the first and the last level."""
+        ends_R2 = torch.stack([-zero_points_R, num_levels - 1 - zero_points_R], dim=1) * scales_R[:, None]
+        parts = []
+        for end, below in enumerate(self._moments_below(ends_R2)):
+            parts.append(torch.stack([below[:, 0], self._cumulative[end][-1] - below[:, 1]], dim=1))
+        zeroth, first, second = parts
+        return (second - 2 * ends_R2 * first + ends_R2**2 * zeroth).sum(dim=1)
 
     def _moments_below(self, x: torch.Tensor) -> list[torch.Tensor]:
         index = (x / self._bin_width).clamp_(-MAX_INDEX, MAX_INDEX).long() + MAX_INDEX

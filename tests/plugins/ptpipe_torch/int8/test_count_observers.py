@@ -120,6 +120,30 @@ def test_the_error_of_a_candidate_is_that_of_the_values(name: str, quant_max: in
         assert found == pytest.approx(squared_error(x.double(), scale, zero_point, quant_max), rel=0.02)
 
 
+@pytest.mark.parametrize("num_levels", [128, 256])
+@pytest.mark.parametrize("name", DATA)
+def test_candidates_that_clip_too_much_are_left_out_and_none_that_could_be_chosen(name: str, num_levels: int) -> None:
+    size, draw = DATA[name]
+    observer = MseObserver(quant_min=0, quant_max=num_levels - 1)
+    observer(draw(torch.Generator().manual_seed(7), size))
+    computed = []
+
+    class Counting(QuantizationError):
+        def __call__(self, scales_R: torch.Tensor, zero_points_R: torch.Tensor, num_levels: int) -> torch.Tensor:
+            computed.append(len(scales_R))
+            return super().__call__(scales_R, zero_points_R, num_levels)
+
+    error_of = Counting(observer.histogram())
+    low, high = observer.min_val.double().clamp(max=0), observer.max_val.double().clamp(min=0)
+    fractions = 1.3 ** -torch.arange(21, dtype=torch.float64)
+    grid_R2 = torch.cartesian_prod(fractions, fractions)
+    scales_R = (high * grid_R2[:, 1] - low * grid_R2[:, 0]) / (num_levels - 1)
+    zero_points_R = (-low * grid_R2[:, 0] / scales_R).round()
+    best = error_of.least(scales_R, zero_points_R, num_levels, slice(None, None, 22))
+    assert sum(computed) < len(grid_R2)
+    assert best == int(error_of(scales_R, zero_points_R, num_levels).argmin())
+
+
 def test_mse_where_torch_clips_too_much() -> None:
     """Rectified normal values and two outliers: torch's histogram had 12 times the error of the best clip."""
     x = relu_with_outliers(torch.Generator().manual_seed(7), 400_000)
