@@ -16,15 +16,6 @@ _FUNCTIONS = (nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_)
 _DRAWS = frozenset((*(getattr(torch.Tensor, name) for name in _METHODS), *_FUNCTIONS))
 
 
-class UndrawnParameters(TorchFunctionMode):
-    """Inside the `with`, parameters keep what is in their memory instead of random numbers: all are replaced."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        tensor = _filled(func, args, kwargs)
-        return tensor if isinstance(tensor, nn.Parameter) else func(*args, **kwargs)
-
-
 class _ZerosForDraws(TorchFunctionMode):
     """Inside the `with`, tensors that would be filled with random numbers are zeroed; remembers them."""
 
@@ -34,9 +25,9 @@ class _ZerosForDraws(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensor = _filled(func, args, kwargs)
-        if tensor is None:
+        if func not in _DRAWS or kwargs.get("generator") is not None:  # other draws may follow from that generator
             return func(*args, **kwargs)
+        tensor: torch.Tensor = args[0] if args else kwargs["tensor"]
         self._zeroed.append(tensor.detach().zero_())
         return tensor
 
@@ -44,14 +35,6 @@ class _ZerosForDraws(TorchFunctionMode):
         """Return whether all of these tensors are among, or parts of, those of a state dict."""
         stored = {value.untyped_storage().data_ptr() for value in state.values() if isinstance(value, torch.Tensor)}
         return all(tensor.untyped_storage().data_ptr() in stored for tensor in self._zeroed)
-
-
-def _filled(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """Return the tensor that a call fills with random numbers; None for all other calls."""
-    if func not in _DRAWS:
-        return None
-    tensor: torch.Tensor = args[0] if args else kwargs["tensor"]
-    return tensor
 
 
 def built_undrawn(build: Callable[[], nn.Module]) -> nn.Module:

@@ -18,7 +18,6 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
-from ptpipe_torch.initial_weights import UndrawnParameters
 from ptpipe_torch.int8.biases import round_biases, weighted_part
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
@@ -239,8 +238,7 @@ def _lowered(prepared: GraphModule) -> GraphModule:
 
 
 def _reference_form(prepared: GraphModule, **options: Any) -> GraphModule:
-    with UndrawnParameters():  # each new layer is given the weights of the one that it replaces
-        reference = convert_graph(prepared, is_reference=True, backend_config=_backend_config(), **options)
+    reference = convert_graph(prepared, is_reference=True, backend_config=_backend_config(), **options)
     for node in reference.graph.nodes:
         node.meta.pop("target_dtype_info", None)  # which keeps the prepared network's layers, with their weights
     return reference

@@ -59,7 +59,17 @@ def test_random_parameters_become_zeros_and_nothing_is_drawn(layer: Callable[[],
         assert value.requires_grad
 
 
-@pytest.mark.parametrize("build", [lambda: Projected(None), lambda: Projected(7), Frozen])
+class OwnGenerator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.layer = nn.Linear(3, 4)
+        nn.init.normal_(self.layer.weight, generator=generator)
+        nn.init.zeros_(self.layer.bias)
+        self.projection = torch.randn(4, generator=generator)
+
+
+@pytest.mark.parametrize("build", [lambda: Projected(None), lambda: Projected(7), Frozen, OwnGenerator])
 def test_other_random_numbers_are_those_of_the_builder(build: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     expected = build()
