@@ -187,6 +187,7 @@ FAILED_ONCE = {
     ("runs", "read", "record.json", "EIO"),
     ("get", "open", "count.txt", "EIO"),
     ("cached run", "stat", "report.html", "EIO for good"),
+    ("verify", "opendir", "/runs", "EACCES"),
 }
 """Command, call, a part of its path, error or kill: each found a fault, so the last such case is always tried."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from ptpipe.store.documents import read_document
 from ptpipe.store.runs import find_run
 from ptpipe.store.store import Entry, Store
 
+_SHARD = re.compile(r"[0-9a-f]{2}")
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -60,10 +62,13 @@ class Verification:
         """Verify every index entry, object and run."""
         root = self.store.root
         with self._gc_excluded():
-            for path in sorted(root.glob("index/[!.]*.json")):
-                self._entry(path.stem)
-            for path in sorted(root.glob("objects/[0-9a-f][0-9a-f]/[!.]*")):
-                self._object(path.name)
+            for path in _listed(root / "index"):
+                if path.suffix == ".json":
+                    self._entry(path.stem)
+            for folder in _listed(root / "objects"):
+                if _SHARD.fullmatch(folder.name) and folder.is_dir():
+                    for path in _listed(folder):
+                        self._object(path.name)
             for folder in _runs(self.store):
                 self._run(folder)
 
@@ -250,7 +255,15 @@ def _run_folder(store: Store, wanted: str) -> Path:
 
 def _runs(store: Store) -> list[Path]:
     """Return the folders of runs, but for those killed before they wrote a record: nothing is left to verify."""
-    return [path for path in sorted((store.root / "runs").glob("[!.]*")) if not path.is_dir() or _has_begun(path)]
+    return [path for path in _listed(store.root / "runs") if not path.is_dir() or _has_begun(path)]
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Return what a folder shows, none if it is missing. Unlike `glob`, raises OSError where it can't be read."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except FileNotFoundError:
+        return []
 
 
 def _has_begun(folder: Path) -> bool:

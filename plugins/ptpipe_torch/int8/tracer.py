@@ -8,6 +8,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,6 +38,7 @@ IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
 """From each in-place operator to the one that returns a new tensor."""
 
 _BATCH_SIZES = (2, 3)
+_PROPERTIES = ("dtype", "shape", "ndim")
 _INTERNAL = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
 
 
@@ -203,7 +205,38 @@ def trace_graph(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterabl
         tracer = SizedTracer(leaves, inputs)
         with torch.random.fork_rng(devices=[]):
             graph = tracer.trace(module)
+    _resolve_properties(graph, module)
     return graph, tracer.node_name_to_scope
+
+
+def _resolve_properties(graph: Graph, module: nn.Module) -> None:
+    """Replace properties of parameters, like `self.layer.weight.dtype`, by their values, in place.
+
+    An int8 layer has a method in the place of its weight. The device may change, so that of the input is read.
+    """
+    for node in list(graph.nodes):
+        source = node.args[0] if node.args else None
+        if not (isinstance(source, Node) and source.op == "get_attr"):
+            continue
+        if (node.op, node.target) == ("call_method", "size") and not node.kwargs:
+            _replace_by(node, attrgetter(str(source.target))(module).size(*node.args[1:]))
+        elif node.target is getattr and node.args[1] in _PROPERTIES:
+            _replace_by(node, getattr(attrgetter(str(source.target))(module), node.args[1]))
+        elif node.target is getattr and node.args[1] == "device":
+            node.args = (next(iter(graph.find_nodes(op="placeholder"))), "device")
+        else:
+            continue
+        if not source.users:
+            graph.erase_node(source)
+
+
+def _replace_by(node: Node, value: Any) -> None:
+    value = tuple(value) if isinstance(value, torch.Size) else value
+    for user in list(node.users):
+        user.args, user.kwargs = map_aggregate(
+            (user.args, user.kwargs), lambda argument: value if argument is node else argument
+        )
+    node.graph.erase_node(node)
 
 
 def _source_line() -> str:

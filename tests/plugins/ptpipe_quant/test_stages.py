@@ -116,7 +116,7 @@ def test_the_same_bits_converted_stored_and_in_another_process(variants, digits,
         "import sys, numpy as np\nfrom pathlib import Path\nfrom ptpipe_torch import Model\n"
         "import ptpipe_quant\nsys.path.insert(0, sys.argv[2])\nimport quant_test_networks\n"
         "root = Path(sys.argv[1]); images = np.load(root / 'images.npy')\n"
-        "for folder in sorted(path for path in root.iterdir() if path.is_dir()):\n"
+        "for folder in sorted(path.parent for path in root.glob('*/recipe.json')):\n"
         "    with Model.load(folder).predictor(1) as predict: logits = predict({'images': images})['logits']\n"
         "    np.save(folder / 'logits.npy', logits)\n"
     )

@@ -76,6 +76,30 @@ def test_what_changes_type_or_gradient_is_kept(spelling: str) -> None:
     assert spelling.removeprefix("x.").partition("(")[0] in [str(node.target) for node in graph.graph.nodes]
 
 
+class Properties(nn.Module):
+    """Reads its layer's weight for everything but its values, as the positional encoding of timm's EdgeNeXt does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(4, 6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.layer.weight
+        ramp = torch.arange(weight.shape[0] * weight.size(1), device=weight.device).to(weight.dtype)
+        assert weight.ndim == 4
+        return self.layer(x) + ramp.reshape(weight.size()[:2]).sum(1)[:, None, None]
+
+
+def test_properties_of_a_parameter_are_known() -> None:
+    network = Properties()
+    graph = trace_network(network, pictures((4, 5, 5))).graph
+    assert not [node for node in graph.graph.nodes if node.op == "get_attr" and "weight" in node.target]
+    x = torch.randn(3, 4, 5, 5)
+    assert torch.equal(graph(x), network.eval()(x))
+    (device,) = (node for node in graph.graph.nodes if node.target is getattr)
+    assert device.args[0].op == "placeholder"  # the network may be trained on another device
+
+
 def test_dropout_is_kept_aside() -> None:
     graph = trace_network(Functions(), pictures((4, 5, 5))).graph
     kept = [layer.__dict__["_dropout_for_training"] for layer in graph.modules() if type(layer) is nn.Identity]
