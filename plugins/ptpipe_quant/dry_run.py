@@ -16,6 +16,7 @@ from ptpipe_quant.fake_quant import ActivationFakeQuant, WeightFakeQuant
 from ptpipe_quant.int8_graph import drop_redundant_clamps
 from ptpipe_quant.int8_parity import MAX_STEPS, compare_with_reference
 from ptpipe_torch.errors import first_line
+from ptpipe_torch.int8.additions import ADDITIONS, has_addition_kernel
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.layer_parity import LayerDifference
 from ptpipe_torch.int8.layers import folded_weight, has_int8_weights
@@ -31,9 +32,6 @@ def dry_run(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor],
     Return the layers that the engine, which must be selected, computes wrongly, the worst first; see
     `int8_parity.check_int8`. Raises StageError, with the layer and the remedy, for what torch refuses.
     """
-    scopes = {
-        name: path for name, (path, _) in prepared.meta["_observed_graph_module_attrs"].node_name_to_scope.items()
-    }
     _observe(ctx, prepared, inputs)
     twin = copy.deepcopy(prepared)
     drop_redundant_clamps(twin)
@@ -45,7 +43,6 @@ def dry_run(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor],
         raise StageError(f"{ctx.kind}: torch can't convert this network to int8 ({first_line(error)})") from error
     if not any(has_int8_weights(part) for part in int8.modules()):
         raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
-    int8.meta["scopes"] = scopes
     two = [tensor[:2] for tensor in inputs]
     check_runs(ctx, int8, two, backend)  # one is too few for a batch norm without running statistics
     difference = compare_with_reference(int8, twin, two)
@@ -55,7 +52,7 @@ def dry_run(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor],
 
 
 def check_runs(ctx: Context, int8: nn.Module, inputs: Sequence[torch.Tensor], backend: str) -> None:
-    """Run an int8 network: an engine reports unsupported operators only then.
+    """Run an int8 network: an engine reports unsupported operators only then. Log the additions that it leaves float.
 
     Raises StageError with the layer, where the network is a graph, and the remedy.
     """
@@ -70,6 +67,8 @@ def check_runs(ctx: Context, int8: nn.Module, inputs: Sequence[torch.Tensor], ba
         raise StageError(
             f"{ctx.kind}: {backend} can't run this network as int8{place}: {first_line(error)}{remedy}"
         ) from error
+    for layer in runner.float_additions if isinstance(runner, _Runner) else ():
+        ctx.log(f"{layer} is computed in float32: {backend} has no kernel for scales that differ so much")
 
 
 class _Runner(Interpreter):
@@ -79,10 +78,13 @@ class _Runner(Interpreter):
         super().__init__(int8)
         self.extra_traceback = False  # would be added to the error's message
         self._node: Node | None = None
-        self._scopes: dict[str, str] = int8.meta.get("scopes", {})
+        self._scopes: dict[str, str] = int8.meta.get(transforms.SCOPES, {})
+        self.float_additions: list[str] = []
 
     def run_node(self, n: Node) -> Any:
         self._node = n
+        if n.target in ADDITIONS and not has_addition_kernel(*self.fetch_args_kwargs_from_env(n)[0][:3]):
+            self.float_additions.append(self.layer())
         return super().run_node(n)
 
     def layer(self) -> str:

@@ -20,6 +20,7 @@ from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.separate_attention import separate_projections
 from ptpipe_quant.trace import float_names, trace_network
 from ptpipe_torch import TensorSpec, transform
+from ptpipe_torch.int8.additions import use_additions_of_any_scale
 from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconfig_mapping
 from ptpipe_torch.int8.layers import swap_dynamic_linears
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, static_qconfig
@@ -33,6 +34,9 @@ REACHED = "reached"
 """Key of a prepared network's `meta`: the layers that each pattern of `layers` decides."""
 IDLE = "idle"
 """Key of a prepared network's `meta`: a message for each pattern of `layers` without an effect."""
+
+SCOPES = "scopes"
+"""Key of an int8 network's `meta`: the module of the float network that each node comes from, by node name."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +152,13 @@ def prepare_qat(
 def to_int8(module: nn.Module, *, backend: str) -> GraphModule:
     """Convert a prepared network to int8 layers for the selected engine, which must be `backend`."""
     assert isinstance(module, GraphModule), type(module)
+    scopes = {name: path for name, (path, _) in module.meta["_observed_graph_module_attrs"].node_name_to_scope.items()}
     drop_redundant_clamps(module)
     converted = convert(module)
     if backend == "qnnpack":
         make_clamps_contiguous(converted)
+        use_additions_of_any_scale(converted)
+    converted.meta[SCOPES] = scopes
     return converted
 
 

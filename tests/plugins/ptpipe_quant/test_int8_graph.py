@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from ptpipe.events import LogLine
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
 from ptpipe_quant.calibration import observed_tensors
 from ptpipe_quant.transforms import prepare_static
@@ -140,3 +141,37 @@ def test_what_is_reshaped_behind_a_float_operator_has_a_range_of_its_own() -> No
     ranges = {tensor.name: (tensor.observer.min_val, tensor.observer.max_val) for tensor in observed_tensors(prepared)}
     assert ranges["relu6"][0] == 0
     assert ranges["reshape"][0] < -0.5
+
+
+class Scaled(nn.Module):
+    """Branches that are scaled by next to nothing before they are added, as layer scale begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, padding=1)
+        self.scale = nn.Parameter(torch.full((4, 1, 1), 1e-7))
+        self.head = nn.Linear(4 * 36, NUM_CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = x + self.scale * self.conv(x)
+        x = torch.relu(x + self.scale * self.conv(x))
+        logits_NK: torch.Tensor = self.head(x.flatten(1))
+        return logits_NK
+
+
+@builder
+def scaled() -> nn.Module:
+    return Scaled()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_additions_of_any_scale(digits, ctx, events, backend) -> None:
+    model = make_model(scaled)
+    prepared = prepare(PrepareConfig(backend=backend, observer="min_max"), ctx, model)
+    converted = convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, digits).model)
+    expected_NK, found_NK = logits_of(model, digits), logits_of(converted, digits)
+    assert np.sqrt(np.square(found_NK - expected_NK).mean()) < 0.05 * expected_NK.std()
+    in_float = [event.text for event in events if isinstance(event, LogLine) and "in float32" in event.text]
+    assert bool(in_float) is (backend == "qnnpack")
+    assert all(line.startswith("add") and "qnnpack has no kernel" in line for line in in_float)
