@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from ptpipe_eval.graph import counts
 from ptpipe_eval.graph.counts import INT8, GraphCounts
-from ptpipe_eval.graph.onnx_shapes import TensorFacts, infer_tensors
+from ptpipe_eval.graph.onnx_shapes import TensorFacts, drop_weights, infer_tensors
 
 _DEFAULT_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 _QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
@@ -60,12 +60,13 @@ _CASTS = re.compile(r"^(ConvertI|CastLike)")
 def count_onnx(path: Path, inputs: Mapping[str, npt.NDArray[Any]]) -> GraphCounts:
     """Return the counts of the prediction of one sample. `inputs`: batches; the first sample counts."""
     model = _read(path)
+    drop_weights(model)
     num_samples = _batch_size(model.graph)
     feed = {name: np.repeat(array[:1], num_samples, axis=0) for name, array in inputs.items()}
     counted = [node for node in model.graph.node if _has_formula(node)]
     wanted = {name for node in counted for name in (*node.input, *node.output) if name}
     wanted |= {node.output[0] for node in model.graph.node if node.op_type.startswith("Gather")}
-    tensors = infer_tensors(model, feed, wanted)
+    tensors = infer_tensors(model, feed, wanted, lambda: _read(path))
     return _Counter(model.graph, tensors).count().per_sample(num_samples)
 
 

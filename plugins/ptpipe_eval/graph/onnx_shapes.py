@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,9 @@ import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, shape_inference
 
 from ptpipe_torch.model.onnx_file import session_options
+
+_WEIGHTS_BYTES = 4096
+"""Larger tensors are weights: none that a shape follows from."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +26,30 @@ class TensorFacts:
     """None: not known."""
 
 
+def drop_weights(model: ModelProto) -> None:
+    """Clear the values of large stored tensors, which inference of shapes would copy six times without a need."""
+    for tensor in model.graph.initializer:
+        if tensor.ByteSize() > _WEIGHTS_BYTES:
+            for field, _ in tensor.ListFields():
+                if field.name.endswith("_data"):
+                    tensor.ClearField(field.name)
+
+
 def infer_tensors(
-    model: ModelProto, feed: Mapping[str, npt.NDArray[Any]], wanted: Collection[str]
+    model: ModelProto,
+    feed: Mapping[str, npt.NDArray[Any]],
+    wanted: Collection[str],
+    read_whole: Callable[[], ModelProto],
 ) -> dict[str, TensorFacts]:
     """Return the facts of the graph's tensors when it is fed with these inputs.
 
     `wanted`: tensors whose shapes are needed. Shapes that follow from values computed on the way are found by running
-    the graph once, as they are for this input; where that fails they stay unknown.
+    the graph once, as they are for this input; where that fails they stay unknown. `read_whole` returns the model to
+    run; in `model`, weights may have no values.
     """
-    sized = _with_input_shapes(model, feed)
+    sized = ModelProto()
+    sized.CopyFrom(model)
+    _set_input_shapes(sized, feed)
     try:
         inferred = shape_inference.infer_shapes(sized, data_prop=True)
     except Exception:  # noqa: BLE001  # of inconsistent files, of larger ones than protobuf can hold
@@ -41,42 +59,33 @@ def infer_tensors(
     found |= {own.name: TensorFacts(_dtype(own.data_type), tuple(own.dims)) for own in graph.initializer}
     makers = {name for node in model.graph.node for name in node.output}
     missing = [name for name in wanted if name in makers and (name not in found or found[name].shape is None)]
-    return found | _measured(sized, feed, missing, found) if missing else found
+    return found | _measured(read_whole(), feed, missing) if missing else found
 
 
-def _with_input_shapes(model: ModelProto, feed: Mapping[str, npt.NDArray[Any]]) -> ModelProto:
-    """Return a copy whose inputs have these shapes, and whose other shapes are to be found."""
-    sized = ModelProto()
-    sized.CopyFrom(model)
-    for value in sized.graph.input:
+def _set_input_shapes(model: ModelProto, feed: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Give the inputs these shapes; other shapes are to be found."""
+    for value in model.graph.input:
         if value.name in feed:
             shape = value.type.tensor_type.shape
             del shape.dim[:]
             for size in feed[value.name].shape:
                 shape.dim.add().dim_value = size
-    for value in sized.graph.output:
+    for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
-    del sized.graph.value_info[:]
-    return sized
+    del model.graph.value_info[:]
 
 
-def _measured(
-    model: ModelProto,
-    feed: Mapping[str, npt.NDArray[Any]],
-    names: Iterable[str],
-    found: Mapping[str, TensorFacts],
-) -> dict[str, TensorFacts]:
-    """Run the graph with these tensors as outputs."""
+def _measured(model: ModelProto, feed: Mapping[str, npt.NDArray[Any]], wanted: Sequence[str]) -> dict[str, TensorFacts]:
+    """Run the graph, which is consumed, with these tensors as outputs."""
     import onnxruntime as ort
 
-    probe, wanted = ModelProto(), list(names)
-    probe.CopyFrom(model)
-    del probe.graph.output[:]
-    probe.graph.output.extend(ValueInfoProto(name=name) for name in wanted)
+    _set_input_shapes(model, feed)
+    del model.graph.output[:]
+    model.graph.output.extend(ValueInfoProto(name=name) for name in wanted)
     options = session_options(1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = ort.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         arrays = session.run(wanted, {value.name: feed[value.name] for value in session.get_inputs()})
     except Exception:  # noqa: BLE001  # ONNX Runtime's have no common base class; what is unknown stays so
         return {}

@@ -61,7 +61,8 @@ def test_known_operators(tmp_path, name):
     assert (sum(found.macs.values()), found.uncounted) == (expected, [])
 
 
-def test_shapes_that_are_computed_on_the_way(tmp_path):
+@pytest.mark.parametrize("num_outputs", [2, 2000])  # weights of that size are left out of the inference
+def test_shapes_that_are_computed_on_the_way(tmp_path, num_outputs):
     """The graph's own inference does not follow them, so that it is run once."""
     nodes = [
         node("Shape", ["x"], ["shape"]),
@@ -77,8 +78,8 @@ def test_shapes_that_are_computed_on_the_way(tmp_path):
         numpy_helper.from_array(np.array([value], np.int64), name)
         for name, value in (("zero", 0), ("one", 1), ("rest", -1))
     ]
-    found = count(tmp_path, nodes, [*integers, tensor("w", 6, 2)], (1, 6))
-    assert (found.macs, found.uncounted) == ({"float32": 12}, [])
+    found = count(tmp_path, nodes, [*integers, tensor("w", 6, num_outputs)], (1, 6))
+    assert (found.macs, found.uncounted) == ({"float32": 6 * num_outputs}, [])
 
 
 def test_what_is_not_known_is_not_guessed(tmp_path):
