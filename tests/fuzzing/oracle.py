@@ -246,6 +246,22 @@ def check_rounded_weights(reference: GraphModule) -> None:
                 raise Difference(f"a weight of {name} is {steps:.3g} steps off its float")
 
 
+def use_stored_weights(network: nn.Module, int8: Model) -> None:
+    """Give recurrent layers, which stay float, the weights that the int8 model stores: theirs, rounded to int8.
+
+    Raises Difference where one is over half a step from its float.
+    """
+    with quantized_engine(int8.recipe.backend), warnings.catch_warnings(action="ignore"), torch.no_grad():
+        stored = int8.build().state_dict()
+        for name, layer in network.named_modules():
+            for own, parameter in layer.named_parameters() if isinstance(layer, nn.RNNBase) else ():
+                found = stored[f"{name}.{own}"]
+                largest = parameter.abs().amax(-1, keepdim=True) if "weight" in own else torch.zeros(())
+                if ((found - parameter).abs() > 0.51 * largest / 127).any():
+                    raise Difference(f"a stored value of {name}.{own} is over half a step off its float")
+                parameter.copy_(found)
+
+
 def check_int8(int8: Model, images_NCHW: torch.Tensor, float_NK: torch.Tensor, *, saturates: bool) -> torch.Tensor:
     """Compare a converted model with the float logits, and each of its kernels with its own inputs.
 

@@ -111,7 +111,7 @@ class Trip:
         calibrated = self.bench.run(calibrate, {}, model=prepared, data=self.data).model
         by_batch = any(getattr(layer, "running_mean", 0) is None for layer in self.model.build().modules())
         # A batch norm without running statistics normalizes the batches of the calibration to other values.
-        self._int8(calibrated, float_NK, saturates=by_batch or self.scheme.observer != "min_max")
+        self._int8(calibrated, self.model.build(), saturates=by_batch or self.scheme.observer != "min_max")
 
     def _qat(self) -> None:
         options = {"batch_norm": self.scheme.batch_norm, "freeze_at": self.scheme.freeze_at}
@@ -124,7 +124,7 @@ class Trip:
         training = {"epochs": 1, "batch_size": 8, "lr": 0.003, "precision": "fp32", "device": "cpu", "num_threads": 1,
                     "memory_format": "channels_last" if self.scheme.channels_last else "contiguous"}  # fmt: skip
         trained = self.bench.run(train, training, model=prepared, data=self.data)
-        self._int8(trained, self._float_logits(oracle.unobserved(trained.build_prepared())), saturates=True)
+        self._int8(trained, oracle.unobserved(trained.build_prepared()), saturates=True)
 
     def _compare_in_training(self, prepared: Model) -> None:
         """In training mode too, with gradients; where batch norms are folded only in a network without them."""
@@ -147,8 +147,11 @@ class Trip:
             expected_NK = oracle.run(oracle.without_dynamic_rounding(int8.build()), self.images_NCHW)
         self._export(int8, expected_NK)
 
-    def _int8(self, prepared: Model, float_NK: torch.Tensor, *, saturates: bool) -> None:
+    def _int8(self, prepared: Model, network: nn.Module, *, saturates: bool) -> None:
+        """Check the int8 form of a prepared model, and its file. `network`: the float one, consumed."""
         int8 = self.bench.run(convert, {}, model=prepared)
+        oracle.use_stored_weights(network, int8)
+        float_NK = self._float_logits(network)
         expected_NK = oracle.check_int8(int8, self.images_NCHW, float_NK, saturates=saturates)
         with int8.predictor() as predict:
             assert np.isfinite(logits_from(predict, self.images_NCHW.numpy().copy())).all()

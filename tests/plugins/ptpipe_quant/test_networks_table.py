@@ -56,4 +56,5 @@ def test_a_network_goes_the_whole_way(name, variant, backend, networks) -> None:
         assert "no layer of this network can be quantized" in row.message
     else:
         assert (row.result, row.message) == ("works", "")
-        assert row.int8_layers > 0
+        # Without a linear or recurrent layer, weights are stored as int8, and nothing more.
+        assert row.int8_layers > 0 or (variant == "dynamic" and row.size_ratio < 0.3)

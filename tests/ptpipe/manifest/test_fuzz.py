@@ -32,7 +32,7 @@ PLACED = re.compile(r"m\.yaml:(\d+):(\d+): .|-s .|\.\.\. and [\d,]+ more problem
 GOOD = re.compile(r"m\.yaml: \d+ stages?, no problems(, \d+ notes?)?$|m\.yaml:\d+:\d+: .* is not checked: ")
 TOY = "version: 1\nplugins: [./toy.py]\nstages:\n"
 
-pytestmark = [pytest.mark.plugins, pytest.mark.slow]
+pytestmark = [pytest.mark.plugins, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def sampled(share):

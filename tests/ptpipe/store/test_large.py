@@ -174,6 +174,8 @@ def cpu_seconds(folder, arguments):
 def test_a_large_store_takes_no_more_than_twice_the_time(stores):
     both = {}
     for name, arguments in HABITS.items():
+        if "--name" in arguments:  # an error where there is no such run
+            continue
         pairs = [[cpu_seconds(folder, arguments) for folder in stores] for _ in range(7)]
         both[name] = [min(times) for times in zip(*pairs, strict=True)]
     print("", *(f"{name:20} {empty:.3f} s  {large:.3f} s" for name, (empty, large) in both.items()), sep="\n")
