@@ -26,7 +26,9 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
 from ptpipe_torch import Model
+from ptpipe_torch.int8.additions import ADDITIONS
 from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.int8.recurrent import DynamicRecurrent
 
 F = nn.functional
 FLOAT_TOLERANCE = 1e-3
@@ -134,7 +136,7 @@ class Unrounded(Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is torch.quantize_per_tensor:
             return args[0]
-        name = str(target)
+        name = f"quantized.{target.__name__}" if target in ADDITIONS else str(target)
         if not name.startswith("quantized."):
             return super().call_function(target, args, kwargs)
         apply, num_inputs = _FUNCTIONS[name.removeprefix("quantized.")]
@@ -293,26 +295,40 @@ def check_int8(int8: Model, images_NCHW: torch.Tensor, float_NK: torch.Tensor, *
 
 
 def check_dynamic(int8: Model, float_model: Model, images_NCHW: torch.Tensor) -> None:
-    """Compare each dynamically quantized layer with its own inputs, and the network without rounding of inputs.
+    """Compare each dynamically quantized linear layer with its own inputs, and the network without rounding of inputs.
 
-    Call it inside `quantized_engine`.
+    What recurrent layers round is compared in `tests/plugins/ptpipe_torch/int8/test_recurrent.py`. Call it inside
+    `quantized_engine`.
     """
     module = int8.build()
     layers = dict(_dynamic_layers(module))
     own = float_model.build()
+    rounded = _by_float_name(without_dynamic_rounding(int8.build()))
     with torch.no_grad():
         for name, parameter in own.named_parameters():
-            parent, _, last = name.rpartition(".")
-            if last == "weight" and parent in layers:
-                parameter.copy_(layers[parent].weight().dequantize())
-            elif name in (state := module.state_dict()):
-                parameter.copy_(state[name])
+            steps = (rounded[name] - parameter).abs() / (parameter.abs().max() / 127 + 1e-9)
+            if steps.max() > 0.51 + 1e-3:
+                raise Difference(f"a weight of {name} is {steps.max():.3g} steps off its float")
+            parameter.copy_(rounded[name])
     assert_close(
         run(without_dynamic_rounding(int8.build()), images_NCHW), run(own, images_NCHW), "dynamic against float"
     )
     for name, layer in layers.items():
         layer.register_forward_hook(_check_dynamic_layer(name), with_kwargs=True)
     run(module, images_NCHW)
+
+
+def _by_float_name(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters of a network as the user's has them, where attention's projections are one tensor.
+
+    In a projection of its own, that of the queries contains the scale.
+    """
+    found: dict[str, torch.Tensor] = dict(module.named_parameters())
+    for name in [name for name in found if ".q_proj." in name]:
+        path, _, last = name.rpartition(".q_proj.")
+        query, key, value = (found.pop(f"{path}.{part}_proj.{last}") for part in "qkv")
+        found[f"{path}.in_proj_{last}"] = torch.cat([query * module.get_submodule(path).head_dim ** 0.5, key, value])
+    return found
 
 
 def _dynamic_layers(module: nn.Module) -> list[tuple[str, Any]]:
@@ -335,7 +351,7 @@ def _check_dynamic_layer(name: str) -> Callable[..., None]:
 
 
 def without_dynamic_rounding(module: nn.Module) -> nn.Module:
-    """Replace dynamically quantized linear layers by float ones with the rounded weights, in place."""
+    """Replace dynamically quantized layers by float ones with the rounded weights, in place."""
     for name, layer in _dynamic_layers(module):
         weight, bias = layer.weight().dequantize(), layer.bias()
         linear = nn.Linear(layer.in_features, layer.out_features, bias is not None)
@@ -343,6 +359,25 @@ def without_dynamic_rounding(module: nn.Module) -> nn.Module:
             linear.weight.copy_(weight)
             if bias is not None:
                 linear.bias.copy_(bias)
-        parent, _, child = name.rpartition(".")
-        setattr(module.get_submodule(parent), child, linear)
+        _replace(module, name, linear)
+    recurrent = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, DynamicRecurrent)]
+    for name, layer in recurrent:
+        _replace(module, name, _float_recurrent(layer))
     return module
+
+
+def _float_recurrent(layer: DynamicRecurrent) -> nn.Module:
+    """Return torch's LSTM or GRU with the rounded weights."""
+    sizes = (layer.input_size, layer.hidden_size, layer.num_layers, layer.bias, layer.batch_first, 0.0)
+    twin: nn.Module = getattr(nn, layer.mode)(*sizes, layer.bidirectional)
+    with torch.no_grad():
+        for name, (weight, bias) in layer.weights.items():
+            twin.get_parameter(name).copy_(weight.dequantize())
+            if bias is not None:
+                twin.get_parameter(name.replace("weight", "bias")).copy_(bias)
+    return twin
+
+
+def _replace(module: nn.Module, name: str, layer: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(module.get_submodule(parent), child, layer)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ptpipe import StageError
 from ptpipe.testing import Bench
@@ -172,9 +173,21 @@ class Trip:
         assert np.isfinite(run_file(str(file.path), images_NCHW)).all()
 
 
+class _DrawnInOrder(TorchDispatchMode):
+    """Draws dropout's masks in the order of axes: torch draws them in that of memory, which is left to a network."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.bernoulli_.float:
+            mask, keep = args
+            return mask.copy_(torch.empty(mask.shape, dtype=mask.dtype).bernoulli_(keep))
+        return func(*args, **(kwargs or {}))
+
+
 def _trained_step(module: nn.Module, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     images_NCHW = images_NCHW.clone().requires_grad_()
-    with seeded(1):
+    with seeded(1), _DrawnInOrder():
         logits_NK = module(images_NCHW)
     weights_NK = torch.linspace(-1, 1, logits_NK.numel()).reshape(logits_NK.shape)
     (gradient,) = torch.autograd.grad((logits_NK * weights_NK).sum(), images_NCHW)
