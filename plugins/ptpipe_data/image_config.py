@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ptpipe_data.config import LabelledImageConfig, Size
+from ptpipe_torch import Resizing
 from ptpipe_torch.data.images import MAX_PIXELS
 
 _PATTERN = r"^[^/]+$"
@@ -33,6 +34,16 @@ class EncodedImageConfig(LabelledImageConfig):
         "before it is decoded, which takes up to 16 bytes per pixel",
     )
     num_workers: int = Field(2, ge=0, le=256, description="worker processes that decode and augment; 0: none")
+
+    @property
+    def shorter_side(self) -> int:
+        """The length of the shorter side before cropping, in pixels."""
+        return self.resize or self.image_size
+
+    @property
+    def resizing(self) -> Resizing:
+        """How images of any size become those of the data set."""
+        return Resizing(shorter_side=self.shorter_side)
 
     @model_validator(mode="after")
     def _crop_fits(self) -> Self:

@@ -69,7 +69,7 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     images = images_of(splits["train"])
     task = classification(classes, config.classes, labels_of(splits["train"]))
-    info = image_info(root.name, task, images, *normalization(images, config))
+    info = image_info(root.name, task, images, *normalization(images, config), resizing=config.resizing)
     return Data(info, splits, config.loader_options())
 
 
@@ -146,8 +146,7 @@ def _lazy_split(root: Path, files: list[tuple[str, str]], classes: list[str], co
     numbers = {class_name: number for number, class_name in enumerate(classes)}
     labels_N = np.array([numbers[class_name] for class_name, _ in files], dtype=np.int64)
     paths_N = np.array([path.encode() for _, path in files], dtype=np.bytes_)
-    resize = config.resize or config.image_size
-    images = ImageFileColumn(root, paths_N, config.image_size, resize, config.channels, config.max_pixels)
+    images = ImageFileColumn(root, paths_N, config.image_size, config.shorter_side, config.channels, config.max_pixels)
     return labelled_images(np.array([path for _, path in files], dtype=np.str_), images, labels_N)
 
 

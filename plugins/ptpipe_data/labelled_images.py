@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ptpipe_torch import ArrayColumn, Column, DatasetInfo, ImageInfo, Split, Task
+from ptpipe_torch import ArrayColumn, Column, DatasetInfo, ImageInfo, Resizing, Split, Task
 
 _IMAGES, _LABELS = "images", "labels"
 
@@ -30,8 +30,16 @@ def labels_of(split: Split) -> npt.NDArray[np.int64]:
     return split.targets[_LABELS].values()
 
 
-def image_info(name: str, task: Task, images: Column, mean: Sequence[float], std: Sequence[float]) -> DatasetInfo:
+def image_info(
+    name: str,
+    task: Task,
+    images: Column,
+    mean: Sequence[float],
+    std: Sequence[float],
+    *,
+    resizing: Resizing | None = None,
+) -> DatasetInfo:
     """Return the facts of a data set. `images`: of any split that has some."""
     _, height, width, channels = images.take(np.arange(1)).shape
-    info = ImageInfo(shape_CHW=(channels, height, width), mean=tuple(mean), std=tuple(std))
+    info = ImageInfo(shape_CHW=(channels, height, width), mean=tuple(mean), std=tuple(std), resizing=resizing)
     return DatasetInfo(name, {_IMAGES: info}, task)

@@ -20,7 +20,7 @@ from ptpipe_data.classes import balanced_weights
 from ptpipe_data.image_folder import IMAGENET, find_root, list_files
 from ptpipe_data.paths import split_folders
 from ptpipe_data.splitting import draw_missing_splits
-from ptpipe_torch import ArrayColumn, Column, Data, DatasetInfo, ImageInfo, Segmentation, Split
+from ptpipe_torch import ArrayColumn, Column, Data, DatasetInfo, ImageInfo, Resizing, Segmentation, Split
 from ptpipe_torch.data.images import open_image_file
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> 
         ignore=config.ignore,
         class_weights=_class_weights(config, splits["train"].targets[_MASKS]),
     )
-    info = DatasetInfo(root.name, {_IMAGES: ImageInfo(shape_CHW=(3, *shape_HW), mean=mean, std=std)}, task)
+    resizing = Resizing() if config.image_size else None
+    images = ImageInfo(shape_CHW=(3, *shape_HW), mean=mean, std=std, resizing=resizing)
+    info = DatasetInfo(root.name, {_IMAGES: images}, task)
     return Data(info, splits, config.loader_options())
 
 
@@ -130,8 +132,7 @@ class _Reader:
             raise StageError(f"{mask_path} has the mode {mask.mode}; masks have one byte a pixel, the class's number")
         mask_HW = np.asarray(mask.resize(size, Image.Resampling.NEAREST), dtype=np.uint8)
         self._check_classes(mask_HW, mask_path)
-        resized = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
-        return np.asarray(resized), mask_HW
+        return np.asarray(Resizing().fit(image.convert("RGB"), self.shape_HW)), mask_HW
 
     def _check_classes(self, mask_HW: npt.NDArray[np.uint8], path: Path) -> None:
         num_classes = len(self.config.class_names)

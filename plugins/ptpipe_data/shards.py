@@ -101,9 +101,8 @@ def _load_images(scanner: ShardScanner, shards: Mapping[str, Sequence[Path]], co
     _refuse_empty(scanned, shards)
     texts = {split: list(_labels(found.of(_LABEL), label_field)) for split, found in scanned.items()}
     names = _class_names(texts, config)
-    resize = config.resize or config.image_size
     format_ = ImageMembers(
-        size=config.image_size, resize=resize, channels=config.channels, max_pixels=config.max_pixels
+        size=config.image_size, resize=config.shorter_side, channels=config.channels, max_pixels=config.max_pixels
     )
     found = {
         split: labelled_images(
@@ -116,7 +115,7 @@ def _load_images(scanner: ShardScanner, shards: Mapping[str, Sequence[Path]], co
     splits = draw_missing_splits(found, config, seed, test_fraction=_TEST_FRACTION)
     images = images_of(splits["train"])
     task = classification(names, config.classes, labels_of(splits["train"]))
-    info = image_info(scanner.root.name, task, images, *normalization(images, config))
+    info = image_info(scanner.root.name, task, images, *normalization(images, config), resizing=config.resizing)
     return Data(info, splits, config.loader_options())
 
 

@@ -32,10 +32,10 @@ def export_onnx(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
 
     Input `images` (N, C, H, W), output `logits` (N, K), for any N. int8 weights are stored as int8. The file's
     metadata has mean, std, class names and the origin of the model. With `preprocessing` the file takes raw values and
-    normalizes them itself; with `postprocessing` it returns probabilities and classes too. The stage fails, with
-    figures, if the file's logits differ from torch's by more than rounding explains. It reports which layers ONNX
-    Runtime computes in integers, and which can saturate on x86 processors without VNNI. Beside the file,
-    `model.vectors.npz` has samples and their outputs, for `ptpipe check` on the target.
+    normalizes them itself, with `resize` images of any size; with `postprocessing` it returns probabilities and
+    classes too. The stage fails, with figures, if the file's logits differ from torch's by more than rounding
+    explains. It reports which layers ONNX Runtime computes in integers, and which can saturate on x86 processors
+    without VNNI. Beside the file, `model.vectors.npz` has samples and their outputs, for `ptpipe check` on the target.
     """
     from ptpipe_onnx.export import export_file
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ptpipe import StageConfig
 from ptpipe_torch import InputForm
@@ -24,6 +24,11 @@ class ExportConfig(StageConfig):
         description="what the file takes: `none`, normalized values; else raw ones, which it normalizes itself: images "
         "as uint8, channels last (`nhwc`) or first (`nchw`), and a table's numbers as float64",
     )
+    resize: bool = Field(
+        False,
+        description="with `nhwc` or `nchw`: take images of any height and width, which the file resizes and crops as "
+        "the data set did",
+    )
     postprocessing: bool = Field(
         False,
         description="add the outputs `probabilities` and, of a classification, `classes` (int64) to the model's own",
@@ -39,6 +44,12 @@ class ExportConfig(StageConfig):
         description="number of these samples that are stored beside the file with their outputs, for `ptpipe check`; "
         "whoever gets the file gets them too: 0 stores none",
     )
+
+    @model_validator(mode="after")
+    def _takes_images(self) -> Self:
+        if self.resize and self.preprocessing == "none":
+            raise ValueError("resize: the file takes normalized values; set preprocessing to nhwc or nchw")
+        return self
 
     @property
     def input_form(self) -> InputForm:

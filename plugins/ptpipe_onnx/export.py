@@ -25,7 +25,7 @@ from ptpipe_onnx.file_interface import raw_forms, whole, with_interface
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.metadata import metadata_of, origin_of, reduced_range
 from ptpipe_onnx.postprocessing import AddedOutputs, check_postprocessing, outputs_to_add
-from ptpipe_onnx.preprocessing import check_preprocessing
+from ptpipe_onnx.preprocessing import check_preprocessing, check_resizing
 from ptpipe_onnx.reproduction import stored_environment
 from ptpipe_onnx.saturation import Saturation, saturation_of
 from ptpipe_onnx.tensor_names import fused_layer_names, largest_integers, name_quantized_tensors
@@ -145,6 +145,8 @@ def _completed(
     if written.forms:
         raw, inputs = (samples.inputs(BATCH_SIZE, of) for of in (form, NORMALIZED))
         ctx.metric(max_abs_preprocessing_difference=check_preprocessing(written.forms, raw, inputs, config.opset))
+        if config.resize:
+            ctx.metric(max_resize_difference_levels=check_resizing(written.forms, raw, config.opset))
     return file
 
 
@@ -252,7 +254,7 @@ def _export(model: Model, network: nn.Module, opset: int) -> ir.Model:
 def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: Data) -> WrittenFile:
     """Write the file of the network."""
     added = outputs_to_add(model.signature, data.info.task) if config.postprocessing else ()
-    forms = {} if config.input_form == NORMALIZED else raw_forms(data, config.input_form)
+    forms = {} if config.input_form == NORMALIZED else raw_forms(data, config.input_form, resize=config.resize)
     built = build_graph(model, config.opset)
     content = built.model
     write_fusable_activations(content.graph)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -12,18 +13,24 @@ from ptpipe import StageError
 from ptpipe_onnx import graph
 from ptpipe_onnx.postprocessing import AddedOutputs, add_postprocessing
 from ptpipe_onnx.preprocessing import add_preprocessing
+from ptpipe_onnx.resizing import described, of_any_size
 from ptpipe_torch import Data, FileInterface, InputForm, OnnxFile, RawForm, Signature
 
 
-def raw_forms(data: Data, form: InputForm) -> dict[str, RawForm]:
-    """Return the raw form of each input column. Raises StageError where none is normalized."""
+def raw_forms(data: Data, form: InputForm, *, resize: bool = False) -> dict[str, RawForm]:
+    """Return the raw form of each input column. `resize`: of images of any size.
+
+    Raises StageError where no column is normalized, or none can be resized.
+    """
     forms = {name: info.raw_form(name, form) for name, info in data.info.inputs.items()}
     if not any(of.scale_C for of in forms.values()):
         raise StageError(
             f"preprocessing: {form}: {data.info.name} has no inputs that are normalized ({', '.join(forms)}): leave "
             "preprocessing out"
         )
-    return forms
+    if resize:
+        return of_any_size(data, forms)
+    return {name: replace(of, resizing=None) for name, of in forms.items()}
 
 
 def with_interface(
@@ -47,6 +54,7 @@ def with_interface(
     content.metadata_props["signature"] = str(signature)
     content.metadata_props["meanings"] = json.dumps(signature.to_json()["meanings"])
     content.metadata_props["preprocessing"] = form if forms else "none"
+    content.metadata_props["resize"] = described(former, forms) or "none"
     content.metadata_props["postprocessing"] = ", ".join(own.function for own in added) or "none"
     graph.write(content, path)
     return OnnxFile(path, former, network.precision, interface=FileInterface(form, signature))

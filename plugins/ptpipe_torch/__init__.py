@@ -12,6 +12,7 @@ from ptpipe_torch.data.data import Batch, Data, DatasetInfo, LoaderOptions, Spli
 from ptpipe_torch.data.images import ImageFileColumn
 from ptpipe_torch.data.order import epoch_order
 from ptpipe_torch.data.raw_form import InputForm, RawForm
+from ptpipe_torch.data.resizing import Resizing
 from ptpipe_torch.data.tokens import LENGTH, TokensInfo
 from ptpipe_torch.distributed.worker_group import (
     SINGLE_WORKER,
@@ -84,6 +85,7 @@ __all__ = [
     "RawForm",
     "Recipe",
     "Regression",
+    "Resizing",
     "SINGLE_WORKER",
     "Segmentation",
     "Selected",

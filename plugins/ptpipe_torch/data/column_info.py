@@ -14,6 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 from ptpipe import StageError
 from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.raw_form import Conversion, InputForm, RawForm
+from ptpipe_torch.data.resizing import Resizing
 from ptpipe_torch.facts import Facts
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 
@@ -93,6 +94,8 @@ class ImageInfo(ColumnInfo):
     mean: tuple[float, ...]
     """Per channel, of pixels scaled to [0, 1]."""
     std: tuple[Annotated[float, Field(gt=0)], ...]
+    resizing: Resizing | None = None
+    """How the data set made images of this size of its files; None: they have it, or how is not known."""
 
     @model_validator(mode="after")
     def _has_channels(self) -> Self:
@@ -121,12 +124,15 @@ class ImageInfo(ColumnInfo):
         scale_C, offset_C = self.scale_and_offset
         check = self._stored.conversion(name)
         if form == "nhwc":
-            return RawForm(self._stored.spec(name), check, scale_C, offset_C, transpose=(0, 3, 1, 2))
+            return RawForm(
+                self._stored.spec(name), check, scale_C, offset_C, transpose=(0, 3, 1, 2), resizing=self.resizing
+            )
 
         def channels_second(pixels_BHWC: torch.Tensor, channels_last: bool) -> torch.Tensor:
             return check(pixels_BHWC, channels_last).permute(0, 3, 1, 2).contiguous()
 
-        return RawForm(TensorSpec(name, "uint8", (BATCH, *self.shape_CHW)), channels_second, scale_C, offset_C)
+        spec = TensorSpec(name, "uint8", (BATCH, *self.shape_CHW))
+        return RawForm(spec, channels_second, scale_C, offset_C, resizing=self.resizing)
 
     @property
     def scale_and_offset(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ptpipe import StageError
 from ptpipe_torch.data.column import Column
+from ptpipe_torch.data.resizing import Resizing
 from ptpipe_torch.files import open_regular
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class SquareCrop:
     max_pixels: int = MAX_PIXELS
     """A larger image, or one that is larger after resizing, is refused before it is decoded."""
 
+    @property
+    def resizing(self) -> Resizing:
+        """The resizing of an image that is decoded at its own size, as all formats but JPEG are."""
+        return Resizing(shorter_side=self.resize)
+
     def empty(self, num_images: int) -> npt.NDArray[np.uint8]:
         """Return an array for pixels, uint8 (B, H, W, C)."""
         import numpy as np
@@ -81,12 +87,7 @@ class SquareCrop:
         if image.mode in ("I", "I;16", "I;16B", "I;16L"):
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # Pillow would clip 16-bit values at 255
         image = image.convert("RGB" if self.channels == 3 else "L")
-        scale = self.resize / min(image.size)
-        width, height = (max(self.resize, round(side * scale)) for side in image.size)
-        if (width, height) != image.size:
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-        left, top = (width - self.size) // 2, (height - self.size) // 2
-        return image.crop((left, top, left + self.size, top + self.size))
+        return self.resizing.fit(image, (self.size, self.size))
 
 
 @dataclass(frozen=True, eq=False)

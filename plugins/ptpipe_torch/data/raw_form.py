@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from ptpipe_torch.data.resizing import Resizing
 from ptpipe_torch.model.signature import TensorSpec
 
 if TYPE_CHECKING:
@@ -35,3 +36,5 @@ class RawForm:
     """What is computed in."""
     transpose: tuple[int, ...] = ()
     """The axes of raw values in the order of the normalized ones; empty: they have that order."""
+    resizing: Resizing | None = None
+    """How images of other sizes become those of `spec`; None: not known, or they are no images."""

@@ -13,7 +13,7 @@ from PIL import Image
 
 import ptpipe_data as front
 from ptpipe import Context, StageError
-from ptpipe_torch import Data
+from ptpipe_torch import Data, Resizing
 
 
 def config(root: Path, **options: object) -> front.ImageFolderConfig:
@@ -243,7 +243,8 @@ def test_large_jpeg_is_decoded_small_but_alike(tmp_path: Path, ctx: Context) -> 
 
 def test_normalization(one_folder: Path, ctx: Context) -> None:
     assert front.load_image_folder(config(one_folder), ctx).info.inputs["images"].mean == (0.485, 0.456, 0.406)
-    assert front.load_image_folder(config(one_folder, channels=1), ctx).info.inputs["images"].shape_CHW == (1, 16, 16)
+    grey = front.load_image_folder(config(one_folder, channels=1, resize=20), ctx).info.inputs["images"]
+    assert (grey.shape_CHW, grey.resizing) == ((1, 16, 16), Resizing(shorter_side=20))
     data = front.load_image_folder(config(one_folder, normalize="measured"), ctx)
     train = data.splits["train"]
     pixels_NHWC = train.inputs["images"].take(np.arange(len(train)))

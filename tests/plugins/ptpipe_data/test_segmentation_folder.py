@@ -12,7 +12,7 @@ from PIL import Image
 import ptpipe_data as front
 from ptpipe import Context, StageError
 from ptpipe_data.config import SegmentationFolderConfig
-from ptpipe_torch import Data
+from ptpipe_torch import Data, Resizing
 
 NAMES = ("sky", "road", "car")
 SIDE = 16
@@ -80,6 +80,7 @@ def test_other_sizes_are_resized_when_asked(load, folder: Path) -> None:
         load()
     data = load(image_size=(8, 12))
     assert data.splits["train"].inputs["images"].values().shape == (7, 8, 12, 3)
+    assert data.info.inputs["images"].resizing == Resizing()
     assert set(np.unique(data.splits["train"].targets["masks"].values())) <= {0, 1, 2, 255}
 
 

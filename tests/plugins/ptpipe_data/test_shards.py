@@ -19,7 +19,7 @@ from PIL import Image
 
 import ptpipe_data as front
 from ptpipe import Context, StageError
-from ptpipe_torch import Data
+from ptpipe_torch import Data, Resizing
 
 from ...datasets import class_names_of, labels_of
 
@@ -86,6 +86,7 @@ def test_images_and_classes(root: Path, ctx: Context) -> None:
     assert data.splits["train"].ids[:2].tolist() == ["train-0.tar/pictures/0000", "train-0.tar/pictures/0001"]
     check_colours(data)
     assert data.loader.shuffle_buffer == 10_000
+    assert data.info.inputs["images"].resizing == Resizing(shorter_side=16)
 
 
 def test_splits_that_have_no_shards_are_drawn(root: Path, ctx: Context) -> None:

@@ -35,6 +35,7 @@ def test_options_are_explained_and_have_defaults() -> None:
         "opset": 18,
         "ir_version": 10,
         "preprocessing": "none",
+        "resize": False,
         "postprocessing": False,
         "split": "test",
         "num_samples": 512,
