@@ -18,10 +18,9 @@ from ptpipe_torch.int8.squared_error import least_error_range
 from ptpipe_torch.int8.value_counts import CountingObserver, Histogram
 
 DEFAULT_PERCENTILE = 99.99
-# As in the source of the formula.
-_NUM_CELLS = 128
+_NUM_LEVELS = 256
 _MAX_THRESHOLDS = 128
-_SMOOTHING = 1e-4
+_SMOOTHING = 1e-4  # as in the source of the formula
 
 
 class MseObserver(CountingObserver):
@@ -50,7 +49,8 @@ class EntropyObserver(CountingObserver):
 
     The range is -T to T, within the minimum and maximum. Formula: S. Migacz, 8-bit Inference with TensorRT, GPU
     Technology Conference 2017 (S7310), "Entropy Calibration": the Kullback-Leibler divergence of the distribution up to
-    T, values beyond it counted at its ends, from the same distribution on 128 cells.
+    T, values beyond it counted at its ends, from the same distribution rounded to 256 levels. (There 128, those of
+    int8 on one side of zero; on a range of one side they clip what 256 levels hold without loss: bytes.)
     """
 
     def choose_range(self, histogram: Histogram, limits: torch.Tensor) -> torch.Tensor:
@@ -72,26 +72,25 @@ def _quantile(counts_C: torch.Tensor, edges_E: torch.Tensor, fraction: float) ->
 
 
 def _thresholds(edges_E: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the candidates, ascending: edges with at least one bin per cell below them, evenly selected."""
+    """Return the candidates, ascending: edges with at least one bin per level below them, evenly selected."""
     sizes = np.unique(np.abs(edges_E))
-    sizes = sizes[min(_NUM_CELLS, len(sizes) - 1) :]
+    sizes = sizes[min(_NUM_LEVELS, len(sizes) - 1) :]
     return sizes[np.linspace(0, len(sizes) - 1, min(_MAX_THRESHOLDS, len(sizes))).round().astype(np.int64)]
 
 
 def _divergence(
     counts_C: npt.NDArray[np.float64], middles_C: npt.NDArray[np.float64], low: float, high: float
 ) -> float:
-    """Return the divergence, in nats, of all values, clipped to the range, from those within it, in 128 cells."""
+    """Return the divergence, in nats, of all values, clipped to the range, from those within it, rounded."""
     first, end = np.searchsorted(middles_C, low), np.searchsorted(middles_C, high, side="right")
     kept_C = counts_C[first:end]
     clipped_C = kept_C.copy()
     clipped_C[0] += counts_C[:first].sum()
     clipped_C[-1] += counts_C[end:].sum()
     occupied_C = np.flatnonzero(clipped_C)
-    cells = ((middles_C[first:end][occupied_C] - low) * (_NUM_CELLS / (high - low))).astype(np.int64)
-    cells = cells.clip(0, _NUM_CELLS - 1)
-    sums, sizes = np.bincount(cells, kept_C[occupied_C]), np.bincount(cells)
-    spread = (sums[cells] / sizes[cells]).clip(min=_SMOOTHING)
+    levels = np.rint((middles_C[first:end][occupied_C] - low) * ((_NUM_LEVELS - 1) / (high - low))).astype(np.int64)
+    sums, sizes = np.bincount(levels, kept_C[occupied_C]), np.bincount(levels)
+    spread = (sums[levels] / sizes[levels]).clip(min=_SMOOTHING)
     # Not normalized by what was kept, or clipping everything would leave two equal distributions.
     p, q = clipped_C[occupied_C] / clipped_C.sum(), spread / clipped_C.sum()
     return float((p * np.log(p / q)).sum())

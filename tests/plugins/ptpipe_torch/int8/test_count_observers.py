@@ -188,6 +188,15 @@ def test_entropy_clips_a_long_tail_and_nothing_else() -> None:
     assert low == pytest.approx(-high, rel=0.02)  # one threshold for both signs
 
 
+def test_entropy_does_not_clip_what_256_levels_hold() -> None:
+    """Normalized bytes, most of them background, as in MNIST."""
+    generator = torch.Generator().manual_seed(7)
+    bytes_N = torch.randint(0, 256, (50_000,), generator=generator).where(uniform(generator, 50_000) < 0.2, 0)
+    x = (bytes_N / 255 - 0.13) / 0.31
+    low, high = chosen_range(EntropyObserver(quant_min=0, quant_max=255), x)
+    assert (low, high) == (pytest.approx(x.min().item(), abs=0.02), pytest.approx(x.max().item(), abs=0.02))
+
+
 OBSERVERS = [MseObserver, PercentileObserver, EntropyObserver]
 
 
