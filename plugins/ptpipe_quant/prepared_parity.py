@@ -9,7 +9,7 @@ network. 1e-3 is allowed; 1e-6 is usual, and another function is some 1e-1 off. 
 statistics of these few samples, which may be close to zero, and on large samples products (of a squeeze-and-excitation)
 grow with every layer: where more than 1e-3 is found, the user's network is also computed in float64, with several
 roundings of its weights, and eight times what that changes is allowed. Normal and large samples where that is more than
-3e-2 show nothing, and don't count.
+3e-2 show nothing, and don't count; where neither shows anything, as in some untrained networks, a notice says so.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def check_prepared(ctx: Context, prepared: GraphModule, expected: Expected, buil
 
     `build`: builds the user's network once more, to find the first layer that differs, which the StageError names.
     """
-    figures = {}
+    figures, tolerances = {}, list[float]()
     with float_weights(prepared), torch.no_grad():
         modes = {"eval": expected.eval_outputs, "train": expected.train_outputs}
         for mode, expected_outputs in modes.items():
@@ -138,7 +138,14 @@ def check_prepared(ctx: Context, prepared: GraphModule, expected: Expected, buil
                 figures[mode], tolerance = _beside_own_rounding(found, expected_outputs, others)
             if not figures[mode] <= tolerance:
                 raise StageError(_message(ctx.kind, mode, figures[mode], prepared, expected, build))
+            tolerances.append(tolerance)
     ctx.metric(prepared_difference=max(figures.values()))
+    if max(tolerances) > _MAX_TOLERANCE:
+        ctx.notice(
+            "the outputs of this network can't show that the prepared one computes the same: rounding its weights to "
+            f"float32 changes them by {max(tolerances) / _OWN_ROUNDINGS:.2g} of the largest one, and int8 will change "
+            "them at least as much; train it first"
+        )
 
 
 def _outputs_in_float64(network: nn.Module, inputs: Inputs, *, train: bool) -> list[Sequence[torch.Tensor]]:
@@ -165,14 +172,15 @@ def _beside_own_rounding(
 ) -> tuple[float, float]:
     """Return a difference and its tolerance: of the samples, normal or large, where it is beyond that the furthest.
 
-    `others`: what the user's network computes with other roundings.
+    Samples with a tolerance of more than `_MAX_TOLERANCE` count only if there are no others. `others`: what the
+    user's network computes with other roundings.
     """
     pairs = []
     for samples in _NORMAL_AND_LARGE:
         own = max((_difference(expected, other, samples) for other in others), default=0.0)
-        if _OWN_ROUNDINGS * own <= _MAX_TOLERANCE:
-            pairs.append((_difference(found, expected, samples), max(TOLERANCE, _OWN_ROUNDINGS * own)))
-    return max(pairs, key=lambda pair: pair[0] / pair[1], default=(_difference(found, expected), _MAX_TOLERANCE))
+        pairs.append((_difference(found, expected, samples), max(TOLERANCE, _OWN_ROUNDINGS * own)))
+    telling = [(difference, tolerance) for difference, tolerance in pairs if tolerance <= _MAX_TOLERANCE]
+    return max(telling or pairs, key=lambda pair: pair[0] / pair[1])
 
 
 def _difference(

@@ -208,7 +208,7 @@ ATTACKS = [
         "CIFAR, a negative size",
         lambda folder: cifar(folder, [tar_header("a", 0), tar_header("b", -512)]),
         "own_cifar",
-        DAMAGED,
+        f"{DAMAGED}|StageError: .*does not contain data_batch_1",  # from Python 3.13 on, tarfile ends there
     ),
     Attack(
         "CIFAR, 20,000 members",

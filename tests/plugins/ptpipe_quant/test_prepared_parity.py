@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -192,6 +193,32 @@ def test_normal_samples_are_enough_to_tell_a_difference(normal: float, large: fl
     found = [expected[0] + torch.tensor([0, large, normal, 0])[:, None]]
     difference, tolerance = prepared_parity._beside_own_rounding(found, expected, [[exact]])
     assert (difference > tolerance) == is_refused
+
+
+@builder
+def chaotic() -> nn.Module:
+    """Sines of large numbers, for samples of any size."""
+
+    class Chaotic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)
+            self.norm.running_var.fill_(3)
+            self.head = nn.Linear(8 * 36, NUM_CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.sin(1e6 * self.norm(self.conv(x))).flatten(1))
+
+    return Chaotic()
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_a_network_whose_outputs_are_rounding_alone_is_taken_with_a_notice(
+    ctx, events: list[Event], stage, config
+) -> None:
+    stage(config(backend=FIRST), ctx, make_model(chaotic))
+    (notice,) = (event.text for event in events if isinstance(event, Notice))
+    assert re.search(r"can't show that .* float32 changes them by [\d.]+ of the largest one", notice)
 
 
 @pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
