@@ -155,10 +155,10 @@ def test_rounding_that_the_users_network_amplifies_is_no_difference(ctx, monkeyp
 
 
 @builder
-def amplifying_large_samples() -> nn.Module:
-    """Sines of large numbers, where samples are large: nothing is left of a value's digits."""
+def sines_above(threshold: float) -> nn.Module:
+    """Sines of large numbers, where values are above this: nothing is left of their digits."""
 
-    class AmplifyingLargeSamples(nn.Module):
+    class Sines(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.conv, self.norm = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)
@@ -167,14 +167,14 @@ def amplifying_large_samples() -> nn.Module:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.norm(self.conv(x))
-            return self.head((y + torch.sin(1e6 * torch.relu(y - 3))).flatten(1))
+            return self.head((y + torch.sin(1e6 * torch.relu(y - threshold))).flatten(1))
 
-    return AmplifyingLargeSamples()
+    return Sines()
 
 
 @pytest.mark.parametrize(("stage", "config"), STAGES)
 def test_large_samples_whose_rounding_is_amplified_do_not_count(ctx, metrics, stage, config) -> None:
-    model = make_model(amplifying_large_samples)
+    model = make_model(sines_above, threshold=3)
     network = model.build().eval()
     (images,) = Expected.of(network, model.signature, train=False).inputs
     with torch.no_grad():
@@ -195,28 +195,11 @@ def test_normal_samples_are_enough_to_tell_a_difference(normal: float, large: fl
     assert (difference > tolerance) == is_refused
 
 
-@builder
-def chaotic() -> nn.Module:
-    """Sines of large numbers, for samples of any size."""
-
-    class Chaotic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)
-            self.norm.running_var.fill_(3)
-            self.head = nn.Linear(8 * 36, NUM_CLASSES)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(torch.sin(1e6 * self.norm(self.conv(x))).flatten(1))
-
-    return Chaotic()
-
-
 @pytest.mark.parametrize(("stage", "config"), STAGES)
 def test_a_network_whose_outputs_are_rounding_alone_is_taken_with_a_notice(
     ctx, events: list[Event], stage, config
 ) -> None:
-    stage(config(backend=FIRST), ctx, make_model(chaotic))
+    stage(config(backend=FIRST), ctx, make_model(sines_above, threshold=-100))
     (notice,) = (event.text for event in events if isinstance(event, Notice))
     assert re.search(r"can't show that .* float32 changes them by [\d.]+ of the largest one", notice)
 
