@@ -23,8 +23,8 @@ class Unrounding:
         self._graph = model.graph
         self._constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         self._grids: dict[str, tuple[float, int]] = {}  # of tensors that are integers in the file
-        self.rounds_bounds = False
-        """Whether a clip of integers has a bound that lay between two of them."""
+        self.still_rounds = False
+        """Whether a clip of integers has a bound that lay between two of them, or an LSTM rounds its own inputs."""
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, np.ndarray] = {}
 
@@ -72,13 +72,17 @@ class Unrounding:
             return
         self._grids[node.output[0]] = grid
         low, high = (int(self._constants[name]) for name in node.input[1:3])
-        self.rounds_bounds |= not {low, high} <= {0, grid[1], 255}
+        self.still_rounds |= not {low, high} <= {0, grid[1], 255}
         self._add("Clip", [node.input[0], *self._bounds(node, grid, low, high)], node)
 
     def _rewrite_concat(self, node: onnx.NodeProto) -> None:
         grids = {self._grids.get(name) for name in node.input}
         assert len(grids) == 1, f"{node.name} concatenates integers of different grids: {grids}"
         self._carry(node, grids.pop())
+
+    def _rewrite_dynamicquantizelstm(self, node: onnx.NodeProto) -> None:
+        self.still_rounds = True
+        self._other(node)
 
     def _other(self, node: onnx.NodeProto) -> None:
         grid = self._grids.get(node.input[0]) if node.input else None
@@ -103,12 +107,12 @@ class Unrounding:
 
 
 def unrounded_logits(path: Path, images_NCHW: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return what the file would compute if it rounded no activation, and whether it has bounds that are rounded."""
+    """Return what the file would compute if it rounded no activation, and whether it still rounds some."""
     model = onnx.load(str(path))
     unrounding = Unrounding(model)
     unrounding.rewrite()
     assert all(value.type.tensor_type.elem_type == TensorProto.FLOAT for value in model.graph.output)
-    return run_file(model.SerializeToString(), images_NCHW), unrounding.rounds_bounds
+    return run_file(model.SerializeToString(), images_NCHW), unrounding.still_rounds
 
 
 def run_file(content: bytes | str, images_NCHW: np.ndarray) -> np.ndarray:

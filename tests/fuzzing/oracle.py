@@ -34,7 +34,7 @@ F = nn.functional
 FLOAT_TOLERANCE = 1e-3
 """Of the largest value: sums of float32 in another order, and biases rounded to a thousandth of a step."""
 BOUND_TOLERANCE = 0.03
-"""Where a clamp's bound is rounded to a grid: half a step of it."""
+"""Where a clamp's bound is rounded to a grid: half a step of it; or what an LSTM rounds cannot be left unrounded."""
 MAX_STEPS = 1.5
 """A kernel's result is off by half a step for its last rounding, and at most one more."""
 

@@ -163,12 +163,12 @@ class Trip:
             return
         file = self.bench.run(export_onnx, {"num_samples": 12}, model=model, data=self.data)
         images_NCHW = self.images_NCHW.numpy().copy()
-        found_NK, rounds_bounds = unrounded_logits(file.path, images_NCHW)
+        found_NK, still_rounds = unrounded_logits(file.path, images_NCHW)
         oracle.assert_close(
             torch.from_numpy(found_NK),
             expected_NK,
             "the ONNX file, unrounded, against torch's network",
-            tolerance=oracle.BOUND_TOLERANCE if rounds_bounds else oracle.FLOAT_TOLERANCE,
+            tolerance=oracle.BOUND_TOLERANCE if still_rounds else oracle.FLOAT_TOLERANCE,
         )
         assert np.isfinite(run_file(str(file.path), images_NCHW)).all()
 
