@@ -359,10 +359,10 @@ def without_dynamic_rounding(module: nn.Module) -> nn.Module:
             linear.weight.copy_(weight)
             if bias is not None:
                 linear.bias.copy_(bias)
-        _replace(module, name, linear)
+        module.set_submodule(name, linear)
     recurrent = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, DynamicRecurrent)]
     for name, layer in recurrent:
-        _replace(module, name, _float_recurrent(layer))
+        module.set_submodule(name, _float_recurrent(layer))
     return module
 
 
@@ -376,8 +376,3 @@ def _float_recurrent(layer: DynamicRecurrent) -> nn.Module:
             if bias is not None:
                 twin.get_parameter(name.replace("weight", "bias")).copy_(bias)
     return twin
-
-
-def _replace(module: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(module.get_submodule(parent), child, layer)

@@ -56,11 +56,6 @@ class SquareCrop:
     max_pixels: int = MAX_PIXELS
     """A larger image, or one that is larger after resizing, is refused before it is decoded."""
 
-    @property
-    def resizing(self) -> Resizing:
-        """The resizing of an image that is decoded at its own size, as all formats but JPEG are."""
-        return Resizing(shorter_side=self.resize)
-
     def empty(self, num_images: int) -> npt.NDArray[np.uint8]:
         """Return an array for pixels, uint8 (B, H, W, C)."""
         import numpy as np
@@ -87,7 +82,7 @@ class SquareCrop:
         if image.mode in ("I", "I;16", "I;16B", "I;16L"):
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # Pillow would clip 16-bit values at 255
         image = image.convert("RGB" if self.channels == 3 else "L")
-        return self.resizing.fit(image, (self.size, self.size))
+        return Resizing(shorter_side=self.resize).fit(image, (self.size, self.size))
 
 
 @dataclass(frozen=True, eq=False)
