@@ -1,7 +1,7 @@
-"""`nn.MultiheadAttention` as a module that calls linear layers, which `quant.dynamic` can replace.
+"""Attention layers as modules that call linear layers, which `quant.dynamic` can replace.
 
-torch's keeps the weights of its projections in bare tensors, and gives them to one operator. So do its transformer
-layers in eval mode, hence `transformer_layers`.
+`nn.MultiheadAttention` keeps the weights of its projections in bare tensors, and gives them to one operator. So do
+torch's transformer layers in eval mode, hence `transformer_layers`; and so does torchvision's window attention.
 
 Shape legend: N batch, H heads, L queries, S keys, D features of a head, E = H D features of a token.
 """
@@ -15,6 +15,7 @@ from torch import nn
 
 from ptpipe import Context
 from ptpipe_quant.attention import Projections, attention_weights
+from ptpipe_quant.swin_attention import call_layers, is_window_attention
 from ptpipe_quant.transformer_layers import use_traceable_layers
 
 F = nn.functional
@@ -77,15 +78,17 @@ class SeparateAttention(Projections):
 
 
 def separate_projections(module: nn.Module, names: Collection[str]) -> nn.Module:
-    """Let these layers, each an `nn.MultiheadAttention`, call linear layers, in place; return the module.
+    """Let these layers, for each of which `is_attention` holds, call linear layers, in place; return the module.
 
     Nor do torch's transformer layers use fused operators and nested tensors then, if all of their attention is such.
     """
     separated: dict[nn.Module, SeparateAttention] = {}
     for name in names:
         layer = module.get_submodule(name)
-        assert isinstance(layer, nn.MultiheadAttention), type(layer)
-        separated[layer] = SeparateAttention(layer).train(layer.training)
+        if isinstance(layer, nn.MultiheadAttention):
+            separated[layer] = SeparateAttention(layer).train(layer.training)
+        else:
+            call_layers(layer)
     for name, layer in list(module.named_modules(remove_duplicate=False)):
         if layer in separated:
             module.set_submodule(name, separated[layer])
@@ -93,6 +96,11 @@ def separate_projections(module: nn.Module, names: Collection[str]) -> nn.Module
     stacks = {name: layer for name, layer in module.named_modules() if isinstance(layer, types)}
     use_traceable_layers(module, [name for name, layer in stacks.items() if any(map(_is_whole, layer.modules()))])
     return module
+
+
+def is_attention(layer: nn.Module) -> bool:
+    """Return whether a layer is attention that gives the weights of its projections to one function."""
+    return _is_whole(layer) or is_window_attention(layer)
 
 
 def _is_whole(layer: nn.Module) -> bool:
@@ -104,11 +112,11 @@ def separable_layers(build: Callable[[], nn.Module], is_same: Callable[[nn.Modul
 
     `build`: builds the float network. `is_same`: returns whether a network computes what the float one does.
     """
-    layers = {name: layer for name, layer in build().named_modules() if isinstance(layer, nn.MultiheadAttention)}
+    layers = {name: layer for name, layer in build().named_modules() if is_attention(layer)}
     reasons: dict[str, str] = {}
     candidates = []
     for name, layer in layers.items():
-        if type(layer) is not nn.MultiheadAttention:
+        if _is_whole(layer) and type(layer) is not nn.MultiheadAttention:
             reasons[name] = "its type is derived from MultiheadAttention"
         elif layer._forward_hooks or layer._forward_pre_hooks:
             reasons[name] = "it has hooks"

@@ -29,7 +29,7 @@ from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_layers, idle_pat
 from ptpipe_quant.int8_parity import MAX_STEPS, check_int8
 from ptpipe_quant.layer_forms import reparametrized_layers
 from ptpipe_quant.prepared_parity import Expected, check_prepared, probe_inputs
-from ptpipe_quant.separate_attention import separable_layers, separate_projections
+from ptpipe_quant.separate_attention import is_attention, separable_layers, separate_projections
 from ptpipe_quant.trace import float_names, functional_transposed, layers_to_quantize
 from ptpipe_torch import Data, FunctionRef, Model, Ranges
 from ptpipe_torch.distributed.worker_group import init_worker_group
@@ -55,7 +55,7 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     attention = separable_layers(model.build, run.is_reproduced_by, ctx)
     layers = names_to_quantize(lambda: separate_projections(model.build(), attention), skipped, run, ctx)
     quantize = FunctionRef.to(transforms.to_dynamic_int8, weights=weights, reduce_range=reduced, layers=layers)
-    has_attention = any(isinstance(layer, nn.MultiheadAttention) for layer in module.modules())
+    has_attention = any(map(is_attention, module.modules()))
     separate = [FunctionRef.to(transforms.separate_attention, layers=attention)] * has_attention
     storable = [type_ for type_ in STORABLE_LAYERS if config.convolutions == "store_int8" or type_ not in _CONVOLUTIONS]
     for pattern in idle_patterns(module, config.skip, nn.Linear, nn.MultiheadAttention, *storable):

@@ -127,15 +127,21 @@ def use_window_attention(module: nn.Module, leaves: Collection[str]) -> None:
     """Let torchvision's window attention call its layers, in place, except for those in `leaves`."""
     within = tuple(f"{leaf}." for leaf in leaves)
     for name, layer in module.named_modules():
-        if _is_window_attention(layer) and not f"{name}.".startswith(within):
-            if hasattr(layer, "logit_scale") and layer.qkv.bias is not None:
-                num_channels = layer.qkv.in_features  # the keys have no bias in version 2
-                layer.qkv.bias.data[num_channels : 2 * num_channels] = 0
-            type_: Any = type(layer)
-            layer.__class__ = _traceable(type_)
+        if is_window_attention(layer) and not f"{name}.".startswith(within):
+            call_layers(layer)
 
 
-def _is_window_attention(layer: nn.Module) -> bool:
+def call_layers(layer: Any) -> None:
+    """Let one layer of window attention call its layers, in place."""
+    if hasattr(layer, "logit_scale") and layer.qkv.bias is not None:
+        num_channels = layer.qkv.in_features  # the keys have no bias in version 2
+        layer.qkv.bias.data[num_channels : 2 * num_channels] = 0
+    type_: Any = type(layer)
+    layer.__class__ = _traceable(type_)
+
+
+def is_window_attention(layer: nn.Module) -> bool:
+    """Return whether a layer is torchvision's window attention."""
     # torchvision is not imported for two types.
     type_ = type(layer)
     is_torchvisions = type_.__module__ == "torchvision.models.swin_transformer"

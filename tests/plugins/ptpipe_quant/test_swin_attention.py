@@ -13,10 +13,20 @@ from torch import nn
 
 from ptpipe import Context
 from ptpipe_onnx import ExportConfig, export_onnx
-from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
+from ptpipe_quant import (
+    CalibrateConfig,
+    ConvertConfig,
+    DynamicConfig,
+    PrepareConfig,
+    calibrate,
+    convert,
+    dynamic,
+    prepare,
+)
 from ptpipe_quant.trace import float_names, trace_network
 from ptpipe_torch import Data, builder
 from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.int8.layers import DynamicLinear
 from ptpipe_torch.torchvision_compat import torchvision
 
 from ...signatures import pictures
@@ -59,6 +69,20 @@ def test_what_is_skipped_stays_whole() -> None:
     traced = trace_network(network, pictures((1, 8, 8)), float_names(network, ["*.1.1.attn"]))
     assert traced.float_names == ["1.features.1.1.attn"]
     assert type(traced.graph.get_submodule("1.features.1.1.attn")).__module__.startswith("torchvision")
+
+
+@pytest.mark.parametrize(("backend", "version"), [(TARGETS[0], 1), (TARGETS[-1], 2)])
+def test_dynamic(backend: str, version: int, digits: Data, ctx: Context, metrics: Any) -> None:
+    float_model = make_model(swin, version=version, window=2)
+    int8 = dynamic(DynamicConfig(backend=backend, skip=["*.1.1.attn.proj"]), ctx, float_model)
+    layers = {name for name, layer in int8.build().named_modules() if isinstance(layer, DynamicLinear)}
+    assert {name for name in layers if name.endswith((".qkv", ".proj"))} == {
+        f"1.features.1.{name}" for name in ("0.attn.qkv", "0.attn.proj", "1.attn.qkv")
+    }
+    export_onnx(ExportConfig(num_samples=64), ctx, int8, digits)
+    assert metrics()["top1_agreement"] == 1
+    num_linears = {1: 9, 2: 13}[version]  # those that compute version 2's bias of positions are constants of the file
+    assert f"8 of {num_linears} linear layers" in metrics()["integer_coverage"]
 
 
 @pytest.mark.thorough
