@@ -72,8 +72,9 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
 def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
     """Fold batch norms and insert observers, before quant.calibrate and quant.convert.
 
-    Fails if a line of the network can't be traced into a graph, and names it, or if a pattern of `skip` matches no
-    layer or one of `layers` decides nothing.
+    A submodule with a line that can't be traced into a graph stays float, and so does an operator that the backend
+    can't run or computes wrongly; notices name them. Fails, with the line, if the network's own forward pass can't be
+    traced, or if a pattern of `skip` matches no layer or one of `layers` decides nothing.
     """
     from ptpipe_quant import stages
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -26,11 +27,25 @@ from ptpipe_torch.model.example_inputs import copies
 _NUM_INTEGERS = 256
 
 
+class UnsupportedOperatorsError(StageError):
+    """Operators that an engine can't run as int8, or gets wrong."""
+
+    reasons: Mapping[str, str] = MappingProxyType({})
+    """Sentences by the operators' names in the traced network."""
+
+    @classmethod
+    def of(cls, reasons: Mapping[str, str], message: str) -> Self:
+        """Return the error."""
+        error = cls(message)
+        error.reasons = reasons
+        return error
+
+
 def dry_run(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor], backend: str) -> list[LayerDifference]:
     """Convert a prepared network with the ranges of these inputs, and run two samples. Consumes `prepared`.
 
     Return the layers that the engine, which must be selected, computes wrongly, the worst first; see
-    `int8_parity.check_int8`. Raises StageError, with the layer and the remedy, for what torch refuses.
+    `int8_parity.check_int8`. Raises UnsupportedOperatorsError, with the layer and the remedy, for what torch can't run.
     """
     _observe(ctx, prepared, inputs)
     twin = copy.deepcopy(prepared)
@@ -54,18 +69,21 @@ def dry_run(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor],
 def check_runs(ctx: Context, int8: nn.Module, inputs: Sequence[torch.Tensor], backend: str) -> None:
     """Run an int8 network: an engine reports unsupported operators only then. Log the additions that it leaves float.
 
-    Raises StageError with the layer, where the network is a graph, and the remedy.
+    Raises UnsupportedOperatorsError with the layer, where the network is a graph, and the remedy.
     """
     runner = _Runner(int8) if isinstance(int8, GraphModule) else int8
     try:
         with torch.no_grad(), deprecations_silenced():
             (runner.run if isinstance(runner, _Runner) else runner)(*inputs)
     except (RuntimeError, NotImplementedError) as error:
-        layer = runner.layer() if isinstance(runner, _Runner) else ""
-        place = f" at {layer}" if layer else ""
-        remedy = f"; leave it float (skip: [{layer.rpartition(' in ')[2]}])" if layer else ""
-        raise StageError(
-            f"{ctx.kind}: {backend} can't run this network as int8{place}: {first_line(error)}{remedy}"
+        reason, _, _ = first_line(error).partition(". ")  # what torch says more would take lines
+        if not isinstance(runner, _Runner):
+            raise StageError(f"{ctx.kind}: {backend} can't run this network as int8: {reason}") from error
+        layer = runner.layer()
+        raise UnsupportedOperatorsError.of(
+            {name: f"{name} stays float: {backend} can't run it as int8 ({reason})" for name in runner.alike()},
+            f"{ctx.kind}: {backend} can't run this network as int8 at {layer}: {reason}; leave it float "
+            f"(skip: [{layer.rpartition(' in ')[2]}])",
         ) from error
     for layer in runner.float_additions if isinstance(runner, _Runner) else ():
         ctx.log(f"{layer} is computed in float32: {backend} has no kernel for scales that differ so much")
@@ -87,16 +105,26 @@ class _Runner(Interpreter):
             self.float_additions.append(self.layer())
         return super().run_node(n)
 
+    def alike(self) -> Iterator[str]:
+        """Yield the names in the traced network of what was run last and, if that has no weights, of all its calls."""
+        graph: Any = self.module.graph
+        functions = graph.find_nodes(op="call_function", target=self._node.target) if self._node is not None else []
+        yield from map(_name, dict.fromkeys([*filter(None, [self._node]), *functions]))
+
     def layer(self) -> str:
         """Return the layer, or the function and the layer that calls it, that was run last."""
         node = self._node
         if node is None:
             return ""
-        name = node.stack_trace or node.name
+        name = _name(node)
         path = self._scopes.get(name, "")
         if node.op == "call_module":
             return path or str(node.target)
         return f"{name} in {path}" if path else name
+
+
+def _name(node: Node) -> str:
+    return node.stack_trace or node.name  # of a node that conversion made
 
 
 def _observe(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor]) -> None:
@@ -124,9 +152,11 @@ class _Observation(Interpreter):
             minimum, maximum = -zero_point * scale, (_NUM_INTEGERS - zero_point) * scale
             low, high = (limit.item() for limit in torch.aminmax(self.fetch_args_kwargs_from_env(n)[0][0]))
             if not minimum <= low <= high <= maximum:
-                raise StageError(
-                    f"{self._ctx.kind}: the int8 range of {n.all_input_nodes[0].name} is fixed at {minimum:.3g} to "
-                    f"{maximum:.3g}, but it has values of {low:.3g} to {high:.3g}: leave its layer float with skip"
+                operator = n.all_input_nodes[0].name
+                reason = f"is fixed at {minimum:.3g} to {maximum:.3g}, but it has values of {low:.3g} to {high:.3g}"
+                raise UnsupportedOperatorsError.of(
+                    {operator: f"{operator} stays float: its int8 range {reason}"},
+                    f"{self._ctx.kind}: the int8 range of {operator} {reason}: leave its layer float with skip",
                 )
         return super().run_node(n)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ptpipe import JSON, Context, PtpipeError, StageError
+from ptpipe import Context, StageError
 from ptpipe_quant import transforms
 from ptpipe_quant.calibration import Samples, not_finite, observed_tensors, run_calibration
 from ptpipe_quant.config import (
@@ -20,21 +20,20 @@ from ptpipe_quant.config import (
     DynamicConfig,
     PrepareConfig,
     PrepareQatConfig,
-    TracedConfig,
     own_options_of,
 )
 from ptpipe_quant.cpu import wants_reduced_range
-from ptpipe_quant.dry_run import check_runs, dry_run, freeze_ranges
+from ptpipe_quant.dry_run import check_runs, freeze_ranges
 from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_layers, idle_patterns, names_to_quantize
-from ptpipe_quant.int8_parity import MAX_STEPS, check_int8
+from ptpipe_quant.int8_parity import check_int8
 from ptpipe_quant.layer_forms import reparametrized_layers
-from ptpipe_quant.prepared_parity import Expected, check_prepared, probe_inputs
+from ptpipe_quant.preparation import for_conversion, prepare_model, truncated
+from ptpipe_quant.prepared_parity import probe_inputs
 from ptpipe_quant.separate_attention import is_attention, separable_layers, separate_projections
-from ptpipe_quant.trace import float_names, functional_transposed, layers_to_quantize
+from ptpipe_quant.trace import float_names, layers_to_quantize
 from ptpipe_torch import Data, FunctionRef, Model, Ranges
 from ptpipe_torch.distributed.worker_group import init_worker_group
-from ptpipe_torch.errors import first_line
-from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine, transposed_convolution_error
+from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.float_parts import float_parts, int8_parameters_fraction, num_int8_layers
 from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.int8_state import pack_state
@@ -70,6 +69,7 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
 
 def prepare(config: PrepareConfig, ctx: Context, model: Model, *, may_be_idle: bool = False) -> Model:
     """Implement `quant.prepare`. `may_be_idle`: whether patterns of `layers` may decide nothing."""
+    _check_float(model, ctx.kind)
     insert_observers = FunctionRef.to(
         transforms.prepare_static,
         inputs=[spec.to_json() for spec in model.signature.inputs],
@@ -84,11 +84,12 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model, *, may_be_idle: b
         stored=_stored_layers(config, model),
         calibrating=True,
     )
-    return _prepare(config, ctx, model, insert_observers, may_be_idle=may_be_idle)
+    return prepare_model(config, ctx, model, insert_observers, may_be_idle=may_be_idle)
 
 
 def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.prepare_qat`."""
+    _check_float(model, ctx.kind)
     _report_reparametrized(ctx, model)
     reduce_range = _reduced_range(config, ctx)
     if config.learned_step_size and reduce_range:
@@ -110,7 +111,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         freeze_at=config.freeze_at,
         learned_step_size=config.learned_step_size,
     )
-    return _prepare(config, ctx, model, insert_fake_quant, train=config.batch_norm == "train")
+    return prepare_model(config, ctx, model, insert_fake_quant, train=config.batch_norm == "train")
 
 
 def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -> tuple[Model, Ranges]:
@@ -167,7 +168,7 @@ def calibrated_network(model: Model, kind: str) -> GraphModule:
 
 def _standard(model: Model) -> Model:
     """Return a prepared model whose recipe builds the graph that FX converts and exporters take."""
-    return model.with_recipe(prepare=tuple(_for_conversion(ref) for ref in model.recipe.prepare))
+    return model.with_recipe(prepare=tuple(for_conversion(ref) for ref in model.recipe.prepare))
 
 
 def names_to_store(model: Model, prepared: GraphModule) -> list[str]:
@@ -187,22 +188,16 @@ def _check_float(model: Model, kind: str) -> None:
 
 
 def _stored_layers(config: BackendConfig, model: Model) -> list[str]:
-    """Return the layers without int8 kernels whose weights are stored as int8: tables and recurrent layers.
-
-    None of a model that is not float, which is refused later.
-    """
-    if model.recipe.backend is not None:
-        return []
+    """Return the layers without int8 kernels whose weights are stored as int8: tables and recurrent layers."""
     module = model.build()
     types = [type_ for type_ in STORABLE_LAYERS if type_ not in _CONVOLUTIONS]
     return storable_layers(module, layers_to_quantize(module, config.skip, *types))
 
 
 def _report_reparametrized(ctx: Context, model: Model) -> None:
-    names = [] if model.recipe.backend else reparametrized_layers(model.build())
-    if names:
+    if names := reparametrized_layers(model.build()):
         ctx.notice(
-            f"the weights of {', '.join(map(str, _truncated(names, 5)))} are computed from other parameters (weight "
+            f"the weights of {', '.join(map(str, truncated(names, 5)))} are computed from other parameters (weight "
             "norm, spectral norm); from here on they are parameters of their own, which training changes directly"
         )
 
@@ -220,106 +215,6 @@ def _reduced_range(config: ActivationConfig, ctx: Context) -> bool:
         reduced, reason = config.reduce_range, "set by the option"
     ctx.metric(reduce_range=reduced, reduce_range_reason=reason)
     return reduced
-
-
-def _prepare(
-    config: TracedConfig,
-    ctx: Context,
-    model: Model,
-    transform: FunctionRef,
-    *,
-    train: bool = False,
-    may_be_idle: bool = False,
-) -> Model:
-    """Apply a prepare transform, and prove that nothing but rounding changes the network. `train`: in train mode too.
-
-    Whatever conversion would refuse later is refused here: before training or calibration is paid for.
-    """
-    _check_float(model, ctx.kind)
-    with quantized_engine(config.backend), released_memory(), torch.random.fork_rng(devices=[]), torch.no_grad():
-        network = model.build()
-        transform = _with_skipped(transform, _unsupported_layers(network, model, config, ctx))
-        for name in layers_to_quantize(network, config.skip, nn.LSTM, nn.GRU, nn.RNN):
-            ctx.log(f"{name} stays float: torch has int8 kernels for recurrent layers in quant.dynamic alone")
-        expected = Expected.of(network, model.signature, train=train)
-        module = _applied(transform, network, ctx.kind)
-        if not is_prepared(module):
-            skipped = f" (skip: {', '.join(config.skip)})" if config.skip else ""
-            raise StageError(f"{ctx.kind}: no layer of this network can be quantized{skipped}")
-        _report_layers(module, ctx, may_be_idle=may_be_idle)
-        check_prepared(ctx, module, expected, model.build)
-        trial = _applied(_for_conversion(transform), model.build(), ctx.kind)
-        wrong = dry_run(ctx, trial, expected.inputs, config.backend)
-        if wrong and not _saturates_by_choice(transform, config):
-            raise StageError(
-                f"{ctx.kind}: {config.backend} computes {wrong[0].layer} wrongly: its output is up to "
-                f"{wrong[0].max_steps:.0f} steps from what its inputs say, where 1 is rounding. Choose another backend"
-            )
-        recipe = replace(model.recipe, prepare=(transform,), backend=config.backend)
-        ctx.metric(backend=config.backend, weights=chosen_weights(config))
-        return Model.from_module(recipe, module)
-
-
-def _report_layers(prepared: GraphModule, ctx: Context, *, may_be_idle: bool) -> None:
-    """Log what stays float, and what options by layer reach. Raises StageError for a pattern that decides nothing."""
-    if prepared.meta[transforms.IDLE] and not may_be_idle:
-        raise StageError(prepared.meta[transforms.IDLE][0])
-    for name, reason in prepared.meta[transforms.KEPT_FLOAT].items():
-        ctx.log(f"{name} stays float: {reason}")
-    for pattern, names in prepared.meta[transforms.REACHED].items():
-        ctx.log(f"layers: {pattern!r} decides {', '.join(names) or 'operators without weights'}")
-
-
-def _saturates_by_choice(transform: FunctionRef, config: ActivationConfig) -> bool:
-    """Return whether sums may saturate since the user wants 8-bit activations: `quant.convert` has the real ranges."""
-    return wants_reduced_range(config.backend)[0] and not transform.arguments["reduce_range"]
-
-
-def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModule:
-    try:
-        prepared = transform.resolve("transform")(network, **transform.arguments)
-    except PtpipeError:
-        raise
-    except Exception as error:  # torch's own passes raise anything
-        raise StageError(f"{kind}: torch can't prepare this network for int8: {first_line(error)}") from error
-    assert isinstance(prepared, GraphModule), type(prepared)
-    return prepared
-
-
-def _unsupported_layers(network: nn.Module, model: Model, config: TracedConfig, ctx: Context) -> list[str]:
-    """Return transposed convolutions that the engine gets wrong; they stay float, which is reported."""
-    skipped = float_names(network, config.skip)
-    left_float = tuple(f"{name}." for name in skipped)
-    layers = dict(network.named_modules()) | functional_transposed(
-        network, model.signature.inputs, skipped, config.route
-    )
-    names = [
-        name
-        for name, layer in layers.items()
-        if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-        and not f"{name}.".startswith(left_float)
-        and transposed_convolution_error(layer, config.backend) > MAX_STEPS
-    ]
-    if names:
-        ctx.notice(
-            f"{', '.join(names)} stay float: {config.backend}'s transposed convolution computes them wrongly or loses "
-            "their weights"
-        )
-        ctx.metric(kept_float=_truncated(names))
-    return names
-
-
-def _with_skipped(transform: FunctionRef, names: Sequence[str]) -> FunctionRef:
-    skip = transform.arguments["skip"]
-    assert isinstance(skip, list), skip
-    return FunctionRef(transform.address, {**transform.arguments, "skip": [*skip, *names]})
-
-
-def _for_conversion(transform: FunctionRef) -> FunctionRef:
-    """Return the same transform, set to return the graph that FX converts and exporters take."""
-    standard = {"calibrating": False, "freeze_at": None}
-    arguments = {name: standard.get(name, value) for name, value in transform.arguments.items()}
-    return FunctionRef(transform.address, arguments)
 
 
 def _ranges(module: GraphModule) -> Iterator[tuple[str, float, float]]:
@@ -376,11 +271,6 @@ def _report_int8(ctx: Context, model: Model, module: nn.Module, stored: Mapping[
         backend=model.recipe.backend,
         int8_layers=num_int8,
         int8_parameters_fraction=round(int8_parameters_fraction(module), 4),
-        float_layers=_truncated(float_parts(module)),
-        stored_as_int8=_truncated(stored),
+        float_layers=truncated(float_parts(module)),
+        stored_as_int8=truncated(stored),
     )
-
-
-def _truncated(names: Iterable[str], limit: int = 20) -> list[JSON]:
-    shown = list[JSON](names)
-    return shown if len(shown) <= limit else [*shown[:limit], f"and {len(shown) - limit} more"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -104,8 +104,32 @@ class TracedNetwork:
     """Attention, and functions with weights by the line that calls them, that stay float, and why."""
 
 
+class UntraceableError(StageError):
+    """A line of a network that can't be traced."""
+
+    layer: str = ""
+    """The innermost module that the line belongs to; empty: the network itself."""
+    reason: str = ""
+    """The line, and why."""
+
+    @classmethod
+    def at(cls, layer: str, reason: str) -> Self:
+        """Return the error."""
+        remedy = f", or leave that layer float: skip: [{layer}]" if layer else ""
+        error = cls(
+            f"{reason}. Let torch.export trace it (route: export), write it without branches or loops that depend on "
+            f"tensors{remedy}"
+        )
+        error.layer, error.reason = layer, reason
+        return error
+
+
 def trace_network(
-    module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str] = (), route: str = "fx"
+    module: nn.Module,
+    inputs: Sequence[TensorSpec],
+    leaves: Sequence[str] = (),
+    route: str = "fx",
+    float_operators: Sequence[str] = (),
 ) -> TracedNetwork:
     """Trace the network's forward pass in eval mode, for these inputs, and normalize it.
 
@@ -115,8 +139,9 @@ def trace_network(
     separate module, which fuses with the layer before it; `nn.Flatten` is a function, which has an int8 form; dropout
     is an `nn.Identity` that keeps it as `_dropout_for_training`.
 
-    `route`: how it is traced, see `TracedConfig`. Raises StageError with the line of the model that can't be traced, or
-    not be made out of place.
+    `route`: how it is traced, see `TracedConfig`. `float_operators`: further ones to leave float, by their names in the
+    graph. Raises UntraceableError with the line of the model that can't be traced, and StageError for one that can't be
+    made out of place.
     """
     store_weights(module)
     kept_float = {name: reason for name, reason in derived_attention(module).items() if name not in leaves}
@@ -139,7 +164,8 @@ def trace_network(
     reasons = {node.name: _NO_PRODUCT for node in products_without_kernel(graph)} | reasons
     kept_float |= {lines[name]: reason for name, reason in reasons.items()}
     float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
-    for node in operators_to_leave_float(graph):
+    named = [node for node in graph.graph.nodes if node.name in float_operators]
+    for node in dict.fromkeys([*operators_to_leave_float(graph), *named]):
         if node.op == "call_module":
             float_names.append(str(node.target))
         else:
@@ -163,7 +189,7 @@ def _traced(
     except Exception as error:  # a network may raise anything while it is traced
         if route == "export":
             raise StageError(f"torch.export can't trace the network: {first_line(error)}") from error
-        raise StageError(_untraceable(module, error)) from error
+        raise _untraceable(module, error) from error
 
 
 def functional_transposed(
@@ -176,8 +202,8 @@ def functional_transposed(
     return transposed_layers(network.graph, network.scopes)
 
 
-def _untraceable(module: nn.Module, error: Exception) -> str:
-    """Return a message with the line and the layer of the model where tracing stopped."""
+def _untraceable(module: nn.Module, error: Exception) -> UntraceableError:
+    """Return the error for the line and the layer of the model where tracing stopped."""
     internal = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__, tracer.__file__))
     names = {id(part): name for name, part in module.named_modules()}
     place, layer = "", ""
@@ -188,8 +214,4 @@ def _untraceable(module: nn.Module, error: Exception) -> str:
         place = f"{path}:{line}: `{linecache.getline(path, line).strip()}`"
         layer = names.get(id(frame.f_locals.get("self")), layer)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    remedy = f", or leave that layer float: skip: [{layer}]" if layer else ""
-    return (
-        f"{place or 'the network'} can't be traced into a graph ({reason}). Let torch.export trace it (route: export), "
-        f"write it without branches or loops that depend on tensors{remedy}"
-    )
+    return UntraceableError.at(layer, f"{place or 'the network'} can't be traced into a graph ({reason})")

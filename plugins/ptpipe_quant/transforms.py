@@ -46,7 +46,7 @@ class _Scheme:
     `inputs`: of the network, as `TensorSpec.to_json` writes them; sizes that branches of the network depend on, become
     constants of the graph. `layers`: patterns with options of their own, in order. `stored`: layers without int8
     kernels, whose weights `quant.convert` rounds. `corrected_biases`: layers whose bias `quant.bias_correct` has set;
-    those without a bias get one.
+    those without a bias get one. `float_operators`: see `trace_network`.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -58,6 +58,7 @@ class _Scheme:
     layers: Sequence[tuple[str, Options]] = ()
     stored: Sequence[str] = ()
     corrected_biases: Sequence[str] = ()
+    float_operators: Sequence[str] = ()
 
     def prepare(self, module: nn.Module, qconfig: QConfigFactory, *, is_qat: bool, fold: bool) -> GraphModule:
         """Trace the network and insert what `qconfig` returns. `fold`: batch norms.
@@ -66,7 +67,8 @@ class _Scheme:
         """
         inputs = tuple(map(TensorSpec.from_json, self.inputs))
         rules = layer_rules(module, self.layers)
-        network = trace_network(module, inputs, float_names(module, self.skip), self.route)
+        leaves = float_names(module, self.skip)
+        network = trace_network(module, inputs, leaves, self.route, self.float_operators)
         graph, left_float = network.graph, network.float_names
         _add_biases(graph, self.corrected_biases)
         narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in left_float]

@@ -87,6 +87,7 @@ class _FixedRanges:
 
     def __init__(self, prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:
         self._prepared = prepared
+        self._qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
         self._grids = {
             target: grid
             for target, qconfig in mapping.object_type_qconfigs.items()
@@ -104,11 +105,16 @@ class _FixedRanges:
         target = self._target(source)
         if target in self._grids:
             return self._grids[target] == grid
-        return target in self._sharing and all(
-            (observer := observer_at(self._prepared, node)) is not None
-            and fixed_grid(observer) == grid
-            and self.is_bounded(node)
-            for node in _tensor_inputs(source)
+        is_int8 = self._qconfigs.get(source.name) is not None  # in float, an interpolation may leave the range
+        return (
+            is_int8
+            and target in self._sharing
+            and all(
+                (observer := observer_at(self._prepared, node)) is not None
+                and fixed_grid(observer) == grid
+                and self.is_bounded(node)
+                for node in _tensor_inputs(source)
+            )
         )
 
     def shares_grid(self, operator: Node) -> bool:

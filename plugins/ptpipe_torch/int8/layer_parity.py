@@ -41,6 +41,8 @@ class LayerDifference:
     """Name of the quantize node in the reference network."""
     layer: str
     """What the user calls it: the path of a module, or a function and the module that calls it."""
+    operator: str
+    """Name of its node in the traced network."""
     max_steps: float
     """Largest difference, in quantization steps of the output."""
     fraction: float
@@ -140,21 +142,23 @@ class _LayerByLayer(Interpreter):
             return result
         (value, scale, _, *limits), _ = self.fetch_args_kwargs_from_env(n)
         is_tie = ((value / scale).frac().abs() - 0.5).abs() <= NEAR_TIE
-        difference = _difference(n.name, name, found, result, is_tie, limits[:2])
-        self.layers.append(difference)
+        steps, fraction = _difference(found, result, is_tie, limits[:2])
+        operator = source_nodes(n, self.module)[-1].name  # type: ignore[arg-type]  # as above
+        self.layers.append(LayerDifference(n.name, name, operator, steps, fraction))
         return found if found.shape == result.shape else result  # what comes behind could not run on other shapes
 
 
 def _difference(
-    node: str, layer: str, found: torch.Tensor, expected: torch.Tensor, is_tie: torch.Tensor, limits: Sequence[int]
-) -> LayerDifference:
+    found: torch.Tensor, expected: torch.Tensor, is_tie: torch.Tensor, limits: Sequence[int]
+) -> tuple[float, float]:
+    """Return the largest difference in steps, and the fraction of the elements that differ; see `LayerDifference`."""
     if found.shape != expected.shape:
-        return LayerDifference(node, layer, float("inf"), 1.0)
+        return float("inf"), 1.0
     # Integers of another grid may stand for values beyond the limits of this one.
     steps = (found.float().clamp(*limits) - expected.float()).abs().nan_to_num(nan=torch.inf)
     if not steps.numel():
-        return LayerDifference(node, layer, 0.0, 0.0)
-    return LayerDifference(node, layer, steps.max().item(), ((steps > 0.5) & ~is_tie).float().mean().item())
+        return 0.0, 0.0
+    return steps.max().item(), ((steps > 0.5) & ~is_tie).float().mean().item()
 
 
 def _relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:

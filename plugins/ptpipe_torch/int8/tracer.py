@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_aggregate
+from torch.fx.proxy import Attribute
 
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.model.example_inputs import zeros
@@ -83,6 +84,12 @@ class NetworkTracer(QuantizationTracer):
         node.meta[SOURCE_LINE] = _source_line()
         return node
 
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Record a call; trace into a module that is none of the network's but made by it (`nn.ReLU()(x)`)."""
+        if m in (self.submodule_paths or {}) or next(m.parameters(), None) is not None:
+            return super().call_module(m, forward, args, kwargs)
+        return forward(*args, **kwargs)
+
     def _proxy_placeholder(self, name: str, concrete_args: Any, sig: inspect.Signature, fn: Any) -> Any:
         if has_kept_default(sig, name, self._num_inputs):
             return sig.parameters[name].default
@@ -112,9 +119,18 @@ class SizedProxy(NetworkProxy):
         return iter([parts[index] for index in range(len(self))])
 
     def __getattr__(self, name: str) -> Any:
-        if name == "shape" and all(isinstance(value, torch.Tensor) for value in self.__dict__["values"]):
-            return self._sizes()
-        return self.dim() if name == "ndim" else super().__getattr__(name)
+        if name == "ndim":
+            return self.dim()
+        if all(isinstance(value, torch.Tensor) for value in self.__dict__["values"]):
+            if name == "shape":
+                return self._sizes()
+            if name == "device":
+                return DeviceProxy(self, name)
+            if name == "dtype" or name.startswith("is_"):
+                known = {getattr(value, name, None) for value in self.__dict__["values"]}
+                if len(known) == 1 and isinstance(value := known.pop(), torch.dtype | bool):
+                    return value
+        return super().__getattr__(name)
 
     def _tensors(self) -> tuple[Any, Any]:
         first, second = self.__dict__["values"]
@@ -130,10 +146,26 @@ class SizedProxy(NetworkProxy):
         )
 
 
+class DeviceProxy(Attribute):
+    """The device of a tensor: known where the network branches on it, else recorded, since the network may move."""
+
+    @property
+    def type(self) -> Any:
+        return _value_of(self, 0).type
+
+    def __eq__(self, other: object) -> bool:
+        return bool(_value_of(self, 0) == _value_of(other, 0))
+
+    def __ne__(self, other: object) -> bool:  # Proxy has one of its own
+        return not self == other
+
+    __hash__ = Attribute.__hash__
+
+
 class SizedTracer(NetworkTracer):
     """Runs the network while it traces it, so that branches on sizes (`if x.shape[-1] > 8:`) can be decided.
 
-    The graph is right for inputs of these shapes, in batches of any size.
+    Likewise on types and devices. The graph is right for inputs of these shapes, in batches of any size.
     """
 
     def __init__(self, leaves: Iterable[str], inputs: Sequence[TensorSpec]) -> None:

@@ -177,7 +177,7 @@ def test_what_stays_float_is_reported(ctx, events) -> None:
 def test_a_transposed_convolution_that_the_engine_gets_wrong_stays_float(ctx, events, noise) -> None:
     """fbgemm computes 2x2 kernels with stride 2 wrongly."""
     prepared = prepare(PrepareConfig(backend="fbgemm"), ctx, model_of("doubled"))
-    assert "w stay float: fbgemm's transposed convolution" in texts(events, Notice)
+    assert "w stays float: fbgemm's transposed convolution" in texts(events, Notice)
     convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, noise).model)
 
 

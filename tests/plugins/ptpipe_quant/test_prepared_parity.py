@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,11 +11,9 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe.events import Event, Notice
-from ptpipe_quant import PrepareConfig, PrepareQatConfig, prepare, prepare_qat, prepared_parity, stages, transforms
+from ptpipe_quant import PrepareConfig, PrepareQatConfig, prepare, prepare_qat, prepared_parity, transforms
 from ptpipe_quant.prepared_parity import Expected
 from ptpipe_torch import builder
-from ptpipe_torch.int8.engine import supported_engines
-from ptpipe_torch.int8.layer_parity import LayerDifference
 
 from .conftest import BACKENDS, NUM_CLASSES, make_model, mixed_net
 
@@ -38,31 +35,6 @@ def two_outputs(*, as_dict: bool) -> nn.Module:
             return {"logits": logits_NK, "other": x} if as_dict else (logits_NK, x)
 
     return TwoOutputs()
-
-
-@builder
-def upsampling() -> nn.Module:
-    """The upsampling of every U-Net."""
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(8, 8, 2, 2), nn.Conv2d(8, 4, 3), nn.Flatten(),
-        nn.Linear(4 * 14 * 14, NUM_CLASSES),
-    )  # fmt: skip
-
-
-@builder
-def small_mean() -> nn.Module:
-    """A mean over maps of one pixel, which fbgemm's kernel refuses."""
-
-    class SmallMean(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.features = nn.Sequential(nn.Conv2d(1, 8, 8), nn.ReLU())
-            self.head = nn.Linear(8, NUM_CLASSES)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return self.head(self.features(x).mean([2, 3]))
-
-    return SmallMean()
 
 
 @pytest.mark.parametrize(("stage", "config"), STAGES)
@@ -202,80 +174,3 @@ def test_a_network_whose_outputs_are_rounding_alone_is_taken_with_a_notice(
     stage(config(backend=FIRST), ctx, make_model(sines_above, threshold=-100))
     (notice,) = (event.text for event in events if isinstance(event, Notice))
     assert re.search(r"can't show that .* float32 changes them by [\d.]+ of the largest one", notice)
-
-
-@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
-@pytest.mark.parametrize(("stage", "config"), STAGES)
-def test_transposed_convolutions_that_an_engine_gets_wrong_stay_float(
-    ctx, events: list[Event], metrics, stage, config
-) -> None:
-    prepared = stage(config(backend="fbgemm"), ctx, make_model(upsampling))
-    assert metrics()["kept_float"] == ["2"]
-    assert ["2 stay float: fbgemm's" in event.text for event in events if isinstance(event, Notice)] == [True]
-    assert prepared.recipe.prepare[0].arguments["skip"] == ["2"]
-    stage(config(backend="qnnpack"), ctx, make_model(upsampling))
-
-
-@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
-@pytest.mark.parametrize(("stage", "config"), STAGES)
-def test_what_an_engine_refuses_is_known_before_training(ctx, monkeypatch, stage, config) -> None:
-    def refuse(*_arguments: Any, **_options: Any) -> Any:
-        raise RuntimeError("required rank 4 tensor to use channels_last format")
-
-    from torch.ao.nn.intrinsic.quantized import ConvReLU2d
-
-    monkeypatch.setattr(ConvReLU2d, "forward", refuse)
-    with pytest.raises(StageError, match=r"fbgemm can't run .* at features.0: required rank 4 .*skip: \[features.0\]"):
-        stage(config(backend="fbgemm"), ctx, make_model(small_mean))
-
-
-@builder
-def between(*, prelu: bool) -> nn.Module:
-    """A layer whose int8 kernel in qnnpack computes another function (torch 2.13)."""
-    layer = nn.PReLU() if prelu else nn.AvgPool2d(3, 1, 1, count_include_pad=False)
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 3), layer, nn.Conv2d(6, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 36, NUM_CLASSES)
-    )
-
-
-@pytest.mark.skipif("qnnpack" not in supported_engines(), reason="its kernels are wrong")
-@pytest.mark.parametrize(("stage", "config"), STAGES)
-@pytest.mark.parametrize("prelu", [True, False])
-def test_what_an_engine_computes_wrongly_is_known_before_training(ctx, stage, config, prelu) -> None:
-    with pytest.raises(StageError, match=r"qnnpack computes 1 wrongly: its output is up to \d+ steps"):
-        stage(config(backend="qnnpack"), ctx, make_model(between, prelu=prelu))
-    if "fbgemm" in supported_engines() and not prelu:
-        stage(config(backend="fbgemm"), ctx, make_model(between, prelu=prelu))
-
-
-@builder
-def overshooting() -> nn.Module:
-    """Bicubic interpolation leaves the range of a sigmoid, 0 to 1, whose grid its output has."""
-
-    class Overshooting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 4, 3)
-            nn.init.normal_(self.first.weight, std=9)
-            self.head = nn.Linear(400, NUM_CLASSES)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            x = nn.functional.interpolate(self.first(x).sigmoid(), scale_factor=2, mode="bicubic")
-            return self.head(self.last(x).flatten(1))
-
-    return Overshooting()
-
-
-@pytest.mark.parametrize(("stage", "config"), STAGES)
-def test_values_outside_of_a_fixed_range_are_known_before_training(ctx, stage, config) -> None:
-    with pytest.raises(StageError, match=r"the int8 range of \w+ is fixed at 0 to 1, but it has values of -\d"):
-        stage(config(backend=FIRST), ctx, make_model(overshooting))
-
-
-@pytest.mark.parametrize(("reduce_range", "is_refused"), [(False, False), ("auto", True), (True, True)])
-def test_sums_may_saturate_where_the_user_wants_all_8_bits(ctx, monkeypatch, reduce_range, is_refused) -> None:
-    monkeypatch.setattr(stages, "wants_reduced_range", lambda backend: (True, "no VNNI"))
-    monkeypatch.setattr(stages, "dry_run", lambda *_: [LayerDifference("conv", "3", 40.0, 0.5)])
-    config = PrepareConfig(backend=FIRST, reduce_range=reduce_range)
-    with pytest.raises(StageError, match="computes 3 wrongly") if is_refused else nullcontext():
-        prepare(config, ctx, make_model(mixed_net))

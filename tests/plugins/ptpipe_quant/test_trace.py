@@ -184,6 +184,65 @@ def test_a_branch_on_the_batch_is_refused() -> None:
         trace_network(Sizes(0), pictures((1, 9, 9)))
 
 
+class Facts(nn.Module):
+    """Asks a tensor for what does not depend on its values."""
+
+    def __init__(self, fact: str) -> None:
+        super().__init__()
+        self.fact, self.conv = fact, nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        match self.fact:
+            case "dtype":
+                return x.clamp(min=torch.finfo(x.dtype).tiny) if x.dtype == torch.float32 else x.double()
+            case "device type":
+                return x.relu() if x.device.type != "meta" else x.neg()
+            case "device":
+                other = x + torch.ones(1, device=x.device)
+                return x.neg() if x.device != torch.device("cpu") or x.device != other.device else other.relu()
+            case "is_cuda":
+                return x.neg() if x.is_cuda else x.relu()
+        raise AssertionError(self.fact)
+
+
+@pytest.mark.parametrize("fact", ["dtype", "device type", "device", "is_cuda"])
+def test_branches_on_types_and_devices_are_decided(fact: str) -> None:
+    network = Facts(fact).eval()
+    graph, x = trace_network(network, pictures((1, 8, 8))).graph, torch.randn(3, 1, 8, 8)
+    assert torch.equal(graph(x), network(x))
+
+
+def test_the_device_of_new_tensors_is_the_inputs() -> None:
+    graph = trace_network(Facts("device"), pictures((1, 8, 8))).graph
+    assert graph.to("meta")(torch.zeros(2, 1, 8, 8, device="meta")).device.type == "meta"
+
+
+class Making(nn.Module):
+    """Makes layers when it is called; `weighted`: one with weights."""
+
+    def __init__(self, *, weighted: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.made = [nn.Conv2d(4, 4, 1)] if weighted else []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))(self.conv(x))
+        return self.made[0](x) if self.made else x
+
+
+def test_layers_made_by_a_call_are_functions() -> None:
+    network, x = Making().eval(), torch.randn(3, 1, 8, 8)
+    graph = trace_network(network, pictures((1, 8, 8))).graph
+    assert operators(graph) == [nn.Conv2d, nn.ReLU, F.max_pool2d]
+    assert torch.equal(graph(x), network(x))
+
+
+def test_weights_that_are_not_the_networks_are_refused() -> None:
+    with pytest.raises(StageError, match=r"`return self.made.* can't be traced .*not installed as a submodule"):
+        trace_network(Making(weighted=True), pictures((1, 8, 8)))
+
+
 def test_a_layer_called_twice_trains_one_weight() -> None:
     layer = nn.Conv2d(1, 1, 3, padding=1)
     graph = trace_network(nn.Sequential(layer, nn.ReLU(), layer), pictures((1, 8, 8))).graph

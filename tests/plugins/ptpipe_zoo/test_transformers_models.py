@@ -37,6 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bert": LAYERS,
     "roberta": LAYERS,
     "distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32},
+    "deberta-v2": LAYERS,
     "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
     "llama": LAYERS,
 }
@@ -117,9 +118,10 @@ def test_a_file_computes_what_torch_does_at_every_length(model_type: str, path: 
     ("model_type", "path", "backend"),
     [
         ("gpt2", "static", "fbgemm"),
+        ("distilbert", "qat", "fbgemm"),
         *(
             pytest.param(model_type, path, backend, marks=pytest.mark.thorough)
-            for model_type in ("bert", "gpt2")
+            for model_type in ("bert", "gpt2", "deberta-v2")
             for path in ("static", "qat")
             for backend in ("fbgemm", "qnnpack")
             if (model_type, path, backend) != ("gpt2", "static", "fbgemm")

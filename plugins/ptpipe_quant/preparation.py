@@ -1,0 +1,192 @@
+"""Applying a prepare transform to a network; what can't be traced, run or computed rightly in int8 stays float.
+
+Whatever conversion would refuse later is found here: before training or calibration is paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from ptpipe import JSON, Context, PtpipeError, StageError
+from ptpipe_quant import transforms
+from ptpipe_quant.config import ActivationConfig, TracedConfig
+from ptpipe_quant.cpu import wants_reduced_range
+from ptpipe_quant.dry_run import UnsupportedOperatorsError, dry_run
+from ptpipe_quant.int8_parity import MAX_STEPS
+from ptpipe_quant.prepared_parity import Expected, Inputs, check_prepared
+from ptpipe_quant.trace import UntraceableError, float_names, functional_transposed, layers_to_quantize
+from ptpipe_torch import FunctionRef, Model
+from ptpipe_torch.errors import first_line
+from ptpipe_torch.int8.engine import quantized_engine, transposed_convolution_error
+from ptpipe_torch.int8.fx import is_prepared
+from ptpipe_torch.runtime import released_memory
+
+
+def prepare_model(
+    config: TracedConfig,
+    ctx: Context,
+    model: Model,
+    transform: FunctionRef,
+    *,
+    train: bool = False,
+    may_be_idle: bool = False,
+) -> Model:
+    """Apply a prepare transform, and prove that nothing but rounding changes the network.
+
+    `train`: in train mode too. `may_be_idle`: whether patterns of `layers` may decide nothing.
+    """
+    with quantized_engine(config.backend), released_memory(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        network = model.build()
+        for name in layers_to_quantize(network, config.skip, nn.LSTM, nn.GRU, nn.RNN):
+            ctx.log(f"{name} stays float: torch has int8 kernels for recurrent layers in quant.dynamic alone")
+        preparation = _Preparation(config, ctx, model, Expected.of(network, model.signature, train=train))
+        transform, module = preparation.apply(transform, network)
+        _report_layers(module, ctx, may_be_idle=may_be_idle)
+        check_prepared(ctx, module, preparation.expected, model.build)
+        ctx.metric(backend=config.backend, weights=transform.arguments["weights"])
+        return Model.from_module(replace(model.recipe, prepare=(transform,), backend=config.backend), module)
+
+
+def for_conversion(transform: FunctionRef) -> FunctionRef:
+    """Return the same transform, set to return the graph that FX converts and exporters take."""
+    standard = {"calibrating": False, "freeze_at": None}
+    arguments = {name: standard.get(name, value) for name, value in transform.arguments.items()}
+    return FunctionRef(transform.address, arguments)
+
+
+@dataclass
+class _Preparation:
+    """Applies a transform as often as it takes to know what stays float."""
+
+    config: TracedConfig
+    ctx: Context
+    model: Model
+    expected: Expected
+    stopped: list[UntraceableError | UnsupportedOperatorsError] = field(default_factory=list)
+    """Why the transforms before could not be applied."""
+
+    def apply(self, transform: FunctionRef, network: nn.Module) -> tuple[FunctionRef, GraphModule]:
+        """Return the transform with what stays float, and what it makes of the float network, which is consumed."""
+        while True:
+            try:
+                complete, module, unsupported = self._attempt(transform, network)
+                break
+            except (UntraceableError, UnsupportedOperatorsError) as error:
+                known = [*self._layers(), *self._operators()]
+                self.stopped.append(error)
+                if [*self._layers(), *self._operators()] == known:
+                    raise
+                network = self.model.build()
+        self._report(unsupported)
+        return complete, module
+
+    def _layers(self) -> list[str]:
+        stopped = (error.layer for error in self.stopped if isinstance(error, UntraceableError))
+        return [layer for layer in dict.fromkeys(stopped) if layer]
+
+    def _operators(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for error in self.stopped:
+            found |= error.reasons if isinstance(error, UnsupportedOperatorsError) else {}
+        return found
+
+    def _attempt(self, transform: FunctionRef, network: nn.Module) -> tuple[FunctionRef, GraphModule, list[str]]:
+        """Return also the transposed convolutions that the engine gets wrong."""
+        unsupported = self._wrong_transposed(network)
+        skip = [*self.config.skip, *self._layers(), *unsupported]
+        kept_float: dict[str, JSON] = {"skip": list[JSON](skip), "float_operators": list[JSON](self._operators())}
+        complete = FunctionRef(transform.address, {**transform.arguments, **kept_float})
+        module = _applied(complete, network, self.ctx.kind)
+        if not is_prepared(module):
+            if self.stopped:
+                raise self.stopped[0]
+            skipped = f" (skip: {', '.join(self.config.skip)})" if self.config.skip else ""
+            raise StageError(f"{self.ctx.kind}: no layer of this network can be quantized{skipped}")
+        self._try_conversion(complete, self.expected.inputs)
+        return complete, module, unsupported
+
+    def _try_conversion(self, transform: FunctionRef, inputs: Inputs) -> None:
+        trial = _applied(for_conversion(transform), self.model.build(), self.ctx.kind)
+        wrong = dry_run(self.ctx, trial, inputs, self.config.backend)
+        if wrong and not _saturates_by_choice(transform, self.config):
+            backend = self.config.backend
+            texts = {
+                layer.operator: f"{layer.layer} stays float: {backend} computes it wrongly: its output is up to "
+                f"{layer.max_steps:.0f} steps from what its inputs say, where 1 is rounding"
+                for layer in wrong
+            }
+            raise UnsupportedOperatorsError.of(
+                texts,
+                f"{self.ctx.kind}: {backend} computes {wrong[0].layer} wrongly: its output is up to "
+                f"{wrong[0].max_steps:.0f} steps from what its inputs say, where 1 is rounding. Choose another backend",
+            )
+
+    def _wrong_transposed(self, network: nn.Module) -> list[str]:
+        inputs, route = self.model.signature.inputs, self.config.route
+        skipped = float_names(network, [*self.config.skip, *self._layers()])
+        left_float = tuple(f"{name}." for name in skipped)
+        layers = dict(network.named_modules()) | functional_transposed(network, inputs, skipped, route)
+        return [
+            name
+            for name, layer in layers.items()
+            if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+            and not f"{name}.".startswith(left_float)
+            and transposed_convolution_error(layer, self.config.backend) > MAX_STEPS
+        ]
+
+    def _report(self, unsupported: Sequence[str]) -> None:
+        reasons: dict[str, list[str]] = {}
+        for error in self.stopped:
+            if isinstance(error, UntraceableError):
+                reasons.setdefault(f"{error.reason}; route: export may trace it", []).append(error.layer)
+        for reason, names in reasons.items():
+            self.ctx.notice(f"{_stay_float(names)}: {reason}")
+        for sentence in self._operators().values():
+            self.ctx.notice(sentence)
+        if unsupported:
+            self.ctx.notice(
+                f"{_stay_float(unsupported)}: {self.config.backend}'s transposed convolution computes another "
+                "function here, or loses the weights"
+            )
+            self.ctx.metric(kept_float=truncated(unsupported))
+
+
+def _stay_float(names: Sequence[str]) -> str:
+    return f"{', '.join(map(str, truncated(names, 5)))} {'stays' if len(names) == 1 else 'stay'} float"
+
+
+def _report_layers(prepared: GraphModule, ctx: Context, *, may_be_idle: bool) -> None:
+    """Log what stays float, and what options by layer reach. Raises StageError for a pattern that decides nothing."""
+    if prepared.meta[transforms.IDLE] and not may_be_idle:
+        raise StageError(prepared.meta[transforms.IDLE][0])
+    for name, reason in prepared.meta[transforms.KEPT_FLOAT].items():
+        ctx.log(f"{name} stays float: {reason}")
+    for pattern, names in prepared.meta[transforms.REACHED].items():
+        ctx.log(f"layers: {pattern!r} decides {', '.join(names) or 'operators without weights'}")
+
+
+def _saturates_by_choice(transform: FunctionRef, config: ActivationConfig) -> bool:
+    """Return whether sums may saturate since the user wants 8-bit activations: `quant.convert` has the real ranges."""
+    return wants_reduced_range(config.backend)[0] and not transform.arguments["reduce_range"]
+
+
+def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModule:
+    try:
+        prepared = transform.resolve("transform")(network, **transform.arguments)
+    except PtpipeError:
+        raise
+    except Exception as error:  # torch's own passes raise anything
+        raise StageError(f"{kind}: torch can't prepare this network for int8: {first_line(error)}") from error
+    assert isinstance(prepared, GraphModule), type(prepared)
+    return prepared
+
+
+def truncated(names: Iterable[str], limit: int = 20) -> list[JSON]:
+    """Return the first names, and how many more there are."""
+    shown = list[JSON](names)
+    return shown if len(shown) <= limit else [*shown[:limit], f"and {len(shown) - limit} more"]

@@ -1,0 +1,232 @@
+"""What can't be traced, run or computed rightly in int8 stays float, and is named, before any training."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ptpipe import StageError
+from ptpipe.events import Event, Notice
+from ptpipe_quant import (
+    CalibrateConfig,
+    ConvertConfig,
+    PrepareConfig,
+    PrepareQatConfig,
+    calibrate,
+    convert,
+    preparation,
+    prepare,
+    prepare_qat,
+    stages,
+)
+from ptpipe_torch import Data, builder
+from ptpipe_torch.int8.engine import supported_engines
+from ptpipe_torch.int8.layer_parity import LayerDifference
+
+from .conftest import BACKENDS, NUM_CLASSES, make_model, mixed_net
+
+FIRST = BACKENDS[0]
+STAGES: list[tuple[Any, Any]] = [(prepare, PrepareConfig), (prepare_qat, PrepareQatConfig)]
+
+
+def notices(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Notice)]
+
+
+class Gate(nn.Module):
+    """Branches on its input's values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale(x) if x.sum() > 0 else x
+
+
+class Gated(nn.Module):
+    """Two gates between layers; `branches`: the network itself branches on values, too."""
+
+    def __init__(self, *, branches: bool, convolves: bool = True) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(1, 4, 3), Gate(), nn.Conv2d(4, 4, 3), Gate()]
+        self.features = nn.Sequential(*layers) if convolves else Gate()
+        self.head = nn.Linear(64, NUM_CLASSES) if convolves else nn.Identity()
+        self.branches = branches
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.features(x)
+        if self.branches and x.sum() > 0:
+            return self.head(x.flatten(1) + 1)
+        return self.head(x.flatten(1))
+
+
+@builder
+def gated(*, branches: bool = False) -> nn.Module:
+    return Gated(branches=branches)
+
+
+@builder
+def gate_alone() -> nn.Module:
+    """All that could be quantized belongs to a layer that can't be traced."""
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Sequential(nn.Flatten(), nn.Linear(64, NUM_CLASSES))
+            self.gate.__class__ = Branching
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.gate(x)
+
+    return Wrapped()
+
+
+class Branching(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_a_layer_that_can_not_be_traced_stays_float(ctx, events: list[Event], stage, config) -> None:
+    prepared = stage(config(backend=FIRST), ctx, make_model(gated))
+    assert prepared.recipe.prepare[0].arguments["skip"] == ["features.1", "features.3"]
+    (notice,) = notices(events)
+    assert notice.startswith("features.1, features.3 stay float: ")
+    assert "`return self.scale(x) if x.sum() > 0 else x` can't be traced" in notice
+    assert notice.endswith("route: export may trace it")
+
+
+def test_its_branches_are_still_taken(ctx, digits: Data, metrics) -> None:
+    prepared = prepare(PrepareConfig(backend=FIRST), ctx, make_model(gated))
+    int8 = convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, digits).model)
+    assert metrics()["int8_layers"] == 3
+    network: Any = int8.build()
+    (gate,) = {type(network.get_submodule(name)) for name in ("features.1", "features.3")}
+    assert gate is Gate
+
+
+def test_the_network_itself_must_be_traceable(ctx) -> None:
+    with pytest.raises(StageError, match=r"`if self.branches and x.sum\(\) > 0:` can't be traced"):
+        prepare(PrepareConfig(backend=FIRST), ctx, make_model(gated, branches=True))
+
+
+def test_where_nothing_is_left_the_line_is_named(ctx) -> None:
+    with pytest.raises(StageError, match=r"can't be traced into a graph .*skip: \[gate\]"):
+        prepare(PrepareConfig(backend=FIRST), ctx, make_model(gate_alone))
+
+
+@builder
+def upsampling() -> nn.Module:
+    """The upsampling of every U-Net."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(8, 8, 2, 2), nn.Conv2d(8, 4, 3), nn.Flatten(),
+        nn.Linear(4 * 14 * 14, NUM_CLASSES),
+    )  # fmt: skip
+
+
+@builder
+def small_mean() -> nn.Module:
+    """A mean over maps of one pixel, which fbgemm's kernel refuses."""
+
+    class SmallMean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(nn.Conv2d(1, 8, 8), nn.ReLU())
+            self.head = nn.Linear(8, NUM_CLASSES)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.head(self.features(x).mean([2, 3]))
+
+    return SmallMean()
+
+
+@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_transposed_convolutions_that_an_engine_gets_wrong_stay_float(
+    ctx, events: list[Event], metrics, stage, config
+) -> None:
+    prepared = stage(config(backend="fbgemm"), ctx, make_model(upsampling))
+    assert metrics()["kept_float"] == ["2"]
+    assert ["2 stays float: fbgemm's" in event.text for event in events if isinstance(event, Notice)] == [True]
+    assert prepared.recipe.prepare[0].arguments["skip"] == ["2"]
+    stage(config(backend="qnnpack"), ctx, make_model(upsampling))
+
+
+@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_what_an_engine_refuses_stays_float(ctx, monkeypatch, events: list[Event], stage, config) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> Any:
+        raise RuntimeError("required rank 4 tensor to use channels_last format")
+
+    from torch.ao.nn.intrinsic.quantized import ConvReLU2d
+
+    monkeypatch.setattr(ConvReLU2d, "forward", refuse)
+    prepared = stage(config(backend="fbgemm"), ctx, make_model(small_mean))
+    names = prepared.recipe.prepare[0].arguments["float_operators"]
+    assert names[0] == "features_0"
+    assert notices(events) == [
+        f"{name} stays float: fbgemm can't run it as int8 (required rank 4 tensor to use channels_last format)"
+        for name in names
+    ]
+
+
+@builder
+def between(*, prelu: bool) -> nn.Module:
+    """A layer whose int8 kernel in qnnpack computes another function (torch 2.13)."""
+    layer = nn.PReLU() if prelu else nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3), layer, nn.Conv2d(6, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 36, NUM_CLASSES)
+    )
+
+
+@pytest.mark.skipif("qnnpack" not in supported_engines(), reason="its kernels are wrong")
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+@pytest.mark.parametrize("prelu", [True, False])
+def test_what_an_engine_computes_wrongly_stays_float(ctx, events: list[Event], stage, config, prelu) -> None:
+    prepared = stage(config(backend="qnnpack"), ctx, make_model(between, prelu=prelu))
+    (notice,) = notices(events)
+    assert re.match(r"1 stays float: qnnpack computes it wrongly: its output is up to \d+ steps", notice)
+    assert prepared.recipe.prepare[0].arguments["float_operators"] == ["_1"]
+    if "fbgemm" in supported_engines() and not prelu:
+        stage(config(backend="fbgemm"), ctx, make_model(between, prelu=prelu))
+
+
+@builder
+def overshooting() -> nn.Module:
+    """Bicubic interpolation leaves the range of a sigmoid, 0 to 1, whose grid its output has."""
+
+    class Overshooting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 4, 3)
+            nn.init.normal_(self.first.weight, std=9)
+            self.head = nn.Linear(400, NUM_CLASSES)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = nn.functional.interpolate(self.first(x).sigmoid(), scale_factor=2, mode="bicubic")
+            return self.head(self.last(x).flatten(1))
+
+    return Overshooting()
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_values_outside_of_a_fixed_range_stay_float(ctx, events: list[Event], stage, config) -> None:
+    stage(config(backend=FIRST), ctx, make_model(overshooting))
+    (notice,) = notices(events)
+    assert re.match(r"interpolate stays float: its int8 range is fixed at 0 to 1, but it has values of -\d", notice)
+
+
+@pytest.mark.parametrize(("reduce_range", "is_refused"), [(False, False), ("auto", True), (True, True)])
+def test_sums_may_saturate_where_the_user_wants_all_8_bits(ctx, monkeypatch, reduce_range, is_refused) -> None:
+    monkeypatch.setattr(stages, "wants_reduced_range", lambda backend: (True, "no VNNI"))
+    monkeypatch.setattr(preparation, "wants_reduced_range", lambda backend: (True, "no VNNI"))
+    monkeypatch.setattr(preparation, "dry_run", lambda *_: [LayerDifference("conv", "3", "conv_3", 40.0, 0.5)])
+    config = PrepareConfig(backend=FIRST, reduce_range=reduce_range)
+    with pytest.raises(StageError, match="computes 3 wrongly") if is_refused else nullcontext():
+        prepare(config, ctx, make_model(mixed_net))
