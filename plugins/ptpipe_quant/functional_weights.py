@@ -27,7 +27,7 @@ _LINEAR = ("input", "weight", "bias")
 _CONVOLUTION = (*_LINEAR, "stride", "padding", "dilation", "groups")
 _TRANSPOSED = (*_LINEAR, "stride", "padding", "output_padding", "groups", "dilation")
 _MATMUL = ("input", "matrix")
-_FUNCTIONS: Mapping[Any, tuple[Sequence[str], Any]] = {
+FUNCTIONS: Mapping[Any, tuple[Sequence[str], Any]] = {
     F.linear: (_LINEAR, nn.Linear),
     **{getattr(F, f"conv{n}d"): (_CONVOLUTION, getattr(nn, f"Conv{n}d")) for n in (1, 2, 3)},
     **{getattr(F, f"conv_transpose{n}d"): (_TRANSPOSED, getattr(nn, f"ConvTranspose{n}d")) for n in (1, 2, 3)},
@@ -168,14 +168,14 @@ def _views(graph: GraphModule) -> _Views:
             if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.float32:
                 positions = torch.arange(tensor.numel(), dtype=torch.int32).reshape(tensor.shape)
                 views[node] = _View(str(node.target), positions)
-        elif node.args and node.args[0] in views and len(node.all_input_nodes) == 1 and _is_view(node):
+        elif node.args and node.args[0] in views and len(node.all_input_nodes) == 1 and is_view(node):
             source = views[node.args[0]]
             function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
             views[node] = _View(source.target, function(source.positions, *node.args[1:], **node.kwargs))
     return views
 
 
-def _is_view(node: Node) -> bool:
+def is_view(node: Node) -> bool:
     """Return whether each element of the result is another one of the tensor."""
     if node.target is getattr:
         return node.args[1] in _VIEW_ATTRIBUTES
@@ -190,7 +190,7 @@ def _calls(graph: GraphModule, views: _Views, leaves: Sequence[str]) -> tuple[li
     left_float = tuple(f"{name}." for name in leaves)
     calls, reasons = [], {}
     for node in graph.graph.nodes:
-        if node.op not in ("call_function", "call_method") or node.target not in _FUNCTIONS:
+        if node.op not in ("call_function", "call_method") or node.target not in FUNCTIONS:
             continue
         call = _call(node, views)
         if call is None:
@@ -201,8 +201,8 @@ def _calls(graph: GraphModule, views: _Views, leaves: Sequence[str]) -> tuple[li
 
 
 def _call(node: Node, views: _Views) -> _Call | None:
-    layer_type = _FUNCTIONS[node.target][1]
-    given = _arguments(node)
+    layer_type = FUNCTIONS[node.target][1]
+    given = arguments_of(node)
     x, matrix, bias = given.pop("input", None), given.pop("matrix", None), given.pop("bias", None)
     weight = views.get(given.pop("weight", None) if matrix is None else matrix)
     is_float = isinstance(x, Node) and x not in views and x.meta.get(TENSOR, (None,))[0] is torch.float32
@@ -220,8 +220,9 @@ def _call(node: Node, views: _Views) -> _Call | None:
     return replace(call, bias=views[bias]) if _is_bias(views.get(bias), call) else None
 
 
-def _arguments(node: Node) -> dict[str, Any]:
-    return {**dict(zip(_FUNCTIONS[node.target][0], node.args, strict=False)), **node.kwargs}
+def arguments_of(node: Node) -> dict[str, Any]:
+    """Return the arguments of a function or method by the names that `FUNCTIONS` gives them."""
+    return {**dict(zip(FUNCTIONS[node.target][0], node.args, strict=False)), **node.kwargs}
 
 
 def _with_addition(call: _Call, views: _Views) -> _Call:
@@ -241,7 +242,7 @@ def _is_bias(view: _View | None, call: _Call) -> bool:
 
 
 def _reason(node: Node, views: _Views) -> str:
-    if _FUNCTIONS[node.target][0] is not _MATMUL:
+    if FUNCTIONS[node.target][0] is not _MATMUL:
         return "its weight or bias is computed in the forward pass"
     is_weighted = any(source in views for source in node.all_input_nodes)
     return "its parameter is not a matrix that the activations are multiplied by from the left" if is_weighted else ""
@@ -293,7 +294,7 @@ def _names(graph: GraphModule, calls: Sequence[_Call]) -> Iterator[tuple[str, st
 def _insert(graph: GraphModule, call: _Call, name: str, scopes: Scopes, scope: tuple[str, Any]) -> None:
     last = call.node if call.addition is None else call.addition
     with graph.graph.inserting_before(last):
-        new = graph.graph.call_module(name, (_arguments(call.node)["input"],))
+        new = graph.graph.call_module(name, (arguments_of(call.node)["input"],))
     scopes[new.name] = scope
     new.meta.update(call.node.meta)
     last.replace_all_uses_with(new)

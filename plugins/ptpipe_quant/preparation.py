@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from ptpipe import JSON, Context, PtpipeError, StageError
 from ptpipe_quant import transforms
-from ptpipe_quant.config import ActivationConfig, TracedConfig
+from ptpipe_quant.config import ActivationConfig, PrepareQatConfig, TracedConfig
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.dry_run import UnsupportedOperatorsError, dry_run
 from ptpipe_quant.int8_parity import MAX_STEPS
@@ -47,6 +47,8 @@ def prepare_model(
         preparation = _Preparation(config, ctx, model, Expected.of(network, model.signature, train=train))
         transform, module = preparation.apply(transform, network)
         _report_layers(module, ctx, may_be_idle=may_be_idle)
+        if (computed := module.meta[transforms.COMPUTED]) and isinstance(config, PrepareQatConfig):
+            ctx.notice(trained_directly(computed, "in the forward pass"))
         check_prepared(ctx, module, preparation.expected, model.build)
         ctx.metric(backend=config.backend, weights=transform.arguments["weights"])
         return Model.from_module(replace(model.recipe, prepare=(transform,), backend=config.backend), module)
@@ -184,6 +186,14 @@ def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModu
         raise StageError(f"{kind}: torch can't prepare this network for int8: {first_line(error)}") from error
     assert isinstance(prepared, GraphModule), type(prepared)
     return prepared
+
+
+def trained_directly(names: Sequence[str], how: str) -> str:
+    """Return a notice for weights that were computed from other parameters."""
+    return (
+        f"the weights of {', '.join(map(str, truncated(names, 5)))} are computed from other parameters ({how}); from "
+        "here on they are parameters of their own, which training changes directly"
+    )
 
 
 def truncated(names: Iterable[str], limit: int = 20) -> list[JSON]:

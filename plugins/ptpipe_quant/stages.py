@@ -27,7 +27,7 @@ from ptpipe_quant.dry_run import check_runs, freeze_ranges
 from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_layers, idle_patterns, names_to_quantize
 from ptpipe_quant.int8_parity import check_int8
 from ptpipe_quant.layer_forms import reparametrized_layers
-from ptpipe_quant.preparation import for_conversion, prepare_model, truncated
+from ptpipe_quant.preparation import for_conversion, prepare_model, trained_directly, truncated
 from ptpipe_quant.prepared_parity import probe_inputs
 from ptpipe_quant.separate_attention import is_attention, separable_layers, separate_projections
 from ptpipe_quant.trace import float_names, layers_to_quantize
@@ -196,10 +196,7 @@ def _stored_layers(config: BackendConfig, model: Model) -> list[str]:
 
 def _report_reparametrized(ctx: Context, model: Model) -> None:
     if names := reparametrized_layers(model.build()):
-        ctx.notice(
-            f"the weights of {', '.join(map(str, truncated(names, 5)))} are computed from other parameters (weight "
-            "norm, spectral norm); from here on they are parameters of their own, which training changes directly"
-        )
+        ctx.notice(trained_directly(names, "weight norm, spectral norm"))
 
 
 def chosen_weights(config: BackendConfig) -> str:

@@ -6,7 +6,7 @@ import copy
 import linecache
 import os
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 
 from ptpipe import StageError, nearest
 from ptpipe_quant.attention import derived_attention, layer_types, write_out_attention
+from ptpipe_quant.computed_weights import store_computed_weights
 from ptpipe_quant.float_nodes import operators_to_leave_float, products_without_kernel
 from ptpipe_quant.functional_weights import transposed_layers, use_layers
 from ptpipe_quant.functionalize import functionalize
@@ -102,6 +103,8 @@ class TracedNetwork:
     """Layers that must stay float."""
     kept_float: Mapping[str, str]
     """Attention, and functions with weights by the line that calls them, that stay float, and why."""
+    computed_weights: list[str]
+    """Parameters that have the value of what was computed from them in the forward pass; see `computed_weights`."""
 
 
 class UntraceableError(StageError):
@@ -130,6 +133,8 @@ def trace_network(
     leaves: Sequence[str] = (),
     route: str = "fx",
     float_operators: Sequence[str] = (),
+    *,
+    stores_computed_weights: bool = True,
 ) -> TracedNetwork:
     """Trace the network's forward pass in eval mode, for these inputs, and normalize it.
 
@@ -140,7 +145,9 @@ def trace_network(
     is an `nn.Identity` that keeps it as `_dropout_for_training`.
 
     `route`: how it is traced, see `TracedConfig`. `float_operators`: further ones to leave float, by their names in the
-    graph. Raises UntraceableError with the line of the model that can't be traced, and StageError for one that can't be
+    graph. `stores_computed_weights`: whether weights that are computed from parameters alone become parameters.
+
+    Raises UntraceableError with the line of the model that can't be traced, and StageError for one that can't be
     made out of place.
     """
     store_weights(module)
@@ -151,6 +158,7 @@ def trace_network(
     graph, scopes = _traced(module.eval(), inputs, leaves, route)
     pass_inputs_by_position(graph)
     functionalize(graph, inputs)
+    computed = store_computed_weights(graph, scopes, leaves) if stores_computed_weights else []
     reasons = use_layers(graph, scopes, leaves)
     kept_float |= write_out_attention(graph, scopes, leaves)
     use_matmul(graph, scopes)
@@ -164,17 +172,22 @@ def trace_network(
     reasons = {node.name: _NO_PRODUCT for node in products_without_kernel(graph)} | reasons
     kept_float |= {lines[name]: reason for name, reason in reasons.items()}
     float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
-    named = [node for node in graph.graph.nodes if node.name in float_operators]
-    for node in dict.fromkeys([*operators_to_leave_float(graph), *named]):
-        if node.op == "call_module":
-            float_names.append(str(node.target))
-        else:
-            path, type_ = scopes[node.name]
-            scopes[node.name] = (f"{FLOAT_SCOPE}.{path}", type_)
+    float_names += _layers_left_float(graph, scopes, float_operators)
     graph.delete_all_unused_submodules()
     graph.graph.lint()
     graph.recompile()
-    return TracedNetwork(graph, scopes, float_names, kept_float)
+    return TracedNetwork(graph, scopes, float_names, kept_float, computed)
+
+
+def _layers_left_float(graph: GraphModule, scopes: Scopes, float_operators: Sequence[str]) -> Iterator[str]:
+    """Yield the layers that must be float; move functions that must be to `FLOAT_SCOPE`."""
+    named = [node for node in graph.graph.nodes if node.name in float_operators]
+    for node in dict.fromkeys([*operators_to_leave_float(graph), *named]):
+        if node.op == "call_module":
+            yield str(node.target)
+        else:
+            path, type_ = scopes[node.name]
+            scopes[node.name] = (f"{FLOAT_SCOPE}.{path}", type_)
 
 
 def _traced(

@@ -30,6 +30,8 @@ QConfigFactory: TypeAlias = Callable[..., Any]
 
 KEPT_FLOAT = "kept_float"
 """Key of a prepared network's `meta`: layers that can't become int8, and why, by name."""
+COMPUTED = "computed"
+"""Key of a prepared network's `meta`: names of `TracedNetwork.computed_weights`."""
 REACHED = "reached"
 """Key of a prepared network's `meta`: the layers that each pattern of `layers` decides."""
 IDLE = "idle"
@@ -87,7 +89,12 @@ class _Scheme:
         reached, idle = by_layer.reached(), by_layer.idle_weights()
         prepared = add_observers(graph, network.scopes, mapping, is_qat=is_qat)
         idle += by_layer.idle_observers(prepared, ACTIVATION_OBSERVERS)
-        prepared.meta |= {KEPT_FLOAT: network.kept_float, REACHED: reached, IDLE: idle}
+        prepared.meta |= {
+            KEPT_FLOAT: network.kept_float,
+            COMPUTED: network.computed_weights,
+            REACHED: reached,
+            IDLE: idle,
+        }
         return prepared
 
     def _qconfigs(self, qconfig: QConfigFactory, layer: Options) -> QConfigs:

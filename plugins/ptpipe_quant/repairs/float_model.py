@@ -34,7 +34,8 @@ def traced(model: Model, skip: Sequence[str]) -> GraphModule:
     network = model.build()
     attention = (name for name, layer in network.named_modules() if isinstance(layer, nn.MultiheadAttention))
     names = dict.fromkeys([*float_names(network, skip), *attention])
-    return trace_network(network, model.signature.inputs, list(names)).graph
+    # What is changed here is written back to the float model, which computes such weights itself.
+    return trace_network(network, model.signature.inputs, list(names), stores_computed_weights=False).graph
 
 
 def changeable_names(model: Model, skip: Sequence[str]) -> set[str]:

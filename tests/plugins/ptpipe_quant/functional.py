@@ -86,6 +86,10 @@ class Blocks(nn.Module):
         return x + (F.relu(x.matmul(self.one)) @ self.two + self.offset)
 
 
+def normalized(n: Any, x: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(x, n.w - n.w.mean((1, 2, 3), keepdim=True), padding=1)
+
+
 BECOME_LAYERS: Mapping[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "linear": (lambda: linear_net(lambda n, x: F.linear(x, n.w, n.b), w=weight(8, 8), b=weight(8)), ("w", "head")),
     "matmul": (lambda: linear_net(lambda n, x: x @ n.w, 6, w=weight(8, 6)), ("w", "head")),
@@ -136,12 +140,13 @@ BECOME_LAYERS: Mapping[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         lambda: net(of_map(lambda n, x: F.conv_transpose2d(x, n.w, None, 2, 1, 1)), w=weight(8, 8, 3, 3)),
         ("w",),
     ),
+    "computed": (lambda: net(of_map(normalized), w=weight(8, 8, 3, 3)), ("w",)),
+    "gathered": (
+        lambda: linear_net(lambda n, x: F.linear(x, n.w[[0, 1, 2, 3, 0, 1, 2, 3]]), w=weight(4, 8)),
+        ("w", "head"),
+    ),
 }
 """Networks, and the layers that their functions become."""
-
-
-def normalized(n: Any, x: torch.Tensor) -> torch.Tensor:
-    return F.conv2d(x, n.w - n.w.mean((1, 2, 3), keepdim=True), padding=1)
 
 
 def embedded(n: Any, x: torch.Tensor) -> torch.Tensor:
@@ -150,7 +155,10 @@ def embedded(n: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 STAY_FLOAT: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
-    "computed": (lambda: net(of_map(normalized), w=weight(8, 8, 3, 3)), "its weight or bias is computed"),
+    "dropped": (
+        lambda: linear_net(lambda n, x: F.linear(x, F.dropout(n.w, 0.5, n.training)), w=weight(8, 8)),
+        "its weight or bias is computed",
+    ),
     "tied": (lambda: linear_net(embedded, table=nn.Embedding(8, 8)), "table.weight is used by something else"),
     "penalized": (
         lambda: linear_net(lambda n, x: F.linear(x, n.w) * n.w.norm(), w=weight(8, 8)),
@@ -163,10 +171,6 @@ STAY_FLOAT: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
     "overlapping": (
         lambda: linear_net(lambda n, x: F.linear(x, n.w[:8]) + F.linear(x, n.w[4:]), w=weight(12, 8)),
         "w is used by something else",
-    ),
-    "gathered": (
-        lambda: linear_net(lambda n, x: F.linear(x, n.w[[0, 1, 2, 3, 0, 1, 2, 3]]), w=weight(4, 8)),
-        "its weight or bias is computed",
     ),
     "from_the_left": (
         lambda: linear_net(lambda n, x: (n.w @ x.transpose(1, 2)).transpose(1, 2), w=weight(8, 8)),
