@@ -235,7 +235,18 @@ def _make(head: str, config: Mapping[str, JSON]) -> nn.Module:
         network: nn.Module = getattr(transformers(), _HEADS[head]).from_config(
             _configuration(config), attn_implementation="eager", dtype=torch.float32
         )
+    _use_linear_layers(network)
     return network
+
+
+def _use_linear_layers(network: nn.Module) -> None:
+    """Replace GPT-2's `Conv1D`, a linear layer with a transposed weight, which quantization does not know, in place."""
+    for name, layer in list(network.named_modules()):
+        if type(layer) is transformers().pytorch_utils.Conv1D:
+            linear = nn.Linear(layer.nx, layer.nf, device="meta")
+            linear.weight = nn.Parameter(layer.weight.detach().T.contiguous())
+            linear.bias = layer.bias
+            network.set_submodule(name, linear)
 
 
 def _load(network: nn.Module, arguments: Mapping[str, Any], folder: Path, ctx: Context) -> None:
@@ -251,6 +262,7 @@ def _load(network: nn.Module, arguments: Mapping[str, Any], folder: Path, ctx: C
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
+    _use_linear_layers(loaded)
     network.load_state_dict(loaded.state_dict())
     others = {entry[0] if isinstance(entry, tuple) else entry for entry in found["mismatched_keys"]}
     fresh = sorted({*found["missing_keys"], *others})

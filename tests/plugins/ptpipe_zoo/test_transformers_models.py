@@ -53,10 +53,11 @@ def tokens_of(*lengths: int, padded: int) -> torch.Tensor:
     return ids_BL * (torch.arange(padded) < torch.tensor(lengths)[:, None])
 
 
-def saved(folder: Path, task: Any = CLASSES, **options: Any) -> Path:
-    """Save a BERT as its own library does, with 7 labels."""
+def saved(folder: Path, model_type: str = "bert", num_labels: int = 7) -> Path:
+    """Save a network as its own library does."""
     library = transformers_models.transformers()
-    config = library.AutoConfig.for_model("bert", vocab_size=40, num_labels=7, **{**LAYERS, **options})
+    options = {**CONFIGS[model_type], "pad_token_id": 0}
+    config = library.AutoConfig.for_model(model_type, vocab_size=40, num_labels=num_labels, **options)
     library.AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
     return folder
 
@@ -134,8 +135,7 @@ def test_int8_for_texts_of_one_length(model_type: str, path: str, backend: str, 
     data = text_data(padded=True)
     model = trained(transformers_stage(config_of(model_type), ctx, data), data, epochs=1)
     int8 = quantized(model, data, ctx, backend, path)
-    # GPT-2's linear layers are functions with weights of their own.
-    assert sum(has_int8_weights(layer) for layer in int8.build().modules()) >= (5 if model_type == "gpt2" else 1)
+    assert sum(has_int8_weights(layer) for layer in int8.build().modules()) >= 5
     file = export_onnx(ExportConfig(num_samples=16), ctx, int8, data)
     inputs = {"tokens": texts(5, 9, max_length=12)}
     with file.predictor(1) as onnx_predict, int8.predictor(1) as torch_predict:
@@ -185,6 +185,17 @@ def test_a_folder_is_loaded_and_its_head_is_replaced(ctx: Context, tmp_path: Pat
     assert notice == f"{folder} has no weights for classifier.bias, classifier.weight: they are initialized"
     digests = transformers_stage.fingerprint(TransformersConfig(folder=str(folder)))
     assert {"config.json", "model.safetensors"} == digests.keys()
+
+
+def test_transposed_weights_of_a_folder_are_loaded(ctx: Context, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "gpt2", "gpt2", num_labels=2)
+    model = transformers_stage(TransformersConfig(folder=str(folder)), ctx, text_data())
+    theirs = transformers_models.transformers().AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokens_BL = tokens_of(12, padded=12)
+    with torch.no_grad():
+        torch.testing.assert_close(model.build()(tokens_BL), theirs(tokens_BL).logits, rtol=1e-4, atol=1e-6)
+    int8 = quantized(model, text_data(), ctx, "fbgemm", "dynamic")
+    assert sum(has_int8_weights(layer) for layer in int8.build().modules()) == 5
 
 
 def test_code_in_a_folder_is_not_run(ctx: Context, tmp_path: Path) -> None:
