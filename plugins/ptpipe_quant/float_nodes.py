@@ -11,10 +11,12 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_quant.functionalize import SHAPE, TENSOR
+from ptpipe_quant.normalize import JOINS
 
 _ARITHMETIC = (operator.add, operator.mul, torch.add, torch.mul)
 _ARITHMETIC_METHODS = ("add", "mul")
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_FACTORIES = (torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros)
 _SOFTMAX = (torch.softmax, nn.functional.softmax, "softmax")
 _MASKING = (
     operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div,
@@ -25,8 +27,8 @@ _MASKING = (
 def operators_to_leave_float(graph: GraphModule) -> list[Node]:
     """Return the operators for which one of the reasons in this module holds."""
     reasons = (
-        *(operators_on_integers, operators_converted_wrongly, operators_on_constants, masked_softmax),
-        products_without_kernel,
+        *(operators_on_integers, operators_converted_wrongly, operators_on_constants, operators_on_made_tensors),
+        *(masked_softmax, products_without_kernel),
     )
     return list(dict.fromkeys(node for reason in reasons for node in reason(graph)))
 
@@ -39,6 +41,21 @@ def operators_on_constants(graph: GraphModule) -> list[Node]:
         if node.op == "get_attr" or (is_operator and all(source in constants for source in node.all_input_nodes)):
             constants[node] = None
     return [node for node in constants if node.op != "get_attr"]
+
+
+def operators_on_made_tensors(graph: GraphModule) -> list[Node]:
+    """Return the operators on tensors that are made of sizes alone (`torch.zeros((len(x), 8))`), and what joins them.
+
+    They have no observer, which FX (torch 2.13) looks for in front of a concatenation.
+    """
+    made: dict[Node, None] = {}
+    for node in graph.graph.nodes:
+        if node.op in ("call_function", "call_method") and TENSOR in node.meta:
+            tensors = [source for source in node.all_input_nodes if TENSOR in source.meta]
+            if all(source in made for source in tensors) if tensors else node.target in _FACTORIES:
+                made[node] = None
+    joins = (node for node in graph.graph.nodes if node.target in JOINS and node not in made)
+    return [*made, *(node for node in joins if any(source in made for source in node.all_input_nodes))]
 
 
 def masked_softmax(graph: GraphModule) -> list[Node]:

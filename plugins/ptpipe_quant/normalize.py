@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from ptpipe_quant.functionalize import TENSOR
+from ptpipe_quant.functionalize import SHAPE, TENSOR
 from ptpipe_torch.int8.fx import pad_with_input
 from ptpipe_torch.int8.tracer import Scopes
 
@@ -48,6 +48,7 @@ _PADDING_LAYERS = {
     for name, mode in (("Reflection", "reflect"), ("Replication", "replicate"), ("Circular", "circular"))
     for dimensions in (1, 2, 3)
 }
+JOINS = (torch.cat, torch.concat, torch.concatenate)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # In the order of the functions' parameters; those written in C++, and some others, have no signature to read.
 _LEADING_PARAMETERS = (("input", "tensors", "self"), ("other", "weight", "mat2", "tensor2"))
@@ -141,6 +142,9 @@ class Normalizer:
             self._replace(node, pad_with_input, arguments["pad"], arguments["mode"])
         elif node.target is torch.reshape and len(node.args) == 2:
             node.op, node.target = "call_method", "reshape"
+        elif node.target in JOINS and isinstance(tensors := node.args[0], Sequence):
+            # Some encoders return an empty map where a decoder joins one.
+            node.args = ([tensor for tensor in tensors if not _is_empty(tensor)] or tensors, *node.args[1:])
 
     def _insert_padding(self, node: Node, layer: Any) -> None:
         """Pad in front of a convolution: exporters and QAT know only zeros, as many on both sides, of its own."""
@@ -208,6 +212,10 @@ def _returns_its_input(node: Node) -> bool:
         return False
     is_float32 = source.meta.get(TENSOR, (None, 0))[0] is torch.float32
     return is_float32 and tuple(node.args[1:]) == _CONVERSIONS.get(str(node.target))
+
+
+def _is_empty(tensor: Any) -> bool:
+    return 0 in tensor.meta.get(SHAPE, ())
 
 
 def _mean_over_image(node: Node) -> bool | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
 import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -39,6 +41,8 @@ IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
 """From each in-place operator to the one that returns a new tensor."""
 
 _BATCH_SIZES = (2, 3)
+_FACTORIES = ("empty", "full", "ones", "zeros")
+_SIZED_METHODS = ("expand", "new_empty", "new_full", "new_ones", "new_zeros", "repeat", "reshape", "tile", "view")
 _PROPERTIES = ("dtype", "shape", "ndim")
 _INTERNAL = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
 
@@ -170,9 +174,16 @@ class SizedTracer(NetworkTracer):
 
     def __init__(self, leaves: Iterable[str], inputs: Sequence[TensorSpec]) -> None:
         super().__init__(leaves, len(inputs))
+        self._specs = inputs
         self._inputs = [iter(zeros(inputs, batch_size)) for batch_size in _BATCH_SIZES]
         self._is_running = False
         self._forward: Any = None
+
+    def trace(self, root: Any, concrete_args: Any = None) -> Graph:
+        with torch.no_grad():
+            root(*zeros(self._specs, _BATCH_SIZES[0]))  # a network may keep tensors from its first call
+        with _sizes_recorded():
+            return super().trace(root, concrete_args)
 
     def proxy(self, node: Node) -> Proxy:
         return SizedProxy(node, self)
@@ -213,6 +224,33 @@ class SizedTracer(NetworkTracer):
         for name in target.split("."):
             value = getattr(value, name)
         return value
+
+
+@contextmanager
+def _sizes_recorded() -> Iterator[None]:
+    """Let torch record functions of sizes, of which that of the batch is a proxy: it takes them for numbers."""
+    tensor: Any = torch.Tensor
+    with ExitStack() as restored:
+        for name in _FACTORIES:
+            restored.callback(setattr, torch, name, getattr(torch, name))
+            setattr(torch, name, _recorded_for_proxies(getattr(torch, name), "call_function"))
+        for name in _SIZED_METHODS:  # which torch.Tensor inherits
+            setattr(tensor, name, _recorded_for_proxies(getattr(tensor, name), "call_method"))
+            restored.callback(delattr, tensor, name)
+        yield
+
+
+def _recorded_for_proxies(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        proxies: list[Proxy] = []
+        map_aggregate((args, kwargs), lambda value: proxies.append(value) if isinstance(value, Proxy) else None)
+        if not proxies:
+            return original(*args, **kwargs)
+        target = original if kind == "call_function" else original.__name__
+        return proxies[0].tracer.create_proxy(kind, target, args, kwargs)
+
+    return function
 
 
 def _value_of(value: Any, index: int) -> Any:

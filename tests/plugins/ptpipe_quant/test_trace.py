@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ptpipe import StageError
+from ptpipe import Context, StageError
+from ptpipe_onnx import ExportConfig, export_onnx
+from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
 from ptpipe_quant.trace import float_names, layers_to_quantize, trace_network
-from ptpipe_torch import torchvision
+from ptpipe_torch import Data, builder, torchvision
 
 from ...signatures import pictures
-from .conftest import Mixed, small_net
+from .conftest import BACKENDS, NUM_CLASSES, Mixed, make_model, small_net
 
 
 def operators(graph: torch.fx.GraphModule) -> list[object]:
@@ -216,6 +220,58 @@ def test_branches_on_types_and_devices_are_decided(fact: str) -> None:
 def test_the_device_of_new_tensors_is_the_inputs() -> None:
     graph = trace_network(Facts("device"), pictures((1, 8, 8))).graph
     assert graph.to("meta")(torch.zeros(2, 1, 8, 8, device="meta")).device.type == "meta"
+
+
+MADE: dict[str, Any] = {
+    "zeros": lambda x: torch.cat([x, torch.zeros(x.shape[0], 2, 6, 6)], 1),
+    "zeros of a list": lambda x: torch.cat([x, torch.zeros([x.size(0), 2, 6, 6])], 1),
+    "zeros first": lambda x: torch.cat([torch.zeros((x.shape[0], 2, 6, 6)), x], 1),
+    "scaled": lambda x: torch.cat([x, 3 * torch.ones([x.shape[0], 2, 6, 6])], 1),
+    "new": lambda x: torch.cat([x, x.new_full((x.shape[0], 2, 6, 6), 0.5)], 1),
+    "expanded": lambda x: torch.cat([x, torch.linspace(-1, 1, 6).view(1, 1, 1, 6).expand(x.shape[0], 2, 6, 6)], 1),
+    "repeated": lambda x: torch.cat([x, torch.eye(6).repeat(x.shape[0], 2, 1, 1)], 1),
+    "empty": lambda x: torch.cat([torch.relu(x), torch.empty([x.shape[0], 0, 6, 6]), x[:, :2]], 1),
+}
+
+
+class Joining(nn.Module):
+    """Joins feature maps with tensors that it makes, of the batch's size."""
+
+    def __init__(self, made: str) -> None:
+        super().__init__()
+        self.made, self.conv, self.last = made, nn.Conv2d(1, 4, 3), nn.Conv2d(6, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(MADE[self.made](self.conv(x)))
+
+
+@builder
+def joining(*, made: str) -> nn.Module:
+    return nn.Sequential(Joining(made), nn.Flatten(), nn.Linear(64, NUM_CLASSES))
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_tensors_made_of_sizes_are_for_batches_of_any_size(made: str) -> None:
+    network = Joining(made).eval()
+    graph = trace_network(network, pictures((1, 8, 8))).graph
+    for num in (1, 2, 5):
+        x = torch.randn(num, 1, 8, 8)
+        torch.testing.assert_close(graph(x), network(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_they_are_joined_before_int8_layers(made: str, ctx: Context, digits: Data, metrics: Any) -> None:
+    prepared = prepare(PrepareConfig(backend=BACKENDS[-1]), ctx, make_model(joining, made=made))
+    int8 = convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, digits).model)
+    assert metrics()["int8_layers"] == 3
+    export_onnx(ExportConfig(num_samples=16), ctx, int8, digits)
+    assert metrics()["top1_agreement"] == 1
+
+
+def test_tracing_leaves_torch_as_it_was() -> None:
+    before = torch.zeros, torch.Tensor.expand, "expand" in vars(torch.Tensor)
+    trace_network(Joining("expanded"), pictures((1, 8, 8)))
+    assert (torch.zeros, torch.Tensor.expand, "expand" in vars(torch.Tensor)) == before
 
 
 class Making(nn.Module):
