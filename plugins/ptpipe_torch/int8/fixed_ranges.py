@@ -49,12 +49,17 @@ def observe_unbounded(prepared: GraphModule, mapping: Any, backend_config: Backe
 
 
 def observe_behind_float(prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:
-    """Observe what is reshaped behind a float operator on its own, in place. The arguments are as above."""
+    """Observe what is reshaped behind a float operator on its own, in place. The arguments are as above.
+
+    The inputs of a concatenation must share one grid: what others read as well has its own in front of them.
+    """
     ranges = _FixedRanges(prepared, mapping, backend_config)
     for call in [node for node in prepared.graph.nodes if observer_at(prepared, node) is not None]:
         operator = call.all_input_nodes[0]
-        # The inputs of a concatenation must share one grid.
-        if ranges.shares_grid(operator) and not any(map(ranges.joins, call.users)):
+        joins = [user for user in call.users if ranges.joins(user)]
+        if ranges.shares_grid(operator) and not (joins and len(joins) == len(call.users)):
+            for join in joins:
+                _observe_between(prepared, call, join, _called(prepared, call))
             before = observer_at(prepared, _tensor_inputs(operator)[0])
             own = mapping.global_qconfig.activation() if before is None else before
             _use_observer(prepared, [call], own)
@@ -134,10 +139,7 @@ class _FixedRanges:
             return
         for node in _tensor_inputs(operator):
             if _called(self._prepared, node) is not observer:
-                name = f"{node.name}_of_{operator.name}"
-                self._prepared.add_submodule(name, observer)
-                with self._prepared.graph.inserting_before(operator):
-                    operator.replace_input_with(node, self._prepared.graph.call_module(name, (node,)))
+                _observe_between(self._prepared, node, operator, observer)
 
     def _target(self, node: Node) -> Any:
         return type(_called(self._prepared, node)) if node.op == "call_module" else node.target
@@ -164,6 +166,13 @@ def _called(prepared: GraphModule, node: Node) -> nn.Module:
 def _use_observer(prepared: GraphModule, calls: list[Node], observer: nn.Module) -> None:
     for call in calls:
         prepared.set_submodule(str(call.target), observer)
+
+
+def _observe_between(prepared: GraphModule, node: Node, reader: Node, observer: nn.Module) -> None:
+    name = f"{node.name}_of_{reader.name}"
+    prepared.add_submodule(name, observer)
+    with prepared.graph.inserting_before(reader):
+        reader.replace_input_with(node, prepared.graph.call_module(name, (node,)))
 
 
 def _observe_once(prepared: GraphModule) -> None:

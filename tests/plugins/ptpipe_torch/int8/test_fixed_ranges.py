@@ -82,9 +82,15 @@ def shuffled(_net: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([first, second * second], 1)
 
 
+def moved_and_joined(net: Any, x: torch.Tensor) -> torch.Tensor:
+    """A layer reads what is moved, too, as in a U-Net."""
+    moved = x.transpose(2, 3)
+    return torch.cat([net.conv(moved), moved], 1)
+
+
 NETWORKS = {
     reshaped: 8, gate: 4, slices: 4, float_with_two_readers: 8, sigmoid_first: 16, layer_first: 16, sigmoid_last: 16,
-    sigmoid_and_tanh: 16, shuffled: 8,
+    sigmoid_and_tanh: 16, shuffled: 8, moved_and_joined: 16,
 }  # fmt: skip
 
 
@@ -170,18 +176,29 @@ def pieces(_net: Any, x: torch.Tensor) -> torch.Tensor:
     return first * second + x[:, :4]
 
 
+def observers(join: Any, channels: int, backend: str, *, qat: bool) -> dict[str, nn.Module]:
+    """Return the observer of each tensor by the name of its node."""
+    with warnings.catch_warnings(action="ignore"):
+        graph = prepared(Net(join, channels), backend, qat=qat, converting=True)
+    called = graph.graph.find_nodes(op="call_module")
+    observers = {node.all_input_nodes[0].name: graph.get_submodule(node.target) for node in called}
+    return {name: observer for name, observer in observers.items() if is_observer(observer)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("qat", [False, True])
+def test_what_is_moved_keeps_its_grid_where_a_layer_reads_it(qat: bool, backend: str) -> None:
+    found = observers(moved_and_joined, 16, backend, qat=qat)
+    assert found["transpose"] is found["stem"]
+    (joined,) = (observer for name, observer in found.items() if name.startswith("activation_post_process"))
+    assert joined is found["conv"] is found["cat"] is not found["stem"]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("qat", [False, True])
 def test_pieces_have_the_grid_of_the_whole(qat: bool, backend: str) -> None:
-    def observers(join: Callable[[Any, torch.Tensor], torch.Tensor], channels: int) -> dict[str, nn.Module]:
-        with warnings.catch_warnings(action="ignore"):
-            graph = prepared(Net(join, channels), backend, qat=qat, converting=True)
-        called = graph.graph.find_nodes(op="call_module")
-        observers = {node.all_input_nodes[0].name: graph.get_submodule(node.target) for node in called}
-        return {name: observer for name, observer in observers.items() if is_observer(observer)}
-
-    found = observers(pieces, 4)
+    found = observers(pieces, 4, backend, qat=qat)
     assert {found["getitem"], found["getitem_1"], found["getitem_2"]} == {found["stem"]}
-    found = observers(shuffled, 8)
+    found = observers(shuffled, 8, backend, qat=qat)
     assert found["getitem_1"] is found["stem"]
     assert found["getitem"] is found["cat"] is not found["stem"], "a concatenation has one grid"
