@@ -35,7 +35,7 @@ from ptpipe_train.distillation import TeacherModel, find_distillation
 from ptpipe_train.ema import WeightAverage
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
-from ptpipe_train.memory_format import prefers_channels_last
+from ptpipe_train.memory_format import uses_channels_last
 from ptpipe_train.model_fit import check_pipelined, refuse_disagreement, with_meanings_of
 from ptpipe_train.monitor import POLL_EVERY_S, TrainingMonitor
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
@@ -109,9 +109,7 @@ def _resolve_settings(
 ) -> tuple[DeviceSettings, PrecisionChoice]:
     """Resolve every `auto` of device, memory format and precision; the same on every rank."""
     device = resolve_device(config.device)
-    channels_last = config.memory_format == "channels_last"
-    if config.memory_format == "auto":
-        channels_last = prefers_channels_last(ctx, model, data, device)
+    channels_last = uses_channels_last(config.memory_format, ctx, model, data, device)
     settings = DeviceSettings(device, channels_last=channels_last)
 
     def measure(num_rounds: int) -> list[float]:

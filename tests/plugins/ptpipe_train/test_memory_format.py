@@ -117,6 +117,37 @@ def test_channels_last_where_a_view_forbids_it_names_the_line_and_the_remedy(lab
         lab.train(model, data, epochs=1, memory_format="channels_last")
 
 
+def strided(num_channels: int) -> nn.Module:
+    """A 1x1 convolution with a stride, as beside others in FastViT."""
+    layers = nn.Conv2d(1, num_channels, 3, padding=1), nn.Conv2d(num_channels, 2, 1, 2)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2 * (SIDE // 2) ** 2, NUM_CLASSES))
+
+
+@builder
+def narrow_strided_net() -> nn.Module:
+    return strided(4)
+
+
+@builder
+def wide_strided_net() -> nn.Module:
+    return strided(16)
+
+
+def test_gradients_that_onednn_computes_wrongly_in_channels_last_are_avoided(lab: Lab) -> None:
+    model, data = lab.make_model(FunctionRef.to(narrow_strided_net)), lab.make_data(16)
+    trained = lab.train_afresh(model, data, epochs=1)
+    assert trained.metrics["memory_format"] == "contiguous"
+    assert trained.log[0].startswith(
+        "memory_format contiguous: oneDNN's gradient of 1, a 1x1 convolution with a stride"
+    )
+    with pytest.raises(StageError, match=r"memory_format: oneDNN's gradient of 1, .*set contiguous"):
+        lab.train_afresh(model, data, epochs=1, memory_format="channels_last")
+    prepared = prepare_qat(PrepareQatConfig(backend="fbgemm"), lab.context(), model)
+    assert lab.train_afresh(prepared, data, epochs=1).metrics["memory_format"] == "contiguous"
+    wide = lab.train_afresh(lab.make_model(FunctionRef.to(wide_strided_net)), data, epochs=1)
+    assert wide.metrics["memory_format"] == "channels_last"
+
+
 def test_an_explicit_memory_format_is_taken(lab: Lab) -> None:
     data = lab.make_data(16)
     contiguous = lab.train_afresh(lab.make_model(), data, epochs=1, memory_format="contiguous")
