@@ -27,7 +27,7 @@ from ptpipe_torch import Batch, Data
 from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_torch.int8.observers import observes_range
 from ptpipe_torch.int8.value_counts import CountingObserver, has_range, min_max_of
-from ptpipe_torch.memory_format import to_channels_last
+from ptpipe_torch.memory_format import to_channels_last, use_memory_format
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import torch_threads
 
@@ -77,7 +77,7 @@ def run_calibration(module: GraphModule, samples: Samples, workers: WorkerGroup)
     inputs = zeros(samples.data.info.signature.inputs, 2)
     channels_last = to_channels_last(deepcopy(module), inputs, samples.ctx.log)  # observers must not see them
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    module.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's annotations
+    use_memory_format(module, layout)
     samples = replace(samples, channels_last=channels_last)
     with torch_threads(None), torch.no_grad():
         _calibrate(module, samples, workers)

@@ -44,7 +44,7 @@ def to_preferred_format(
     with _ConvolutionRecorder() as recorder:
         is_channels_last = to_channels_last(module, inputs, log)
     if is_channels_last and not recorder.has_recorded:
-        _convert(module, torch.contiguous_format)
+        use_memory_format(module, torch.contiguous_format)
     return is_channels_last and recorder.has_recorded
 
 
@@ -58,13 +58,13 @@ def to_channels_last(
     them: pass a copy of a network whose state counts. Random streams are restored. Where the trial fails, `log` is
     called with the reason. Returns whether the format is channels-last.
     """
-    _convert(module, torch.channels_last)
+    use_memory_format(module, torch.channels_last)
     try:
         with seeded(0, inputs[0].device), torch.no_grad():
             module(*inputs)
     except Exception as error:  # noqa: BLE001  # one that has another cause is raised again where the network is used
         log(f"memory_format contiguous: the network's forward pass fails in channels_last ({error})")
-        _convert(module, torch.contiguous_format)
+        use_memory_format(module, torch.contiguous_format)
         return False
     return True
 
@@ -78,5 +78,11 @@ def view_failure(error: BaseException) -> str | None:
     return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else str(error)
 
 
-def _convert(module: nn.Module, memory_format: torch.memory_format) -> None:
-    module.to(memory_format=memory_format)  # type: ignore[call-overload]  # missing in torch's annotations
+def use_memory_format(module: nn.Module, memory_format: torch.memory_format) -> None:
+    """Put the weights of a network into this format, in place.
+
+    `Module.to` does so with tensors of five axes, too, such as masks of windows, for which torch has no such format.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.to(memory_format=memory_format)

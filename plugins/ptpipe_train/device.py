@@ -14,6 +14,7 @@ from torch import nn
 from ptpipe import StageError, host
 from ptpipe_torch import Batch, Data
 from ptpipe_torch.cuda import finds_cuda_device
+from ptpipe_torch.memory_format import use_memory_format
 
 if TYPE_CHECKING:
     from ptpipe_train.config import Device, Precision, PrecisionOption
@@ -44,8 +45,8 @@ class DeviceSettings:
     def place(self, module: nn.Module) -> nn.Module:
         """Move the network to the device and convert its weights to the memory format, in place."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        placed: nn.Module = module.to(self.device, memory_format=layout)  # type: ignore[call-overload]  # not in its stubs
-        return placed
+        use_memory_format(module.to(self.device), layout)
+        return module
 
     @property
     def memory_format(self) -> str:

@@ -74,6 +74,21 @@ def test_convolutions_of_images_run_in_channels_last_and_nothing_else_does() -> 
     assert lines == []
 
 
+class Windows(Viewing):
+    """Has a mask of five axes, as Swin does."""
+
+    def __init__(self) -> None:
+        super().__init__(view=False)
+        self.register_buffer("mask", torch.zeros(1, 2, 1, 3, 3))
+
+
+def test_tensors_of_five_axes_stay_as_they_are() -> None:
+    module = Windows()
+    assert to_preferred_format(module, [torch.zeros(2, *SHAPE_CHW)])
+    assert in_channels_last(module)
+    assert module.get_buffer("mask").is_contiguous()
+
+
 def test_the_line_of_a_refused_view_is_found() -> None:
     with pytest.raises(RuntimeError) as caught:
         Viewing(view=True).to(memory_format=torch.channels_last)(torch.zeros(2, *SHAPE_CHW))
