@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from ptpipe_quant.functional_weights import FUNCTIONS, arguments_of, is_view
+from ptpipe_quant.functional_weights import FUNCTIONS, arguments_of, belongs_to, is_view, tensors_of_layers
 from ptpipe_quant.functionalize import SHAPE, TENSOR
 from ptpipe_torch.int8.tracer import Scopes
 
@@ -65,17 +65,14 @@ class _Expression:
     def is_storable(self, reader: Node, leaves: Sequence[str]) -> bool:
         """Return whether nothing but `reader` depends on the parameters, none of which belongs to `leaves`."""
         sources, graph = self._sources(), self._graph.graph
-        left_float = tuple(f"{name}." for name in leaves)
-        if not sources or any(f"{name}.".startswith(left_float) for name in sources):
+        if not sources or any(belongs_to(name, leaves) for name in sources):
             return False
         inside = {*self._nodes, reader}
         readers = {node for node in graph.find_nodes(op="get_attr") if str(node.target) in sources}
-        called = (self._graph.get_submodule(str(node.target)) for node in graph.find_nodes(op="call_module"))
-        in_layers = {id(tensor) for layer in called for tensor in (*layer.parameters(), *layer.buffers())}
         return (
             readers <= inside
             and all(inside.issuperset(node.users) for node in self._nodes)
-            and not any(id(tensor) in in_layers for tensor in sources.values())
+            and tensors_of_layers(self._graph).isdisjoint(sources.values())
         )
 
     def store(self, reader: Node, scopes: Scopes) -> str:

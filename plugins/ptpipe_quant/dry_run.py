@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,15 +30,10 @@ _NUM_INTEGERS = 256
 class UnsupportedOperatorsError(StageError):
     """Operators that an engine can't run as int8, or gets wrong."""
 
-    reasons: Mapping[str, str] = MappingProxyType({})
-    """Sentences by the operators' names in the traced network."""
-
-    @classmethod
-    def of(cls, reasons: Mapping[str, str], message: str) -> Self:
-        """Return the error."""
-        error = cls(message)
-        error.reasons = reasons
-        return error
+    def __init__(self, message: str, *, reasons: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(message)
+        self.reasons = reasons
+        """Sentences by the operators' names in the traced network."""
 
 
 def dry_run(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor], backend: str) -> list[LayerDifference]:
@@ -80,10 +75,10 @@ def check_runs(ctx: Context, int8: nn.Module, inputs: Sequence[torch.Tensor], ba
         if not isinstance(runner, _Runner):
             raise StageError(f"{ctx.kind}: {backend} can't run this network as int8: {reason}") from error
         layer = runner.layer()
-        raise UnsupportedOperatorsError.of(
-            {name: f"{name} stays float: {backend} can't run it as int8 ({reason})" for name in runner.alike()},
+        raise UnsupportedOperatorsError(
             f"{ctx.kind}: {backend} can't run this network as int8 at {layer}: {reason}; leave it float "
             f"(skip: [{layer.rpartition(' in ')[2]}])",
+            reasons={name: f"{name} stays float: {backend} can't run it as int8 ({reason})" for name in runner.alike()},
         ) from error
     for layer in runner.float_additions if isinstance(runner, _Runner) else ():
         ctx.log(f"{layer} is computed in float32: {backend} has no kernel for scales that differ so much")
@@ -154,9 +149,9 @@ class _Observation(Interpreter):
             if not minimum <= low <= high <= maximum:
                 operator = n.all_input_nodes[0].name
                 reason = f"is fixed at {minimum:.3g} to {maximum:.3g}, but it has values of {low:.3g} to {high:.3g}"
-                raise UnsupportedOperatorsError.of(
-                    {operator: f"{operator} stays float: its int8 range {reason}"},
+                raise UnsupportedOperatorsError(
                     f"{self._ctx.kind}: the int8 range of {operator} {reason}: leave its layer float with skip",
+                    reasons={operator: f"{operator} stays float: its int8 range {reason}"},
                 )
         return super().run_node(n)
 

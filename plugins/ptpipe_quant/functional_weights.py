@@ -187,7 +187,6 @@ def is_view(node: Node) -> bool:
 
 def _calls(graph: GraphModule, views: _Views, leaves: Sequence[str]) -> tuple[list[_Call], dict[str, str]]:
     """Return the functions that can become layers, and why others can't, by node."""
-    left_float = tuple(f"{name}." for name in leaves)
     calls, reasons = [], {}
     for node in graph.graph.nodes:
         if node.op not in ("call_function", "call_method") or node.target not in FUNCTIONS:
@@ -195,7 +194,7 @@ def _calls(graph: GraphModule, views: _Views, leaves: Sequence[str]) -> tuple[li
         call = _call(node, views)
         if call is None:
             reasons[node.name] = _reason(node, views)
-        elif not any(f"{tensor.target}.".startswith(left_float) for tensor in call.tensors):
+        elif not any(belongs_to(tensor.target, leaves) for tensor in call.tensors):
             calls.append(call)
     return calls, {name: reason for name, reason in reasons.items() if reason}
 
@@ -263,15 +262,25 @@ def _shared(graph: GraphModule, calls: Sequence[_Call], views: _Views) -> Iterat
     """Yield calls with a parameter that something else uses, too."""
     readers = {reader for call in calls for reader in (call.node, call.addition)} | set(views)
     others = {view.target for node, view in views.items() if not readers.issuperset(node.users)}
-    called = (graph.get_submodule(str(node.target)) for node in graph.graph.find_nodes(op="call_module"))
-    in_layers = {id(tensor) for layer in called for tensor in (*layer.parameters(), *layer.buffers())}
+    in_layers = tensors_of_layers(graph)
     for call in calls:
         for tensor in call.tensors:
-            if tensor.target in others or id(_attribute(graph, tensor.target)) in in_layers:
+            if tensor.target in others or _attribute(graph, tensor.target) in in_layers:
                 yield call, tensor.target
     for one, two in combinations(calls, 2):
         if one.conflicts(two):
             yield from ((call, call.weight.target) for call in (one, two))
+
+
+def tensors_of_layers(graph: GraphModule) -> set[torch.Tensor]:
+    """Return the parameters and buffers of the layers that a graph calls."""
+    called = (graph.get_submodule(str(node.target)) for node in graph.graph.find_nodes(op="call_module"))
+    return {tensor for layer in called for tensor in (*layer.parameters(), *layer.buffers())}
+
+
+def belongs_to(tensor: str, layers: Sequence[str]) -> bool:
+    """Return whether a parameter or buffer is one of these, or belongs to one of these layers."""
+    return f"{tensor}.".startswith(tuple(f"{layer}." for layer in layers))
 
 
 def _names(graph: GraphModule, calls: Sequence[_Call]) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from ptpipe_quant import transforms
 from ptpipe_quant.config import ActivationConfig, PrepareQatConfig, TracedConfig
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.dry_run import UnsupportedOperatorsError, dry_run
+from ptpipe_quant.functional_weights import belongs_to
 from ptpipe_quant.int8_parity import MAX_STEPS
 from ptpipe_quant.prepared_parity import Expected, Inputs, check_prepared
 from ptpipe_quant.trace import UntraceableError, float_names, functional_transposed, layers_to_quantize
@@ -24,6 +25,7 @@ from ptpipe_torch import FunctionRef, Model
 from ptpipe_torch.errors import first_line
 from ptpipe_torch.int8.engine import quantized_engine, transposed_convolution_error
 from ptpipe_torch.int8.fx import is_prepared
+from ptpipe_torch.int8.layer_parity import LayerDifference
 from ptpipe_torch.runtime import released_memory
 
 
@@ -69,47 +71,48 @@ class _Preparation:
     ctx: Context
     model: Model
     expected: Expected
-    stopped: list[UntraceableError | UnsupportedOperatorsError] = field(default_factory=list)
-    """Why the transforms before could not be applied."""
+    layers: dict[str, str] = field(default_factory=dict)
+    """Those that can't be traced, and why."""
+    operators: dict[str, str] = field(default_factory=dict)
+    """Those that the engine can't run or gets wrong, by their names in the graph, and a sentence on each."""
 
     def apply(self, transform: FunctionRef, network: nn.Module) -> tuple[FunctionRef, GraphModule]:
         """Return the transform with what stays float, and what it makes of the float network, which is consumed."""
+        first: StageError | None = None
         while True:
             try:
                 complete, module, unsupported = self._attempt(transform, network)
                 break
             except (UntraceableError, UnsupportedOperatorsError) as error:
-                known = [*self._layers(), *self._operators()]
-                self.stopped.append(error)
-                if [*self._layers(), *self._operators()] == known:
+                if not self._keep_float(error):
                     raise
+                first = first or error
                 network = self.model.build()
+        if not is_prepared(module):
+            skipped = f" (skip: {', '.join(self.config.skip)})" if self.config.skip else ""
+            raise first or StageError(f"{self.ctx.kind}: no layer of this network can be quantized{skipped}")
         self._report(unsupported)
         return complete, module
 
-    def _layers(self) -> list[str]:
-        stopped = (error.layer for error in self.stopped if isinstance(error, UntraceableError))
-        return [layer for layer in dict.fromkeys(stopped) if layer]
-
-    def _operators(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for error in self.stopped:
-            found |= error.reasons if isinstance(error, UnsupportedOperatorsError) else {}
-        return found
+    def _keep_float(self, error: UntraceableError | UnsupportedOperatorsError) -> bool:
+        """Keep float what an attempt stopped at; return whether there is such a thing, and it was not float before."""
+        layers = {error.layer: error.reason} if isinstance(error, UntraceableError) and error.layer else {}
+        operators = error.reasons if isinstance(error, UnsupportedOperatorsError) else {}
+        if self.layers.keys() >= layers.keys() and self.operators.keys() >= operators.keys():
+            return False
+        self.layers |= layers
+        self.operators |= operators
+        return True
 
     def _attempt(self, transform: FunctionRef, network: nn.Module) -> tuple[FunctionRef, GraphModule, list[str]]:
         """Return also the transposed convolutions that the engine gets wrong."""
         unsupported = self._wrong_transposed(network)
-        skip = [*self.config.skip, *self._layers(), *unsupported]
-        kept_float: dict[str, JSON] = {"skip": list[JSON](skip), "float_operators": list[JSON](self._operators())}
+        skip = [*self.config.skip, *self.layers, *unsupported]
+        kept_float: dict[str, JSON] = {"skip": list[JSON](skip), "float_operators": list[JSON](self.operators)}
         complete = FunctionRef(transform.address, {**transform.arguments, **kept_float})
         module = _applied(complete, network, self.ctx.kind)
-        if not is_prepared(module):
-            if self.stopped:
-                raise self.stopped[0]
-            skipped = f" (skip: {', '.join(self.config.skip)})" if self.config.skip else ""
-            raise StageError(f"{self.ctx.kind}: no layer of this network can be quantized{skipped}")
-        self._try_conversion(complete, self.expected.inputs)
+        if is_prepared(module):
+            self._try_conversion(complete, self.expected.inputs)
         return complete, module, unsupported
 
     def _try_conversion(self, transform: FunctionRef, inputs: Inputs) -> None:
@@ -117,38 +120,34 @@ class _Preparation:
         wrong = dry_run(self.ctx, trial, inputs, self.config.backend)
         if wrong and not _saturates_by_choice(transform, self.config):
             backend = self.config.backend
-            texts = {
-                layer.operator: f"{layer.layer} stays float: {backend} computes it wrongly: its output is up to "
-                f"{layer.max_steps:.0f} steps from what its inputs say, where 1 is rounding"
-                for layer in wrong
-            }
-            raise UnsupportedOperatorsError.of(
-                texts,
-                f"{self.ctx.kind}: {backend} computes {wrong[0].layer} wrongly: its output is up to "
-                f"{wrong[0].max_steps:.0f} steps from what its inputs say, where 1 is rounding. Choose another backend",
+            raise UnsupportedOperatorsError(
+                f"{self.ctx.kind}: {backend} computes {wrong[0].layer} wrongly: {_fault(wrong[0])}. "
+                "Choose another backend",
+                reasons={
+                    layer.operator: f"{layer.layer} stays float: {backend} computes it wrongly: {_fault(layer)}"
+                    for layer in wrong
+                },
             )
 
     def _wrong_transposed(self, network: nn.Module) -> list[str]:
         inputs, route = self.model.signature.inputs, self.config.route
-        skipped = float_names(network, [*self.config.skip, *self._layers()])
-        left_float = tuple(f"{name}." for name in skipped)
+        skipped = float_names(network, [*self.config.skip, *self.layers])
         layers = dict(network.named_modules()) | functional_transposed(network, inputs, skipped, route)
         return [
             name
             for name, layer in layers.items()
             if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-            and not f"{name}.".startswith(left_float)
+            and not belongs_to(name, skipped)
             and transposed_convolution_error(layer, self.config.backend) > MAX_STEPS
         ]
 
     def _report(self, unsupported: Sequence[str]) -> None:
         reasons: dict[str, list[str]] = {}
-        for error in self.stopped:
-            if isinstance(error, UntraceableError):
-                reasons.setdefault(f"{error.reason}; route: export may trace it", []).append(error.layer)
+        for layer, reason in self.layers.items():
+            reasons.setdefault(reason, []).append(layer)
         for reason, names in reasons.items():
-            self.ctx.notice(f"{_stay_float(names)}: {reason}")
-        for sentence in self._operators().values():
+            self.ctx.notice(f"{_stay_float(names)}: {reason}; route: export may trace it")
+        for sentence in self.operators.values():
             self.ctx.notice(sentence)
         if unsupported:
             self.ctx.notice(
@@ -156,6 +155,10 @@ class _Preparation:
                 "function here, or loses the weights"
             )
             self.ctx.metric(kept_float=truncated(unsupported))
+
+
+def _fault(layer: LayerDifference) -> str:
+    return f"its output is up to {layer.max_steps:.0f} steps from what its inputs say, where 1 is rounding"
 
 
 def _stay_float(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -110,21 +110,12 @@ class TracedNetwork:
 class UntraceableError(StageError):
     """A line of a network that can't be traced."""
 
-    layer: str = ""
-    """The innermost module that the line belongs to; empty: the network itself."""
-    reason: str = ""
-    """The line, and why."""
-
-    @classmethod
-    def at(cls, layer: str, reason: str) -> Self:
-        """Return the error."""
-        remedy = f", or leave that layer float: skip: [{layer}]" if layer else ""
-        error = cls(
-            f"{reason}. Let torch.export trace it (route: export), write it without branches or loops that depend on "
-            f"tensors{remedy}"
-        )
-        error.layer, error.reason = layer, reason
-        return error
+    def __init__(self, message: str, *, layer: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.layer = layer
+        """The innermost module that the line belongs to; empty: the network itself."""
+        self.reason = reason
+        """The line, and why."""
 
 
 def trace_network(
@@ -227,4 +218,11 @@ def _untraceable(module: nn.Module, error: Exception) -> UntraceableError:
         place = f"{path}:{line}: `{linecache.getline(path, line).strip()}`"
         layer = names.get(id(frame.f_locals.get("self")), layer)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return UntraceableError.at(layer, f"{place or 'the network'} can't be traced into a graph ({reason})")
+    stopped = f"{place or 'the network'} can't be traced into a graph ({reason})"
+    remedy = f", or leave that layer float: skip: [{layer}]" if layer else ""
+    return UntraceableError(
+        f"{stopped}. Let torch.export trace it (route: export), write it without branches or loops that depend on "
+        f"tensors{remedy}",
+        layer=layer,
+        reason=stopped,
+    )

@@ -16,6 +16,8 @@ import torch
 from ptpipe_torch import runtime
 from ptpipe_torch.runtime import freed_memory_kept, released_memory, seeded, torch_threads
 
+from ...processes import is_running
+
 
 def test_importing_it_imports_no_torch() -> None:
     code = "import sys, ptpipe_torch.runtime; print([name for name in ('torch', 'numpy') if name in sys.modules])"
@@ -128,6 +130,6 @@ def test_a_child_ends_soon_after_its_killed_parent() -> None:
         pid = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
     deadline_s = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]:
+    while is_running(pid):
         assert time.monotonic() < deadline_s, os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)

@@ -22,6 +22,7 @@ from ptpipe_eval.latency.inputs import CellBatches
 from ptpipe_eval.latency.session import Session
 from ptpipe_torch import FunctionRef, Model, Recipe
 
+from ....processes import is_running
 from ....signatures import classifier
 
 PLUGIN = Path(__file__).parents[1] / "digit_models.py"
@@ -164,15 +165,6 @@ inputs = [CellBatches(1, None, {"normalized": [{"images": np.ones((1, 1, 8, 8), 
 session = Session(inputs, ("one",), 600.0, 1e-9, 7, NamedCode((sys.argv[1],)), Path(sys.argv[3]))
 session.measure(["a"], [model], 0, lambda event: print(event, flush=True))
 """
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process has not ended; the system reaps one without a parent when it pleases."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 @pytest.mark.sampled(2)

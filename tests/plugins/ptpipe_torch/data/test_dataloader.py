@@ -24,6 +24,7 @@ from ptpipe_torch import ArrayColumn, Column, Data, ImageFileColumn, LoaderOptio
 from ptpipe_torch.data import dataloader
 
 from ....datasets import image_info, image_split, labels_of
+from ....processes import is_running
 
 NUM = 40
 AUGMENT = ("crop", "flip", "rotate", "erase")
@@ -216,17 +217,9 @@ def test_killed_run_takes_its_workers_along(tmp_path: Path) -> None:
     run.stdout.close()
     assert len(pids) == 2
     deadline = time.monotonic() + 4
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in pids if alive(pid)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
+    assert not [pid for pid in pids if is_running(pid)]
 
 
 class Forks:
