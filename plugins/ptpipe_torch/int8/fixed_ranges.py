@@ -26,6 +26,7 @@ from ptpipe_torch.int8.moved_integers import whole_of
 from ptpipe_torch.int8.observers import fixed_grid, observer_at
 
 with deprecations_silenced():
+    from torch.ao.nn.intrinsic.modules.fused import _FusedModule
     from torch.ao.quantization.backend_config import BackendConfig, ObservationType
 
 
@@ -46,6 +47,21 @@ def observe_unbounded(prepared: GraphModule, mapping: Any, backend_config: Backe
     _observe_once(prepared)
     prepared.graph.lint()
     prepared.recompile()
+
+
+def observe_inputs_of_layers(prepared: GraphModule) -> None:
+    """Observe what each layer with weights reads, in place, where FX (torch 2.13) forgets it.
+
+    That is behind operators that move the network's input (`x.view(...).permute(...)`).
+    """
+    qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
+    for node in prepared.graph.find_nodes(op="call_module"):
+        layer = _called(prepared, node)
+        has_weights = hasattr(layer, "weight") or isinstance(layer, _FusedModule)
+        if has_weights and qconfigs.get(node.name) is not None and observer_at(prepared, node) is None:
+            source = node.all_input_nodes[0]
+            if observer_at(prepared, source) is None:
+                _observe_between(prepared, source, node, qconfigs[node.name].activation())
 
 
 def observe_behind_float(prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:

@@ -21,7 +21,12 @@ from ptpipe import StageError
 from ptpipe_torch.int8.biases import round_biases, weighted_part
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
-from ptpipe_torch.int8.fixed_ranges import observe_behind_float, observe_pieces, observe_unbounded
+from ptpipe_torch.int8.fixed_ranges import (
+    observe_behind_float,
+    observe_inputs_of_layers,
+    observe_pieces,
+    observe_unbounded,
+)
 from ptpipe_torch.int8.float_operators import drop_idle_observers, fence_float_operators, remove_fences
 from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantized_weight
@@ -168,6 +173,7 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
         unused_inputs = (torch.zeros(1),)  # read for nested standalone modules only
         backend = _backend_config()
         prepared = prepare_graph(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
+        observe_inputs_of_layers(prepared)
         observe_behind_float(prepared, mapping, backend)
         observe_unbounded(prepared, mapping, backend)
         observe_pieces(prepared)

@@ -292,6 +292,11 @@ def upsampled(n: Any, x: torch.Tensor) -> torch.Tensor:
     return logits(n, F.relu(n.norm(n.up(n.stem(x)))))
 
 
+def space_to_depth(n: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x.view(-1, 3, 6, 2, 6, 2).permute(0, 3, 5, 1, 2, 4).contiguous()
+    return logits(n, F.relu(n.conv(x.view(-1, 12, 6, 6))))
+
+
 SPELLED = {
     "view": lambda: Net(viewed, conv=conv(), head=nn.Linear(72, 5)),
     "mean_of_1x1": lambda: Net(mean_method([2, 3]), small=conv(stride=12)),
@@ -310,6 +315,7 @@ SPELLED = {
     "spectral_norm": normalized(spectral_norm),
     "norm_of_the_batch": lambda: Net(padded, conv=conv(), norm=nn.BatchNorm2d(8, track_running_stats=False)),
     "norm_without_affine": lambda: Net(padded, conv=conv(), norm=nn.BatchNorm2d(8, affine=False)),
+    "space_to_depth": lambda: Net(space_to_depth, conv=conv(12)),
     "transposed_with_norm": lambda: Net(upsampled, up=nn.ConvTranspose2d(8, 8, 3, 2), norm=nn.BatchNorm2d(8)),
 }
 

@@ -16,6 +16,7 @@ from torch.fx import Interpreter, Node
 from ptpipe_quant.int8_parity import compare_with_reference
 from ptpipe_quant.transforms import prepare_qat, prepare_static, to_int8
 from ptpipe_torch.int8.engine import quantized_engine, supported_engines
+from ptpipe_torch.int8.layers import has_int8_weights
 from ptpipe_torch.int8.observers import is_observer, observes_range
 
 from ....signatures import stored_pictures
@@ -192,6 +193,34 @@ def test_what_is_moved_keeps_its_grid_where_a_layer_reads_it(qat: bool, backend:
     assert found["transpose"] is found["stem"]
     (joined,) = (observer for name, observer in found.items() if name.startswith("activation_post_process"))
     assert joined is found["conv"] is found["cat"] is not found["stem"]
+
+
+class SpaceToDepth(nn.Module):
+    """Two layers read the network's input, moved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.fc = nn.Conv2d(12, 8, 3), nn.Conv2d(12, 8, 3), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.view(-1, 3, 6, 2, 6, 2).permute(0, 1, 3, 5, 2, 4).reshape(-1, 12, 6, 6)
+        return self.fc((self.one(x) + self.two(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("qat", [False, True])
+def test_layers_observe_an_input_that_is_moved(qat: bool, backend: str) -> None:
+    graph = prepared(SpaceToDepth(), backend, qat=qat, converting=True)
+    (one, two) = (graph.graph.find_nodes(op="call_module", target=name)[0] for name in ("one", "two"))
+    assert one.args == two.args
+    assert is_observer(graph.get_submodule(one.args[0].target))
+    x = torch.randn(4, *INPUT_SHAPE_CHW)
+    graph.train(qat)(x)
+    int8 = to_int8(copy.deepcopy(graph), backend=backend)
+    assert has_int8_weights(int8.one)
+    assert has_int8_weights(int8.two)
+    layers = compare_with_reference(int8, graph.eval(), [x]).layers
+    assert layers and all(layer.max_steps <= 1 for layer in layers)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
