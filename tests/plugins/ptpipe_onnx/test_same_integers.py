@@ -117,6 +117,8 @@ def test_torch_and_the_file_compute_the_same_integers(
     }
     assert differs.pop("add") < 1e-4  # both sum two floats, in another order
     # Unrounded biases differ in some values in a thousand. qnnpack multiplies by the reciprocal of the output's scale,
-    # by which ONNX Runtime divides; fbgemm adds float32 numbers, one of which may be off by its last bit.
-    allowed = 1e-5 if backend == "fbgemm" else 1e-4
+    # by which ONNX Runtime divides: which values are ties in it depends on the processor that computed the weights,
+    # and one of a small layer's 9,600 is more than 1e-4. fbgemm adds float32 numbers, one of which may be off by its
+    # last bit.
+    allowed = 1e-5 if backend == "fbgemm" else 1.1e-4
     assert {name: fraction for name, fraction in differs.items() if fraction > allowed} == {}
