@@ -18,7 +18,7 @@ from ptpipe_executorch.model import PROGRAM, ExecuTorchModel
 from ptpipe_executorch.xnnpack import Lowered, Operator, lower
 from ptpipe_torch import BATCH, Data, Model, Signature
 from ptpipe_torch.int8.engine import quantized_engine
-from ptpipe_torch.int8.fx import is_prepared, reference_network, use_parameters_of
+from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.layers import dynamic_weights, replace_layers, stored_weights, use_rounded_weights
 from ptpipe_torch.int8.recurrent import recurrent_weights
 from ptpipe_torch.int8.reference_nodes import dequantized
@@ -67,13 +67,11 @@ def export_model(config: ExecuTorchConfig, ctx: Context, model: Model, data: Dat
 def _network(model: Model) -> _Network:
     if not model.recipe.backend:
         return _Network(model.build(), "float32")
-    prepared = model.build_prepared()
     with quantized_engine(model.recipe.backend):
-        int8 = model.build()
-        if not is_prepared(prepared):
-            return _Network(_dynamic(model, prepared, int8), "int8 dynamic")
-        reference, _ = reference_network(prepared)
-        weights = use_parameters_of(int8, reference)
+        if not model.recipe.prepare:
+            return _Network(_dynamic(model, model.build_prepared(), model.build()), "int8 dynamic")
+        int8, prepared = model.build_with_prepared()
+        reference, weights = reference_network(prepared, int8)
     use_signed_integers(reference, weights)
     return _Network(reference, "int8", _output_steps(reference, model.signature))
 

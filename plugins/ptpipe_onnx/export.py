@@ -34,7 +34,7 @@ from ptpipe_onnx.weights import store_float_weights, store_weights
 from ptpipe_torch import Data, Model, OnnxFile, RawForm
 from ptpipe_torch.data.raw_form import NORMALIZED
 from ptpipe_torch.int8.engine import quantized_engine
-from ptpipe_torch.int8.fx import is_prepared, reference_network, use_parameters_of
+from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.layers import dynamic_weights, replace_layers, stored_weights, use_rounded_weights
 from ptpipe_torch.int8.recurrent import recurrent_weights
 from ptpipe_torch.model.outputs import returned_names
@@ -203,24 +203,22 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
     """
     if not model.recipe.backend:
         return BuiltGraph(torch_exporter.optimize(_export(model, model.build(), opset)), "float32")
-    prepared = model.build_prepared()
-    if is_prepared(prepared):
+    if not model.recipe.prepare:
+        return _dynamic_graph(model, opset)
+    with quantized_engine(model.recipe.backend):
+        int8, prepared = model.build_with_prepared()
         reduced = reduced_range(prepared)
-        with quantized_engine(model.recipe.backend):
-            int8 = model.build()
-            network, _ = reference_network(prepared)
-            weights = use_parameters_of(int8, network)
-        exported = _export(model, network, opset)
-        name_quantized_tensors(exported, network)
-        store_weights(exported, weights)
-        qdq_passes.use_integer_kernels(torch_exporter.optimize(exported))
-        store_float_weights(exported, stored_weights(model.int8_tensors or {}, int8))
-        return BuiltGraph(exported, "int8", Int8Networks(int8, network), reduced)
-    return _dynamic_graph(model, prepared, opset)
+        network, weights = reference_network(prepared, int8)
+    exported = _export(model, network, opset)
+    name_quantized_tensors(exported, network)
+    store_weights(exported, weights)
+    qdq_passes.use_integer_kernels(torch_exporter.optimize(exported))
+    store_float_weights(exported, stored_weights(model.int8_tensors or {}, int8))
+    return BuiltGraph(exported, "int8", Int8Networks(int8, network), reduced)
 
 
-def _dynamic_graph(model: Model, float_network: nn.Module, opset: int) -> BuiltGraph:
-    converted = model.build()
+def _dynamic_graph(model: Model, opset: int) -> BuiltGraph:
+    float_network, converted = model.build_prepared(), model.build()
     for reference in model.recipe.convert[:-1]:  # the last one quantizes
         float_network = reference.resolve("transform")(float_network, **reference.arguments)
     weights, recurrent = dynamic_weights(converted), recurrent_weights(converted)

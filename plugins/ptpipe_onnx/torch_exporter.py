@@ -16,6 +16,8 @@ from torch import nn
 from torch.fx import config as fx_config
 from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
+from torch.utils._pytree import tree_leaves
 
 from ptpipe import StageError
 from ptpipe_onnx import recurrent
@@ -25,6 +27,7 @@ from ptpipe_torch.errors import export_failure
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.outputs import exported_names
 
+_NUMBERS = {float: torch.float32, int: torch.int64, bool: torch.bool}
 _LOGGERS = ("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir")
 """Loggers to silence. The third formats a record for every step of a trace if it is enabled: ten times the time."""
 
@@ -50,7 +53,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
             _give_attention_heads(program)
             _write_global_averages_out(program)
             names = exported_names(program, signature.outputs)
-            with _reused_registry(), _traced_again_where_needed():
+            with _reused_registry(), _passes_where_needed():
                 result = torch.onnx.export(
                     program,
                     dynamo=True,
@@ -181,21 +184,28 @@ def _reused_registry() -> Iterator[None]:
 
 
 @contextmanager
-def _traced_again_where_needed() -> Iterator[None]:
-    """Let the exporter trace a network again only where that changes an operator: a third to half of an export."""
-    original = _fx_passes.decompose_with_registry
+def _passes_where_needed() -> Iterator[None]:
+    """Let the exporter trace a network again only where that changes an operator.
+
+    Decomposition takes a third to half of an export, promotion of types a tenth.
+    """
+    decompose, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
 
     def decomposed(
         exported_program: torch.export.ExportedProgram, registry: ONNXRegistry
     ) -> torch.export.ExportedProgram:
         is_needed = _needs_decomposition(exported_program, registry)
-        return original(exported_program, registry) if is_needed else exported_program
+        return decompose(exported_program, registry) if is_needed else exported_program
+
+    def promoted(graph_module: torch.fx.GraphModule) -> None:
+        if _needs_promotion(graph_module):
+            promote(graph_module)
 
     try:
-        _fx_passes.decompose_with_registry = decomposed
+        _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes = decomposed, promoted
         yield
     finally:
-        _fx_passes.decompose_with_registry = original
+        _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes = decompose, promote
 
 
 def _needs_decomposition(program: torch.export.ExportedProgram, registry: ONNXRegistry) -> bool:
@@ -208,6 +218,33 @@ def _needs_decomposition(program: torch.export.ExportedProgram, registry: ONNXRe
         elif node.op == "get_attr" or isinstance(node.target, torch._ops.OperatorBase):
             return True
     return False
+
+
+def _needs_promotion(graph_module: torch.fx.GraphModule) -> bool:
+    """Return whether an operator has arguments of another type than it computes with."""
+    table = TypePromotionTable()
+    graphs = (module.graph for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule))
+    return any(
+        isinstance(node.target, torch._ops.OpOverload)
+        and (rule := table.get_rule(node.target.overloadpacket)) is not None
+        and _is_promoted(node, rule)
+        for graph in graphs
+        for node in graph.nodes
+    )
+
+
+def _is_promoted(operator: torch.fx.Node, rule: Any) -> bool:
+    args, kwargs = torch.fx.node.map_arg((operator.args, operator.kwargs), lambda node: node.meta["val"])
+    promotion = rule.preview_type_promotion(args, kwargs)
+    types = [(args[index], dtype) for index, dtype in promotion.args_dtypes.items() if index < len(args)]
+    types += [(kwargs[name], dtype) for name, dtype in promotion.kwargs_dtypes.items() if name in kwargs]
+    return any(
+        _dtype_of(value) is not dtype for values, dtype in types if dtype is not None for value in tree_leaves(values)
+    )
+
+
+def _dtype_of(value: Any) -> torch.dtype | None:
+    return value.dtype if isinstance(value, torch.Tensor) else _NUMBERS.get(type(value))
 
 
 @contextmanager

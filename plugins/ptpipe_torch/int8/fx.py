@@ -31,7 +31,7 @@ from ptpipe_torch.int8.float_operators import drop_idle_observers, fence_float_o
 from ptpipe_torch.int8.fx_cache import release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantized_weight
 from ptpipe_torch.int8.moved_integers import pieces_on_one_grid, take_integers
-from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig
+from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
 from ptpipe_torch.int8.tracer import Scopes, trace_graph
 from ptpipe_torch.model.signature import TensorSpec
 
@@ -253,11 +253,7 @@ def _reference_form(prepared: GraphModule, **options: Any) -> GraphModule:
 def _refuse_unconverted(converted: GraphModule) -> None:
     """Raise StageError if a layer still imitates int8 in float: it is neither small nor fast."""
     left = [(name, part) for name, part in converted.named_modules() if is_observer(part)]
-    left += [
-        (f"{name}.weight", part)
-        for name, part in converted.named_modules()
-        if isinstance(part, ReferenceQuantizedModule)
-    ]
+    left += [(f"{name}.weight", layer) for name, layer in _reference_layers(converted)]
     if left:
         name, part = left[0]
         layer = name.rpartition(".")[0] or name
@@ -282,16 +278,26 @@ def is_prepared(module: nn.Module) -> bool:
 
 
 def float_network(prepared: nn.Module) -> nn.Module:
-    """Switch observers and fake quantization off, in place: the network computes in float."""
+    """Remove observers and fake quantization of activations, and switch that of weights off, in place."""
+    if isinstance(prepared, GraphModule):
+        for node in prepared.graph.find_nodes(op="call_module"):
+            if observer_at(prepared, node) is not None:
+                node.replace_all_uses_with(node.args[0])
+                prepared.graph.erase_node(node)
+        prepared.recompile()
     return prepared.apply(disable_fake_quant).apply(disable_observer)
 
 
-def reference_network(prepared: nn.Module) -> tuple[GraphModule, dict[str, QuantizedWeight]]:
+def reference_network(
+    prepared: nn.Module, int8: nn.Module | None = None
+) -> tuple[GraphModule, dict[str, QuantizedWeight]]:
     """Convert to explicit quantize and dequantize operators; return int8 weights by parameter name as well.
 
     It has the scales of torch's int8 network. Its weights are float, rounded to what the integers stand for, so that
     an exporter sees plain layers; the caller puts the integers in their place. `meta["scopes"]` of the result has the
     path of the module that each node belongs to. Consumes `prepared`.
+
+    `int8`: the int8 network, whose weights and biases it gets: conversion may change what the prepared network has.
     """
     assert isinstance(prepared, GraphModule), type(prepared)
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
@@ -299,43 +305,43 @@ def reference_network(prepared: nn.Module) -> tuple[GraphModule, dict[str, Quant
     with warnings.catch_warnings(action="ignore"):
         network = _reference_form(prepared)
         release_networks()
-        weights = {}
-        for name, layer in network.named_modules():
-            if isinstance(layer, ReferenceQuantizedModule):
-                weights[f"{name}.weight"] = _use_rounded_weight(name, layer)
+        weights = _use_rounded_weights(network) if int8 is None else _use_parameters_of(int8, network)
+    for _, layer in _reference_layers(network):
+        layer.get_weight = functools.partial(getattr, layer, "weight")
     _spell_out_quantization(network)
     network.meta["scopes"] = {name: path for name, (path, _type) in scopes.items()}
     return network.eval(), weights
 
 
-def use_parameters_of(int8: nn.Module, reference: GraphModule) -> dict[str, QuantizedWeight]:
-    """Give a reference network the weights and biases of the int8 network; return the weights by parameter name.
+def _use_rounded_weights(network: GraphModule) -> dict[str, QuantizedWeight]:
+    weights = {}
+    for name, layer in _reference_layers(network):
+        quantized = layer.get_quantized_weight()
+        layer.weight = nn.Parameter(quantized.dequantize(), requires_grad=False)
+        weights[f"{name}.weight"] = quantized_weight(name, quantized)
+    return weights
 
-    Conversion may change what the prepared network has: it rounds biases.
-    """
+
+def _reference_layers(network: GraphModule) -> Iterator[tuple[str, Any]]:
+    return ((name, part) for name, part in network.named_modules() if isinstance(part, ReferenceQuantizedModule))
+
+
+def _use_parameters_of(int8: nn.Module, network: GraphModule) -> dict[str, QuantizedWeight]:
     weights = {}
     for name, layer in int8.named_modules():
         if not has_int8_weights(layer):
             continue
-        own: Any = layer
-        part: Any = weighted_part(reference.get_submodule(name))
-        prefix = name if part is reference.get_submodule(name) else f"{name}.0"
-        weight = own.weight()
+        part: Any = weighted_part(network.get_submodule(name))
+        prefix = name if part is network.get_submodule(name) else f"{name}.0"
+        weight, bias = layer._weight_bias()  # unpacked once
         weights[f"{prefix}.weight"] = quantized_weight(name, weight)
         # Engines return weights with channels last, for which exporters write other operators. Those of a pointwise
         # convolution are contiguous either way, and `contiguous` would keep them.
         part.weight = nn.Parameter(torch.empty(weight.shape), requires_grad=False)  # lets go of the present one
         part.weight.copy_(weight.dequantize())
         if part.bias is not None:
-            part.bias = nn.Parameter(own.bias().detach().clone(), requires_grad=False)
+            part.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
     return weights
-
-
-def _use_rounded_weight(name: str, layer: Any) -> QuantizedWeight:
-    quantized = layer.get_quantized_weight()
-    layer.weight = nn.Parameter(quantized.dequantize(), requires_grad=False)
-    layer.get_weight = functools.partial(getattr, layer, "weight")
-    return quantized_weight(name, quantized)
 
 
 def _spell_out_quantization(network: GraphModule) -> None:

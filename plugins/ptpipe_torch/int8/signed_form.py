@@ -35,7 +35,7 @@ def use_signed_integers(reference: GraphModule, weights: Mapping[str, QuantizedW
     """Bring a reference network, whose activations are uint8 and whose weights are float, into this form, in place.
 
     Integers and zero points become 128 less, and stand for the same values. `weights`: by parameter name, from
-    `fx.use_parameters_of`. Raises StageError, naming the layer, for weights with a zero point.
+    `fx.reference_network`. Raises StageError, naming the layer, for weights with a zero point.
     """
     for node in reference.graph.nodes:
         if node.target in (QUANTIZE, DEQUANTIZE) and node.args[-1] is torch.uint8:

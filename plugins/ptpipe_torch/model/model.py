@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import traceback
 from collections import OrderedDict
@@ -107,9 +108,26 @@ class Model(Deployable):
         """
         if not self.recipe.convert:
             return self.build_prepared()
-        with released_memory(), quantized_engine(self.recipe.backend), deprecations_silenced():
-            int8_tensors = self.int8_tensors
-            module = self.build_prepared() if int8_tensors is None else self._skeleton().eval()
+        with released_memory():
+            return self._converted(self.build_prepared() if self.int8_tensors is None else self._skeleton())
+
+    def build_with_prepared(self) -> tuple[nn.Module, nn.Module]:
+        """Build the networks of `build` and of `build_prepared` of a model that has both.
+
+        Preparing a network, which takes longest, is done once.
+        """
+        with released_memory():
+            prepared = self._skeleton()
+            copied = copy.deepcopy(prepared)
+            for module in (prepared, copied) if self.int8_tensors is None else (prepared,):
+                _load(module, self.tensors)
+            return self._converted(copied), prepared.eval()
+
+    def _converted(self, module: nn.Module) -> nn.Module:
+        """Return the int8 form of a network before `convert`, which is consumed."""
+        int8_tensors = self.int8_tensors
+        with quantized_engine(self.recipe.backend), deprecations_silenced():
+            module = module.eval()
             for reference in self.recipe.convert:
                 module = _apply(reference, "transform", module)
             if int8_tensors is not None:

@@ -6,12 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
+from torch import nn
 
 from ptpipe_onnx import torch_exporter
 from ptpipe_onnx.export import build_graph
-from ptpipe_torch import Model
+from ptpipe_torch import BATCH, Model, Signature, TensorSpec
 
 
 def described(model: ir.Model) -> Iterator[object]:
@@ -56,7 +59,8 @@ def test_int8_networks_are_traced_once(
     model = int8_model(name, backend)
     once = build_graph(model, 20).model
     assert traces == [False]
-    monkeypatch.setattr(torch_exporter, "_needs_decomposition", lambda *arguments: True)
+    for pass_ in ("_needs_decomposition", "_needs_promotion"):
+        monkeypatch.setattr(torch_exporter, pass_, lambda *arguments: True)
     assert list(described(once)) == list(described(build_graph(model, 20).model))
 
 
@@ -64,3 +68,33 @@ def test_operators_without_an_onnx_form_are_decomposed(float_model: Callable[[st
     model = build_graph(float_model("mobile"), 20).model  # batch norms, and ReLU6 in place
     assert traces == [True]
     assert {"Conv", "Clip"} <= {node.op_type for node in model.graph}
+
+
+class MixedTypes(nn.Module):
+    """Operators whose arguments are of several types, or of another one than the result's."""
+
+    def forward(self, x_NK: torch.Tensor) -> torch.Tensor:
+        positive_NK = x_NK > 0
+        whole_NK = positive_NK + positive_NK.long()
+        sums_N1 = positive_NK.sum(1, keepdim=True)
+        return torch.cat(
+            [whole_NK / 2, x_NK * positive_NK, whole_NK + 0.5, torch.sqrt(sums_N1), whole_NK.float() + 1], 1
+        )
+
+
+def test_types_are_promoted_where_an_operator_mixes_them(run_onnx: Callable[..., np.ndarray]) -> None:
+    """ONNX has no operator of two types; torch.export leaves the conversion to the operator."""
+    outputs = TensorSpec("outputs", "float32", (BATCH, 21))
+    network = MixedTypes().eval()
+    model = torch_exporter.export(network, Signature((TensorSpec("x", "float32", (BATCH, 5)),), (outputs,)), 20)
+    x_NK = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
+    serialized = ir.to_proto(model).SerializeToString()
+    np.testing.assert_allclose(run_onnx(serialized, x_NK.numpy()), network(x_NK).numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("network", "is_needed"), [(MixedTypes(), True), (nn.Sequential(nn.Linear(5, 3), nn.GELU()), False)]
+)
+def test_types_are_promoted_only_where_it_changes_an_operator(network: nn.Module, is_needed: bool) -> None:
+    program = torch.export.export(network.eval(), (torch.zeros(2, 5),))
+    assert torch_exporter._needs_promotion(program.graph_module) is is_needed

@@ -219,10 +219,9 @@ def test_the_parameters_of_an_int8_network_replace_those_of_its_reference() -> N
     torch.manual_seed(3)
     network = prepared(nn.Sequential(convolution(), nn.ReLU(), nn.Flatten(), nn.Linear(1296, 5)), per_channel=True)
     with quantized_engine("fbgemm"):
-        reference, _ = fx.reference_network(copy.deepcopy(network))
-        int8 = fx.convert(network)
-        before = reference.get_submodule("0.0").bias.detach().clone()
-        weights = fx.use_parameters_of(int8, reference)
+        before = network.get_submodule("0.0").bias.detach().clone()
+        int8 = fx.convert(copy.deepcopy(network))
+        reference, weights = fx.reference_network(network, int8)
         layers = {name: part for name, part in int8.named_modules() if has_int8_weights(part)}
         assert weights.keys() == {"0.0.weight", "3.weight"}
         for name, path in (("0", "0.0"), ("3", "3")):
@@ -237,8 +236,7 @@ def test_weights_from_an_int8_network_are_contiguous() -> None:
     """Exporters take another layout for channels last, and write other operators behind it."""
     network = prepared(nn.Sequential(convolution(kernel_size=1, padding=0), nn.ReLU(), convolution()), per_channel=True)
     with quantized_engine("fbgemm"):
-        reference, _ = fx.reference_network(copy.deepcopy(network))
-        fx.use_parameters_of(fx.convert(network), reference)
+        reference, _ = fx.reference_network(network, fx.convert(copy.deepcopy(network)))
     for path in ("0.0", "2"):
         weight = reference.get_submodule(path).weight
         assert weight.stride() == torch.empty(weight.shape).stride(), "also where it is contiguous both ways"

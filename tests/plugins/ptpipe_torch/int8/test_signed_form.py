@@ -52,8 +52,7 @@ def int8_and_reference(backend: str) -> tuple[nn.Module, torch.fx.GraphModule, d
             return network
 
         int8 = fx.convert(prepared())
-        reference, _ = fx.reference_network(prepared())
-        return int8, reference, fx.use_parameters_of(int8, reference)
+        return int8, *fx.reference_network(prepared(), int8)
 
 
 @pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
