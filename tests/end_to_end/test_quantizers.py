@@ -22,7 +22,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     assert "data.mnist, with: {fallback: digits}" in text
     text = text.replace("data.mnist, with: {fallback: digits}", "data.digits, with: {batch_size: 32}")
     (folder / "digits.yaml").write_text(text, encoding="utf-8")
-    overrides = {"pretrain.epochs": 5, "compare.budget_s": 1}
+    # After 5 epochs predictions are so close that another processor's rounding decides a gate. After 15 no quantizer
+    # loses more than one sample, with any of six seeds.
+    overrides = {"pretrain.epochs": 15, "compare.budget_s": 1}
     return run(folder / "digits.yaml", overrides, artifacts=folder / "artifacts")
 
 
@@ -42,7 +44,7 @@ def test_one_comparison_has_them_all(finished: RunResult) -> None:
         "weights4": "onnx 4-bit weights",
     }
     baseline = rows["onnx_float"]
-    assert baseline["accuracy"] >= 0.95
+    assert baseline["accuracy"] >= 0.97
     for name in ("onnx_int8", "ort_int8", "weights4"):
         assert rows[name]["accuracy"] >= baseline["accuracy"] - 0.01
         assert rows[name]["size_bytes"] < 0.6 * baseline["size_bytes"]
@@ -54,6 +56,6 @@ def test_files_are_delivered_with_their_agreement(finished: RunResult) -> None:
     for name in ("ort_int8", "weights4"):
         stage = finished.stages[name]
         assert [path.name for path in stage.deliverables] == ["model.onnx"]
-        assert stage.metrics["top1_agreement"] >= 0.98
+        assert stage.metrics["top1_agreement"] >= 0.99
         file = finished.artifact(name)
         assert isinstance(file, OnnxFile) and file.parity["top1_agreement"] == stage.metrics["top1_agreement"]
