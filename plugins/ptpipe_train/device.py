@@ -15,6 +15,7 @@ from ptpipe import StageError, host
 from ptpipe_torch import Batch, Data
 from ptpipe_torch.cuda import finds_cuda_device
 from ptpipe_torch.memory_format import use_memory_format
+from ptpipe_train.depthwise import keep_depthwise_float32
 
 if TYPE_CHECKING:
     from ptpipe_train.config import Device, Precision, PrecisionOption
@@ -43,9 +44,11 @@ class DeviceSettings:
         return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
 
     def place(self, module: nn.Module) -> nn.Module:
-        """Move the network to the device and convert its weights to the memory format, in place."""
+        """Move the network to the device, convert its weights to the memory format and prepare autocast, in place."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         use_memory_format(module.to(self.device), layout)
+        if self.device.type == "cpu" and self.precision != "fp32":
+            keep_depthwise_float32(module)
         return module
 
     @property

@@ -42,7 +42,7 @@ class TeacherModel:
 
     def loss(self, student: nn.Module, settings: DeviceSettings, data: Data) -> DistillationLoss:
         """Return the loss of a network that is trained on a device. `student`: with the layers of `features`."""
-        network = self.model.build().requires_grad_(False).to(settings.device)
+        network = settings.place(self.model.build().requires_grad_(False))
         inputs = first_batch(data, settings, _NUM_TRIAL_SAMPLES).args
         is_channels_last = settings.channels_last and to_channels_last(network, inputs)
         return DistillationLoss(network, student, self.options, settings, data.info.task, is_channels_last)
