@@ -148,7 +148,8 @@ def test_the_job_is_what_the_operator_expects():
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
 def test_every_stage_of_the_guides_is_valid(page):
     found = [match[2] for match in BLOCK.finditer(page.read_text(encoding="utf-8")) if match[1] == "yaml"]
-    named = [stage for text in found for document in documents(text) for stage in document.values()]
+    pieces = [document for text in found for document in documents(text)]
+    named = [stage for piece in pieces for stage in piece.get("stages", piece).values()]
     kinds = load_vocabulary().stages
     for stage in named:
         kinds[stage["uses"]].config_type.model_validate_json(json.dumps(stage.get("with", {})), strict=True)
