@@ -22,6 +22,7 @@ from ptpipe.plan.vocabulary import load_vocabulary
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FOLDERS = ("benchmarks/", "docs/", "examples/", "manifests/", "./examples/")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
@@ -63,7 +64,7 @@ def check_command(line):
     elif called := re.match(r"make (\S+)", line):
         assert re.search(rf"^{called[1]}:", MAKEFILE, re.MULTILINE), f"there is no target {called[1]}"
     else:  # another program's: the files of the repository that it names exist
-        paths = [word for word in line.split() if word.startswith(("docs/", "examples/", "manifests/", "./examples/"))]
+        paths = [word for word in line.split() if word.startswith(FOLDERS)]
         assert [path for path in paths if not (ROOT / path).exists()] == []
         return bool(paths)
     return True
