@@ -24,6 +24,7 @@ from torch.fx import GraphModule, Interpreter
 from ptpipe import Context, StageError
 from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_torch import Batch, Data
+from ptpipe_torch.data.calibration_samples import check_finite
 from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_torch.int8.observers import observes_range
 from ptpipe_torch.int8.value_counts import CountingObserver, has_range, min_max_of
@@ -57,9 +58,10 @@ class Samples:
         return -(-self.num // self.data.loader.batch_size)
 
     def batches(self, order_N: npt.NDArray[np.int64]) -> Iterator[Batch]:
-        """Yield batches of these samples, and report progress."""
+        """Yield batches of these samples, and report progress. Raises StageError for one that is not finite."""
         done = 0
         for batch in self.data.batches(self.split, order_N=order_N, channels_last=self.channels_last):
+            check_finite(self.ctx.kind, self.data, self.split, batch)
             yield batch
             done += len(batch)
             self.ctx.progress(done, len(order_N), "samples")
@@ -68,7 +70,7 @@ class Samples:
 def run_calibration(module: GraphModule, samples: Samples, workers: WorkerGroup) -> None:
     """Run the samples through all observers of a prepared network, in place; every worker ends with the same state.
 
-    Raises StageError if an observed tensor is not finite, and names the layer that computed it.
+    Raises StageError if an input is not finite, and names the sample, or if an output is not, and names its layer.
     """
     fake_quants = [layer for layer in module.modules() if isinstance(layer, ActivationFakeQuant)]
     for fake_quant in fake_quants:  # they observe in training mode only, and must see the outputs of float layers

@@ -179,7 +179,7 @@ class CalibrateConfig(StageConfig):
     """Options of `quant.calibrate`."""
 
     split: Literal["calibration", "train", "val"] = Field("calibration", description="split to calibrate on")
-    num_samples: int | None = Field(2000, gt=0, description="maximum number of samples; null: all")
+    num_samples: int | None = Field(2000, ge=2, description="maximum number of samples; null: all")
     workers: int = Field(
         1,
         ge=1,

@@ -32,6 +32,7 @@ from ptpipe_quant.prepared_parity import probe_inputs
 from ptpipe_quant.separate_attention import is_attention, separable_layers, separate_projections
 from ptpipe_quant.trace import float_names, layers_to_quantize
 from ptpipe_torch import Data, FunctionRef, Model, Ranges
+from ptpipe_torch.data.calibration_samples import num_calibration_samples
 from ptpipe_torch.distributed.worker_group import init_worker_group
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.float_parts import float_parts, int8_parameters_fraction, num_int8_layers
@@ -120,10 +121,7 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
     if not isinstance(module, GraphModule) or not is_prepared(module):
         raise StageError(f"{ctx.kind} needs a model with observers, from quant.prepare or quant.prepare_qat")
     data.info.check_inputs("the model", model.signature)
-    available = len(data.splits[config.split]) if config.split in data.splits else 0
-    num_samples = min(available, config.num_samples or available)
-    if num_samples == 0:
-        raise StageError(f"{ctx.kind}: the data set's split {config.split!r} is empty")
+    num_samples = num_calibration_samples(ctx.kind, data, config.split, config.num_samples)
     with init_worker_group(ctx, "gloo", on_cuda=False) as workers:
         run_calibration(module, Samples(data, config.split, num_samples, ctx), workers)
     limits = {name: (min_val, max_val) for name, min_val, max_val in _ranges(module)}

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ptpipe import Context, StageError
+from ptpipe import Context
 from ptpipe_torch import Data
+from ptpipe_torch.data.calibration_samples import check_finite, num_calibration_samples
 
 MAX_BATCH_SIZE = 16
 """Every tensor of the network is kept for a batch where histograms are made of them."""
@@ -23,23 +24,16 @@ _ARRAYS = dict[str, npt.NDArray[Any]]
 class CalibrationReader:
     """The first samples of a split, as a `CalibrationDataReader` of ONNX Runtime.
 
-    Raises StageError where a value is not finite, or where all samples are one and the same constant.
+    Raises StageError where a value is not finite, or where there are not two samples that differ.
     """
 
     def __init__(self, ctx: Context, data: Data, split: str, num_samples: int | None, batch_size: int | None) -> None:
         """`batch_size`: the only one that the network takes, to which a smaller batch is filled up; None: any."""
-        found = len(data.splits[split])
-        self._num_samples = min(num_samples or found, found)
-        if self._num_samples < 2:
-            raise StageError(
-                f"{ctx.kind}: {split} has {found} sample{'s' * (found != 1)}, and ranges need two at least (hundreds "
-                "to be of use): give the data stage a larger calibration_size, or choose another `split`"
-            )
+        self._num_samples = num_calibration_samples(ctx.kind, data, split, num_samples)
         self._ctx, self._data, self._split = ctx, data, split
         self._fixed = batch_size
         self._batch_size = batch_size or min(data.loader.batch_size, MAX_BATCH_SIZE)
         self._num_left, self._num_done = len(self), 0
-        self._ranges: dict[str, tuple[float, float]] = {}
         self._batches = self._read()
 
     def __len__(self) -> int:
@@ -60,30 +54,10 @@ class CalibrationReader:
     def _read(self) -> Iterator[_ARRAYS]:
         order_N = np.arange(self._num_samples)
         for batch in self._data.batches(self._split, order_N=order_N, batch_size=self._batch_size):
-            arrays = batch.input_arrays()
-            self._check_values(arrays)
+            check_finite(self._ctx.kind, self._data, self._split, batch)
             self._num_done += len(batch)
-            if self._num_done == self._num_samples:
-                self._check_ranges()
             self._ctx.progress(self._num_done, self._num_samples, "samples")
-            yield {name: self._filled_up(array) for name, array in arrays.items()}
-
-    def _check_values(self, arrays: _ARRAYS) -> None:
-        for name, array in arrays.items():
-            is_finite_B = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
-            if not is_finite_B.all():
-                sample = self._data.splits[self._split].ids[self._num_done + int(is_finite_B.argmin())]
-                raise StageError(f"{self._ctx.kind}: {name} of {sample} is not finite: mend the data, or leave it out")
-            low, high = self._ranges.get(name, (np.inf, -np.inf))
-            self._ranges[name] = min(low, float(array.min())), max(high, float(array.max()))
-
-    def _check_ranges(self) -> None:
-        if all(low == high for low, high in self._ranges.values()):
-            values = ", ".join(f"{name} is {low:g}" for name, (low, _) in self._ranges.items())
-            raise StageError(
-                f"{self._ctx.kind}: all {self._num_samples} calibration samples are the same constant ({values}): "
-                "calibrate on real ones"
-            )
+            yield {name: self._filled_up(array) for name, array in batch.input_arrays().items()}
 
     def _filled_up(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         missing = (self._fixed or 0) - len(array)

@@ -43,7 +43,7 @@ class SmoothConfig(CalibrationDataConfig):
         description="how much of the differences between channels moves from activations to weights: 0 evens out the "
         "weights alone, 1 the activations alone",
     )
-    num_samples: int = Field(512, gt=0, description="maximum number of samples")
+    num_samples: int = Field(512, ge=2, description="maximum number of samples")
     skip: tuple[str, ...] = Field(
         (), description="layers to leave as they are, by name (`head`) or type (`Linear`); they are not traced"
     )
@@ -53,7 +53,7 @@ class BiasCorrectConfig(CalibrationDataConfig):
     """Options of `quant.bias_correct`."""
 
     num_samples: int = Field(
-        256, gt=0, description="maximum number of samples; the activations of all are in memory at the same time"
+        256, ge=2, description="maximum number of samples; the activations of all are in memory at the same time"
     )
 
 
@@ -61,7 +61,7 @@ class AdaroundConfig(CalibrationDataConfig):
     """Options of `quant.adaround`."""
 
     num_samples: int = Field(
-        256, gt=0, description="maximum number of samples; the activations of all are in memory at the same time"
+        256, ge=2, description="maximum number of samples; the activations of all are in memory at the same time"
     )
     num_iterations: int = Field(1000, gt=0, description="optimizer steps of each layer")
     batch_size: int = Field(32, gt=0, description="samples of a step")

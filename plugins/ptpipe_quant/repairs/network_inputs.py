@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from ptpipe import Context, StageError
+from ptpipe import Context
 from ptpipe_torch import Data, Model
+from ptpipe_torch.data.calibration_samples import check_finite, num_calibration_samples
 
 
 def network_inputs(
@@ -16,14 +17,13 @@ def network_inputs(
 ) -> Iterator[Sequence[torch.Tensor]]:
     """Yield the inputs of a split's first samples, in batches of the data set's size; report progress.
 
-    Raises StageError where the split has none, or where they are not what the model takes.
+    Raises StageError where they are not what the model takes, not finite, or where there are not two that differ.
     """
     data.info.check_inputs("the model", model.signature)
-    num_samples = min(num_samples, len(data.splits[split]) if split in data.splits else 0)
-    if num_samples == 0:
-        raise StageError(f"{ctx.kind}: the data set's split {split!r} is empty; name another one as `split`")
+    num_samples = num_calibration_samples(ctx.kind, data, split, num_samples)
     done = 0
     for batch in data.batches(split, order_N=np.arange(num_samples)):
+        check_finite(ctx.kind, data, split, batch)
         yield batch.args
         done += len(batch)
         ctx.progress(done, num_samples, "samples")

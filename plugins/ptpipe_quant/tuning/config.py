@@ -33,7 +33,7 @@ class TuneConfig(PrepareConfig):
     num_samples: int | None = Field(
         None, gt=0, description="maximum number of samples to measure on, spread over the split; null: all"
     )
-    calibration_samples: int = Field(2000, gt=0, description="maximum number of samples to calibrate on")
+    calibration_samples: int = Field(2000, ge=2, description="maximum number of samples to calibrate on")
     max_trials: int = Field(20, gt=0, description="number of int8 models to try at most")
     max_minutes: float | None = Field(
         None, gt=0, description="begin no further trial after this time; null: no limit. A resumed search counts all"

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from ptpipe import JSON, Context, StageError
+from ptpipe import JSON, Context
 from ptpipe_quant.analysis.measuring import spread_positions
 from ptpipe_quant.analysis.stage import rounded_network
 from ptpipe_quant.stages import chosen_weights
@@ -17,6 +17,7 @@ from ptpipe_quant.tuning.journal import Journal
 from ptpipe_quant.tuning.search import max_evaluations, search
 from ptpipe_quant.tuning.trials import Choice, Trial, Trials
 from ptpipe_torch import Data, Model
+from ptpipe_torch.data.calibration_samples import num_calibration_samples
 
 _NUM_RANKING_SAMPLES = 64
 
@@ -24,8 +25,7 @@ _NUM_RANKING_SAMPLES = 64
 def tune(config: TuneConfig, ctx: Context, model: Model, data: Data) -> tuple[Model, Trials]:
     """Implement `quant.tune`."""
     data.info.check_fit("the model", model.signature)
-    if not len(data.splits["calibration"]):
-        raise StageError(f"{ctx.kind}: the data set's split 'calibration' is empty; it has none to calibrate on")
+    num_calibration_samples(ctx.kind, data, "calibration", config.calibration_samples)
     positions_N = spread_positions(data, config.split, config.num_samples, ctx.kind)
     # An early decision is sound for samples in random order alone.
     positions_N = np.random.default_rng(ctx.seed).permutation(positions_N)

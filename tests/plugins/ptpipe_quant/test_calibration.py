@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import ptpipe
 from ptpipe import StageError
 from ptpipe.api import RunResult
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, calibration, convert, prepare
-from ptpipe_torch import Data, LoaderOptions, Model, Ranges, builder
+from ptpipe_torch import ArrayColumn, Column, Data, ImageInfo, LoaderOptions, Model, Ranges, builder
 from ptpipe_torch.int8.engine import supported_engines
 
 from ...signatures import classifier
@@ -193,10 +194,10 @@ COUNTING = ["mse", "percentile", "entropy"]
 
 @pytest.mark.parametrize("observer", COUNTING)
 @pytest.mark.parametrize("kind", ["constant", "zero"])
-def test_constant_activations_and_a_single_sample(digits, ctx, observer: str, kind: str) -> None:
+def test_constant_activations(digits, ctx, observer: str, kind: str) -> None:
     model = make_model(odd_activations, kind=kind)
     prepared = prepare(PrepareConfig(backend=FIRST, observer=observer), ctx, model)
-    calibrated_model, ranges = calibrate(CalibrateConfig(split="train", num_samples=1), ctx, prepared, digits)
+    calibrated_model, ranges = calibrate(CalibrateConfig(split="train", num_samples=2), ctx, prepared, digits)
     assert list(ranges.limits.values())[1] == ((3.0, 3.0) if kind == "constant" else (0.0, 0.0))
     int8 = convert(ConvertConfig(), ctx, calibrated_model)
     pixels = {
@@ -205,6 +206,41 @@ def test_constant_activations_and_a_single_sample(digits, ctx, observer: str, ki
     with int8.predictor() as predict, model.predictor() as predict_float:
         (found,), (expected,) = predict(pixels).values(), predict_float(pixels).values()
     assert np.abs(found - expected).max() < 0.1
+
+
+def with_calibration(data: Data, images: Column) -> Data:
+    split = data.splits["calibration"].subset(np.arange(len(images)))
+    return Data(data.info, {"calibration": replace(split, inputs={"images": images})}, LoaderOptions(batch_size=4))
+
+
+def test_samples_that_show_no_range_are_refused(trained, digits, ctx) -> None:
+    prepared = prepare(PrepareConfig(backend=FIRST), ctx, trained)
+    pixels_NHWC = np.full((6, 8, 8, 1), 9, np.uint8)
+    for num_samples, message in ((6, r"all 6 samples of calibration are the same \(images is 9"), (1, "has 1 sample,")):
+        data = with_calibration(digits, ArrayColumn(pixels_NHWC[:num_samples]))
+        with pytest.raises(StageError, match=message):
+            calibrate(CalibrateConfig(), ctx, prepared, data)
+    pixels_NHWC[-1, 0, 0] = 0
+    calibrate(CalibrateConfig(), ctx, prepared, with_calibration(digits, ArrayColumn(pixels_NHWC)))
+
+
+class Numbers(ImageInfo):
+    """Pixels that are numbers already, which may be anything."""
+
+    def conversion(self, name: str) -> Any:
+        return lambda values, channels_last: values
+
+
+def test_a_sample_that_is_not_finite_is_named_before_any_layer(trained, digits, ctx) -> None:
+    images_NCHW = np.random.default_rng(0).normal(size=(12, 1, 8, 8)).astype(np.float32)
+    images_NCHW[6, 0, 2, 2] = np.nan
+    pictures = with_calibration(digits, ArrayColumn(images_NCHW))
+    info = replace(digits.info, inputs={"images": Numbers(**vars(digits.info.inputs["images"]))})
+    data = Data(info, pictures.splits, pictures.loader)
+    prepared = prepare(PrepareConfig(backend=FIRST), ctx, trained)
+    sample = data.splits["calibration"].ids[6]
+    with pytest.raises(StageError, match=rf"images of {sample} \(split calibration\) is not finite"):
+        calibrate(CalibrateConfig(), ctx, prepared, data)
 
 
 @pytest.mark.parametrize("observer", [*COUNTING, "min_max"])
@@ -224,6 +260,16 @@ def test_inputs_must_be_those_of_the_data(digits, ctx) -> None:
         StageError, match=r"takes images \(batch, 1, 9, 8\) float32; .* needs images \(batch, 1, 8, 8\)"
     ):
         calibrate(CalibrateConfig(), ctx, other, digits)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
+def test_workers_refuse_one_sample_alike(tmp_path: Path) -> None:
+    options = {"data__calibration_size": 1, "calibrated__split": "calibration"}
+    result = run(tmp_path, **options, calibrated__workers=2)
+    assert result.exit_code == 1
+    message = str(result.stages["calibrated"].message)
+    assert message.startswith("quant.calibrate: calibration has 1 sample, and ranges need two at least")
 
 
 @pytest.mark.slow

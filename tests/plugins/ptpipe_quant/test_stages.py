@@ -336,7 +336,7 @@ class TestRefusals:
 
     def test_calibrate_needs_samples(self, trained, digits, ctx) -> None:
         prepared = prepare(PrepareConfig(backend=FIRST), ctx, trained)
-        with pytest.raises(StageError, match="split 'val' is empty"):
+        with pytest.raises(StageError, match="val has 0 samples"):
             calibrate(CalibrateConfig(split="val"), ctx, prepared, digits)
 
     @pytest.mark.parametrize(

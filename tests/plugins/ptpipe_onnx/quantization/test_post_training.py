@@ -209,7 +209,12 @@ def test_a_skip_that_matches_nothing_is_refused(float_file, digits, run_stage: R
 
 def test_calibration_data_of_no_use_is_refused(float_file, digits, run_stage: Run) -> None:
     pixels_NHWC = np.full((20, 16, 16, 1), 9, np.uint8)
-    refused(run_stage, "the same constant .images is", float_file, with_calibration(digits, pixels_NHWC))
+    refused(
+        run_stage,
+        r"all 20 samples of calibration are the same .images is 9",
+        float_file,
+        with_calibration(digits, pixels_NHWC),
+    )
     refused(run_stage, "calibration has 1 sample, and", float_file, with_calibration(digits, pixels_NHWC[:1]))
     refused(run_stage, "calibration has 0 samples", float_file, with_calibration(digits, pixels_NHWC[:0]))
     refused(run_stage, "no samples in val", float_file, digits, compare_split="val")
@@ -227,7 +232,7 @@ def test_a_calibration_sample_that_is_not_finite_is_named(digits, tmp_path) -> N
     reader = CalibrationReader(Context("a", "quant.onnx", 7, tmp_path), data, "calibration", 40, None)
     reader.set_range(0, 3)
     assert len(reader) == 3 and reader.get_next() is not None
-    with pytest.raises(StageError, match="images of calibration/00019 is not finite"):
+    with pytest.raises(StageError, match=r"images of calibration/00019 \(split calibration\) is not finite"):
         reader.get_next()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -207,3 +208,10 @@ def _count_trials(patch: pytest.MonkeyPatch) -> Callable[[], int]:
 
     patch.setattr(evaluator_module.Evaluator, "evaluate", counted)
     return lambda: count
+
+
+def test_samples_that_show_no_range_are_refused_at_once(trained, digits, ctx) -> None:
+    same = digits.splits["calibration"].subset(np.zeros(5, np.int64))
+    data = Data(digits.info, {"calibration": replace(same, ids=np.array(list("abcde"))), "val": digits.splits["test"]})
+    with pytest.raises(StageError, match=r"quant\.test: all 5 samples of calibration are the same"):
+        tune(config(), ctx, trained, data)
