@@ -146,7 +146,7 @@ class _Preparation:
         for layer, reason in self.layers.items():
             reasons.setdefault(reason, []).append(layer)
         for reason, names in reasons.items():
-            self.ctx.notice(f"{_stay_float(names)}: {reason}; route: export may trace it")
+            self.ctx.notice(f"{_stay_float(names)}: {reason}")
         for sentence in self.operators.values():
             self.ctx.notice(sentence)
         if unsupported:

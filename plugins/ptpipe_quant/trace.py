@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.fx.proxy import TraceError
 
 from ptpipe import StageError, nearest
 from ptpipe_quant.attention import derived_attention, layer_types, write_out_attention
@@ -35,6 +36,9 @@ from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
 from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
 from ptpipe_torch.model.signature import TensorSpec
 
+_BRANCH_REMEDY = (
+    "No route traces a branch or a loop that depends on values: write it with torch.where, move it out of forward"
+)
 _NO_PRODUCT = "torch has int8 products of matrices, and of batches of one shape, alone"
 
 
@@ -191,9 +195,7 @@ def _traced(
 
         return trace_by_export(module, inputs)
     except Exception as error:  # a network may raise anything while it is traced
-        if route == "export":
-            raise StageError(f"torch.export can't trace the network: {first_line(error)}") from error
-        raise _untraceable(module, error) from error
+        raise (_not_exported if route == "export" else _untraceable)(module, error) from error
 
 
 def functional_transposed(
@@ -208,21 +210,41 @@ def functional_transposed(
 
 def _untraceable(module: nn.Module, error: Exception) -> UntraceableError:
     """Return the error for the line and the layer of the model where tracing stopped."""
+    place, layer = _place(module, error)
+    stopped = f"{place} can't be traced into a graph ({first_line(error)})"
+    left_float = f"leave that layer float: skip: [{layer}]" if layer else "into a submodule, which then stays float"
+    if isinstance(error, TraceError):
+        remedy = f"{_BRANCH_REMEDY}, or {left_float}"
+        hint = "torch.where in its place could become int8"
+    else:
+        other = f", or {left_float}" if layer else ""
+        remedy = f"Let torch.export trace it (route: export), write it otherwise{other}"
+        hint = "route: export may trace it"
+    return UntraceableError(f"{stopped}. {remedy}", layer=layer, reason=f"{stopped}; {hint}")
+
+
+def _not_exported(module: nn.Module, error: Exception) -> StageError:
+    """Return the error for the line and the layer of the model where torch.export stopped."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # takes half a second to import
+
+    place, layer = _place(module, error)
+    where = f"{place}, in {layer}," if layer else place
+    left_float = "leaves that layer float" if layer else "leaves a submodule with it float"
+    is_branch = isinstance(error, GuardOnDataDependentSymNode)
+    reason = "it depends on the values of a tensor" if is_branch else first_line(error)
+    remedy = _BRANCH_REMEDY if is_branch else "Write it otherwise"
+    return StageError(f"torch.export can't trace {where} ({reason}). {remedy}, or take route: fx, which {left_float}")
+
+
+def _place(module: nn.Module, error: Exception) -> tuple[str, str]:
+    """Return the line of the model where tracing stopped, and the innermost module that it belongs to, or nothing."""
     internal = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__, tracer.__file__))
     names = {id(part): name for name, part in module.named_modules()}
-    place, layer = "", ""
+    place, layer = "the network", ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
         if path.startswith(internal):
             continue
         place = f"{path}:{line}: `{linecache.getline(path, line).strip()}`"
         layer = names.get(id(frame.f_locals.get("self")), layer)
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    stopped = f"{place or 'the network'} can't be traced into a graph ({reason})"
-    remedy = f", or leave that layer float: skip: [{layer}]" if layer else ""
-    return UntraceableError(
-        f"{stopped}. Let torch.export trace it (route: export), write it without branches or loops that depend on "
-        f"tensors{remedy}",
-        layer=layer,
-        reason=stopped,
-    )
+    return place, layer

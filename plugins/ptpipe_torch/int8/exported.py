@@ -6,9 +6,12 @@ stay, and are float. What a network does in training alone (stochastic depth) is
 
 from __future__ import annotations
 
+import io
+import logging
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,11 +69,24 @@ def trace_by_export(module: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[Gr
     axes = tuple(
         {axis: any_size for axis, size in enumerate(spec.shape) if not isinstance(size, int)} for spec in inputs
     )
-    with torch.no_grad():
+    with torch.no_grad(), _silent():
         program = torch.export.export(module, examples, dynamic_shapes=axes)
     traced: Any = program.module(check_guards=False)
     translation = _Translation(module, traced)
     return translation.graph_module(program.call_spec.out_spec), translation.scopes
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep what torch.export prints and logs where it fails, the graph so far, out of the user's sight."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 class _Translation:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_aggregate
-from torch.fx.proxy import Attribute
+from torch.fx.proxy import Attribute, TraceError
 
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.model.example_inputs import zeros
@@ -116,6 +116,12 @@ class SizedProxy(NetworkProxy):
         if first != second:
             raise TypeError("the length depends on the batch size")
         return int(first)
+
+    def __int__(self) -> int:
+        raise TraceError("tensors have no values while they are traced")
+
+    def __float__(self) -> float:
+        return float(int(self))
 
     def __iter__(self) -> Iterator[Any]:
         """Return the parts of a tuple, or of a tensor along its first axis, if that has a known size."""

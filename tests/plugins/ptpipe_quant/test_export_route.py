@@ -5,6 +5,7 @@ Shape legend: N images, T tokens, K classes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -154,9 +155,45 @@ class Counting(nn.Module):
         return x * int(x.sum() > 0)
 
 
-def test_what_torch_export_cannot_trace_is_an_error_of_one_line() -> None:
-    with pytest.raises(StageError, match=r"^torch\.export can't trace the network: [^\n]+$"):
-        trace_network(Counting().eval(), IMAGES, route="export")
+class Looping(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(int(x.sum())):
+            x = -x
+        return x
+
+
+class Leaving(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.numpy() + 1)
+
+
+VALUES = r"\(it depends on the values of a tensor\)\. No route traces .* torch\.where, .* or take route: fx"
+
+
+@pytest.mark.parametrize(
+    ("layer", "line", "message"),
+    [
+        (Counting, "return x * int(x.sum() > 0)", VALUES),
+        (Looping, "for _ in range(int(x.sum())):", VALUES),
+        (Leaving, "return torch.from_numpy(x.numpy() + 1)", r"\(.*numpy.*\)\. Write it otherwise, or take route: fx"),
+    ],
+)
+def test_what_torch_export_cannot_trace_is_named(
+    capfd: pytest.CaptureFixture[str], layer: type[nn.Module], line: str, message: str
+) -> None:
+    place = rf"^torch\.export can't trace \S*test_export_route\.py:\d+: `{re.escape(line)}`"
+    for network, where in ((nn.Sequential(nn.Identity(), layer()), ", in 1,"), (layer(), "")):
+        with pytest.raises(StageError, match=rf"{place}{where} {message}") as raised:
+            trace_network(network.eval(), IMAGES, route="export")
+        assert "\n" not in str(raised.value)
+    assert capfd.readouterr().err == "", "torch prints the graph"
+
+
+@pytest.mark.parametrize("layer", [Counting, Looping])
+def test_nobody_is_sent_to_it_in_vain(layer: type[nn.Module]) -> None:
+    with pytest.raises(StageError, match=r"torch\.where, .* skip: \[1\]") as raised:
+        trace_network(nn.Sequential(nn.Identity(), layer()).eval(), IMAGES)
+    assert "route: export" not in str(raised.value)
 
 
 def test_a_network_of_transformers() -> None:
