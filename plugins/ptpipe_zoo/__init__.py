@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from ptpipe import JSON, Context, Plan, Problem, Stage, StageError, hookimpl, nearest, stage
 from ptpipe_torch import Data, FunctionRef, Model, OnnxFile
 from ptpipe_torch.files import open_regular
+from ptpipe_torch.model.onnx_bytes import is_self_contained
 from ptpipe_zoo import extras, names, published, torch_folder
 from ptpipe_zoo.config import (
     MlpConfig,
@@ -282,22 +283,31 @@ def python_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
     return python_file.build_model(config, ctx, data)
 
 
-def _onnx_digest(config: OnnxModelConfig) -> JSON:
+def _onnx_digests(config: OnnxModelConfig) -> JSON:
+    """Return the SHA-256 of the file, and of the tensors that it keeps in other files."""
     path = Path(config.file).expanduser()
     try:
         with open_regular(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if is_self_contained(path):
+            return digest
     except OSError as error:
         raise StageError(f"can't read {path.absolute()}: {error.strerror or error}") from error
+    except ValueError:  # no ONNX file: the stage says so
+        return digest
+    from ptpipe_zoo import onnx_external_data
+
+    return {"file": digest, "external_data": onnx_external_data.digest(path)}
 
 
-@stage("model.onnx", packages=("onnx", "onnxruntime"), fingerprint=_onnx_digest)
+@stage("model.onnx", packages=("onnx", "onnxruntime"), fingerprint=_onnx_digests)
 def onnx_model(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     """Take an ONNX file as it is, one that is deployed for example: for comparisons and gates beside your own.
 
     Its inputs and outputs must fit the data set's, and get their names; further outputs are left out. The file gets the
-    data set's inputs: where it expects pixels normalized in another way, let the data stage normalize them so. It must
-    hold its tensors itself. One that was exported for a single batch size predicts others in pieces of that size.
+    data set's inputs: where it expects pixels normalized in another way, let the data stage normalize them so.
+    Tensors in other files of its folder (external data) are put into it. One that was exported for a single batch size
+    predicts others in pieces of that size.
     """
     from ptpipe_zoo import onnx_file
 

@@ -15,23 +15,20 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from ptpipe import Context, StageError, nearest
 from ptpipe_torch import Data, FileInterface, InputForm, OnnxFile
 from ptpipe_torch.data.raw_form import NORMALIZED
-from ptpipe_torch.files import open_regular
 from ptpipe_torch.model.example_inputs import zeros
-from ptpipe_torch.model.onnx_bytes import is_self_contained
 from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec, meanings_from_json
+from ptpipe_zoo import onnx_external_data
 
 if TYPE_CHECKING:
     from ptpipe_zoo.config import OnnxModelConfig
 
-_MAX_BYTES = 2**31 - 1
-"""protobuf's own limit."""
 _INT8_OPERATORS = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 
 
 def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     """Implement `model.onnx`."""
     path, needed = Path(config.file).expanduser(), data.info.signature
-    model = _read(path)
+    model, had_external_data = onnx_external_data.read(path)
     graph, form = model.graph, _input_form(config, model)
     stored = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in stored]  # older files list the weights, too
@@ -48,7 +45,7 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     if (fixed := _only_batch_size(path, batch_sizes)) is not None:
         ctx.notice(f"{path.name} takes batches of {fixed} alone: others are predicted in pieces of that size")
     names = {old: new for old, new in renamed.items() if old != new}
-    if names or len(kept) < len(graph.output):
+    if had_external_data or names or len(kept) < len(graph.output):
         del graph.output[:]
         graph.output.extend(kept)
         _rename(path, graph, names)
@@ -59,24 +56,6 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     _check_runs(result)
     ctx.metric(num_parameters=sum(int(np.prod(tensor.dims)) for tensor in graph.initializer))
     return result
-
-
-def _read(path: Path) -> ModelProto:
-    try:
-        with open_regular(path) as file:
-            if file.seek(0, 2) > _MAX_BYTES:
-                raise StageError(f"{path} is larger than 2 GiB, which no ONNX file without other files can be")
-        if not is_self_contained(path):
-            raise StageError(
-                f"{path} keeps tensors in other files, which are not read: write them into it "
-                "(onnx.save_model(onnx.load(PATH), PATH))"
-            )
-        return onnx.load(path, load_external_data=False)
-    except StageError:
-        raise
-    except Exception as error:  # protobuf's exceptions have no common base class
-        reason = "".join(char if char.isprintable() else " " for char in str(error))
-        raise StageError(f"{path} is no ONNX file that can be read: {' '.join(reason.split())[:300]}") from error
 
 
 def _input_form(config: OnnxModelConfig, model: ModelProto) -> InputForm:

@@ -13,6 +13,7 @@ import numpy as np
 import ptpipe_data as data
 from ptpipe import Context, IntegrityError, ManifestError, StageError, load_plan
 from ptpipe_torch import Data, ImageFileColumn, Model, OnnxFile, Predictions, Signature
+from ptpipe_zoo import OnnxModelConfig, onnx_external_data, onnx_model
 
 from .onnx_files import SIGNATURE
 
@@ -124,6 +125,17 @@ def onnx(folder: Path) -> None:
     """Not by `load`, which refuses some of these before a session is made."""
     with OnnxFile(folder / "model.onnx", Signature.from_json(SIGNATURE)).predictor(1) as predict:
         predict({"images": np.zeros((2, 3, 2, 2), np.float32)})
+
+
+def foreign_onnx(folder: Path) -> None:
+    """As `model.onnx` reads a file, with the tensors that it keeps in others."""
+    model, _ = onnx_external_data.read(folder / "model.onnx")
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    OnnxFile(folder / "model.onnx", Signature.from_json(SIGNATURE)).save(folder / "copy")
+
+
+def foreign_onnx_key(folder: Path) -> None:
+    onnx_model.fingerprint(OnnxModelConfig(file=str(folder / "model.onnx")))
 
 
 def stored_onnx(folder: Path) -> None:

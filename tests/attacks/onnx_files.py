@@ -198,6 +198,29 @@ def info(folder: Path, text: str) -> None:
     (folder / "info.json").write_text(text)
 
 
+def linked(folder: Path, make: Callable[[], Any]) -> None:
+    """The file that the tensors are in is a link to one outside."""
+    write(folder, make)
+    (folder / "weights.bin").unlink()
+    (folder / "weights.bin").symlink_to("/etc/passwd")
+
+
+def pipe_of_weights(folder: Path) -> None:
+    write(folder, lambda: proto(None, external()))
+    (folder / "weights.bin").unlink()
+    os.mkfifo(folder / "weights.bin")
+
+
+def large(folder: Path, make: Callable[[], Any]) -> None:
+    write(folder, make)
+    os.truncate(folder / "weights.bin", 1 << 32)
+
+
+def many() -> Any:
+    """The same megabytes, thousands of times."""
+    return proto(None, *(external(length=str(1 << 20)) for _ in range(3000)))
+
+
 OTHER_FILES = "model.onnx keeps tensors in other files"
 CANNOT_RUN = r"StageError: ONNX Runtime can't run model\.onnx: ."
 EXTERNAL: dict[str, Callable[[], Any]] = {
@@ -214,6 +237,24 @@ EXTERNAL: dict[str, Callable[[], Any]] = {
     "a list of tensors": in_list,
     "a tensor without a place": without_data,
     "padded numbers": padded_tag,
+}
+NOT_READ: dict[str, tuple[Callable[[Path], object], str]] = {
+    **{
+        f"linked, {name}": (partial(linked, make=make), "a symbolic link is on its path")
+        for name, make in EXTERNAL.items()
+        if name not in ("an initializer, ../", "an initializer, /etc/passwd", "memory", "a tensor without a place")
+    },
+    "../": (partial(write, make=EXTERNAL["an initializer, ../"]), "it leads out of the folder"),
+    "/etc/passwd": (partial(write, make=EXTERNAL["an initializer, /etc/passwd"]), "it leads out of the folder"),
+    "memory": (partial(write, make=EXTERNAL["memory"]), "No such file"),
+    "without a place": (partial(write, make=without_data), "it names no file"),
+    "a name of escapes": (partial(write, make=lambda: proto(None, external("\x1b[31m\n\u202e" * 500))), "not read"),
+    "a pipe": (pipe_of_weights, "not a regular file"),
+    "beyond the end": (partial(write, make=lambda: proto(None, external(offset="16"))), "it has 240 bytes"),
+    "a negative offset": (partial(write, make=lambda: proto(None, external(offset="-16"))), "is no number of bytes"),
+    "10^6 digits": (partial(write, make=lambda: proto(None, external(length="9" * 10**6))), "is no number of bytes"),
+    "4 GiB": (partial(large, make=lambda: proto(None, external(length=str(1 << 32)))), "more than 2 GiB"),
+    "3 GiB of the same": (partial(large, make=many), "more than 2 GiB"),
 }
 FAILING: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: b"", CANNOT_RUN),
@@ -245,6 +286,11 @@ ATTACKS = [
         for name, make in EXTERNAL.items()
         for load, error in (("onnx", "StageError"), ("stored_onnx", "IntegrityError"), ("saved_onnx", "StageError"))
     ),
+    *(
+        Attack(f"ONNX, external data: {name}, {load}", make, load, f"StageError: .*{reason}")
+        for name, (make, reason) in NOT_READ.items()
+        for load in ("foreign_onnx", "foreign_onnx_key")
+    ),
     *(Attack(f"ONNX, {name}", partial(write, make=make), "onnx", expect) for name, (make, expect) in FAILING.items()),
     *(
         Attack(
@@ -255,6 +301,10 @@ ATTACKS = [
     *(
         Attack(f"ONNX, a pipe, {load}", pipe, load, "Error: .*not a regular file")
         for load in ("onnx", "stored_onnx", "saved_onnx")
+    ),
+    *(
+        Attack(f"ONNX, external data in its folder: {name}", partial(write, make=EXTERNAL[name]), "foreign_onnx", None)
+        for name in ("an initializer", "a function's default", "training", "a sparse tensor", "padded numbers")
     ),
     Attack("ONNX, a sound file", partial(write, make=sound), "onnx", None),
 ]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
 from ptpipe import Context, PtpipeError, StageError
 
 _MAX_CHARS = 500
+_ASSERTION = re.compile(r"^\S+:\d+: .*?: Assertion `.*?` failed: ")
+"""What onnx's converter begins its errors with: a line of its own source."""
 
 
 class _RunLog(logging.Handler):
@@ -38,7 +41,7 @@ def quantizer_tools(ctx: Context, failed: str) -> Iterator[None]:
     except PtpipeError:
         raise
     except Exception as error:  # they raise anything
-        reason = _one_line(str(error)) or type(error).__name__
+        reason = _ASSERTION.sub("", _one_line(str(error))) or type(error).__name__
         raise StageError(f"{ctx.kind}: {failed}: {reason}") from error
     finally:
         root.removeHandler(handler)

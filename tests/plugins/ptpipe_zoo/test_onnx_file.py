@@ -301,13 +301,6 @@ def test_what_is_no_onnx_file(load: Any, tmp_path: Path, content: bytes) -> None
         load()
 
 
-def test_tensors_in_other_files_are_refused(load: Any, tmp_path: Path) -> None:
-    model = onnx.load(write(tmp_path / "a.onnx"))
-    onnx.save(model, tmp_path / "a.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
-    with pytest.raises(StageError, match=r"a.onnx keeps tensors in other files"):
-        load()
-
-
 def test_its_bytes_are_in_the_key(tmp_path: Path) -> None:
     config = OnnxModelConfig(file=str(write(tmp_path / "a.onnx")))
     before = onnx_model.fingerprint(config)

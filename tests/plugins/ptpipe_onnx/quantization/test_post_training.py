@@ -260,11 +260,29 @@ def test_outputs_of_no_use_are_refused(float_file, digits, tmp_path) -> None:
     assert agreement(QuantizeOnnxConfig(), ctx, constant, constant, digits)["top1_agreement"] == 1.0
 
 
-def test_an_opset_too_old_is_refused_with_the_reason(float_file, digits, run_stage: Run, tmp_path) -> None:
+def test_an_opset_too_old_is_converted(float_file, digits, run_stage: Run, tmp_path) -> None:
     weight_DK = np.random.default_rng(0).normal(size=(256, 10))
     old = linear_file(tmp_path / "old.onnx", float_file, weight_DK, opset=9)
     file = run_stage(quantize_onnx, old, digits)
-    assert file.parity["sqnr_db"] > 20, "it is converted to a later one"
+    assert file.parity["sqnr_db"] > 20
+
+
+def test_an_opset_that_cannot_be_converted_is_refused_with_the_reason(
+    float_file, digits, run_stage: Run, tmp_path
+) -> None:
+    old = linear_file(tmp_path / "old.onnx", float_file, np.ones((256, 10)), opset=9)
+    content = onnx.load(old.path)
+    content.graph.node.insert(0, helper.make_node("ThresholdedRelu", ["images"], ["above"], alpha=0.1))
+    content.graph.node[1].input[0] = "above"
+    onnx.save_model(content, old.path)
+    with old.predictor(1) as predict:
+        assert predict({"images": np.ones((2, 1, 16, 16), np.float32)})["logits"].shape == (2, 10), "the file is sound"
+    with pytest.raises(StageError) as raised:
+        run_stage(quantize_onnx, old, digits)
+    assert str(raised.value) == (
+        "quant.onnx: the file has opset 9, and can't be converted to 13: export it with a later one: "
+        "No Adapter From Version $9 for ThresholdedRelu"
+    )
 
 
 @pytest.mark.parametrize(
