@@ -61,7 +61,7 @@ MIN_BYTES = 100_000
 """Of the weights, for a size to be shown: of a smaller network, the file is mostly the names in it."""
 _FLOAT_LOG = " computes in float: "
 _SUMMARY = "ONNX Runtime"
-_TOLD, _PATH = re.compile(" stays? float: "), re.compile(r"\S*/(?=[\w-]+\.py:\d)")
+_STAYS_FLOAT, _PATH = re.compile(" stays? float: "), re.compile(r"\S*/(?=[\w-]+\.py:\d)")
 
 
 @dataclass
@@ -143,8 +143,8 @@ class Job:
 
     def reasons(self) -> Iterator[str]:
         """Yield why layers are float: what the quantizing stages tell, then what reading the file shows, by reason."""
-        told = [event.text for event in self.events if isinstance(event, LogLine | Notice)]
-        yield from (_PATH.sub("", text) for text in told if _TOLD.search(text))
+        texts = [event.text for event in self.events if isinstance(event, LogLine | Notice)]
+        yield from (_PATH.sub("", text) for text in texts if _STAYS_FLOAT.search(text))
         parts = [event.text.partition(_FLOAT_LOG) for event in self.events if isinstance(event, LogLine)]
         logged = [(name, reason) for name, found, reason in parts if found and name != _SUMMARY]
         for reason, num in Counter(reason for _, reason in logged).items():
@@ -281,8 +281,8 @@ def _cells(rows: list[Row], *, shows_latency: bool) -> Iterator[str]:
     yield _joined("" if row.max_steps is None else f"{row.max_steps:.0f}" for row in rows)
     if shows_latency:
         yield _joined("" if row.latency_ratio is None else f"{row.latency_ratio:.2f}x" for row in rows)
-    told = [reason for row in rows for reason in ([row.message] if row.message else row.reasons)]
-    yield "; ".join(dict.fromkeys(told)).replace("|", "\\|").replace("\n", " ")
+    notes = [reason for row in rows for reason in ([row.message] if row.message else row.reasons)]
+    yield "; ".join(dict.fromkeys(notes)).replace("|", "\\|").replace("\n", " ")
 
 
 def _layers(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""What docs/ tells people to type and to copy exists: verbs, options, manifests, files."""
+"""What docs/ tells people to type and to copy exists: commands, options, manifests, files."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def commands() -> list[str]:
 
 def parsed(line: str) -> click.Context:
     """Parse the arguments as the command line would, without doing anything."""
-    verb, *arguments = shlex.split(os.path.expandvars(line))
-    command = cli.get_command(click.Context(cli), verb)
-    assert command is not None, f"there is no verb {verb}"
-    return command.make_context(verb, arguments)
+    name, *arguments = shlex.split(os.path.expandvars(line))
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None, f"there is no command {name}"
+    return command.make_context(name, arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +71,9 @@ def at_the_root(monkeypatch):
 
 
 def test_every_command_line_can_be_parsed():
-    verbs = [parsed(line).info_name for line in commands()]
-    assert verbs.count("run") == 7  # four of the page, one of the script, one of each kind of pod
-    assert {"doctor", "run"} <= set(verbs)
+    names = [parsed(line).info_name for line in commands()]
+    assert names.count("run") == 7  # four of the page, one of the script, one of each kind of pod
+    assert {"doctor", "run"} <= set(names)
 
 
 def test_a_command_line_with_a_wrong_option_is_found():
@@ -81,7 +81,7 @@ def test_a_command_line_with_a_wrong_option_is_found():
         parsed("run manifests/mnist_ddp.yaml --num-nodes 2")
 
 
-def test_verbs_and_manifests_in_the_text_exist():
+def test_commands_and_manifests_in_the_text_exist():
     text = PAGE.read_text(encoding="utf-8")
     inline = re.findall(r"`ptpipe ([^`]+)`", text)
     assert len(inline) >= 3

@@ -7,7 +7,7 @@ import io
 import re
 import tokenize
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,9 @@ PATTERNS = {
     phrase: re.compile(r"(?<![\w-])" + r"\s+".join(map(re.escape, phrase.split())) + r"(?![\w-])", re.IGNORECASE)
     for phrase in RETIRED["prose"]
 }
+PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+"""A word of an identifier: `HTTP`, `Worker`, `group`."""
+PARTS = {phrase: new for phrase, new in RETIRED["prose"].items() if phrase.isalpha()} | RETIRED["parts"]
 
 
 def python_files(*roots: str) -> list[Path]:
@@ -48,6 +51,12 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
                     yield node.lineno, name.rpartition(".")[2]
         elif isinstance(node, DEFINED):
             yield node.lineno, node.name
+
+
+def parts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield each retired word of an identifier with its line."""
+    for line, name in identifiers(tree):
+        yield from ((line, word) for word in map(str.lower, PART.findall(name)) if word in PARTS)
 
 
 def members(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
@@ -83,9 +92,8 @@ def words_in_code(content: str) -> Iterator[tuple[int, str]]:
             yield from ((token.start[0], phrase) for _, phrase in words_in_text(token.string))
 
 
-def offences(path: Path, found: Iterable[tuple[int, str]], table: str) -> list[str]:
+def offences(path: Path, found: Iterable[tuple[int, str]], retired: Mapping[str, str]) -> list[str]:
     name = path.relative_to(ROOT).as_posix()
-    retired = RETIRED[table]
     places = sorted(place for place in found if place[1] in retired)
     return [f"{name}:{line}: {word} (now: {retired[word]})" for line, word in places]
 
@@ -99,7 +107,18 @@ def test_identifiers():
         offence
         for path in python_files(*CODE_ROOTS)
         for tree in [ast.parse(path.read_bytes())]
-        for offence in offences(path, {*identifiers(tree), *members(tree, path.stem)}, "names")
+        for offence in offences(path, {*identifiers(tree), *members(tree, path.stem)}, RETIRED["names"])
+    ]
+    assert not found, listed(found)
+
+
+def test_parts_of_identifiers():
+    """Not of tests, whose names are sentences."""
+    found = [
+        offence
+        for path in python_files(*SOURCE_ROOTS, "examples", "benchmarks")
+        if not path.name.startswith("test_")
+        for offence in offences(path, set(parts(ast.parse(path.read_bytes()))), PARTS)
     ]
     assert not found, listed(found)
 
@@ -137,7 +156,7 @@ def test_comments_and_messages():
     found = [
         offence
         for path in python_files(*SOURCE_ROOTS, "examples", "benchmarks")
-        for offence in offences(path, set(words_in_code(path.read_text(encoding="utf-8"))), "prose")
+        for offence in offences(path, set(words_in_code(path.read_text(encoding="utf-8"))), RETIRED["prose"])
     ]
     assert not found, listed(found)
 
@@ -146,7 +165,7 @@ def test_pages():
     found = [
         offence
         for path in text_files()
-        for offence in offences(path, set(words_in_text(path.read_text(encoding="utf-8"))), "prose")
+        for offence in offences(path, set(words_in_text(path.read_text(encoding="utf-8"))), RETIRED["prose"])
     ]
     assert not found, listed(found)
 
@@ -162,6 +181,20 @@ def test_pages():
 )
 def test_phrases_are_whole_words_in_any_case(text, found):
     assert sorted(phrase for _, phrase in words_in_text(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("find_lacks", ["lacks"]),
+        ("LackReport", ["lack"]),
+        ("_TOLD", ["told"]),
+        ("HTTPVerb2", ["verb"]),
+        ("black_newsletter, steam", []),
+    ],
+)
+def test_parts_of_identifiers_are_whole_words(name, found):
+    assert [word for _, word in parts(ast.parse(name))] == found
 
 
 def test_every_kind_of_identifier_is_searched():

@@ -51,8 +51,8 @@ def parse_idx(content: bytes | bytearray, name: str) -> npt.NDArray[np.uint8]:
     expected, actual = int(np.prod(shape, dtype=object)) if shape else 1, len(content) - header_bytes
     if actual != expected:
         sizes = " x ".join(str(size) for size in shape)
-        verb = "is truncated" if actual < expected else "is longer than its header says"
-        raise StageError(f"{name} {verb}: the header announces {sizes} = {expected} bytes, found {actual}")
+        error = "is truncated" if actual < expected else "is longer than its header says"
+        raise StageError(f"{name} {error}: the header announces {sizes} = {expected} bytes, found {actual}")
     try:
         return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
     except ValueError as error:  # too many dimensions for NumPy, or sizes beside a 0 whose product overflows

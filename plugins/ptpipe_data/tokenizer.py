@@ -114,7 +114,7 @@ class TextTokenizer:
         return cls(tokenizer, 0, tokenizer.token_to_id(_SEPARATOR), tokenizer.get_vocab_size())
 
     def configured(self, config: TextConfig) -> str:
-        """Return the `tokenizer.json` of whoever uses the model: it truncates and pads as the data set's texts are."""
+        """Return the `tokenizer.json` for users of the model: it truncates and pads as the data set's texts are."""
         copied = Tokenizer.from_str(self.tokenizer.to_str())
         copied.enable_truncation(config.max_length)
         length = config.max_length if config.padding == "max_length" else None

@@ -49,7 +49,7 @@ def launch(call: Call, tell: Callable[[Event], None]) -> Mapping[str, Path]:
 def _launch(call: Call, tell: Callable[[Event], None], folder: Path, rendezvous: Rendezvous) -> Mapping[str, Path]:
     nodes = call.nodes
     logs = folder / f"logs-{nodes.rank}"
-    logs.mkdir(exist_ok=True)  # a node that was killed and started again goes on in it
+    logs.mkdir(exist_ok=True)  # a node that was killed and restarted continues in it
     _failure_file(folder, nodes.rank).unlink(missing_ok=True)
     is_leader = nodes.rank == 0
     write_atomically(call_file(folder, nodes.rank), call.to_json().encode())

@@ -1,6 +1,6 @@
 """How the agents of a stage's nodes agree on each start of its workers: a rendezvous for torch elastic without pickles.
 
-torch's own unpickles what it finds in its store, so that whoever reaches the store's port runs code. Here each node
+torch's own unpickles what it finds in its store, so that anyone who reaches the store's port runs code. Here each node
 writes an arrival, a random word, whenever it is about to start its workers. When all nodes have arrived again, node 0
 writes the round: the list of their words. A node's word that is not in the round tells the others to restart.
 """

@@ -42,7 +42,7 @@ class ExportConfig(StageConfig):
         ge=0,
         le=1024,
         description="number of these samples that are stored beside the file with their outputs, for `ptpipe check`; "
-        "whoever gets the file gets them too: 0 stores none",
+        "everyone who gets the file gets them too: 0 stores none",
     )
 
     @model_validator(mode="after")

@@ -35,7 +35,7 @@ class OutputDifference:
     rms: float
     tolerance: Tolerance
     top1_agreement: float | None
-    """Share of samples (or positions) whose highest score is the same; None if the output has no classes."""
+    """Fraction of samples (or positions) whose highest score is the same; None if the output has no classes."""
 
     @property
     def is_reproduced(self) -> bool:

@@ -144,8 +144,8 @@ def tune(config: TuneConfig, ctx: Context, model: Model, data: Data) -> Tuning:
     Ranks the layers by the noise that rounding each one makes in the outputs, then bisects that ranking: each trial is
     a model that is prepared, calibrated, converted and run on the backend, on as many samples as decide. On backends
     with a scale per tensor it tries scales per channel first; `remedies` may name others to try for the layers that it
-    finds. Returns the calibrated model, for quant.convert, and the
-    trials; where none meets the budget, the closest, with a notice. A killed search goes on where it was.
+    finds. Returns the calibrated model, for quant.convert, and the trials; where none meets the budget, the closest,
+    with a notice. A killed search resumes from its last trial.
     """
     from ptpipe_quant.tuning import stage
 

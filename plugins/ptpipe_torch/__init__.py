@@ -128,9 +128,9 @@ def __getattr__(name: str) -> Any:
 @hookimpl
 def ptpipe_doctor() -> Iterable[Check]:
     """Check torch, torchvision, the processor and the CUDA devices."""
-    from ptpipe_torch.doctor import findings
+    from ptpipe_torch.doctor import run_checks
 
-    return findings()
+    return run_checks()
 
 
 @hookimpl(wrapper=True)

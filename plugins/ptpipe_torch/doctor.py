@@ -13,7 +13,7 @@ _CPU_FEATURES = ("avx2", "avx512_f", "avx512_vnni", "avx_vnni", "avx512_bf16", "
 """Names as in `torch.cpu.get_capabilities`: the features that decide how fast float and int8 kernels are."""
 
 
-def findings() -> Iterator[Check]:
+def run_checks() -> Iterator[Check]:
     """Check torch and torchvision, the processor, threads and CUDA devices."""
     yield installed("torch")
     fault = _import_fault("torch")

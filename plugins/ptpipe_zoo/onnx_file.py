@@ -63,8 +63,8 @@ def _input_form(config: OnnxModelConfig, model: ModelProto) -> InputForm:
     if config.preprocessing is not None:
         return config.preprocessing
     stored = _metadata(model).get("preprocessing")
-    said: tuple[InputForm, ...] = ("nhwc", "nchw")
-    return next((form for form in said if form == stored), NORMALIZED)
+    forms: tuple[InputForm, ...] = ("nhwc", "nchw")
+    return next((form for form in forms if form == stored), NORMALIZED)
 
 
 def _raw_inputs(data: Data, form: InputForm) -> tuple[TensorSpec, ...]:

@@ -52,8 +52,8 @@ def wait_for_two(process, temporary):
 
 def test_a_sound_machine(run_cli, temporary, tmp_path):
     ended = run_cli("doctor", "--workers", 2, "--json", TMPDIR=str(temporary))
-    found = {finding["subject"]: finding for finding in ended.json}
-    failed = [finding for finding in ended.json if finding["state"] == "fail"]
+    found = {check["subject"]: check for check in ended.json}
+    failed = [check for check in ended.json if check["state"] == "fail"]
     assert (ended.code, failed) == (0, []), ended.err
     assert {"python", "torch", "torchvision", "int8 fbgemm", "onnx session", "comm", TEAM} <= set(found)
     assert "all-reduce" in found[TEAM]["detail"]

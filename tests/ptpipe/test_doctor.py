@@ -46,7 +46,7 @@ def doctor(run_cli, *arguments):
 
 
 def by_subject(ended):
-    return {finding["subject"]: finding for finding in ended.json}
+    return {check["subject"]: check for check in ended.json}
 
 
 def test_all_is_well_without_plugins(run_cli, tmp_path):
@@ -97,7 +97,7 @@ def test_a_plugin_that_fails_is_named_and_spoils_no_other(run_cli, write, body, 
     ended = doctor(run_cli, "--plugin", write(body, "bad.py"), "--plugin", write(EACH_STATE), "--json")
     assert ended.code == 1
     assert "Traceback" not in ended.err
-    found = [finding for finding in ended.json if finding["subject"] == "plugin ./bad.py"]
+    found = [check for check in ended.json if check["subject"] == "plugin ./bad.py"]
     assert (found[1]["state"], found[1]["detail"]) == ("fail", words)
     assert found[1]["remedy"]
     assert by_subject(ended)["engine"]["state"] == "ok"
@@ -119,7 +119,7 @@ def test_a_broken_plugin_nobody_named_is_found(tmp_path, monkeypatch):
     (tmp_path / "sick_plugin.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("ptpipe.plan.vocabulary.BUILT_IN", ("sick_plugin",))
-    found = {finding.subject: finding for finding in diagnose(load_vocabulary(), tmp_path)}
+    found = {check.subject: check for check in diagnose(load_vocabulary(), tmp_path)}
     assert found["plugin sick_plugin"].state == "fail"
     assert "ZeroDivisionError" in found["plugin sick_plugin"].detail
     assert found["plugin sick_plugin"].remedy

@@ -149,10 +149,10 @@ def test_refuses_one_input_where_several_are_wanted(bench: Bench):
 
 
 def test_says_what_a_preflight_finds_before_any_work(bench: Bench):
-    def find_lacks(config: StageConfig) -> Iterable[str]:
+    def find_missing(config: StageConfig) -> Iterable[str]:
         return ["there is no engine", "there is no disk"]
 
-    @stage("number.late", preflight=find_lacks)
+    @stage("number.late", preflight=find_missing)
     def late(config: StageConfig, ctx: Context) -> Number:
         raise AssertionError("worked")
 

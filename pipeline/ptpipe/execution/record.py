@@ -109,7 +109,7 @@ class RunRecord:
             raise PtpipeError(f"cannot write to {self.folder}: {error.strerror or error}") from error
 
     def write(self, finished: Sequence[StageFinished], exit_code: ExitCode) -> str:
-        """Update the record. Where it can't be written (a full disk) the run goes on: returns the reason, else ""."""
+        """Update the record. Where it can't be written (a full disk) the run continues: returns the reason, else ""."""
         try:
             self._write(finished, exit_code, self.folder)
         except OSError as error:

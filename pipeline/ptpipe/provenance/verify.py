@@ -199,7 +199,7 @@ class Verification:
 
     @contextlib.contextmanager
     def _collected(self, path: Path) -> Iterator[None]:
-        """Turn what the inner block finds wrong with a file or folder into a fault, and go on."""
+        """Turn what the inner block finds wrong with a file or folder into a fault, and continue."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError) as error:

@@ -82,7 +82,7 @@ def make_folder(path: Path) -> None:
 
 
 def inherit_writers(path: Path) -> None:
-    """Let whoever may write to the folder that a path is in write to the path too."""
+    """Give everyone who may write to a path's folder write access to the path too."""
     writers = stat.S_IMODE(path.parent.stat().st_mode) & 0o022
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode | writers != mode:

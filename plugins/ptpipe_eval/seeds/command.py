@@ -47,9 +47,9 @@ def seeds(manifest: Path, gate: str, num_seeds: int, settings: tuple[str, ...], 
     """Run a manifest with several seeds; judge the mean.
 
     GATE is a gate.accuracy or gate.quality of the manifest: its candidate, max_drop, confidence and on_inconclusive
-    are used. A gate of a run speaks of the very files that the run made; this speaks of the manifest, of which those
-    files are one sample each: of the mean drop over all seeds. Each seed is an ordinary run, up to the comparison, and
-    its results are stored. The exit code is that of a gate: 0, 3 or 4.
+    are used. A gate of a run judges the files that the run made, which are one sample of what the manifest gives; this
+    judges the mean drop over all seeds. Each seed is an ordinary run, up to the comparison, and its results are
+    stored. The exit code is that of a gate: 0, 3 or 4.
     """
     plan = read_plan(manifest, settings)
     config, compare = _checked(plan, gate)

@@ -1,4 +1,4 @@
-"""What a search has found so far, on disk: a killed one goes on from it."""
+"""What a search has found so far, on disk: a killed one resumes from it."""
 
 from __future__ import annotations
 

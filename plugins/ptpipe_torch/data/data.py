@@ -233,7 +233,7 @@ class Data(Artifact):
         self.splits: Mapping[str, Split] = {name: splits.get(name, nothing) for name in SPLITS}
         self.loader = loader
         self.assets = assets
-        """Small files that whoever uses a model of this data set needs too, by name: `tokenizer.json`."""
+        """Small files that users of a model of this data set need too, by name: `tokenizer.json`."""
         self._loading: Loading | None = None
         assert set(splits) <= set(SPLITS), f"splits are {SPLITS}, not {tuple(splits)}"
         check_names(loader.augment)

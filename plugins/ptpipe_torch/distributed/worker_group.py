@@ -224,7 +224,7 @@ def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float
             f"{missing} did not answer for {timeout_s:g} s: it hangs, or is far slower than the others "
             "(the stage's timeout_s, where it has one, allows for that)"
         )
-    return f"worker {rank} could not go on: {first_line(error)}"
+    return f"worker {rank} could not continue: {first_line(error)}"
 
 
 def group_device(group: Any = None) -> Any:

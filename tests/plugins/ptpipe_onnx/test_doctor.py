@@ -8,8 +8,8 @@ from ptpipe_onnx.doctor import run_checks
 
 def test_what_is_here():
     found = list(run_checks())
-    assert [finding.subject for finding in found] == ["onnx", "onnxscript", doctor._runtime(), "onnx session"]
-    assert {finding.state for finding in found} == {"ok"}
+    assert [check.subject for check in found] == ["onnx", "onnxscript", doctor._runtime(), "onnx session"]
+    assert {check.state for check in found} == {"ok"}
     assert found[2].detail == onnxruntime.__version__
     assert "CPU" in found[3].detail
 
@@ -17,7 +17,7 @@ def test_what_is_here():
 def test_no_session_beside_a_version_that_does_not_fit(monkeypatch):
     monkeypatch.setattr("ptpipe.check._requirements", lambda: {"onnx": ">=100,<101"})
     found = list(run_checks())
-    assert [finding.state for finding in found] == ["fail", "ok", "ok"]
+    assert [check.state for check in found] == ["fail", "ok", "ok"]
     assert found[0].remedy == "pip install 'onnx>=100,<101'"
 
 

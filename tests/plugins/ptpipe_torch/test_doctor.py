@@ -11,11 +11,11 @@ import torch
 
 from ptpipe import host
 from ptpipe.check import CheckState
-from ptpipe_torch.doctor import _device, findings
+from ptpipe_torch.doctor import _device, run_checks
 
 
 def found():
-    return {finding.subject: finding for finding in findings()}
+    return {check.subject: check for check in run_checks()}
 
 
 def test_what_is_here():
@@ -23,7 +23,7 @@ def test_what_is_here():
     assert {"torch", "torchvision", "processor", "threads"} <= set(here)
     assert torch.__version__.startswith(here["torch"].detail)  # a CUDA build's metadata leave out "+cu130"
     assert here["threads"].detail.startswith(f"{host.num_threads()} of ")
-    assert CheckState.FAIL not in {finding.state for finding in here.values()}
+    assert CheckState.FAIL not in {check.state for check in here.values()}
 
 
 def test_features_are_those_that_the_kernel_names():
@@ -69,7 +69,7 @@ def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path):
     package = tmp_path / "torch"
     package.mkdir()
     (package / "__init__.py").write_text('raise OSError("libgomp.so.1: cannot open shared object file\\nmore")')
-    code = "import ptpipe_torch\nfor finding in ptpipe_torch.ptpipe_doctor(): print(finding.state, finding.detail)"
+    code = "import ptpipe_torch\nfor check in ptpipe_torch.ptpipe_doctor(): print(check.state, check.detail)"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )

@@ -47,12 +47,12 @@ def digest_photos(config: PhotoPatchesConfig) -> JSON:
     return {file.stem: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
 
 
-def find_lacks(config: PhotoPatchesConfig) -> Iterable[str]:
+def find_missing(config: PhotoPatchesConfig) -> Iterable[str]:
     """What is missing on this machine, a line each."""
     return [f"there is no photograph {photo}" for photo in config.photos if not Path(photo).is_file()]
 
 
-@stage("data.photo_patches", packages=("scikit-learn", "pillow"), fingerprint=digest_photos, preflight=find_lacks)
+@stage("data.photo_patches", packages=("scikit-learn", "pillow"), fingerprint=digest_photos, preflight=find_missing)
 def photo_patches(config: PhotoPatchesConfig, ctx: Context) -> Data:
     """Cut photographs into square patches; the class of a patch is the photograph that it is from.
 
