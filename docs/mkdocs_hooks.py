@@ -39,6 +39,8 @@ GUIDES = {
 }
 API = {
     "ptpipe": "pipeline/ptpipe/__init__.py",
+    "ptpipe.commands": "pipeline/ptpipe/commands.py",
+    "ptpipe.host": "pipeline/ptpipe/host.py",
     "ptpipe.launching": "pipeline/ptpipe/launching.py",
     "ptpipe.sections": "pipeline/ptpipe/sections.py",
     "ptpipe.testing": "pipeline/ptpipe/testing.py",
