@@ -86,7 +86,8 @@ def cache_status(
 ) -> list[CacheStatus]:
     """Return for each stage the stored result that a run would use, or why it would run the stage.
 
-    No stage runs. `fresh`: as in `RunOptions`. Raises ManifestError where a name in it is no stage's.
+    No stage runs. `artifacts`: the artifacts folder. `fresh`: as in `RunOptions`. Raises ManifestError where a name in
+    `fresh` is no stage's.
     """
     store = Store(Path(artifacts))
     with process_state_restored(), plan.vocabulary.importable():

@@ -33,17 +33,17 @@ class Check:
 
     @classmethod
     def warn(cls, subject: str, detail: str, remedy: str = "") -> Check:
-        """Report that `subject` works, but not as well as it could; `remedy`: what would help."""
+        """Report that `subject` works, but not as well as it could; `detail`: why, `remedy`: what would help."""
         return cls(subject, CheckState.WARN, detail, remedy)
 
     @classmethod
     def fail(cls, subject: str, detail: str, remedy: str) -> Check:
-        """Report that `subject` does not work; `remedy`: what the user can do."""
+        """Report that `subject` does not work; `detail`: why, `remedy`: what the user can do."""
         return cls(subject, CheckState.FAIL, detail, remedy)
 
 
 def installed(distribution: str, bounds_of: str = "") -> Check:
-    """Check that a distribution is installed, in a version that ptpipe's own requirements allow.
+    """Check that `distribution` is installed, in a version that ptpipe's own requirements allow.
 
     `bounds_of`: the requirement to take the bounds from where it has another name (`onnxruntime-gpu` is an
     `onnxruntime`). A distribution that ptpipe does not require passes in any version.

@@ -63,21 +63,21 @@ class Context:
         self._tell(Progress(self.stage_id, done, total, unit, dict(facts)))
 
     def metric(self, **values: JSON) -> None:
-        """Record facts about the result (`accuracy=0.991`). A later value replaces an earlier one of the same name."""
+        """Record `values`, facts about the result (`accuracy=0.991`). A name's later value replaces its earlier one."""
         for name, value in values.items():
             self._tell(Metric(self.stage_id, name, value))
 
     def notice(self, text: str) -> None:
-        """Report something that the user must not miss: one line in the console, the record and the report."""
+        """Report what the user must not miss; `text`: one line in the console, the record and the report."""
         self._tell(Notice(self.stage_id, text))
 
     def attach(self, file: Path) -> None:
-        """Copy a file of the scratch folder (a trace, a picture) to the run's folder.
+        """Copy `file`, which lies in the scratch folder (a trace, a picture), to the run's folder.
 
         The file belongs to this run and not to the stage's result: a run that finds the stage cached does not have it.
         """
         self._tell(Attachment(self.stage_id, str(file)))
 
     def log(self, text: str) -> None:
-        """Write one line to the run's log, and to the screen with --verbose."""
+        """Write `text`, one line, to the run's log, and to the screen with --verbose."""
         self._tell(LogLine(self.stage_id, text))

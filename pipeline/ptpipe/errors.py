@@ -139,7 +139,7 @@ def _gravity(code: ExitCode) -> bool:
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the word of `words` that is closest to a mistyped one, or None if none is close.
+    """Return the word of `words` that is closest to `word`, which was mistyped, or None if none is close.
 
     Only the first 500 words are compared, and only with a word of at most 100 letters: a list of thousands is no
     vocabulary, and comparing takes its time.

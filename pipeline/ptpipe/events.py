@@ -99,7 +99,7 @@ def event_to_json(event: Event) -> str:
 
 
 def event_from_json(text: str | bytes) -> Event:
-    """Return the event that `event_to_json` wrote. Raises ValueError for an incomplete line."""
+    """Return the event that `event_to_json` wrote as `text`. Raises ValueError for an incomplete line."""
     name, values = json.loads(text)
     return _EVENT_TYPES[name](**values)
 

@@ -52,9 +52,10 @@ def ptpipe_report_sections(  # type: ignore[empty-body]
 ) -> Iterable[Section]:
     """Return sections for the reports of a run, as data: see `ptpipe.sections`.
 
-    Called once, when the run has ended, however it ended, before reporters hear of it: in the main process, also where
-    all stages were cached. `load(stage_id, output)`: a stage's stored output. A hook that raises gives the report no
-    sections, and a notice; it changes neither the outcome of the run nor its exit code. All results are collected.
+    Called once, when the run has ended, however it ended, before reporters hear of it: in the main process, also
+    where all stages were cached. `run`: how it ended. `load(stage_id, output)`: a stage's stored output. A hook
+    that raises gives the report no sections, and a notice; it changes neither the outcome of the run nor its exit
+    code. All results are collected.
     """
 
 

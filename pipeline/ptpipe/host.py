@@ -58,7 +58,10 @@ def processor_name() -> str:
 
 
 def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str] | None:
-    """Return the instruction sets of an x86 processor (`avx2`, `avx512_vnni`); None where they can't be read."""
+    """Return the instruction sets of an x86 processor (`avx2`, `avx512_vnni`), as the file `cpuinfo` has them.
+
+    None where they can't be read.
+    """
     lines = _cpuinfo_values(cpuinfo, "flags")
     return frozenset(lines[0].split()) if lines else None
 

@@ -12,7 +12,7 @@ _INVISIBLE = re.compile(
 
 
 def one_line(text: str) -> str:
-    r"""Return the text on one line, with every character that a reader could not see escaped: `\x1b`, `\u202e`.
+    r"""Return `text` on one line, with every character that a reader could not see escaped: `\x1b`, `\u202e`.
 
     Control characters start a terminal's commands, format characters reverse or hide what follows, private and
     unassigned ones show as anything, and lone surrogates (undecodable file names) can't be encoded. Line breaks and

@@ -15,13 +15,13 @@ class Reporter:
         """A run begins: `event.folder` is where reports go."""
 
     def stage_started(self, event: StageStarted) -> None:
-        """A stage is about to be executed or taken from the store."""
+        """A stage, `event.stage_id`, is about to be executed or taken from the store."""
 
     def event(self, event: Event) -> None:
         """A stage reports progress, a metric, a notice, a log line or an attachment."""
 
     def stage_finished(self, event: StageFinished) -> None:
-        """A stage ended, whatever its outcome; called exactly once per stage."""
+        """A stage ended, whatever its outcome (`event.outcome`); called exactly once per stage."""
 
     def run_finished(self, event: RunFinished) -> None:
-        """The run ended; always called, also after Ctrl-C."""
+        """The run ended; always called, also after Ctrl-C. `event.stages`: how each stage ended."""

@@ -60,7 +60,7 @@ class Bench:
         self._store.open_for_writing()
 
     def run(self, stage: Stage[P, R], config: Mapping[str, Any] | None = None, /, **inputs: Any) -> R:
-        """Execute a stage and return its result, loaded from the store.
+        """Execute `stage` and return its result, loaded from the store.
 
         `config`: options, as under `with:` in a manifest. `inputs`: artifacts by port name.
         Raises ManifestError if the options are invalid or the preflight reports something missing, TypeError if the
@@ -151,7 +151,7 @@ class GatedRun(RunResult):
     """A run that has ended, and assertions about its gates."""
 
     def verdicts(self, gate: str) -> tuple[Verdict, ...]:
-        """Return what a gate decided, and why: mostly one verdict; none where the stage failed or was skipped.
+        """Return what the stage `gate` decided, and why: mostly one verdict; none where it failed or was skipped.
 
         Raises ValueError where the manifest has no gate of that name.
         """
@@ -162,7 +162,7 @@ class GatedRun(RunResult):
         return tuple(cast(Verdict, self.artifact(gate, name)) for name in ports)
 
     def assert_passed(self, *gates: str) -> None:
-        """Assert that these gates passed; without names, that all did and that the run ended with exit code 0.
+        """Assert that `gates` passed; without names, that all did and that the run ended with exit code 0.
 
         An undecided gate has not passed, whether or not it fails the run. Raises AssertionError with the reasons of
         those that did not pass, the figures that they are based on and the folder of the run's report; ValueError where

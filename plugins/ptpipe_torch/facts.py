@@ -28,7 +28,7 @@ class Facts(BaseModel):
 
     @classmethod
     def from_json(cls: type[F], content: Mapping[str, Any]) -> F:
-        """Inverse of `to_json`, for any subclass of this class in a loaded plugin.
+        """Return the facts whose `to_json` is `content`, for any subclass of this class in a loaded plugin.
 
         Raises IntegrityError where `type` names anything else, ValueError for facts that the class refuses.
         """

@@ -118,7 +118,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed torch's random streams inside the `with`; their states are restored on exit.
+    """Seed torch's random streams with `seed` inside the `with`; their states are restored on exit.
 
     `device`: an accelerator whose stream is seeded too, in addition to the CPU's.
     """

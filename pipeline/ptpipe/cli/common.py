@@ -62,14 +62,14 @@ def read_vocabulary(named: Sequence[str]) -> Vocabulary:
 
 
 def read_plan(manifest: Path, settings: Sequence[str]) -> Plan:
-    """Return the bound plan. Raises ManifestError with every problem."""
+    """Return the plan of the file `manifest` with `settings` (`-s`). Raises ManifestError with every problem."""
     from ptpipe.api import bound_plan
 
     return bound_plan(manifest, read_settings(settings))
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, JSON]:
-    """Return `-s` options by name. Raises ManifestError with every problem."""
+    """Return `settings`, the `-s` options (`stage.option=value`), by name. Raises ManifestError with every problem."""
     from ptpipe.manifest.manifest import parse_override
 
     values: dict[str, JSON] = {}
@@ -86,7 +86,7 @@ def read_settings(settings: Sequence[str]) -> dict[str, JSON]:
 
 
 def open_store(artifacts: Path) -> Store:
-    """Return the store in that folder; nothing is written."""
+    """Return the store in the folder `artifacts`; nothing is written."""
     from ptpipe.store.store import Store
 
     return Store(artifacts)
@@ -112,7 +112,7 @@ def is_file(path: Path) -> bool:
 
 
 def describe_end(record: Mapping[str, Any]) -> str:
-    """Return how a recorded run ended, in one word or two."""
+    """Return how the run of `record` ended, in one word or two."""
     if not record["finished"]:
         return "unfinished"
     words = {0: "done", 1: "failed", 3: "refused", 4: "undecided", 5: "corrupt", 130: "interrupted", 143: "terminated"}
@@ -120,12 +120,12 @@ def describe_end(record: Mapping[str, Any]) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document to stdout."""
+    """Print `value` to stdout as one JSON document."""
     click.echo(strict_json(value))
 
 
 def echo(text: str = "", err: bool = False) -> None:
-    """Print lines of text to stdout, or stderr: what a reader could not see, such as a terminal's codes, is escaped."""
+    """Print lines of `text` to stdout, with `err` to stderr: terminal codes and other invisible text are escaped."""
     for line in text.split("\n"):
         click.echo(one_line(line), err=err)
 
@@ -137,7 +137,7 @@ def echo_warnings(warnings: Sequence[Problem]) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table to stdout: folded to a terminal's width, whole lines in a pipe; cells are escaped as by `echo`."""
+    """Print `rows` under `headings` to stdout: folded to a terminal's width, whole in a pipe; escaped as by `echo`."""
     headings, *rows = [[one_line(cell) for cell in row] for row in (headings, *rows)]
     if not sys.stdout.isatty():
         widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(len(headings))]

@@ -15,7 +15,7 @@ from ptpipe.errors import ManifestError
 
 
 def comparisons(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield stage and summary of every comparison of models."""
+    """Yield stage and summary of every comparison of models in `record`, a run's."""
     for stage, output in _outputs(record):
         summary = output.get("summary")
         if isinstance(summary, dict) and _are_objects(summary.get("rows")) and _are_objects(summary.get("metrics")):
@@ -23,7 +23,7 @@ def comparisons(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], 
 
 
 def primary_metrics(record: Mapping[str, Any]) -> dict[str, JSON]:
-    """Return the primary metric of every model that the run compared, by `model.metric`."""
+    """Return the primary metric of every model that the run of `record` compared, by `model.metric`."""
     found: dict[str, JSON] = {}
     for _, summary in comparisons(record):
         name = next((metric.get("name") for metric in summary["metrics"]), None)
@@ -35,7 +35,7 @@ def primary_metrics(record: Mapping[str, Any]) -> dict[str, JSON]:
 
 
 def verdicts(record: Mapping[str, Any]) -> dict[str, Mapping[str, JSON]]:
-    """Return the summary of every verdict by its stage."""
+    """Return the summary of every verdict in `record`, a run's, by its stage."""
     return {
         stage["stage_id"]: output["summary"]
         for stage, output in _outputs(record)
@@ -44,7 +44,10 @@ def verdicts(record: Mapping[str, Any]) -> dict[str, Mapping[str, JSON]]:
 
 
 def options(record: Mapping[str, Any]) -> dict[str, JSON]:
-    """Return every option that decided a result, defaults included, and the seed, by `stage.option`."""
+    """Return every option that decided a result, defaults included, and the seed, by `stage.option`.
+
+    `record`: the run's.
+    """
     found: dict[str, JSON] = {"seed": record["seed"]}
     for stage in record["stages"]:
         config = stage["parts"].get("config")
@@ -55,7 +58,7 @@ def options(record: Mapping[str, Any]) -> dict[str, JSON]:
 def written_options(folder: Path, record: Mapping[str, Any]) -> set[str]:
     """Return the names in `options` that a run's manifest or overrides write: others have defaults, or the machine's.
 
-    `folder`: the run's. Empty but for the overrides where its manifest can't be read.
+    `folder`, `record`: the run's. Empty but for the overrides where its manifest can't be read.
     """
     from ptpipe.manifest.manifest import load
 

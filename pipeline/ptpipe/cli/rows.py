@@ -57,7 +57,7 @@ class Cell(NamedTuple):
 
     @classmethod
     def of(cls, value: JSON) -> Cell:
-        """Return a cell of a value: numbers with six significant digits, nothing for None."""
+        """Return a cell of `value`: numbers with six significant digits, nothing for None."""
         if value is None or isinstance(value, str):
             return cls(value, value or "")
         return cls(value, f"{value:.6g}" if isinstance(value, float) else json.dumps(value))
@@ -69,7 +69,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def table_options(command: F) -> F:
-    """Add the options `--sort`, `--json`, `--md` and `--html`: parameters `sort_by`, and `table_format`."""
+    """Add the options `--sort`, `--json`, `--md` and `--html` to `command`: parameters `sort_by`, `table_format`."""
     formats = (
         ("json", "Print JSON, for programs."),
         ("md", "Print Markdown."),
@@ -88,7 +88,7 @@ def column_names(rows: Iterable[Row]) -> list[str]:
 
 
 def sorted_rows(rows: Sequence[Row], column: str | None) -> list[Row]:
-    """Return the rows by the values of a column, numbers before words; rows without a value are last.
+    """Return `rows` by the values of a column, numbers before words; rows without a value are last.
 
     `column`: `-size` for the largest first; None leaves the order. Raises UsageError where no row has the column.
     """
@@ -126,7 +126,7 @@ def split_columns(rows: Sequence[Row], always: Sequence[str]) -> tuple[list[str]
 def print_rows(
     rows: Sequence[Row], always: Sequence[str], table_format: str | None, title: str, notes: Sequence[str] = ()
 ) -> None:
-    """Print a table without the columns that are the same in all rows, which a line below it names.
+    """Print `rows` as a table without the columns that are the same in all rows, which a line below it names.
 
     `always`: columns that are shown even so. `table_format`: `md`, `html`, None for a terminal. `title`: of the page.
     `notes`: lines below.

@@ -32,7 +32,7 @@ class StoredInput:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> StoredInput:
-        """Return the input whose fields these are."""
+        """Return the input whose fields are `content`."""
         return cls(**{**content, "source_functions": tuple(content["source_functions"])})
 
 
@@ -80,7 +80,7 @@ class Call:
 
     @classmethod
     def from_json(cls, text: str) -> Call:
-        """Inverse of `to_json`."""
+        """Return the call whose `to_json` is `text`."""
         content: dict[str, Any] = json.loads(text)
         inputs = {port: tuple(map(StoredInput.from_json, items)) for port, items in content["inputs"].items()}
         nodes = Nodes(**content["nodes"])
@@ -92,8 +92,8 @@ def make_call(
 ) -> Call:
     """Return the call of a plan's stage.
 
-    `digests`: of the objects that it reads, by input port, as many as are connected. `store`: holds them. `nodes`: the
-    machines that execute it together.
+    `key`: the stage's. `digests`: of the objects that it reads, by input port, as many as are connected. `store`: holds
+    them. `nodes`: the machines that execute it together.
     """
     inputs = {
         port: tuple(

@@ -97,7 +97,7 @@ class Plan:
         return {name: tuple(f.address for f in functions) for name, functions in functions_above(self).items()}
 
     def subplan(self, stage_id: str) -> Plan:
-        """Return the plan of one stage and the stages that it depends on."""
+        """Return the plan of the stage `stage_id` and the stages that it depends on."""
         wanted = {stage_id}
         for stage in reversed(self.stages):
             if stage.id in wanted:
@@ -112,12 +112,16 @@ class Plan:
         suggestion: str | None = None,
         severity: Severity = "error",
     ) -> Problem:
-        """Return a problem of a stage (or of one option), located in the manifest. For `ptpipe_check` hooks."""
+        """Return a problem of a stage (or of one option), located in the manifest. For `ptpipe_check` hooks.
+
+        `stage_id`: the stage's name. `message`: what is wrong. `option`: the path of the option below `with:`.
+        `suggestion`: what to write instead. `severity`: "warning" does not stop the run.
+        """
         path = ("stages", stage_id, *(("with", *option) if option else ()))
         return Problem(f"{stage_id}: {message}", self.manifest.locate(*path), suggestion, severity=severity)
 
     def plugin_problem(self, stage_id: str, what: str, error: Exception) -> Problem:
-        """Return a problem of the plugin behind a stage: its `what` (`preflight()`) raised `error`."""
+        """Return a problem of the plugin behind the stage `stage_id`: its `what` (`preflight()`) raised `error`."""
         stage = self[stage_id]
         owner = self.vocabulary.owners[stage.kind].name
         message = f"{stage_id}: {what} of {stage.kind} (plugin {owner}) failed: {describe_error(error)}"

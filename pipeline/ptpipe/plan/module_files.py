@@ -137,7 +137,7 @@ class ImportedModule(NamedTuple):
 
 
 def record_import(module: ModuleType) -> None:
-    """Take note of a module's file as it is now, soon after its import: an edit from now on does no harm to a result.
+    """Record the file of `module` as it is now, soon after its import: an edit from now on does no harm to a result.
 
     For code of the user's that a stage imports when it is first needed, and not when its plugin is loaded.
     """

@@ -43,7 +43,7 @@ class SourceFunction(NamedTuple):
 
 
 def source_code(file: Path) -> SourceCode:
-    """Return what the result of running this file depends on, as it is now. Reads it and runs nothing.
+    """Return what the result of running `file` depends on, as it is now. Reads it and runs nothing.
 
     The result of the same code is the same, whatever its comments and layout. Raises OSError where it can't be read.
     """

@@ -95,10 +95,11 @@ class HookResult(NamedTuple):
 def load_vocabulary(
     named: Sequence[str] = (), folder: Path | None = None, places: Sequence[Location | None] = ()
 ) -> Vocabulary:
-    """Load the built-in plugins, the installed ones, and those a manifest names (files relative to `folder`).
+    """Load the built-in plugins, the installed ones, and those a manifest names.
 
-    `places`: where the manifest names them. Loading runs the plugins' module code and nothing else. Files are loaded
-    afresh at each call. After 100 problems the remaining plugins are not loaded.
+    `named`: these, modules or files relative to `folder`. `places`: where the manifest names them. Loading runs the
+    plugins' module code and nothing else. Files are loaded afresh at each call. After 100 problems the remaining
+    plugins are not loaded.
     """
     with gc_paused():
         return _Loader().load(named, folder or Path(), places)

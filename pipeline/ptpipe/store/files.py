@@ -36,7 +36,7 @@ def errors_naming(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the file's content: a reader, and a power cut, see all of the old or all of the new."""
+    """Replace the file's content by `content`: a reader, and a power cut, see all of the old or all of the new."""
     with atomic_path(path) as temporary, temporary.open("xb") as file:  # not tempfile: others may read our files
         file.write(content)
 

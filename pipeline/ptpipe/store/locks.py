@@ -38,7 +38,7 @@ def exclusive_lock(path: Path, on_wait: Callable[[], None] | None = None) -> con
 
 
 def shared_lock(path: Path, on_wait: Callable[[], None] | None = None) -> contextlib.AbstractContextManager[None]:
-    """Hold a file together with other sharers inside the `with`; as `exclusive_lock` otherwise."""
+    """Hold a file together with other sharers inside the `with`; `path`, `on_wait`: as in `exclusive_lock`."""
     return _lock(path, fcntl.LOCK_SH, on_wait)
 
 

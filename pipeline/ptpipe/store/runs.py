@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 def list_runs(store: Store, name: str | None = None) -> list[Run]:
-    """Return all runs, or those of one manifest name, newest first. No record is read.
+    """Return all runs, or those of manifests called `name`, newest first. No record is read.
 
     Raises PtpipeError where the folder of runs can't be listed.
     """
@@ -78,7 +78,7 @@ def next_run_number(folder: Path) -> int:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the record in a run's folder.
+    """Return the record in `folder`, a run's.
 
     Raises IntegrityError where it is missing, altered, another run's or of another version's form, PtpipeError where it
     can't be read.
@@ -128,7 +128,7 @@ def run_records(store: Store, name: str | None = None) -> Iterator[dict[str, Any
 
 
 def find_run(store: Store, wanted: str) -> tuple[dict[str, Any], Path]:
-    """Return the record and folder of a run by its id, the unambiguous start or end of one, or `last`.
+    """Return the record and folder of the run `wanted`: its id, the unambiguous start or end of one, or `last`.
 
     Raises UsageError where no run or several runs match, and what `read_record` raises. No other record is read.
     """

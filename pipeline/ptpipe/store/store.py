@@ -83,7 +83,9 @@ class Entry:
 
 
 class Store:
-    """An artifacts folder. Writes nothing before `open_for_writing`.
+    """The artifacts folder `root`. Writes nothing before `open_for_writing`.
+
+    In its methods, `digest` is that of a stored object (`StoredObject.digest`), and `key` that of a stage.
 
     Raises UsageError where a newer version of ptpipe wrote it.
     """
@@ -143,7 +145,7 @@ class Store:
             return self._commit(folder, type_.__name__, listing, type_.load(files).summary())
 
     def get(self, digest: str, type_: type[A]) -> A:
-        """Load a value, its bytes verified. Raises IntegrityError where they are not those written."""
+        """Load a value of class `type_`, its bytes verified. Raises IntegrityError where they are not those written."""
         self.verify(digest)
         with errors_naming(self.files(digest)):
             return type_.load(self.files(digest))

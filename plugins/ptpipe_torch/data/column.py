@@ -29,7 +29,7 @@ class Column(ABC):
 
     @abstractmethod
     def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the values of these samples, of shape (B, ...), as a new writable array."""
+        """Return the values of the samples `indices_B`, of shape (B, ...), as a new writable array."""
 
     def values(self) -> npt.NDArray[Any]:
         """Return the values of all samples, of shape (N, ...)."""

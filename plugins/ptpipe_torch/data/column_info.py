@@ -52,7 +52,9 @@ class ColumnInfo(Facts, ABC):
     ) -> npt.NDArray[Any]:
         """Return the values of a training batch, augmented; they may be overwritten. See `ptpipe_torch.data.augment`.
 
-        Columns that are augmented with the same arguments draw the same random numbers: a mask moves as its image does.
+        `values_B`: of the samples at `positions_B` of their split. `names`: of the augmentations. `seed`: non-negative
+        integers. Columns that are augmented with the same arguments draw the same random numbers: a mask moves as its
+        image does.
         """
         return values_B
 

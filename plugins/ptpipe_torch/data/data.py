@@ -184,7 +184,7 @@ class Batch:
         return self._mapped(lambda tensor: tensor[start:stop], self.indices_N[start:stop])
 
     def take(self, rows_B: torch.Tensor, num_samples: int) -> Batch:
-        """Return copies of these rows, of which the first `num_samples` are samples. The memory format stays."""
+        """Return copies of the rows `rows_B`, of which the first `num_samples` are samples. The memory format stays."""
         return self._mapped(lambda tensor: _taken(tensor, rows_B), self.indices_N[rows_B[:num_samples]])
 
     def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor], indices_N: torch.Tensor) -> Batch:
@@ -211,7 +211,8 @@ class Batch:
 class Data(Artifact):
     """A data set in splits `train`, `val`, `test` and `calibration` (some may be empty), with its loader options.
 
-    Those of `LOADING_OPTIONS` are not saved: a loaded data set has their defaults until `with_options`.
+    `splits`: by name. `loader`: its options; those of `LOADING_OPTIONS` are not saved: a loaded data set has their
+    defaults until `with_options`. `assets`: see there.
 
     Raises StageError where an id is in two splits that must be disjoint (test and any other, val and train) or twice
     in one, where a target has a value that it can't have (a label that is no class), and for an unknown augmentation.
@@ -254,7 +255,7 @@ class Data(Artifact):
         mixing: Mixing | None = None,
         input_form: InputForm = NORMALIZED,
     ) -> Iterator[Batch]:
-        """Yield the split's batches; the last one may be smaller.
+        """Yield the batches of `split`, by name; the last one may be smaller.
 
         `order_N`: positions to yield, in this order (default: all); `epoch_order()` for training, a slice of it to
         resume in mid-epoch or to divide it among ranks. `batch_size`: default the loader's. `augment_seed`:
@@ -287,9 +288,10 @@ class Data(Artifact):
         )
 
     def epoch_order(self, split: str, seed: int, epoch: int, batch_size: int) -> npt.NDArray[np.int64]:
-        """Return the order in which an epoch takes the samples of a split: int64 of shape (N,).
+        """Return the order in which the epoch numbered `epoch` takes the samples of `split`: int64 of shape (N,).
 
-        It depends on `batch_size`, the samples of a batch over all workers, with `batch_by_length` alone.
+        `seed`: decides the order. `batch_size`: the samples of a batch over all workers; matters with `batch_by_length`
+        alone.
         """
         samples = self.splits[split]
         window = self.loader.shuffle_buffer

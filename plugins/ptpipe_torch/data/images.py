@@ -106,7 +106,7 @@ class ImageFileColumn(Column):
         return SquareCrop(self.size, self.resize, self.channels, self.max_pixels)
 
     def path(self, index: int) -> Path:
-        """Return the file of a sample."""
+        """Return the file of the sample `index`."""
         relative: bytes = self.paths_N[index]
         return self.root / relative.decode()
 

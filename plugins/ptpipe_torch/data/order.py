@@ -16,7 +16,7 @@ _POOL_BATCHES = 100
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Return the order of samples in one epoch, a function of (seed, epoch) alone: int64 of shape (N,)."""
+    """Return the order of `num_samples` samples in an epoch, which `seed` and `epoch` decide: int64 of shape (N,)."""
     import numpy as np
 
     return np.random.default_rng((seed, epoch)).permutation(num_samples)

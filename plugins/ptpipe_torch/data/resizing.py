@@ -20,7 +20,7 @@ class Resizing(Facts):
     the size of the data set, and nothing is cropped."""
 
     def fit(self, image: PILImage, size_HW: tuple[int, int]) -> PILImage:
-        """Return an image of this size. `shorter_side` is at least the larger one of its sides."""
+        """Return an image of `size_HW`. `shorter_side` is at least the larger one of its sides."""
         from PIL import Image
 
         height, width = size_HW
@@ -34,7 +34,7 @@ class Resizing(Facts):
         return image.crop((left, top, left + width, top + height))
 
     def describe(self, size_HW: tuple[int, int]) -> str:
-        """Return it in words, for a data set of this size."""
+        """Return it in words, for a data set of images of `size_HW`."""
         size = f"{size_HW[0]} x {size_HW[1]}"
         if self.shorter_side is None:
             return f"height and width to {size}"

@@ -43,7 +43,10 @@ class SharedMemory:
     """A slot of float32 values per worker. All workers must call the same operations in the same order."""
 
     def __init__(self, workers: WorkerGroup, descriptor: int, num_values: int) -> None:
-        """Map the file of `share_memory`; takes ownership of `descriptor`. A worker is alive while it has it locked."""
+        """Map the file of `share_memory`; takes ownership of `descriptor`, which a worker has locked while it is alive.
+
+        `workers`, `num_values`: as in `share_memory`.
+        """
         self._workers, self._descriptor, self._count = workers, descriptor, 0
         # Spinning takes CPU time from other workers where there isn't a CPU for every thread.
         self._spin_s = _SPIN_S if workers.size * torch.get_num_threads() <= usable_cpus() else 0.0
@@ -64,7 +67,7 @@ class SharedMemory:
         os.close(self._descriptor)
 
     def reduce(self, tensors: Sequence[torch.Tensor], operation: Operation) -> None:
-        """All-reduce tensors (float32, contiguous, on the CPU) in place. `operation`: "sum" or "min".
+        """All-reduce `tensors` (float32, contiguous, on the CPU) in place. `operation`: "sum" or "min".
 
         Bit-identical on every worker: slots are combined in the order of ranks. Raises RuntimeError, as a process group
         does, where another worker has ended or does not arrive within the group's timeout.
@@ -129,7 +132,7 @@ def _spans(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, slic
 
 
 def share_memory(workers: WorkerGroup, num_values: int) -> SharedMemory | None:
-    """Map memory with a slot of `num_values` float32 values per worker. Every worker must call it.
+    """Map memory with a slot of `num_values` float32 values for each of `workers`. Every worker must call it.
 
     Returns None on every worker where they are on several machines or more than eight, or where the system doesn't
     support it: it needs Linux and a CPU whose stores become visible in program order (x86).

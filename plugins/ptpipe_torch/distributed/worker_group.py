@@ -48,7 +48,7 @@ class WorkerGroup:
     """Callbacks for when the group is closed; `init_worker_group` runs them."""
 
     def all_reduce(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all ranks, in float64; bit-identical on every rank."""
+        """Return the sum of each of `values` over all ranks, in float64; bit-identical on every rank."""
         if self.size == 1:
             return list(values)
         import torch
@@ -60,7 +60,7 @@ class WorkerGroup:
         return result
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return the values of each rank, by rank. All ranks must pass the same number of values."""
+        """Return the `values` of each rank, by rank. All ranks must pass the same number of values."""
         if self.size == 1:
             return [list(values)]
         import torch
@@ -81,7 +81,7 @@ class WorkerGroup:
         return torch.stack(table).cpu()
 
     def all_equal(self, digest: bytes) -> bool:
-        """Return whether all ranks pass the same digest."""
+        """Return whether all ranks pass the same `digest`."""
         values = [float(byte) for byte in digest]
         return all(other == values for other in self.all_gather(values))
 
@@ -228,7 +228,7 @@ def _who_is_missing(watch: Any, rank: int, error: RuntimeError, timeout_s: float
 
 
 def group_device(group: Any = None) -> Any:
-    """Return the device on which collectives of this process group (None: the default one) expect tensors."""
+    """Return the device on which collectives of the process group `group` (None: the default one) expect tensors."""
     import torch
     import torch.distributed as dist
 

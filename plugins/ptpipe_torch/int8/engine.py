@@ -46,7 +46,7 @@ def unsupported_engine(backend: str) -> str | None:
 
 @contextmanager
 def quantized_engine(backend: str | None) -> Iterator[None]:
-    """Select the engine of torch's int8 operators inside the `with`; None keeps the current one.
+    """Select `backend`, an engine of torch's int8 operators, inside the `with`; None keeps the current one.
 
     Raises StageError if this build of torch or this machine does not support it.
     """

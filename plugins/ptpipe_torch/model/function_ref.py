@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., "nn.Module"])
 
 
 def builder(function: F) -> F:
-    """Mark a module-level function `(**arguments) -> nn.Module` as one that recipes may name.
+    """Mark `function`, a module-level `(**arguments) -> nn.Module`, as one that recipes may name.
 
     Arguments must be JSON values. The same arguments must give the same architecture; weights may be random.
     Raises TypeError for anything but a function at the top level of a module.
@@ -42,7 +42,7 @@ def builder(function: F) -> F:
 
 
 def transform(function: F) -> F:
-    """Mark a module-level function `(module: nn.Module, **arguments) -> nn.Module` as one that recipes may name.
+    """Mark `function`, a module-level `(module: nn.Module, **arguments) -> nn.Module`, as one that recipes may name.
 
     Raises TypeError for anything but a function at the top level of a module.
     """
@@ -73,7 +73,7 @@ class FunctionRef:
 
     @classmethod
     def in_file(cls, file: Path, function: str, arguments: Mapping[str, JSON]) -> FunctionRef:
-        """Return the reference to a function of the user's own. `file`: its absolute path, as an option names it."""
+        """Return the reference to `function` of the user's own, called with `arguments`. `file`: its absolute path."""
         address = f"{file.name}:{function}"
         return cls(address, dict(arguments), source_code(file).digest, (f"{file}:{function}",))
 

@@ -93,7 +93,7 @@ class Model(Deployable):
         return Model.from_module(self.recipe, module)
 
     def with_recipe(self, **changes: Any) -> Model:
-        """Return the same tensors under a recipe with these fields replaced; an int8 state is dropped."""
+        """Return the same tensors under a recipe whose fields `changes` replaces; an int8 state is dropped."""
         return Model(replace(self.recipe, **changes), self._tensors)
 
     def with_source_functions(self, functions: Sequence[str]) -> Model:

@@ -30,7 +30,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
-        """Inverse of `to_json`. Raises IntegrityError for anything else."""
+        """Return the recipe whose `to_json` is `text`. Raises IntegrityError for anything else."""
         try:
             content = _typed(json.loads(text), dict)
             return cls(

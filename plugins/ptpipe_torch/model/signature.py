@@ -47,7 +47,7 @@ class TensorSpec:
         return self.shape[1:]
 
     def fits(self, shape: Sequence[int | str]) -> bool:
-        """Return whether a tensor of this shape, whose symbols have sizes that are not known, is one of these."""
+        """Return whether a tensor of `shape`, whose symbols have sizes that are not known, is one of these."""
         return len(shape) == len(self.shape) and all(
             isinstance(size, str) or size == found for size, found in zip(self.shape, shape, strict=True)
         )
@@ -58,7 +58,7 @@ class TensorSpec:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> TensorSpec:
-        """Inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
+        """Return the spec whose `to_json` is `content`. Raises ValueError, KeyError or TypeError for anything else."""
         name, dtype, shape = content["name"], content["dtype"], content["shape"]
         is_shape = isinstance(shape, list) and shape[:1] == [BATCH] and all(map(_is_size, shape))
         if not (isinstance(name, str) and name.isidentifier() and dtype in DTYPES and is_shape and len(content) == 3):
@@ -92,7 +92,7 @@ class Signature:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Signature:
-        """Inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
+        """Return the signature whose `to_json` is `content`. Raises ValueError, KeyError or TypeError for others."""
         inputs, outputs = (tuple(map(TensorSpec.from_json, content[side])) for side in _SIDES)
         names = {spec.name for spec in (*inputs, *outputs)}
         if not inputs or not outputs or len(names) < len(inputs) + len(outputs) or content.keys() - _KEYS:

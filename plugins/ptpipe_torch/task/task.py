@@ -46,7 +46,7 @@ class Metric:
         return "drop" if self.is_fraction else "worse_by"
 
     def drop(self, value: float, baseline: float) -> float:
-        """Return by how much `value` is worse than the baseline's; negative where it is better."""
+        """Return by how much `value` is worse than `baseline`; negative where it is better."""
         return round(baseline - value if self.higher_is_better else value - baseline, _DIGITS)
 
 
@@ -107,7 +107,10 @@ class Task(Facts, ABC):
 
     @abstractmethod
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
-        """Return a number for each of `metrics`, and whatever else a report may show. `num_samples` is not 0."""
+        """Return a number for each of `metrics`, and whatever else a report may show.
+
+        `sums`: those of all samples, by name. `num_samples`: how many these are; not 0.
+        """
 
     @abstractmethod
     def samples(
@@ -150,10 +153,13 @@ class Task(Facts, ABC):
         return {metric.name: np.array([figures[metric.name] for figures in found], float) for metric in self.metrics}
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:  # any value may be right
-        """Raise StageError where a target of the split has a value that it can't have."""
+        """Raise StageError where one of `targets`, columns of `split`, has a value that it can't have."""
 
     def with_label_smoothing(self, label_smoothing: float) -> Self:
-        """Return the task with that fraction of a label spread over all classes. Raises StageError without labels."""
+        """Return the task with the fraction `label_smoothing` of a label spread over all classes.
+
+        Raises StageError where the task has no labels.
+        """
         if label_smoothing:
             raise StageError(f"label_smoothing: the task {type(self).__name__} has no labels to smooth")
         return self
@@ -170,14 +176,15 @@ class Task(Facts, ABC):
         targets: Mapping[str, torch.Tensor],
         temperature: float,
     ) -> torch.Tensor:
-        """Return how far each sample's outputs are from a teacher's, float32 (B,), over what counts in its targets.
+        """Return how far each sample's `outputs` are from `teacher_outputs`, float32 of shape (B,).
 
-        `temperature`: divides scores of classes or labels. By default StageError: the task can't be distilled.
+        `targets`: decide what of a sample counts. `temperature`: divides scores of classes or labels. By default
+        StageError: the task can't be distilled.
         """
         raise StageError(f"the task {type(self).__name__} can't be distilled: it has no measure of a teacher's outputs")
 
     def with_source_functions(self, functions: Sequence[str]) -> Self:
-        """Return the task, which may call these functions of the user's: see `ptpipe.Artifact`; by default ignored."""
+        """Return the task, which may call `functions` of the user's: see `ptpipe.Artifact`; by default ignored."""
         return self
 
     @property
