@@ -118,7 +118,8 @@ def test_the_core_does_not_know_torch():
 
 EAGER_INT8 = re.compile(
     r"^torch\.(ao|ops\.quantized|ops\.quantized_decomposed|backends\.quantized)\b"
-    r"|\.(q_scale|q_zero_point|q_per_channel_\w+|int_repr|quantize_per_\w+)$"
+    r"|^torch\.(quint8|qint8|qint32|quint4x2|quint2x4|per_(tensor|channel)_(affine|symmetric)\w*)$"
+    r"|\.(q_scale|q_zero_point|q_per_channel_\w+|int_repr|quantize_per_\w+|is_quantized)$"
 )
 
 

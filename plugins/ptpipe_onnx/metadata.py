@@ -10,14 +10,14 @@ from torch import nn
 from ptpipe import Context, StageConfig
 from ptpipe_onnx.saturation import Saturation
 from ptpipe_torch import Data, Model
-from ptpipe_torch.int8.observers import observes_range
+from ptpipe_torch.int8.observers import observes_activation_range
 
 _FULL, _REDUCED = 255, 127
 
 
 def reduced_range(prepared: nn.Module) -> str:
     """Return `reduce_range` of a prepared network: `true`, `false`, or `some layers` where tensors differ."""
-    levels = {getattr(module, "quant_max", _FULL) for module in prepared.modules() if _observes_activation(module)}
+    levels = {getattr(module, "quant_max", _FULL) for module in prepared.modules() if observes_activation_range(module)}
     if _FULL not in levels:
         return "true"
     return "some layers" if _REDUCED in levels else "false"
@@ -63,7 +63,3 @@ def _where_sums_are_exact(saturation: Saturation) -> str:
         "only with VNNI (AVX-512 VNNI or AVX-VNNI), or with the session option session.x64quantprecision=1; without "
         "them two products of 8-bit integers are added in 16 bits, where they saturate"
     )
-
-
-def _observes_activation(module: nn.Module) -> bool:
-    return observes_range(module) and getattr(module, "dtype", None) is torch.quint8

@@ -27,9 +27,9 @@ from ptpipe_torch.int8.observers import (
     FusedMovingAvgObsFakeQuantize,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
+    activation_format,
     make_qconfig,
-    max_activation_level,
-    weight_limits,
+    weight_format,
 )
 from ptpipe_torch.int8.straight_through import Grid, LearnedRange, StraightThrough
 from ptpipe_torch.protocols import RangeReducer
@@ -266,30 +266,23 @@ def qat_qconfig(
     narrow_weights: bool = False,
     learned_step_size: bool = False,
 ) -> Any:
-    """Return the fake quantization of activations (quint8, affine) and weights (qint8, symmetric).
+    """Return the fake quantization of activations and weights.
 
     `per_channel`: one scale for each output channel of a weight. `reduce_range`: 7-bit activations. `freeze_at`:
-    fraction of the training after which activation ranges are frozen. `narrow_weights`: see `weight_observer`.
+    fraction of the training after which activation ranges are frozen. `narrow_weights`: see `weight_format`.
     `learned_step_size`: learn ranges of 8-bit integers. Int8 kernels clip at the ends of 8 bits, so that what lies
     outside of a learned range of 7 would be clipped in training alone.
     """
-    weight_min, weight_max = weight_limits(narrow=narrow_weights)
     activation = _factory(
         LearnedActivationFakeQuant if learned_step_size and not reduce_range else ActivationFakeQuant,
         observer=MovingAverageMinMaxObserver,
-        quant_min=0,
-        quant_max=max_activation_level(reduce_range=reduce_range),
-        dtype=torch.quint8,
-        qscheme=torch.per_tensor_affine,
+        **activation_format(reduce_range=reduce_range),
         freeze_at=freeze_at,
     )
     weight = _factory(
         LearnedWeightFakeQuant if learned_step_size and not narrow_weights else WeightFakeQuant,
         observer=MovingAveragePerChannelMinMaxObserver if per_channel else MovingAverageMinMaxObserver,
-        quant_min=weight_min,
-        quant_max=weight_max,
-        dtype=torch.qint8,
-        qscheme=torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric,
+        **weight_format(per_channel=per_channel, narrow=narrow_weights),
         freeze_at=freeze_at,
     )
     return make_qconfig(activation, weight)

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from ptpipe_eval.graph import counts
 from ptpipe_eval.graph.counts import INT8, GraphCounts
 from ptpipe_torch import Model, quantized_engine, released_memory, torch_threads
+from ptpipe_torch.int8.int8_state import is_quantized
 
 _BOOKKEEPING = {"detach", "lift_fresh", "empty", "empty_like", "alias", "zeros", "_local_scalar_dense", "sym_size"}
 _MOVES = """view _unsafe_view reshape transpose permute t unsqueeze squeeze expand clone copy slice select cat stack
@@ -106,8 +107,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self.counts.operators[f"{namespace}.{name}"] += 1
         leaves = tree_leaves(args)
         self._read(name, leaves, result)
-        is_quantized = namespace == "quantized" or any(_is_quantized(each) for each in (*leaves, *tree_leaves(result)))
-        is_int8 = is_quantized or name.startswith("quantized_")
+        is_eager_int8 = namespace == "quantized" or any(is_quantized(each) for each in (*leaves, *tree_leaves(result)))
+        is_int8 = is_eager_int8 or name.startswith("quantized_")
         try:
             macs = _macs(name, args, result)
         except (LookupError, TypeError, AttributeError, RuntimeError):
@@ -191,10 +192,6 @@ def _packed_bytes(packed: Any) -> int:
     except (AttributeError, RuntimeError, IndexError, TypeError):  # of recurrent cells: unknown
         return 0
     return weight.numel() * weight.element_size() if isinstance(weight, torch.Tensor) else 0
-
-
-def _is_quantized(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_quantized
 
 
 def _has_float(result: Any) -> bool:

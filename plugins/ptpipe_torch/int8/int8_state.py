@@ -61,6 +61,13 @@ def stored_as_int8(packed: Mapping[str, torch.Tensor], like: Mapping[str, Any]) 
     }
 
 
+def is_quantized(value: object) -> bool:
+    """Return whether a value is a tensor of torch's eager int8 API: integers that carry their scales inside."""
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.is_quantized
+
+
 def _pack(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     import torch
 

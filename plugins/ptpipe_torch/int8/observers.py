@@ -49,39 +49,42 @@ def max_activation_level(*, reduce_range: bool) -> int:
     return 127 if reduce_range else 255
 
 
-def weight_limits(*, narrow: bool) -> tuple[int, int]:
-    """Return the smallest and largest integer of a weight: of a byte, or `narrow`, see `weight_observer`."""
-    return (-64, 64) if narrow else (-128, 127)
+def activation_format(*, reduce_range: bool) -> dict[str, Any]:
+    """Return the arguments by which observers make integers of activations (quint8, affine).
+
+    `reduce_range`: see `max_activation_level`.
+    """
+    quant_max = max_activation_level(reduce_range=reduce_range)
+    return {"dtype": torch.quint8, "qscheme": torch.per_tensor_affine, "quant_min": 0, "quant_max": quant_max}
+
+
+def weight_format(*, per_channel: bool, narrow: bool = False) -> dict[str, Any]:
+    """Return the arguments by which observers make integers of weights (qint8, symmetric).
+
+    `per_channel`: one scale for each output channel. `narrow`: integers small enough that two products with 8-bit
+    activations add up within 16 bits.
+    """
+    qscheme = torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric
+    quant_min, quant_max = (-64, 64) if narrow else (-128, 127)
+    return {"dtype": torch.qint8, "qscheme": qscheme, "quant_min": quant_min, "quant_max": quant_max}
 
 
 def static_qconfig(
     observer: str, *, per_channel: bool, reduce_range: bool, narrow_weights: bool = False, **options: float
 ) -> Any:
-    """Return the observers of activations (quint8, affine) and weights (qint8, symmetric) for calibration.
+    """Return the observers of activations and weights for calibration.
 
-    `observer`: a key of `ACTIVATION_OBSERVERS`; `options`: its own. For the others see `max_activation_level` and
-    `weight_observer`.
+    `observer`: a key of `ACTIVATION_OBSERVERS`; `options`: its own. For the others see `activation_format` and
+    `weight_format`.
     """
-    activation = ACTIVATION_OBSERVERS[observer].with_args(
-        **options,
-        dtype=torch.quint8,
-        qscheme=torch.per_tensor_affine,
-        quant_min=0,
-        quant_max=max_activation_level(reduce_range=reduce_range),
-    )
+    activation = ACTIVATION_OBSERVERS[observer].with_args(**options, **activation_format(reduce_range=reduce_range))
     return make_qconfig(activation, weight_observer(per_channel=per_channel, narrow=narrow_weights))
 
 
 def weight_observer(*, per_channel: bool, narrow: bool = False) -> Any:
-    """Return the factory of observers of weights (qint8, symmetric).
-
-    `per_channel`: one scale for each output channel. `narrow`: integers small enough that two products with 8-bit
-    activations add up within 16 bits.
-    """
+    """Return the factory of observers of weights; the parameters are those of `weight_format`."""
     observer: Any = PerChannelMinMaxObserver if per_channel else MinMaxObserver
-    qscheme = torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric
-    quant_min, quant_max = weight_limits(narrow=narrow)
-    return observer.with_args(dtype=torch.qint8, qscheme=qscheme, quant_min=quant_min, quant_max=quant_max)
+    return observer.with_args(**weight_format(per_channel=per_channel, narrow=narrow))
 
 
 def is_observer(module: nn.Module) -> bool:
@@ -103,6 +106,11 @@ def observes_range(module: nn.Module) -> bool:
     observer = getattr(module, "activation_post_process", module)
     is_from_data = fixed_grid(module) is None and hasattr(observer, "min_val")
     return is_observer(module) and isinstance(observer, ObserverBase) and is_from_data
+
+
+def observes_activation_range(module: nn.Module) -> bool:
+    """Return whether `observes_range` holds of a module, and its integers are those of activations."""
+    return observes_range(module) and getattr(module, "dtype", None) is torch.quint8
 
 
 def fixed_grid(module: nn.Module) -> tuple[float, int] | None:
