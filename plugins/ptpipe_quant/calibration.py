@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.fx import GraphModule, Interpreter
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
 
 from ptpipe import Context, StageError
 from ptpipe_quant.fake_quant import ActivationFakeQuant
@@ -81,11 +83,38 @@ def run_calibration(module: GraphModule, samples: Samples, workers: WorkerGroup)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     use_memory_format(module, layout)
     samples = replace(samples, channels_last=channels_last)
+    overwrite_inputs(module)
     with torch_threads(None), torch.no_grad():
         _calibrate(module, samples, workers)
     for fake_quant in fake_quants:
         fake_quant.eval()
         fake_quant.fake_quant_enabled.fill_(1)
+
+
+def overwrite_inputs(module: GraphModule) -> None:
+    """Let each activation overwrite its input if nothing else reads it: its memory is still in the processor's cache.
+
+    A clamp then takes a tenth of the time. Only what convolutions, linear layers, batch norms and sums have computed
+    is overwritten; other operators may return views.
+    """
+    for node in module.graph.nodes:
+        if node.op == "call_module":
+            layer: Any = module.get_submodule(str(node.target))
+            if isinstance(layer, nn.Sequential):  # a fused layer: convolution and activation
+                layer = layer[-1]
+            elif not all(_is_overwritable(module, value) for value in node.all_input_nodes):
+                continue
+            if hasattr(layer, "inplace"):
+                layer.inplace = True
+
+
+def _is_overwritable(module: GraphModule, node: Node) -> bool:
+    if len(node.users) > 1:
+        return False
+    if node.op == "call_module":
+        layers = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.Linear)
+        return isinstance(module.get_submodule(str(node.target)), layers)
+    return node.target in (operator.add, torch.add)
 
 
 def not_finite(ctx: Context, name: str) -> StageError:

@@ -311,3 +311,42 @@ def broken(config: Config, ctx: Context, data: Data) -> Model:
 def ptpipe_stages():
     return [broken]
 '''
+
+
+class Overwriting(nn.Module):
+    """Activations whose input nothing else reads, and others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU())
+        self.clamped = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU6())
+        self.conv, self.relu6, self.view_relu6 = nn.Conv2d(4, 4, 3, padding=1), nn.ReLU6(), nn.ReLU6()
+        self.head, self.last = nn.Linear(4 * 8 * 8, 10), nn.Hardswish()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.clamped(self.fused(x))
+        y = self.conv(x)
+        y = y + self.relu6(y)
+        z = y[:, :2]  # a view of what is read again
+        y = torch.cat([y, self.view_relu6(z)], dim=1)[:, 2:]
+        return self.last(self.head(y.flatten(1)))
+
+
+@builder
+def overwriting() -> nn.Module:
+    return Overwriting()
+
+
+def test_activations_overwrite_what_they_alone_read(digits, ctx, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = prepare(PrepareConfig(backend=FIRST), ctx, make_model(overwriting))
+    module = model.build_prepared()
+    calibration.overwrite_inputs(module)
+    found = {name for name, layer in module.named_modules() if getattr(layer, "inplace", False)}
+    assert found == {"fused.0.1", "clamped.1"}  # the input of `last` is observed
+
+    overwritten = calibrate(CalibrateConfig(), ctx, model, digits)
+    monkeypatch.setattr(calibration, "overwrite_inputs", lambda module: None)
+    copied = calibrate(CalibrateConfig(), ctx, model, digits)
+    assert overwritten[1] == copied[1]
+    for name, tensor in overwritten[0].tensors.items():
+        assert torch.equal(tensor, copied[0].tensors[name]), name
