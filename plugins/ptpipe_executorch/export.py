@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ptpipe import Context, StageError
 from ptpipe_executorch.config import ExecuTorchConfig
-from ptpipe_executorch.model import PROGRAM, ExecuTorchModel
+from ptpipe_executorch.model import PROGRAM, ExecuTorchModel, missing_executorch
 from ptpipe_executorch.xnnpack import Lowered, Operator, lower
 from ptpipe_torch import BATCH, Data, Model, Signature
 from ptpipe_torch.int8.engine import quantized_engine
@@ -44,6 +44,8 @@ class _Network:
 
 def export_model(config: ExecuTorchConfig, ctx: Context, model: Model, data: Data) -> ExecuTorchModel:
     """Implement the stage `export.executorch`."""
+    if message := missing_executorch():
+        raise StageError(message)
     check_exportable(ctx, model, data, config.split)
     samples = ComparedSamples(data, config.split, config.num_samples, ctx.seed)
     signature, path = model.signature, ctx.scratch / PROGRAM

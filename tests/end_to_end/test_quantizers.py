@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from ptpipe import RunResult, run
+from ptpipe_onnx.quantization.weight_only import missing_quantizer
 from ptpipe_torch import OnnxFile
 
 MANIFEST = Path(__file__).parents[2] / "manifests" / "mnist_quantizers.yaml"
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(missing_quantizer() is not None, reason=str(missing_quantizer())),
+]
 
 
 @pytest.fixture(scope="module")

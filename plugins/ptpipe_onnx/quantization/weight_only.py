@@ -6,12 +6,12 @@ Shape legend: K inputs of a linear layer, N outputs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from packaging.version import Version
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.quantization.config import WeightOnlyConfig
@@ -21,7 +21,8 @@ from ptpipe_onnx.quantization.result import finished
 from ptpipe_onnx.quantization.tools import quantizer_tools
 from ptpipe_torch import Data, OnnxFile
 
-_QUANTIZER = "onnxruntime.quantization.matmul_nbits_quantizer"
+_OLDEST = "1.24"
+"""Earlier quantizers take no number of bits."""
 _MAX_SHOWN = 20
 _SCALE_BITS = 32
 
@@ -30,13 +31,16 @@ def missing_quantizer() -> str | None:
     """Return an error message if the installed ONNX Runtime can't quantize weights alone, else None."""
     import onnxruntime as ort
 
-    if find_spec(_QUANTIZER) is None:
-        return f"onnxruntime {ort.__version__} has no quantizer for MatMulNBits: install 1.22 or later"
-    return None
+    if Version(ort.__version__) >= Version(_OLDEST):
+        return None
+    found = f"onnxruntime {ort.__version__} can't quantize weights to a given number of bits"
+    return f"{found}: pip install 'onnxruntime>={_OLDEST}'"
 
 
 def quantize_weights(config: WeightOnlyConfig, ctx: Context, model: OnnxFile, data: Data) -> OnnxFile:
     """Implement the stage `quant.weight_only`."""
+    if message := missing_quantizer():
+        raise StageError(message)
     check_inputs(config, ctx, model, data)
     content = load_preprocessed(ctx, model)
     skipped = set(nodes_to_skip(content, config.skip, ctx.kind))

@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 
+import pytest
+
 import ptpipe_executorch
-from ptpipe_executorch import ExecuTorchConfig, export_executorch
+from ptpipe import Context, StageError
+from ptpipe_executorch import ExecuTorchConfig, ExecuTorchModel, export_executorch
 
 HEAVY = ("torch", "numpy", "executorch", "torchao")
+INSTALL = "ExecuTorch is not installed: pip install 'ptpipe[executorch]'"
 
 
 def test_the_front_door_imports_nothing_heavy() -> None:
@@ -36,9 +41,23 @@ def test_options_are_explained_and_have_defaults() -> None:
     }
 
 
-def test_what_to_install_is_said_before_any_work(monkeypatch) -> None:
+@pytest.fixture
+def without_executorch(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "executorch" else find_spec(name))
+
+
+def test_what_to_install_is_said_before_any_work(without_executorch) -> None:
     assert export_executorch.preflight is not None
-    messages = list(export_executorch.preflight(ExecuTorchConfig()))
-    assert messages == ["ExecuTorch is not installed: pip install 'ptpipe[executorch]'"]
+    assert list(export_executorch.preflight(ExecuTorchConfig())) == [INSTALL]
+
+
+def test_a_worker_without_it_says_so_too(without_executorch, float_model, digits, tmp_path) -> None:
+    """Where the preflight ran on another machine."""
+    model = float_model("rows")
+    with pytest.raises(StageError, match=f"^{re.escape(INSTALL)}$"):
+        export_executorch(ExecuTorchConfig(), Context("mobile", "export.executorch", 7, tmp_path), model, digits)
+    assert list(tmp_path.iterdir()) == []
+    file = ExecuTorchModel(tmp_path / "model.pte", model.signature, "float32", ["logits"], 64)
+    with pytest.raises(StageError, match=f"^{re.escape(INSTALL)}$"), file.predictor(1):
+        pass

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
 
@@ -8,8 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 import ptpipe_onnx
-from ptpipe_onnx import ExportConfig, export_onnx
+from ptpipe import Context, StageError
+from ptpipe_onnx import ExportConfig, OpenVinoConfig, OpenVinoModel, export_onnx, export_openvino, quantize_weights
 from ptpipe_onnx.checks import unsupported_opset
+from ptpipe_onnx.quantization.config import WeightOnlyConfig
 
 HEAVY = ("torch", "numpy", "onnx", "onnxruntime", "onnxscript", "openvino")
 
@@ -56,3 +60,31 @@ def test_preflight_knows_what_this_runtime_can_run() -> None:
     assert list(export_onnx.preflight(ExportConfig())) == []
     assert "does not run opset 200" in str(unsupported_opset(opset=200))
     assert "in IR version 99" in str(unsupported_opset(18, 99))
+
+
+def test_a_worker_without_openvino_says_what_to_install(monkeypatch: pytest.MonkeyPatch, exported, digits, tmp_path):
+    """Where the preflight ran on another machine."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "openvino" else find_spec(name))
+    install = re.escape("OpenVINO is not installed: pip install 'ptpipe[openvino]'")
+    file = exported("cnn").file
+    with pytest.raises(StageError, match=f"^{install}$"):
+        export_openvino(OpenVinoConfig(), Context("vino", "export.openvino", 7, tmp_path), file, digits)
+    assert list(tmp_path.iterdir()) == []
+    model = OpenVinoModel(tmp_path, file.signature, "float32")
+    with pytest.raises(StageError, match=f"^{install}$"), model.predictor():
+        pass
+
+
+@pytest.mark.parametrize(("version", "is_old"), [("1.23.2", True), ("1.24.0", False), ("1.100.1", False)])
+def test_an_older_onnxruntime_is_named_with_its_remedy(version, is_old, monkeypatch, tmp_path, exported, digits):
+    monkeypatch.setattr("onnxruntime.__version__", version)
+    assert quantize_weights.preflight is not None
+    problems = list(quantize_weights.preflight(WeightOnlyConfig()))
+    message = f"onnxruntime {version} can't quantize weights to a given number of bits: pip install 'onnxruntime>=1.24'"
+    assert problems == [message] * is_old
+    if is_old:
+        ctx = Context("small", "quant.weight_only", 7, tmp_path)
+        with pytest.raises(StageError, match=f"^{re.escape(message)}$"):
+            quantize_weights(WeightOnlyConfig(), ctx, exported("cnn").file, digits)
+        assert list(tmp_path.iterdir()) == []
