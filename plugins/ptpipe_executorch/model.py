@@ -55,13 +55,14 @@ class ExecuTorchModel(Deployable):
         def predict(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
             import numpy as np
 
-            arrays = [inputs[spec.name] for spec in self.signature.inputs]
+            arrays = [inputs[name] for name in names]
             num_samples, size = len(arrays[0]), self.max_batch_size
             pieces = [run([array[start : start + size] for array in arrays]) for start in range(0, num_samples, size)]
             whole = pieces[0] if len(pieces) == 1 else [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
             return self._checked(whole, num_samples)
 
-        with released_memory(), open_program(self.path, num_threads or host.num_threads()) as run:
+        names = [spec.name for spec in self.signature.inputs]
+        with released_memory(), open_program(self.path, names, num_threads or host.num_threads()) as run:
             yield predict
 
     def _checked(self, arrays: Sequence[npt.NDArray[Any]], num_samples: int) -> dict[str, npt.NDArray[Any]]:

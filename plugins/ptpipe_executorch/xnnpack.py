@@ -72,6 +72,7 @@ def lower(network: nn.Module, signature: Signature, sizes: Mapping[str, int]) ->
     `sizes`: the largest size of each axis with a symbol; a batch of 1 is fixed. Raises StageError for a network that
     torch.export or ExecuTorch does not take.
     """
+    _check_recurrent(network, sizes)
     with _one_line_errors("this network can't be exported to ExecuTorch"), _quiet() as reasons, torch.no_grad():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
@@ -87,6 +88,25 @@ def lower(network: nn.Module, signature: Signature, sizes: Mapping[str, int]) ->
     return Lowered(content, tuple(outputs), operators, num_delegates)
 
 
+def _check_recurrent(network: nn.Module, sizes: Mapping[str, int]) -> None:
+    """Raise StageError, naming them, for recurrent layers of sequences or batches of any size: they are unrolled.
+
+    torch.export refuses such sequences, and makes a constant of the size of batches without a word (torch 2.13).
+    """
+    layers = [
+        f"{name} ({type(layer).__name__})" for name, layer in network.named_modules() if isinstance(layer, nn.RNNBase)
+    ]
+    lengths = [name for name in sizes if name != BATCH]
+    if not layers or (sizes[BATCH] == 1 and not lengths):
+        return
+    what = f"{', '.join(layers)}: ExecuTorch unrolls recurrent layers, which fixes the size of"
+    if lengths:
+        raise StageError(
+            f"{what} sequences, and the axis {lengths[0]} may have any: use export.onnx, which takes these"
+        )
+    raise StageError(f"{what} batches: set max_batch_size: 1")
+
+
 def _export(network: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> ExportedProgram:
     fixed = sizes[BATCH] == 1
     dims = {
@@ -96,7 +116,9 @@ def _export(network: nn.Module, signature: Signature, sizes: Mapping[str, int]) 
         {axis: dims[size] for axis, size in enumerate(spec.shape) if isinstance(size, str) and size in dims}
         for spec in signature.inputs
     )
-    inputs = zeros(signature.inputs, 1 if fixed else 2)  # a batch size of 1 would be specialized to a constant
+    examples = zeros(signature.inputs, 1 if fixed else 2)  # a batch size of 1 would be specialized to a constant
+    largest = [tuple(slice(sizes.get(str(size))) for size in spec.shape) for spec in signature.inputs]
+    inputs = tuple(example[within].contiguous() for example, within in zip(examples, largest, strict=True))
     program = torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
     _keep_averaged_axes(program)
     _infer_symbolic_sizes(program)
@@ -207,10 +229,11 @@ def _is_int8(node: Node) -> bool:
 
 
 @contextmanager
-def open_program(path: Path, num_threads: int) -> Iterator[Run]:
-    """Yield a function from a program's inputs to its outputs.
+def open_program(path: Path, inputs: Sequence[str], num_threads: int) -> Iterator[Run]:
+    """Yield a function from a program's inputs to its outputs. `inputs`: their names.
 
-    Raises StageError for one that can't be loaded or run, and while another one is open with other threads.
+    Raises StageError for one that can't be loaded or run, and while another one is open with other threads. The
+    function raises it for inputs that are larger than the program takes.
     """
     failed = f"ExecuTorch can't run {path.name}"
     with _one_line_errors(failed), _quiet():
@@ -219,9 +242,14 @@ def open_program(path: Path, num_threads: int) -> Iterator[Run]:
 
         programs = [Runtime.get().load_program(path)]
         methods = [programs[0].load_method(_METHOD)]
+        limits = {name: methods[0].metadata.input_tensor_meta(number).sizes() for number, name in enumerate(inputs)}
 
     def run(arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         with _one_line_errors(failed):
+            for (name, largest), array in zip(limits.items(), arrays, strict=True):
+                if any(size > limit for size, limit in zip(array.shape, largest, strict=True)):
+                    sizes = f"{name} of shape {array.shape}, where {largest} is the largest"
+                    raise StageError(f"{failed} with {sizes}: give export.executorch a larger max_length")
             writable = (array if array.flags.writeable else array.copy() for array in arrays)  # or torch warns
             return [output.numpy() for output in methods[0].execute(tuple(map(torch.from_numpy, writable)))]
 
