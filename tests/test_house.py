@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 import ptpipe
 from ptpipe import ExitCode, hookspecs
@@ -44,6 +45,13 @@ def test_who_may_import_whom():
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_package_ships_its_types():
+    packages = {path.parent for path in SOURCES if path.name == "__init__.py" and path.parent.parent.parent == ROOT}
+    shipped = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    assert len(packages) > 10
+    assert sorted(path.name for path in packages if f"{path.name}/py.typed" not in shipped) == []
 
 
 def test_files_are_short():
