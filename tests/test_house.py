@@ -124,6 +124,19 @@ def test_the_core_does_not_know_torch():
     assert {name: modules & heavy for name, modules in imported.items() if modules & heavy} == {}
 
 
+def attributes_of(path):
+    """Every attribute that a file reads, with what stands before it: `os.cpu_count`."""
+    return {ast.unparse(node) for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Attribute)}
+
+
+CPUS = re.compile(r"\.((process_)?cpu_count|sched_getaffinity)$|^platform\.processor$")
+
+
+def test_the_processor_is_asked_in_one_file():
+    users = {path for path in SOURCES if any(map(CPUS.search, attributes_of(path)))}
+    assert users == {ROOT / "pipeline" / "ptpipe" / "host.py"}
+
+
 EAGER_INT8 = re.compile(
     r"^torch\.(ao|ops\.quantized|ops\.quantized_decomposed|backends\.quantized)\b"
     r"|^torch\.(quint8|qint8|qint32|quint4x2|quint2x4|per_(tensor|channel)_(affine|symmetric)\w*)$"
@@ -133,9 +146,7 @@ EAGER_INT8 = re.compile(
 
 def eager_int8_names(path):
     """What a file uses of torch.ao and of eager quantized tensors."""
-    attributes = (node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Attribute))
-    names = {*imports_of(path), *(ast.unparse(attribute) for attribute in attributes)}
-    return {name for name in names if EAGER_INT8.search(name)}
+    return {name for name in imports_of(path) | attributes_of(path) if EAGER_INT8.search(name)}
 
 
 def test_eager_quantized_tensors_are_used_in_one_package():

@@ -40,8 +40,13 @@ def num_threads() -> int:
 
 def usable_cpus() -> int:
     """Return how many CPUs this process and its children may use: its affinity, at most its container's limit."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total_cpus()
     return max(1, min(affinity, _cgroup_cpus() or affinity))
+
+
+def total_cpus() -> int:
+    """Return how many CPUs the machine has, whatever this process may use of them."""
+    return os.cpu_count() or 1
 
 
 def omp_threads() -> int | None:

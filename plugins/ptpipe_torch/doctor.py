@@ -73,12 +73,9 @@ def _processor() -> Check:
 
 
 def _threads() -> Check:
-    import os
-
-    present = os.cpu_count() or 1
-    usable = host.num_threads()
-    detail = f"{usable} of {present} processors usable"
-    if usable >= present:
+    usable, total = host.num_threads(), host.total_cpus()
+    detail = f"{usable} of {total} processors usable"
+    if usable >= total:
         return Check.ok("threads", detail)
     return Check.warn("threads", f"{detail} (affinity, the container's limit or OMP_NUM_THREADS)")
 
