@@ -32,6 +32,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/commit_subject.py
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

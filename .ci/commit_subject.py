@@ -1,14 +1,19 @@
-"""Check the subject of a commit message: one imperative line of at most 72 characters.
+"""Check the subjects of commits: one imperative line of at most 72 characters.
 
-`commit_subject.py FILE` reads a message (git's hook commit-msg), `commit_subject.py -` one subject a line.
+`commit_subject.py FILE` reads a message (git's hook commit-msg), `commit_subject.py` the new commits of HEAD.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
+# Earlier subjects stay: history is not rewritten. A shallow clone knows a date, but perhaps not a commit.
+NEW_SINCE = "2026-11-25T03:54:00Z"
 MAX_LENGTH = 72
 MADE_BY_GIT = re.compile(r"(Merge|Revert|fixup!|squash!|amend!) ?")
 # Not a grammar: the usual slips, "Added", "Adding" and "Adds".
@@ -32,17 +37,29 @@ def problems(subject: str) -> list[str]:
     return found
 
 
-def main(source: str) -> int:
+def subject_of(message: Path) -> str:
+    """Return the first line that is no comment."""
+    lines = message.read_text(encoding="utf-8").splitlines()
+    return next((line for line in lines if line and not line.startswith("#")), "")
+
+
+def new_subjects() -> list[str]:
+    """Return the subjects of HEAD's commits since `NEW_SINCE`; none, with a notice, outside of a clone."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        print("commit subjects are not checked: this is no git clone, or git is not installed", file=sys.stderr)
+        return []
+    log = ["git", "-C", str(ROOT), "log", "--no-merges", f"--since={NEW_SINCE}", "--format=%s"]
+    return subprocess.run(log, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()  # noqa: S603
+
+
+def main(messages: list[str]) -> int:
     """Print every problem and return the exit code."""
-    if source == "-":
-        subjects = sys.stdin.read().splitlines()
-    else:
-        lines = Path(source).read_text(encoding="utf-8").splitlines()
-        subjects = [next((line for line in lines if line and not line.startswith("#")), "")]
+    subjects = [subject_of(Path(message)) for message in messages] or new_subjects()
     found = [f"{subject!r}: {problem}" for subject in subjects for problem in problems(subject)]
-    print("\n".join(found), file=sys.stderr, end="\n" * bool(found))
+    if found:
+        print(*found, "reword them: `git commit --amend`, or `git rebase -i` for older ones", sep="\n", file=sys.stderr)
     return int(bool(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

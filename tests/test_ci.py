@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,9 +19,9 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 REQUIREMENT = re.compile(r"^([\w.-]+)(?:\[\w+\])?([<>=!~].*)?$")
 
 
-def script(name, *arguments, stdin=""):
-    command = [sys.executable, ROOT / ".ci" / name, *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+def script(name, *arguments, root=ROOT):
+    command = [sys.executable, root / ".ci" / name, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def requirements(which):
@@ -56,11 +58,18 @@ def test_constraints_lie_within_what_the_package_allows():
     assert [line for line in constraints if line.partition(",<")[0] not in PROJECT["dependencies"]] == []
 
 
+def check_subjects(folder, *subjects):
+    messages = [folder / str(number) for number, _ in enumerate(subjects)]
+    for message, subject in zip(messages, subjects, strict=True):
+        message.write_text(subject + "\n", encoding="utf-8")
+    return script("commit_subject.py", *messages)
+
+
 @pytest.mark.parametrize(
     "subject", ["Add a table", "Seed every worker", "Speed up the plan", 'Revert "x"', "fixup! y", "A" * 72]
 )
-def test_subjects_that_pass(subject):
-    assert script("commit_subject.py", "-", stdin=subject + "\n").returncode == 0
+def test_subjects_that_pass(subject, tmp_path):
+    assert check_subjects(tmp_path, subject).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -75,8 +84,8 @@ def test_subjects_that_pass(subject):
         ("", "begin with a capital letter"),
     ],
 )
-def test_subjects_that_do_not(subject, problem):
-    ended = script("commit_subject.py", "-", stdin=f"Add a test\n{subject}\n")
+def test_subjects_that_do_not(subject, problem, tmp_path):
+    ended = check_subjects(tmp_path, "Add a test", subject)
     assert ended.returncode == 1
     assert problem in ended.stderr
     assert "Add a test" not in ended.stderr
@@ -86,6 +95,47 @@ def test_the_subject_of_a_message_is_its_first_line(tmp_path):
     message = tmp_path / "COMMIT_EDITMSG"
     message.write_text("Add a table\n\nadded because it was missing.\n# a comment\n", encoding="utf-8")
     assert script("commit_subject.py", message).returncode == 0
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A repository with the script and three commits; the first is older than the rule."""
+    shutil.copytree(ROOT / ".ci", tmp_path / "clone" / ".ci")
+    git(tmp_path / "clone", "init", "--quiet")
+    for date, subject in [("2026-11-25T03:53", "o" * 73), ("2026-11-25T03:54", "n" * 73), ("2026-12-01T00:00", "Add")]:
+        commit(tmp_path / "clone", subject, date)
+    return tmp_path / "clone"
+
+
+def git(folder, *arguments, **environment):
+    settings = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgSign=false"]
+    subprocess.run(["git", *settings, *arguments], cwd=folder, env=os.environ | environment, check=True)
+
+
+def commit(folder, subject, date):
+    git(folder, "commit", "--quiet", "--allow-empty", "-m", subject, GIT_COMMITTER_DATE=f"{date}:00Z")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_subjects_of_new_commits_are_checked(clone):
+    ended = script("commit_subject.py", root=clone)
+    assert (ended.returncode, "n" * 73 in ended.stderr, "o" * 73 in ended.stderr) == (1, True, False)
+    assert ended.stderr.endswith("reword them: `git commit --amend`, or `git rebase -i` for older ones\n")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize(("subject", "code"), [("Add a table", 0), ("Added a table", 1)])
+def test_subjects_are_checked_in_a_shallow_clone(clone, tmp_path, subject, code):
+    git(tmp_path, "clone", "--quiet", "--depth=1", clone.as_uri(), "shallow")
+    shutil.copytree(clone / ".ci", tmp_path / "shallow" / ".ci")
+    commit(tmp_path / "shallow", subject, "2026-12-02T00:00")
+    assert script("commit_subject.py", root=tmp_path / "shallow").returncode == code
+
+
+def test_subjects_are_not_checked_where_there_is_no_history(tmp_path):
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    ended = script("commit_subject.py", root=tmp_path)
+    assert (ended.returncode, "commit subjects are not checked" in ended.stderr) == (0, True)
 
 
 def yaml(name):
