@@ -1,4 +1,7 @@
-"""A thin part of the table of networks that `benchmarks/networks.py` makes: none ends in an exception."""
+"""A thin part of the table of networks that `benchmarks/networks.py` makes: none ends in an exception.
+
+The others are thorough, torchvision's aside: `benchmarks/networks.py` runs those.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +35,36 @@ SPELLINGS = (
     *("padding circular", "padding same", "shared layer", "weight norm", "outputs in a tuple", "outputs in a dict"),
     *("MultiheadAttention", "TransformerEncoderLayer", "LSTM", "GRU"),
 )
-CASES = [
+THIN = [
+    ("small_cnn", "static", "fbgemm"),
+    ("small_unet", "qat", "fbgemm"),
+    ("text_transformer", "qat", "qnnpack"),
+    ("text_lstm", "dynamic", "fbgemm"),
+    ("functional, packed", "static", "fbgemm"),
+    ("MultiheadAttention", "static", "qnnpack"),
+    ("TransformerEncoderLayer", "dynamic", "qnnpack"),
+    ("GRU", "dynamic", "qnnpack"),
+    ("shared layer", "qat", "qnnpack"),
+    ("squeezenet1_1", "static", "qnnpack"),
+]
+OTHERS = [
     (name, variant, backend)
     for variant in ("static", "qat", "dynamic")
     for backend in ("fbgemm", "qnnpack")
     for name in (*SMALL, *SPELLINGS)
+    if (name, variant, backend) not in THIN
 ]
 
 
 def test_the_list_is_the_scripts(networks) -> None:
-    assert {name for name, _, _ in CASES} == {
+    assert {*SMALL, *SPELLINGS} == {
         name for name, network in networks.NETWORKS.items() if network.family in ("spellings", "ptpipe's own")
     }
 
 
-@pytest.mark.sampled(31, 20)
-@pytest.mark.parametrize(("name", "variant", "backend"), CASES)
+@pytest.mark.parametrize(
+    ("name", "variant", "backend"), [*THIN, *(pytest.param(*case, marks=pytest.mark.thorough) for case in OTHERS)]
+)
 def test_a_network_goes_the_whole_way(name, variant, backend, networks) -> None:
     if backend not in supported_engines():
         pytest.skip(f"no {backend} here")
