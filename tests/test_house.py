@@ -28,10 +28,15 @@ def relative(path):
 
 
 @cache
+def syntax_tree(path):
+    return ast.parse(path.read_bytes())
+
+
+@cache
 def imports_of(path):
     """Every module name that a file imports, at the top or inside a function."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -72,7 +77,7 @@ def functions_of(path):
             else:
                 yield from inner(child, prefix)
 
-    return inner(ast.parse(path.read_bytes()), f"{relative(path)}:")
+    return inner(syntax_tree(path), f"{relative(path)}:")
 
 
 def num_lines(function):
@@ -124,9 +129,10 @@ def test_the_core_does_not_know_torch():
     assert {name: modules & heavy for name, modules in imported.items() if modules & heavy} == {}
 
 
+@cache
 def attributes_of(path):
     """Every attribute that a file reads, with what stands before it: `os.cpu_count`."""
-    return {ast.unparse(node) for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Attribute)}
+    return {ast.unparse(node) for node in ast.walk(syntax_tree(path)) if isinstance(node, ast.Attribute)}
 
 
 CPUS = re.compile(r"\.((process_)?cpu_count|sched_getaffinity)$|^platform\.processor$")
@@ -241,7 +247,7 @@ OF_PICTURES = {
 
 
 def identifiers_of(path):
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    for node in ast.walk(syntax_tree(path)):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
                 yield name
