@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import traceback
 import warnings
 from collections.abc import Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
@@ -13,8 +14,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
 from torch.fx import config as fx_config
 from torch.onnx._internal.exporter import _decomp, _fx_passes
+from torch.onnx._internal.exporter._errors import DispatchError
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
 from torch.utils._pytree import tree_leaves
@@ -23,12 +27,16 @@ from ptpipe import StageError
 from ptpipe_onnx import recurrent
 from ptpipe_onnx.graph import dropped_arrays_released
 from ptpipe_torch import Signature, TensorSpec
-from ptpipe_torch.errors import export_failure
+from ptpipe_torch.errors import export_failure, root_cause
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.outputs import exported_names
+from ptpipe_torch.torch_export import export_program, original_names, place_of_error, place_of_operator
 
+_FAILED = "this network can't be exported to ONNX"
+_REMEDY = "Write it with other operators, or compute that part outside of the network"
 _NUMBERS = {float: torch.float32, int: torch.int64, bool: torch.bool}
-_LOGGERS = ("torch.onnx", "torch.export", "torch.__trace", "onnxscript", "onnx_ir")
+_SHAPES_LOGGER = "torch.fx.experimental.symbolic_shapes"
+_LOGGERS = ("torch.onnx", "torch.export", "torch.__trace", _SHAPES_LOGGER, "onnxscript", "onnx_ir")
 """Loggers to silence. The third formats a record for every step of a trace if it is enabled: ten times the time."""
 
 _NO_STACK_TRACES = "do_not_emit_stack_traces"
@@ -39,20 +47,15 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
     """Export a network in eval mode, on the CPU: parameters keep their names, axes with a symbol are dynamic.
 
     Operators in place are exported with their effect on all that shares their memory: the exporter rewrites them.
-    Raises StageError if an operator has no ONNX form, or if the outputs are not those of the signature.
+    Raises StageError, with the line, for what has no ONNX form, and if the outputs are not those of the signature.
     """
-    inputs = zeros(signature.inputs, 2)  # a batch size of 1 would be specialized to a constant
-    symbols = {size for spec in signature.inputs for size in spec.shape if isinstance(size, str)}
-    dims = {symbol: torch.export.Dim(symbol) for symbol in symbols}
-    dynamic_shapes = tuple(
-        {axis: dims[size] for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in signature.inputs
-    )
     with _silent(), torch.no_grad(), recurrent.recurrent_layers_replaced(network):
+        program = _program(network, signature)
+        _check_opset(network, signature, program, opset)
+        _give_attention_heads(program)
+        _write_global_averages_out(program)
+        names = exported_names(program, signature.outputs)
         try:
-            program = torch.export.export(network, inputs, dynamic_shapes=dynamic_shapes, strict=False)
-            _give_attention_heads(program)
-            _write_global_averages_out(program)
-            names = exported_names(program, signature.outputs)
             with _reused_registry(), _passes_where_needed():
                 result = torch.onnx.export(
                     program,
@@ -65,11 +68,77 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
                     custom_translation_table=dict(recurrent.translations()),
                 )
         except Exception as error:  # the exporter lets any exception of its steps through
-            raise StageError(f"this network can't be exported to ONNX: {export_failure(error)}") from error
+            raise _untranslated(network, signature, error) from error
     assert result is not None
     assert isinstance(result.model, ir.Model)
     _order_outputs(result.model.graph.outputs, signature.outputs)
     return result.model
+
+
+def _program(network: nn.Module, signature: Signature) -> ExportedProgram:
+    """Trace a network. Raises StageError, with the line, for one that torch.export can't trace."""
+    inputs = zeros(signature.inputs, 2)  # a batch size of 1 would be specialized to a constant
+    symbols = {size for spec in signature.inputs for size in spec.shape if isinstance(size, str)}
+    dims = {symbol: torch.export.Dim(symbol) for symbol in symbols}
+    dynamic_shapes = tuple(
+        {axis: dims[size] for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in signature.inputs
+    )
+    try:
+        return export_program(network, inputs, dynamic_shapes)
+    except Exception as error:  # a network may raise anything while it is traced
+        place = place_of_error(network, error, __file__).in_parentheses
+        raise StageError(f"{_FAILED}: {export_failure(error, place=place)}") from error
+
+
+def _untranslated(network: nn.Module, signature: Signature, error: Exception) -> StageError:
+    """Return the error for what the exporter raised while it translated a network, with the operator and the line."""
+    node = _translated_node(error)
+    if node is None:
+        return StageError(f"{_FAILED}: {export_failure(error)}")
+    operator, place = _origin(network, signature, node)
+    has_form = not isinstance(root_cause(error), DispatchError)
+    reason = f"can't be translated ({export_failure(error)})" if has_form else "has no ONNX form"
+    return StageError(f"{_FAILED}: {operator} {reason}{place}. {_REMEDY}")
+
+
+def _translated_node(error: BaseException | None) -> Node | None:
+    """Return the operator that the exporter stopped at, which only its frames have."""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_name == "_translate_fx_graph":
+                node = frame.f_locals.get("node")
+                return node if isinstance(node, Node) else None
+        error = error.__cause__
+    return None
+
+
+def _origin(network: nn.Module, signature: Signature, node: Node) -> tuple[str, str]:
+    """Return the operator that the network calls where the exporter has this node, and the place of that call.
+
+    It traces the network once more, now with stack traces.
+    """
+    setattr(fx_config, _NO_STACK_TRACES, False)
+    names = set(original_names(node))
+    parts = _program(network, signature).graph_module.modules()
+    graphs = (part.graph for part in parts if isinstance(part, GraphModule))
+    origin = next((own for graph in graphs for own in graph.nodes if own.name in names), node)
+    schema = getattr(origin.target, "_schema", None)
+    operator = str(origin.target) if schema is None else schema.name.replace("::", ".")
+    return operator, place_of_operator(network, origin).in_parentheses
+
+
+def _check_opset(network: nn.Module, signature: Signature, program: ExportedProgram, opset: int) -> None:
+    """Raise StageError for an operator of ONNX's own (`torch.onnx.ops`) that the opset does not have yet."""
+    targets = ((node, node.target) for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+    own = ((node, target) for node, target in targets if target.namespace == "onnx")
+    needed = {node: int(target._overloadname.removeprefix("opset")) for node, target in own}
+    newest = max(needed, key=needed.__getitem__, default=None)
+    if newest is not None and needed[newest] > opset:
+        operator, place = _origin(network, signature, newest)
+        raise StageError(
+            f"opset: {opset} is too low for {operator}, an operator of opset {needed[newest]}{place}. Set opset: "
+            f"{needed[newest]}, or call an operator of torch's in its place"
+        )
 
 
 class _RootedRule:
@@ -115,7 +184,7 @@ def optimize(model: ir.Model) -> ir.Model:
     return model
 
 
-def _give_attention_heads(program: torch.export.ExportedProgram) -> None:
+def _give_attention_heads(program: ExportedProgram) -> None:
     """Insert an axis of one head, in place, around attention over (N, L, D): the exporter takes (N, H, L, D) only."""
     aten, graph = torch.ops.aten, program.graph_module.graph
     for attention in graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
@@ -134,7 +203,7 @@ def _give_attention_heads(program: torch.export.ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def _write_global_averages_out(program: torch.export.ExportedProgram) -> None:
+def _write_global_averages_out(program: ExportedProgram) -> None:
     """Replace adaptive average pooling to one pixel by the mean that it is, in place, as its decomposition does."""
     aten, graph = torch.ops.aten, program.graph_module.graph
     for pool in graph.find_nodes(op="call_function", target=aten.adaptive_avg_pool2d.default):
@@ -144,7 +213,7 @@ def _write_global_averages_out(program: torch.export.ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def _inserted(graph: torch.fx.Graph, operator: Any, value: torch.fx.Node) -> torch.fx.Node:
+def _inserted(graph: torch.fx.Graph, operator: Any, value: Node) -> Node:
     node = graph.call_function(operator, (value, 1))
     node.meta["val"] = operator(value.meta["val"], 1)
     return node
@@ -191,13 +260,11 @@ def _passes_where_needed() -> Iterator[None]:
     """
     decompose, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
 
-    def decomposed(
-        exported_program: torch.export.ExportedProgram, registry: ONNXRegistry
-    ) -> torch.export.ExportedProgram:
+    def decomposed(exported_program: ExportedProgram, registry: ONNXRegistry) -> ExportedProgram:
         is_needed = _needs_decomposition(exported_program, registry)
         return decompose(exported_program, registry) if is_needed else exported_program
 
-    def promoted(graph_module: torch.fx.GraphModule) -> None:
+    def promoted(graph_module: GraphModule) -> None:
         if _needs_promotion(graph_module):
             promote(graph_module)
 
@@ -208,7 +275,7 @@ def _passes_where_needed() -> Iterator[None]:
         _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes = decompose, promote
 
 
-def _needs_decomposition(program: torch.export.ExportedProgram, registry: ONNXRegistry) -> bool:
+def _needs_decomposition(program: ExportedProgram, registry: ONNXRegistry) -> bool:
     """Return whether a network has operators without an ONNX form, operators in place, or graphs inside its graph."""
     with_onnx_form = set(_decomp.get_onnx_implemented_overloads(registry))
     for node in program.graph.nodes:
@@ -220,10 +287,10 @@ def _needs_decomposition(program: torch.export.ExportedProgram, registry: ONNXRe
     return False
 
 
-def _needs_promotion(graph_module: torch.fx.GraphModule) -> bool:
+def _needs_promotion(graph_module: GraphModule) -> bool:
     """Return whether an operator has arguments of another type than it computes with."""
     table = TypePromotionTable()
-    graphs = (module.graph for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule))
+    graphs = (module.graph for module in graph_module.modules() if isinstance(module, GraphModule))
     return any(
         isinstance(node.target, torch._ops.OpOverload)
         and (rule := table.get_rule(node.target.overloadpacket)) is not None
@@ -233,7 +300,7 @@ def _needs_promotion(graph_module: torch.fx.GraphModule) -> bool:
     )
 
 
-def _is_promoted(operator: torch.fx.Node, rule: Any) -> bool:
+def _is_promoted(operator: Node, rule: Any) -> bool:
     args, kwargs = torch.fx.node.map_arg((operator.args, operator.kwargs), lambda node: node.meta["val"])
     promotion = rule.preview_type_promotion(args, kwargs)
     types = [(args[index], dtype) for index, dtype in promotion.args_dtypes.items() if index < len(args)]

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import copy
-import linecache
-import os
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import GraphModule
 from torch.fx.proxy import TraceError
@@ -31,10 +26,10 @@ from ptpipe_quant.shared_layers import separate_calls
 from ptpipe_quant.swin_attention import use_window_attention
 from ptpipe_quant.transformer_layers import use_traceable_layers
 from ptpipe_torch.errors import first_line
-from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
 from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
 from ptpipe_torch.model.signature import TensorSpec
+from ptpipe_torch.torch_export import place_of_error
 
 _BRANCH_REMEDY = (
     "No route traces a branch or a loop that depends on values: write it with torch.where, move it out of forward"
@@ -237,14 +232,5 @@ def _not_exported(module: nn.Module, error: Exception) -> StageError:
 
 
 def _place(module: nn.Module, error: Exception) -> tuple[str, str]:
-    """Return the line of the model where tracing stopped, and the innermost module that it belongs to, or nothing."""
-    internal = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__, tracer.__file__))
-    names = {id(part): name for name, part in module.named_modules()}
-    place, layer = "the network", ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        path = frame.f_code.co_filename
-        if path.startswith(internal):
-            continue
-        place = f"{path}:{line}: `{linecache.getline(path, line).strip()}`"
-        layer = names.get(id(frame.f_locals.get("self")), layer)
-    return place, layer
+    place = place_of_error(module, error, __file__)
+    return place.line or "the network", place.module

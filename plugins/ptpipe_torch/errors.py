@@ -6,6 +6,11 @@ import re
 
 _MAX_LENGTH = 300
 _CONSTANT_AXIS = re.compile(r"You marked (\w+) as dynamic but your code specialized it to be a constant")
+_VALUES_DECIDE = re.compile(r"data-dependent expression|Dynamic control flow is not supported")
+_FIXED_FORMS = (
+    "Compute all cases and choose one by torch.where, give sizes as numbers, multiply by a mask in place of selecting "
+    "by it (x[mask]), or compute that part outside of the network"
+)
 
 
 def first_line(error: BaseException) -> str:
@@ -14,16 +19,25 @@ def first_line(error: BaseException) -> str:
     return next(filter(None, lines), type(error).__name__)[:_MAX_LENGTH]
 
 
-def export_failure(error: BaseException, *, remedy: str = "") -> str:
+def root_cause(error: BaseException) -> BaseException:
+    """Return the first of the exceptions that led to this one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def export_failure(error: BaseException, *, remedy: str = "", place: str = "") -> str:
     """Return why `torch.export`, or what follows it, refused a network: its first cause, in one line.
 
-    `remedy`: for an axis whose size the network makes a constant, another one than to write `x.shape[0]`.
+    `remedy`: for an axis whose size the network makes a constant, another one than to write `x.shape[0]`. `place`:
+    where the network did what was refused, as the end of a phrase.
     """
     constant = _CONSTANT_AXIS.search(str(error))
     if constant is not None:
         advice = f"write x.shape[0]{remedy and f', or {remedy}'}"
         return f"it makes a constant of the size of the axis {constant[1]}, as len(x) and int(x.shape[0]) do: {advice}"
-    while error.__cause__ is not None:
-        error = error.__cause__
+    if _VALUES_DECIDE.search(str(error)):
+        return f"a branch, a loop or a size depends on values of tensors{place}. {_FIXED_FORMS}"
+    error = root_cause(error)
     line = "".join(char if char.isprintable() else " " for char in first_line(error))
-    return line if line == type(error).__name__ else f"{type(error).__name__}: {line}"
+    return f"{line if line == type(error).__name__ else f'{type(error).__name__}: {line}'}{place}"

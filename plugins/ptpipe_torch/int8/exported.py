@@ -6,12 +6,9 @@ stay, and are float. What a network does in training alone (stochastic depth) is
 
 from __future__ import annotations
 
-import io
-import logging
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +21,7 @@ from torch.utils._pytree import tree_unflatten
 from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.signature import TensorSpec
+from ptpipe_torch.torch_export import export_program, module_path, source_line
 
 F = nn.functional
 
@@ -55,8 +53,6 @@ _METHODS = {
 """Methods of tensors with the parameters of the ATen operator of that name."""
 _IN_PLACE_FUNCTIONS = ("elu_", "hardsigmoid_", "hardswish_", "hardtanh_", "leaky_relu_", "relu6_", "silu_")
 _ASSERTIONS = re.compile(r"^aten\._assert|^aten\.sym_constrain|_guards_fn$")
-_FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in .*\n\s*(.+)$', re.MULTILINE)
-_TORCH = re.compile(r"[\\/]torch[\\/](nn|utils|_ops|functional|export|_dynamo|fx)\b")
 
 
 def trace_by_export(module: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[GraphModule, Scopes]:
@@ -69,24 +65,11 @@ def trace_by_export(module: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[Gr
     axes = tuple(
         {axis: any_size for axis, size in enumerate(spec.shape) if not isinstance(size, int)} for spec in inputs
     )
-    with torch.no_grad(), _silent():
-        program = torch.export.export(module, examples, dynamic_shapes=axes)
+    with torch.no_grad():
+        program = export_program(module, examples, axes)
     traced: Any = program.module(check_guards=False)
     translation = _Translation(module, traced)
     return translation.graph_module(program.call_spec.out_spec), translation.scopes
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Keep what torch.export prints and logs where it fails, the graph so far, out of the user's sight."""
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 class _Translation:
@@ -125,9 +108,9 @@ class _Translation:
         return copied
 
     def _describe(self, copied: Node, node: Node) -> None:
-        path = next((path for path, _ in reversed(list(node.meta.get("nn_module_stack", {}).values()))), "")
+        path = module_path(node)
         self.scopes[copied.name] = (path, type(self._modules.get(path)))
-        copied.meta[SOURCE_LINE] = _source_line(node.meta.get("stack_trace") or "")
+        copied.meta[SOURCE_LINE] = source_line(node)
 
     def _batch_norm(self, node: Node) -> str | None:
         """Put a layer in the place of the module that has a batch norm's tensors; return its name."""
@@ -192,10 +175,3 @@ def _name(node: Node) -> str | None:
 def _plain(outputs: Any) -> Any:
     """Return outputs in a container that graphs can return."""
     return outputs if isinstance(outputs, Node | tuple | list) else dict(outputs)
-
-
-def _source_line(stack_trace: str) -> str:
-    """Return the last line of the network's own code, as `path:number: code`."""
-    frames: Iterator[tuple[str, str, str]] = reversed(_FRAME.findall(stack_trace))
-    own = next((frame for frame in frames if not _TORCH.search(frame[0])), None)
-    return "" if own is None else f"{own[0]}:{own[1]}: `{own[2].strip()}`"

@@ -1,0 +1,118 @@
+"""torch.export, and which module and line of a network its operators and errors come from."""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from ptpipe_torch.int8 import tracer
+from ptpipe_torch.int8.tracer import SOURCE_LINE
+
+_FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in .*\n\s*(.+)$', re.MULTILINE)
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a network an operator or an error comes from."""
+
+    module: str
+    """The path of the innermost module; empty: the network itself, or unknown."""
+    line: str
+    """As `path:number: code`; empty: unknown."""
+
+    @property
+    def in_parentheses(self) -> str:
+        """The end of a phrase that tells where it is; empty if that is unknown."""
+        parts = [f"module {self.module}" if self.module else "", self.line]
+        return f" ({', '.join(filter(None, parts))})" if any(parts) else ""
+
+
+def export_program(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any) -> ExportedProgram:
+    """Call `torch.export.export` without the graph that it prints to stderr, and the warning, when it fails.
+
+    Raises whatever torch.export raises.
+    """
+    printed, graph = StringIO(), ""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with redirect_stderr(printed):
+            return torch.export.export(network, tuple(inputs), dynamic_shapes=dynamic_shapes, strict=False)
+    except Exception as error:
+        graph = getattr(error, "partial_fx_graph", "")
+        raise
+    finally:
+        logger.setLevel(level)
+        # What the network itself prints.
+        sys.stderr.write(printed.getvalue().replace(f"{graph}\n", "") if graph else printed.getvalue())
+
+
+def module_path(node: Node) -> str:
+    """Return the path of the innermost module that an operator of an exported network belongs to."""
+    return next((str(path) for path, _ in reversed(list(node.meta.get("nn_module_stack", {}).values()))), "")
+
+
+def original_names(node: Node) -> Iterator[str]:
+    """Yield the name of a node, and of those that it was made from, in the graphs before it."""
+    yield node.name
+    sources = node.meta.get("from_node")
+    while sources:
+        yield sources[-1].name
+        sources = sources[-1].from_node
+
+
+def source_line(node: Node) -> str:
+    """Return the last line of the network's own code that led to an exported operator; empty if it is unknown."""
+    frames: Iterator[tuple[str, str, str]] = reversed(_FRAME.findall(node.meta.get("stack_trace") or ""))
+    own = next((frame for frame in frames if not frame[0].startswith(_TORCH)), None)
+    return "" if own is None else f"{own[0]}:{own[1]}: `{own[2].strip()}`"
+
+
+def place_of_operator(network: nn.Module, node: Node) -> Place:
+    """Return where an operator of an exported network comes from; it has a line if stack traces were recorded.
+
+    A network that is a graph itself has no code of its own: its nodes have the module and the line.
+    """
+    path, line = module_path(node), source_line(node)
+    if isinstance(network, GraphModule):
+        names = set(original_names(node))
+        traced = next((traced for traced in network.graph.nodes if traced.name in names), None)
+        if traced is not None:
+            path = path or network.meta.get("scopes", {}).get(traced.name, "")
+            line = line or str(traced.meta.get(SOURCE_LINE, ""))
+    return Place(path, line)
+
+
+def place_of_error(network: nn.Module, error: BaseException, caller: str) -> Place:
+    """Return where in a network's code an exception was raised while the network was traced.
+
+    `caller`: a file, whose folder has no code of the network's.
+    """
+    internal = (_TORCH, *(f"{Path(file).parent}{os.sep}" for file in (__file__, tracer.__file__, caller)))
+    names = {id(part): name for name, part in network.named_modules()}
+    line, module = "", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        path, node = frame.f_code.co_filename, frame.f_locals.get("n")
+        if isinstance(node, Node) and SOURCE_LINE in node.meta:  # of a graph that torch.fx runs
+            line, module = str(node.meta[SOURCE_LINE]), module_path(node)
+        elif not path.startswith(internal):
+            line = f"{path}:{number}: `{linecache.getline(path, number).strip()}`"
+            module = names.get(id(frame.f_locals.get("self")), module)
+    return Place(module, line)

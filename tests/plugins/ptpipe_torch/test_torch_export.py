@@ -1,0 +1,46 @@
+"""What torch.export prints, and where operators of a network come from."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from ptpipe_torch.torch_export import export_program, module_path, source_line
+
+
+class Printing(nn.Module):
+    def __init__(self, is_branching: bool) -> None:
+        super().__init__()
+        self.is_branching = is_branching
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("by the network", file=sys.stderr)
+        y = x.exp()
+        return x if self.is_branching and y.sum() > 0 else y
+
+
+def test_a_failure_prints_no_graph(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="data-dependent") as raised:
+        export_program(Printing(True), [torch.zeros(2)], ({},))
+    assert "torch.ops.aten.exp" in raised.value.partial_fx_graph, "which torch prints"
+    out, err = capfd.readouterr()
+    assert (out, err.splitlines()[0]) == ("", "by the network")
+    assert "torch.ops" not in err
+
+
+def test_what_the_network_prints_stays(capfd: pytest.CaptureFixture[str]) -> None:
+    export_program(Printing(False), [torch.zeros(2)], ({},))
+    assert capfd.readouterr() == ("", "by the network\n")
+
+
+def test_lines_are_those_of_the_network_and_not_of_torch() -> None:
+    network = nn.Sequential(nn.Sequential(Printing(False)), nn.ReLU())
+    graph = export_program(network, [torch.zeros(2)], ({},)).graph
+    exp, relu = (node for node in graph.nodes if node.op == "call_function")
+    assert (module_path(exp), module_path(relu)) == ("0.0", "1")
+    assert re.fullmatch(rf"{re.escape(__file__)}:[0-9]+: `y = x\.exp\(\)`", source_line(exp))
+    assert source_line(relu) == ""
