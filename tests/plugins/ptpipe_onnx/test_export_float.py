@@ -117,7 +117,7 @@ def test_the_same_model_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("opset", [18, 21, 23])
-def test_opsets(opset: int, run_export: Export, float_model: Make) -> None:
+def test_the_file_has_the_opset_that_was_asked_for(opset: int, run_export: Export, float_model: Make) -> None:
     if (message := unsupported_opset(opset)) is not None:
         pytest.skip(message)
     file = run_export(float_model("mobile"), opset=opset)

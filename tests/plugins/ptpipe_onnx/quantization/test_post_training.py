@@ -283,6 +283,7 @@ def test_an_opset_that_cannot_be_converted_is_refused_with_the_reason(
         "quant.onnx: the file has opset 9, and can't be converted to 13: export it with a later one: "
         "No Adapter From Version $9 for ThresholdedRelu"
     )
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [old.path]
 
 
 @pytest.mark.parametrize(
