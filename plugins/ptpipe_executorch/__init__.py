@@ -9,6 +9,7 @@ from ptpipe import Context, Stage, hookimpl, stage
 from ptpipe_executorch.config import ExecuTorchConfig
 from ptpipe_executorch.model import ExecuTorchModel, missing_executorch
 from ptpipe_torch import Data, Model
+from ptpipe_torch.files import emptied_on_error
 
 __all__ = ["ExecuTorchConfig", "ExecuTorchModel", "export_executorch", "ptpipe_stages"]
 
@@ -30,7 +31,8 @@ def export_executorch(config: ExecuTorchConfig, ctx: Context, model: Model, data
     """
     from ptpipe_executorch.export import export_model
 
-    return export_model(config, ctx, model, data)
+    with emptied_on_error(ctx.scratch):
+        return export_model(config, ctx, model, data)
 
 
 @hookimpl

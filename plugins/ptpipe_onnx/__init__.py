@@ -14,6 +14,7 @@ from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import OpenVinoModel, missing_openvino
 from ptpipe_onnx.quantization.config import QuantizeOnnxConfig, WeightOnlyConfig
 from ptpipe_torch import Data, Model, OnnxFile
+from ptpipe_torch.files import emptied_on_error
 
 if TYPE_CHECKING:
     from ptpipe import Plan, Problem
@@ -39,7 +40,8 @@ def export_onnx(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     """
     from ptpipe_onnx.export import export_file
 
-    return export_file(config, ctx, model, data)
+    with emptied_on_error(ctx.scratch):
+        return export_file(config, ctx, model, data)
 
 
 @stage("quant.onnx", packages=("onnx", "onnx-ir", "onnxruntime"))
@@ -52,7 +54,8 @@ def quantize_onnx(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, dat
     """
     from ptpipe_onnx.quantization.post_training import quantize
 
-    return quantize(config, ctx, model, data)
+    with emptied_on_error(ctx.scratch):
+        return quantize(config, ctx, model, data)
 
 
 def _missing_quantizer(config: WeightOnlyConfig) -> Iterable[str]:
@@ -72,7 +75,8 @@ def quantize_weights(config: WeightOnlyConfig, ctx: Context, model: OnnxFile, da
     """
     from ptpipe_onnx.quantization.weight_only import quantize_weights
 
-    return quantize_weights(config, ctx, model, data)
+    with emptied_on_error(ctx.scratch):
+        return quantize_weights(config, ctx, model, data)
 
 
 def _without_openvino(config: OpenVinoConfig) -> Iterable[str]:
@@ -90,7 +94,8 @@ def export_openvino(config: OpenVinoConfig, ctx: Context, model: OnnxFile, data:
     """
     from ptpipe_onnx.openvino.export import convert
 
-    return convert(config, ctx, model, data)
+    with emptied_on_error(ctx.scratch):
+        return convert(config, ctx, model, data)
 
 
 @hookimpl

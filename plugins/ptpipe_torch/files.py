@@ -1,10 +1,13 @@
-"""Files that somebody else put there: opened without waiting for what is no file."""
+"""Files that somebody else put there, opened without waiting for what is no file, and those that a failure leaves."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
@@ -59,6 +62,20 @@ def _opened(path: str, flags: int = 0, directory: int | None = None) -> Buffered
         file.close()
         raise NotAFileError(errno.EINVAL, "not a regular file", path)
     return file
+
+
+@contextmanager
+def emptied_on_error(folder: Path) -> Iterator[None]:
+    """Delete what is in a folder if the `with` raises: a stage that never resumes needs nothing of what it wrote."""
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        raise
 
 
 def _without_waiting(path: str, flags: int, more: int, directory: int | None) -> int:

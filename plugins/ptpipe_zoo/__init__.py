@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from ptpipe import JSON, Context, Plan, Problem, Stage, StageError, hookimpl, nearest, stage
 from ptpipe_torch import Data, FunctionRef, Model, OnnxFile
-from ptpipe_torch.files import open_regular
+from ptpipe_torch.files import emptied_on_error, open_regular
 from ptpipe_torch.model.onnx_bytes import is_self_contained
 from ptpipe_zoo import extras, names, published, torch_folder
 from ptpipe_zoo.config import (
@@ -311,7 +311,8 @@ def onnx_model(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     """
     from ptpipe_zoo import onnx_file
 
-    return onnx_file.load_file(config, ctx, data)
+    with emptied_on_error(ctx.scratch):
+        return onnx_file.load_file(config, ctx, data)
 
 
 @stage(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ptpipe_torch import files
-from ptpipe_torch.files import NotAFileError, open_beneath, open_regular
+from ptpipe_torch.files import NotAFileError, emptied_on_error, open_beneath, open_regular
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
@@ -78,3 +78,18 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
         with contextlib.suppress(OSError), open_beneath(tmp_path, location):
             pass
     assert len([*Path("/dev/fd").iterdir()]) == before
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_folder_is_emptied_on_error_alone(tmp_path: Path, error: type[BaseException]) -> None:
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    for name in ("folder/inner/a", "other/b"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    (folder / "link").symlink_to(other)
+    with emptied_on_error(folder):
+        (folder / "c").touch()
+    assert len(list(folder.iterdir())) == 3
+    with pytest.raises(error), emptied_on_error(folder):
+        raise error
+    assert list(folder.iterdir()) == [] and (other / "b").exists()

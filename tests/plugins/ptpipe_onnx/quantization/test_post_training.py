@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,17 @@ def refused(run: Run, message: str, *arguments: Any, **options: Any) -> None:
     with pytest.raises(StageError, match=message) as raised:
         run(quantize_onnx, *arguments, **options)
     assert "\n" not in str(raised.value)
+
+
+def test_nothing_is_left_where_it_fails(float_file, digits, run_stage: Run, tmp_path) -> None:
+    class Broken(Data):
+        def batches(self, split: str, **options: Any) -> Any:
+            yield from islice(super().batches(split, **options), 1)
+            raise StageError("unreadable")
+
+    refused(run_stage, "unreadable", float_file, Broken(digits.info, digits.splits, digits.loader))
+    refused(run_stage, "no node that mode static quantizes", float_file, digits, skip=["*"])
+    assert [path for folder in tmp_path.iterdir() for path in folder.iterdir()] == []
 
 
 def test_a_file_that_is_quantized_is_refused(float_file, digits, run_stage: Run) -> None:
