@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule
-from torch.fx.proxy import TraceError
 
 from ptpipe import StageError, nearest
 from ptpipe_quant.attention import derived_attention, layer_types, write_out_attention
@@ -25,9 +24,9 @@ from ptpipe_quant.products import use_matmul
 from ptpipe_quant.shared_layers import separate_calls
 from ptpipe_quant.swin_attention import use_window_attention
 from ptpipe_quant.transformer_layers import use_traceable_layers
-from ptpipe_torch.errors import first_line
+from ptpipe_torch.errors import ON_VALUES, depends_on_values, first_line
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
-from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
+from ptpipe_torch.int8.tracer import SOURCE_LINE, DataDependentError, Scopes
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.torch_export import place_of_error
 
@@ -208,25 +207,23 @@ def _untraceable(module: nn.Module, error: Exception) -> UntraceableError:
     place, layer = _place(module, error)
     stopped = f"{place} can't be traced into a graph ({first_line(error)})"
     left_float = f"leave that layer float: skip: [{layer}]" if layer else "into a submodule, which then stays float"
-    if isinstance(error, TraceError):
+    if isinstance(error, DataDependentError):
         remedy = f"{_BRANCH_REMEDY}, or {left_float}"
         hint = "torch.where in its place could become int8"
     else:
-        other = f", or {left_float}" if layer else ""
-        remedy = f"Let torch.export trace it (route: export), write it otherwise{other}"
+        otherwise = f"write it otherwise, or {left_float}" if layer else "or write it otherwise"
+        remedy = f"Let torch.export trace it (route: export), {otherwise}"
         hint = "route: export may trace it"
     return UntraceableError(f"{stopped}. {remedy}", layer=layer, reason=f"{stopped}; {hint}")
 
 
 def _not_exported(module: nn.Module, error: Exception) -> StageError:
     """Return the error for the line and the layer of the model where torch.export stopped."""
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # takes half a second to import
-
     place, layer = _place(module, error)
-    where = f"{place}, in {layer}," if layer else place
+    where = f"{place} in {layer}" if layer else place
     left_float = "leaves that layer float" if layer else "leaves a submodule with it float"
-    is_branch = isinstance(error, GuardOnDataDependentSymNode)
-    reason = "it depends on the values of a tensor" if is_branch else first_line(error)
+    is_branch = depends_on_values(error)
+    reason = ON_VALUES if is_branch else first_line(error)
     remedy = _BRANCH_REMEDY if is_branch else "Write it otherwise"
     return StageError(f"torch.export can't trace {where} ({reason}). {remedy}, or take route: fx, which {left_float}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+ON_VALUES = "it depends on the values of a tensor"
 _MAX_LENGTH = 300
 _CONSTANT_AXIS = re.compile(r"You marked (\w+) as dynamic but your code specialized it to be a constant")
 _VALUES_DECIDE = re.compile(r"data-dependent expression|Dynamic control flow is not supported")
@@ -36,8 +37,13 @@ def export_failure(error: BaseException, *, remedy: str = "", place: str = "") -
     if constant is not None:
         advice = f"write x.shape[0]{remedy and f', or {remedy}'}"
         return f"it makes a constant of the size of the axis {constant[1]}, as len(x) and int(x.shape[0]) do: {advice}"
-    if _VALUES_DECIDE.search(str(error)):
+    if depends_on_values(error):
         return f"a branch, a loop or a size depends on values of tensors{place}. {_FIXED_FORMS}"
     error = root_cause(error)
     line = "".join(char if char.isprintable() else " " for char in first_line(error))
     return f"{line if line == type(error).__name__ else f'{type(error).__name__}: {line}'}{place}"
+
+
+def depends_on_values(error: BaseException) -> bool:
+    """Return whether `torch.export` stopped at a branch, a loop or a size that depends on the values of a tensor."""
+    return _VALUES_DECIDE.search(str(error)) is not None

@@ -20,6 +20,7 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_aggregate
 from torch.fx.proxy import Attribute, TraceError
 
+from ptpipe_torch.errors import ON_VALUES
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.forward_arguments import has_kept_default
@@ -43,6 +44,7 @@ IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
 _BATCH_SIZES = (2, 3)
 _FACTORIES = ("empty", "full", "ones", "zeros")
 _SIZED_METHODS = ("expand", "new_empty", "new_full", "new_ones", "new_zeros", "repeat", "reshape", "tile", "view")
+_READING_METHODS = ("item", "tolist")
 _PROPERTIES = ("dtype", "shape", "ndim")
 _INTERNAL = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
 
@@ -100,6 +102,13 @@ class NetworkTracer(QuantizationTracer):
         return super()._proxy_placeholder(name, concrete_args, sig, fn)
 
 
+class DataDependentError(TraceError):
+    """A branch, a loop or a number depends on the values of a tensor, which there are none of while it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__(ON_VALUES)
+
+
 class SizedProxy(NetworkProxy):
     """A proxy of values at two batch sizes: sizes that are equal in both are known, others are recorded."""
 
@@ -118,10 +127,9 @@ class SizedProxy(NetworkProxy):
         return int(first)
 
     def __int__(self) -> int:
-        raise TraceError("tensors have no values while they are traced")
+        raise DataDependentError if _reads_values(self) else TypeError("the number depends on the batch size")
 
-    def __float__(self) -> float:
-        return float(int(self))
+    __float__ = __int__
 
     def __iter__(self) -> Iterator[Any]:
         """Return the parts of a tuple, or of a tensor along its first axis, if that has a known size."""
@@ -210,6 +218,12 @@ class SizedTracer(NetworkTracer):
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
         return attr_val if self._is_running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
+    def to_bool(self, obj: Proxy) -> bool:
+        """Refuse to decide a branch on what is recorded."""
+        if _reads_values(obj):
+            raise DataDependentError
+        return super().to_bool(obj)
+
     def _value(self, kind: str, target: Any, args: Any, kwargs: Any, index: int) -> Any:
         if kind == "placeholder":
             return next(self._inputs[index])
@@ -266,6 +280,15 @@ def _value_of(value: Any, index: int) -> Any:
         attribute: Any = value
         return getattr(_value_of(attribute.root, index), attribute.attr)
     return value.__dict__["values"][index]
+
+
+def _reads_values(proxy: Proxy) -> bool:
+    """Return whether a proxy is a tensor, or a number that was read from one, and not one of sizes or strides alone."""
+    needed = {proxy.node}
+    for node in reversed(proxy.node.graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return isinstance(_value_of(proxy, 0), torch.Tensor) or any(node.target in _READING_METHODS for node in needed)
 
 
 def trace_graph(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterable[str]) -> tuple[Graph, Scopes]:

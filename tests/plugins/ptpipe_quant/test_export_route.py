@@ -182,7 +182,7 @@ def test_what_torch_export_cannot_trace_is_named(
     capfd: pytest.CaptureFixture[str], layer: type[nn.Module], line: str, message: str
 ) -> None:
     place = rf"^torch\.export can't trace \S*test_export_route\.py:\d+: `{re.escape(line)}`"
-    for network, where in ((nn.Sequential(nn.Identity(), layer()), ", in 1,"), (layer(), "")):
+    for network, where in ((nn.Sequential(nn.Identity(), layer()), " in 1"), (layer(), "")):
         with pytest.raises(StageError, match=rf"{place}{where} {message}") as raised:
             trace_network(network.eval(), IMAGES, route="export")
         assert "\n" not in str(raised.value)
@@ -194,6 +194,38 @@ def test_nobody_is_sent_to_it_in_vain(layer: type[nn.Module]) -> None:
     with pytest.raises(StageError, match=r"torch\.where, .* skip: \[1\]") as raised:
         trace_network(nn.Sequential(nn.Identity(), layer()).eval(), IMAGES)
     assert "route: export" not in str(raised.value)
+
+
+class Condition(nn.Module):
+    def __init__(self, condition: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.condition = condition
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.condition(x) else -x
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [lambda x: x.shape[0] > 1, lambda x: int(x.shape[0]) > 1, lambda x: x.numel() > 1, lambda x: x.is_contiguous()],
+    ids=["size", "int of a size", "numel", "contiguous"],
+)
+def test_it_is_advised_where_a_branch_depends_on_sizes_alone(condition: Callable[[torch.Tensor], Any]) -> None:
+    network = nn.Sequential(Condition(condition)).eval()
+    with pytest.raises(StageError, match=r"Let torch\.export trace it \(route: export\)"):
+        trace_network(network, IMAGES)
+    trace_network(network, IMAGES, route="export")
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [lambda x: x.sum().item() > 0, lambda x: x[0, 0, 0].tolist()[0] > 0, lambda x: float(x.max()) > 0],
+    ids=["item", "list", "float"],
+)
+def test_a_number_that_was_read_from_a_tensor_is_a_value(condition: Callable[[torch.Tensor], Any]) -> None:
+    for route in ("fx", "export"):
+        with pytest.raises(StageError, match=r"\(it depends on the values of a tensor\)\. No route traces"):
+            trace_network(nn.Sequential(Condition(condition)).eval(), IMAGES, route=route)
 
 
 def test_a_network_of_transformers() -> None:
