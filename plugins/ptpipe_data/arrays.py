@@ -126,7 +126,8 @@ class Source:
                 array = array.astype(_DTYPES.get(str(array.dtype), str(array.dtype)), copy=False)
             finite_N = np.isfinite(array).reshape(len(array), -1).all(axis=1)
             if not finite_N.all():
-                raise StageError(f"{self.name}: row {int(finite_N.argmin())} of {name} is not finite in float32")
+                row = int(finite_N.argmin())
+                raise StageError(f"{self.name}: row {row} of {name} is not finite in float32: mend it, or leave it out")
         return array
 
 

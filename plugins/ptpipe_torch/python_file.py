@@ -43,10 +43,10 @@ def load_function(file: Path, name: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def own_errors(file: Path, what: str) -> Iterator[None]:
+def own_errors(file: Path, what: str, remedy: str = "") -> Iterator[None]:
     """Make code of the user's find the modules beside it inside the `with`; what it raises becomes a StageError.
 
-    `what`: it is that fails, for the error: `make_net()`.
+    `what`: it is that fails, for the error: `make_net()`. `remedy`: ends the error.
     """
     try:
         with _importable(file.parent):
@@ -54,7 +54,7 @@ def own_errors(file: Path, what: str) -> Iterator[None]:
     except PtpipeError:
         raise
     except (Exception, SystemExit) as error:  # a script may call sys.exit
-        raise StageError(describe_failure(file, what, error)) from error
+        raise StageError(describe_failure(file, what, error) + remedy) from error
 
 
 def describe_failure(file: Path, what: str, error: BaseException) -> str:

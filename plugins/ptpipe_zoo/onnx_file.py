@@ -143,7 +143,7 @@ def _check_value(path: Path, value: ValueInfoProto, spec: TensorSpec) -> int | N
         if isinstance(needed, str):
             raise StageError(f"{shown}, and one of {size} alone; for any {needed}, export it with a dynamic axis")
         if size != needed:
-            raise StageError(f"{shown}; the data set needs {spec}")
+            raise StageError(f"{shown}; the data set needs {spec}: choose a file or a data set that fits the other")
     return sizes[0]
 
 

@@ -71,7 +71,8 @@ def _call(
 ) -> Mapping[str, torch.Tensor]:
     """Return the outputs of a network in eval mode. Raises StageError where they don't fit the data set."""
     given = ", ".join(str(spec) for spec in signature.inputs)
-    with seeded(0), own_errors(file, f"the network, called with {given},"):
+    remedy = ": let it take such inputs, or let the data stage give others"
+    with seeded(0), own_errors(file, f"the network, called with {given},", remedy):
         returned = network.eval()(*copies(inputs))
     try:
         outputs = named_outputs(returned, signature.outputs)

@@ -43,7 +43,7 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     else:
         _quantize_dynamic(config, ctx, content, excluded, path)
     if not _is_quantized(path):
-        kept = f", `skip` aside ({', '.join(config.skip)})" if config.skip else ""
+        kept = f", `skip` aside ({', '.join(config.skip)}): skip fewer" if config.skip else ": leave the stage out"
         raise StageError(f"{ctx.kind}: the file has no node that mode {config.mode} quantizes{kept}")
     _keep_skipped_float(path)
     file = OnnxFile(path, model.signature, "int8" if config.mode == "static" else "int8 dynamic")
