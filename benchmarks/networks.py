@@ -280,7 +280,7 @@ def _cells(rows: list[Row], *, shows_latency: bool) -> Iterator[str]:
     yield _joined(_percent(row.size_ratio) for row in rows)
     yield _joined("" if row.max_steps is None else f"{row.max_steps:.0f}" for row in rows)
     if shows_latency:
-        yield _joined("" if row.latency_ratio is None else f"{row.latency_ratio:.2f}x" for row in rows)
+        yield _joined(_ratio(row) for row in rows)
     notes = [reason for row in rows for reason in ([row.message] if row.message else row.reasons)]
     yield "; ".join(dict.fromkeys(notes)).replace("|", "\\|").replace("\n", " ")
 
@@ -289,6 +289,11 @@ def _layers(row: Row) -> str:
     if row.result != "works":
         return f"**{row.result}**"
     return f"{row.int8_layers} of {row.int8_layers + row.float_layers}"
+
+
+def _ratio(row: Row) -> str:
+    """Return a latency ratio; of networks without a size to show, it says little but how many nodes there are."""
+    return "" if row.latency_ratio is None or row.size_ratio is None else f"{row.latency_ratio:.2f}x"
 
 
 def _percent(fraction: float | None) -> str:
