@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import re
 import traceback
 import warnings
 from collections.abc import Iterator, MutableSequence, Sequence
@@ -34,6 +35,7 @@ from ptpipe_torch.torch_export import export_program, original_names, place_of_e
 
 _FAILED = "this network can't be exported to ONNX"
 _REMEDY = "Write it with other operators, or compute that part outside of the network"
+_OWN_OPERATOR = re.compile(r"onnx\.\w+\.opset(\d+)")
 _NUMBERS = {float: torch.float32, int: torch.int64, bool: torch.bool}
 _SHAPES_LOGGER = "torch.fx.experimental.symbolic_shapes"
 _LOGGERS = ("torch.onnx", "torch.export", "torch.__trace", _SHAPES_LOGGER, "onnxscript", "onnx_ir")
@@ -129,9 +131,8 @@ def _origin(network: nn.Module, signature: Signature, node: Node) -> tuple[str, 
 
 def _check_opset(network: nn.Module, signature: Signature, program: ExportedProgram, opset: int) -> None:
     """Raise StageError for an operator of ONNX's own (`torch.onnx.ops`) that the opset does not have yet."""
-    targets = ((node, node.target) for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
-    own = ((node, target) for node, target in targets if target.namespace == "onnx")
-    needed = {node: int(target._overloadname.removeprefix("opset")) for node, target in own}
+    targets = ((node, str(node.target)) for node in program.graph.nodes)
+    needed = {node: int(found[1]) for node, target in targets if (found := _OWN_OPERATOR.fullmatch(target))}
     newest = max(needed, key=needed.__getitem__, default=None)
     if newest is not None and needed[newest] > opset:
         operator, place = _origin(network, signature, newest)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ptpipe import StageError, nearest
 from ptpipe_torch import RangeObserver
+from ptpipe_train.mix_in import mix_in
 
 
 def checkpoint_layers(module: nn.Module, types: Sequence[str]) -> None:
@@ -32,8 +32,7 @@ def checkpoint_layers(module: nn.Module, types: Sequence[str]) -> None:
             )
         for layer in chosen:
             _refuse(layer, type_)
-            own_type: Any = type(layer)
-            layer.__class__ = _checkpointed(own_type)
+            mix_in(layer, _Checkpointed)
 
 
 def _hint(type_: str, layers: Sequence[nn.Module]) -> str:
@@ -50,12 +49,6 @@ def _refuse(layer: nn.Module, type_: str) -> None:
             f"gradient_checkpointing: {type_} contains fake quantization of activations, which would observe each "
             "batch twice; choose layers without, such as QatLayer, or a smaller batch_size and a larger accumulate"
         )
-
-
-@cache
-def _checkpointed(type_: Any) -> Any:
-    """Return a subclass of the same name: other options find layers by the name of their type."""
-    return type(type_.__name__, (_Checkpointed, type_), {"__module__": type_.__module__})
 
 
 class _Checkpointed:

@@ -7,12 +7,13 @@ float32; with them in float32 they are faster.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
+
+from ptpipe_train.mix_in import mix_in
 
 
 def keep_depthwise_float32(module: nn.Module) -> None:
@@ -22,8 +23,7 @@ def keep_depthwise_float32(module: nn.Module) -> None:
     """
     for layer in module.modules():
         if _is_depthwise(layer) and not isinstance(layer, _Float32):
-            own_type: Any = type(layer)
-            layer.__class__ = _in_float32(own_type)
+            mix_in(layer, _Float32)
 
 
 def _is_depthwise(layer: nn.Module) -> bool:
@@ -31,12 +31,6 @@ def _is_depthwise(layer: nn.Module) -> bool:
     if not isinstance(weight, torch.Tensor) or not isinstance(groups, int):
         return False
     return groups > 1 and weight.dim() > 2 and weight.shape[1] == 1
-
-
-@cache
-def _in_float32(type_: Any) -> Any:
-    """Return a subclass of the same name: options find layers by the name of their type."""
-    return type(type_.__name__, (_Float32, type_), {"__module__": type_.__module__})
 
 
 class _Float32:
