@@ -113,6 +113,7 @@ def place_of_error(network: nn.Module, error: BaseException, caller: str) -> Pla
         if isinstance(node, Node) and SOURCE_LINE in node.meta:  # of a graph that torch.fx runs
             line, module = str(node.meta[SOURCE_LINE]), module_path(node)
         elif not path.startswith(internal):
-            line = f"{path}:{number}: `{linecache.getline(path, number).strip()}`"
+            code = linecache.getline(path, number).strip()
+            line = f"{path}:{number}: `{code}`" if code else f"{path}:{number}"
             module = names.get(id(frame.f_locals.get("self")), module)
     return Place(module, line)
