@@ -36,7 +36,7 @@ from ptpipe_torch.runtime import torch_threads
 
 # Of a tensor, over all samples: enough to choose the range of 256 levels (decision 0024 has the figures).
 _MAX_COUNTED = 1 << 20
-_MIN_POSITIONS = 16
+_MIN_POSITIONS = 4
 """Of a sample's feature map."""
 
 Statistic: TypeAlias = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -164,10 +164,11 @@ def _observe(
 
     interpreter = RecordingInterpreter(module, observe)
     interpreter.run(*batch.args)
-    for tensor, limits in zip(tensors, interpreter.recorded, strict=True):
-        if has_range(limits) and not limits.isfinite().all():
-            raise not_finite(samples.ctx, tensor.name)
-    return torch.stack(interpreter.recorded)
+    limits_T2 = torch.stack(interpreter.recorded)
+    broken_T = has_range(limits_T2) & ~limits_T2.isfinite().all(-1)
+    if broken_T.any():
+        raise not_finite(samples.ctx, tensors[int(broken_T.nonzero()[0])].name)
+    return limits_T2
 
 
 def _stride(x: torch.Tensor, batch_size: int, num_samples: int) -> int:

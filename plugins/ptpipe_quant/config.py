@@ -11,7 +11,6 @@ from ptpipe import JSON, StageConfig, host
 from ptpipe_quant.cpu import Backend
 
 Granularity: TypeAlias = Literal["per_channel", "per_tensor"]
-Weights: TypeAlias = Literal["auto"] | Granularity
 Observer: TypeAlias = Literal["mse", "min_max", "moving_average", "percentile", "entropy"]
 
 
@@ -22,11 +21,11 @@ class BackendConfig(StageConfig):
         "fbgemm",
         description="quantized engine of torch: fbgemm, x86 and onednn for servers and PCs, qnnpack for ARM and phones",
     )
-    weights: Weights = Field(
-        "auto",
-        description="granularity of weight scales: one per output channel or one per tensor; auto: per_tensor on "
-        "qnnpack, else per_channel. In static quantization and QAT for fbgemm and x86, weights of depthwise 3x3 and "
-        "5x5 convolutions have 7 bits: sums of their products overflow with 8",
+    weights: Granularity = Field(
+        "per_channel",
+        description="granularity of weight scales: one per output channel, or one per tensor, for runtimes that have "
+        "no other kernels. In static quantization and QAT for fbgemm and x86, weights of depthwise 3x3 and 5x5 "
+        "convolutions have 7 bits: sums of their products overflow with 8",
     )
     skip: tuple[str, ...] = Field(
         (),

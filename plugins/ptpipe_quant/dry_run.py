@@ -43,7 +43,7 @@ def dry_run(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor],
     `int8_parity.check_int8`. Raises UnsupportedOperatorsError, with the layer and the remedy, for what torch can't run.
     """
     _observe(ctx, prepared, inputs)
-    twin = copy.deepcopy(prepared)
+    twin = copy.deepcopy(prepared, {id(weights): weights for weights in prepared.parameters()})  # which are only read
     drop_redundant_clamps(twin)
     try:
         int8: Any = transforms.to_int8(prepared, backend=backend)

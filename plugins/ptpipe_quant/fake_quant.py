@@ -31,7 +31,7 @@ from ptpipe_torch.int8.observers import (
     make_qconfig,
     weight_format,
 )
-from ptpipe_torch.int8.straight_through import Grid, LearnedRange, StraightThrough
+from ptpipe_torch.int8.straight_through import FoldedWeights, Grid, LearnedRange, StraightThrough
 from ptpipe_torch.protocols import RangeReducer
 
 Range: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -131,9 +131,19 @@ class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         """Fake-quantize the weights of a layer."""
+        return self._round(weight, self._max_abs(weight))
+
+    def folded(self, weight: torch.Tensor, factor: torch.Tensor, divisor: torch.Tensor | None) -> torch.Tensor:
+        """Return the weights times a factor, fake-quantized, and divided by `divisor` unless that is None."""
+        with torch.no_grad():
+            scaled = weight * factor
+            grid = self._grid(scaled, self._max_abs(scaled))
+        return _folded(weight, factor, divisor, scaled, grid)
+
+    def _max_abs(self, weight: torch.Tensor) -> torch.Tensor:
         channels = [self.ch_axis] if self.is_per_channel else []
         others = [axis for axis in range(weight.dim()) if axis not in channels]
-        return self._round(weight, weight.detach().abs().amax(others))
+        return weight.detach().abs().amax(others)
 
     def _round(self, weight: torch.Tensor, max_abs: torch.Tensor) -> torch.Tensor:
         return _straight_through(weight, self._grid(weight, max_abs))
@@ -223,6 +233,11 @@ class LearnedWeightFakeQuant(WeightFakeQuant):
         if self.is_per_channel:
             self.log_part = nn.Parameter(torch.zeros(weight.shape[self.ch_axis]))
 
+    def folded(self, weight: torch.Tensor, factor: torch.Tensor, divisor: torch.Tensor | None) -> torch.Tensor:
+        """See `WeightFakeQuant.folded`."""
+        scaled: torch.Tensor = self(weight * factor)
+        return scaled if divisor is None else scaled / divisor
+
     def _round(self, weight: torch.Tensor, max_abs: torch.Tensor) -> torch.Tensor:
         limit = (max_abs * _part(self.log_part)).reshape(max_abs.shape)
         grid = self._grid(weight, limit.detach())
@@ -294,6 +309,13 @@ def _factory(type_: Any, **arguments: Any) -> Any:
 
 def _straight_through(x: torch.Tensor, grid: Grid) -> torch.Tensor:
     result: torch.Tensor = StraightThrough.apply(x, grid)  # type: ignore[no-untyped-call]  # torch's
+    return result
+
+
+def _folded(
+    weight: torch.Tensor, factor: torch.Tensor, divisor: torch.Tensor | None, scaled: torch.Tensor, grid: Grid
+) -> torch.Tensor:
+    result: torch.Tensor = FoldedWeights.apply(weight, factor, divisor, scaled, grid)  # type: ignore[no-untyped-call]  # torch's
     return result
 
 

@@ -46,8 +46,9 @@ def prepare_model(
         network = model.build()
         for name in layers_to_quantize(network, config.skip, nn.LSTM, nn.GRU, nn.RNN):
             ctx.log(f"{name} stays float: torch has int8 kernels for recurrent layers in quant.dynamic alone")
-        preparation = _Preparation(config, ctx, model, Expected.of(network, model.signature, train=train))
-        transform, module = preparation.apply(transform, network)
+        preparation = _Preparation(config, ctx, model, Expected.of(network, model.signature, train=train), network)
+        del network
+        transform, module = preparation.apply(transform)
         _report_layers(module, ctx, may_be_idle=may_be_idle)
         if (computed := module.meta[transforms.COMPUTED]) and isinstance(config, PrepareQatConfig):
             ctx.notice(trained_directly(computed, "in the forward pass"))
@@ -71,23 +72,24 @@ class _Preparation:
     ctx: Context
     model: Model
     expected: Expected
+    network: nn.Module | None
+    """The float network, for the first attempt, which consumes it: folding makes another copy of the weights."""
     layers: dict[str, str] = field(default_factory=dict)
     """Those that can't be traced, and why."""
     operators: dict[str, str] = field(default_factory=dict)
     """Those that the engine can't run or gets wrong, by their names in the graph, and a sentence on each."""
 
-    def apply(self, transform: FunctionRef, network: nn.Module) -> tuple[FunctionRef, GraphModule]:
-        """Return the transform with what stays float, and what it makes of the float network, which is consumed."""
+    def apply(self, transform: FunctionRef) -> tuple[FunctionRef, GraphModule]:
+        """Return the transform with what stays float, and what it makes of the float network."""
         first: StageError | None = None
         while True:
             try:
-                complete, module, unsupported = self._attempt(transform, network)
+                complete, module, unsupported = self._attempt(transform)
                 break
             except (UntraceableError, UnsupportedOperatorsError) as error:
                 if not self._keep_float(error):
                     raise
                 first = first or error
-                network = self.model.build()
         if not is_prepared(module):
             skipped = f" (skip: {', '.join(self.config.skip)})" if self.config.skip else ""
             raise first or StageError(f"{self.ctx.kind}: no layer of this network can be quantized{skipped}")
@@ -104,19 +106,24 @@ class _Preparation:
         self.operators |= operators
         return True
 
-    def _attempt(self, transform: FunctionRef, network: nn.Module) -> tuple[FunctionRef, GraphModule, list[str]]:
+    def _attempt(self, transform: FunctionRef) -> tuple[FunctionRef, GraphModule, list[str]]:
         """Return also the transposed convolutions that the engine gets wrong."""
+        network, self.network = self.network or self.model.build(), None
         unsupported = self._wrong_transposed(network)
         skip = [*self.config.skip, *self.layers, *unsupported]
         kept_float: dict[str, JSON] = {"skip": list[JSON](skip), "float_operators": list[JSON](self.operators)}
         complete = FunctionRef(transform.address, {**transform.arguments, **kept_float})
-        module = _applied(complete, network, self.ctx.kind)
+        with released_memory():  # of what folding has copied
+            module = _applied(complete, network, self.ctx.kind)
+            del network
         if is_prepared(module):
-            self._try_conversion(complete, self.expected.inputs)
+            with released_memory():  # of the networks of the trial
+                self._try_conversion(complete, self.expected.inputs)
         return complete, module, unsupported
 
     def _try_conversion(self, transform: FunctionRef, inputs: Inputs) -> None:
-        trial = _applied(for_conversion(transform), self.model.build(), self.ctx.kind)
+        with released_memory():
+            trial = _applied(for_conversion(transform), self.model.build(), self.ctx.kind)
         wrong = dry_run(self.ctx, trial, inputs, self.config.backend)
         if wrong and not _saturates_by_choice(transform, self.config):
             backend = self.config.backend

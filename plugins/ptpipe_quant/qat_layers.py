@@ -17,6 +17,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from ptpipe_quant.fake_quant import WeightFakeQuant
 from ptpipe_torch.int8.layers import fused_relu
 
 F = nn.functional
@@ -62,19 +63,29 @@ class QatLayer(nn.Module):
         if not hasattr(self, "bn"):
             y = self._apply_weights(x, self.weight_fake_quant(self.weight), self.bias)
         elif self.bn.training:
-            factor_K, scaled = self._scaled_weights()
+            factor_K = self._factor()
             divisor_K = torch.where(factor_K.abs() < _TINY, torch.full_like(factor_K, _TINY), factor_K)
-            y = self.bn(self._apply_weights(x, scaled / self._along_outputs(divisor_K), self.bias))
+            y = self.bn(self._apply_weights(x, self._folded_weights(factor_K, divisor_K), self.bias))
         else:
-            factor_K, scaled = self._scaled_weights()
-            bias_K = 0 if self.bias is None else self.bias
-            y = self._apply_weights(x, scaled, self.bn.bias + (bias_K - self.bn.running_mean) * factor_K)
+            factor_K, bias_K = self._factor(), 0 if self.bias is None else self.bias
+            bias_K = self.bn.bias + (bias_K - self.bn.running_mean) * factor_K
+            y = self._apply_weights(x, self._folded_weights(factor_K), bias_K)
         # In place: the gradient of a convolution or batch norm does not need its output.
         return F.relu(y, inplace=True) if self.relu else y
 
-    def _scaled_weights(self) -> tuple[torch.Tensor, torch.Tensor]:
-        factor_K = self.bn.weight / torch.sqrt(self.bn.running_var + self.bn.eps)
-        return factor_K, self.weight_fake_quant(self.weight * self._along_outputs(factor_K))
+    def _factor(self) -> torch.Tensor:
+        """Return by what the batch norm multiplies each output."""
+        factor_K: torch.Tensor = self.bn.weight / torch.sqrt(self.bn.running_var + self.bn.eps)
+        return factor_K
+
+    def _folded_weights(self, factor_K: torch.Tensor, divisor_K: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the weights times the factor, rounded, and divided by `divisor_K` after that."""
+        factor = self._along_outputs(factor_K)
+        divisor = None if divisor_K is None else self._along_outputs(divisor_K)
+        if isinstance(self.weight_fake_quant, WeightFakeQuant):
+            return self.weight_fake_quant.folded(self.weight, factor, divisor)
+        scaled = self.weight_fake_quant(self.weight * factor)
+        return scaled if divisor is None else scaled / divisor
 
     def _along_outputs(self, values_K: torch.Tensor) -> torch.Tensor:
         return values_K.reshape(-1, *(1 for _ in self.weight.shape[1:]))

@@ -48,7 +48,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.dynamic`."""
     _check_float(model, ctx.kind)
-    weights = chosen_weights(config)
+    weights = config.weights
     reduced = _reduced_range(config, ctx)
     run, module = FloatRun.of(model, ctx.kind), model.build()
     skipped = float_names(module, config.skip)
@@ -77,7 +77,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model, *, may_be_idle: b
         backend=config.backend,
         observer=config.observer,
         percentile=config.percentile,
-        weights=chosen_weights(config),
+        weights=config.weights,
         reduce_range=_reduced_range(config, ctx),
         skip=config.skip,
         route=config.route,
@@ -102,7 +102,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         transforms.prepare_qat,
         inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
-        weights=chosen_weights(config),
+        weights=config.weights,
         reduce_range=reduce_range,
         skip=config.skip,
         route=config.route,
@@ -195,13 +195,6 @@ def _stored_layers(config: BackendConfig, model: Model) -> list[str]:
 def _report_reparametrized(ctx: Context, model: Model) -> None:
     if names := reparametrized_layers(model.build()):
         ctx.notice(trained_directly(names, "weight norm, spectral norm"))
-
-
-def chosen_weights(config: BackendConfig) -> str:
-    """Return the granularity of weight scales: what `auto` comes to."""
-    if config.weights != "auto":
-        return config.weights
-    return "per_tensor" if config.backend == "qnnpack" else "per_channel"
 
 
 def _reduced_range(config: ActivationConfig, ctx: Context) -> bool:

@@ -41,7 +41,7 @@ class Scheme:
     """float, static, dynamic or qat."""
     backend: str = "fbgemm"
     observer: str = "min_max"
-    weights: str = "auto"
+    weights: str = "per_channel"
     batch_norm: str = "fold"
     freeze_at: float = 0.75
     channels_last: bool = True
@@ -61,7 +61,7 @@ def drawn(*paths: str, exported: bool | None) -> st.SearchStrategy[tuple[Network
             path=one_of(*paths),
             backend=one_of(*["fbgemm", "qnnpack"] * 4, "x86", "onednn"),
             observer=one_of("min_max", "mse", "moving_average"),
-            weights=one_of("auto", "auto", "per_channel", "per_tensor"),
+            weights=one_of("per_channel", "per_channel", "per_channel", "per_tensor"),
             batch_norm=one_of("fold", "train"),
             freeze_at=one_of(0.75, 0.0, 0.5, 1.0),
             channels_last=one_of(True, False),

@@ -51,18 +51,12 @@ def ranked_layers(network: RoundedNetwork, model: Model, data: Data, batches: It
     return [ranked for _, ranked in sorted(found, key=lambda item: -item[0])]
 
 
-def chains_of(
-    first: Choice, layers: Sequence[RankedLayer], remedies: Sequence[str], *, is_per_channel_next: bool
-) -> list[list[Choice]]:
+def chains_of(first: Choice, layers: Sequence[RankedLayer], remedies: Sequence[str]) -> list[list[Choice]]:
     """Return the choices to try for each remedy: each is the one before and one layer more, by rank.
 
-    `is_per_channel_next`: whether weights with a scale for each channel, which cost nothing, may be tried before. A
-    layer for which a remedy is none gets the last one in `remedies` that is.
+    A layer for which a remedy is none gets the last one in `remedies` that is.
     """
     chains: list[list[Choice]] = [[first] for _ in remedies]
-    if is_per_channel_next:
-        for chain in chains:
-            chain.append(replace(first, weights="per_channel"))
     for layer in layers:
         usable = [remedy for remedy in remedies if _is_usable(remedy, layer)]
         if not usable or _with_remedy(chains[-1][-1], layer, usable[-1]) == chains[-1][-1]:

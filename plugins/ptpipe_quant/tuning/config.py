@@ -51,9 +51,7 @@ class TuneConfig(PrepareConfig):
         if self.observer in self.remedies:
             raise ValueError(f"remedies: {self.observer} is the observer of all layers already")
         if "per_channel" in self.remedies and self.weights != "per_tensor":
-            is_tried = self.weights == "auto" and self.backend == "qnnpack"
-            already = "is tried for all layers first" if is_tried else "is what all layers have"
-            raise ValueError(f"remedies: per_channel {already} with weights: {self.weights}; set weights: per_tensor")
+            raise ValueError("remedies: per_channel is what all layers have already, without weights: per_tensor")
         return self
 
     def observers(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class Evaluator:
         given = {name: getattr(self.config, name) for name in PrepareConfig.model_fields}
         if self.config.observer != "percentile":
             given["percentile"] = None  # of the remedy
-        options = {"weights": choice.weights, "skip": choice.skip, "layers": self._layers(choice)}
+        options = {"skip": choice.skip, "layers": self._layers(choice)}
         prepare = PrepareConfig.model_validate({**given, **options})
         calibrate = CalibrateConfig(num_samples=self.config.calibration_samples)
         # A pattern of the user's may have nothing left to decide where the search decides.

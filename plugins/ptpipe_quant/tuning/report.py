@@ -16,8 +16,7 @@ def section(stage_id: str, trials: Trials) -> Section:
     rows = tuple(_row(name, trial, factor) for name, trial in zip(names, trials.trials, strict=True))
     columns = (
         "trial",
-        "weights",
-        "other remedies",
+        "remedies",
         "kept float",
         unit,
         "low",
@@ -41,7 +40,6 @@ def _row(name: str, trial: Trial, factor: float) -> tuple[str | int | float, ...
     choice = trial.choice
     return (
         name,
-        choice.weights,
         ", ".join(f"{layer}: {remedy}" for layer, remedy in choice.layers) or "nothing",
         ", ".join(choice.skip) or "nothing",
         round(factor * trial.drop, 4),

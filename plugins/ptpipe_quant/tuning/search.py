@@ -71,4 +71,4 @@ def alone(choices: Sequence[Choice], position: int) -> Choice:
     first, before, after = choices[0], choices[position - 1], choices[position]
     added = tuple(name for name in after.skip if name not in before.skip)
     remedied = tuple(pair for pair in after.layers if pair not in before.layers)
-    return Choice(after.weights, (*first.skip, *added), (*first.layers, *remedied))
+    return Choice((*first.skip, *added), (*first.layers, *remedied))

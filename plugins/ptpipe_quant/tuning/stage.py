@@ -9,7 +9,6 @@ import numpy as np
 from ptpipe import JSON, Context
 from ptpipe_quant.analysis.measuring import spread_positions
 from ptpipe_quant.analysis.stage import rounded_network
-from ptpipe_quant.stages import chosen_weights
 from ptpipe_quant.tuning.candidates import chains_of, quantizable, ranked_layers
 from ptpipe_quant.tuning.config import TuneConfig
 from ptpipe_quant.tuning.evaluator import Evaluator
@@ -33,7 +32,7 @@ def tune(config: TuneConfig, ctx: Context, model: Model, data: Data) -> tuple[Mo
     journal = Journal(ctx)
     metric = data.info.task.primary_metric
     trials = Trials(tuple(journal.trials), metric.name, metric.is_fraction, config.max_drop, config.split)
-    _report(ctx, trials, chosen_weights(config))
+    _report(config, ctx, trials)
     return journal.best_model(model), trials
 
 
@@ -57,14 +56,13 @@ class _Tuning:
 
     def _ranked(self) -> list[list[Choice]]:
         config, evaluator = self._config, self._evaluator
-        first = Choice(chosen_weights(config), config.skip)
+        first = Choice(config.skip)
         calibrated = self._calibrated[first] = evaluator.calibrated(first)
         positions_N = evaluator.positions_N[:_NUM_RANKING_SAMPLES]
         batches = list(evaluator.data.batches(config.split, order_N=positions_N))
         network = rounded_network(calibrated, batches[0].rows(0, 4), self._ctx.kind)
         ranked = ranked_layers(network, evaluator.model, evaluator.data, batches)
-        can_be_finer = config.weights == "auto" and first.weights == "per_tensor"
-        chains = chains_of(first, ranked, config.remedies, is_per_channel_next=can_be_finer)
+        chains = chains_of(first, ranked, config.remedies)
         layers = set(quantizable(network, evaluator.model.build()))
         num_choices = sum(choice is first or not layers <= set(choice.skip) for choice in chains[-1])
         return [chain[:num_choices] for chain in chains]
@@ -97,7 +95,7 @@ class _Tuning:
         self._ctx.progress(min(self._num_asked, total) * size + done, max(total, 1) * size, "samples", **facts)
 
 
-def _report(ctx: Context, trials: Trials, first_weights: str) -> None:
+def _report(config: TuneConfig, ctx: Context, trials: Trials) -> None:
     best = trials.best
     ctx.metric(
         num_trials=len(trials.trials),
@@ -108,11 +106,10 @@ def _report(ctx: Context, trials: Trials, first_weights: str) -> None:
         is_met=best.is_met,
         kept_float=list(best.choice.skip),
         layers=dict[str, JSON](best.choice.layer_options()),
-        weights=best.choice.weights,
+        weights=config.weights,
         int8_parameters_fraction=best.int8_fraction,
     )
-    changes = [f"weights: {best.choice.weights}"] if best.choice.weights != first_weights else []
-    changes += [f"layers: {best.choice.layers_text()}"] if best.choice.layers else []
+    changes = [f"layers: {best.choice.layers_text()}"] if best.choice.layers else []
     changes += [f"skip: [{', '.join(best.choice.skip)}]"] if best.choice.skip else []
     number = f"{100 * best.drop:.2f} points" if trials.is_fraction else f"{best.drop:.3g}"
     limit = f"{100 * trials.max_drop:g} points" if trials.is_fraction else f"{trials.max_drop:g}"

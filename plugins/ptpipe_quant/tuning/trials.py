@@ -17,8 +17,6 @@ _FILE = "trials.json"
 class Choice:
     """What a trial does otherwise than `quant.prepare` by default."""
 
-    weights: str
-    """As the option of `quant.prepare`."""
     skip: tuple[str, ...]
     """As the option of `quant.prepare`: what is kept float."""
     layers: tuple[tuple[str, str], ...] = ()
@@ -95,7 +93,6 @@ class Trials(Artifact):
             "max_drop": self.max_drop,
             "drop": best.drop,
             "is_met": best.is_met,
-            "weights": best.choice.weights,
             "skip": list(best.choice.skip),
             "layers": dict[str, JSON](best.choice.layer_options()),
             "int8_parameters_fraction": best.int8_fraction,
@@ -110,4 +107,4 @@ def trial_of(content: Mapping[str, Any]) -> Trial:
 def choice_of(content: Mapping[str, Any]) -> Choice:
     """Return the choice that `dataclasses.asdict` wrote; before there were remedies, without `layers`."""
     layers = tuple((str(name), str(remedy)) for name, remedy in content.get("layers", ()))
-    return Choice(str(content["weights"]), tuple(content["skip"]), layers)
+    return Choice(tuple(content["skip"]), layers)

@@ -293,9 +293,9 @@ def reference_network(
 ) -> tuple[GraphModule, dict[str, QuantizedWeight]]:
     """Convert to explicit quantize and dequantize operators; return int8 weights by parameter name as well.
 
-    It has the scales of torch's int8 network. Its weights are float, rounded to what the integers stand for, so that
-    an exporter sees plain layers; the caller puts the integers in their place. `meta["scopes"]` of the result has the
-    path of the module that each node belongs to. Consumes `prepared`.
+    It has the scales of torch's int8 network. Its weights and biases are float, rounded to what the integers stand for,
+    so that an exporter sees plain layers; the caller puts the integers in their place. `meta["scopes"]` of the result
+    has the path of the module that each node belongs to. Consumes `prepared`.
 
     `int8`: the int8 network, whose weights and biases it gets: conversion may change what the prepared network has.
     """
@@ -305,6 +305,8 @@ def reference_network(
     with warnings.catch_warnings(action="ignore"):
         network = _reference_form(prepared)
         release_networks()
+        if int8 is None:
+            round_biases(network)
         weights = _use_rounded_weights(network) if int8 is None else _use_parameters_of(int8, network)
     for _, layer in _reference_layers(network):
         layer.get_weight = functools.partial(getattr, layer, "weight")

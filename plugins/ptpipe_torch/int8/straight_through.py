@@ -54,6 +54,46 @@ class StraightThrough(torch.autograd.Function):
         return _hardtanh_backward.grad_input(gradient, rounded, *limits, grad_input=rounded), None
 
 
+class FoldedWeights(torch.autograd.Function):
+    """Weights times a factor, rounded to a grid with straight-through gradients, and divided.
+
+    `scaled`: `weight` * `factor`; the result takes its place. `factor` and `divisor` broadcast to `weight`; without
+    `divisor` nothing is divided. Beside `weight`, the backward pass needs the result alone, which the layer that takes
+    it keeps in any case: operators of torch would keep two copies more.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: torch.Tensor,
+        factor: torch.Tensor,
+        divisor: torch.Tensor | None,
+        scaled: torch.Tensor,
+        grid: Grid,
+    ) -> torch.Tensor:
+        result, _ = _round(scaled, grid, keep=False)
+        ctx.grid = grid
+        if divisor is None:
+            ctx.save_for_backward(weight, factor)
+        else:
+            ctx.save_for_backward(weight, factor, divisor, result.div_(divisor))
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None, None]:
+        weight, factor, *divided = ctx.saved_tensors
+        by_divisor, by_scaled = None, 1.0 if not divided else divided[0].reciprocal()
+        if divided:
+            by_divisor = -_sum(gradient * divided[1], factor.shape) * by_scaled
+        rounded = _rounded(weight * factor, ctx.grid).to(gradient.dtype)
+        unclipped = _hardtanh_backward.grad_input(gradient, rounded, *ctx.grid.unclipped, grad_input=rounded)
+        by_factor = _sum(unclipped * weight, factor.shape) * by_scaled
+        return unclipped.mul_(factor * by_scaled), by_factor, by_divisor, None, None
+
+
 class LearnedRange(torch.autograd.Function):
     """Rounding to the grid of the range `low` to `high`, with gradients of both ends as well.
 

@@ -86,9 +86,10 @@ class CountingObserver(UniformQuantizationObserverBase):
         """Extend the range by `limits`, shape (2,), which doubles bins as required. Returns whether it is finite."""
         self.min_val.copy_(torch.minimum(limits[0], self.min_val))
         self.max_val.copy_(torch.maximum(limits[1], self.max_val))
-        max_abs = max(-self.min_val.item(), self.max_val.item())
-        if not (self.min_val.isfinite() and self.max_val.isfinite()):
+        low, high = self.min_val.item(), self.max_val.item()
+        if not (math.isfinite(low) and math.isfinite(high)):
             return False
+        max_abs = max(-low, high)
         exponent = max(math.frexp(max_abs)[1] - MAX_INDEX.bit_length(), _MIN_EXPONENT) if max_abs else _MIN_EXPONENT
         num_doublings = exponent - int(self.exponent)
         if num_doublings > 0:
@@ -130,9 +131,9 @@ def min_max_of(x: torch.Tensor) -> torch.Tensor:
     return torch.stack(torch.aminmax(in_memory_order(x)))
 
 
-def has_range(limits: torch.Tensor) -> bool:
-    """Return whether `limits`, of shape (2,), are the minimum and maximum of at least one value (NaN included)."""
-    return not limits[0] > limits[1]
+def has_range(limits: torch.Tensor) -> torch.Tensor:
+    """Return whether `limits`, of shape (..., 2), are the minimum and maximum of at least one value (NaN included)."""
+    return ~(limits[..., 0] > limits[..., 1])
 
 
 def in_memory_order(x: torch.Tensor) -> torch.Tensor:

@@ -169,7 +169,8 @@ def test_neither_batches_nor_order_change_the_result(
         ((8, 1, 32, 32), 2047, 1),  # nearly 2 million values
         ((8, 3, 32, 32), 1024, 3),
         ((8, 40, 30, 30), 1024, 37),  # 35 is the quotient; 35 and 36 have divisors in common with 900
-        ((8, 4096, 4, 4), 1024, 1),  # at least 16 positions are counted
+        ((8, 4096, 4, 4), 1024, 5),  # at least 4 positions are counted, but for a common divisor
+        ((8, 4096, 2, 2), 1024, 1),
         ((8, 999, 999), 4096, 1),  # the second axis may be anything
         ((7, 40, 30, 30), 1024, 1),  # the first one isn't the samples
     ],

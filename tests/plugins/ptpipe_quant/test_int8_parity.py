@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.fx import GraphModule
 
 from ptpipe import StageError
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare, transforms
-from ptpipe_torch import Model
+from ptpipe_torch import Model, builder
 from ptpipe_torch.int8.engine import supported_engines
+from ptpipe_torch.int8.observers import observer_at
 
-from .conftest import BACKENDS
+from .conftest import BACKENDS, make_model
 
 
 def zero_bias(int8: Any) -> None:
@@ -60,6 +62,28 @@ def test_a_fault_in_the_int8_network_is_found_with_its_layer(
         convert(ConvertConfig(), ctx, ready)
 
 
+@builder
+def large_weights() -> nn.Module:
+    """Build a network whose first layer has few sums within a narrow range."""
+    layer = nn.Conv2d(1, 64, 1)
+    with torch.no_grad():
+        layer.weight.fill_(100.0)
+        layer.bias.copy_(torch.linspace(-100.0, 100.0, 64))
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(64 * 64, 10))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bias_that_is_rounded_by_more_than_a_step_of_the_output_is_no_fault(digits, ctx, metrics, backend) -> None:
+    ready = calibrated(make_model(large_weights), digits, ctx, backend)
+    prepared: Any = ready.build_prepared()
+    linear = next(node for node in prepared.graph.nodes if node.target == "2")
+    observer: Any = observer_at(prepared, linear.args[0])
+    observer.min_val.fill_(0.0)  # as an observer may choose that clips rare values
+    observer.max_val.fill_(0.5)
+    convert(ConvertConfig(), ctx, ready.with_state_dict_of(prepared))
+    assert metrics()["max_difference_steps"] <= 1
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_right_network_passes_and_figures_are_reported(trained, digits, ctx, metrics, backend) -> None:
     convert(ConvertConfig(), ctx, calibrated(trained, digits, ctx, backend))
@@ -73,7 +97,6 @@ def test_a_right_network_passes_and_figures_are_reported(trained, digits, ctx, m
 def test_a_transposed_convolution_that_fbgemm_gets_wrong_is_found(ctx, monkeypatch, events) -> None:
     from ptpipe_quant import preparation
 
-    from .conftest import make_model
     from .test_preparation import upsampling
 
     # As if the probe of single layers had missed it.

@@ -63,6 +63,25 @@ def test_same_as_torchs_own(name, dimensions, bias, frozen) -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
+def test_the_backward_pass_keeps_one_copy_of_the_weights(frozen) -> None:
+    layer = fused_qat_layers.ConvBn2d(64, 64, 3, qconfig=QCONFIG)
+    twin = qat_layer(layer, 0.5).train()
+    twin.on_progress(0.5 if frozen else 0.0)
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape == layer.weight.shape:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = twin(torch.randn(2, 64, 4, 4))
+    assert sum(kept.values()) == 2 * layer.weight.nbytes  # the parameter, and what the convolution takes
+    y.sum().backward()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
 def test_linear_layers_as_well(frozen) -> None:
     stock = linear_layer().train()
     twin = qat_layer(copy.deepcopy(stock), 0.5).train()

@@ -253,7 +253,7 @@ def test_observers_and_ranges(trained, digits, ctx, metrics, observer, reduce_ra
     assert figures.pop("prepared_difference") < 1e-5
     assert figures == {
         "backend": FIRST,
-        "weights": "per_tensor" if FIRST == "qnnpack" else "per_channel",
+        "weights": "per_channel",
         "reduce_range": reduce_range,
         "reduce_range_reason": "set by the option",
     }

@@ -11,7 +11,7 @@ from ptpipe_quant.tuning.candidates import RankedLayer, chains_of
 from ptpipe_quant.tuning.search import max_evaluations, search
 from ptpipe_quant.tuning.trials import Choice, Trial
 
-FIRST = Choice("per_channel", ("head",))
+FIRST = Choice(("head",))
 
 
 def outputs(*skips: tuple[str, ...]) -> list[RankedLayer]:
@@ -28,7 +28,7 @@ def searched(
 ) -> list[Trial]:
     """Return the trials of a network of layers 0, 1, ..., in this ranking. `enough`: the remedy that helps."""
     layers = outputs(*((str(number),) for number in range(num_layers)))
-    chains = chains_of(FIRST, layers, remedies, is_per_channel_next=False)
+    chains = chains_of(FIRST, layers, remedies)
     trials: list[Trial] = []
 
     def evaluate(choice: Choice) -> Trial:
@@ -46,7 +46,7 @@ def test_one_harmful_layer_is_found_alone_wherever_it_is_ranked(num_layers: int)
     for place in range(num_layers):
         trials = searched(num_layers, {str(place)})
         best = max(trials, key=lambda trial: trial.rank)
-        assert best.choice == Choice("per_channel", ("head", str(place)))
+        assert best.choice == Choice(("head", str(place)))
         assert len(trials) <= math.ceil(math.log2(num_layers)) + 3
 
 
@@ -68,11 +68,10 @@ def test_a_budget_that_no_choice_meets_ends() -> None:
     assert not any(trial.is_met for trial in trials)
 
 
-def test_no_layer_is_added_twice_and_scales_per_channel_come_first() -> None:
+def test_no_layer_is_added_twice() -> None:
     layers = outputs(("a", "b"), ("b",), ("c", "a"))
-    (choices,) = chains_of(Choice("per_tensor", ()), layers, ["float"], is_per_channel_next=True)
-    assert [choice.weights for choice in choices] == ["per_tensor"] + ["per_channel"] * 3
-    assert [choice.skip for choice in choices] == [(), (), ("a", "b"), ("a", "b", "c")]
+    (choices,) = chains_of(Choice(()), layers, ["float"])
+    assert [choice.skip for choice in choices] == [(), ("a", "b"), ("a", "b", "c")]
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 8, 53])
@@ -94,22 +93,22 @@ def test_the_cheapest_remedy_is_tried_first_and_the_worst_layer_takes_three_tria
 
 def test_layers_ranked_before_a_harmful_pair_become_int8_again() -> None:
     best = max(searched(10, {"1", "3"}, ["mse", "float"], "mse"), key=lambda trial: trial.rank).choice
-    assert best == Choice("per_channel", ("head",), (("0", "mse"), ("1", "mse"), ("2", "mse"), ("3", "mse")))
+    assert best == Choice(("head",), (("0", "mse"), ("1", "mse"), ("2", "mse"), ("3", "mse")))
 
 
 def test_observers_are_for_outputs_and_scales_per_channel_for_weights() -> None:
     layers = [RankedLayer(("a", "b"), ("a",), is_output=True), RankedLayer(("b",), ("b",), is_output=False)]
-    first = Choice("per_tensor", ())
-    per_channel, mse, surest = chains_of(first, layers, ["per_channel", "mse", "entropy"], is_per_channel_next=False)
+    first = Choice(())
+    per_channel, mse, surest = chains_of(first, layers, ["per_channel", "mse", "entropy"])
     assert per_channel == surest
     assert [choice.layers for choice in mse] == [(), (("a", "mse"),), (("a", "mse"), ("b", "per_channel"))]
     assert [choice.layers for choice in surest] == [(), (("a", "entropy"),), (("a", "entropy"), ("b", "per_channel"))]
-    mse, surest = chains_of(first, layers, ["mse", "float"], is_per_channel_next=False)
+    mse, surest = chains_of(first, layers, ["mse", "float"])
     assert [(choice.layers, choice.skip) for choice in surest] == [((), ()), ((), ("a", "b"))]
     assert [(choice.layers, choice.skip) for choice in mse] == [((), ()), ((("a", "mse"),), ())]
 
 
 def test_without_a_remedy_for_any_layer_there_is_one_trial() -> None:
-    chains = chains_of(FIRST, outputs(("a",)), ["per_channel"], is_per_channel_next=False)
+    chains = chains_of(FIRST, outputs(("a",)), ["per_channel"])
     assert chains == [[FIRST]]
     assert len(searched(1, {"0"}, ["per_channel"])) == 1

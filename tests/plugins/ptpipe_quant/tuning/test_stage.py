@@ -62,14 +62,6 @@ def test_a_layer_with_an_outlier_in_its_output_is_kept_float_with_what_reads_it(
     assert lost(convert(ConvertConfig(), ctx, tuned.model), model, digits) <= 0.02
 
 
-@pytest.mark.skipif("qnnpack" not in BACKENDS, reason="only qnnpack has a scale per tensor by default")
-def test_scales_per_channel_are_tried_before_any_layer_is_kept_float(trained, digits, ctx) -> None:
-    tuned = tune(config(backend="qnnpack"), ctx, planted.with_weight_outlier(trained), digits)
-    assert [trial.choice.weights for trial in tuned.trials.trials] == ["per_tensor", "per_channel"]
-    assert tuned.trials.best.choice.skip == ()
-    assert tuned.trials.best.is_met
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", TRIED)
 def test_scales_per_channel_of_one_layer_are_tried_before_it_is_kept_float(
@@ -111,8 +103,7 @@ def test_another_observer_is_tried_before_a_layer_is_kept_float(backend, trained
         ({"remedies": ("percentile", "percentile")}, "each is tried once"),
         ({"remedies": ("float", "percentile")}, "float is the last one"),
         ({"remedies": ("mse", "float")}, "mse is the observer of all layers already"),
-        ({"remedies": ("per_channel",), "backend": "qnnpack"}, "per_channel is tried for all layers first"),
-        ({"remedies": ("per_channel",), "weights": "per_channel"}, "per_channel is what all layers have"),
+        ({"remedies": ("per_channel",), "backend": "qnnpack"}, "per_channel is what all layers have"),
         ({"percentile": 99.9}, "percentile has an effect with"),
     ],
 )

@@ -14,10 +14,10 @@ from ptpipe_quant.tuning.trials import Choice, Trial, Trials
 
 TRIALS = Trials(
     (
-        Trial(Choice("per_tensor", ()), 0.2, 0.1, 0.3, 75, False, True, 0.99),
-        Trial(Choice("per_tensor", ("a", "b")), 0.001, -0.01, 0.01, 75, True, True, 0.5),
+        Trial(Choice(()), 0.2, 0.1, 0.3, 75, False, True, 0.99),
+        Trial(Choice(("a", "b")), 0.001, -0.01, 0.01, 75, True, True, 0.5),
         Trial(
-            Choice("per_tensor", ("a",), (("b", "mse"), ("b", "per_channel"))),
+            Choice(("a",), (("b", "mse"), ("b", "per_channel"))),
             0.002,
             -0.01,
             0.03,
@@ -64,6 +64,6 @@ def test_trials_of_before_there_were_remedies_are_read(tmp_path: Path) -> None:
 def test_the_section_has_a_row_for_each_trial() -> None:
     text, table, plot = section("tuned", TRIALS).blocks
     assert isinstance(text, Text) and "trial 3 was returned: met on these samples, not sure" in text.text
-    assert isinstance(table, Table) and [row[3] for row in table.rows] == ["nothing", "a, b", "a"]
-    assert [row[2] for row in table.rows] == ["nothing", "nothing", "b: mse, b: per_channel"]
+    assert isinstance(table, Table) and [row[2] for row in table.rows] == ["nothing", "a, b", "a"]
+    assert [row[1] for row in table.rows] == ["nothing", "nothing", "b: mse, b: per_channel"]
     assert isinstance(plot, DotPlot) and plot.marks[0].value == 2.0

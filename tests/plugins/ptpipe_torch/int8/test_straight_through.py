@@ -1,4 +1,4 @@
-"""Gradients of learned ranges, against finite differences in float64 and torch's own learnable operators."""
+"""Straight-through gradients, against finite differences in float64 and what torch's own operators give."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ptpipe_torch.int8.straight_through import Grid, LearnedRange
+from ptpipe_torch.int8.straight_through import FoldedWeights, Grid, LearnedRange, StraightThrough
 
 F64 = torch.float64
 
@@ -32,6 +32,31 @@ def errors_of(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
     clipped = torch.where(steps.round() < round(low / scale), -torch.inf, torch.inf)
     inside = (steps.round() >= round(low / scale)) & (steps.round() <= round(high / scale))
     return torch.where(inside, steps.round() - steps, clipped)
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_folded_weights_are_the_product_rounded_and_divided(divided: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+    weight, seeds = (torch.randn(5, 3, 3, 3, dtype=F64, generator=random) for _ in range(2))
+    factor, divisor = (torch.rand(5, 1, 1, 1, dtype=F64, generator=random) + 0.5 for _ in range(2))
+    grid = Grid(50.0, 0.02, -64, 63)  # to 1.28, beyond which some are clipped
+
+    def folded(weight: Any, factor: Any, divisor: Any) -> torch.Tensor:
+        return FoldedWeights.apply(weight, factor, divisor, (weight * factor).detach(), grid)
+
+    def composed(weight: Any, factor: Any, divisor: Any) -> torch.Tensor:
+        scaled = StraightThrough.apply(weight * factor, grid)
+        return scaled if divisor is None else scaled / divisor
+
+    results = []
+    for function in (folded, composed):
+        values = [value.clone().requires_grad_() for value in (weight, factor, divisor)]
+        result = function(*values[:2], values[2] if divided else None)
+        (result * seeds).sum().backward()
+        results.append([result, *(value.grad for value in values)])
+    assert ((weight * factor).abs() > 1.3).any()
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-51 / 255, 204 / 255), (0.0, 3.0), (-2.0, 0.0)])
