@@ -13,7 +13,6 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -30,7 +29,7 @@ from ptpipe_torch.data.calibration_samples import check_finite
 from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_torch.int8.observers import observes_range
 from ptpipe_torch.int8.value_counts import CountingObserver, has_range, min_max_of
-from ptpipe_torch.memory_format import to_channels_last, use_memory_format
+from ptpipe_torch.memory_format import to_channels_last
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import torch_threads
 
@@ -79,9 +78,7 @@ def run_calibration(module: GraphModule, samples: Samples, workers: WorkerGroup)
         fake_quant.train()
         fake_quant.fake_quant_enabled.zero_()
     inputs = zeros(samples.data.info.signature.inputs, 2)
-    channels_last = to_channels_last(deepcopy(module), inputs, samples.ctx.log)  # observers must not see them
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    use_memory_format(module, layout)
+    channels_last = to_channels_last(_Unobserved(module), inputs, samples.ctx.log)
     samples = replace(samples, channels_last=channels_last)
     overwrite_inputs(module)
     with torch_threads(None), torch.no_grad():
@@ -243,3 +240,14 @@ class RecordingInterpreter(Interpreter):
             return super().call_module(target, args, kwargs)
         self.recorded.append(self._statistic(observer, args[0]))
         return args[0]
+
+
+class _Unobserved(nn.Module):
+    """A prepared network whose observers see nothing."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return RecordingInterpreter(self.module, lambda _observer, x: x).run(*inputs)
