@@ -57,9 +57,9 @@ class StraightThrough(torch.autograd.Function):
 class FoldedWeights(torch.autograd.Function):
     """Weights times a factor, rounded to a grid with straight-through gradients, and divided.
 
-    `scaled`: `weight` * `factor`; the result takes its place. `factor` and `divisor` broadcast to `weight`; without
-    `divisor` nothing is divided. Beside `weight`, the backward pass needs the result alone, which the layer that takes
-    it keeps in any case: operators of torch would keep two copies more.
+    `scaled`: `weight` * `factor`, which the caller needs for the grid. `factor` and `divisor` broadcast to `weight`;
+    without `divisor` nothing is divided. Beside `weight`, the backward pass needs the result alone, which the layer
+    that takes it keeps in any case: operators of torch would keep two copies more.
     """
 
     @staticmethod
