@@ -138,7 +138,8 @@ class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):
         with torch.no_grad():
             scaled = weight * factor
             grid = self._grid(scaled, self._max_abs(scaled))
-        return _folded(weight, factor, divisor, scaled, grid)
+        result: torch.Tensor = FoldedWeights.apply(weight, factor, divisor, scaled, grid)  # type: ignore[no-untyped-call]  # torch's
+        return result
 
     def _max_abs(self, weight: torch.Tensor) -> torch.Tensor:
         channels = [self.ch_axis] if self.is_per_channel else []
@@ -233,11 +234,6 @@ class LearnedWeightFakeQuant(WeightFakeQuant):
         if self.is_per_channel:
             self.log_part = nn.Parameter(torch.zeros(weight.shape[self.ch_axis]))
 
-    def folded(self, weight: torch.Tensor, factor: torch.Tensor, divisor: torch.Tensor | None) -> torch.Tensor:
-        """See `WeightFakeQuant.folded`."""
-        scaled: torch.Tensor = self(weight * factor)
-        return scaled if divisor is None else scaled / divisor
-
     def _round(self, weight: torch.Tensor, max_abs: torch.Tensor) -> torch.Tensor:
         limit = (max_abs * _part(self.log_part)).reshape(max_abs.shape)
         grid = self._grid(weight, limit.detach())
@@ -309,13 +305,6 @@ def _factory(type_: Any, **arguments: Any) -> Any:
 
 def _straight_through(x: torch.Tensor, grid: Grid) -> torch.Tensor:
     result: torch.Tensor = StraightThrough.apply(x, grid)  # type: ignore[no-untyped-call]  # torch's
-    return result
-
-
-def _folded(
-    weight: torch.Tensor, factor: torch.Tensor, divisor: torch.Tensor | None, scaled: torch.Tensor, grid: Grid
-) -> torch.Tensor:
-    result: torch.Tensor = FoldedWeights.apply(weight, factor, divisor, scaled, grid)  # type: ignore[no-untyped-call]  # torch's
     return result
 
 

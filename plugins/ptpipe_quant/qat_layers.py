@@ -82,7 +82,7 @@ class QatLayer(nn.Module):
         """Return the weights times the factor, rounded, and divided by `divisor_K` after that."""
         factor = self._along_outputs(factor_K)
         divisor = None if divisor_K is None else self._along_outputs(divisor_K)
-        if isinstance(self.weight_fake_quant, WeightFakeQuant):
+        if type(self.weight_fake_quant) is WeightFakeQuant:  # a learned range has gradients of its own
             return self.weight_fake_quant.folded(self.weight, factor, divisor)
         scaled = self.weight_fake_quant(self.weight * factor)
         return scaled if divisor is None else scaled / divisor

@@ -48,20 +48,19 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.dynamic`."""
     _check_float(model, ctx.kind)
-    weights = config.weights
     reduced = _reduced_range(config, ctx)
     run, module = FloatRun.of(model, ctx.kind), model.build()
     skipped = float_names(module, config.skip)
     attention = separable_layers(model.build, run.is_reproduced_by, ctx)
     layers = names_to_quantize(lambda: separate_projections(model.build(), attention), skipped, run, ctx)
-    quantize = FunctionRef.to(transforms.to_dynamic_int8, weights=weights, reduce_range=reduced, layers=layers)
+    quantize = FunctionRef.to(transforms.to_dynamic_int8, weights=config.weights, reduce_range=reduced, layers=layers)
     has_attention = any(map(is_attention, module.modules()))
     separate = [FunctionRef.to(transforms.separate_attention, layers=attention)] * has_attention
     storable = [type_ for type_ in STORABLE_LAYERS if config.convolutions == "store_int8" or type_ not in _CONVOLUTIONS]
     for pattern in idle_patterns(module, config.skip, nn.Linear, nn.MultiheadAttention, *storable):
         ctx.notice(f"skip: {pattern!r} matches no layer that {ctx.kind} would quantize")
     names = [name for name in layers_to_quantize(module, config.skip, *storable) if name not in layers]
-    stored = round_weights(module, storable_layers(module, names), per_channel=weights == "per_channel")
+    stored = round_weights(module, storable_layers(module, names), per_channel=config.weights == "per_channel")
     recipe = replace(model.recipe, convert=(*separate, quantize), backend=config.backend)
     converted = _int8(Model.from_module(recipe, module), ctx, stored)
     check_dynamic_layers(converted, run.inputs, ctx.kind)

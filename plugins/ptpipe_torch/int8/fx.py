@@ -305,9 +305,7 @@ def reference_network(
     with warnings.catch_warnings(action="ignore"):
         network = _reference_form(prepared)
         release_networks()
-        if int8 is None:
-            round_biases(network)
-        weights = _use_rounded_weights(network) if int8 is None else _use_parameters_of(int8, network)
+        weights = _use_rounded_parameters(network) if int8 is None else _use_parameters_of(int8, network)
     for _, layer in _reference_layers(network):
         layer.get_weight = functools.partial(getattr, layer, "weight")
     _spell_out_quantization(network)
@@ -315,7 +313,8 @@ def reference_network(
     return network.eval(), weights
 
 
-def _use_rounded_weights(network: GraphModule) -> dict[str, QuantizedWeight]:
+def _use_rounded_parameters(network: GraphModule) -> dict[str, QuantizedWeight]:
+    round_biases(network)
     weights = {}
     for name, layer in _reference_layers(network):
         quantized = layer.get_quantized_weight()
