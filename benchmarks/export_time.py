@@ -25,7 +25,7 @@ from ptpipe_data import SyntheticConfig, make_synthetic
 from ptpipe_onnx import ExportConfig, export_onnx
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
 from ptpipe_torch import Data, Model, OnnxFile, epoch_order
-from ptpipe_torch.parity.comparison import float_predictor
+from ptpipe_torch.parity.comparison import torch_predictors
 
 TARGETS_S = {"resnet18": 6.0, "mobilenet_v2": 6.0, "vit_b_16": 12.0}
 MAX_PARITY_RATIO = 1.5
@@ -55,8 +55,8 @@ def forward_passes_s(file: OnnxFile, model: Model, data: Data, num_samples: int)
     order_N = epoch_order(len(data.splits["test"]), 7, 0)[:num_samples]
     batches = [batch.input_arrays() for batch in data.batches("test", order_N=order_N, batch_size=BATCH_SIZE)]
     with ExitStack() as stack:
-        opened = (file.predictor(), model.predictor(), float_predictor(model))
-        onnx, int8, plain = (stack.enter_context(each) for each in opened)
+        onnx = stack.enter_context(file.predictor())
+        int8, plain = stack.enter_context(torch_predictors(model))
         assert plain is not None
         predictors = (onnx, int8, plain, int8)
         start = time.perf_counter()

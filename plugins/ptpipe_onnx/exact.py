@@ -16,6 +16,7 @@ Shape legend: O outputs of a layer, I its inputs.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,14 +119,21 @@ def _layers_alike(layers: Mapping[str, _Layer]) -> dict[str, list[_Layer]]:
     """Return, by the name of each weight, the layers whose integers are the same, or transposed: a file stores these
     once. Mostly they are calls of one layer that were separated.
     """
+    integers = {name: layer.parameters[0].integers for name, layer in layers.items()}
+    sums = {name: (array.size, array.sum(dtype=np.int64)) for name, array in integers.items()}
+    num_equal = Counter(sums.values())  # of most there is one, which spares the digests
     by_content: dict[Hashable, list[_Layer]] = {}
     alike = {}
     for name, layer in layers.items():
-        integers = layer.parameters[0].integers
-        forms = {(array.shape, hashlib.sha256(array.tobytes()).digest()) for array in (integers, integers.T)}
-        alike[name] = by_content.setdefault(frozenset(forms), [])
+        content = _content(integers[name]) if num_equal[sums[name]] > 1 else name
+        alike[name] = by_content.setdefault(content, [])
         alike[name].append(layer)
     return alike
+
+
+def _content(integers: Array) -> Hashable:
+    """Return what stands for an array and its transpose."""
+    return frozenset((array.shape, hashlib.sha256(array.tobytes()).digest()) for array in (integers, integers.T))
 
 
 def _equal_layers(node: ir.Node, layers: Sequence[_Layer]) -> list[_Layer]:

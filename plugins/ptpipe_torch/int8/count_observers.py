@@ -36,6 +36,7 @@ class PercentileObserver(CountingObserver):
     def __init__(self, percentile: float = DEFAULT_PERCENTILE, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.percentile = percentile
+        self.settings = (percentile,)
 
     def choose_range(self, histogram: Histogram, limits: torch.Tensor) -> torch.Tensor:
         fraction = self.percentile / 100

@@ -11,6 +11,7 @@ import functools
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from ptpipe_torch.model.signature import TensorSpec
 with deprecations_silenced():
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
     from torch.ao.nn.quantized import ELU as QuantizedELU  # noqa: N811  # a name in capitals, no constant
+    from torch.ao.nn.quantized import reference as reference_layers
     from torch.ao.nn.quantized.reference.modules.utils import ReferenceQuantizedModule
     from torch.ao.quantization import (
         disable_fake_quant,
@@ -69,6 +71,12 @@ _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.f
 # No int8 kernels, or none whose weights are worth it in a classifier of images.
 _FLOAT_LAYERS = (nn.Embedding, nn.EmbeddingBag, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# Those with a method of nn's to draw weights: recurrent ones and embeddings stay float.
+_REFERENCE_LAYERS: tuple[Any, ...] = (
+    reference_layers.Linear,
+    *(reference_layers.Conv1d, reference_layers.Conv2d, reference_layers.Conv3d),
+    *(reference_layers.ConvTranspose1d, reference_layers.ConvTranspose2d, reference_layers.ConvTranspose3d),
+)
 _LAYER_NORMS: tuple[Any, ...] = (nn.LayerNorm, nn.functional.layer_norm)
 FLOAT_SCOPE = "ptpipe.float"
 """The scope of operators to leave float, in front of the module that they belong to: the name of no module."""
@@ -244,10 +252,27 @@ def _lowered(prepared: GraphModule) -> GraphModule:
 
 
 def _reference_form(prepared: GraphModule, **options: Any) -> GraphModule:
-    reference = convert_graph(prepared, is_reference=True, backend_config=_backend_config(), **options)
+    with _without_initial_weights():
+        reference = convert_graph(prepared, is_reference=True, backend_config=_backend_config(), **options)
     for node in reference.graph.nodes:
         node.meta.pop("target_dtype_info", None)  # which keeps the prepared network's layers, with their weights
     return reference
+
+
+@contextmanager
+def _without_initial_weights() -> Iterator[None]:
+    """Let conversion make layers without drawing weights, in whose place it puts those of the prepared network."""
+    try:
+        for layer in _REFERENCE_LAYERS:
+            layer.reset_parameters = _draw_nothing
+        yield
+    finally:
+        for layer in _REFERENCE_LAYERS:
+            del layer.reset_parameters
+
+
+def _draw_nothing(_layer: nn.Module) -> None:
+    """Leave the weights uninitialized."""
 
 
 def _refuse_unconverted(converted: GraphModule) -> None:

@@ -319,5 +319,6 @@ def use_rounded_weights(network: nn.Module, weights: Mapping[str, QuantizedWeigh
 def stored_weights(packed: Mapping[str, torch.Tensor], converted: nn.Module) -> dict[str, QuantizedWeight]:
     """Return weights that are float in a converted network and int8 in its file, by parameter name."""
     with deprecations_silenced():
-        stored = stored_as_int8(packed, converted.state_dict())
+        parameters = dict(converted.named_parameters(remove_duplicate=False))  # a state dict would unpack int8 weights
+        stored = stored_as_int8(packed, parameters)
         return {name: quantized_weight(name, weight) for name, weight in stored.items()}

@@ -11,7 +11,9 @@ Shape legend: C bins, E their edges (C + 1).
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,9 @@ MAX_INDEX = 2047
 NUM_BINS = 2 * MAX_INDEX + 1
 _MIN_EXPONENT = -40
 """The narrowest bins: far below torch's smallest scale, 2^-23."""
+_MAX_CHOSEN = 4096
+_chosen_ranges: dict[Hashable, torch.Tensor] = {}
+"""By what they follow from: a search takes 4 ms, and a network is converted again in each trial, check and export."""
 # Elements that are counted at once: their temporary values stay in a processor's cache.
 _PART_SIZE = 1 << 17
 # Successive equal values (zeros behind a ReLU) are counted in turn: adding to the number just stored would stall.
@@ -54,6 +59,8 @@ class CountingObserver(UniformQuantizationObserverBase):
     num_zeros: torch.Tensor
     """How many of the values in the bin around zero are zero: they have no quantization error on any grid."""
     counts_C: torch.Tensor
+    settings: tuple[float, ...] = ()
+    """What the range follows from beside the counts and the number of levels."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -115,9 +122,20 @@ class CountingObserver(UniformQuantizationObserverBase):
         """Return scale and zero point of the chosen range."""
         limits = torch.stack([self.min_val, self.max_val])
         if limits.isfinite().all() and limits[0] < limits[1]:
-            limits = self.choose_range(self.histogram(), limits.double()).to(self.min_val.dtype)
+            limits = self._chosen_range(limits.double()).to(self.min_val.dtype)
         qparams: tuple[torch.Tensor, torch.Tensor] = self._calculate_qparams(limits[0], limits[1])
         return qparams
+
+    def _chosen_range(self, limits: torch.Tensor) -> torch.Tensor:
+        histogram = self.histogram()
+        digest = hashlib.sha256(histogram.counts_C.numpy().tobytes())
+        digest.update(histogram.edges_E.numpy().tobytes())
+        key = (digest.digest(), type(self), self.settings, self.quant_min, self.quant_max)
+        if key not in _chosen_ranges:
+            if len(_chosen_ranges) == _MAX_CHOSEN:
+                _chosen_ranges.clear()
+            _chosen_ranges[key] = self.choose_range(histogram, limits)
+        return _chosen_ranges[key]
 
     def choose_range(self, histogram: Histogram, limits: torch.Tensor) -> torch.Tensor:
         """Return the range to quantize, shape (2,), of values with this minimum and a greater maximum."""

@@ -182,7 +182,8 @@ class Model(Deployable):
         return self._saved_bytes
 
     @contextmanager
-    def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
+    def predictor(self, num_threads: int | None = None, built: nn.Module | None = None) -> Iterator[Predictor]:
+        """See `Deployable`. `built`: the network of `build`, where the caller has it."""
         import torch
 
         from ptpipe_torch.memory_format import to_channels_last
@@ -192,7 +193,7 @@ class Model(Deployable):
         backend = self.recipe.backend if self.recipe.convert else None
         has_float_convolutions = not (self.recipe.prepare and self.recipe.convert)  # int8 ones choose for themselves
         with released_memory(), torch_threads(num_threads), quantized_engine(backend), torch.inference_mode():
-            network = [self.build()]
+            network = [built or self.build()]
             if has_float_convolutions:
                 to_channels_last(network[0], zeros(self.signature.inputs, 2))
 

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch.data.data import Data
@@ -25,7 +24,7 @@ from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.outputs import predicted
 from ptpipe_torch.parity.parity import Logits, Parity, has_floats, with_noise
-from ptpipe_torch.runtime import torch_threads
+from ptpipe_torch.runtime import released_memory
 from ptpipe_torch.task.task import Task
 
 BATCH_SIZE = 64
@@ -100,14 +99,17 @@ def check_exportable(ctx: Context, model: Model, data: Data, split: str) -> None
 
 def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: ComparedSamples) -> dict[str, Parity]:
     """Return the parity of each output of a model by its name, and check the further ones that were exported."""
+    with released_memory():
+        rows = _predict(ctx, exported, model, samples)
+    return {name: _parity(exported, model, samples.data.info.task, name, of) for name, of in rows.items()}
+
+
+def _predict(ctx: Context, exported: Exported, model: Model, samples: ComparedSamples) -> dict[str, list[list[Logits]]]:
+    """Return each output by its name: of each batch, from all models."""
     order_N = samples.positions
     rows: dict[str, list[list[Logits]]] = {spec.name: [] for spec in model.signature.outputs}
     num_done, task, generator = 0, samples.data.info.task, np.random.default_rng(samples.seed)
-    with (
-        exported.model.predictor() as predict,
-        model.predictor() as torch_predict,
-        float_predictor(model) as float_predict,
-    ):
+    with exported.model.predictor() as predict, torch_predictors(model) as (torch_predict, float_predict):
         for inputs, own_inputs in samples.batches(exported.input_form):
             found = predict(own_inputs)
             exported.check(found)
@@ -118,7 +120,7 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
                 of.append([_rows(task, name, output[name]) for output in outputs])
             num_done += len(next(iter(inputs.values())))
             ctx.progress(num_done, len(order_N), "samples")
-    return {name: _parity(exported, model, task, name, of) for name, of in rows.items()}
+    return rows
 
 
 def figures_of(parities: Mapping[str, Parity]) -> dict[str, JSON]:
@@ -156,16 +158,21 @@ def _rows(task: Task, name: str, output: npt.NDArray[Any]) -> Logits:
 
 
 @contextmanager
-def float_predictor(model: Model) -> Iterator[Predictor | None]:
-    """Yield a predictor of the float network of an int8 model; None for a float model."""
+def torch_predictors(model: Model) -> Iterator[tuple[Predictor, Predictor | None]]:
+    """Yield a predictor of a model and one of the float network of an int8 model; None for a float model."""
     if not model.recipe.backend:
-        yield None
+        with model.predictor() as predict:
+            yield predict, None
         return
-    network = float_network(model.build_prepared())
+    if model.recipe.prepare:
+        int8, prepared = model.build_with_prepared()
+    else:
+        int8, prepared = model.build(), model.build_prepared()
+    network = float_network(prepared)
     to_channels_last(network, zeros(model.signature.inputs, 2))
 
-    def predict(inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def float_predict(inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         return predicted(network, inputs, model.signature)
 
-    with torch_threads(None), torch.inference_mode():
-        yield predict
+    with model.predictor(built=int8) as predict:
+        yield predict, float_predict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -231,3 +232,32 @@ def test_huge_outliers_leave_a_usable_grid(observer_type) -> None:
 def test_nothing_observed(observer_type) -> None:
     with pytest.warns(UserWarning, match="must run observer"):
         assert observer_type(quant_min=0, quant_max=255).calculate_qparams()[0] == 1
+
+
+def test_a_range_is_searched_once_for_the_same_counts_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[str] = []
+    for observer_type in (MseObserver, PercentileObserver, EntropyObserver):
+        search = observer_type.choose_range
+
+        def recorded(self, *arguments, search=search, name=observer_type.__name__):
+            searches.append(name)
+            return search(self, *arguments)
+
+        monkeypatch.setattr(observer_type, "choose_range", recorded)
+    x = torch.randn(5_000, generator=torch.Generator().manual_seed(41)) ** 3
+
+    def scale_of(observer, *batches: torch.Tensor) -> float:
+        for batch in batches:
+            observer(batch)
+        return observer.calculate_qparams()[0].item()
+
+    makers = [
+        *(MseObserver, partial(MseObserver, quant_min=0, quant_max=127), EntropyObserver, PercentileObserver),
+        partial(PercentileObserver, 90.0),
+    ]
+    scales = [scale_of(make(), x) for make in makers]
+    assert len(set(scales)) == len(searches) == len(makers)
+    assert [scale_of(make(), x[:700], x[700:]) for make in makers] == scales
+    assert len(searches) == len(makers)
+    assert scale_of(MseObserver(), x, x[:1]) > 0
+    assert len(searches) == len(makers) + 1
