@@ -22,6 +22,7 @@ from ptpipe_quant.movement import use_known_moves
 from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
 from ptpipe_quant.products import use_matmul
 from ptpipe_quant.shared_layers import separate_calls
+from ptpipe_quant.silu import write_out_silu
 from ptpipe_quant.swin_attention import use_window_attention
 from ptpipe_quant.transformer_layers import use_traceable_layers
 from ptpipe_torch.errors import ON_VALUES, depends_on_values, first_line
@@ -157,10 +158,11 @@ def trace_network(
     normalizer = Normalizer(graph, scopes)
     for node in list(graph.graph.nodes):
         normalizer.normalize(node)
+    float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
+    write_out_silu(graph, scopes, float_names)
     lines = {node.name: str(node.meta.get(SOURCE_LINE, node.name)) for node in graph.graph.nodes}
     reasons = {node.name: _NO_PRODUCT for node in products_without_kernel(graph)} | reasons
     kept_float |= {lines[name]: reason for name, reason in reasons.items()}
-    float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
     float_names += _layers_left_float(graph, scopes, float_operators)
     graph.delete_all_unused_submodules()
     graph.graph.lint()

@@ -17,6 +17,7 @@ from torch import nn
 from ptpipe import Context, StageError
 from ptpipe_onnx import ExportConfig, export_onnx
 from ptpipe_onnx.exact import compare_exactly
+from ptpipe_onnx.kernels import Kernels
 from ptpipe_quant import stages
 from ptpipe_quant.config import CalibrateConfig, PrepareConfig, PrepareQatConfig
 from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe
@@ -70,6 +71,13 @@ def upscaling(kernel: int, stride: int, groups: int, output_padding: int) -> nn.
     up = nn.ConvTranspose2d(8, 16, kernel, stride, output_padding=output_padding, groups=groups)
     pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
     return nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), up, nn.ReLU(), pooled)
+
+
+@builder
+def gated() -> nn.Module:
+    """SiLU behind a convolution, as in EfficientNets."""
+    stem = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.SiLU(inplace=True))
+    return nn.Sequential(stem, nn.Conv2d(8, 8, 3, padding=1), nn.SiLU(), nn.Flatten(), nn.Linear(512, 10))
 
 
 Int8 = Callable[..., Model]
@@ -180,3 +188,15 @@ def test_transposed_convolutions(
     # fbgemm's kernel for 2x2 does not give its weights back: the layer is float there.
     is_float = kernel == 2 and backend == "fbgemm"
     assert ((8, 16 // groups, kernel, kernel) in weights_of(file.path).values()) is not is_float
+
+
+@pytest.mark.parametrize(("is_qat", "backend"), FORMS)
+def test_silu_runs_as_integer_kernels(is_qat: bool, backend: str, int8: Int8, digits: Data, tmp_path: Path) -> None:
+    file = exported(int8(FunctionRef.to(gated), is_qat=is_qat, backend=backend), digits, tmp_path)
+    kernels = Kernels.of(file.path, tmp_path)
+    assert not kernels.float
+    assert {name: kernels.integer[name] for name in ("QLinearConv", "QLinearSigmoid", "QLinearMul")} == {
+        "QLinearConv": 2,
+        "QLinearSigmoid": 2,
+        "QLinearMul": 2,
+    }
