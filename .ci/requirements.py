@@ -49,8 +49,11 @@ def core() -> Iterator[str]:
 
 
 def lowest() -> Iterator[str]:
-    """Yield a pin to the lower bound of every direct dependency of the package."""
-    for requirement in project()["dependencies"]:
+    """Yield a pin to the lower bound of every direct dependency of the package, and of the reader of tables.
+
+    The newest pyarrow does not import beside the oldest NumPy, and does not say so in its metadata.
+    """
+    for requirement in (*project()["dependencies"], *project()["optional-dependencies"]["table"]):
         bound = re.search(r">=([\w.]+)", requirement)
         if not bound:
             raise SystemExit(f"pyproject.toml: {requirement!r} has no lower bound")

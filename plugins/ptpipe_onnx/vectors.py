@@ -65,9 +65,9 @@ class Vectors:
         """Write the file; equal vectors give equal bytes."""
         tolerances = {name: asdict(tolerance) for name, tolerance in self.tolerances.items()}
         about = {"model_sha256": self.model_sha256, "tolerances": tolerances, "made_with": dict(self.made_with)}
-        arrays = {_INPUT + name: array for name, array in self.inputs.items()}
+        arrays: dict[str, Any] = {_INPUT + name: array for name, array in self.inputs.items()}
         arrays |= {_OUTPUT + name: array for name, array in self.outputs.items()}
-        np.savez_compressed(path, allow_pickle=False, **{_ABOUT: np.array(json.dumps(about)), **arrays})
+        np.savez_compressed(path, **{_ABOUT: np.array(json.dumps(about)), **arrays})
 
     @classmethod
     def load(cls, path: Path) -> Vectors:

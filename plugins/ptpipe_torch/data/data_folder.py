@@ -112,7 +112,7 @@ def write_data(data: Data, folder: Path) -> None:
         return {"column": number, "positions": positions.write(np.searchsorted(used[number], rows_N))}
 
     for split, samples in data.splits.items():
-        np.save(folder / f"{split}.ids.npy", np.char.encode(samples.ids, "utf-8"))
+        np.save(folder / f"{split}.ids.npy", _encoded(samples.ids))
     record = {
         "info": {
             "name": data.info.name,
@@ -339,6 +339,11 @@ def _read_array(
     if array.dtype.kind not in kinds or array.ndim != (num_axes or array.ndim) or not array.ndim:
         raise ValueError(f"{path.name} holds {array.dtype} {array.shape}")
     return array if mmap_mode else np.array(array)
+
+
+def _encoded(ids: npt.NDArray[np.str_]) -> npt.NDArray[np.bytes_]:
+    # Of no ids at all, NumPy 1 makes float64.
+    return np.char.encode(ids, "utf-8") if len(ids) else np.empty(0, np.dtype("S1"))
 
 
 def _decoded(ids: npt.NDArray[np.bytes_]) -> npt.NDArray[np.str_]:

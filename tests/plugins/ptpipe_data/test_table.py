@@ -172,16 +172,20 @@ def test_types_are_found(tmp_path: Path, load: Load, suffix: str) -> None:
 def test_every_kind_of_text_in_parquet_is_categories(
     tmp_path: Path, load: Load, types: pa.DataType, expected: tuple[str, ...]
 ) -> None:
+    if types == pa.string_view() and int(pa.__version__.partition(".")[0]) < 22:
+        pytest.skip("older pyarrow does not write them")
     text = pa.array(["2b", "1a", "2b", "1a"]).cast(types)
     data = load(write(tmp_path / "t.parquet", {"a": text, "y": [1.0, 2.0, 3.0, 4.0]}))
     assert data.info.inputs["categories"].categories == (expected,)
     assert data.splits["train"].inputs["categories"].values().ravel().tolist() == [2, 1, 2, 1]
 
 
-@pytest.mark.parametrize("type_", [pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.decimal128(5, 2)], ids=str)
-def test_every_kind_of_number_in_parquet_is_a_number(tmp_path: Path, load: Load, type_: pa.DataType) -> None:
-    values = [decimal.Decimal(number) for number in (3, 1, 2)] if pa.types.is_decimal(type_) else np.array([3, 1, 2])
-    column = pa.array(values if pa.types.is_decimal(type_) else values.astype(type_.to_pandas_dtype()), type_)
+@pytest.mark.parametrize("dtype", ["int8", "uint64", "float16", "float32", "decimal"])
+def test_every_kind_of_number_in_parquet_is_a_number(tmp_path: Path, load: Load, dtype: str) -> None:
+    if dtype == "decimal":
+        column = pa.array([decimal.Decimal(number) for number in (3, 1, 2)], pa.decimal128(5, 2))
+    else:
+        column = pa.array(np.array([3, 1, 2], dtype))
     data = load(write(tmp_path / "t.parquet", {"a": column, "y": [1.0, 2.0, 3.0]}))
     assert numbers_of(data).ravel().tolist() == pytest.approx([3, 1, 2])
     assert data.info.inputs["numbers"].mean == (2.0,)
@@ -573,7 +577,7 @@ BAD_FILES = {
     "a header that is not UTF-8": ("t.csv", b"\xe9,y\n1,1\n2,2\n", "can't be read: .*utf-8"),
     "the target alone": ("t.csv", b"y\n1\n2\n", "has no column beside y: nothing to learn from$"),
     "empty Parquet": ("t.parquet", b"", "can't be read: "),
-    "CSV as Parquet": ("t.parquet", b"a,y\n1,2\n", "can't be read: .*not a parquet file"),
+    "CSV as Parquet": ("t.parquet", b"a,y\n1,2\n", "can't be read: .*Parquet"),
 }
 
 

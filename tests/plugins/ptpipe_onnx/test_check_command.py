@@ -55,7 +55,7 @@ def altered(path: Path, **changes: object) -> Path:
             arrays[name.replace("__", ".")] = value
     arrays["about"] = np.array(json.dumps(about))
     other = path.parent / "other.npz"
-    np.savez(other, allow_pickle=False, **arrays)
+    np.savez(other, **arrays)
     return other
 
 

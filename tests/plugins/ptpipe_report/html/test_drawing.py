@@ -124,7 +124,7 @@ def test_a_plot_in_words():
 
 def test_long_series_are_thinned_and_keep_their_ends():
     points = tuple(Point(float(n), math.sin(n)) for n in range(10_000))
-    drawn = draw_plot(Plot("p", "x", "y", (Series("s", points),)))
+    drawn = str(draw_plot(Plot("p", "x", "y", (Series("s", points),))))
     (track,) = [part.partition('"')[0] for part in drawn.split('points="')[1:]]
     assert len(track.split()) == 400
 
