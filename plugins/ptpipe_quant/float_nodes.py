@@ -62,7 +62,7 @@ def masked_softmax(graph: GraphModule) -> list[Node]:
     """Return each softmax behind a product of activations, and what masks its input: -inf has no range."""
     found: dict[Node, None] = {}
     for node in graph.graph.nodes:
-        if node.target not in _SOFTMAX and not _is_layer(graph, node, nn.Softmax):
+        if node.target not in _SOFTMAX and not is_layer(graph, node, nn.Softmax):
             continue
         passed, waiting, has_product = {node: None}, list(node.all_input_nodes[:1]), False
         while waiting:
@@ -110,7 +110,7 @@ def operators_converted_wrongly(graph: GraphModule) -> list[Node]:
     with a batch norm leaves that layer without an output scale.
     """
     wrong = [node for node in graph.graph.nodes if _is_with_number(node) or _is_second_batch_norm(graph, node)]
-    relus = [user for node in wrong for user in node.users if _is_layer(graph, user, nn.ReLU)]
+    relus = [user for node in wrong for user in node.users if is_layer(graph, user, nn.ReLU)]
     return list(dict.fromkeys([*wrong, *relus]))
 
 
@@ -123,12 +123,13 @@ def _is_with_number(node: Node) -> bool:
 
 
 def _is_second_batch_norm(graph: GraphModule, node: Node) -> bool:
-    return _is_layer(graph, node, *_BATCH_NORMS) and _is_layer(graph, node.args[0], *_BATCH_NORMS)
+    return is_layer(graph, node, *_BATCH_NORMS) and is_layer(graph, node.args[0], *_BATCH_NORMS)
 
 
-def _is_layer(graph: GraphModule, node: Any, *types: type[nn.Module]) -> bool:
-    is_layer = isinstance(node, Node) and node.op == "call_module"
-    return is_layer and isinstance(graph.get_submodule(str(node.target)), types)
+def is_layer(graph: GraphModule, node: Any, *types: type[nn.Module]) -> bool:
+    """Return whether this is a node that calls a layer of one of these types."""
+    is_call = isinstance(node, Node) and node.op == "call_module"
+    return is_call and isinstance(graph.get_submodule(str(node.target)), types)
 
 
 def _add_with_sources(graph: GraphModule, node: Node, found: dict[Node, None]) -> None:

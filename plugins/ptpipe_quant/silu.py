@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
+from ptpipe_quant.float_nodes import is_layer
 from ptpipe_torch.int8.tracer import Scopes
 
 _INT8_LAYERS = (
@@ -23,28 +24,16 @@ def write_out_silu(graph: GraphModule, scopes: Scopes, float_names: Collection[s
     Elsewhere its input is float, and rounding it would cost accuracy and time. `float_names`: layers that stay float.
     """
     for node in list(graph.graph.nodes):
-        if (
-            node.target not in float_names
-            and _is_silu(graph, node)
-            and _is_int8_layer(graph, node.args[0], float_names)
-        ):
-            source: Any = node.args[0]
-            with graph.graph.inserting_before(node):
-                gate = graph.graph.call_function(torch.sigmoid, (source,))
-                product = graph.graph.call_function(torch.mul, (source, gate))
-            for new in (gate, product):
-                scopes[new.name] = scopes[node.name]
-                new.meta.update(node.meta)
-            node.replace_all_uses_with(product)
-            graph.graph.erase_node(node)
-
-
-def _is_silu(graph: GraphModule, node: Node) -> bool:
-    if node.op == "call_module":
-        return type(graph.get_submodule(str(node.target))) is nn.SiLU
-    return node.target is nn.functional.silu
-
-
-def _is_int8_layer(graph: GraphModule, source: Any, float_names: Collection[str]) -> bool:
-    is_layer = isinstance(source, Node) and source.op == "call_module"
-    return is_layer and source.target not in float_names and type(graph.get_submodule(source.target)) in _INT8_LAYERS
+        if not is_layer(graph, node, nn.SiLU) and node.target is not nn.functional.silu:
+            continue
+        source: Any = node.args[0]
+        if not is_layer(graph, source, *_INT8_LAYERS) or node.target in float_names or source.target in float_names:
+            continue
+        with graph.graph.inserting_before(node):
+            gate = graph.graph.call_function(torch.sigmoid, (source,))
+            product = graph.graph.call_function(torch.mul, (source, gate))
+        for new in (gate, product):
+            scopes[new.name] = scopes[node.name]
+            new.meta.update(node.meta)
+        node.replace_all_uses_with(product)
+        graph.graph.erase_node(node)

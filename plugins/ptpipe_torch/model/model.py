@@ -193,7 +193,7 @@ class Model(Deployable):
         backend = self.recipe.backend if self.recipe.convert else None
         has_float_convolutions = not (self.recipe.prepare and self.recipe.convert)  # int8 ones choose for themselves
         with released_memory(), torch_threads(num_threads), quantized_engine(backend), torch.inference_mode():
-            network = [built or self.build()]
+            network = [self.build() if built is None else built]
             if has_float_convolutions:
                 to_channels_last(network[0], zeros(self.signature.inputs, 2))
 

@@ -32,12 +32,10 @@ def silu_operators(network: nn.Module, skip: Sequence[str] = ()) -> list[str]:
         traced = trace_network(network, pictures((3, 8, 8)), skip)
         torch.testing.assert_close(traced.graph(x), expected)
     names = {torch.sigmoid: "sigmoid", torch.mul: "mul", nn.functional.silu: "silu"}
-    found = [names.get(node.target, "") for node in traced.graph.graph.nodes]
+    found = [node for node in traced.graph.graph.nodes if node.target in names]
+    assert all(node.name in traced.scopes for node in found)
     layers = [type(part).__name__ for part in traced.graph.modules()]
-    assert all(
-        path in traced.scopes for path in (node.name for node in traced.graph.graph.nodes if node.target in names)
-    )
-    return [name for name in found if name] + [name for name in layers if name == "SiLU"]
+    return [names[node.target] for node in found] + [name for name in layers if name == "SiLU"]
 
 
 @pytest.mark.parametrize(
