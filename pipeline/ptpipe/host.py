@@ -11,6 +11,7 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_X86 = ("x86_64", "amd64", "i386", "i686", "x86")
 
 
 def describe() -> dict[str, str | int]:
@@ -60,6 +61,11 @@ def omp_threads() -> int | None:
 def processor_name() -> str:
     """Return the processor's name as /proc/cpuinfo or Python's `platform` has it; `unknown` where neither does."""
     return next(iter(_cpuinfo_values(CPUINFO, "model name", "Hardware")), "") or platform.processor() or "unknown"
+
+
+def is_x86(architecture: str | None = None) -> bool:
+    """Return whether an architecture, as `platform.machine()` names it, is x86; None: that of this machine."""
+    return (architecture or platform.machine()).lower() in _X86
 
 
 def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str] | None:

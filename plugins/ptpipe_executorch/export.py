@@ -40,6 +40,8 @@ class _Network:
     """As in `ExecuTorchModel.precision`."""
     steps: Mapping[str, float] = field(default_factory=dict)
     """The quantization step of each quantized output."""
+    int8: nn.Module | None = None
+    """As in `Exported`."""
 
 
 def export_model(config: ExecuTorchConfig, ctx: Context, model: Model, data: Data) -> ExecuTorchModel:
@@ -54,12 +56,12 @@ def export_model(config: ExecuTorchConfig, ctx: Context, model: Model, data: Dat
         sizes = {size: config.max_length for spec in signature.inputs for size in spec.shape if isinstance(size, str)}
         lowered = lower(network.module, signature, sizes | {BATCH: config.max_batch_size})
         path.write_bytes(lowered.content)
-        steps, precision = network.steps, network.precision
+        steps, precision, int8 = network.steps, network.precision, network.int8
         del network
     file = ExecuTorchModel(path, signature, precision, lowered.outputs, config.max_batch_size)
     ctx.metric(size_bytes=file.size_bytes)
     _report(ctx, lowered, precision)
-    parities = compare_outputs(ctx, Exported(file, "ExecuTorch program", steps), model, samples)
+    parities = compare_outputs(ctx, Exported(file, "ExecuTorch program", steps, int8=int8), model, samples)
     ctx.metric(**figures_of(parities))
     for parity in parities.values():
         parity.check()
@@ -75,7 +77,7 @@ def _network(model: Model) -> _Network:
         int8, prepared = model.build_with_prepared()
         reference, weights = reference_network(prepared, int8)
     use_signed_integers(reference, weights)
-    return _Network(reference, "int8", _output_steps(reference, model.signature))
+    return _Network(reference, "int8", _output_steps(reference, model.signature), int8)
 
 
 def _output_steps(reference: GraphModule, signature: Signature) -> dict[str, float]:

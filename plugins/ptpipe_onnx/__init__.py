@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ptpipe import Check, Context, Stage, hookimpl, stage
+from ptpipe import JSON, Check, Context, Stage, hookimpl, stage
 from ptpipe_onnx.config import ExportConfig
 from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import OpenVinoModel, missing_openvino
@@ -44,7 +44,11 @@ def export_onnx(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
         return export_file(config, ctx, model, data)
 
 
-@stage("quant.onnx", packages=("onnx", "onnx-ir", "onnxruntime"))
+def _reduced_range(config: QuantizeOnnxConfig) -> JSON:
+    return {"reduce_range": config.has_reduced_range} if config.reduce_range == "auto" else None
+
+
+@stage("quant.onnx", packages=("onnx", "onnx-ir", "onnxruntime"), fingerprint=_reduced_range)
 def quantize_onnx(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Data) -> OnnxFile:
     """Quantize a float ONNX file to int8 by ONNX Runtime's own quantizer, after its pre-processing.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -26,6 +27,7 @@ from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.metadata import metadata_of, origin_of, reduced_range
 from ptpipe_onnx.postprocessing import AddedOutputs, check_postprocessing, outputs_to_add
 from ptpipe_onnx.preprocessing import check_preprocessing, check_resizing
+from ptpipe_onnx.quantization.agreement import compare_rows, paired_rows
 from ptpipe_onnx.reproduction import stored_environment
 from ptpipe_onnx.saturation import Saturation, saturation_of
 from ptpipe_onnx.tensor_names import fused_layer_names, largest_integers, name_quantized_tensors
@@ -37,6 +39,7 @@ from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.layers import dynamic_weights, replace_layers, stored_weights, use_rounded_weights
 from ptpipe_torch.int8.recurrent import recurrent_weights
+from ptpipe_torch.model.exact_session import may_saturate
 from ptpipe_torch.model.outputs import returned_names
 from ptpipe_torch.parity.comparison import (
     BATCH_SIZE,
@@ -107,28 +110,33 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     with torch.random.fork_rng(devices=[]):  # converted layers draw random initial weights
         with released_memory():
             written = _write(config, ctx, network_path, model, data)
+        int8 = None
         if written.networks is not None:
+            int8 = written.networks.int8
             with released_memory():
                 inputs = samples.inputs(layerwise.MAX_SAMPLES)
                 compare_layers(ctx, network_path, model, written.networks, inputs)
-            written = replace(written, networks=None)  # releases them
+            written = replace(written, networks=None)  # releases the reference
         file = _completed(config, ctx, OnnxFile(network_path, model.signature, written.precision), samples, written)
         onnx.checker.check_model(str(file.path), full_check=True)
         ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
         if written.precision != "float32":
             _report_kernels(ctx, file.path, written)
-        parities = compare_outputs(ctx, _exported(file, written), model, samples)
+        parities = compare_outputs(ctx, _exported(file, written, int8), model, samples)
     figures = figures_of(parities)
     ctx.metric(**figures)
     for parity in parities.values():
         parity.check()
+    if written.saturation.saturating and may_saturate():
+        _report_saturation_here(config, ctx, file, data)
     vectors = _write_vectors(config, ctx, file, samples, parities, written.added)
     return OnnxFile(file.path, file.signature, file.precision, figures, vectors, file.interface)
 
 
-def _exported(file: OnnxFile, written: WrittenFile) -> Exported:
+def _exported(file: OnnxFile, written: WrittenFile, int8: nn.Module | None) -> Exported:
     check = partial(check_postprocessing, written.added)
-    return Exported(whole(file), "ONNX file", written.steps, file.precision == "int8", file.input_form, check)
+    proven = whole(file).with_exact_sums()
+    return Exported(proven, "ONNX file", written.steps, file.precision == "int8", file.input_form, check, int8)
 
 
 def _completed(
@@ -150,6 +158,21 @@ def _completed(
     return file
 
 
+def _report_saturation_here(config: ExportConfig, ctx: Context, file: OnnxFile, data: Data) -> None:
+    """Report how much saturation changes the outputs on this processor."""
+    outputs = paired_rows(ctx, (file.with_exact_sums(), file), data, config.split, config.num_samples)
+    for name, (exact_NK, found_NK) in outputs.items():
+        figures = compare_rows(exact_NK, found_NK, are_class_scores=name in data.info.task.class_scores)
+        prefix = "saturation" if len(outputs) == 1 else f"{name}.saturation"
+        ctx.metric(**{f"{prefix}_{key}": value for key, value in figures.items() if key != "num_samples"})
+        largest = float(np.abs(found_NK - exact_NK).max())
+        changed = f"{name} by up to {largest:.4g} of {np.abs(exact_NK).max():.4g}"
+        if isinstance(agreement := figures.get("top1_agreement"), float):
+            changed += f", and {1 - agreement:.2%} of the predicted classes"
+        if largest:
+            ctx.notice(f"this processor has no VNNI: in ONNX Runtime's usual kernels, saturation changes {changed}")
+
+
 def _write_vectors(
     config: ExportConfig,
     ctx: Context,
@@ -162,7 +185,7 @@ def _write_vectors(
     if not config.num_test_vectors:
         return None
     inputs, task = samples.inputs(config.num_test_vectors, file.input_form), samples.data.info.task
-    with whole(file).predictor() as predict:
+    with whole(file).with_exact_sums().predictor() as predict:
         outputs = predict(inputs)
     tolerances = {}
     for name, parity in parities.items():
@@ -257,6 +280,7 @@ def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: D
     content = built.model
     write_fusable_activations(content.graph)
     runtime_passes.prevent_fusions(content.graph)
+    runtime_passes.separate_zero_points(content.graph)
     size_bytes = graph.weight_bytes(content.graph)
     if size_bytes > MAX_BYTES:
         raise StageError(f"the weights are {size_bytes:,} bytes; one ONNX file holds less than 2 GiB")

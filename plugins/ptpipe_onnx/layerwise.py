@@ -2,8 +2,9 @@
 
 ONNX Runtime runs the very bytes of the file with its usual optimizations; only the list of outputs is longer, by the
 integers of each quantized tensor. Asking for these leaves its integer kernels fused: it computes such a tensor in any
-case. Each layer of the reference network is then given the integers that the file's layer had, and what it computes is
-compared with what the file's layer computed (`ptpipe_torch.int8.layer_parity`).
+case. Where its usual kernels may saturate, it runs those that don't: see `exact_session`. Each layer of the reference
+network is then given the integers that the file's layer had, and what it computes is compared with what the file's
+layer computed (`ptpipe_torch.int8.layer_parity`).
 
 What may differ, for a layer whose sums of products are sum_i x_i w_i + b on the grid s_x * s_w and whose output has
 the step s_y: the file adds round(b), off by up to half of s_x s_w if the conversion left b unrounded, and ONNX Runtime
@@ -25,7 +26,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -34,6 +34,7 @@ from ptpipe import JSON, StageError, host
 from ptpipe_onnx.tensor_names import grid_of
 from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers, quantize_nodes, source_nodes
 from ptpipe_torch.int8.reference_nodes import quantized_before
+from ptpipe_torch.model.exact_session import exact_session
 from ptpipe_torch.model.onnx_file import session_options
 
 MAX_STEPS = 1
@@ -156,8 +157,7 @@ def _session_with_outputs(path: Path, names: Sequence[str], scratch: Path) -> It
     with probe.open("ab") as file:
         file.write(onnx.ModelProto(graph=onnx.GraphProto(output=outputs)).SerializeToString())
     try:
-        options = session_options(host.num_threads())
-        session = ort.InferenceSession(str(probe), options, providers=["CPUExecutionProvider"])
+        session = exact_session(probe, session_options(host.num_threads()))
     finally:
         probe.unlink()
     yield session

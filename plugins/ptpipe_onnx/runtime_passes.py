@@ -1,14 +1,17 @@
-"""Graph passes against optimizations of ONNX Runtime that compute another function (1.31).
+"""Graph passes for ONNX Runtime: against optimizations that compute another function (1.31), and for an option.
 
-Each puts an operator without effect, a maximum of one tensor, between two that would be fused; it costs a copy. No
-runtime is known to remove it.
+Each of the former puts an operator without effect, a maximum of one tensor, between two that would be fused; it costs a
+copy. No runtime is known to remove it.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from ptpipe_onnx.graph import constant, insert_node, nodes, producer
+from ptpipe_onnx.graph import add_initializer, constant, insert_node, nodes, producer
+
+_WEIGHT_ZERO_POINTS = {"DequantizeLinear": (2,), "MatMulInteger": (3,), "DynamicQuantizeLSTM": (9, 11)}
+"""Positions among the inputs of operators."""
 
 
 def prevent_fusions(graph: ir.Graph) -> None:
@@ -36,3 +39,20 @@ def _keep_padding(graph: ir.Graph) -> None:
 
 def _separate(node: ir.Node) -> None:
     node.replace_input_with(0, insert_node(node, "Max", [node.inputs[0]]).outputs[0])
+
+
+def separate_zero_points(graph: ir.Graph) -> None:
+    """Give each int8 weight a zero point of its own, in place.
+
+    With its option `session.x64quantprecision`, ONNX Runtime (1.32) refuses a file in which two share one.
+    """
+    taken: set[str | None] = set()
+    for node in nodes(graph, *_WEIGHT_ZERO_POINTS):
+        for position in _WEIGHT_ZERO_POINTS[node.op_type]:
+            value = node.inputs[position] if position < len(node.inputs) else None
+            if value is None or value.dtype != ir.DataType.INT8 or (zeros := constant(value)) is None:
+                continue
+            if value.name in taken:
+                value = add_initializer(graph, str(value.name), zeros)
+                node.replace_input_with(position, value)
+            taken.add(value.name)

@@ -17,7 +17,6 @@ from ptpipe import host
 
 Backend: TypeAlias = Literal["fbgemm", "qnnpack", "x86", "onednn"]
 
-_X86 = ("x86_64", "amd64", "i386", "i686", "x86")
 # Flag names of /proc/cpuinfo. Only oneDNN has kernels for the 256-bit form of processors without AVX-512; torch's
 # `x86` runs layers on oneDNN if the processor has AVX512-VNNI, else on fbgemm.
 _SUFFICIENT_FLAGS = {"fbgemm": ("avx512_vnni",), "x86": ("avx512_vnni",), "onednn": ("avx512_vnni", "avx_vnni")}
@@ -33,7 +32,7 @@ def wants_reduced_range(
     if backend == "qnnpack":
         return False, "qnnpack's sums do not overflow"
     architecture = architecture or platform.machine()
-    if architecture.lower() not in _X86:
+    if not host.is_x86(architecture):
         return False, f"{architecture} kernels do not overflow"
     flags = host.cpu_flags(cpuinfo)
     if flags is None:

@@ -21,7 +21,7 @@ from ptpipe_quant.separate_attention import separate_projections
 from ptpipe_quant.trace import float_names, trace_network
 from ptpipe_torch import TensorSpec, transform
 from ptpipe_torch.int8.additions import use_additions_of_any_scale
-from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconfig_mapping
+from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, layers_of_all_bits, qconfig_mapping
 from ptpipe_torch.int8.layers import swap_dynamic_linears
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, static_qconfig
 from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, swap_dynamic_recurrent
@@ -82,6 +82,8 @@ class _Scheme:
         mapping = qconfig_mapping(
             self.backend, qconfigs.common, qconfigs.per_tensor, is_qat=is_qat, float_names=left_float
         )
+        if self.reduce_range:
+            narrow_names += [name for name in layers_of_all_bits(graph, mapping) if name not in left_float]
         for name in narrow_names:
             mapping.set_module_name(name, qconfigs.narrow)
         by_layer = OptionsByLayer(rules, network, graph)

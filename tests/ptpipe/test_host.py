@@ -67,3 +67,10 @@ def test_cpuinfo_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(host, "CPUINFO", cpuinfo)
     assert host.processor_name.__wrapped__() == "Any CPU"
     assert host.cpu_flags(cpuinfo) == {"fpu", "avx2"}
+
+
+def test_x86_has_several_names(monkeypatch):
+    assert all(map(host.is_x86, ("x86_64", "AMD64", "i686")))
+    assert not any(map(host.is_x86, ("aarch64", "arm64")))
+    monkeypatch.setattr("platform.machine", lambda: "AMD64")
+    assert host.is_x86()

@@ -36,7 +36,7 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
     model = OpenVinoModel(ctx.scratch, file.signature, file.precision, file.input_form)
     ctx.metric(size_bytes=model.size_bytes)
     _report_operators(ctx, model)
-    outputs = paired_rows(ctx, (file, model), data, config.split, config.num_samples)
+    outputs = paired_rows(ctx, (file.with_exact_sums(), model), data, config.split, config.num_samples)
     for name, (expected_NK, found_NK) in outputs.items():
         are_scores = name in data.info.task.class_scores
         prefix = "" if len(outputs) == 1 else f"{name}."

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ptpipe import StageConfig
+from ptpipe_torch.model.exact_session import may_saturate
 
 _STATIC_OPTIONS = ("format", "activation_type", "calibrate_method", "percentile", "split", "num_samples")
 """That dynamic quantization has no use for."""
@@ -44,10 +45,10 @@ class QuantizeOnnxConfig(QuantizerConfig):
         "uint8", description="uint8 for x86 processors; int8, which ARM processors prefer, needs int8 weights"
     )
     weight_type: Literal["int8", "uint8"] = Field("int8", description="type of the weights")
-    reduce_range: bool = Field(
-        False,
-        description="quantize weights to 7 bits, for x86 processors without VNNI, on which sums of 8-bit products "
-        "overflow",
+    reduce_range: Literal["auto"] | bool = Field(
+        "auto",
+        description="quantize weights to 7 bits, because sums of 8-bit products overflow on x86 processors without "
+        "VNNI. auto: only if this processor requires it for int8 weights; set true if the file will run on older ones",
     )
     calibrate_method: Literal["min_max", "entropy", "percentile"] = Field(
         "min_max",
@@ -57,6 +58,13 @@ class QuantizeOnnxConfig(QuantizerConfig):
     percentile: float = Field(99.999, gt=50, le=100, description="percent of the values that a range holds")
     split: Literal["calibration", "train", "val"] = Field("calibration", description="split to calibrate on")
     num_samples: int | None = Field(2000, ge=2, description="maximum number of samples to calibrate on; null: all")
+
+    @property
+    def has_reduced_range(self) -> bool:
+        """Whether weights are to have 7 bits. ONNX Runtime's sums of products with uint8 weights don't overflow."""
+        if self.reduce_range == "auto":
+            return self.weight_type == "int8" and may_saturate()
+        return self.reduce_range
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:

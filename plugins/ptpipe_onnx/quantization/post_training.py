@@ -48,6 +48,7 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     _keep_skipped_float(path)
     file = OnnxFile(path, model.signature, "int8" if config.mode == "static" else "int8 dynamic")
     facts: dict[str, JSON] = {"mode": config.mode, "num_skipped_nodes": len(excluded)}
+    facts["reduce_range"] = config.has_reduced_range
     return finished(config, ctx, model, file, data, facts | _kernels(ctx, file))
 
 
@@ -72,7 +73,7 @@ def _quantize_static(
             reader,
             quant_format=QuantFormat.QDQ if config.format == "qdq" else QuantFormat.QOperator,
             per_channel=config.per_channel,
-            reduce_range=config.reduce_range,
+            reduce_range=config.has_reduced_range,
             activation_type=QuantType[_TYPES[config.activation_type]],
             weight_type=QuantType[_TYPES[config.weight_type]],
             nodes_to_exclude=excluded,
@@ -99,7 +100,7 @@ def _quantize_dynamic(
             str(path),
             op_types_to_quantize=_DYNAMIC_OPERATORS,
             per_channel=config.per_channel,
-            reduce_range=config.reduce_range,
+            reduce_range=config.has_reduced_range,
             weight_type=QuantType[_TYPES[config.weight_type]],
             nodes_to_exclude=excluded,
         )

@@ -20,8 +20,12 @@ _NUM_FILLERS = 16
 
 @contextmanager
 def deprecations_silenced() -> Iterator[None]:
-    """Silence torch's warnings that `torch.ao` and quantized tensors will be removed, inside the `with`."""
+    """Silence torch's warnings that `torch.ao` and quantized tensors will be removed, inside the `with`.
+
+    And one for all of oneDNN without VNNI: stages compare what a layer computes with its formula.
+    """
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*oneDNN backend with reduce_range of false", UserWarning)
         warnings.filterwarnings("ignore", r".*quantized tensor creation functions", UserWarning)
         warnings.filterwarnings("ignore", r"(?s).*torch\.ao\.quantization is deprecated", DeprecationWarning)
         yield

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import getitem
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
@@ -28,6 +30,10 @@ from ptpipe_torch.int8.observers import fixed_grid, observer_at
 with deprecations_silenced():
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
     from torch.ao.quantization.backend_config import BackendConfig, ObservationType
+
+# Beside those of torch's configuration: pieces of a tensor, and what inference leaves out.
+_KEEPING_GRID: set[Any] = {getitem, nn.Dropout, nn.Flatten, "flatten", "chunk", "split", "unbind", "clone"}
+_KEEPING_GRID |= {torch.chunk, torch.split, torch.unbind, torch.clone, torch.reshape, torch.permute}
 
 
 def observe_unbounded(prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:
@@ -103,27 +109,60 @@ def _observes_alone(calls: Sequence[Node]) -> bool:
     return all(len(tensors) == 1 and tensors[0] in calls for tensors in sources)
 
 
+def layers_behind_fixed_ranges(graph: GraphModule, mapping: Any, backend_config: BackendConfig) -> list[str]:
+    """Return the names of convolutions and linear layers of a traced graph that may read a tensor of fixed range.
+
+    Such a tensor has all 8 bits, also where the range of others is reduced. `mapping`: as above.
+    """
+    fixed, sharing = _fixed_grids(mapping), _sharing(backend_config) | _KEEPING_GRID
+    names = []
+    for node in graph.graph.find_nodes(op="call_module"):
+        if isinstance(graph.get_submodule(str(node.target)), nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            sources, seen = list(node.all_input_nodes), set[Node]()
+            while sources and _target(graph, sources[-1]) not in fixed:
+                source = sources.pop()
+                if _target(graph, source) in sharing and source not in seen:
+                    seen.add(source)
+                    sources += source.all_input_nodes
+            if sources:
+                names.append(str(node.target))
+    return list(dict.fromkeys(names))
+
+
+def _fixed_grids(mapping: Any) -> dict[Any, tuple[float, int]]:
+    """Return scale and zero point of each operator, by its type, function or method, that has a fixed range."""
+    return {
+        target: grid
+        for target, qconfig in mapping.object_type_qconfigs.items()
+        if qconfig is not None and (grid := fixed_grid(qconfig.activation()))
+    }
+
+
+def _sharing(backend_config: BackendConfig) -> set[Any]:
+    """Return the operators whose output has the grid of their input."""
+    return {
+        config.pattern
+        for config in backend_config.configs
+        if config.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+    }
+
+
+def _target(graph: GraphModule, node: Node) -> Any:
+    return type(graph.get_submodule(str(node.target))) if node.op == "call_module" else node.target
+
+
 class _FixedRanges:
     """Knows which tensors can't exceed the fixed range that they are observed with."""
 
     def __init__(self, prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:
         self._prepared = prepared
         self._qconfigs = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
-        self._grids = {
-            target: grid
-            for target, qconfig in mapping.object_type_qconfigs.items()
-            if qconfig is not None and (grid := fixed_grid(qconfig.activation()))
-        }
-        self._sharing = {
-            config.pattern
-            for config in backend_config.configs
-            if config.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
-        }
+        self._grids, self._sharing = _fixed_grids(mapping), _sharing(backend_config)
 
     def is_bounded(self, call: Node) -> bool:
         """Return whether this observer's input comes from an operator with that range, or from such tensors alone."""
         grid, source = fixed_grid(_called(self._prepared, call)), call.all_input_nodes[0]
-        target = self._target(source)
+        target = _target(self._prepared, source)
         if target in self._grids:
             return self._grids[target] == grid
         is_int8 = self._qconfigs.get(source.name) is not None  # in float, an interpolation may leave the range
@@ -140,7 +179,7 @@ class _FixedRanges:
 
     def shares_grid(self, operator: Node) -> bool:
         """Return whether an operator's output has the grid of its input."""
-        return self._target(operator) in self._sharing
+        return _target(self._prepared, operator) in self._sharing
 
     def joins(self, operator: Node) -> bool:
         """Return whether an operator puts several tensors on one grid."""
@@ -156,9 +195,6 @@ class _FixedRanges:
         for node in _tensor_inputs(operator):
             if _called(self._prepared, node) is not observer:
                 _observe_between(self._prepared, node, operator, observer)
-
-    def _target(self, node: Node) -> Any:
-        return type(_called(self._prepared, node)) if node.op == "call_module" else node.target
 
 
 def _tensor_inputs(operator: Node) -> list[Node]:

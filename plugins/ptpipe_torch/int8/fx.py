@@ -23,6 +23,7 @@ from ptpipe_torch.int8.biases import round_biases, weighted_part
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fixed_ranges import (
+    layers_behind_fixed_ranges,
     observe_behind_float,
     observe_inputs_of_layers,
     observe_pieces,
@@ -148,6 +149,14 @@ def operator_qconfig(mapping: Any, operator: Any, qconfig: Any, per_tensor_qconf
     """
     own = _qconfigs_by_type(qconfig, per_tensor_qconfig).get(operator)
     return qconfig if own is None and operator not in mapping.object_type_qconfigs else own
+
+
+def layers_of_all_bits(graph: GraphModule, mapping: Any) -> list[str]:
+    """Return the names of layers that may read 8-bit activations whatever the observers of `mapping` are.
+
+    Outputs of sigmoid, tanh, softmax and hardsigmoid have a fixed range.
+    """
+    return layers_behind_fixed_ranges(graph, mapping, _backend_config())
 
 
 def set_operator_qconfigs(mapping: Any, scopes: Scopes, qconfigs: Mapping[Node, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from ptpipe import JSON, IntegrityError, StageError, host
 from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
 from ptpipe_torch.model.deployable import Deployable, Predictor, check_output
+from ptpipe_torch.model.exact_session import exact_session
 from ptpipe_torch.model.onnx_bytes import is_self_contained
 from ptpipe_torch.model.signature import Signature, TensorSpec
 from ptpipe_torch.runtime import released_memory
@@ -66,6 +68,16 @@ class OnnxFile(Deployable):
         self.parity = parity
         self.test_vectors = test_vectors
         self.interface = interface
+        self._exact_sums = False
+
+    def with_exact_sums(self) -> OnnxFile:
+        """Return the same file with predictors that compute what the file says on every processor.
+
+        On x86 processors without VNNI, ONNX Runtime's usual kernels add products in 16 bits, which can saturate.
+        """
+        exact = copy.copy(self)
+        exact._exact_sums = True
+        return exact
 
     @property
     def signature(self) -> Signature:
@@ -91,7 +103,7 @@ class OnnxFile(Deployable):
     @contextmanager
     def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
         with released_memory():
-            sessions = [_session(self.path, num_threads or host.num_threads())]
+            sessions = [_session(self.path, num_threads or host.num_threads(), exact_sums=self._exact_sums)]
             signature = self.signature
             _check_names(self.path, "inputs", sessions[0].get_inputs(), self.own_signature.inputs)
             _check_names(self.path, "outputs", sessions[0].get_outputs(), self.own_signature.outputs)
@@ -183,18 +195,24 @@ def session_options(num_threads: int) -> Any:
 
 
 @contextmanager
-def open_session(path: Path, num_threads: int) -> Iterator[Any]:
-    """Yield a session of a self-contained file. Raises StageError, in one line, for one that can't be loaded or run."""
+def open_session(path: Path, num_threads: int, *, exact_sums: bool = False) -> Iterator[Any]:
+    """Yield a session of a self-contained file. Raises StageError, in one line, for one that can't be loaded or run.
+
+    `exact_sums`: see `exact_session`.
+    """
     with _one_line_errors(path):
-        yield _session(path, num_threads)
+        yield _session(path, num_threads, exact_sums=exact_sums)
 
 
-def _session(path: Path, num_threads: int) -> Any:
+def _session(path: Path, num_threads: int, *, exact_sums: bool) -> Any:
     import onnxruntime as ort
 
     _check_self_contained(path)
+    options = session_options(num_threads)
     with _one_line_errors(path), redirect_stdout(None):  # for some files it prints that it tries again
-        return ort.InferenceSession(str(path), session_options(num_threads), providers=["CPUExecutionProvider"])
+        if exact_sums:
+            return exact_session(path, options)
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _fixed_batch_size(inputs: Sequence[Any]) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch.data.data import Data
@@ -86,6 +87,8 @@ class Exported:
     """What it predicts from."""
     check: Callable[[Arrays], None] = _accept
     """Checks the outputs of a batch that the torch model doesn't have."""
+    int8: nn.Module | None = None
+    """The network of `Model.build` of a static or QAT int8 model, where the exporter has it; not changed."""
 
 
 def check_exportable(ctx: Context, model: Model, data: Data, split: str) -> None:
@@ -109,7 +112,8 @@ def _predict(ctx: Context, exported: Exported, model: Model, samples: ComparedSa
     order_N = samples.positions
     rows: dict[str, list[list[Logits]]] = {spec.name: [] for spec in model.signature.outputs}
     num_done, task, generator = 0, samples.data.info.task, np.random.default_rng(samples.seed)
-    with exported.model.predictor() as predict, torch_predictors(model) as (torch_predict, float_predict):
+    torch_models = torch_predictors(model, exported.int8)
+    with exported.model.predictor() as predict, torch_models as (torch_predict, float_predict):
         for inputs, own_inputs in samples.batches(exported.input_form):
             found = predict(own_inputs)
             exported.check(found)
@@ -158,16 +162,21 @@ def _rows(task: Task, name: str, output: npt.NDArray[Any]) -> Logits:
 
 
 @contextmanager
-def torch_predictors(model: Model) -> Iterator[tuple[Predictor, Predictor | None]]:
-    """Yield a predictor of a model and one of the float network of an int8 model; None for a float model."""
+def torch_predictors(model: Model, int8: nn.Module | None = None) -> Iterator[tuple[Predictor, Predictor | None]]:
+    """Yield a predictor of a model and one of the float network of an int8 model; None for a float model.
+
+    `int8`: see `Exported`.
+    """
     if not model.recipe.backend:
         with model.predictor() as predict:
             yield predict, None
         return
-    if model.recipe.prepare:
+    if not model.recipe.prepare:
+        int8, prepared = model.build(), model.build_prepared()
+    elif int8 is None:
         int8, prepared = model.build_with_prepared()
     else:
-        int8, prepared = model.build(), model.build_prepared()
+        prepared = model.build_prepared()
     network = float_network(prepared)
     to_channels_last(network, zeros(model.signature.inputs, 2))
 

@@ -20,7 +20,7 @@ from ptpipe_torch import Data, Model, OnnxFile
 from ptpipe_torch.int8.engine import quantized_engine
 
 from ...signatures import logits_from
-from .conftest import Exported
+from .conftest import HIGH, Exported
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -30,7 +30,7 @@ CASES = [
     ("cnn", "qnnpack", True, 255),
     ("residual", "x86", True, 127),
     ("residual", "qnnpack", False, 255),
-    ("mobile", "onednn", False, 255),
+    ("mobile", "onednn", False, HIGH),
     ("mobile", "fbgemm", True, 127),
 ]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from click.testing import CliRunner
@@ -25,9 +24,11 @@ from ptpipe_onnx.check_command import check
 from ptpipe_onnx.checks import unsupported_opset
 from ptpipe_onnx.file_interface import raw_forms
 from ptpipe_torch import Data, ImageInfo, InputForm, Model, OnnxFile, Resizing
+from ptpipe_torch.model.exact_session import exact_session
+from ptpipe_torch.model.onnx_file import session_options
 from ptpipe_zoo import OnnxModelConfig, onnx_model
 
-from .conftest import Exported
+from .conftest import HIGH, Exported
 
 Export = Callable[..., OnnxFile]
 CROPPED, STRETCHED = Resizing(shorter_side=19), Resizing()
@@ -78,7 +79,7 @@ def test_images_of_any_size(
     model, data = exported("cnn", backend).model, with_resizing(digits, resizing)
     file = run_export(model, data, preprocessing=layout, resize=True, postprocessing=True)
     assert events.metrics["max_resize_difference_levels"] <= 2
-    session = ort.InferenceSession(str(file.path), providers=["CPUExecutionProvider"])
+    session = exact_session(file.path, session_options(1))
     for number, (height, width) in enumerate(SIZES):
         given = [picture(digits, 2 * number + of, height, width) for of in range(2)]
         is_own = (height, width) == (16, 16)
@@ -97,7 +98,7 @@ def test_what_a_file_says_of_itself(
     run_export: Export, exported: Callable[..., Exported], digits: Data, tmp_path: Path
 ) -> None:
     file = run_export(
-        exported("cnn", "fbgemm").model,
+        exported("cnn", "fbgemm", high=HIGH).model,
         with_resizing(digits, CROPPED),
         preprocessing="nhwc",
         resize=True,

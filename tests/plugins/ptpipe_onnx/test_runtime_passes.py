@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ptpipe_onnx.runtime_passes import prevent_fusions
+from ptpipe_onnx.runtime_passes import prevent_fusions, separate_zero_points
 
 from .test_qdq_passes import IMAGES_NCHW, WEIGHT, Draft
 
@@ -47,3 +47,25 @@ def test_zeros_around_max_pooling_stay(padding_value: float | None, run_onnx: Ru
     inputs += [] if padding_value is None else [draft.array(padding_value, np.float32)]
     padded = draft.node("Pad", inputs)
     check_same(draft.finished(draft.node("MaxPool", [padded], kernel_shape=[2, 2], strides=[2, 2])), run_onnx, atol=0)
+
+
+def test_a_weight_has_its_own_zero_point(run_onnx: Run) -> None:
+    """Where two share one, ONNX Runtime refuses the option that `run_onnx` sets, without VNNI."""
+    draft = Draft()
+    scale, zero_point = draft.array(0.01, np.float32), draft.array(0, np.int8)
+    value = draft.quantize("images", 0.05, 128)
+    for _ in range(2):
+        integers = draft.array(np.eye(IMAGES_NCHW.shape[-1]) * 100, np.int8)
+        weight = draft.node("DequantizeLinear", [integers, scale, zero_point])
+        value = draft.quantize(draft.node("MatMul", [value, weight]), 0.05, 128)
+    model = draft.finished(value)
+    separate = ir.serde.deserialize_model(model)
+    separate_zero_points(separate.graph)
+    content = ir.serde.serialize_model(separate)
+    zero_points = [node.input[2] for node in content.graph.node if node.op_type == "DequantizeLinear"]
+    of_weights = {array.name for array in content.graph.initializer if array.data_type == onnx.TensorProto.INT8}
+    assert len([name for name in zero_points if name in of_weights]) == 2 == len(set(zero_points) & of_weights)
+    expected = run_onnx(model.SerializeToString(), IMAGES_NCHW)
+    np.testing.assert_allclose(
+        run_onnx(content.SerializeToString(), IMAGES_NCHW, optimize=True), expected, rtol=0, atol=1e-6
+    )

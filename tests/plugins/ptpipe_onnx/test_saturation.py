@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ptpipe.events import Notice
 from ptpipe_onnx.saturation import pair_extremes, saturation_of
 from ptpipe_torch import Model, OnnxFile
+from ptpipe_torch.model.exact_session import may_saturate
 
 from .conftest import Exported
 
@@ -122,3 +123,16 @@ def test_dynamic_layers_have_no_reduced_range(run_export: Export, dynamic_model:
     (notice,) = (event.text for event in events if isinstance(event, Notice) and "without VNNI" in event.text)
     assert "session.x64quantprecision" in notice
     assert "reduce_range" not in notice
+
+
+def test_what_saturation_changes_is_measured_where_it_happens(exported: Callable[..., Exported]) -> None:
+    made = exported("cnn", "qnnpack")
+    found = [event.text for event in made.events if isinstance(event, Notice) and "saturation changes" in event.text]
+    largest = made.events.metrics.get("saturation_max_abs_logit_difference")
+    assert (largest is not None) is may_saturate()
+    if largest:
+        assert len(found) == 1
+        assert f"logits by up to {largest:.4g} of " in found[0]
+        assert "% of the predicted classes" in found[0]
+    else:
+        assert not found

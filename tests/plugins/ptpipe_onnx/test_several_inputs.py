@@ -79,7 +79,8 @@ def inputs() -> dict[str, np.ndarray]:
 
 
 def outputs_of(model: Model | OnnxFile, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    with model.predictor(1) as predict:
+    exact = model.with_exact_sums() if isinstance(model, OnnxFile) else model
+    with exact.predictor(1) as predict:
         return predict(inputs)
 
 

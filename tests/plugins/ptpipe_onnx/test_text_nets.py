@@ -67,7 +67,7 @@ def test_a_file_computes_what_torch_does_at_every_length(
         model = quantized(model, data, Context("int8", "quant.test", 7, tmp_path), backend, path)
     file = run_export(model, data, num_samples=64)
     tokens_BL = texts(BATCHES[-1], 9, max_length=MAX_LENGTH)
-    with file.predictor(1) as onnx_predict, model.predictor(1) as torch_predict:
+    with file.with_exact_sums().predictor(1) as onnx_predict, model.predictor(1) as torch_predict:
         for length in LENGTHS:
             for size in BATCHES:
                 inputs = {"tokens": np.ascontiguousarray(tokens_BL[:size, :length])}
@@ -129,7 +129,7 @@ def test_recurrent_layers_of_every_kind(kind: str, batch_first: bool, bias: bool
     graph.set_shapes(built.graph, signature)
     graph.write(built, tmp_path / "model.onnx")
     file = OnnxFile(tmp_path / "model.onnx", signature)
-    with file.predictor(1) as onnx_predict, model.predictor(1) as torch_predict:
+    with file.with_exact_sums().predictor(1) as onnx_predict, model.predictor(1) as torch_predict:
         for shape in ((1, 1, 6), (3, 9, 6)):
             inputs = {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
             found, expected = onnx_predict(inputs), torch_predict(inputs)

@@ -32,6 +32,7 @@ from ptpipe_torch.int8.layers import has_int8_weights
 from ptpipe_torch.int8.tracer import SOURCE_LINE
 from ptpipe_torch.torchvision_compat import torchvision
 
+from ...processor import reduced
 from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model, mixed_net, small_net, train
 
 TARGETS = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
@@ -75,7 +76,7 @@ def with_statistics(model: Model, data: Data) -> Model:
 
 
 def static(model: Model, data: Data, ctx: Any, backend: str, route: str) -> Model:
-    config = PrepareConfig.model_validate({"backend": backend, "route": route, "reduce_range": False})
+    config = PrepareConfig.model_validate({"backend": backend, "route": route, "reduce_range": reduced(backend)})
     calibrated = calibrate(CalibrateConfig(split="train", num_samples=400), ctx, prepare(config, ctx, model), data)
     return convert(ConvertConfig(), ctx, calibrated.model)
 
@@ -131,7 +132,7 @@ def test_a_network_that_fx_cannot_trace(digits, ctx, backend) -> None:
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("batch_norm", ["fold", "train"])
 def test_it_trains(digits, ctx, batch_norm) -> None:
-    config = PrepareQatConfig.model_validate({"route": "export", "batch_norm": batch_norm, "reduce_range": False})
+    config = PrepareQatConfig.model_validate({"route": "export", "batch_norm": batch_norm})
     prepared = prepare_qat(config, ctx, make_model(checked_net))
     graph = prepared.build_prepared().train()
     x = torch.randn(4, 1, 8, 8)
@@ -144,7 +145,7 @@ def test_it_trains(digits, ctx, batch_norm) -> None:
 
 
 def test_skipped_layers_stay_float(digits, ctx) -> None:
-    options = {"route": "export", "skip": ["blocks.*", "Linear"], "reduce_range": False}
+    options = {"route": "export", "skip": ["blocks.*", "Linear"]}
     prepared = prepare(PrepareConfig.model_validate(options), ctx, with_statistics(make_model(checked_net), digits))
     calibrated = calibrate(CalibrateConfig(split="train", num_samples=200), ctx, prepared, digits).model
     assert num_int8(convert(ConvertConfig(), ctx, calibrated)) == 1

@@ -24,6 +24,7 @@ from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.observers import is_observer
 
+from ...processor import reduced
 from ...signatures import pictures, stored_pictures
 from .conftest import BACKENDS
 from .spellings import ARITHMETIC, INPUT_SHAPE_CHW, Net, behind, build, conv, logits, with_layer
@@ -100,7 +101,7 @@ def test_a_softmax_of_sums_alone_may_be_int8() -> None:
 
 
 def prepared_on(network: nn.Module, backend: str, *skip: str) -> Any:
-    options = {"weights": "per_tensor", "reduce_range": False, "skip": skip, "observer": "min_max"}
+    options = {"weights": "per_tensor", "reduce_range": reduced(backend), "skip": skip, "observer": "min_max"}
     options |= {"inputs": stored_pictures(INPUT_SHAPE_CHW), "backend": backend}
     observed = prepare_static(copy.deepcopy(network), **options, calibrating=True)
     with torch.no_grad():

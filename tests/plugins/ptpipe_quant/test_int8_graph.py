@@ -13,6 +13,7 @@ from ptpipe_quant.calibration import observed_tensors
 from ptpipe_quant.transforms import prepare_static
 from ptpipe_torch import builder
 
+from ...processor import reduced
 from ...signatures import stored_pictures
 from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model
 
@@ -40,7 +41,7 @@ class Clamped(nn.Module):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("reduce_range", [True, False])
+@pytest.mark.parametrize("reduce_range", [True, "auto"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_relu6_on_every_backend(digits, ctx, shared, reduce_range, backend) -> None:
     model = make_model(clamped, shared=shared)
@@ -51,7 +52,7 @@ def test_relu6_on_every_backend(digits, ctx, shared, reduce_range, backend) -> N
     error = np.abs(logits_of(converted, digits) - expected_NK).max() / np.abs(expected_NK).max()
     assert error < 0.15  # elements in the wrong places would make it 1 and more
     operators = [node.target for node in converted.build().graph.nodes]
-    assert ("relu6" in operators) is (shared or reduce_range)
+    assert ("relu6" in operators) is (shared or reduce_range is True or reduced(backend))
 
 
 @builder
@@ -64,7 +65,7 @@ def clamped_tanh() -> nn.Module:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_relu6_behind_a_fixed_range_still_clamps(digits, ctx, backend) -> None:
     model = make_model(clamped_tanh)
-    config = PrepareConfig(backend=backend, observer="min_max", reduce_range=False)
+    config = PrepareConfig(backend=backend, observer="min_max", reduce_range=reduced(backend))
     calibrated = calibrate(CalibrateConfig(), ctx, prepare(config, ctx, model), digits).model
     expected_NK, found_NK = logits_of(model, digits), logits_of(convert(ConvertConfig(), ctx, calibrated), digits)
     assert np.sqrt(np.square(found_NK - expected_NK).mean()) < 0.1 * expected_NK.std()
@@ -126,7 +127,7 @@ def normed() -> nn.Module:
 def test_relu6_stays_where_its_range_is_shared_with_other_tensors(digits, ctx, model, backend) -> None:
     network, arguments = model
     float_model = make_model(network, **arguments)
-    config = PrepareConfig(backend=backend, observer="min_max", reduce_range=False)
+    config = PrepareConfig(backend=backend, observer="min_max", reduce_range=reduced(backend))
     calibrated = calibrate(CalibrateConfig(), ctx, prepare(config, ctx, float_model), digits).model
     expected_NK, found_NK = logits_of(float_model, digits), logits_of(convert(ConvertConfig(), ctx, calibrated), digits)
     assert np.sqrt(np.square(found_NK - expected_NK).mean()) < 0.1 * expected_NK.std()

@@ -22,6 +22,7 @@ from ptpipe_torch.int8.layers import has_int8_weights
 from ptpipe_torch.int8.observers import is_observer
 from ptpipe_torch.torchvision_compat import torchvision
 
+from ...processor import reduced
 from ...signatures import stored_pictures
 from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model, train
 
@@ -124,7 +125,7 @@ def pooled(*, activation: str) -> nn.Module:
 
 def trained_int8(build: Any, data: Data, ctx: Any, backend: str, batch_norm: Any = "fold", **arguments: Any) -> Any:
     """Return the prepared, trained and converted model."""
-    config = PrepareQatConfig(backend=backend, batch_norm=batch_norm, reduce_range=False)
+    config = PrepareQatConfig(backend=backend, batch_norm=batch_norm, reduce_range=reduced(backend))
     prepared = prepare_qat(config, ctx, make_model(build, **arguments))
     tuned = train(prepared, data, lr=0.005)
     return tuned, convert(ConvertConfig(), ctx, tuned)
@@ -164,7 +165,7 @@ def test_what_is_int8_and_what_is_float(few, ctx, backend, build, float_parts, n
     assert {name: type(network.get_submodule(name)) for name in float_parts} == float_parts
     assert sum(has_int8_weights(layer) for layer in network.modules()) == num_int8
     assert not [name for name, part in network.named_modules() if is_observer(part)]
-    assert relative_difference(tuned, int8, few) < 0.1
+    assert relative_difference(tuned, int8, few) < (0.15 if reduced(backend) else 0.1)
 
 
 @pytest.mark.sampled(3)

@@ -28,11 +28,11 @@ from ptpipe_quant import (
     prepare,
     prepare_qat,
 )
-from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_torch import Data, Model
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.layers import has_int8_weights
 
+from ...processor import needs_vnni, reduced
 from ...signatures import logits_from
 from . import layerwise
 from .conftest import (
@@ -80,7 +80,7 @@ def variants(trained, digits, tmp_path_factory) -> Variants:
 
     @functools.cache
     def of(backend: str) -> dict[str, Model]:
-        options = {"backend": backend, "reduce_range": False}
+        options = {"backend": backend, "reduce_range": reduced(backend)}
         return {
             f"{method}-{weights}": int8(method, trained, digits, ctx, weights=weights, **options)
             for method in METHODS
@@ -157,7 +157,7 @@ def test_int8_computes_what_fake_quantization_computes(
     (batch,) = digits.batches("test", batch_size=600)
     steps = layerwise.differences(int8_model, batch.inputs["images"])
     assert sum(has_int8_weights(layer) for layer in int8_model.build().modules()) == (4 if network == "trained" else 7)
-    assert len(steps) == (8 if network == "trained" else 18 if wants_reduced_range(backend)[0] else 17)
+    assert len(steps) == (8 if network == "trained" else 18 if reduced(backend) else 17)
     for name, steps_of_layer in steps.items():
         assert steps_of_layer.max() < 1.01, name
         assert (steps_of_layer > 0.5).float().mean() < 0.05, name
@@ -166,9 +166,12 @@ def test_int8_computes_what_fake_quantization_computes(
     assert difference_NK.mean() < 0.5
 
     fake_NK, real_NK = logits_of(fine_tuned, digits), logits_of(int8_model, digits)
-    agreement = 0.998 if network == "trained" else 0.99 if backend == FIRST and not learned else 0.98
+    is_fine = backend == FIRST and not learned and not reduced(backend)
+    agreement = 0.998 if network == "trained" else 0.99 if is_fine else 0.98
     assert (fake_NK.argmax(1) == real_NK.argmax(1)).mean() > agreement
-    assert accuracy(real_NK, digits) > accuracy(logits_of(model, digits), digits) - 0.015
+    # Seven bits cost the mixed network accuracy in training already.
+    expected_NK = fake_NK if reduced(backend) else logits_of(model, digits)
+    assert accuracy(real_NK, digits) > accuracy(expected_NK, digits) - 0.015
 
 
 def zero_bias(net) -> None:
@@ -245,7 +248,7 @@ def test_a_network_that_needs_a_batch_of_images(digits, ctx, method) -> None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("observer", ["mse", "min_max", "moving_average", "percentile"])
-@pytest.mark.parametrize("reduce_range", [True, False])
+@pytest.mark.parametrize("reduce_range", [True, pytest.param(False, marks=needs_vnni)])
 def test_observers_and_ranges(trained, digits, ctx, metrics, observer, reduce_range) -> None:
     config = PrepareConfig(backend=FIRST, observer=observer, reduce_range=reduce_range)
     prepared = prepare(config, ctx, trained)
@@ -424,7 +427,7 @@ def test_evaluating_between_trainings_changes_nothing(trained, digits, ctx) -> N
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_converted_model_gives_the_graph_that_exporters_know(variants, backend) -> None:
+def test_the_converted_model_gives_the_graph_that_exporters_know(variants, digits, backend) -> None:
     from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_fx
 
     for name, model in variants(backend).items():
@@ -434,7 +437,8 @@ def test_the_converted_model_gives_the_graph_that_exporters_know(variants, backe
         prepared = model.build_prepared()
         assert prepared.meta["_observed_graph_module_attrs"]
         reference = _convert_to_reference_decomposed_fx(prepared)
-        x = torch.randn(4, 1, 8, 8)
+        # Beyond the calibrated range, torch's reference clamps to reduced ranges, and int8 operators don't.
+        x = next(iter(digits.batches("calibration", batch_size=4))).inputs["images"]
         with torch.no_grad(), model.predictor() as predict:
             difference = np.abs(logits_from(predict, x.numpy()) - reference(x).numpy())
         step = [

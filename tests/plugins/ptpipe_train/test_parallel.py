@@ -251,7 +251,7 @@ def test_a_frozen_batch_norm_is_that_of_one_process(run: Train, name: str) -> No
     frozen = {"freeze": ["conv1.*", "norm.*"]}
     single, parallel = (model_of(run({"norm": True}, parallel=MODES.get(mode, {}), **frozen)) for mode in ("", name))
     for key, tensor in single.tensors.items():
-        torch.testing.assert_close(parallel.tensors[key], tensor, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(parallel.tensors[key], tensor, rtol=1e-4, atol=1e-4)  # with AVX2, 2e-5
     assert parallel.tensors["norm.num_batches_tracked"] == 0
 
 

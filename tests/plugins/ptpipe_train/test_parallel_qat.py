@@ -113,7 +113,7 @@ def test_the_int8_network_is_that_of_one_process(manifest: Path, name: str, back
 @pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=pytest.mark.thorough)])
 def test_learned_ranges_are_those_of_one_process(manifest: Path, name: str) -> None:
     """A few steps: later, a value that rounds to the next integer makes more of a difference than the last bits do."""
-    few = {"fake_quant.learned_step_size": True, "data.num_train": 144, "fake_quant.reduce_range": False}
+    few = {"fake_quant.learned_step_size": True, "data.num_train": 144}
     single, parallel = (
         run(manifest, mode, "fbgemm", few, epochs=1, weight_decay=0.1).artifact("finetune")
         for mode in ({}, MODES[name])

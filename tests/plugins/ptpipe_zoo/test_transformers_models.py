@@ -107,7 +107,7 @@ def test_a_file_computes_what_torch_does_at_every_length(model_type: str, path: 
         model = quantized(model, data, ctx, "fbgemm", path)
     file = export_onnx(ExportConfig(num_samples=16), ctx, model, data)
     tokens_BL = texts(5, 9, max_length=12)
-    with file.predictor(1) as onnx_predict, model.predictor(1) as torch_predict:
+    with file.with_exact_sums().predictor(1) as onnx_predict, model.predictor(1) as torch_predict:
         for length in (1, 7, 12):
             for size in (1, 5):
                 inputs = {"tokens": np.ascontiguousarray(tokens_BL[:size, :length])}
@@ -138,7 +138,7 @@ def test_int8_for_texts_of_one_length(model_type: str, path: str, backend: str, 
     assert sum(has_int8_weights(layer) for layer in int8.build().modules()) >= 5
     file = export_onnx(ExportConfig(num_samples=16), ctx, int8, data)
     inputs = {"tokens": texts(5, 9, max_length=12)}
-    with file.predictor(1) as onnx_predict, int8.predictor(1) as torch_predict:
+    with file.with_exact_sums().predictor(1) as onnx_predict, int8.predictor(1) as torch_predict:
         found, expected = onnx_predict(inputs)["logits"], torch_predict(inputs)["logits"]
     assert np.abs(found - expected).max() <= 0.1 * np.ptp(expected) + 1e-5
 

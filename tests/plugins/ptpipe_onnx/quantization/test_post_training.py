@@ -23,6 +23,7 @@ from ptpipe_onnx.quantization.agreement import agreement
 from ptpipe_onnx.quantization.calibration import CalibrationReader
 from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
 from ptpipe_torch import ArrayColumn, Data, OnnxFile
+from ptpipe_torch.model.exact_session import may_saturate
 
 from ....datasets import image_split
 from ..conftest import RecordedEvents
@@ -72,8 +73,30 @@ def test_it_is_what_a_plain_call_of_the_quantizer_gives(float_file, digits, run_
     )
     plain = OnnxFile(tmp_path / "plain.onnx", float_file.signature)
     images_NCHW = images_of(digits)
-    file = run_stage(quantize_onnx, float_file, digits)
+    file = run_stage(quantize_onnx, float_file, digits, reduce_range=False)
     np.testing.assert_array_equal(logits(file, images_NCHW), logits(plain, images_NCHW))
+
+
+@pytest.mark.parametrize(
+    ("options", "reduced"),
+    [({}, may_saturate()), ({"weight_type": "uint8"}, False), ({"reduce_range": True, "mode": "dynamic"}, True)],
+)
+def test_weights_have_seven_bits_where_sums_would_saturate(
+    options, reduced, float_file, digits, run_stage: Run, events
+) -> None:
+    assert quantize_onnx.fingerprint(QuantizeOnnxConfig(**options)) == (
+        None if "reduce_range" in options else {"reduce_range": reduced}
+    )
+    file = run_stage(quantize_onnx, float_file, digits, **options)
+    assert events.metrics["reduce_range"] is reduced
+    type_ = TensorProto.UINT8 if "weight_type" in options else TensorProto.INT8
+    weights = [
+        numpy_helper.to_array(tensor).astype(int)
+        for tensor in onnx.load(file.path).graph.initializer
+        if tensor.data_type == type_ and len(tensor.dims) > 1
+    ]
+    assert len(weights) >= 1
+    assert (max(int(np.ptp(weight)) for weight in weights) <= 128) is reduced
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_without_rounding_it_is_the_float_network_and_with_all_of_it_the_int8_on
     backend, network, digits, ctx, request
 ) -> None:
     model = request.getfixturevalue(network)
-    ready = calibrated(model, digits, ctx, backend=backend, reduce_range=False)
+    ready = calibrated(model, digits, ctx, backend=backend)
     batch = next(iter(digits.batches("test", batch_size=256)))
     rounded = rounded_network(ready, batch.rows(0, 4), "quant.test")
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_values_are_off_by_half_a_step_at_most(trained_mixed, digits, ctx) -> No
 
 
 def test_what_relu6_clips_is_no_error(trained_mixed, digits, ctx) -> None:
-    ready = calibrated(trained_mixed, digits, ctx, reduce_range=False)
+    ready = calibrated(trained_mixed, digits, ctx)
     stem = by_name(analyze(ON_TEST, ctx, ready, digits))["stem.0"]
     assert stem.output is not None
     assert stem.output.minimum == 0 and stem.output.maximum <= 6

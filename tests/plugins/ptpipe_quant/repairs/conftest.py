@@ -90,7 +90,7 @@ def static_int8(
     model: Model, data: Data, ctx: Context, repair: Callable[[Model], Model] = lambda model: model, **options: Any
 ) -> Model:
     """Prepare, calibrate, repair and convert, with one scale per weight."""
-    options = {"weights": "per_tensor", "observer": "min_max", "reduce_range": False, **options}
+    options = {"weights": "per_tensor", "observer": "min_max", **options}
     prepared = prepare(PrepareConfig(**options), ctx, model)
     return convert(ConvertConfig(), ctx, repair(calibrate(CalibrateConfig(), ctx, prepared, data).model))
 

@@ -24,7 +24,7 @@ def integers(int8) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("weights", ["per_tensor", "per_channel"])
 def test_conversion_keeps_what_was_learnt(separable, digits, ctx, metrics, backend, weights) -> None:
-    options = {"backend": backend, "weights": weights, "reduce_range": False}
+    options = {"backend": backend, "weights": weights}
     prepared = prepare(PrepareConfig(**options), ctx, separable)
     calibrated = calibrate(CalibrateConfig(), ctx, prepared, digits).model
     nearest = convert(ConvertConfig(), ctx, calibrated)

@@ -216,10 +216,11 @@ def test_layers_observe_an_input_that_is_moved(qat: bool, backend: str) -> None:
     assert is_observer(graph.get_submodule(one.args[0].target))
     x = torch.randn(4, *INPUT_SHAPE_CHW)
     graph.train(qat)(x)
-    int8 = to_int8(copy.deepcopy(graph), backend=backend)
-    assert has_int8_weights(int8.one)
-    assert has_int8_weights(int8.two)
-    layers = compare_with_reference(int8, graph.eval(), [x]).layers
+    with quantized_engine(backend):
+        int8 = to_int8(copy.deepcopy(graph), backend=backend)
+        assert has_int8_weights(int8.one)
+        assert has_int8_weights(int8.two)
+        layers = compare_with_reference(int8, graph.eval(), [x]).layers
     assert layers and all(layer.max_steps <= 1 for layer in layers)
 
 

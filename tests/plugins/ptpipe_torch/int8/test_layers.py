@@ -11,6 +11,8 @@ from ptpipe_torch.int8 import layers
 from ptpipe_torch.int8.engine import quantized_engine, supported_engines
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_linear_error, int8_weight, swap_dynamic_linears
 
+from ....processor import needs_vnni, reduced
+
 
 def test_qat_layers_with_and_without_relu() -> None:
     relus = {type_.__name__: relu for type_, relu in layers._QAT_LAYERS.items()}
@@ -34,6 +36,7 @@ def test_weights_are_rounded_to_int8(per_channel) -> None:
     torch.testing.assert_close(quantized.dequantize(), quantized.int_repr() * step)
 
 
+@needs_vnni
 def test_a_dynamic_layer_uses_all_of_8_bits() -> None:
     torch.manual_seed(0)
     x, linear = torch.rand(64, 200) * 3, nn.Linear(200, 5)
@@ -53,7 +56,7 @@ def test_a_dynamic_layer_uses_all_of_8_bits() -> None:
 def test_a_dynamic_layer_differs_from_its_formula_by_rounding_alone(backend) -> None:
     torch.manual_seed(0)
     for per_channel, reduce_range, inputs, outputs in (
-        (True, False, 300, 300),
+        (True, reduced(backend), 300, 300),
         (False, True, 7, 5),
         (True, True, 64, 1),
     ):

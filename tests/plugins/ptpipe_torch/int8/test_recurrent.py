@@ -17,6 +17,8 @@ from ptpipe_torch.int8.engine import quantized_engine, supported_engines
 from ptpipe_torch.int8.layers import int8_weight
 from ptpipe_torch.int8.recurrent import DynamicRecurrent, recurrent_error
 
+from ....processor import needs_vnni, reduced
+
 NUM_INPUTS, S, B, T = 12, 20, 5, 9
 KINDS: list[dict[str, Any]] = [
     {"num_layers": 2, "bidirectional": True},
@@ -68,7 +70,7 @@ def test_a_layer_differs_from_its_formula_by_rounding_alone(type_: type[nn.RNNBa
         layer = float_layer(type_, **options)
         x, state = arguments(layer, form)
         with quantized_engine(backend), torch.inference_mode():
-            int8 = DynamicRecurrent(layer, per_channel=per_channel, reduce_range=reduce_range)
+            int8 = DynamicRecurrent(layer, per_channel=per_channel, reduce_range=reduce_range or reduced(backend))
             returned, expected = int8(x, state), layer(x, state)
             assert recurrent_error(int8, returned, x, state) <= 1
             for index, (found, tensor) in enumerate(zip(tensors_of(returned), tensors_of(expected), strict=True)):
@@ -85,7 +87,7 @@ def test_many_steps_and_sequences(backend: str) -> None:
         layer = float_layer(type_, bidirectional=True, batch_first=True)
         x_BTI = torch.randn(30, 90, NUM_INPUTS, generator=torch.Generator().manual_seed(0))
         with quantized_engine(backend), torch.inference_mode():
-            int8 = DynamicRecurrent(layer, per_channel=True, reduce_range=False)
+            int8 = DynamicRecurrent(layer, per_channel=True, reduce_range=reduced(backend))
             y_BTS, last = int8(x_BTI)
             assert recurrent_error(int8, (y_BTS, last), x_BTI) <= 1
             assert recurrent_error(int8, (y_BTS.flip(-1), last), x_BTI) > 1
@@ -114,6 +116,7 @@ def test_the_state_dict_has_plain_weights(type_: type[nn.RNNBase], options: Any,
         assert set(int8.state_dict()) == {name for name, _ in layer.named_parameters() if name.startswith("weight")}
 
 
+@needs_vnni
 def test_the_range_of_states_is_reduced_where_it_is_asked_for() -> None:
     layer = float_layer(nn.LSTM)
     x, _ = arguments(layer, "batch")
