@@ -64,7 +64,7 @@ def processor_name() -> str:
 
 
 def is_x86(architecture: str | None = None) -> bool:
-    """Return whether an architecture, as `platform.machine()` names it, is x86; None: that of this machine."""
+    """Return whether `architecture`, as `platform.machine()` names it, is x86; None: that of this machine."""
     return (architecture or platform.machine()).lower() in _X86
 
 

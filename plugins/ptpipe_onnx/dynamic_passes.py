@@ -1,9 +1,7 @@
 """Graph pass that makes linear layers of a float graph dynamically quantized.
 
 torch quantizes such a layer's input at run time, over the whole tensor, and multiplies integers. The ONNX equivalent is
-DynamicQuantizeLinear and MatMulInteger, which ONNX Runtime fuses into one kernel. One difference: torch's x86 engines
-may reduce the input to 7 bits (`reduce_range`), DynamicQuantizeLinear always has 8. On an x86 processor without VNNI,
-sums of 8-bit products can saturate in ONNX Runtime; the comparison with torch detects that.
+DynamicQuantizeLinear and MatMulInteger, which ONNX Runtime fuses into one kernel.
 """
 
 from __future__ import annotations

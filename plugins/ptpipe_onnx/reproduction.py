@@ -140,10 +140,10 @@ def _saturation_hint(path: Path, vectors: Vectors) -> str:
         is_remedied = False
     found = (
         "saturate in 16 bits. With the session option session.x64quantprecision set to 1 the outputs are those of the "
-        "vectors; a file calibrated with reduce_range: true needs no option"
+        "vectors; a file quantized with reduce_range: true needs no option"
         if is_remedied
         else "can saturate in 16 bits, which changes outputs by more than a step: set the session option "
-        "session.x64quantprecision to 1, or calibrate with reduce_range: true"
+        "session.x64quantprecision to 1, or quantize with reduce_range: true"
     )
     return f"this processor has no VNNI, and sums of the file's products {found}"
 

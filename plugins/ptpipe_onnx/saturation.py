@@ -42,8 +42,6 @@ MAX_ACTIVATION = 255
 _INT16 = np.iinfo(np.int16)
 _DYNAMIC = ("MatMulInteger", "ConvInteger", "DynamicQuantizeLSTM")
 """Operators whose inputs are quantized at run time."""
-_SESSION_OPTION = "set the session option `session.x64quantprecision` to 1"
-_REDUCE_RANGE = "quantize with `reduce_range: true`"
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,6 @@ class LayerBound:
     """With activations up to the end of their calibrated range."""
     is_exact_beyond: bool
     """Whether no activation of a byte saturates either."""
-    is_dynamic: bool = False
-    """Whether its inputs are quantized at run time, which has no reduced range."""
 
     @property
     def saturates(self) -> bool:
@@ -85,10 +81,9 @@ class Saturation:
     def __str__(self) -> str:
         """How many layers can saturate, the worst one, and the remedy."""
         worst = self.saturating[0]
-        remedy = _SESSION_OPTION if worst.is_dynamic else _REDUCE_RANGE
         return (
             f"on x86 processors without VNNI, {len(self.saturating)} of {len(self.layers)} int8 layers can saturate, "
-            f"{worst.name} the most; for these processors, {remedy}"
+            f"{worst.name} the most; for these processors, quantize with `reduce_range: true`"
         )
 
 
@@ -119,8 +114,7 @@ def _bound(layer: FileLayer, largest: Mapping[str, int]) -> LayerBound | None:
         weights_OK = integers if is_transposed else np.swapaxes(integers, -1, -2).reshape(-1, integers.shape[-2])
     low, high = pair_extremes(weights_OK)
     is_exact_beyond = _fits(low * MAX_ACTIVATION, high * MAX_ACTIVATION)
-    is_dynamic = layer.node.op_type in _DYNAMIC
-    return LayerBound(layer.name, low * calibrated, high * calibrated, is_exact_beyond, is_dynamic)
+    return LayerBound(layer.name, low * calibrated, high * calibrated, is_exact_beyond)
 
 
 def pair_extremes(weights_OK: npt.NDArray[np.int8]) -> tuple[int, int]:

@@ -47,6 +47,11 @@ class ActivationConfig(BackendConfig):
 class DynamicConfig(ActivationConfig):
     """Options of `quant.dynamic`."""
 
+    reduce_range: Literal["auto"] | bool = Field(
+        "auto",
+        description="quantize weights to 7 bits, because sums of 8-bit products overflow on x86 processors without "
+        "VNNI. auto: only if this processor requires it for the backend; set true if the model will run on older ones",
+    )
     convolutions: Literal["store_int8", "float"] = Field(
         "store_int8",
         description="store_int8: round convolution weights to int8 and store them as int8, a quarter of the size; "

@@ -53,7 +53,8 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     skipped = float_names(module, config.skip)
     attention = separable_layers(model.build, run.is_reproduced_by, ctx)
     layers = names_to_quantize(lambda: separate_projections(model.build(), attention), skipped, run, ctx)
-    quantize = FunctionRef.to(transforms.to_dynamic_int8, weights=config.weights, reduce_range=reduced, layers=layers)
+    options = {"weights": config.weights, "narrow_weights": reduced, "layers": layers}
+    quantize = FunctionRef.to(transforms.to_dynamic_int8, **options)
     has_attention = any(map(is_attention, module.modules()))
     separate = [FunctionRef.to(transforms.separate_attention, layers=attention)] * has_attention
     storable = [type_ for type_ in STORABLE_LAYERS if config.convolutions == "store_int8" or type_ not in _CONVOLUTIONS]

@@ -21,7 +21,8 @@ from ptpipe_quant.separate_attention import separate_projections
 from ptpipe_quant.trace import float_names, trace_network
 from ptpipe_torch import TensorSpec, transform
 from ptpipe_torch.int8.additions import use_additions_of_any_scale
-from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, layers_of_all_bits, qconfig_mapping
+from ptpipe_torch.int8.fixed_ranges import layers_behind_fixed_ranges
+from ptpipe_torch.int8.fx import add_observers, backend_config, convert, fold_batch_norms, qconfig_mapping
 from ptpipe_torch.int8.layers import swap_dynamic_linears
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, static_qconfig
 from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, swap_dynamic_recurrent
@@ -83,7 +84,8 @@ class _Scheme:
             self.backend, qconfigs.common, qconfigs.per_tensor, is_qat=is_qat, float_names=left_float
         )
         if self.reduce_range:
-            narrow_names += [name for name in layers_of_all_bits(graph, mapping) if name not in left_float]
+            all_bits = layers_behind_fixed_ranges(graph, mapping, backend_config())
+            narrow_names += [name for name in all_bits if name not in left_float]
         for name in narrow_names:
             mapping.set_module_name(name, qconfigs.narrow)
         by_layer = OptionsByLayer(rules, network, graph)
@@ -180,14 +182,14 @@ def separate_attention(module: nn.Module, *, layers: Sequence[str]) -> nn.Module
 
 
 @transform
-def to_dynamic_int8(module: nn.Module, *, weights: str, reduce_range: bool, layers: Sequence[str]) -> nn.Module:
-    """Quantize the weights of these linear and recurrent layers to int8.
+def to_dynamic_int8(module: nn.Module, *, weights: str, narrow_weights: bool, layers: Sequence[str]) -> nn.Module:
+    """Quantize the weights of these linear and recurrent layers to int8, or to -64 ... 64 (`narrow_weights`).
 
     Inputs and states are quantized at run time by each batch's range.
     """
     recurrent = [name for name in layers if isinstance(module.get_submodule(name), RECURRENT_LAYERS)]
     linear = [name for name in layers if name not in recurrent]
-    options = {"per_channel": weights == "per_channel", "reduce_range": reduce_range}
+    options = {"per_channel": weights == "per_channel", "narrow_weights": narrow_weights}
     with torch.no_grad():
         swap_dynamic_recurrent(module, recurrent, **options)
         return swap_dynamic_linears(module, linear, **options)

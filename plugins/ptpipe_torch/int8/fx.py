@@ -23,7 +23,6 @@ from ptpipe_torch.int8.biases import round_biases, weighted_part
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fixed_ranges import (
-    layers_behind_fixed_ranges,
     observe_behind_float,
     observe_inputs_of_layers,
     observe_pieces,
@@ -106,7 +105,7 @@ def pad_with_input(x: torch.Tensor, padding: Sequence[int], mode: str) -> torch.
 
 
 @functools.cache
-def _backend_config() -> BackendConfig:
+def backend_config() -> BackendConfig:
     """Return torch's configuration, with padding and rolling, whose outputs have the scale of their input."""
     int8 = DTypeConfig(input_dtype=torch.quint8, output_dtype=torch.quint8)
     config = get_native_backend_config()
@@ -151,14 +150,6 @@ def operator_qconfig(mapping: Any, operator: Any, qconfig: Any, per_tensor_qconf
     return qconfig if own is None and operator not in mapping.object_type_qconfigs else own
 
 
-def layers_of_all_bits(graph: GraphModule, mapping: Any) -> list[str]:
-    """Return the names of layers that may read 8-bit activations whatever the observers of `mapping` are.
-
-    Outputs of sigmoid, tanh, softmax and hardsigmoid have a fixed range.
-    """
-    return layers_behind_fixed_ranges(graph, mapping, _backend_config())
-
-
 def set_operator_qconfigs(mapping: Any, scopes: Scopes, qconfigs: Mapping[Node, Any]) -> None:
     """Give single operators of a traced graph a QConfig of their own, in place of `mapping` and `scopes`.
 
@@ -188,7 +179,7 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
         for name in _layers_inside_leaves(graph):
             mapping.set_module_name(name, None)
         unused_inputs = (torch.zeros(1),)  # read for nested standalone modules only
-        backend = _backend_config()
+        backend = backend_config()
         prepared = prepare_graph(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
         observe_inputs_of_layers(prepared)
         observe_behind_float(prepared, mapping, backend)
@@ -219,7 +210,7 @@ def _layers_inside_leaves(graph: GraphModule) -> Iterator[str]:
 
 
 def _fuse(graph: GraphModule, *, is_qat: bool) -> GraphModule:
-    return fuse_graph(graph, is_qat, FuseCustomConfig(), _backend_config())
+    return fuse_graph(graph, is_qat, FuseCustomConfig(), backend_config())
 
 
 def convert(prepared: GraphModule) -> GraphModule:
@@ -262,7 +253,7 @@ def _lowered(prepared: GraphModule) -> GraphModule:
 
 def _reference_form(prepared: GraphModule, **options: Any) -> GraphModule:
     with _without_initial_weights():
-        reference = convert_graph(prepared, is_reference=True, backend_config=_backend_config(), **options)
+        reference = convert_graph(prepared, is_reference=True, backend_config=backend_config(), **options)
     for node in reference.graph.nodes:
         node.meta.pop("target_dtype_info", None)  # which keeps the prepared network's layers, with their weights
     return reference

@@ -14,7 +14,7 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.int8_state import stored_as_int8
-from ptpipe_torch.int8.observers import PlaceholderObserver, make_qconfig, max_activation_level, weight_observer
+from ptpipe_torch.int8.observers import PlaceholderObserver, make_qconfig, weight_observer
 
 with deprecations_silenced():
     import torch.ao.nn.intrinsic.qat as fused_qat_layers
@@ -24,6 +24,7 @@ with deprecations_silenced():
 
 _NUM_ROWS, _NUM_OUTPUTS = 16, 256
 """How many rows of a dynamic layer's input are compared with its formula; how many outputs at a time."""
+_MAX_LEVEL = 255
 _UNCERTAIN = 1e-4
 
 _QAT_LAYERS: Mapping[type[nn.Module], bool] = {
@@ -60,33 +61,30 @@ def has_int8_weights(module: nn.Module) -> bool:
 class DynamicLinear(dynamic_layers.Linear):
     """A dynamically quantized linear layer, called like `nn.Linear`.
 
-    torch's own takes no `input=` and always reduces inputs to 7 bits.
+    torch's own takes no `input=` and always reduces inputs to 7 bits, which files can't: see `swap_dynamic_linears`.
     """
-
-    reduce_range = False
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # the name that nn.Linear gives it
         """Apply the layer to float activations."""
         packed = cast(Any, self._packed_params)._packed_params
-        y: torch.Tensor = torch.ops.quantized.linear_dynamic(input, packed, reduce_range=self.reduce_range)
+        y: torch.Tensor = torch.ops.quantized.linear_dynamic(input, packed, reduce_range=False)
         return y.to(input.dtype)
 
 
 def swap_dynamic_linears(
-    module: nn.Module, names: Iterable[str], *, per_channel: bool, reduce_range: bool
+    module: nn.Module, names: Iterable[str], *, per_channel: bool, narrow_weights: bool
 ) -> nn.Module:
     """Replace linear layers, by name, by dynamically quantized ones, in place; return the module.
 
-    `per_channel`: one scale for each output channel's weights. `reduce_range`: quantize inputs to 7 bits.
+    `per_channel`: one scale for each output channel's weights. `narrow_weights`: see `weight_format`; inputs have 8
+    bits, as those of ONNX's DynamicQuantizeLinear.
     """
     activation = PlaceholderObserver.with_args(dtype=torch.quint8, is_dynamic=True)
-    qconfig = make_qconfig(activation, weight_observer(per_channel=per_channel))
+    qconfig = make_qconfig(activation, weight_observer(per_channel=per_channel, narrow=narrow_weights))
 
     def quantized(linear: Any) -> nn.Module:
         linear.qconfig = qconfig
-        layer: Any = cast(Any, DynamicLinear).from_float(linear)
-        layer.reduce_range = reduce_range
-        return cast(nn.Module, layer)
+        return cast(nn.Module, cast(Any, DynamicLinear).from_float(linear))
 
     with deprecations_silenced():
         return replace_layers(module, names, quantized)
@@ -98,14 +96,11 @@ class InputLevels:
 
     scale: float
     zero_point: int
-    max_level: int
 
     @classmethod
-    def of(cls, x: torch.Tensor, *, reduce_range: bool) -> InputLevels:
-        """Return the levels that the selected engine chooses for a float32 tensor of finite values."""
-        is_reduced = reduce_range and torch.backends.quantized.engine != "qnnpack"  # which ignores it
-        scale, zero_point = torch._choose_qparams_per_tensor(x, is_reduced)
-        return cls(scale, zero_point, max_activation_level(reduce_range=is_reduced))
+    def of(cls, x: torch.Tensor) -> InputLevels:
+        """Return the levels that engines choose for a float32 tensor of finite values."""
+        return cls(*torch._choose_qparams_per_tensor(x))
 
 
 @dataclass(frozen=True)
@@ -140,7 +135,7 @@ def expected_product(
     levels_RI = x_RI.double() / levels.scale
     is_uncertain_RI = (levels_RI - levels_RI.floor() - 0.5).abs() < _UNCERTAIN
     uncertain = is_uncertain_RI.any(0).nonzero().ravel()
-    levels_RI = levels_RI.round().clamp(-levels.zero_point, levels.max_level - levels.zero_point)
+    levels_RI = levels_RI.round().clamp(-levels.zero_point, _MAX_LEVEL - levels.zero_point)
     scale_O = levels.scale * weight.scale_O
     sums_RO = levels_RI @ weight.integers_OI.T * scale_O
     uncertain_RO = is_uncertain_RI[:, uncertain].double() @ weight.integers_OI[:, uncertain].T.abs() * scale_O
@@ -159,7 +154,7 @@ def dynamic_linear_error(layer: nn.Module, x: torch.Tensor, y: torch.Tensor) -> 
     linear = cast(Any, layer)
     with deprecations_silenced():
         weight, bias = linear._weight_bias()
-    levels = InputLevels.of(x, reduce_range=linear.reduce_range)
+    levels = InputLevels.of(x)
     x_RI = x.flatten(0, -2)
     rows = torch.linspace(0, len(x_RI) - 1, min(_NUM_ROWS, len(x_RI))).long()
     error = 0.0
@@ -235,10 +230,13 @@ def _stored_weights_of(layer: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in weights if weight.dtype is torch.float32]
 
 
-def int8_weight(weight: torch.Tensor, *, per_channel: bool, axis: int) -> torch.Tensor:
-    """Quantize a weight symmetrically to qint8, with one scale or one for each index along `axis`."""
+def int8_weight(weight: torch.Tensor, *, per_channel: bool, axis: int, narrow: bool = False) -> torch.Tensor:
+    """Quantize a weight symmetrically to qint8, with one scale or one for each index along `axis`.
+
+    `narrow`: see `weight_format`.
+    """
     with deprecations_silenced():
-        observer = weight_observer(per_channel=per_channel)(**({"ch_axis": axis} if per_channel else {}))
+        observer = weight_observer(per_channel=per_channel, narrow=narrow)(**({"ch_axis": axis} if per_channel else {}))
         observer(weight)
         scales, zero_points = observer.calculate_qparams()
         if per_channel:

@@ -44,17 +44,12 @@ def make_qconfig(activation: Any, weight: Any) -> Any:
     return QConfig(activation=activation, weight=weight)  # type: ignore[no-untyped-call]  # torch.ao is partly typed
 
 
-def max_activation_level(*, reduce_range: bool) -> int:
-    """Return the largest integer of an activation: 255, or 127 to keep sums of byte products within 16 bits."""
-    return 127 if reduce_range else 255
-
-
 def activation_format(*, reduce_range: bool) -> dict[str, Any]:
     """Return the arguments by which observers make integers of activations (quint8, affine).
 
-    `reduce_range`: see `max_activation_level`.
+    `reduce_range`: integers up to 127 instead of 255, to keep sums of byte products within 16 bits.
     """
-    quant_max = max_activation_level(reduce_range=reduce_range)
+    quant_max = 127 if reduce_range else 255
     return {"dtype": torch.quint8, "qscheme": torch.per_tensor_affine, "quant_min": 0, "quant_max": quant_max}
 
 

@@ -48,21 +48,17 @@ class DynamicRecurrent(nn.Module):
     their range. Its state dict has a pair of a qint8 weight and a bias, or None, under the name of each weight.
     """
 
-    def __init__(self, layer: nn.LSTM | nn.GRU, *, per_channel: bool, reduce_range: bool) -> None:
+    def __init__(self, layer: nn.LSTM | nn.GRU, *, per_channel: bool, narrow_weights: bool) -> None:
         super().__init__()
         self.mode, self.input_size, self.hidden_size = layer.mode, layer.input_size, layer.hidden_size
         self.num_layers, self.bidirectional, self.bias = layer.num_layers, layer.bidirectional, layer.bias
         self.batch_first, self.dropout, self.proj_size = layer.batch_first, layer.dropout, 0
-        self.reduce_range = reduce_range
-        self._pack(
-            {
-                name: (
-                    int8_weight(getattr(layer, name).detach(), per_channel=per_channel, axis=0),
-                    getattr(layer, name.replace("weight", "bias")).detach() if layer.bias else None,
-                )
-                for name in self.weight_names
-            }
-        )
+        weights = {}
+        for name in self.weight_names:
+            weight, bias = getattr(layer, name).detach(), getattr(layer, name.replace("weight", "bias"), None)
+            rounded = int8_weight(weight, per_channel=per_channel, axis=0, narrow=narrow_weights)
+            weights[name] = rounded, None if bias is None else bias.detach()
+        self._pack(weights)
 
     @property
     def weight_names(self) -> list[str]:
@@ -114,7 +110,7 @@ class DynamicRecurrent(nn.Module):
         pairs = zip(self.weight_names[::2], self.weight_names[1::2], strict=True)
         self._cells = [
             operators.make_quantized_cell_params_dynamic(
-                *(self._packed[name] for name in pair), zeros, zeros, self.reduce_range
+                *(self._packed[name] for name in pair), zeros, zeros, False
             )  # the biases that it computes with are packed with the weights
             for pair in pairs
         ]
@@ -131,15 +127,15 @@ class DynamicRecurrent(nn.Module):
 
 
 def swap_dynamic_recurrent(
-    module: nn.Module, names: Sequence[str], *, per_channel: bool, reduce_range: bool
+    module: nn.Module, names: Sequence[str], *, per_channel: bool, narrow_weights: bool
 ) -> nn.Module:
     """Replace LSTM and GRU layers, by name, by dynamically quantized ones, in place; return the module.
 
-    `per_channel`: one scale for each row of the weights. `reduce_range`: quantize inputs and states to 7 bits.
+    `per_channel`: one scale for each row of the weights. `narrow_weights`: see `weight_format`.
     """
 
     def quantized(layer: Any) -> nn.Module:
-        return DynamicRecurrent(layer, per_channel=per_channel, reduce_range=reduce_range)
+        return DynamicRecurrent(layer, per_channel=per_channel, narrow_weights=narrow_weights)
 
     return replace_layers(module, names, quantized)
 
@@ -343,11 +339,10 @@ class _Track:
             (WeightLevels.of(weights[name][0]), weights[name][1])
             for name in self.layer.weight_names[2 * self.place : 2 * self.place + 2]
         )
-        reduce_range = self.layer.reduce_range
-        x_levels = InputLevels.of(self.x_NI, reduce_range=reduce_range)
+        x_levels = InputLevels.of(self.x_NI)
 
         def products(x_RI: torch.Tensor, hidden_BS: torch.Tensor) -> tuple[_Bounded, _Bounded]:
-            hidden_levels = InputLevels.of(hidden_BS, reduce_range=reduce_range)
+            hidden_levels = InputLevels.of(hidden_BS)
             hidden_RS = hidden_BS[: len(x_RI)]
             return (
                 _Bounded(*expected_product(x_RI, x_levels, of_x, bias_x)),

@@ -106,7 +106,7 @@ def unusual(name: str) -> nn.Module:
 @transform
 def with_dynamic_layers(module: nn.Module, layers: list[str]) -> nn.Module:
     with torch.no_grad():
-        return swap_dynamic_linears(module, layers, per_channel=True, reduce_range=False)
+        return swap_dynamic_linears(module, layers, per_channel=True, narrow_weights=False)
 
 
 @builder

@@ -36,7 +36,7 @@ SHAPES = [(1, 1, NUM_INPUTS), (3, 9, NUM_INPUTS), (2, 40, NUM_INPUTS)]
 SCHEMES = [
     (backend, weights)
     for backend, weights in (("fbgemm", "per_channel"), ("qnnpack", "per_tensor"))
-    if backend in supported_engines() and not reduced(backend)  # files have no reduced ranges of dynamic layers
+    if backend in supported_engines()
 ]
 
 
@@ -69,7 +69,7 @@ def int8_model(backend: str, weights: str, kind: str, **options: Any) -> Model:
     ]
     signature = Signature((TensorSpec("x", "float32", (BATCH, "length", NUM_INPUTS)),), tuple(outputs))
     reference = FunctionRef.to(sequences, kind=kind, **options)
-    convert = FunctionRef.to(to_dynamic_int8, weights=weights, reduce_range=False, layers=["layer"])
+    convert = FunctionRef.to(to_dynamic_int8, weights=weights, narrow_weights=reduced(backend), layers=["layer"])
     with seeded(0):
         model = Model.from_module(
             Recipe(reference, signature, (), (convert,), backend), Sequences(**reference.arguments)
@@ -143,7 +143,7 @@ def test_a_file_computes_the_integers_that_torch_does(
     assert {layer.name for layer in saturation.layers} == {
         f"layer.weight_{of}_l0{suffix}" for of in ("ih", "hh") for suffix in ("", "_reverse")[:directions]
     }
-    assert all(layer.is_dynamic and layer.saturates for layer in saturation.layers)
+    assert all(layer.saturates is not reduced(backend) for layer in saturation.layers)
 
 
 @pytest.mark.usefixtures("scans")

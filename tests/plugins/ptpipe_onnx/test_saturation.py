@@ -107,7 +107,7 @@ def test_an_export_says_which_layers_can_saturate(backend: str, high: int, expor
     file, events = made.file, made.events
     metadata = {entry.key: entry.value for entry in onnx.load(file.path).metadata_props}
     named = json.loads(metadata["saturating_layers_without_vnni"])
-    notices = [event.text for event in events if isinstance(event, Notice) and "without VNNI" in event.text]
+    notices = [event.text for event in events if isinstance(event, Notice) and "layers can saturate" in event.text]
     assert events.metrics["num_saturating_layers"] == len(named)
     if high == 127:
         assert (named, notices) == ([], [])
@@ -118,11 +118,10 @@ def test_an_export_says_which_layers_can_saturate(backend: str, high: int, expor
     assert named[0] in notices[0]
 
 
-def test_dynamic_layers_have_no_reduced_range(run_export: Export, dynamic_model: Make, events) -> None:
+def test_the_remedy_of_dynamic_layers(run_export: Export, dynamic_model: Make, events) -> None:
     run_export(dynamic_model("cnn", "fbgemm", per_channel=True))
-    (notice,) = (event.text for event in events if isinstance(event, Notice) and "without VNNI" in event.text)
-    assert "session.x64quantprecision" in notice
-    assert "reduce_range" not in notice
+    (notice,) = (event.text for event in events if isinstance(event, Notice) and "layers can saturate" in event.text)
+    assert "quantize with `reduce_range: true`" in notice
 
 
 def test_what_saturation_changes_is_measured_where_it_happens(exported: Callable[..., Exported]) -> None:

@@ -39,7 +39,7 @@ def flattening(*, view: bool) -> nn.Module:
 @transform
 def dynamic(module: nn.Module) -> nn.Module:
     with torch.no_grad():
-        return swap_dynamic_linears(module, ["fc"], per_channel=True, reduce_range=False)
+        return swap_dynamic_linears(module, ["fc"], per_channel=True, narrow_weights=False)
 
 
 def make_model(*, view: bool) -> Model:

@@ -11,7 +11,7 @@ from ptpipe_torch.int8 import layers
 from ptpipe_torch.int8.engine import quantized_engine, supported_engines
 from ptpipe_torch.int8.layers import QuantizedWeight, dynamic_linear_error, int8_weight, swap_dynamic_linears
 
-from ....processor import needs_vnni, reduced
+from ....processor import reduced
 
 
 def test_qat_layers_with_and_without_relu() -> None:
@@ -36,26 +36,18 @@ def test_weights_are_rounded_to_int8(per_channel) -> None:
     torch.testing.assert_close(quantized.dequantize(), quantized.int_repr() * step)
 
 
-@needs_vnni
-def test_a_dynamic_layer_uses_all_of_8_bits() -> None:
+def test_narrow_weights_of_a_dynamic_layer_have_seven_bits() -> None:
     torch.manual_seed(0)
-    x, linear = torch.rand(64, 200) * 3, nn.Linear(200, 5)
-    errors = []
-    for reduce_range in (False, True):
+    for narrow, largest in ((False, 127), (True, 64)):
         net = nn.Sequential(nn.Linear(200, 5))
-        net.load_state_dict({f"0.{name}": value for name, value in linear.state_dict().items()})
-        swap_dynamic_linears(net, ["0"], per_channel=True, reduce_range=reduce_range)
-        with quantized_engine("fbgemm"):
-            exact = nn.functional.linear(x, net[0].weight().dequantize(), linear.bias)
-            errors.append((net(x) - exact).pow(2).mean().sqrt().item())
-    assert errors[0] < 0.7 * errors[1]
+        swap_dynamic_linears(net, ["0"], per_channel=True, narrow_weights=narrow)
+        assert net[0].weight().int_repr().int().abs().max() in (largest, largest + (not narrow))
 
 
 @pytest.mark.parametrize("backend", supported_engines())
-@pytest.mark.filterwarnings("ignore:.*qnnpack incorrectly ignores reduce_range")
 def test_a_dynamic_layer_differs_from_its_formula_by_rounding_alone(backend) -> None:
     torch.manual_seed(0)
-    for per_channel, reduce_range, inputs, outputs in (
+    for per_channel, narrow, inputs, outputs in (
         (True, reduced(backend), 300, 300),
         (False, True, 7, 5),
         (True, True, 64, 1),
@@ -63,10 +55,10 @@ def test_a_dynamic_layer_differs_from_its_formula_by_rounding_alone(backend) -> 
         net = nn.Sequential(nn.Linear(inputs, outputs, bias=per_channel))
         x = torch.randn(2, 20, inputs) + 1
         with quantized_engine(backend):
-            swap_dynamic_linears(net, ["0"], per_channel=per_channel, reduce_range=reduce_range)
+            swap_dynamic_linears(net, ["0"], per_channel=per_channel, narrow_weights=narrow)
             y = net(x)
             assert dynamic_linear_error(net[0], x, y) <= 1
-            one_step_off = y + torch.tensor(torch._choose_qparams_per_tensor(x, reduce_range)[0]) * 0.05
+            one_step_off = y + torch.tensor(torch._choose_qparams_per_tensor(x)[0]) * 0.05
             for wrong in (y * 1.001, one_step_off, y.flip(-1) if outputs > 1 else -y, y * torch.nan):
                 assert dynamic_linear_error(net[0], x, wrong) > 1
             assert dynamic_linear_error(net[0], x[:0], y[:0]) == dynamic_linear_error(net[0], x / 0, y) == 0

@@ -17,7 +17,7 @@ from ptpipe_torch.int8.engine import quantized_engine, supported_engines
 from ptpipe_torch.int8.layers import int8_weight
 from ptpipe_torch.int8.recurrent import DynamicRecurrent, recurrent_error
 
-from ....processor import needs_vnni, reduced
+from ....processor import reduced
 
 NUM_INPUTS, S, B, T = 12, 20, 5, 9
 KINDS: list[dict[str, Any]] = [
@@ -26,8 +26,7 @@ KINDS: list[dict[str, Any]] = [
     {"num_layers": 3, "bidirectional": True, "dropout": 0.5, "batch_first": True},
 ]
 SCHEMES = [(True, False), (False, True), (True, True)]
-"""Per channel or not, with reduced range or not."""
-pytestmark = pytest.mark.filterwarnings("ignore:.*qnnpack incorrectly ignores reduce_range")
+"""Per channel or not, with narrow weights or not."""
 
 
 def float_layer(type_: type[nn.RNNBase], **options: Any) -> Any:
@@ -66,11 +65,11 @@ def tensors_of(returned: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("type_", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("form", ["batch", "batch state", "packed", "packed state", "unbatched", "unbatched state"])
 def test_a_layer_differs_from_its_formula_by_rounding_alone(type_: type[nn.RNNBase], form: str, backend: str) -> None:
-    for options, (per_channel, reduce_range) in zip(KINDS, SCHEMES, strict=True):
+    for options, (per_channel, narrow) in zip(KINDS, SCHEMES, strict=True):
         layer = float_layer(type_, **options)
         x, state = arguments(layer, form)
         with quantized_engine(backend), torch.inference_mode():
-            int8 = DynamicRecurrent(layer, per_channel=per_channel, reduce_range=reduce_range or reduced(backend))
+            int8 = DynamicRecurrent(layer, per_channel=per_channel, narrow_weights=narrow or reduced(backend))
             returned, expected = int8(x, state), layer(x, state)
             assert recurrent_error(int8, returned, x, state) <= 1
             for index, (found, tensor) in enumerate(zip(tensors_of(returned), tensors_of(expected), strict=True)):
@@ -87,7 +86,7 @@ def test_many_steps_and_sequences(backend: str) -> None:
         layer = float_layer(type_, bidirectional=True, batch_first=True)
         x_BTI = torch.randn(30, 90, NUM_INPUTS, generator=torch.Generator().manual_seed(0))
         with quantized_engine(backend), torch.inference_mode():
-            int8 = DynamicRecurrent(layer, per_channel=True, reduce_range=reduced(backend))
+            int8 = DynamicRecurrent(layer, per_channel=True, narrow_weights=reduced(backend))
             y_BTS, last = int8(x_BTI)
             assert recurrent_error(int8, (y_BTS, last), x_BTI) <= 1
             assert recurrent_error(int8, (y_BTS.flip(-1), last), x_BTI) > 1
@@ -101,7 +100,7 @@ def test_the_state_dict_has_plain_weights(type_: type[nn.RNNBase], options: Any,
     layer, other = float_layer(type_, **options), type_(NUM_INPUTS, S, **options).eval()
     x, state = arguments(layer, "batch state")
     with quantized_engine(backend), torch.inference_mode():
-        int8, copied = (DynamicRecurrent(each, per_channel=True, reduce_range=False) for each in (layer, other))
+        int8, copied = (DynamicRecurrent(each, per_channel=True, narrow_weights=False) for each in (layer, other))
         expected = tensors_of(int8(x, state))
         assert not torch.equal(tensors_of(copied(x, state))[0], expected[0])
         copied.load_state_dict(int8.state_dict())
@@ -116,13 +115,9 @@ def test_the_state_dict_has_plain_weights(type_: type[nn.RNNBase], options: Any,
         assert set(int8.state_dict()) == {name for name, _ in layer.named_parameters() if name.startswith("weight")}
 
 
-@needs_vnni
-def test_the_range_of_states_is_reduced_where_it_is_asked_for() -> None:
+def test_narrow_weights_have_seven_bits() -> None:
     layer = float_layer(nn.LSTM)
-    x, _ = arguments(layer, "batch")
-    errors = []
-    with quantized_engine("fbgemm"), torch.inference_mode():
-        for reduce_range in (False, True):
-            int8 = DynamicRecurrent(layer, per_channel=True, reduce_range=reduce_range)
-            errors.append((int8(x)[0] - layer(x)[0]).pow(2).mean().sqrt().item())
-    assert errors[0] < 0.75 * errors[1]
+    for narrow, largest in ((False, 127), (True, 64)):
+        weights = DynamicRecurrent(layer, per_channel=True, narrow_weights=narrow).weights
+        found = {int(weight.int_repr().int().abs().max()) for weight, _ in weights.values()}
+        assert found <= {largest, largest + (not narrow)}
