@@ -45,6 +45,10 @@ class WorkerError(Exception):
     """A worker has failed or died; the message is for the user."""
 
 
+class _SessionEndedError(Exception):
+    """Nobody waits for the result any more."""
+
+
 @dataclass
 class _WorkerProcess:
     """A worker, stopped unless it answers: threads that wait actively for the next call would take others' time."""
@@ -68,11 +72,11 @@ class _WorkerProcess:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Return its next answer. Raises WorkerError where it fails or has died."""
+        """Return its next answer. Raises WorkerError where it fails or has died, _SessionEndedError at any time."""
         try:
             select.select([self.pipe.fileno(), sys.stdin.fileno()], [], [])
             if not self.pipe.poll():
-                os._exit(1)  # the session has ended
+                raise _SessionEndedError
             content: dict[str, Any] = json.loads(self.pipe.recv_bytes())
         except EOFError:
             raise WorkerError(f"{self.name}: {self._death()}") from None
@@ -87,6 +91,11 @@ class _WorkerProcess:
         if self.pid:
             os.kill(self.pid, signal.SIGCONT)
             os.waitpid(self.pid, 0)
+
+    def kill(self) -> None:
+        """End the worker at once: one that is stopped would stay, one that predicts may take any time."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
 
     def _death(self) -> str:
         _, status = os.waitpid(self.pid, 0)
@@ -174,6 +183,10 @@ class Server:
                 workers[position] = worker = self._fork(position, num_threads, pipes)
                 worker.ready = worker.answer()
             yield [workers[position] for position in range(len(self._models))]
+        except _SessionEndedError:
+            for worker in workers.values():
+                worker.kill()
+            os._exit(1)
         finally:
             for worker in workers.values():
                 worker.end()
