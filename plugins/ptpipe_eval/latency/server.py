@@ -46,7 +46,7 @@ class WorkerError(Exception):
 
 
 class _SessionEndedError(Exception):
-    """Nobody waits for the result any more."""
+    """No process waits for the result any more."""
 
 
 @dataclass
