@@ -168,10 +168,11 @@ def _differences(
 ) -> tuple[dict[str, OutputDifference], dict[str, str]]:
     """Return how the outputs differ, and the file's metadata."""
     outputs, metadata = _run(path, vectors, exact_sums=exact_sums)
-    tolerances = vectors.tolerances.items()
-    return {
-        name: difference_of(outputs[name], vectors.outputs[name], allowed) for name, allowed in tolerances
-    }, metadata
+    found = {
+        name: difference_of(outputs[name], vectors.outputs[name], tolerance)
+        for name, tolerance in vectors.tolerances.items()
+    }
+    return found, metadata
 
 
 def _run(path: Path, vectors: Vectors, *, exact_sums: bool) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:

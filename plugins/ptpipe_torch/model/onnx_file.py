@@ -73,8 +73,11 @@ class OnnxFile(Deployable):
     def with_exact_sums(self) -> OnnxFile:
         """Return the same file with predictors that compute what the file says on every processor.
 
-        On x86 processors without VNNI, ONNX Runtime's usual kernels add products in 16 bits, which can saturate.
+        On x86 processors without VNNI, ONNX Runtime's usual kernels add products in 16 bits, which can saturate. A
+        float file is returned as it is.
         """
+        if self.precision == "float32":
+            return self
         exact = copy.copy(self)
         exact._exact_sums = True
         return exact
