@@ -30,6 +30,8 @@ from ptpipe_torch.int8.additions import ADDITIONS
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.recurrent import DynamicRecurrent
 
+from ..processor import reduced
+
 F = nn.functional
 FLOAT_TOLERANCE = 1e-3
 """Of the largest value: sums of float32 in another order, and biases rounded to a thousandth of a step."""
@@ -304,9 +306,10 @@ def check_dynamic(int8: Model, float_model: Model, images_NCHW: torch.Tensor) ->
     layers = dict(_dynamic_layers(module))
     own = float_model.build()
     rounded = _by_float_name(without_dynamic_rounding(int8.build()))
+    largest = 64 if reduced(int8.recipe.backend) else 127
     with torch.no_grad():
         for name, parameter in own.named_parameters():
-            steps = (rounded[name] - parameter).abs() / (parameter.abs().max() / 127 + 1e-9)
+            steps = (rounded[name] - parameter).abs() / (parameter.abs().max() / largest + 1e-9)
             if steps.max() > 0.51 + 1e-3:
                 raise Difference(f"a weight of {name} is {steps.max():.3g} steps off its float")
             parameter.copy_(rounded[name])
