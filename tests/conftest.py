@@ -59,8 +59,15 @@ def _has_room(folder: Path) -> bool:
     return status.f_bavail * status.f_frsize >= ENOUGH_BYTES and not status.f_flag & os.ST_NOEXEC
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip further combinations of long tests, unless they are asked for, and what needs torch where it is missing."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip further combinations of long tests, unless they are asked for, and what needs torch where it is missing.
+
+    Tests that the file $PTPIPE_PASSED_IN lists are left out: in CI, those of the core that passed without torch.
+    """
+    if path := os.environ.get("PTPIPE_PASSED_IN"):
+        passed = set(Path(path).read_text(encoding="utf-8").splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
     reasons = {}
     if os.environ.get("PTPIPE_THOROUGH", "0") == "0":
         reasons["thorough"] = "one more combination: PTPIPE_THOROUGH=1 runs it"
@@ -72,6 +79,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """List what passes in the file $PTPIPE_PASSED_TO; of pytest-xdist's processes, the one that knows of all tests."""
+    path = os.environ.get("PTPIPE_PASSED_TO")
+    if path and report.when == "call" and report.passed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\n")
 
 
 @pytest.hookimpl(trylast=True)

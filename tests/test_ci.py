@@ -169,3 +169,19 @@ def test_local_hooks_call_tools_that_are_installed():
     tools = [Path(entry).name for entry in entries if entry.startswith(".venv/bin/")]
     assert [tool for tool in tools if not Path(sys.executable).with_name(tool).exists()] == []
     assert {"ruff", "mypy", "lint-imports"} <= set(tools)
+
+
+def test_what_has_passed_without_torch_is_not_run_again(tmp_path):
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "tests/ptpipe/test_host.py"]
+    listed = tmp_path / "passed.txt"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PTPIPE_", "PYTEST_"))}
+
+    def ended(name):
+        options = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
+        return subprocess.run(command, env=environment | {name: str(listed)}, **options)
+
+    first = ended("PTPIPE_PASSED_TO")
+    passed = listed.read_text().splitlines()
+    assert f"{len(passed)} passed" in first.stdout, first.stdout
+    listed.write_text("\n".join(passed[1:]))
+    assert re.search(r"^1 passed", ended("PTPIPE_PASSED_IN").stdout, re.MULTILINE)
