@@ -11,6 +11,8 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+VNNI_FLAGS = ("avx512_vnni", "avx_vnni")
+"""Names of VNNI's two forms among `cpu_flags`: of 512 bits and of 256."""
 _X86 = ("x86_64", "amd64", "i386", "i686", "x86")
 
 

@@ -18,9 +18,6 @@ import numpy.typing as npt
 from ptpipe import JSON, IntegrityError, StageError, __version__, host
 from ptpipe_onnx.vectors import Tolerance, Vectors
 
-_VNNI = ("avx512_vnni", "avx_vnni")
-
-
 Match: TypeAlias = Literal["equal", "one step", "within tolerance", "differs"]
 _ROUNDING = 1e-3
 """Of a step: a difference of two float32 numbers, each a multiple of it."""
@@ -101,7 +98,7 @@ def environment() -> dict[str, str]:
     """Return the versions and the processor that a file's outputs depend on."""
     ort = _runtime()
     flags = host.cpu_flags()
-    vnni = "unknown" if flags is None else ", ".join(flag for flag in _VNNI if flag in flags) or "none"
+    vnni = "unknown" if flags is None else ", ".join(flag for flag in host.VNNI_FLAGS if flag in flags) or "none"
     return {
         "ptpipe": __version__,
         "onnxruntime": str(ort.__version__),

@@ -19,7 +19,7 @@ Backend: TypeAlias = Literal["fbgemm", "qnnpack", "x86", "onednn"]
 
 # Flag names of /proc/cpuinfo. Only oneDNN has kernels for the 256-bit form of processors without AVX-512; torch's
 # `x86` runs layers on oneDNN if the processor has AVX512-VNNI, else on fbgemm.
-_SUFFICIENT_FLAGS = {"fbgemm": ("avx512_vnni",), "x86": ("avx512_vnni",), "onednn": ("avx512_vnni", "avx_vnni")}
+_SUFFICIENT_FLAGS = {"fbgemm": ("avx512_vnni",), "x86": ("avx512_vnni",), "onednn": host.VNNI_FLAGS}
 
 
 def wants_reduced_range(

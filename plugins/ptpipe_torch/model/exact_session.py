@@ -16,13 +16,11 @@ from ptpipe import host
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
-_VNNI = ("avx512_vnni", "avx_vnni")
-
 
 def may_saturate() -> bool:
     """Return whether usual kernels may saturate on this processor; True for an x86 processor of unknown features."""
     flags = host.cpu_flags()
-    return host.is_x86() and (flags is None or not flags.intersection(_VNNI))
+    return host.is_x86() and (flags is None or not flags.intersection(host.VNNI_FLAGS))
 
 
 def exact_session(path: Path, options: Any) -> Any:
