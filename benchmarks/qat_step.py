@@ -9,6 +9,7 @@ Rows of each network: float; ours as `quant.prepare_qat` prepares it (batch norm
 frozen, and with batch norms folded; for small_cnn also torch's own `prepare_qat_fx` (which does not run under bf16).
 
     python benchmarks/qat_step.py [--networks small_cnn resnet18] [--rounds 5] [--images 1024] [--threads 1]
+                                  [--device cuda]
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ class Bench:
     scratch: Path
     data: Data
     num_threads: int
+    device: str = "cpu"
     num_runs: int = 0
 
     def context(self) -> Context:
@@ -140,8 +142,8 @@ class Bench:
     def train(self, model: Model, precision: str) -> tuple[Model, float, str]:
         """Return the trained model, milliseconds per step, and the memory format."""
         events: list[Event] = []
-        options = {"epochs": 1, "lr": 0.001, "precision": precision, "num_threads": self.num_threads, "device": "cpu"}
-        config = TrainConfig.model_validate(options)
+        options = {"epochs": 1, "lr": 0.001, "num_threads": self.num_threads}
+        config = TrainConfig.model_validate({**options, "precision": precision, "device": self.device})
         with warnings.catch_warnings(action="ignore"):
             trained = train(config, replace(self.context(), _tell=events.append), model, self.data)
         metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
@@ -220,12 +222,13 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     for option, default in (("--rounds", 5), ("--images", 1024), ("--threads", 1)):
         parser.add_argument(option, type=int, default=default)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         for name in arguments.networks:
             network = NETWORKS[name]
             num = max(1, arguments.images // network.batch_size) * network.batch_size
-            bench = Bench(Path(scratch), network.data(network.batch_size, num), arguments.threads)
+            bench = Bench(Path(scratch), network.data(network.batch_size, num), arguments.threads, arguments.device)
             float_model = network.model(bench.context(), bench.data)
             models = dict(bench.models(float_model, stock=name == "small_cnn"))
             print_table(name, network, *race(bench, models, arguments.rounds))

@@ -10,6 +10,7 @@ Images: MNIST under PTPIPE_DATA, else random images of the same shape. With --te
 texts of 4 to 64 tokens, whose batches the bare loop finds ready and in the stage's order.
 
     python benchmarks/train_throughput.py [--rounds 7] [--steps 150] [--batch 128] [--threads 2] [--contiguous] [--text]
+                                          [--device cuda]
 """
 
 from __future__ import annotations
@@ -82,18 +83,21 @@ def make_texts(num_texts: int, batch_size: int) -> Data:
 
 def bare_loop(model: Model, data: Data, config: TrainConfig) -> Training:
     last = config.memory_format == "channels_last"
-    module = model.build_prepared().to(memory_format=torch.channels_last if last else torch.contiguous_format).train()
+    layout = torch.channels_last if last else torch.contiguous_format
+    module = model.build_prepared().to(config.device, memory_format=layout).train()
     optimizer = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
     order_N = data.epoch_order("train", SEED, 0, data.loader.batch_size)
-    batches = list(data.batches("train", order_N=order_N, channels_last=last))
+    batches = list(data.batches("train", order_N=order_N, channels_last=last, device=config.device))
 
     def run() -> None:
         for batch in batches:
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16) if config.precision == "bf16" else nullcontext():
+            with torch.autocast(config.device, torch.bfloat16) if config.precision == "bf16" else nullcontext():
                 loss = cross_entropy(module(*batch.args), batch.targets["labels"])
             loss.backward()
             optimizer.step()
+        if config.device == "cuda":
+            torch.cuda.synchronize()
 
     return run
 
@@ -145,6 +149,7 @@ def main() -> None:
         "--contiguous", action="store_true", help="also measure the contiguous format, which the stage doesn't choose"
     )
     parser.add_argument("--text", action="store_true", help="texts instead of images")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     num_samples = options.steps * options.batch
     layouts = ("channels_last", "contiguous") if options.contiguous else ("channels_last",)
@@ -157,11 +162,16 @@ def main() -> None:
         else:
             data = make_data(num_samples, options.batch, context)
             model = small_cnn(SmallCnnConfig(), context, data)
-        print(f"{data.info.name}, batches of {options.batch}, {options.threads} threads, torch {torch.__version__}")
+        where = f"{options.device}, {options.threads} threads, torch {torch.__version__}"
+        print(f"{data.info.name}, batches of {options.batch}, {where}")
         for precision in ("fp32", "bf16"):
             for layout in layouts:
                 config = TrainConfig(
-                    epochs=1, precision=precision, memory_format=layout, num_threads=options.threads, device="cpu"
+                    epochs=1,
+                    precision=precision,
+                    memory_format=layout,
+                    num_threads=options.threads,
+                    device=options.device,
                 )
                 rates = measure(trainings(model, data, config), num_samples, options.rounds)
                 reached &= show(f"{precision}, {layout}", rates)

@@ -155,6 +155,11 @@ def eager_int8_names(path):
     return {name for name in imports_of(path) | attributes_of(path) if EAGER_INT8.search(name)}
 
 
+def test_onnxruntime_is_imported_without_its_telemetry():
+    users = {path for path in SOURCES if "onnxruntime" in imports_of(path)}
+    assert users == {ROOT / "plugins" / "ptpipe_torch" / "ort.py"}, "others import it from there"
+
+
 def test_eager_quantized_tensors_are_used_in_one_package():
     users = {path.parent for path in SOURCES if eager_int8_names(path)}
     assert users == {ROOT / "plugins" / "ptpipe_torch" / "int8"}

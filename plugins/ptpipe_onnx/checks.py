@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from ptpipe_torch.model.onnx_file import session_options
+from ptpipe_torch.ort import ort
 
 
 def unsupported_opset(opset: int, ir_version: int = 10) -> str | None:

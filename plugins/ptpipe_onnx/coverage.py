@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
-import onnxruntime as ort
 
 from ptpipe import JSON
 from ptpipe_onnx.file_layers import FileLayer, layers_of
 from ptpipe_onnx.graph import consumers, producer
 from ptpipe_onnx.kernels import Kernels
+from ptpipe_torch.ort import ort
 
 _MAX_NAMED = 5
 _FLOAT_IN_MODEL = "they are float in the model"

@@ -28,10 +28,10 @@ def _run_session() -> Check:
     """Check that a session computes correct numbers."""
     remedy = "reinstall them: pip install --force-reinstall onnx onnxruntime"
     try:
-        import onnxruntime
+        from ptpipe_torch.ort import ort
 
         sums = _session_sums()
-        providers = ", ".join(name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers())
+        providers = ", ".join(name.removesuffix("ExecutionProvider") for name in ort.get_available_providers())
     except Exception as error:  # noqa: BLE001  # ONNX Runtime's exceptions have no common base class
         return Check.fail("onnx session", str(error).strip().partition("\n")[0], remedy)
     if sums != [11.0, 22.0]:
@@ -41,10 +41,10 @@ def _run_session() -> Check:
 
 def _session_sums() -> list[float]:
     import numpy as np
-    import onnxruntime
     from onnx import TensorProto, checker, helper
 
     from ptpipe_torch.model.onnx_file import session_options
+    from ptpipe_torch.ort import ort
 
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("a", "b", "sums")]
     graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["sums"])], "probe", ends[:2], ends[2:])
@@ -52,7 +52,7 @@ def _session_sums() -> list[float]:
     model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
     checker.check_model(model)
     content, options = model.SerializeToString(), session_options(num_threads=1)
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     feeds = {"a": np.array([1, 2], np.float32), "b": np.array([10, 20], np.float32)}
     sums: list[float] = session.run(None, feeds)[0].tolist()
     return sums

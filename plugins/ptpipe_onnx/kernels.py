@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
-import onnxruntime as ort
 
 from ptpipe_torch.model.onnx_file import session_options
+from ptpipe_torch.ort import ort
 
 _INTEGER_PRODUCTS = (
     *("MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"),

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-import onnxruntime as ort
 from PIL import Image
 
 from ptpipe import StageError
@@ -21,6 +20,7 @@ from ptpipe_onnx.graph import add_initializer
 from ptpipe_onnx.resizing import add_resizing, image_axes
 from ptpipe_torch import RawForm
 from ptpipe_torch.model.onnx_file import session_options
+from ptpipe_torch.ort import ort
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage

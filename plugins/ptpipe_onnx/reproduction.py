@@ -188,10 +188,10 @@ def _run(path: Path, vectors: Vectors, *, exact_sums: bool) -> tuple[dict[str, n
 
 def _runtime() -> Any:
     try:
-        import onnxruntime
+        from ptpipe_torch.ort import ort
     except ImportError as error:
         raise StageError("onnxruntime can't be imported: pip install onnxruntime") from error
-    return onnxruntime
+    return ort
 
 
 def _may_saturate(here: Mapping[str, str], metadata: Mapping[str, str]) -> bool:

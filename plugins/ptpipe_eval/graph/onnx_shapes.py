@@ -77,7 +77,7 @@ def _set_input_shapes(model: ModelProto, feed: Mapping[str, npt.NDArray[Any]]) -
 
 def _measured(model: ModelProto, feed: Mapping[str, npt.NDArray[Any]], wanted: Sequence[str]) -> dict[str, TensorFacts]:
     """Run the graph, which is consumed, with these tensors as outputs."""
-    import onnxruntime as ort
+    from ptpipe_torch.ort import ort
 
     _set_input_shapes(model, feed)
     del model.graph.output[:]

@@ -84,8 +84,9 @@ def _best_s(call: Callable[[], object], seconds: float) -> float:
 
 def _matrix_product(dtype: str, num_threads: int) -> Callable[[], object]:
     """Return a call of ONNX Runtime's product of two square matrices, the kernel that most of its others build on."""
-    import onnxruntime as ort
     from onnx import TensorProto, helper, numpy_helper
+
+    from ptpipe_torch.ort import ort
 
     kind = "MatMul" if dtype == "float32" else "MatMulInteger"
     of_input, of_weight = (np.float32, np.float32) if dtype == "float32" else (np.uint8, np.int8)

@@ -34,7 +34,7 @@ METHOD = (
 )
 
 _MAX_ERROR_LINES = 5
-_LIBRARIES = ("onnxruntime", "torch", "torchvision", "timm", "transformers")
+_LIBRARIES = ("ptpipe_torch.ort", "torch", "torchvision", "timm", "transformers")
 """That take long to import, in an order in which they can be."""
 
 OnProgress: TypeAlias = Callable[[Mapping[str, Any]], None]

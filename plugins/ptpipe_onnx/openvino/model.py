@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ _NO_COMPUTATION = {
 }
 _CONVERSION = "FakeQuantize"
 _INT8 = ("u8", "i8")
+_TELEMETRY = "openvino_telemetry"
 
 
 class OpenVinoModel(Deployable):
@@ -137,9 +139,23 @@ def import_openvino() -> Any:
     """Return the module. Raises StageError where it is missing."""
     if message := missing_openvino():
         raise StageError(message)
-    import openvino
+    with _without_telemetry():
+        import openvino
 
     return openvino
+
+
+@contextmanager
+def _without_telemetry() -> Iterator[None]:
+    """Hide the package by which OpenVINO reports every import and conversion to its vendor, unless it is in use."""
+    if _TELEMETRY in sys.modules:
+        yield
+        return
+    sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # importing it fails, and OpenVINO does without it
+    try:
+        yield
+    finally:
+        del sys.modules[_TELEMETRY]
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
-import onnxruntime as ort
 from onnx import NodeProto, helper
 
 from ptpipe import JSON, Context
@@ -15,6 +14,7 @@ from ptpipe_onnx.quantization.agreement import agreement
 from ptpipe_onnx.quantization.config import QuantizerConfig
 from ptpipe_onnx.quantization.tools import quantizer_tools
 from ptpipe_torch import Data, OnnxFile
+from ptpipe_torch.ort import ort
 
 _OF_THE_FLOAT_FILE = {"precision", "reduce_range", "exact_integer_sums_on_x86"}
 """Metadata that would be untrue."""

@@ -29,7 +29,7 @@ _SCALE_BITS = 32
 
 def missing_quantizer() -> str | None:
     """Return an error message if the installed ONNX Runtime can't quantize weights alone, else None."""
-    import onnxruntime as ort
+    from ptpipe_torch.ort import ort
 
     if Version(ort.__version__) >= Version(_OLDEST):
         return None

@@ -25,7 +25,7 @@ def may_saturate() -> bool:
 
 def exact_session(path: Path, options: Any) -> Any:
     """Return a session of a self-contained file. `options`: an `onnxruntime.SessionOptions`, which is changed."""
-    import onnxruntime as ort
+    from ptpipe_torch.ort import ort
 
     content: str | bytes = str(path)
     if may_saturate():

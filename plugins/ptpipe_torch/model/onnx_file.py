@@ -187,7 +187,7 @@ class _Info(BaseModel):
 
 def session_options(num_threads: int) -> Any:
     """Return the options of every session: nothing is logged to the terminal, since all errors are raised."""
-    import onnxruntime as ort
+    from ptpipe_torch.ort import ort
 
     ort.set_default_logger_severity(_FATAL)  # its allocators log there, whatever the session's options are
     options = ort.SessionOptions()
@@ -208,7 +208,7 @@ def open_session(path: Path, num_threads: int, *, exact_sums: bool = False) -> I
 
 
 def _session(path: Path, num_threads: int, *, exact_sums: bool) -> Any:
-    import onnxruntime as ort
+    from ptpipe_torch.ort import ort
 
     _check_self_contained(path)
     options = session_options(num_threads)

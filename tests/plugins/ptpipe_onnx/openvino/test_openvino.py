@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,3 +153,21 @@ def test_a_split_without_samples_is_refused(files, convert, digits) -> None:
     empty = Data(digits.info, {**digits.splits, "val": digits.splits["test"].subset(np.arange(0))})
     with pytest.raises(StageError, match=r"no samples in val: choose another `split`"):
         convert(files["float32"], empty, split="val")
+
+
+def test_openvino_is_imported_without_its_telemetry(tmp_path: Path) -> None:
+    code = (
+        "import sys; from ptpipe_onnx.openvino.model import import_openvino; "
+        "import_openvino().Core(); print('openvino_telemetry' in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in {"CI", "GITHUB_ACTIONS"}}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout.strip() == "False"
+    assert list(tmp_path.iterdir()) == []
