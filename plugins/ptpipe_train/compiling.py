@@ -75,7 +75,10 @@ def compiler_session() -> Iterator[None]:
     with (
         TemporaryDirectory(prefix="ptpipe-compile-", ignore_cleanup_errors=True) as folder,
         _environment(dict.fromkeys(_CACHE_VARIABLES, folder)),
+        warnings.catch_warnings(),
     ):
+        # TF32 is less exact than the fp32 that was asked for.
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
         _import_compiler()
         from torch._dynamo import config, reset
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException

@@ -25,6 +25,7 @@ from ptpipe_train.checkpointer import Checkpointer
 from ptpipe_train.compiling import compiler_session
 from ptpipe_train.config_parallel import PIPELINED
 from ptpipe_train.device import (
+    check_comm,
     DeviceSettings,
     describe_environment,
     deterministic_kernels,
@@ -76,6 +77,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
         ) as workers,
     ):
         plan = _plan_steps(config, ctx, model, data, batch_size)
+        check_comm(resolve_device(config.device), parallel)
         settings, choice = _resolve_settings(config, ctx, model, data, plan, workers)
         with seeded(_seed(ctx, workers), settings.device), deterministic_kernels(settings.device):
             module = model.build_prepared().train()

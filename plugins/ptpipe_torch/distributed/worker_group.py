@@ -189,9 +189,14 @@ def _number(variable: str, default: str) -> int:
 
 
 def choose_comm(comm: Comm, has_own_device: bool) -> str:
-    """Return the backend of the process group. `has_own_device`: whether each process has its own CUDA device."""
+    """Return the backend of the process group. `has_own_device`: whether each process has its own CUDA device.
+
+    Raises StageError for nccl where it hasn't.
+    """
     import torch.distributed as dist
 
+    if comm == "nccl" and not has_own_device:
+        raise StageError("comm nccl needs a CUDA device for each worker of a machine; use fewer workers, or comm auto")
     if comm != "auto":
         return comm
     return "nccl" if has_own_device and dist.is_nccl_available() else "gloo"

@@ -20,7 +20,7 @@ from ptpipe import ManifestError, StageError
 from ptpipe_train import TrainConfig, train
 from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.degrees import Degrees
-from ptpipe_train.device import find_missing_for_workers
+from ptpipe_train.device import check_comm, find_missing_for_workers
 
 MULTI_WORKER, PIPELINED, ALL = (
     {"ddp", "fsdp", "pp", "ddp+pp"},
@@ -325,6 +325,22 @@ def test_a_cuda_device_counts_only_where_it_is_used(monkeypatch: pytest.MonkeyPa
     wanted = parallel(mode="ddp", workers=2, sync_bn=True, comm="nccl")
     assert list(find_missing_for_workers("cuda", wanted)) == []
     assert len(list(find_missing_for_workers("cpu", wanted))) == 2
+
+
+@pytest.mark.parametrize("mode", ["fsdp", "pp"])
+def test_gloo_can_not_do_every_mode_on_cuda_devices(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    wanted = parallel(mode=mode, workers=2, comm="gloo")
+    (line,) = find_missing_for_workers("cuda", wanted)
+    assert line.startswith(f"parallel mode {mode} on CUDA devices needs comm nccl, and with it a device for each worker")
+    assert list(find_missing_for_workers("cpu", wanted)) == []
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
+    with pytest.raises(StageError, match=r"use mode ddp, or device cpu \(this machine has \d+\)$"):
+        check_comm(torch.device("cuda"), wanted)
+    check_comm(torch.device("cpu"), wanted)
+    check_comm(torch.device("cuda"), parallel(mode="ddp", workers=2, comm="gloo"))
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    check_comm(torch.device("cuda"), wanted)
 
 
 def test_without_torch_distributed_nothing_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,6 +143,12 @@ MIXED = {"mixup_alpha": 0.4, "cutmix_alpha": 1.0}
 STOPPED = {"schedule": {"name": "cosine"}, "early_stopping": {"patience": 1, "min_delta": 0.9}}
 
 
+def test_sharded_parameters_take_the_options_that_have_a_fused_kernel(run: Train) -> None:
+    options = {"nesterov": True, "weight_decay": 0.01}
+    single, parallel = run(**options), run(parallel=MODES["fsdp"], **options)
+    assert max_difference(model_of(single), model_of(parallel)) < 1e-5
+
+
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("name", "options"),

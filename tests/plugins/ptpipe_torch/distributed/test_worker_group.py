@@ -115,7 +115,7 @@ def test_each_step_of_each_job_has_a_port_of_its_own_and_all_tasks_the_same() ->
     ("comm", "has_own_device", "has_nccl", "chosen"),
     [
         ("gloo", True, True, "gloo"),
-        ("nccl", False, False, "nccl"),
+        ("nccl", True, True, "nccl"),
         ("auto", True, True, "nccl"),
         ("auto", True, False, "gloo"),
         ("auto", False, True, "gloo"),
@@ -124,6 +124,11 @@ def test_each_step_of_each_job_has_a_port_of_its_own_and_all_tasks_the_same() ->
 def test_nccl_where_each_process_has_a_device(comm, has_own_device, has_nccl, chosen, monkeypatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: has_nccl)
     assert choose_comm(comm, has_own_device) == chosen
+
+
+def test_nccl_is_refused_where_processes_share_a_device() -> None:
+    with pytest.raises(StageError, match=r"^comm nccl needs a CUDA device for each worker of a machine; use fewer"):
+        choose_comm("nccl", has_own_device=False)
 
 
 # The first words of what torch's gloo and stores say where a process was killed or stopped.
