@@ -41,6 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # Once: where bytecode isn't written, each of hundreds of processes would compile the project again.
         for folder in ("pipeline", "plugins"):
             compileall.compile_dir(ROOT / folder, quiet=2)
+    # Figures and comparisons are of the CPU, also where there are CUDA devices: `make test-gpu` has the tests of those.
+    if "gpu" not in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if _has_room(MEMORY):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     # Where the tests run in GitHub Actions, its annotations and summary are left to them.

@@ -25,8 +25,8 @@ from ptpipe_train.checkpointer import Checkpointer
 from ptpipe_train.compiling import compiler_session
 from ptpipe_train.config_parallel import PIPELINED
 from ptpipe_train.device import (
-    check_comm,
     DeviceSettings,
+    check_comm,
     describe_environment,
     deterministic_kernels,
     first_batch,

@@ -31,6 +31,7 @@ from ptpipe_torch import ArrayColumn, Data, FunctionRef, Model, Recipe, builder
 from ptpipe_torch.int8.layers import has_int8_weights
 
 from ...datasets import image_info, image_split
+from ...processor import needs_fbgemm_fault
 from ...signatures import classifier, pictures
 from . import functional
 from .conftest import BACKENDS, train
@@ -174,6 +175,7 @@ def test_what_stays_float_is_reported(ctx, events) -> None:
     assert "functional.py:" in texts(events, LogLine)
 
 
+@needs_fbgemm_fault
 def test_a_transposed_convolution_that_the_engine_gets_wrong_stays_float(ctx, events, noise) -> None:
     """fbgemm computes 2x2 kernels with stride 2 wrongly."""
     prepared = prepare(PrepareConfig(backend="fbgemm"), ctx, model_of("doubled"))

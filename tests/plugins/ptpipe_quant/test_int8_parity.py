@@ -13,9 +13,9 @@ from torch.fx import GraphModule
 from ptpipe import StageError
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare, transforms
 from ptpipe_torch import Model, builder
-from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_torch.int8.observers import observer_at
 
+from ...processor import needs_fbgemm_fault
 from .conftest import BACKENDS, make_model
 
 
@@ -93,7 +93,7 @@ def test_a_right_network_passes_and_figures_are_reported(trained, digits, ctx, m
     assert metrics()["int8_parameters_fraction"] > 0.97
 
 
-@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
+@needs_fbgemm_fault
 def test_a_transposed_convolution_that_fbgemm_gets_wrong_is_found(ctx, monkeypatch, events) -> None:
     from ptpipe_quant import preparation
 

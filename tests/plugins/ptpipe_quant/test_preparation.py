@@ -28,6 +28,7 @@ from ptpipe_torch import Data, builder
 from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_torch.int8.layer_parity import LayerDifference
 
+from ...processor import needs_fbgemm_fault
 from .conftest import BACKENDS, NUM_CLASSES, make_model, mixed_net
 
 FIRST = BACKENDS[0]
@@ -148,7 +149,7 @@ def small_mean() -> nn.Module:
     return SmallMean()
 
 
-@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
+@needs_fbgemm_fault
 @pytest.mark.parametrize(("stage", "config"), STAGES)
 def test_transposed_convolutions_that_an_engine_gets_wrong_stay_float(
     ctx, events: list[Event], metrics, stage, config

@@ -169,8 +169,8 @@ def test_int8_computes_what_fake_quantization_computes(
     is_fine = backend == FIRST and not learned and not reduced(backend)
     agreement = 0.998 if network == "trained" else 0.99 if is_fine else 0.98
     assert (fake_NK.argmax(1) == real_NK.argmax(1)).mean() > agreement
-    # Seven bits cost the mixed network accuracy in training already.
-    expected_NK = fake_NK if reduced(backend) else logits_of(model, digits)
+    # The mixed network has learned too little for its accuracy to stay in training.
+    expected_NK = fake_NK if network == "trained_mixed" or reduced(backend) else logits_of(model, digits)
     assert accuracy(real_NK, digits) > accuracy(expected_NK, digits) - 0.015
 
 

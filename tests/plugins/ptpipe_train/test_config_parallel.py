@@ -332,7 +332,9 @@ def test_gloo_can_not_do_every_mode_on_cuda_devices(mode: str, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     wanted = parallel(mode=mode, workers=2, comm="gloo")
     (line,) = find_missing_for_workers("cuda", wanted)
-    assert line.startswith(f"parallel mode {mode} on CUDA devices needs comm nccl, and with it a device for each worker")
+    assert line.startswith(
+        f"parallel mode {mode} on CUDA devices needs comm nccl, and with it a device for each worker"
+    )
     assert list(find_missing_for_workers("cpu", wanted)) == []
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     with pytest.raises(StageError, match=r"use mode ddp, or device cpu \(this machine has \d+\)$"):

@@ -110,8 +110,11 @@ def test_quantization_aware_training_converts_to_what_the_cpu_s_does(
     trained = lab.train_afresh(lab.make_model(norm=True), data, device="cpu", **EXACT | {"epochs": 3}).model
     prepared = prepare_qat(PrepareQatConfig.model_validate({"backend": backend, **options}), lab.context(), trained)
     cuda, cpu = on_both(lab, prepared, precision=precision, lr=0.005)
-    # Values on the edge of a step fall either way, and gradients follow.
-    assert max_difference(cuda.model, cpu.model) < (0.02 if precision == "fp32" else 0.1)
+    # Values on the edge of a step fall either way, and gradients follow. What a learned range is multiplied by is a sum
+    # of rounding errors, which has no digit in common; the ranges themselves do.
+    compared = {name: tensor for name, tensor in cuda.model.tensors.items() if not name.endswith("log_part")}
+    tolerance = 0.02 if precision == "fp32" else 0.1
+    assert max_difference(Model(cuda.model.recipe, compared), cpu.model) < tolerance
     assert convert(ConvertConfig(), lab.context(), cuda.model).tensors.keys()
 
 

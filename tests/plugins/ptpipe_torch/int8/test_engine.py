@@ -16,6 +16,8 @@ from ptpipe_torch.int8.engine import (
     unsupported_engine,
 )
 
+from ....processor import needs_fbgemm_fault
+
 
 def test_an_engine_is_selected_and_restored() -> None:
     before = torch.backends.quantized.engine
@@ -83,7 +85,7 @@ def test_weights_to_64_saturate_on_no_engine(engine, layer) -> None:
     assert depthwise_error(engine, 64, **layer) < 1
 
 
-@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
+@needs_fbgemm_fault
 def test_the_probe_finds_transposed_convolutions_that_are_wrong() -> None:
     assert transposed_convolution_error(torch.nn.ConvTranspose2d(8, 8, 2, 2), "fbgemm") > 100  # torch 2.13
     for kernel_size, stride, padding in ((3, 2, 1), (4, 2, 1), (3, 1, 1)):
@@ -91,7 +93,7 @@ def test_the_probe_finds_transposed_convolutions_that_are_wrong() -> None:
         assert transposed_convolution_error(layer, "fbgemm") < 1
 
 
-@pytest.mark.skipif("fbgemm" not in supported_engines(), reason="fbgemm is for x86 processors")
+@needs_fbgemm_fault
 @pytest.mark.parametrize("channels", [(8, 8), (16, 32), (32, 16)])
 def test_the_probe_finds_weights_that_do_not_come_back(channels) -> None:
     layer = torch.nn.ConvTranspose2d(*channels, 2)  # torch 2.13 computes this one right
