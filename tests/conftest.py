@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for folder in ("pipeline", "plugins"):
             compileall.compile_dir(ROOT / folder, quiet=2)
     # Figures and comparisons are of the CPU, also where there are CUDA devices: `make test-gpu` has the tests of those.
-    if "gpu" not in config.option.markexpr:
+    if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if _has_room(MEMORY):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))

@@ -168,7 +168,8 @@ class TrainConfig(StageConfig):
     precision: PrecisionOption = Field(
         "fp32",
         description="precision of forward and backward pass: fp32, or bf16 / fp16 autocast (fp16 scales the loss); "
-        "auto: the faster of fp32 and bf16, by timing a few steps of this network; its result depends on the machine",
+        "auto: the faster of fp32 and bf16, by timing a few steps of this network; its result depends on the machine. "
+        "On CUDA devices torch's fp32 convolutions use TF32",
     )
     memory_format: MemoryFormat = Field(
         "auto",

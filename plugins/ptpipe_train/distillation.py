@@ -190,7 +190,11 @@ class DistillationLoss:
 
 
 def _squared_distances(feature: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return each sample's squared distance, relative to the square of the target; float32 (B,)."""
+    """Return each sample's squared distance, relative to the square of the target; float32 (B,).
+
+    A target of zeros, as a ReLU may return for a sample, is not divided by: the distance is absolute there.
+    """
     own, wanted = feature.float().flatten(1), target.float().flatten(1)
-    eps = torch.finfo(torch.float32).eps
-    return (own - wanted).square().sum(1) / wanted.square().sum(1).clamp(min=eps)
+    squares_B = wanted.square().sum(1)
+    is_zero_B = squares_B < torch.finfo(torch.float32).eps
+    return (own - wanted).square().sum(1) / squares_B.masked_fill(is_zero_B, 1.0)

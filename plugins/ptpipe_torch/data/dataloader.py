@@ -80,20 +80,20 @@ class Loading:
         with_inputs = input_form is not None
         conversions = self._conversions_to(input_form or NORMALIZED)
         from_workers = self._options.num_workers and requests and with_inputs
-        batches = (
-            self._from_workers(split, requests) if from_workers else self._in_process(split, requests, with_inputs)
-        )
+        source = self._from_workers(split, requests) if from_workers else self._in_process(split, requests, with_inputs)
         inputs: Mapping[str, Any] = self._info.inputs if with_inputs else {}
-        for request, values in zip(requests, batches, strict=True):
-            if device is not None:
-                values = {name: tensor.to(device, non_blocking=True) for name, tensor in values.items()}
-            tensors = {name: conversions[name](tensor, channels_last) for name, tensor in values.items()}
-            batch = Batch(
-                {name: tensors[name] for name in inputs},
-                {name: tensors[name] for name in self._info.targets},
-                torch.from_numpy(request.indices_R),
-            )
-            yield mixing.mix(batch, request.num_samples) if mixing else batch
+        # Closed explicitly: in Python 3.12 a generator that is closed keeps what it refers to, here the workers.
+        with closing(source) as batches:
+            for request, values in zip(requests, batches, strict=True):
+                if device is not None:
+                    values = {name: tensor.to(device, non_blocking=True) for name, tensor in values.items()}
+                tensors = {name: conversions[name](tensor, channels_last) for name, tensor in values.items()}
+                batch = Batch(
+                    {name: tensors[name] for name in inputs},
+                    {name: tensors[name] for name in self._info.targets},
+                    torch.from_numpy(request.indices_R),
+                )
+                yield mixing.mix(batch, request.num_samples) if mixing else batch
 
     def _conversions_to(self, form: InputForm) -> dict[str, Conversion]:
         """Return the conversion of each column; kept, since they keep what they compute."""
@@ -105,7 +105,7 @@ class Loading:
             self._conversions[form] = conversions
         return self._conversions[form]
 
-    def _in_process(self, split: str, requests: Sequence[Request], with_inputs: bool) -> Iterator[Values]:
+    def _in_process(self, split: str, requests: Sequence[Request], with_inputs: bool) -> Generator[Values]:
         rows = self._rows(split, with_inputs=with_inputs)
         pin = self._pins_memory()
         for request in requests:
@@ -117,7 +117,7 @@ class Loading:
         columns = samples.columns if with_inputs else samples.targets
         return BatchRows(columns, self._info.columns, self._options.augment)
 
-    def _from_workers(self, split: str, requests: Sequence[Request]) -> Iterator[Values]:
+    def _from_workers(self, split: str, requests: Sequence[Request]) -> Generator[Values]:
         """Yield a batch per request; start all workers once more if one hangs while it starts.
 
         In Python 3.11 a forked process may hang before it runs any of our code: it takes a lock of the interpreter that

@@ -91,6 +91,14 @@ def test_with_weight_0_and_a_feature_of_no_weight_it_is_the_plain_training(lab: 
     assert_same_bits(distilled, lab.train_afresh(model, data, epochs=2).model)
 
 
+def test_a_feature_that_is_zero_in_the_teacher_is_not_divided_by(lab: Lab) -> None:
+    data, model = lab.make_data(), lab.make_model()
+    dead = Model(model.recipe, {**model.tensors, "6.bias": torch.full_like(model.tensors["6.bias"], -100.0)})
+    options = {"weight": 0.1, "features": {"7": "7"}}
+    trained = lab.train_afresh(model, data, dead, epochs=2, lr=0.01, distillation=options).model
+    assert max_difference(model, trained) < 10
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_accumulated_batches_are_one_step(lab: Lab, channels_last: bool) -> None:
     data = lab.make_data()

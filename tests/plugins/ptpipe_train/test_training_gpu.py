@@ -113,7 +113,7 @@ def test_quantization_aware_training_converts_to_what_the_cpu_s_does(
     # Values on the edge of a step fall either way, and gradients follow. What a learned range is multiplied by is a sum
     # of rounding errors, which has no digit in common; the ranges themselves do.
     compared = {name: tensor for name, tensor in cuda.model.tensors.items() if not name.endswith("log_part")}
-    tolerance = 0.02 if precision == "fp32" else 0.1
+    tolerance = 0.1 if precision == "bf16" or "learned_step_size" in options else 0.02
     assert max_difference(Model(cuda.model.recipe, compared), cpu.model) < tolerance
     assert convert(ConvertConfig(), lab.context(), cuda.model).tensors.keys()
 
