@@ -19,7 +19,7 @@ from ptpipe_torch import Data, Metric, Model, Task
 from ptpipe_torch.data.mixing import MixOptions
 from ptpipe_torch.distributed.worker_group import TIMEOUT_S, WorkerGroup, init_worker_group
 from ptpipe_torch.memory_format import view_failure
-from ptpipe_torch.runtime import freed_memory_kept, seeded, torch_threads
+from ptpipe_torch.runtime import freed_memory_kept, released_memory, seeded, torch_threads
 from ptpipe_train.activation_checkpoint import checkpoint_layers
 from ptpipe_train.checkpointer import Checkpointer
 from ptpipe_train.compiling import compiler_session
@@ -69,7 +69,6 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
     parallel = config.parallel
     with (
         torch_threads(config.num_threads),
-        freed_memory_kept(),
         _actionable_errors(config),
         compiler_session() if config.compile else nullcontext(),
         init_worker_group(
@@ -78,8 +77,9 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
     ):
         plan = _plan_steps(config, ctx, model, data, batch_size)
         check_comm(resolve_device(config.device), parallel)
-        settings, choice = _resolve_settings(config, ctx, model, data, plan, workers)
-        with seeded(_seed(ctx, workers), settings.device), deterministic_kernels(settings.device):
+        with released_memory():  # of the networks that are tried
+            settings, choice = _resolve_settings(config, ctx, model, data, plan, workers)
+        with seeded(_seed(ctx, workers), settings.device), deterministic_kernels(settings.device), freed_memory_kept():
             module = model.build_prepared().train()
             freeze_parameters(module, config.freeze)
             checkpoint_layers(module, config.gradient_checkpointing)
@@ -116,9 +116,9 @@ def _resolve_settings(
 
     def measure(num_rounds: int) -> list[float]:
         samples_per_pass = max(1, plan.batch_size // config.parallel.passes_per_batch)
-        return measure_step_ms(
-            model, data.info.task, first_batch(data, settings, samples_per_pass), settings, num_rounds
-        )
+        batch = first_batch(data, settings, samples_per_pass)
+        with freed_memory_kept():
+            return measure_step_ms(model, data.info.task, batch, settings, num_rounds)
 
     num_batches = plan.epochs * plan.num_batches(plan.samples_per_epoch)
     choice = choose_precision(config.precision, device, ctx, workers, num_batches, measure)

@@ -19,7 +19,7 @@ from ptpipe import ExitCode, ManifestError, __version__
 from ptpipe.cli import _COMMANDS, _exit_code, cli
 from ptpipe.store.documents import read_document, write_document
 
-from ..conftest import environment
+from ..conftest import command, environment
 
 STAGES = """
 one: {uses: toy.make, with: {value: 3, note: look here}}
@@ -231,9 +231,9 @@ def test_warnings_are_shown_and_change_no_exit_code(warned, project):
 def test_an_error_in_view_of_stored_results_stops_a_run(warned, project):
     assert warned("run").return_value == 0
     (project.folder / "rules.py").write_text(WARNING.replace("SEVERITY", "'error'"))
-    for command in ("plan", "run"):
+    for name in ("plan", "run"):
         with pytest.raises(ManifestError, match=r"^m.yaml:5:8: one: stored \['value'\]$"):
-            raise warned(command).exception
+            raise warned(name).exception
 
 
 # Listings
@@ -736,3 +736,13 @@ def test_a_newer_store_is_refused_by_every_command(ran, project, arguments):
     assert (ended.code, ended.out) == (ExitCode.USAGE, "")
     assert ended.err.startswith(f"ptpipe: {project.artifacts} was written by a newer ptpipe: its format is 1000, and")
     assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["validate", "missing.yaml"], 2), (["--help"], 0), (["plan"], 2)])
+def test_the_exit_code_stays_where_nobody_reads(arguments, code, tmp_path) -> None:
+    with subprocess.Popen(
+        command(*arguments, alone=True), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        process.stderr.close()
+        assert process.wait(timeout=60) == code

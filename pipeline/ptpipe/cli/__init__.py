@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
@@ -152,7 +152,7 @@ def _reader_may_leave() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError as error:
-        _let_go_of_stdout()
+        _let_go_of(sys.stdout)
         raise click.exceptions.Exit(ExitCode.DONE) from error
 
 
@@ -178,10 +178,11 @@ def main() -> NoReturn:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):  # the exit code is decided
             signal.signal(number, signal.SIG_IGN)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _let_go_of_stdout()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            _let_go_of(stream)
     _leave(code)
 
 
@@ -199,31 +200,36 @@ def _exit_code() -> int:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        print("\n".join(map(one_line, shown.getvalue().splitlines())), file=sys.stderr)  # noqa: T201
+        _tell("\n".join(map(one_line, shown.getvalue().splitlines())))
         return ExitCode.USAGE
     except ManifestError as error:
         for problem in error.problems:
-            print(problem, file=sys.stderr)  # noqa: T201  # the command line's own output
+            _tell(str(problem))
         return error.exit_code
     except PtpipeError as error:
-        print(one_line(f"ptpipe: {error}"), file=sys.stderr)  # noqa: T201
+        _tell(one_line(f"ptpipe: {error}"))
         return error.exit_code
     except OSError as error:  # what a disk, a network or another user's file did is no bug
-        print(f"ptpipe: {error}", file=sys.stderr)  # noqa: T201
+        _tell(f"ptpipe: {error}")
         return ExitCode.FAILED
     except (KeyboardInterrupt, click.Abort):
-        print("interrupted", file=sys.stderr)  # noqa: T201
+        _tell("interrupted")
         return ExitCode.INTERRUPTED
     except Terminated:
         return ExitCode.TERMINATED
     except Exception:  # noqa: BLE001  # the last line of defence
         import traceback
 
-        print("\n".join(map(one_line, traceback.format_exc().splitlines())), file=sys.stderr)  # noqa: T201
-        print(f"ptpipe {__version__}: this is a bug in ptpipe; please report the lines above", file=sys.stderr)  # noqa: T201
+        _tell("\n".join(map(one_line, traceback.format_exc().splitlines())))
+        _tell(f"ptpipe {__version__}: this is a bug in ptpipe; please report the lines above")
         return ExitCode.BUG
 
 
-def _let_go_of_stdout() -> None:
+def _tell(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the exit code tells, even if nobody reads
+        print(text, file=sys.stderr)  # noqa: T201  # the command line's own output
+
+
+def _let_go_of(stream: TextIO) -> None:
     # Its reader has gone: Python must not complain about that while it exits.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a folder": (directory, "Is a directory"),
     "through a file": (lambda folder: edit(folder / "a.onnx", location="a.onnx.data/b"), "Not a directory"),
     "missing": (lambda folder: (folder / "a.onnx.data").unlink(), "No such file or directory"),
-    "zero byte": (lambda folder: edit(folder / "a.onnx", location="a\0b"), "embedded null byte"),
+    "zero byte": (lambda folder: edit(folder / "a.onnx", location="a\0b"), "embedded null "),
     "beyond the end": (
         lambda folder: edit(folder / "a.onnx", offset="21", length="2880"),
         f"it has {NUM_BYTES} bytes, and offset 21 with length 2880 needs more",
