@@ -108,15 +108,15 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     samples = ComparedSamples(data, config.split, config.num_samples, ctx.seed)
     network_path = ctx.scratch / "network.onnx"
     with torch.random.fork_rng(devices=[]):  # converted layers draw random initial weights
-        with released_memory():
-            written = _write(config, ctx, network_path, model, data)
         int8 = None
-        if written.networks is not None:
-            int8 = written.networks.int8
+        with released_memory():
             with released_memory():
+                written = _write(config, ctx, network_path, model, data)
+            if written.networks is not None:
+                int8 = written.networks.int8
                 inputs = samples.inputs(layerwise.MAX_SAMPLES)
                 compare_layers(ctx, network_path, model, written.networks, inputs)
-            written = replace(written, networks=None)  # releases the reference
+                written = replace(written, networks=None)  # releases the reference
         file = _completed(config, ctx, OnnxFile(network_path, model.signature, written.precision), samples, written)
         onnx.checker.check_model(str(file.path), full_check=True)
         ctx.metric(opset=config.opset, size_bytes=file.size_bytes)

@@ -112,8 +112,9 @@ def _predict(ctx: Context, exported: Exported, model: Model, samples: ComparedSa
     order_N = samples.positions
     rows: dict[str, list[list[Logits]]] = {spec.name: [] for spec in model.signature.outputs}
     num_done, task, generator = 0, samples.data.info.task, np.random.default_rng(samples.seed)
+    # Torch's models first: building one takes the most memory.
     torch_models = torch_predictors(model, exported.int8)
-    with exported.model.predictor() as predict, torch_models as (torch_predict, float_predict):
+    with torch_models as (torch_predict, float_predict), exported.model.predictor() as predict:
         for inputs, own_inputs in samples.batches(exported.input_form):
             found = predict(own_inputs)
             exported.check(found)
