@@ -226,7 +226,7 @@ def _exit_code() -> int:
 
 
 def _tell(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the exit code tells, even if nobody reads
+    with contextlib.suppress(BrokenPipeError):  # the exit code tells, even without a reader
         print(text, file=sys.stderr)  # noqa: T201  # the command line's own output
 
 
