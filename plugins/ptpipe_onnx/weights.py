@@ -42,8 +42,17 @@ def store_weights(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> No
         if consumers(value):
             replace(value, _dequantize(graph, first_consumer(value), name, weight))
     remove_unused(model)
+    _make_contiguous(model.graph)  # the pass hashes their memory
     with dropped_arrays_released(model):
         common.DeduplicateHashedInitializersPass()(model)
+
+
+def _make_contiguous(graph: ir.Graph) -> None:
+    """Replace, in place, arrays that are views into others: buffers that a network keeps transposed, folded slices."""
+    for value in graph.initializers.values():
+        array = constant(value)
+        if array is not None and not array.flags.c_contiguous:
+            value.const_value = ir.tensor(np.ascontiguousarray(array), name=value.name)
 
 
 def store_float_weights(model: ir.Model, weights: Mapping[str, QuantizedWeight]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
-from ptpipe_onnx.weights import _scales
+from ptpipe_onnx.weights import _scales, store_weights
 from ptpipe_torch.int8.layers import QuantizedWeight
 
 CHANNELS = 3
@@ -21,6 +22,16 @@ def test_a_folded_batch_norm_is_found_in_the_scales(weight):
     factors = np.float32([1.5, -0.25, 0]).reshape(-1, 1, 1, 1)  # a channel may be turned round, or switched off
     scales = _scales(weight.dequantized() * factors, weight)
     np.testing.assert_allclose(scales.ravel(), weight.scales * factors.ravel(), rtol=1e-6)
+
+
+def test_arrays_that_are_views_are_stored_too():
+    table = np.arange(3072, dtype=np.float32).reshape(32, 96).T
+    value = ir.Value(name="table", shape=ir.Shape(table.shape), const_value=ir.tensor(table, name="table"))
+    node = ir.node("Identity", [value])
+    graph = ir.Graph([], node.outputs, nodes=[node], initializers=[value], opset_imports={"": 18})
+    assert not value.const_value.numpy().flags.c_contiguous
+    store_weights(ir.Model(graph, ir_version=10), {})
+    np.testing.assert_array_equal(graph.initializers["table"].const_value.numpy(), table)
 
 
 def test_floats_that_are_no_multiple_of_the_integers_are_refused(weight):
