@@ -108,26 +108,28 @@ def find_missing_for_workers(device: Device, parallel: Parallel) -> Iterator[str
         yield "parallel sync_bn: torch's SyncBatchNorm supports CUDA devices only; leave it out on a CPU"
     if parallel.comm == "nccl" and not on_cuda:
         yield "parallel comm nccl: it needs CUDA devices, and there are none here; use gloo or auto"
-    if on_cuda and parallel.comm == "gloo":
-        yield from _beyond_gloo(parallel)
+    if on_cuda and parallel.comm == "gloo" and (reason := _beyond_gloo(parallel)):
+        yield reason
     if parallel.degrees.world_size > 1 and not torch.distributed.is_available():
         yield f"parallel mode {parallel.mode}: this build of torch has no torch.distributed"
 
 
 def check_comm(device: torch.device, parallel: Parallel) -> None:
     """Raise StageError where the process group can't communicate what the parallel mode needs on that device."""
-    if device.type == "cuda" and parallel.degrees.world_size > 1 and torch.distributed.get_backend() == "gloo":
-        for reason in _beyond_gloo(parallel):
-            raise StageError(f"{reason} (this machine has {torch.cuda.device_count()})")
+    if device.type == "cpu" or parallel.degrees.world_size == 1 or torch.distributed.get_backend() != "gloo":
+        return
+    if reason := _beyond_gloo(parallel):
+        raise StageError(f"{reason} (this machine has {torch.cuda.device_count()})")
 
 
-def _beyond_gloo(parallel: Parallel) -> Iterator[str]:
-    """Yield why gloo can't run a parallel mode on CUDA devices, where it only sums, broadcasts and gathers."""
-    if parallel.mode in ("fsdp", "pp", "ddp+pp"):
-        yield (
-            f"parallel mode {parallel.mode} on CUDA devices needs comm nccl, and with it a device for each worker of a "
-            "machine; use mode ddp, or device cpu"
-        )
+def _beyond_gloo(parallel: Parallel) -> str | None:
+    """Return why gloo can't run a parallel mode on CUDA devices, where it only sums, broadcasts and gathers."""
+    if parallel.mode not in ("fsdp", "pp", "ddp+pp"):
+        return None
+    return (
+        f"parallel mode {parallel.mode} on CUDA devices needs comm nccl, and with it a device for each worker of a "
+        "machine; use mode ddp, or device cpu"
+    )
 
 
 def has_fast_fp16() -> bool:
