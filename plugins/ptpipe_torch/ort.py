@@ -8,25 +8,12 @@ set stays as it is, `0` too.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+
+from ptpipe_torch.runtime import environment_variables
 
 _OPT_OUT = "ORT_DISABLE_TELEMETRY"
 
-
-@contextmanager
-def _telemetry_disabled() -> Iterator[None]:
-    if _OPT_OUT in os.environ:
-        yield
-        return
-    os.environ[_OPT_OUT] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[_OPT_OUT]
-
-
-with _telemetry_disabled():
+with environment_variables({_OPT_OUT: os.environ.get(_OPT_OUT, "1")}):
     import onnxruntime as ort
 
 __all__ = ["ort"]

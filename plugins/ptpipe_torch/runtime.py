@@ -1,4 +1,4 @@
-"""Process-wide settings of torch and the C library: threads, memory, random streams, quantized engine."""
+"""Process-wide settings: environment, threads, memory, random streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,21 @@ _NEVER = -1
 _ADAPTED_MMAP_BYTES, _ADAPTED_TRIM_BYTES = 32 << 20, 64 << 20
 _KEPT_BYTES = 256 << 20
 """The largest block that is kept: smaller ones would be cut from a larger one, which no next one of its size fits."""
+
+
+@contextmanager
+def environment_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process's environment inside the `with`."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

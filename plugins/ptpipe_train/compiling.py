@@ -12,7 +12,7 @@ import shutil
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_torch import RangeObserver
 from ptpipe_torch.errors import first_line
+from ptpipe_torch.runtime import environment_variables
 
 if TYPE_CHECKING:
     from ptpipe_train.config import Device
@@ -74,7 +75,7 @@ def compiler_session() -> Iterator[None]:
     """
     with (
         TemporaryDirectory(prefix="ptpipe-compile-", ignore_cleanup_errors=True) as folder,
-        _environment(dict.fromkeys(_CACHE_VARIABLES, folder)),
+        environment_variables(dict.fromkeys(_CACHE_VARIABLES, folder)),
         warnings.catch_warnings(),
     ):
         # TF32 is less exact than the fp32 that was asked for.
@@ -102,17 +103,3 @@ def _import_compiler() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # its modules use what torch has deprecated
         import_module("torch._inductor.compile_fx")
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -15,6 +15,7 @@ from ptpipe import StageError, host
 from ptpipe_torch import Batch, Data
 from ptpipe_torch.cuda import finds_cuda_device
 from ptpipe_torch.memory_format import use_memory_format
+from ptpipe_train.config_parallel import PIPELINED
 from ptpipe_train.depthwise import keep_depthwise_float32
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def check_comm(device: torch.device, parallel: Parallel) -> None:
 
 def _beyond_gloo(parallel: Parallel) -> str | None:
     """Return why gloo can't run a parallel mode on CUDA devices, where it only sums, broadcasts and gathers."""
-    if parallel.mode not in ("fsdp", "pp", "ddp+pp"):
+    if parallel.mode not in ("fsdp", *PIPELINED):
         return None
     return (
         f"parallel mode {parallel.mode} on CUDA devices needs comm nccl, and with it a device for each worker of a "

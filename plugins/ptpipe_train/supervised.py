@@ -76,7 +76,6 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
         ) as workers,
     ):
         plan = _plan_steps(config, ctx, model, data, batch_size)
-        check_comm(resolve_device(config.device), parallel)
         with released_memory():  # of the networks that are tried
             settings, choice = _resolve_settings(config, ctx, model, data, plan, workers)
         with seeded(_seed(ctx, workers), settings.device), deterministic_kernels(settings.device), freed_memory_kept():
@@ -111,6 +110,7 @@ def _resolve_settings(
 ) -> tuple[DeviceSettings, PrecisionChoice]:
     """Resolve every `auto` of device, memory format and precision; the same on every rank."""
     device = resolve_device(config.device)
+    check_comm(device, config.parallel)
     channels_last = uses_channels_last(config.memory_format, ctx, model, data, device)
     settings = DeviceSettings(device, channels_last=channels_last)
 
