@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from torch.fx import GraphModule, Node
 from ptpipe import JSON, StageError
 from ptpipe_onnx.graph import Array, constant, consumers, int_attribute, nodes, only_consumer, producer, source
 from ptpipe_onnx.grid import Grid
+from ptpipe_onnx.latency_passes import padded_channels
 from ptpipe_onnx.tensor_names import grid_of, quantize_node_name
 from ptpipe_torch.int8.biases import coarsening, integer_biases, sum_scales
 from ptpipe_torch.int8.layer_parity import layer_name, quantize_nodes
@@ -185,10 +186,12 @@ class _Layer:
         dequantize = producer(node.inputs[1], "DequantizeLinear")
         data = producer(node.inputs[0], "DequantizeLinear")
         grid = None if data is None else Grid.of(data)
-        if dequantize is None or grid is None or grid not in self.input_grids.values():
+        if data is None or dequantize is None or grid is None or grid not in self.input_grids.values():
             expected_grids = " or ".join(map(str, self.input_grids.values()))
             raise self._error("input", grid or "float", expected_grids)
         weight = self._weight(node, grid)
+        if (pad := producer(data.inputs[0], "Pad")) is not None:
+            weight = self._with_padded_input(weight, pad, grid)
         for quantity, index in (("int8 weights", 0), ("weight scales", 1), ("weight zero points", 2)):
             expected = (weight.integers, weight.scales, weight.zero_points)[index]
             self._compare_arrays(quantity, constant(dequantize.inputs[index]), expected)
@@ -206,6 +209,14 @@ class _Layer:
             node.op_type == "Gemm" and int_attribute(node, "transB", (0,)) == (0,)
         )
         return weight.transposed() if is_transposed else weight
+
+    def _with_padded_input(self, weight: QuantizedWeight, pad: ir.Node, grid: Grid) -> QuantizedWeight:
+        """Return the weight with as many channels as the input has with those that the file appends to it."""
+        ends, value = (constant(operand) for operand in pad.inputs[1:])
+        num_added = 0 if ends is None else int(ends.flat[5])
+        self._compare_arrays("pads of the input", ends, np.array([0, 0, 0, 0, 0, num_added, 0, 0]))
+        self._compare("padding of the input", None if value is None else value.item(), int(grid.zero_point))
+        return replace(weight, integers=padded_channels(weight.integers, weight.integers.shape[1] + num_added))
 
     def _compare_bias(self, node: ir.Node, grid: Grid, weight: QuantizedWeight) -> None:
         expected_O, value = self.parameters[1], _bias(node)

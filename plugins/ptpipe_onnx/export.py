@@ -24,6 +24,7 @@ from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.file_interface import raw_forms, whole, with_interface
 from ptpipe_onnx.kernels import Kernels
+from ptpipe_onnx.latency_passes import use_quicker_kernels
 from ptpipe_onnx.metadata import metadata_of, origin_of, reduced_range
 from ptpipe_onnx.postprocessing import AddedOutputs, check_postprocessing, outputs_to_add
 from ptpipe_onnx.preprocessing import check_preprocessing, check_resizing
@@ -279,6 +280,7 @@ def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: D
     built = build_graph(model, config.opset)
     content = built.model
     write_fusable_activations(content.graph)
+    use_quicker_kernels(content.graph)
     runtime_passes.prevent_fusions(content.graph)
     runtime_passes.separate_zero_points(content.graph)
     size_bytes = graph.weight_bytes(content.graph)

@@ -131,6 +131,14 @@ def replace(value: ir.Value, replacement: ir.Value) -> None:
     value.replace_all_uses_with(replacement, replace_graph_outputs=True)
 
 
+def separate(node: ir.Node) -> None:
+    """Put a maximum of one tensor, which is a copy, in front of a node: runtimes don't fuse the two around it.
+
+    No runtime is known to remove it.
+    """
+    node.replace_input_with(0, insert_node(node, "Max", [node.inputs[0]]).outputs[0])
+
+
 def take_name(value: ir.Value, former: ir.Value) -> None:
     """Give a value the name of the one that it stands for from now on, which keeps it with a suffix."""
     name, former.name = former.name, f"{former.name}.former"

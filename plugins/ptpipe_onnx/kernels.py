@@ -20,8 +20,8 @@ _INTEGER_PRODUCTS = (
 _EITHER = ("MaxPool", "NhwcMaxPool", "Clip")
 """Compute on integers or floats, depending on their input."""
 _MOVES = {
-    *("Concat", "Constant", "Expand", "Flatten", "Gather", "Identity", "ReorderInput", "ReorderOutput", "Reshape"),
-    *("Scan", "Shape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
+    *("Concat", "Constant", "Expand", "Flatten", "Gather", "Identity", "Pad", "ReorderInput", "ReorderOutput"),
+    *("Reshape", "Scan", "Shape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
 }
 _RENAMED = re.compile(r"(_token_\d+|_nchwc)+$")
 """What ONNX Runtime appends to the name of a node that it replaces."""
@@ -64,12 +64,17 @@ class Kernels:
                 counts.integer[node.op_type] += 1
                 counts.integer_nodes.add(_RENAMED.sub("", node.name))
                 counts.integer_operands.update(node.input)
-            elif node.op_type not in _MOVES | _CONVERTS:
+            elif not _moves(node) and node.op_type not in _CONVERTS:
                 counts.float[node.op_type] += 1
-            passes_on = on_integers and (node.op_type in _EITHER or node.op_type in _MOVES)
+            passes_on = on_integers and (node.op_type in _EITHER or _moves(node))
             if is_quantized or passes_on or node.op_type == "QuantizeLinear":
                 integer_values.update(node.output)
         return counts
+
+
+def _moves(node: onnx.NodeProto) -> bool:
+    """Return whether an operator only moves or copies values, as a maximum of one tensor does."""
+    return node.op_type in _MOVES or (node.op_type == "Max" and len(node.input) == 1)
 
 
 def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -1,14 +1,13 @@
 """Graph passes for ONNX Runtime: against optimizations that compute another function (1.31), and for an option.
 
-Each of the former puts an operator without effect, a maximum of one tensor, between two that would be fused; it costs a
-copy. No runtime is known to remove it.
+Each of the former separates two operators that would be fused; it costs a copy.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from ptpipe_onnx.graph import add_initializer, constant, insert_node, nodes, producer
+from ptpipe_onnx.graph import add_initializer, constant, nodes, producer, separate
 
 _WEIGHT_ZERO_POINTS = {"DequantizeLinear": (2,), "MatMulInteger": (3,), "DynamicQuantizeLSTM": (9, 11)}
 """Positions among the inputs of operators."""
@@ -27,18 +26,14 @@ def _keep_float_weights(graph: ir.Graph) -> None:
     """
     for layer in nodes(graph, "Conv", "ConvTranspose", "Gemm"):
         if producer(layer.inputs[0], "DequantizeLinear") and constant(layer.inputs[1]) is not None:
-            _separate(layer)
+            separate(layer)
 
 
 def _keep_padding(graph: ir.Graph) -> None:
     """Keep zeros around the input of max pooling: its own padding, which ONNX Runtime takes, is negative infinity."""
     for pool in nodes(graph, "MaxPool"):
         if producer(pool.inputs[0], "Pad"):
-            _separate(pool)
-
-
-def _separate(node: ir.Node) -> None:
-    node.replace_input_with(0, insert_node(node, "Max", [node.inputs[0]]).outputs[0])
+            separate(pool)
 
 
 def separate_zero_points(graph: ir.Graph) -> None:

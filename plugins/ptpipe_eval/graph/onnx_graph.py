@@ -66,6 +66,7 @@ def count_onnx(path: Path, inputs: Mapping[str, npt.NDArray[Any]]) -> GraphCount
     counted = [node for node in model.graph.node if _has_formula(node)]
     wanted = {name for node in counted for name in (*node.input, *node.output) if name}
     wanted |= {node.output[0] for node in model.graph.node if node.op_type.startswith("Gather")}
+    wanted |= {node.input[0] for node in model.graph.node if node.op_type == "Pad"}
     tensors = infer_tensors(model, feed, wanted, lambda: _read(path))
     return _Counter(model.graph, tensors).count().per_sample(num_samples)
 
@@ -121,13 +122,24 @@ class _Counter:
         macs = None
         if _has_formula(node):
             try:
-                macs = _macs(node, [self._shape(name) for name in node.input], self._shape(node.output[0]))
+                macs = _macs(node, self._shapes(node), self._shape(node.output[0]))
             except LookupError:  # a shape is not known
                 macs = None
         if macs is not None:
             self._counts.macs[INT8 if is_int8 else self._dtype(node)] += macs
         elif _has_products(node):
             self._counts.uncounted.append(_place(node))
+
+    def _shapes(self, node: NodeProto) -> list[Sequence[int] | None]:
+        """Return the shapes of a node's inputs; a weight's without channels that `export.onnx` appends to the input."""
+        shapes = [self._shape(name) for name in node.input]
+        dequantize = self._makers.get(node.input[0])
+        pad = None if dequantize is None else self._makers.get(dequantize.input[0])
+        if node.op_type == "Conv" and dequantize is not None and dequantize.op_type == _DEQUANTIZE:
+            before = self._shape(pad.input[0]) if pad is not None and pad.op_type == "Pad" else None
+            if before is not None and (weight := shapes[1]) is not None:
+                shapes[1] = (weight[0], before[1], *weight[2:])
+        return shapes
 
     def _shape(self, name: str) -> Sequence[int] | None:
         facts = self._tensors.get(name)
@@ -176,7 +188,7 @@ class _Counter:
         return maker is not None and maker.op_type == operator
 
     def _computes_in_float(self, node: NodeProto) -> bool:
-        if node.op_type in _MOVES:
+        if node.op_type in _MOVES or (node.op_type == "Max" and len(node.input) == 1):  # that one is a copy
             return False
         facts = self._tensors.get(node.output[0])
         return facts is not None and facts.dtype.startswith(("float", "bfloat"))

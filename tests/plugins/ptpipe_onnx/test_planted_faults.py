@@ -98,3 +98,42 @@ def test_faults_of_products_of_activations_are_found(
     assert {name for (name, _), (exactly, _) in found.items() if exactly} == {"operand_scaled", "result_shifted"}
     assert all(exactly or by_layers for exactly, by_layers in found.values()), found
     assert all(found["heads_exchanged", index] == (False, True) for index in range(2)), "grids and layers are the same"
+
+
+def fill(name: str, position: int, value: int) -> Callable[[onnx.GraphProto], None]:
+    """Return what writes a number into an initializer. `position`: in the flat array."""
+
+    def plant(graph: onnx.GraphProto) -> None:
+        (array,) = (array for array in graph.initializer if array.name == name)
+        content = onnx.numpy_helper.to_array(array).copy()
+        content.flat[position] = value
+        array.CopyFrom(onnx.numpy_helper.from_array(content, name))
+
+    return plant
+
+
+def test_faults_of_appended_channels_are_found(exported: Callable[..., Exported], tmp_path: Path) -> None:
+    made = exported("cnn", "fbgemm")
+    file, reference = onnx.load(made.file.path), reference_of(made.model)
+    with quantized_engine("fbgemm"):
+        int8_network = made.model.build()
+    (pad,) = (node for node in file.graph.node if node.op_type == "Pad")
+    zero_point, weight = pad.input[2], next(array.name for array in file.graph.initializer if len(array.dims) == 4)
+    faults = {
+        "its pads of the input": fill(pad.input[1], 6, 1),
+        "its int8 weights": fill(weight, 9, 1),  # the first of the second channel, which the model doesn't have
+    }
+    for quantity, plant in faults.items():
+        broken, path = onnx.ModelProto(), tmp_path / "broken.onnx"
+        broken.CopyFrom(file)
+        plant(broken.graph)
+        onnx.save(broken, path)
+        with pytest.raises(StageError, match=quantity):
+            compare_exactly(path, reference, int8_network)
+    other = onnx.numpy_helper.from_array(np.array(3, np.uint8), "other")
+    file.graph.initializer.append(other)
+    pad.input[2] = other.name
+    assert zero_point != other.name
+    onnx.save(file, path)
+    with pytest.raises(StageError, match="its padding of the input: 3, in the model"):
+        compare_exactly(path, reference, int8_network)

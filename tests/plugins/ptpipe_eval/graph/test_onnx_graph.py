@@ -138,6 +138,22 @@ def test_what_lies_between_quantize_and_dequantize_is_int8_where_a_kernel_is(tmp
     assert found.weights_read_bytes == 6 * 36 + 4 + 1 + 4 + 1
 
 
+def test_channels_that_an_export_appends_are_not_counted(tmp_path):
+    """Nor is a copy an operator in float."""
+    nodes = [
+        node("QuantizeLinear", ["x", "scale", "zero"], ["integers"]),
+        node("Pad", ["integers", "pads", "zero"], ["padded"]),
+        node("DequantizeLinear", ["padded", "scale", "zero"], ["data"]),
+        node("Conv", ["data", "w"], ["made"]),
+        node("Max", ["made"], ["y"]),
+    ]
+    pads = numpy_helper.from_array(np.array([0, 0, 0, 0, 0, 1, 0, 0]), "pads")
+    scale = numpy_helper.from_array(np.float32(1), "scale"), numpy_helper.from_array(np.uint8(0), "zero")
+    found = count(tmp_path, nodes, [tensor("w", 6, 4, 3, 3), pads, *scale], (1, 3, 8, 8))
+    assert (sum(found.macs.values()), found.uncounted) == (6 * 36 * 3 * 9, [])
+    assert [name for name in found.float_operators if "Max" in name or "Pad" in name] == []
+
+
 def test_integer_operators_are_int8(tmp_path):
     nodes = [
         node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),

@@ -1,0 +1,110 @@
+"""Graph passes that let ONNX Runtime (1.32) take quicker kernels for the same values.
+
+Figures: one thread, AMD EPYC, AVX-512 VNNI and, in parentheses, AVX2 alone. How they were measured: decision 0043.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from ptpipe_onnx.graph import (
+    Array,
+    add_initializer,
+    constant,
+    insert_behind,
+    insert_node,
+    int_attribute,
+    nodes,
+    only_consumer,
+    producer,
+    separate,
+    source,
+)
+
+_ALIGNMENT = 4
+_MAX_PADDED_KERNEL = 9
+"""Of a kernel's height times its width: on AVX2, larger ones lose by the padding."""
+
+
+def use_quicker_kernels(graph: ir.Graph) -> None:
+    """Apply all passes to a graph in the form of `qdq_passes`, in place."""
+    _keep_float_softmax(graph)
+    _pool_before_clipping(graph)
+    _pad_channels(graph)
+
+
+def _keep_float_softmax(graph: ir.Graph) -> None:
+    """Keep each softmax between DequantizeLinear and QuantizeLinear in float.
+
+    ONNX Runtime's integer kernel of the three looks up one exponential after another; its float one computes 16 at
+    once. ViT-B/16 takes 0.86x (0.95x) the time.
+    """
+    for softmax in nodes(graph, "Softmax"):
+        is_read_as_integers = only_consumer(softmax.outputs[0], "QuantizeLinear") is not None
+        if is_read_as_integers and producer(softmax.inputs[0], "DequantizeLinear"):
+            separate(softmax)
+
+
+def _pool_before_clipping(graph: ir.Graph) -> None:
+    """Rewrite Clip-MaxPool of integers as MaxPool-Clip: both are monotone, and their order makes no difference.
+
+    Max pooling right behind a convolution runs with channels last. DenseNet-121 takes 0.78x (0.90x) the time.
+    """
+    for pool in nodes(graph, "MaxPool"):
+        clip = producer(pool.inputs[0], "Clip")
+        if clip is None or producer(clip.inputs[0], "QuantizeLinear") is None or pool.outputs[0].is_graph_output():
+            continue
+        if len(pool.outputs) == 1 and only_consumer(clip.outputs[0]) is pool:
+            bounds = [source(clip, index) for index in (1, 2)]
+            pool.replace_input_with(0, clip.inputs[0])
+            graph.remove(clip, safe=True)
+            insert_behind(pool.outputs[0], "Clip", *bounds)
+
+
+def _pad_channels(graph: ir.Graph) -> None:
+    """Give small convolutions of a network's input a multiple of four channels: the additional ones have weight zero.
+
+    ONNX Runtime copies the channels under a kernel position after position, and copies four bytes quicker than three,
+    or one. A 3 x 3 convolution of RGB images takes 0.43 to 0.68x (0.74 to 0.82x) the time, MobileNetV2 0.90x (0.97x).
+    """
+    for convolution in nodes(graph, "Conv"):
+        data, weight = (producer(value, "DequantizeLinear") for value in convolution.inputs[:2])
+        if data is None or weight is None or int_attribute(convolution, "group", (1,)) != (1,):
+            continue
+        integers = constant(weight.inputs[0])
+        if _reads_input(data) and integers is not None and _is_small(integers) and len(source(weight).uses()) == 1:
+            _pad(graph, convolution, data, weight, integers)
+
+
+def _reads_input(dequantize: ir.Node) -> bool:
+    """Return whether these integers are rounded on their own, and not by the integer kernel that computes them."""
+    quantize = producer(dequantize.inputs[0], "QuantizeLinear")
+    computed = None if quantize is None else source(quantize).producer()
+    before = () if computed is None else computed.inputs
+    return quantize is not None and not any(producer(value, "DequantizeLinear") for value in before)
+
+
+def _is_small(weight_OIHW: Array) -> bool:
+    height_width = weight_OIHW.shape[2:]
+    return len(height_width) == 2 and prod(height_width) <= _MAX_PADDED_KERNEL and weight_OIHW.shape[1] % _ALIGNMENT > 0
+
+
+def _pad(graph: ir.Graph, convolution: ir.Node, data: ir.Node, weight: ir.Node, weight_OIHW: Array) -> None:
+    num_added = -weight_OIHW.shape[1] % _ALIGNMENT
+    integers, scale, zero_point = (source(data, index) for index in range(3))
+    ends = add_initializer(graph, "channels.pads", np.array([0, 0, 0, 0, 0, num_added, 0, 0], np.int64))
+    padded = insert_node(convolution, "Pad", [integers, ends, zero_point]).outputs[0]
+    padded.name = f"{integers.name}.padded"
+    floats = insert_node(convolution, "DequantizeLinear", [padded, scale, zero_point]).outputs[0]
+    convolution.replace_input_with(0, floats)
+    stored = source(weight)
+    content = padded_channels(weight_OIHW, weight_OIHW.shape[1] + num_added)
+    stored.const_value, stored.shape = ir.tensor(content, name=stored.name), ir.Shape(content.shape)
+
+
+def padded_channels(weight_OIHW: Array, num_channels: int) -> Array:
+    """Return a convolution's weight with zeros for further input channels."""
+    return np.pad(weight_OIHW, ((0, 0), (0, num_channels - weight_OIHW.shape[1]), (0, 0), (0, 0)))
