@@ -55,6 +55,7 @@ def dry_run(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor],
         raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
     two = [tensor[:2] for tensor in inputs]
     check_runs(ctx, int8, two, backend)  # one is too few for a batch norm without running statistics
+    _check_weights(ctx, int8, backend)
     difference = compare_with_reference(int8, twin, two)
     # Infinite: weights that are not finite, which calibration and conversion name.
     wrong = [layer for layer in difference.layers if MAX_STEPS < layer.max_steps < float("inf")]
@@ -82,6 +83,28 @@ def check_runs(ctx: Context, int8: nn.Module, inputs: Sequence[torch.Tensor], ba
         ) from error
     for layer in runner.float_additions if isinstance(runner, _Runner) else ():
         ctx.log(f"{layer} is computed in float32: {backend} has no kernel for scales that differ so much")
+
+
+def _check_weights(ctx: Context, int8: GraphModule, backend: str) -> None:
+    """Raise UnsupportedOperatorsError for layers whose weights the engine does not return: they could not be stored.
+
+    That is for a type of layers to decide: qnnpack (torch 2.13) returns those of no convolution with three axes.
+    """
+    by_type: dict[type, list[Node]] = {}
+    for node in int8.graph.find_nodes(op="call_module"):
+        if has_int8_weights(layer := int8.get_submodule(str(node.target))):
+            by_type.setdefault(type(layer), []).append(node)
+    reasons: dict[str, str] = {}
+    for type_, calls in by_type.items():
+        first: Any = int8.get_submodule(str(calls[0].target))
+        try:
+            first._weight_bias()
+        except RuntimeError as error:
+            names = ", ".join(str(call.target) for call in calls) + (" stays" if len(calls) == 1 else " stay")
+            why = f"{backend} runs {type_.__name__}, but does not return its int8 weights ({first_line(error)})"
+            reasons |= {_name(call): f"{names} float: {why}" for call in calls}
+    if reasons:
+        raise UnsupportedOperatorsError(f"{ctx.kind}: {next(iter(reasons.values()))}", reasons=reasons)
 
 
 class _Runner(Interpreter):

@@ -154,7 +154,7 @@ class _Preparation:
             reasons.setdefault(reason, []).append(layer)
         for reason, names in reasons.items():
             self.ctx.notice(f"{_stay_float(names)}: {reason}")
-        for sentence in self.operators.values():
+        for sentence in dict.fromkeys(self.operators.values()):  # one may be on several
             self.ctx.notice(sentence)
         if unsupported:
             self.ctx.notice(

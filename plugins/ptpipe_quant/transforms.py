@@ -20,7 +20,7 @@ from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.separate_attention import separate_projections
 from ptpipe_quant.trace import float_names, trace_network
 from ptpipe_torch import TensorSpec, transform
-from ptpipe_torch.int8.additions import use_additions_of_any_scale
+from ptpipe_torch.int8.additions import use_additions_of_any_form
 from ptpipe_torch.int8.fixed_ranges import layers_behind_fixed_ranges
 from ptpipe_torch.int8.fx import add_observers, backend_config, convert, fold_batch_norms, qconfig_mapping
 from ptpipe_torch.int8.layers import swap_dynamic_linears
@@ -170,7 +170,7 @@ def to_int8(module: nn.Module, *, backend: str) -> GraphModule:
     converted = convert(module)
     if backend == "qnnpack":
         make_clamps_contiguous(converted)
-        use_additions_of_any_scale(converted)
+    use_additions_of_any_form(converted)
     converted.meta[SCOPES] = scopes
     return converted
 

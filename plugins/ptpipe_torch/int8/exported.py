@@ -100,7 +100,8 @@ class _Translation:
         if node.target is torch.ops.aten.batch_norm.default and (name := self._batch_norm(node)):
             copied = self._graph.call_module(name, args[:1])
         elif isinstance(node.target, torch._ops.OpOverload):
-            call = _Call.of(node.target, args, kwargs)
+            makes_tensor = not any(isinstance(before.meta.get("val"), torch.Tensor) for before in node.all_input_nodes)
+            call = _Call.of(node.target, *(_by_keyword(node.target, args, kwargs) if makes_tensor else (args, kwargs)))
             copied = self._graph.create_node(call.op, call.target, call.args, call.kwargs)
         else:
             copied = self._graph.create_node(node.op, node.target, args, kwargs, _name(node))
@@ -159,6 +160,12 @@ class _Call:
         if name == "slice":
             return _slice(*args)
         return cls("call_function", overload, args, kwargs)
+
+
+def _by_keyword(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+    """Name all arguments of an operator that makes a tensor of numbers: FX takes the first one for a tensor."""
+    names = (argument.name for argument in overload._schema.arguments)
+    return (), {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> _Call:

@@ -129,6 +129,43 @@ def test_a_network_that_fx_cannot_trace(digits, ctx, backend) -> None:
     assert np.sqrt(np.square(float_NK - int8_NK).mean()) < 0.1 * float_NK.std()
 
 
+MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "linspace": lambda x: torch.linspace(-1, 1, 8).view(1, 1, 8, 1).expand(x.shape[0], 1, 8, 8),
+    "ones": lambda x: torch.ones(8).expand(x.shape[0], 1, 8, 8),
+    "zeros": lambda x: torch.cat([torch.zeros(x.shape[0], 1, 8, 4), x[:, :1, :, :4]], 3),
+    "full": lambda x: torch.full((x.shape[0], 1, 8, 8), 0.5),
+}
+
+
+class Joining(nn.Module):
+    """Concatenates a tensor that is made of numbers and sizes."""
+
+    def __init__(self, made: str) -> None:
+        super().__init__()
+        self.made, self.stem, self.last = MADE[made], nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(9, 4, 3)
+        self.head = nn.Linear(4 * 36, NUM_CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat([torch.relu(self.stem(x)), self.made(x)], 1)
+        return self.head(self.last(joined).flatten(1))
+
+
+@builder
+def joining(*, made: str) -> nn.Module:
+    """What its name says."""
+    return Joining(made)
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("route", ["fx", "export"])
+def test_tensors_made_of_numbers_can_be_concatenated(digits, ctx, made, route) -> None:
+    model = make_model(joining, made=made)
+    int8 = static(model, digits, ctx, BACKENDS[0], route)
+    assert num_int8(int8) == 3
+    expected, found = logits_of(model, digits), logits_of(int8, digits)
+    assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+
+
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("batch_norm", ["fold", "train"])
 def test_it_trains(digits, ctx, batch_norm) -> None:

@@ -201,6 +201,26 @@ def test_what_an_engine_computes_wrongly_stays_float(ctx, events: list[Event], s
 
 
 @builder
+def three_axes() -> nn.Module:
+    """Convolutions of one frame: qnnpack runs them, but does not return their int8 weights (torch 2.13)."""
+    layers = [nn.Conv3d(1, 4, (1, 3, 3)), nn.ReLU(), nn.Conv3d(4, 4, 1), nn.Flatten(), nn.Linear(4 * 36, NUM_CLASSES)]
+    return nn.Sequential(nn.Unflatten(1, (1, 1)), *layers)
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layers_whose_int8_weights_an_engine_keeps_stay_float(ctx, events: list[Event], stage, config, backend) -> None:
+    prepared = stage(config(backend=backend), ctx, make_model(three_axes))
+    names = prepared.recipe.prepare[0].arguments["float_operators"]
+    if backend != "qnnpack":
+        assert (names, notices(events)) == ([], [])
+        return
+    assert names == ["_1", "_3"]
+    for layer, type_, notice in zip("13", ("ConvReLU3d", "Conv3d"), notices(events), strict=True):
+        assert notice.startswith(f"{layer} stays float: qnnpack runs {type_}, but does not return its int8 weights (")
+
+
+@builder
 def overshooting() -> nn.Module:
     """Bicubic interpolation leaves the range of a sigmoid, 0 to 1, whose grid its output has."""
 

@@ -1,4 +1,4 @@
-"""Additions on qnnpack: of scales that its kernel refuses, and of those that it takes."""
+"""Additions of scales that qnnpack's kernel refuses and takes, and of shapes that broadcast."""
 
 from __future__ import annotations
 
@@ -39,3 +39,23 @@ def test_sums_are_those_of_float32(operator, first, second, scale, has_kernel) -
     assert found.q_scale() == scale and found.q_zero_point() == 100
     limits = (-100 * scale, 155 * scale)
     assert (found.dequantize() - expected.clamp(*limits)).abs().max() <= (0.51 if not has_kernel else 1.01) * scale
+
+
+SHAPES = [((2, 6, 1), (2, 1, 5)), ((2, 1, 5), (2, 6, 5)), ((5,), (2, 6, 5)), ((2, 6, 5), (5,)), ((2, 6, 5), (2, 6, 5))]
+
+
+@pytest.mark.parametrize("engine", ["fbgemm", "qnnpack"])
+@pytest.mark.parametrize("operator", [add, add_relu])
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_shapes_that_broadcast_make_no_warning(engine, operator, shapes, capfd) -> None:
+    random = torch.Generator().manual_seed(1)
+    with quantized_engine(engine), deprecations_silenced():
+        x, y = (
+            torch.quantize_per_tensor(torch.randn(shape, generator=random), 0.05, 128, torch.quint8) for shape in shapes
+        )
+        found = operator(x, y, 0.1, 100)
+    expected = x.dequantize() + y.dequantize()
+    expected = expected.relu() if operator is add_relu else expected
+    assert found.shape == expected.shape
+    assert (found.dequantize() - expected.clamp(-10, 15.5)).abs().max() <= 0.051
+    assert capfd.readouterr().err == ""
