@@ -80,6 +80,16 @@ class Unrounding:
         assert len(grids) == 1, f"{node.name} concatenates integers of different grids: {grids}"
         self._carry(node, grids.pop())
 
+    def _rewrite_pad(self, node: onnx.NodeProto) -> None:
+        grid = self._grids.get(node.input[0])
+        if grid is None:
+            self._other(node)
+            return
+        self._grids[node.output[0]] = grid
+        scale, zero_point = grid
+        value = self._constant(node, "value", (int(self._constants[node.input[2]]) - zero_point) * scale)
+        self._add("Pad", [*node.input[:2], value], node)
+
     def _rewrite_dynamicquantizelstm(self, node: onnx.NodeProto) -> None:
         self.still_rounds = True
         self._other(node)

@@ -183,8 +183,10 @@ def test_the_zeros_are_there_in_the_int8_and_in_the_onnx_file(lab: Lab, backend:
         )
         assert (integers[zeros] == 0).all(), name
         assert (integers[~zeros] != 0).mean() > 0.9
-        in_file = [array for array in stored.values() if array.dtype == np.int8 and array.size == zeros.size]
-        assert any((array == 0).sum() >= zeros.sum() for array in in_file)
+        in_file = [array for array in stored.values() if array.dtype == np.int8]
+        # The file appends channels to those of its input.
+        own = [array[:, : zeros.shape[1]] if array.ndim == zeros.ndim == 4 else array for array in in_file]
+        assert any((array == 0).sum() >= zeros.sum() for array in own if array.size == zeros.size)
 
 
 def _is(key: str, name: str) -> bool:
