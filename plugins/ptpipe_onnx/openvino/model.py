@@ -27,6 +27,8 @@ _NO_COMPUTATION = {
 }
 _CONVERSION = "FakeQuantize"
 _INT8 = ("u8", "i8")
+FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}
+"""Properties: bfloat16, the default where processors have it, would be another model."""
 _TELEMETRY = "openvino_telemetry"
 
 
@@ -60,8 +62,8 @@ class OpenVinoModel(Deployable):
 
     @contextmanager
     def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
+        compiled = [self._compiled(num_threads or host.num_threads())]
         with errors_in_one_line("can't run the model"):
-            compiled = [self._compiled(num_threads or host.num_threads())]
             requests = [compiled[0].create_infer_request()]
 
         def predict(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
@@ -113,10 +115,10 @@ class OpenVinoModel(Deployable):
         return {"format": self.format, "size_bytes": self.size_bytes}
 
     def _compiled(self, num_threads: int) -> Any:
+        properties = {**FLOAT32, "INFERENCE_NUM_THREADS": num_threads, "NUM_STREAMS": 1}
         runtime = import_openvino()
-        # bfloat16, its default where processors have it, would be another model.
-        properties = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": num_threads, "NUM_STREAMS": 1}
-        return runtime.Core().compile_model(str(self.folder / GRAPH), "CPU", properties)
+        with errors_in_one_line("can't run the model"):
+            return runtime.Core().compile_model(str(self.folder / GRAPH), "CPU", properties)
 
 
 class _Info(BaseModel):

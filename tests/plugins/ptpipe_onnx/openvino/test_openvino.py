@@ -12,15 +12,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
+from torch import nn
 
 from ptpipe import Context, IntegrityError, StageError
 from ptpipe.events import LogLine
 from ptpipe_onnx import ExportConfig, OpenVinoConfig, OpenVinoModel, export_onnx, export_openvino
 from ptpipe_onnx.openvino import export
-from ptpipe_torch import Data, Model, OnnxFile
+from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, prepare
+from ptpipe_quant import convert as quantize
+from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe, Signature, builder
+from ptpipe_torch.runtime import seeded
 
-from ..conftest import Exported, RecordedEvents
+from ..conftest import HIGH, Exported, RecordedEvents
 
 pytest.importorskip("openvino")
 
@@ -77,6 +82,38 @@ def test_an_int8_file_computes_in_integers(files, convert, events) -> None:
     (line,) = [event.text for event in events if isinstance(event, LogLine) and "in int8" in event.text]
     assert "2 Convolution" in line and "2 FullyConnected" in line
     assert (model.folder / "model.bin").stat().st_size < 0.5 * convert(files["float32"]).size_bytes
+
+
+class Recurrent(nn.Module):
+    """Two recurrent layers, which are float in static int8 networks, over the rows of an image."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(16, 12), nn.Linear(16 * 40, 10)
+        self.recurrent = getattr(nn, layer)(12, 40, num_layers=2, batch_first=True)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        states_NLH, _ = self.recurrent(torch.relu(self.stem(images_NCHW.squeeze(1))))
+        return self.head(states_NLH.flatten(1))
+
+
+@builder
+def recurrent(layer: str) -> nn.Module:
+    return Recurrent(layer)
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "GRU"])
+def test_recurrent_layers_of_an_int8_file(layer, convert, digits, tmp_path, events) -> None:
+    """Their weights are stored as int8, which OpenVINO itself does not take."""
+    ctx = Context("int8", "quant", 7, tmp_path)
+    signature = Signature(digits.info.signature.inputs, digits.info.signature.outputs)
+    with seeded(0):
+        model = Model.from_module(Recipe(FunctionRef.to(recurrent, layer=layer), signature), recurrent(layer))
+    prepared = prepare(PrepareConfig.model_validate({"reduce_range": HIGH == 127}), ctx, model)
+    int8 = quantize(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, digits).model)
+    convert(export_onnx(ExportConfig(), ctx, int8, digits))
+    assert events.metrics["num_int8_operators"] >= 2
+    assert events.metrics["top1_agreement"] >= 0.99
 
 
 def test_save_and_load(files, convert, digits, tmp_path) -> None:
