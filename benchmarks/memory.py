@@ -4,11 +4,12 @@ Each network is trained for a tiny epoch, quantized in every way, exported and c
 process. A first run with a very small network loads all libraries and fills their caches; the resident set after it is
 the baseline that is subtracted. Linux only: peaks are the kernel's VmHWM, reset before each stage.
 
-    python benchmarks/memory.py [NETWORK ...]
+    python benchmarks/memory.py [resnet18 ...]
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import json
@@ -139,11 +140,12 @@ def report(network: str) -> None:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--measure"]:
-        measure(sys.argv[2])
-        return
-    for network in sys.argv[1:] or NETWORKS:
-        report(network)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", default=NETWORKS, help="small_cnn, or networks of torchvision")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)  # in a process of its own
+    arguments = parser.parse_args()
+    for network in arguments.networks:
+        (measure if arguments.measure else report)(network)
 
 
 if __name__ == "__main__":

@@ -65,21 +65,24 @@ def _pool_before_clipping(graph: ir.Graph) -> None:
 
 
 def _pad_channels(graph: ir.Graph) -> None:
-    """Give small convolutions of a network's input a multiple of four channels: the additional ones have weight zero.
+    """Give small convolutions a multiple of four input channels: the additional ones have weight zero.
 
+    Those of a network's input, mostly: where an integer kernel computes what a convolution reads, padding would cost.
     ONNX Runtime copies the channels under a kernel position after position, and copies four bytes quicker than three,
     or one. A 3 x 3 convolution of RGB images takes 0.43 to 0.68x (0.74 to 0.82x) the time, MobileNetV2 0.90x (0.97x).
     """
     for convolution in nodes(graph, "Conv"):
         data, weight = (producer(value, "DequantizeLinear") for value in convolution.inputs[:2])
-        if data is None or weight is None or int_attribute(convolution, "group", (1,)) != (1,):
+        integers = None if weight is None else constant(weight.inputs[0])
+        if data is None or weight is None or integers is None:
             continue
-        integers = constant(weight.inputs[0])
-        if _reads_input(data) and integers is not None and _is_small(integers) and len(source(weight).uses()) == 1:
+        is_own = only_consumer(weight.outputs[0]) is convolution and len(source(weight).uses()) == 1
+        is_dense = int_attribute(convolution, "group", (1,)) == (1,)
+        if is_own and is_dense and _is_small(integers) and _is_rounded_alone(data):
             _pad(graph, convolution, data, weight, integers)
 
 
-def _reads_input(dequantize: ir.Node) -> bool:
+def _is_rounded_alone(dequantize: ir.Node) -> bool:
     """Return whether these integers are rounded on their own, and not by the integer kernel that computes them."""
     quantize = producer(dequantize.inputs[0], "QuantizeLinear")
     computed = None if quantize is None else source(quantize).producer()

@@ -140,12 +140,16 @@ def test_other_convolutions_are_left_alone(model: onnx.ModelProto) -> None:
     assert types_of(passed(model))["Pad"] == 0
 
 
-def test_a_weight_that_another_layer_reads_keeps_its_channels() -> None:
+@pytest.mark.parametrize("share_dequantized", [False, True])
+def test_a_weight_that_another_layer_reads_keeps_its_channels(share_dequantized: bool) -> None:
     draft = Draft()
     value = draft.quantize("images", 0.05, 128)
     integers, scale = draft.array(WEIGHT[:3, :3], np.int8), draft.array(0.01, np.float32)
-    for _ in range(2):
-        weight = draft.node("DequantizeLinear", [integers, scale, draft.array(0, np.int8)])
+    zero_point = draft.array(0, np.int8)
+    weight = draft.node("DequantizeLinear", [integers, scale, zero_point])
+    for number in range(2):
+        if number and not share_dequantized:
+            weight = draft.node("DequantizeLinear", [integers, scale, zero_point])
         value = draft.quantize(draft.node("Conv", [value, weight]), 0.1, 128)
     after = passed(draft.finished(value, ("N", 3, 6, 6)))
     assert types_of(after)["Pad"] == 0
