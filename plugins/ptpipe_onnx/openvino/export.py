@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.openvino.config import OpenVinoConfig
-from ptpipe_onnx.openvino.model import FLOAT32, GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
+from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
 from ptpipe_onnx.quantization.agreement import Rows, compare_rows, paired_rows
 from ptpipe_torch import Data, OnnxFile
 from ptpipe_torch.parity.parity import FLOAT_TOLERANCE
-
-_RECURRENT_WEIGHTS = {"LSTMSequence": (4, 5, 6), "GRUSequence": (3, 4, 5)}
-"""Inputs that are weights of the input, weights of the state and biases."""
 
 
 def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) -> OpenVinoModel:
@@ -36,7 +32,6 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
     runtime = import_openvino()
     with errors_in_one_line(f"can't convert {file.path.name}"):
         content = runtime.Core().read_model(str(file.path))
-        _compute_recurrent_weights(content, runtime)
         runtime.save_model(content, str(ctx.scratch / GRAPH), compress_to_fp16=False)
     model = OpenVinoModel(ctx.scratch, file.signature, file.precision, file.input_form)
     ctx.metric(size_bytes=model.size_bytes)
@@ -49,19 +44,6 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
         ctx.metric(**{f"{prefix}{key}": value for key, value in figures.items()})
         _check(ctx, file, name, (expected_NK, found_NK), file.parity.get(f"{prefix}rms_quantization_error"))
     return model
-
-
-def _compute_recurrent_weights(content: Any, runtime: Any) -> None:
-    """Store the weights of float recurrent layers in float, in place.
-
-    OpenVINO (2026.4) runs such layers with constant weights alone, and keeps those that are int8 in the file as such.
-    """
-    for layer in content.get_ordered_ops():
-        for port in _RECURRENT_WEIGHTS.get(layer.get_type_name(), ()):
-            computed = layer.input(port).get_source_output()
-            compiled = runtime.compile_model(runtime.Model([computed], []), "CPU", FLOAT32)
-            weights = np.array(compiled([])[0])  # a copy: the array is the compiled model's
-            layer.input(port).replace_source_output(runtime.op.Constant(weights).output(0))
 
 
 def _report_operators(ctx: Context, model: OpenVinoModel) -> None:

@@ -27,8 +27,6 @@ _NO_COMPUTATION = {
 }
 _CONVERSION = "FakeQuantize"
 _INT8 = ("u8", "i8")
-FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}
-"""Properties: bfloat16, the default where processors have it, would be another model."""
 _TELEMETRY = "openvino_telemetry"
 
 
@@ -115,7 +113,8 @@ class OpenVinoModel(Deployable):
         return {"format": self.format, "size_bytes": self.size_bytes}
 
     def _compiled(self, num_threads: int) -> Any:
-        properties = {**FLOAT32, "INFERENCE_NUM_THREADS": num_threads, "NUM_STREAMS": 1}
+        # bfloat16, its default where processors have it, would be another model.
+        properties = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": num_threads, "NUM_STREAMS": 1}
         runtime = import_openvino()
         with errors_in_one_line("can't run the model"):
             return runtime.Core().compile_model(str(self.folder / GRAPH), "CPU", properties)

@@ -102,18 +102,17 @@ def recurrent(layer: str) -> nn.Module:
     return Recurrent(layer)
 
 
-@pytest.mark.parametrize("layer", ["LSTM", "GRU"])
-def test_recurrent_layers_of_an_int8_file(layer, convert, digits, tmp_path, events) -> None:
-    """Their weights are stored as int8, which OpenVINO itself does not take."""
+def test_what_openvino_cannot_compile_is_an_error_of_one_line(convert, digits, tmp_path) -> None:
+    """OpenVINO takes no weights of recurrent layers that are stored as int8, unless there is but one layer."""
     ctx = Context("int8", "quant", 7, tmp_path)
     signature = Signature(digits.info.signature.inputs, digits.info.signature.outputs)
     with seeded(0):
-        model = Model.from_module(Recipe(FunctionRef.to(recurrent, layer=layer), signature), recurrent(layer))
+        model = Model.from_module(Recipe(FunctionRef.to(recurrent, layer="LSTM"), signature), recurrent("LSTM"))
     prepared = prepare(PrepareConfig.model_validate({"reduce_range": HIGH == 127}), ctx, model)
     int8 = quantize(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, digits).model)
-    convert(export_onnx(ExportConfig(), ctx, int8, digits))
-    assert events.metrics["num_int8_operators"] >= 2
-    assert events.metrics["top1_agreement"] >= 0.99
+    file = export_onnx(ExportConfig(), ctx, int8, digits)
+    with pytest.raises(StageError, match=r"^OpenVINO can't run the model: LSTMSequence .* expects Constant"):
+        convert(file)
 
 
 def test_save_and_load(files, convert, digits, tmp_path) -> None:
