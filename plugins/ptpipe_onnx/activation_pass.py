@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ptpipe_onnx.graph import constant, first_consumer, insert_node, nodes, only_consumer, producer
+from ptpipe_onnx.graph import constant, first_consumer, insert_copy, nodes, only_consumer, producer
 
 _OPERATORS = ("Add", "Div", "Erf", "Mul", "Pow", "Tanh")
 
@@ -58,7 +58,7 @@ def _read_one_tensor(gate: ir.Node) -> None:
     for x in [value for value in read if producer(value, "DequantizeLinear") is not None]:
         readers = [(node, index) for node, index in x.uses() if node in parts]
         if len(readers) > 1:
-            copied = insert_node(first_consumer(x), "Max", [x]).outputs[0]
+            copied = insert_copy(x, first_consumer(x))
             for node, index in readers:
                 node.replace_input_with(index, copied)
 

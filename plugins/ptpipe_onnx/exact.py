@@ -216,7 +216,7 @@ class _Layer:
         num_added = 0 if ends is None else int(ends.flat[5])
         self._compare_arrays("pads of the input", ends, np.array([0, 0, 0, 0, 0, num_added, 0, 0]))
         self._compare("padding of the input", None if value is None else value.item(), int(grid.zero_point))
-        return replace(weight, integers=padded_channels(weight.integers, weight.integers.shape[1] + num_added))
+        return replace(weight, integers=padded_channels(weight.integers, num_added))
 
     def _compare_bias(self, node: ir.Node, grid: Grid, weight: QuantizedWeight) -> None:
         expected_O, value = self.parameters[1], _bias(node)

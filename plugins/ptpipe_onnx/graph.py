@@ -131,12 +131,14 @@ def replace(value: ir.Value, replacement: ir.Value) -> None:
     value.replace_all_uses_with(replacement, replace_graph_outputs=True)
 
 
-def separate(node: ir.Node) -> None:
-    """Put a maximum of one tensor, which is a copy, in front of a node: runtimes don't fuse the two around it.
+def insert_copy(value: ir.Value, before: ir.Node) -> ir.Value:
+    """Insert a maximum of one tensor, which is a copy, in front of a node; no runtime is known to remove it."""
+    return insert_node(before, "Max", [value]).outputs[0]
 
-    No runtime is known to remove it.
-    """
-    node.replace_input_with(0, insert_node(node, "Max", [node.inputs[0]]).outputs[0])
+
+def separate(node: ir.Node) -> None:
+    """Let a node read a copy of its first input: runtimes don't fuse the two around it."""
+    node.replace_input_with(0, insert_copy(source(node), node))
 
 
 def take_name(value: ir.Value, former: ir.Value) -> None:

@@ -104,10 +104,10 @@ def _pad(graph: ir.Graph, convolution: ir.Node, data: ir.Node, weight: ir.Node, 
     floats = insert_node(convolution, "DequantizeLinear", [padded, scale, zero_point]).outputs[0]
     convolution.replace_input_with(0, floats)
     stored = source(weight)
-    content = padded_channels(weight_OIHW, weight_OIHW.shape[1] + num_added)
+    content = padded_channels(weight_OIHW, num_added)
     stored.const_value, stored.shape = ir.tensor(content, name=stored.name), ir.Shape(content.shape)
 
 
-def padded_channels(weight_OIHW: Array, num_channels: int) -> Array:
-    """Return a convolution's weight with zeros for further input channels."""
-    return np.pad(weight_OIHW, ((0, 0), (0, num_channels - weight_OIHW.shape[1]), (0, 0), (0, 0)))
+def padded_channels(weight_OIHW: Array, num_added: int) -> Array:
+    """Return a convolution's weight with zeros for so many further input channels."""
+    return np.pad(weight_OIHW, ((0, 0), (0, num_added), (0, 0), (0, 0)))

@@ -133,10 +133,9 @@ class _Counter:
     def _shapes(self, node: NodeProto) -> list[Sequence[int] | None]:
         """Return the shapes of a node's inputs; a weight's without channels that `export.onnx` appends to the input."""
         shapes = [self._shape(name) for name in node.input]
-        dequantize = self._makers.get(node.input[0])
-        pad = None if dequantize is None else self._makers.get(dequantize.input[0])
-        if node.op_type == "Conv" and dequantize is not None and dequantize.op_type == _DEQUANTIZE:
-            before = self._shape(pad.input[0]) if pad is not None and pad.op_type == "Pad" else None
+        if node.op_type == "Conv" and self._made_by(node.input[0], _DEQUANTIZE):
+            integers = self._makers[node.input[0]].input[0]
+            before = self._shape(self._makers[integers].input[0]) if self._made_by(integers, "Pad") else None
             if before is not None and (weight := shapes[1]) is not None:
                 shapes[1] = (weight[0], before[1], *weight[2:])
         return shapes
