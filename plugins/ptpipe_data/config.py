@@ -56,7 +56,11 @@ class BatchConfig(StageConfig):
         description="worker processes that decode and augment; 0: load in the main process. "
         "The batches do not depend on it",
     )
-    pin_memory: bool = Field(False, description="page-locked batches, for faster copies to a CUDA device")
+    pin_memory: bool = Field(
+        True,
+        description="page-locked batches where they are copied to a CUDA device, so that no copy waits for the steps "
+        "before it; false: save that memory",
+    )
     prefetch_factor: int = Field(2, ge=1, le=1000, description="batches that each worker loads in advance")
     persistent_workers: bool = Field(False, description="keep the workers alive between epochs")
 

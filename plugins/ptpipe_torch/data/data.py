@@ -111,8 +111,8 @@ class LoaderOptions:
     batch_size: int = 128
     num_workers: int = 0
     """Processes that decode and augment; 0: the calling process. Batches are the same for any number."""
-    pin_memory: bool = False
-    """Page-locked batches, for faster copies to a CUDA device; ignored without one."""
+    pin_memory: bool = True
+    """Page-locked batches where they are copied to a CUDA device: other copies wait for the steps before them."""
     prefetch_factor: int = 2
     """Batches that each worker loads in advance."""
     persistent_workers: bool = False

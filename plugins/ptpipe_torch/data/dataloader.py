@@ -64,7 +64,7 @@ class Loading:
         self._options = data.loader
         self._info = data.info
         self._conversions: dict[InputForm, dict[str, Conversion]] = {}
-        self._idle: dict[str, DataLoader[Any]] = {}
+        self._idle: dict[tuple[str, bool], DataLoader[Any]] = {}
 
     def batches(
         self,
@@ -79,8 +79,11 @@ class Loading:
         """Yield a batch per request, in order. See `Data.batches`. `input_form`: None reads targets alone."""
         with_inputs = input_form is not None
         conversions = self._conversions_to(input_form or NORMALIZED)
-        from_workers = self._options.num_workers and requests and with_inputs
-        source = self._from_workers(split, requests) if from_workers else self._in_process(split, requests, with_inputs)
+        pin = self._options.pin_memory and device is not None and torch.device(device).type == "cuda"
+        if self._options.num_workers and requests and with_inputs:
+            source = self._from_workers(split, requests, pin)
+        else:
+            source = self._in_process(split, requests, with_inputs, pin)
         inputs: Mapping[str, Any] = self._info.inputs if with_inputs else {}
         # Closed explicitly: in Python 3.12 a generator that is closed keeps what it refers to, here the workers.
         with closing(source) as batches:
@@ -105,9 +108,8 @@ class Loading:
             self._conversions[form] = conversions
         return self._conversions[form]
 
-    def _in_process(self, split: str, requests: Sequence[Request], with_inputs: bool) -> Generator[Values]:
+    def _in_process(self, split: str, requests: Sequence[Request], with_inputs: bool, pin: bool) -> Generator[Values]:
         rows = self._rows(split, with_inputs=with_inputs)
-        pin = self._pins_memory()
         for request in requests:
             values = rows.make(request)
             yield {name: tensor.pin_memory() for name, tensor in values.items()} if pin else values
@@ -117,7 +119,7 @@ class Loading:
         columns = samples.columns if with_inputs else samples.targets
         return BatchRows(columns, self._info.columns, self._options.augment)
 
-    def _from_workers(self, split: str, requests: Sequence[Request]) -> Generator[Values]:
+    def _from_workers(self, split: str, requests: Sequence[Request], pin: bool) -> Generator[Values]:
         """Yield a batch per request; start all workers once more if one hangs while it starts.
 
         In Python 3.11 a forked process may hang before it runs any of our code: it takes a lock of the interpreter that
@@ -125,7 +127,7 @@ class Loading:
         """
         num_done = 0
         for timeout_s in _START_TIMEOUTS_S:
-            with closing(self._attempt(split, requests[num_done:], timeout_s)) as batches:
+            with closing(self._attempt(split, requests[num_done:], timeout_s, pin)) as batches:
                 try:
                     for batch in batches:
                         num_done += 1
@@ -138,12 +140,12 @@ class Loading:
             "machine may be out of memory; use fewer num_workers, or 0"
         )
 
-    def _attempt(self, split: str, requests: Sequence[Request], timeout_s: float) -> Generator[Values]:
+    def _attempt(self, split: str, requests: Sequence[Request], timeout_s: float, pin: bool) -> Generator[Values]:
         start = _Start(timeout_s)
         with _without_workers_warnings():
             # Removed while in use: a second iteration at the same time gets its own workers.
-            idle = self._idle.pop(split, None)
-            loader = idle or self._loader(split, start)
+            idle = self._idle.pop((split, pin), None)
+            loader = idle or self._loader(split, start, pin)
             assert isinstance(loader.sampler, _Requests)
             loader.sampler.requests = requests
             iterator: Any = iter(loader)
@@ -164,9 +166,9 @@ class Loading:
             if start.kill_hung() or not keep:
                 _end_workers(iterator)
             else:
-                self._idle[split] = loader
+                self._idle[split, pin] = loader
 
-    def _loader(self, split: str, start: _Start) -> DataLoader[Any]:
+    def _loader(self, split: str, start: _Start, pin: bool) -> DataLoader[Any]:
         options = self._options
         return DataLoader(
             self._rows(split),
@@ -175,13 +177,10 @@ class Loading:
             num_workers=options.num_workers,
             prefetch_factor=options.prefetch_factor,
             persistent_workers=options.persistent_workers,
-            pin_memory=self._pins_memory(),
+            pin_memory=pin,
             worker_init_fn=partial(_init_worker, os.getpid(), start.sender),
             generator=torch.Generator(),  # without one, each epoch draws from the global stream
         )
-
-    def _pins_memory(self) -> bool:
-        return self._options.pin_memory and torch.cuda.is_available()
 
 
 class BatchRows(Dataset[Any]):

@@ -66,11 +66,11 @@ def test_augmentations_match_the_implemented_ones() -> None:
 
 def test_loader_options_get_through() -> None:
     config = front.MnistConfig.model_validate_json(
-        '{"batch_size": 32, "num_workers": 3, "pin_memory": true, "prefetch_factor": 4, "persistent_workers": true,'
+        '{"batch_size": 32, "num_workers": 3, "pin_memory": false, "prefetch_factor": 4, "persistent_workers": true,'
         ' "augment": ["shift", "flip"]}',
         strict=True,
     )
-    assert config.loader_options() == LoaderOptions(32, 3, True, 4, True, ("shift", "flip"))
+    assert config.loader_options() == LoaderOptions(32, 3, False, 4, True, ("shift", "flip"))
     assert front.DigitsConfig().loader_options() == LoaderOptions()
 
 

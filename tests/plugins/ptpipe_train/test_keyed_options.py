@@ -26,7 +26,7 @@ LOADED = {
     "num_workers": {"num_workers": 2},
     "prefetch_factor": {"num_workers": 1, "prefetch_factor": 1},
     "persistent_workers": {"num_workers": 1, "persistent_workers": True},
-    "pin_memory": {"pin_memory": True},
+    "pin_memory": {"pin_memory": False},
 }
 TRAINED: dict[str, dict[str, Any]] = {
     "checkpoint_every_s": {"checkpoint_every_s": 1e-9},

@@ -140,7 +140,7 @@ def test_two_iterations_at_once(persistent: bool) -> None:
 def test_no_warnings(pictures: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        epoch(file_data(pictures, num_workers=2, pin_memory=True))
+        epoch(file_data(pictures, num_workers=2))
         epoch(array_data(num_workers=host.num_threads() + 1))
 
 
@@ -288,8 +288,9 @@ def test_workers_that_never_start(hang, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_on_a_gpu(channels_last: bool, num_workers: int) -> None:
-    data, here = array_data(num_workers=num_workers, pin_memory=True), array_data()
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_on_a_gpu(channels_last: bool, num_workers: int, pin_memory: bool) -> None:
+    data, here = array_data(num_workers=num_workers, pin_memory=pin_memory), array_data()
     arguments = {"augment_seed": (1, 1), "channels_last": channels_last}
     for one, other in zip(
         data.batches("train", device="cuda", **arguments), here.batches("train", **arguments), strict=True
