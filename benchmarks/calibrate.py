@@ -1,8 +1,9 @@
 """Time of `quant.calibrate`, relative to a bare float forward pass of the same samples in the same layout.
 
-Both rows of a network are timed in turn, in changing order, in one process and on one thread: the stage as a manifest
-runs it, with building the network, reading the data and storing the result; and a loop that calls the float network
-in channels-last on the same batches. Random images at 64 x 64, random weights. Figures are ratios of medians.
+The rows of a network are timed in turn, in changing order and on one thread: the stage as a manifest runs it, with
+building the network, reading the data and storing the result; and a loop that calls the float network in channels-last
+on the same batches. Each time a process of its own takes the median of three: what stages set in glibc's malloc would
+speed up the loop after them. Random images at 64 x 64, random weights. Figures are ratios of medians.
 
     python benchmarks/calibrate.py [--rounds 5] [--samples 1024] [--batch 64] [--observers mse min_max]
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -59,17 +62,29 @@ def rows_of(model: Model, data: Data, observers: list[str], scratch: Path) -> di
     return rows
 
 
-def race(rows: dict[str, Callable[[], object]], num_rounds: int) -> dict[str, float]:
+def measure(row: str, network: str, data: Data) -> float:
+    """Return the median seconds of a row."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model = torchvision(
+            TorchvisionConfig(name=network), Context("net", "model.torchvision", 7, Path(scratch)), data
+        )
+        run = rows_of(model, data, [] if row == FLOAT else [row], Path(scratch))[row]
+        seconds = []
+        for _ in range(4):
+            begin = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - begin)
+        return statistics.median(seconds[1:])  # the first one warms up
+
+
+def race(network: str, names: list[str], num_rounds: int, options: list[str]) -> dict[str, float]:
     """Return the median seconds of each row, timed in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in rows}
-    names = list(rows)
-    for round_ in range(num_rounds + 1):
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for round_ in range(num_rounds):
         first = round_ % len(names)
         for name in names[first:] + names[:first]:
-            begin = time.perf_counter()
-            rows[name]()
-            if round_:  # the first one warms up
-                seconds[name].append(time.perf_counter() - begin)
+            command = [sys.executable, __file__, "--networks", network, *options, "--measure", name]
+            seconds[name].append(float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -79,17 +94,18 @@ def main() -> None:
         parser.add_argument(option, type=int, default=default)
     parser.add_argument("--observers", nargs="+", choices=OBSERVERS, default=list(OBSERVERS))
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
+    parser.add_argument("--measure", help=argparse.SUPPRESS)  # in a process of its own
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    data = make_data(arguments.samples, arguments.batch)
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in arguments.networks:
-            ctx = Context("net", "model.torchvision", 7, Path(scratch))
-            model = torchvision(TorchvisionConfig(name=name), ctx, data)
-            seconds = race(rows_of(model, data, arguments.observers, Path(scratch)), arguments.rounds)
-            print(f"\n{name:20} {'s':>6}  of float (target: at most {TARGET})")
-            for row, value in seconds.items():
-                print(f"{row:20} {value:6.2f}  {value / seconds[FLOAT]:.2f}")
+    if arguments.measure:
+        print(measure(arguments.measure, arguments.networks[0], make_data(arguments.samples, arguments.batch)))
+        return
+    options = ["--samples", str(arguments.samples), "--batch", str(arguments.batch)]
+    for network in arguments.networks:
+        seconds = race(network, [FLOAT, *arguments.observers], arguments.rounds, options)
+        print(f"\n{network:20} {'s':>6}  of float (target: at most {TARGET})")
+        for row, value in seconds.items():
+            print(f"{row:20} {value:6.2f}  {value / seconds[FLOAT]:.2f}")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ from ptpipe_torch.parity.comparison import (
     figures_of,
 )
 from ptpipe_torch.parity.parity import Parity
-from ptpipe_torch.runtime import released_memory
+from ptpipe_torch.runtime import large_blocks_mapped, released_memory
 
 MAX_BYTES = 2**31 - 2**20
 """protobuf's limit, minus some room for everything but weights."""
@@ -103,6 +103,7 @@ class WrittenFile:
     """What it is to take in place of normalized inputs; empty: it takes those."""
 
 
+@large_blocks_mapped()
 def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) -> OnnxFile:
     """Implement the stage `export.onnx`."""
     check_exportable(ctx, model, data, config.split)

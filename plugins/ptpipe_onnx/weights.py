@@ -123,15 +123,17 @@ def _scales(floats: npt.NDArray[np.float32], weight: QuantizedWeight, axis: int 
     if floats.shape != weight.integers.shape or weight.zero_points.any():
         return None
     num_channels = floats.shape[axis]
-    integers_OX = np.moveaxis(weight.integers, axis, 0).reshape(num_channels, -1).astype(np.float64)
-    floats_OX = np.moveaxis(floats, axis, 0).reshape(num_channels, -1)
-    squares_O = (integers_OX**2).sum(axis=1)
-    scales_O = (integers_OX * floats_OX).sum(axis=1) / np.where(squares_O > 0, squares_O, 1)
-    if not np.allclose(integers_OX * scales_O[:, np.newaxis], floats_OX, rtol=1e-5, atol=1e-7):
-        return None
-    shape = [num_channels if index == axis else 1 for index in range(floats.ndim)]
-    scales: npt.NDArray[np.float32] = scales_O.astype(np.float32).reshape(shape)
-    return scales
+    scales_O = np.empty(num_channels, np.float32)
+    integers_OX, floats_OX = (np.moveaxis(array, axis, 0) for array in (weight.integers, floats))
+    # One by one: in float64, all together would take several times the memory of the weights.
+    for channel, (integers, values) in enumerate(zip(integers_OX, floats_OX, strict=True)):
+        integers_X, floats_X = integers.astype(np.float64).reshape(-1), values.reshape(-1)
+        square = float(integers_X @ integers_X)
+        scale = float(integers_X @ floats_X) / square if square else 0.0
+        if not np.allclose(integers_X * scale, floats_X, rtol=1e-5, atol=1e-7):
+            return None
+        scales_O[channel] = scale
+    return scales_O.reshape([num_channels if index == axis else 1 for index in range(floats.ndim)])
 
 
 def take_weight(graph: ir.Graph, name: str) -> ir.Value:

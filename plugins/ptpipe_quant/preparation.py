@@ -26,9 +26,10 @@ from ptpipe_torch.errors import first_line
 from ptpipe_torch.int8.engine import quantized_engine, transposed_convolution_error
 from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.layer_parity import LayerDifference
-from ptpipe_torch.runtime import released_memory
+from ptpipe_torch.runtime import large_blocks_mapped, released_memory
 
 
+@large_blocks_mapped()
 def prepare_model(
     config: TracedConfig,
     ctx: Context,

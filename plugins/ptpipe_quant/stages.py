@@ -40,11 +40,12 @@ from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.int8_state import pack_state
 from ptpipe_torch.int8.layers import STORABLE_LAYERS, round_weights, storable_layers
 from ptpipe_torch.model.example_inputs import zeros
-from ptpipe_torch.runtime import released_memory
+from ptpipe_torch.runtime import large_blocks_mapped, released_memory
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
+@large_blocks_mapped()
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.dynamic`."""
     _check_float(model, ctx.kind)
@@ -132,6 +133,7 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
     return model.with_state_dict_of(module), Ranges(limits, num_samples)
 
 
+@large_blocks_mapped()
 def convert(ctx: Context, model: Model) -> Model:
     """Implement `quant.convert`."""
     prepared = calibrated_network(model, ctx.kind)

@@ -29,6 +29,9 @@ _NEVER = -1
 _ADAPTED_MMAP_BYTES, _ADAPTED_TRIM_BYTES = 32 << 20, 64 << 20
 _KEPT_BYTES = 256 << 20
 """The largest block that is kept: smaller ones would be cut from a larger one, which no next one of its size fits."""
+_LARGE_BYTES = 1 << 20
+_thresholds = [(_ADAPTED_MMAP_BYTES, _ADAPTED_TRIM_BYTES)]
+"""Of each context that is entered. One that is left restores those around it: glibc can't be asked for its own."""
 
 
 @contextmanager
@@ -63,24 +66,51 @@ def torch_threads(num_threads: int | None) -> Iterator[None]:
 def freed_memory_kept() -> Iterator[None]:
     """Keep freed memory in the process for reuse inside the `with`; changes no result.
 
-    Every training step allocates and frees the same large activations. glibc returns such blocks to the system at
-    once, and the next step pays thousands of page faults to get them back: a third of the time of a small network. On
-    exit glibc's thresholds are set to where its own adaptation ends, and free memory is returned. With another C
-    library this does nothing.
+    Every batch of a training or an evaluation allocates and frees the same large activations. glibc returns such blocks
+    to the system at once, and the next batch pays thousands of page faults to get them back: a third of the time of a
+    small network. On exit free memory is returned. With another C library this does nothing.
     """
+    try:
+        with _malloc_thresholds(_KEPT_BYTES, _NEVER):
+            yield
+    finally:
+        if libc := _glibc():
+            libc.malloc_trim(0)
+
+
+@contextmanager
+def large_blocks_mapped() -> Iterator[None]:
+    """Return each freed block of a MiB and more to the system at once inside the `with`; changes no result.
+
+    For building and converting networks, which copy weights a few times. A copy that was cut from the heap leaves a gap
+    there, in which the next one, of another size, rarely fits: the process grew by one to three times the weights. With
+    another C library than glibc this does nothing.
+    """
+    with _malloc_thresholds(_LARGE_BYTES, _ADAPTED_TRIM_BYTES):
+        yield
+
+
+@contextmanager
+def _malloc_thresholds(mmap_bytes: int, trim_bytes: int) -> Iterator[None]:
+    """Set glibc's thresholds inside the `with`: of blocks that are mapped, and of free memory that is returned."""
     libc = _glibc()
     if libc is None:
         yield
         return
-    libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-    # glibc before 2.35 accepts at most 32 MiB.
-    _ = libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) or libc.mallopt(_M_MMAP_THRESHOLD, _ADAPTED_MMAP_BYTES)
+    _thresholds.append((mmap_bytes, trim_bytes))
     try:
+        _apply_thresholds(libc)
         yield
     finally:
-        libc.mallopt(_M_MMAP_THRESHOLD, _ADAPTED_MMAP_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, _ADAPTED_TRIM_BYTES)
-        libc.malloc_trim(0)
+        _thresholds.pop()
+        _apply_thresholds(libc)
+
+
+def _apply_thresholds(libc: ctypes.CDLL) -> None:
+    mmap_bytes, trim_bytes = _thresholds[-1]
+    libc.mallopt(_M_TRIM_THRESHOLD, trim_bytes)
+    # glibc before 2.35 accepts at most 32 MiB.
+    _ = libc.mallopt(_M_MMAP_THRESHOLD, mmap_bytes) or libc.mallopt(_M_MMAP_THRESHOLD, _ADAPTED_MMAP_BYTES)
 
 
 def exit_with_parent(parent_pid: int | None = None) -> None:

@@ -17,7 +17,7 @@ from ptpipe_quant.stages import calibrated_network, names_to_store
 from ptpipe_torch import Batch, Data, Model
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.quality.drops import primary_drops, primary_value
-from ptpipe_torch.runtime import released_memory, torch_threads
+from ptpipe_torch.runtime import freed_memory_kept, released_memory, torch_threads
 
 _NUM_NAMED = 3
 _SHOWN_FRACTION = 1e-4
@@ -27,7 +27,7 @@ def analyze(config: AnalyzeConfig, ctx: Context, model: Model, data: Data) -> La
     """Implement `quant.analyze`."""
     data.info.check_fit("the model", model.signature)
     positions_N = spread_positions(data, config.split, config.num_samples, ctx.kind)
-    with released_memory(), torch_threads(None):
+    with released_memory(), freed_memory_kept(), torch_threads(None):
         network = rounded_network(model, next(iter(data.batches(config.split, order_N=positions_N[:4]))), ctx.kind)
         roundings = [Rounding([layer], [layer]) for layer in network.layers]
         everything = Rounding(network.layers, network.layers)

@@ -22,7 +22,7 @@ from ptpipe_quant.repairs.config import BiasCorrectConfig
 from ptpipe_quant.repairs.lockstep import QuantizedPair
 from ptpipe_quant.repairs.network_inputs import network_inputs
 from ptpipe_torch import Data, FunctionRef, Model
-from ptpipe_torch.runtime import torch_threads
+from ptpipe_torch.runtime import freed_memory_kept, torch_threads
 
 
 @torch.no_grad()
@@ -31,7 +31,7 @@ def bias_correct(config: BiasCorrectConfig, ctx: Context, model: Model, data: Da
     pair = QuantizedPair(ctx, model)
     shared = shared_layers(pair.float_network)
     biases, names, shifts, left_alone = dict[str, torch.Tensor](), list[str](), dict[str, float](), list[str]()
-    with torch_threads(None):
+    with torch_threads(None), freed_memory_kept():
         batches = list(network_inputs(ctx, model, data, config.split, config.num_samples))
         for layer in pair.layers(batches):
             if layer.name in shared:

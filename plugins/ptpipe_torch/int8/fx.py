@@ -29,7 +29,7 @@ from ptpipe_torch.int8.fixed_ranges import (
     observe_unbounded,
 )
 from ptpipe_torch.int8.float_operators import drop_idle_observers, fence_float_operators, remove_fences
-from ptpipe_torch.int8.fx_cache import release_networks
+from ptpipe_torch.int8.fx_cache import release_layers, release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantized_weight
 from ptpipe_torch.int8.moved_integers import pieces_on_one_grid, take_integers
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
@@ -186,6 +186,7 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
         observe_unbounded(prepared, mapping, backend)
         observe_pieces(prepared)
     _use_module_paths(prepared)
+    release_layers(prepared)
     release_networks()
     return prepared
 
@@ -214,7 +215,7 @@ def _fuse(graph: GraphModule, *, is_qat: bool) -> GraphModule:
 
 
 def convert(prepared: GraphModule) -> GraphModule:
-    """Replace layers and observers by int8 layers for the selected engine. Consumes `prepared`.
+    """Replace layers and observers by int8 layers for the selected engine. Consumes `prepared`: its layers are gone.
 
     Biases are those of `round_biases`, which an ONNX file stores as integers without another rounding.
 
@@ -232,6 +233,7 @@ def convert(prepared: GraphModule) -> GraphModule:
         # Also called on networks whose observers saw no data, to load stored integers into.
         warnings.filterwarnings("ignore", ".*observer before calling calculate_qparams", UserWarning)
         converted = _lowered(prepared.eval())
+    prepared._modules.clear()  # float layers, for as long as the caller refers to the network
     release_networks()
     remove_fences(converted)
     take_integers(converted, pieces)

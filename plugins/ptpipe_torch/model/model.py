@@ -21,7 +21,7 @@ from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.function_ref import FunctionRef
 from ptpipe_torch.model.recipe import Recipe
 from ptpipe_torch.model.signature import Signature
-from ptpipe_torch.runtime import released_memory, torch_threads
+from ptpipe_torch.runtime import freed_memory_kept, released_memory, torch_threads
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -201,7 +201,8 @@ class Model(Deployable):
                 return predicted(network[0], inputs, self.signature)
 
             try:
-                yield predict
+                with freed_memory_kept():
+                    yield predict
             finally:
                 network.clear()  # the caller may keep `predict`, which would keep the weights
 

@@ -52,14 +52,23 @@ def test_random_numbers_are_seeded_and_the_outer_stream_is_restored() -> None:
 
 PAGE_FAULTS = """
 import resource, sys, torch
-from contextlib import nullcontext
-from ptpipe_torch.runtime import freed_memory_kept
+from contextlib import ExitStack
+from ptpipe_torch.runtime import freed_memory_kept, large_blocks_mapped
+
+how, num_values = sys.argv[1:]
 
 def allocate():
-    return torch.ones(10_000_000)[0].item()  # 40 MB: more than glibc ever keeps of itself
+    return torch.ones(int(num_values))[0].item()
 
 torch.set_num_threads(1)
-with freed_memory_kept() if sys.argv[1] == "kept" else nullcontext():
+with ExitStack() as stack:
+    if "mapped" in how:
+        stack.enter_context(large_blocks_mapped())
+    if how == "mapped again":
+        with freed_memory_kept():
+            allocate()
+    elif "kept" in how:
+        stack.enter_context(freed_memory_kept())
     for _ in range(10):  # until the block has found its place: what torch allocates at first may take a part of it
         allocate()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -72,13 +81,18 @@ with freed_memory_kept() if sys.argv[1] == "kept" else nullcontext():
 @pytest.mark.thorough
 @pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="about the malloc of glibc 2.35 and later")
 def test_kept_memory_costs_no_page_faults() -> None:
-    def num_faults(how: str) -> int:
-        done = subprocess.run([sys.executable, "-c", PAGE_FAULTS, how], capture_output=True, text=True, check=True)
-        return int(done.stdout)
+    def num_faults(how: str, num_values: int) -> int:
+        command = [sys.executable, "-c", PAGE_FAULTS, how, str(num_values)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
-    # 800 MB are 195312 pages of 4 KiB, or 381 of 2 MiB where the system gives huge ones.
-    assert num_faults("kept") < 200
-    assert num_faults("given back") > 350
+    # 20 blocks of 40 MB, which glibc never keeps of itself: 195312 pages of 4 KiB, or 381 huge ones of 2 MiB.
+    assert num_faults("kept", 10_000_000) < 200
+    assert num_faults("given back", 10_000_000) > 350
+    # 20 blocks of 8 MB, which it keeps: 39063 pages, or 76 huge ones.
+    assert num_faults("kept", 2_000_000) < 60
+    assert num_faults("kept while mapped", 2_000_000) < 60
+    assert num_faults("mapped", 2_000_000) > 75
+    assert num_faults("mapped again", 2_000_000) > 75
 
 
 def test_memory_is_given_back_afterwards() -> None:

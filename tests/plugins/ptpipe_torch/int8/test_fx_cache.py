@@ -3,10 +3,14 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import pytest
 import torch
 
 import ptpipe
-from ptpipe_torch import Model
+from ptpipe_quant.stages import calibrated_network
+from ptpipe_quant.transforms import to_int8
+from ptpipe_torch import Model, quantized_engine
+from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.model.example_inputs import zeros
 
 HIDDEN = 97
@@ -20,12 +24,21 @@ stages:
   observed:   {uses: quant.prepare}
   calibrated: {uses: quant.calibrate, needs: {model: observed}}
   int8:       {uses: quant.convert, needs: {model: calibrated.model}}
+  fake_quant: {uses: quant.prepare_qat, needs: {model: net}}
+  finetuned:  {uses: train.supervised, needs: {model: fake_quant}, with: {epochs: 1}}
 """
 
 
 def graph_modules() -> int:
     gc.collect()
     return sum(issubclass(type(thing), torch.fx.GraphModule) for thing in gc.get_objects())
+
+
+def hidden_parameters() -> list[torch.Tensor]:
+    """Float weights of the hidden layer; packed int8 layers have its bias."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if isinstance(thing, torch.nn.Parameter)]
+    return [tensor for tensor in tensors if HIDDEN in tensor.shape and tensor.dim() > 1]
 
 
 def test_no_quantized_network_stays_in_memory_after_its_stage(tmp_path: Path) -> None:
@@ -44,7 +57,24 @@ def test_an_int8_network_does_not_keep_the_float_weights_that_it_was_made_of(tmp
     (folder,) = (tmp_path / "artifacts" / "runs").glob("*/int8")
     model = Model.load(folder)
     network = model.build()
-    gc.collect()
-    tensors = [thing for thing in gc.get_objects() if isinstance(thing, torch.nn.Parameter)]
-    assert not [tensor.shape for tensor in tensors if HIDDEN in tensor.shape]
+    assert not hidden_parameters()
     assert network(*zeros(model.signature.inputs, 2)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("stage", "output"), [("calibrated", "model"), ("finetuned", None)])
+def test_a_network_keeps_no_layers_once_it_was_converted(tmp_path: Path, stage: str, output: str | None) -> None:
+    """torch.ao's qconfigs refer to the layers that they were made for, and to those of the prepared network."""
+    (tmp_path / "fx.yaml").write_text(MANIFEST)
+    result = ptpipe.run(tmp_path / "fx.yaml", artifacts=tmp_path / "artifacts")
+    model = result.artifact(stage, output)
+    assert isinstance(model, Model)
+    with quantized_engine("fbgemm"):
+        prepared = calibrated_network(model, "test")
+        assert hidden_parameters()
+        int8 = to_int8(prepared, backend="fbgemm")
+        assert not hidden_parameters()
+        assert int8(*zeros(model.signature.inputs, 2)).shape == (2, 10)
+        prepared = calibrated_network(model, "test")
+        reference, _ = reference_network(prepared)
+    own = {id(tensor) for tensor in reference.parameters()}
+    assert own and {id(tensor) for tensor in hidden_parameters()} <= own
