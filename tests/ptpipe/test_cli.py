@@ -746,3 +746,36 @@ def test_the_exit_code_stays_where_nobody_reads(arguments, code, tmp_path) -> No
         process.stdout.close()
         process.stderr.close()
         assert process.wait(timeout=60) == code
+
+
+GARBAGE = '''
+import gc
+import weakref
+
+kept, garbage = [], []
+
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+
+def observe(ctx, note):
+    """In the stage `one`, import something large and drop a network; in `two`, see what collections traverse."""
+    if note == "one":
+        kept.append([])
+        garbage.append(weakref.ref(Cycle()))
+    else:
+        assert garbage[0]() is None, "what was garbage stayed"
+        assert not any(thing is kept[0] for thing in gc.get_objects()), "collections traverse it"
+'''
+
+
+def test_what_earlier_stages_left_is_not_traversed_by_collections(project, run_cli):
+    project.edit('@stage("toy.make")', GARBAGE + '\n\n@stage("toy.make")')
+    project.edit(
+        '    ctx.progress(1, 2, "digits")\n', '    observe(ctx, config.note)\n    ctx.progress(1, 2, "digits")\n'
+    )
+    project.write("one: {uses: toy.make, with: {note: one}}\ntwo: {uses: toy.make, with: {note: two}}")
+    ended = run_cli("run", "m.yaml", alone=True)
+    assert ended.code == 0, ended.err

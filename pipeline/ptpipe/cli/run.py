@@ -12,7 +12,7 @@ import click
 
 from ptpipe.cli.common import artifacts_option, echo, json_option, manifest_argument, print_json, read_plan, set_option
 from ptpipe.errors import PtpipeError, UsageError
-from ptpipe.events import Event, LogLine, Notice, RunFinished, RunStarted
+from ptpipe.events import Event, LogLine, Notice, RunFinished, RunStarted, StageStarted
 from ptpipe.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -21,9 +21,17 @@ if TYPE_CHECKING:
 
 
 class _FreezeImports(Reporter):
-    """Exempts imported objects from garbage collection: right for a process of our own, not for a caller of `run()`."""
+    """Exempts imported objects from garbage collection: right for a process of our own, not for a caller of `run()`.
+
+    Most are imported by stages. Stages that build networks collect garbage several times, and each collection would
+    traverse half a million objects of torch and onnx.
+    """
 
     def run_started(self, event: RunStarted) -> None:
+        gc.freeze()
+
+    def stage_started(self, event: StageStarted) -> None:
+        gc.collect()  # what is garbage now would stay
         gc.freeze()
 
 
