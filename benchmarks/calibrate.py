@@ -2,7 +2,7 @@
 
 The rows of a network are timed in turn, in changing order and on one thread: the stage as a manifest runs it, with
 building the network, reading the data and storing the result; and a loop that calls the float network in channels-last
-on the same batches. Each time a process of its own takes the median of three: what stages set in glibc's malloc would
+on the same batches. Each time a process of its own takes the median of five: what stages set in glibc's malloc would
 speed up the loop after them. Random images at 64 x 64, random weights. Figures are ratios of medians.
 
     python benchmarks/calibrate.py [--rounds 5] [--samples 1024] [--batch 64] [--observers mse min_max]
@@ -11,16 +11,13 @@ speed up the loop after them. Random images at 64 x 64, random weights. Figures 
 from __future__ import annotations
 
 import argparse
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from timing import median_s, race
 
 from ptpipe import Context
 from ptpipe_quant import CalibrateConfig, PrepareConfig, calibrate, prepare
@@ -65,27 +62,9 @@ def rows_of(model: Model, data: Data, observers: list[str], scratch: Path) -> di
 def measure(row: str, network: str, data: Data) -> float:
     """Return the median seconds of a row."""
     with tempfile.TemporaryDirectory() as scratch:
-        model = torchvision(
-            TorchvisionConfig(name=network), Context("net", "model.torchvision", 7, Path(scratch)), data
-        )
-        run = rows_of(model, data, [] if row == FLOAT else [row], Path(scratch))[row]
-        seconds = []
-        for _ in range(4):
-            begin = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - begin)
-        return statistics.median(seconds[1:])  # the first one warms up
-
-
-def race(network: str, names: list[str], num_rounds: int, options: list[str]) -> dict[str, float]:
-    """Return the median seconds of each row, timed in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for round_ in range(num_rounds):
-        first = round_ % len(names)
-        for name in names[first:] + names[:first]:
-            command = [sys.executable, __file__, "--networks", network, *options, "--measure", name]
-            seconds[name].append(float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
-    return {name: statistics.median(values) for name, values in seconds.items()}
+        ctx = Context("net", "model.torchvision", 7, Path(scratch))
+        model = torchvision(TorchvisionConfig(name=network), ctx, data)
+        return median_s(rows_of(model, data, [] if row == FLOAT else [row], Path(scratch))[row])
 
 
 def main() -> None:
@@ -100,9 +79,9 @@ def main() -> None:
     if arguments.measure:
         print(measure(arguments.measure, arguments.networks[0], make_data(arguments.samples, arguments.batch)))
         return
-    options = ["--samples", str(arguments.samples), "--batch", str(arguments.batch)]
     for network in arguments.networks:
-        seconds = race(network, [FLOAT, *arguments.observers], arguments.rounds, options)
+        options = ["--networks", network, "--samples", str(arguments.samples), "--batch", str(arguments.batch)]
+        seconds = race(__file__, [FLOAT, *arguments.observers], arguments.rounds, options)
         print(f"\n{network:20} {'s':>6}  of float (target: at most {TARGET})")
         for row, value in seconds.items():
             print(f"{row:20} {value:6.2f}  {value / seconds[FLOAT]:.2f}")

@@ -58,8 +58,8 @@ class BatchConfig(StageConfig):
     )
     pin_memory: bool = Field(
         True,
-        description="page-locked batches where they are copied to a CUDA device, so that no copy waits for the steps "
-        "before it; false: save that memory",
+        description="page-locked batches where they are copied to a CUDA device, so that no copy makes the process "
+        "wait for the steps before it; false: save that memory",
     )
     prefetch_factor: int = Field(2, ge=1, le=1000, description="batches that each worker loads in advance")
     persistent_workers: bool = Field(False, description="keep the workers alive between epochs")

@@ -112,7 +112,7 @@ class LoaderOptions:
     num_workers: int = 0
     """Processes that decode and augment; 0: the calling process. Batches are the same for any number."""
     pin_memory: bool = True
-    """Page-locked batches where they are copied to a CUDA device: other copies wait for the steps before them."""
+    """Page-locked batches where they are copied to a CUDA device: with others, the process waits."""
     prefetch_factor: int = 2
     """Batches that each worker loads in advance."""
     persistent_workers: bool = False
