@@ -264,6 +264,15 @@ def test_in_memory(one_folder: Path, ctx: Context, tmp_path: Path) -> None:
         assert one.equal(other.inputs["images"])
 
 
+def test_nothing_decoded_stays_after_an_error(one_folder: Path, ctx: Context) -> None:
+    """With the image repaired the stage has another key, so that its scratch folder would not be used again."""
+    last = sorted(one_folder.rglob("*.*"))[-1]
+    last.write_bytes(last.read_bytes()[:40])
+    with pytest.raises(StageError, match=last.name):
+        front.load_image_folder(config(one_folder, in_memory=True), ctx)
+    assert list(ctx.scratch.iterdir()) == []
+
+
 def test_large_images_are_refused_until_the_limit_is_raised(one_folder: Path, ctx: Context) -> None:
     paint(one_folder / "red" / "zz.png", (255, 0, 0), (300, 200))
     options = {"val_size": 0, "test_size": 0, "max_pixels": 59_999}

@@ -136,10 +136,11 @@ def no_masks_folder(folder: Path) -> None:
         (no_masks_folder, r"val/masks is missing"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_path(load, folder: Path, spoil, message: str) -> None:
+def test_what_does_not_fit_is_refused_with_its_path(load, folder: Path, tmp_path: Path, spoil, message: str) -> None:
     spoil(folder)
     with pytest.raises(StageError, match=message):
         load()
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_an_ignored_value_that_is_a_class_is_refused() -> None:

@@ -167,7 +167,9 @@ def test_int8_computes_what_fake_quantization_computes(
 
     fake_NK, real_NK = logits_of(fine_tuned, digits), logits_of(int8_model, digits)
     is_fine = backend == FIRST and not learned and not reduced(backend)
-    agreement = 0.998 if network == "trained" else 0.99 if is_fine else 0.98
+    # Where bf16 rounds the gradients of step sizes, the weights depend on how many threads add them.
+    of_trained = 0.995 if bf16 and learned else 0.998
+    agreement = of_trained if network == "trained" else 0.99 if is_fine else 0.98
     assert (fake_NK.argmax(1) == real_NK.argmax(1)).mean() > agreement
     # The mixed network has learned too little for its accuracy to stay in training.
     expected_NK = fake_NK if network == "trained_mixed" or reduced(backend) else logits_of(model, digits)
