@@ -123,7 +123,8 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
         onnx.checker.check_model(str(file.path), full_check=True)
         ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
         if written.precision != "float32":
-            _report_kernels(ctx, file.path, written)
+            with released_memory():
+                _report_kernels(ctx, file.path, written)
         parities = compare_outputs(ctx, _exported(file, written, int8), model, samples)
     figures = figures_of(parities)
     ctx.metric(**figures)

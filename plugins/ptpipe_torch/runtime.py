@@ -74,8 +74,7 @@ def freed_memory_kept() -> Iterator[None]:
         with _malloc_thresholds(_KEPT_BYTES, _NEVER):
             yield
     finally:
-        if libc := _glibc():
-            libc.malloc_trim(0)
+        _return_free_memory()
 
 
 @contextmanager
@@ -130,21 +129,32 @@ def exit_with_parent(parent_pid: int | None = None) -> None:
 
 @contextmanager
 def released_memory() -> Iterator[None]:
-    """On exit, collect garbage and return free memory if the process has grown by more than 64 MiB inside the `with`.
+    """On exit, return free memory if the process has grown by more than 64 MiB inside the `with`, and collect garbage.
 
     A `torch.fx.GraphModule` and its graph refer to each other, so a network that was traced, quantized or exported is
     freed not with its last reference but by Python's cyclic collector, perhaps several copies of the weights later. A
-    full collection takes about 0.1 s with torch loaded, hence the condition. Does nothing where /proc is missing.
+    full collection takes 0.1 to 0.3 s with torch loaded, so it has to be worth it: garbage is collected if the process
+    is still as large without its free memory. Does nothing where /proc is missing.
     """
     before = _resident_bytes()
+
+    def is_larger() -> bool:
+        return _resident_bytes() - before > _WORTH_COLLECTING_BYTES
+
     try:
         yield
     finally:
-        if _resident_bytes() - before > _WORTH_COLLECTING_BYTES:
+        if is_larger():
+            _return_free_memory()
+        if is_larger():
             gc.collect()
-            libc = _glibc()
-            if libc is not None:
-                libc.malloc_trim(0)
+            _return_free_memory()
+
+
+def _return_free_memory() -> None:
+    """Return the heap's free pages to the system; with another C library than glibc do nothing."""
+    if libc := _glibc():
+        libc.malloc_trim(0)
 
 
 def _resident_bytes() -> int:

@@ -20,6 +20,7 @@ from ptpipe_eval.graph import counts
 from ptpipe_eval.graph.counts import INT8, GraphCounts
 from ptpipe_torch import Model, quantized_engine, released_memory, torch_threads
 from ptpipe_torch.int8.int8_state import is_quantized
+from ptpipe_torch.runtime import large_blocks_mapped
 
 _BOOKKEEPING = {"detach", "lift_fresh", "empty", "empty_like", "alias", "zeros", "_local_scalar_dense", "sym_size"}
 _MOVES = """view _unsafe_view reshape transpose permute t unsqueeze squeeze expand clone copy slice select cat stack
@@ -35,7 +36,7 @@ _GATES = {"lstm": 4, "gru": 3}
 def count_torch(model: Model, inputs: Mapping[str, npt.NDArray[Any]]) -> GraphCounts:
     """Return the counts of one prediction of these inputs."""
     backend = model.recipe.backend if model.recipe.convert else None
-    with released_memory(), torch_threads(1), quantized_engine(backend), torch.no_grad():
+    with released_memory(), large_blocks_mapped(), torch_threads(1), quantized_engine(backend), torch.no_grad():
         network = model.build()
         args = [torch.from_numpy(inputs[spec.name].copy()) for spec in model.signature.inputs]
         return count_network(network, args)

@@ -35,6 +35,7 @@ from ptpipe_torch.int8.moved_integers import pieces_on_one_grid, take_integers
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
 from ptpipe_torch.int8.tracer import Scopes, trace_graph
 from ptpipe_torch.model.signature import TensorSpec
+from ptpipe_torch.runtime import released_memory
 
 with deprecations_silenced():
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
@@ -233,8 +234,6 @@ def convert(prepared: GraphModule) -> GraphModule:
         # Also called on networks whose observers saw no data, to load stored integers into.
         warnings.filterwarnings("ignore", ".*observer before calling calculate_qparams", UserWarning)
         converted = _lowered(prepared.eval())
-    prepared._modules.clear()  # float layers, for as long as the caller refers to the network
-    release_networks()
     remove_fences(converted)
     take_integers(converted, pieces)
     _refuse_unconverted(converted)
@@ -245,7 +244,10 @@ def convert(prepared: GraphModule) -> GraphModule:
 def _lowered(prepared: GraphModule) -> GraphModule:
     """Convert in two steps, as torch's conversion does, and round biases between them."""
     attributes = prepared.meta["_observed_graph_module_attrs"]
-    reference = _reference_form(prepared, _remove_qconfig_flag=False)
+    with released_memory():
+        reference = _reference_form(prepared, _remove_qconfig_flag=False)
+        prepared._modules.clear()  # float layers, for as long as the caller refers to the network
+        release_networks()
     round_biases(reference)
     converted = lower_to_fbgemm(reference, attributes.node_name_to_qconfig, attributes.node_name_to_scope)
     _remove_qconfig(converted)  # type: ignore[no-untyped-call]  # torch.ao is partly typed

@@ -21,7 +21,7 @@ from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.function_ref import FunctionRef
 from ptpipe_torch.model.recipe import Recipe
 from ptpipe_torch.model.signature import Signature
-from ptpipe_torch.runtime import freed_memory_kept, released_memory, torch_threads
+from ptpipe_torch.runtime import freed_memory_kept, large_blocks_mapped, released_memory, torch_threads
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -193,9 +193,10 @@ class Model(Deployable):
         backend = self.recipe.backend if self.recipe.convert else None
         has_float_convolutions = not (self.recipe.prepare and self.recipe.convert)  # int8 ones choose for themselves
         with released_memory(), torch_threads(num_threads), quantized_engine(backend), torch.inference_mode():
-            network = [self.build() if built is None else built]
-            if has_float_convolutions:
-                to_channels_last(network[0], zeros(self.signature.inputs, 2))
+            with large_blocks_mapped():
+                network = [self.build() if built is None else built]
+                if has_float_convolutions:
+                    to_channels_last(network[0], zeros(self.signature.inputs, 2))
 
             def predict(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
                 return predicted(network[0], inputs, self.signature)

@@ -24,6 +24,7 @@ from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.outputs import predicted
+from ptpipe_torch.model.signature import Signature
 from ptpipe_torch.parity.parity import Logits, Parity, has_floats, with_noise
 from ptpipe_torch.runtime import released_memory
 from ptpipe_torch.task.task import Task
@@ -53,19 +54,12 @@ class ComparedSamples:
         (batch,) = self.data.batches(self.split, order_N=order_N, batch_size=num_samples, input_form=form)
         return batch.input_arrays()
 
-    def batches(self, form: InputForm) -> Iterator[tuple[Arrays, Arrays]]:
-        """Yield inputs as networks take them, and in another form; a single sample first, to test other batch sizes."""
+    def batches(self, form: InputForm = NORMALIZED) -> Iterator[Arrays]:
+        """Yield inputs in batches; a single sample first, to test other batch sizes."""
         order_N = self.positions
         for part_N, batch_size in ((order_N[:1], 1), (order_N[1:], BATCH_SIZE)):
-            normalized, raw = (
-                self.data.batches(self.split, order_N=part_N, batch_size=batch_size, input_form=own)
-                for own in (NORMALIZED, form)
-            )
-            if form == NORMALIZED:
-                yield from ((batch.input_arrays(),) * 2 for batch in normalized)
-            else:
-                pairs = zip(normalized, raw, strict=True)
-                yield from ((one.input_arrays(), other.input_arrays()) for one, other in pairs)
+            for batch in self.data.batches(self.split, order_N=part_N, batch_size=batch_size, input_form=form):
+                yield batch.input_arrays()
 
 
 def _accept(outputs: Arrays) -> None:
@@ -101,31 +95,58 @@ def check_exportable(ctx: Context, model: Model, data: Data, split: str) -> None
 
 
 def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: ComparedSamples) -> dict[str, Parity]:
-    """Return the parity of each output of a model by its name, and check the further ones that were exported."""
+    """Return the parity of each output of a model by its name, and check the further ones that were exported.
+
+    The exported model has predicted all samples before torch's are built: each takes the memory of the weights at
+    least once.
+    """
+    predicting = _Predicting(ctx, model.signature, samples)
+    with released_memory(), exported.model.predictor() as predict:
+
+        def exported_outputs(inputs: Arrays) -> tuple[Arrays, ...]:
+            outputs = predict(inputs)
+            exported.check(outputs)
+            return (outputs,)
+
+        found = predicting.outputs(exported_outputs, exported.input_form)
     with released_memory():
-        rows = _predict(ctx, exported, model, samples)
-    return {name: _parity(exported, model, samples.data.info.task, name, of) for name, of in rows.items()}
+        of_torch = predicting.outputs_of_torch(model, exported.int8)
+    task = samples.data.info.task
+    return {name: _parity(exported, model, task, name, [*found[name], *of_torch[name]]) for name in found}
 
 
-def _predict(ctx: Context, exported: Exported, model: Model, samples: ComparedSamples) -> dict[str, list[list[Logits]]]:
-    """Return each output by its name: of each batch, from all models."""
-    order_N = samples.positions
-    rows: dict[str, list[list[Logits]]] = {spec.name: [] for spec in model.signature.outputs}
-    num_done, task, generator = 0, samples.data.info.task, np.random.default_rng(samples.seed)
-    # Torch's models first: building one takes the most memory.
-    torch_models = torch_predictors(model, exported.int8)
-    with torch_models as (torch_predict, float_predict), exported.model.predictor() as predict:
-        for inputs, own_inputs in samples.batches(exported.input_form):
-            found = predict(own_inputs)
-            exported.check(found)
-            outputs = [found, torch_predict(inputs)]
-            if float_predict:
-                outputs += [float_predict(inputs), torch_predict(with_noise(inputs, generator))]
-            for name, of in rows.items():
-                of.append([_rows(task, name, output[name]) for output in outputs])
-            num_done += len(next(iter(inputs.values())))
-            ctx.progress(num_done, len(order_N), "samples")
-    return rows
+@dataclass
+class _Predicting:
+    """Predicts the samples by several models, one after the other."""
+
+    ctx: Context
+    signature: Signature
+    samples: ComparedSamples
+    num_done: int = 0
+
+    def outputs_of_torch(self, model: Model, int8: nn.Module | None) -> dict[str, list[Logits]]:
+        """Return outputs of the model; for an int8 one also of its float network, and its own of noisy inputs."""
+        generator = np.random.default_rng(self.samples.seed)
+        with torch_predictors(model, int8) as (predict, float_predict):
+
+            def outputs(inputs: Arrays) -> tuple[Arrays, ...]:
+                if float_predict is None:
+                    return (predict(inputs),)
+                return predict(inputs), float_predict(inputs), predict(with_noise(inputs, generator))
+
+            return self.outputs(outputs, NORMALIZED)
+
+    def outputs(self, predict: Callable[[Arrays], tuple[Arrays, ...]], form: InputForm) -> dict[str, list[Logits]]:
+        """Return each output by its name: of all samples, from each model whose outputs `predict` returns."""
+        num_samples, task = len(self.samples.positions), self.samples.data.info.task
+        batches: dict[str, list[list[Logits]]] = {spec.name: [] for spec in self.signature.outputs}
+        for inputs in self.samples.batches(form):
+            predictions = predict(inputs)
+            for name, of in batches.items():
+                of.append([_rows(task, name, outputs[name]) for outputs in predictions])
+            self.num_done += len(next(iter(inputs.values())))
+            self.ctx.progress(self.num_done, 2 * num_samples, "predictions")
+        return {name: [np.concatenate(rows) for rows in zip(*of, strict=True)] for name, of in batches.items()}
 
 
 def figures_of(parities: Mapping[str, Parity]) -> dict[str, JSON]:
@@ -137,9 +158,9 @@ def figures_of(parities: Mapping[str, Parity]) -> dict[str, JSON]:
     }
 
 
-def _parity(exported: Exported, model: Model, task: Task, name: str, rows: list[list[Logits]]) -> Parity:
-    """Return the parity of one output. `rows`: of each batch, from all models."""
-    exported_NK, torch_NK, *of_int8 = [np.concatenate(by_model) for by_model in zip(*rows, strict=True)]
+def _parity(exported: Exported, model: Model, task: Task, name: str, rows: list[Logits]) -> Parity:
+    """Return the parity of one output. `rows`: those of each model."""
+    exported_NK, torch_NK, *of_int8 = rows
     float_NK, rerounded_NK = of_int8 or (None, None)
     return Parity(
         exported_NK,

@@ -1,0 +1,88 @@
+"""An exported model and torch's, on the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ptpipe import Context
+from ptpipe.events import Event, Progress
+from ptpipe_torch import ArrayColumn, Data, FunctionRef, LoaderOptions, Model, Recipe, builder
+from ptpipe_torch.model.deployable import Predictor
+from ptpipe_torch.parity.comparison import ComparedSamples, Exported, compare_outputs
+
+from ....datasets import image_info, image_split
+from ....signatures import classifier
+
+NUM_SAMPLES = 70
+SHAPE_CHW = (1, 4, 4)
+
+
+@builder
+def linear() -> nn.Module:
+    """A linear layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+
+@pytest.fixture
+def data() -> Data:
+    rng = np.random.default_rng(1)
+    pixels = ArrayColumn(rng.integers(0, 256, (NUM_SAMPLES, 4, 4, 1), dtype=np.uint8))
+    split = image_split(np.arange(NUM_SAMPLES).astype(str), rng.integers(0, 3, NUM_SAMPLES), pixels)
+    return Data(image_info("noise", "abc", SHAPE_CHW, (0.5,), (0.3,)), {"test": split}, LoaderOptions(8))
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model.from_module(Recipe(FunctionRef.to(linear), classifier(SHAPE_CHW, 3)), linear())
+
+
+class Wrong(Model):
+    """The model, whose file gives each sample's last logit too high."""
+
+    is_open = False
+
+    @contextmanager
+    def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
+        with super().predictor(num_threads) as predict:
+            type(self).is_open = True
+            yield lambda inputs: {"logits": predict(inputs)["logits"] + np.float32([0, 0, 0.5])}
+            type(self).is_open = False
+
+
+def test_all_samples_are_compared_in_one_order(data: Data, model: Model, tmp_path: Path) -> None:
+    events: list[Event] = []
+    ctx = Context("onnx", "export.onnx", 3, tmp_path, _tell=events.append)
+    exported = Exported(Wrong(model.recipe, model.tensors), "file")
+    found = compare_outputs(ctx, exported, model, ComparedSamples(data, "test", 68, seed=3))
+    figures = found["logits"].figures
+    assert figures["num_samples"] == 68
+    assert figures["max_abs_logit_difference"] == pytest.approx(0.5, rel=1e-5)
+    assert figures["mean_abs_logit_difference"] == pytest.approx(0.5 / 3, rel=1e-5)
+    done = [(event.done, event.total) for event in events if isinstance(event, Progress)]
+    assert done[-1] == (2 * 68, 2 * 68)
+    assert [count for count, _ in done] == sorted(count for count, _ in done)
+
+
+def test_the_exported_model_is_closed_before_torchs_is_built(
+    data: Data, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes the memory of the weights at least once: together they held eight times the weights."""
+    build, was_open = Model.build, []
+
+    def watched(self: Model) -> nn.Module:
+        was_open.append(Wrong.is_open)
+        return build(self)
+
+    monkeypatch.setattr(Model, "build", watched)
+    exported = Exported(Wrong(model.recipe, model.tensors), "file")
+    ctx = Context("onnx", "export.onnx", 3, tmp_path)
+    compare_outputs(ctx, exported, model, ComparedSamples(data, "test", 10, seed=3))
+    assert was_open == [False, False]
+    assert torch.is_grad_enabled()
