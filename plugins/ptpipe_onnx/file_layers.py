@@ -69,6 +69,11 @@ def layers_of(graph: ir.Graph) -> Iterator[FileLayer]:
             is_recurrent = weight is not None and _RECURRENT_WEIGHT.search(str(weight.name)) is not None
             is_step = is_recurrent and node.op_type == "MatMulInteger"
             yield FileLayer(_name(node, weight), _RECURRENT_PRODUCT if is_step else kind, node, weight)
+        elif node.op_type == "Einsum" and len(node.inputs) == 2:
+            weights = [stored_weight(operand) for operand in node.inputs]
+            place = int(weights[0] is None)
+            kind = "matrix product" if weights[place] is None else "linear layer"
+            yield FileLayer(_name(node, weights[place]), kind, node, weights[place], place)
 
 
 def stored_weight(value: ir.Value | None) -> ir.Value | None:

@@ -77,9 +77,16 @@ def masked_softmax(graph: GraphModule) -> list[Node]:
 
 
 def products_without_kernel(graph: GraphModule) -> list[Node]:
-    """Return the products of tensors whose batch axes differ, or that are vectors: torch (2.13) has no int8 kernel."""
+    """Return the products for which torch (2.13) has no int8 kernel.
+
+    Their batch axes differ, they are vectors, or what `einsum` computes is no product of matrices.
+    """
     products = graph.graph.find_nodes(op="call_function", target=torch.matmul)
-    return [node for node in products if not _has_kernel([source.meta.get(SHAPE) for source in node.all_input_nodes])]
+    einsums = graph.graph.find_nodes(op="call_function", target=torch.einsum)
+    return [
+        *(node for node in products if not _has_kernel([source.meta.get(SHAPE) for source in node.all_input_nodes])),
+        *(node for node in einsums if len(node.all_input_nodes) > 1),
+    ]
 
 
 def _has_kernel(shapes: Sequence[Sequence[int] | None]) -> bool:

@@ -50,12 +50,8 @@ class _Axes:
     result: Sequence[int]
 
     @classmethod
-    def of(cls, equation: str, num_dims: Sequence[int]) -> _Axes | None:
-        """Return them for operands of these numbers of axes, or None."""
-        match = _EINSUM.fullmatch(equation.replace(" ", ""))
-        if match is None:
-            return None
-        left, right, result = _letters(match.groups(), num_dims)
+    def of(cls, left: Sequence[str], right: Sequence[str], result: Sequence[str]) -> _Axes | None:
+        """Return them for operands and a result of these axes, or None."""
         is_batch = [axis for axis in result if axis in left and axis in right]
         rows, columns = ([axis for axis in result if axis in own and axis not in is_batch] for own in (left, right))
         summed = [axis for axis in left if axis in right and axis not in result]
@@ -69,6 +65,18 @@ class _Axes:
             [right.index(axis) for axis in orders[1]],
             [orders[2].index(axis) for axis in result],
         )
+
+
+def einsum_axes(node: Node) -> tuple[list[Node], list[list[str]]] | None:
+    """Return both operands of an `einsum`, and the axes of each and of the result; None where it isn't one of two."""
+    equation, *operands = node.args
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = list(operands[0])
+    nodes = [operand for operand in operands if isinstance(operand, Node) and TENSOR in operand.meta]
+    if not isinstance(equation, str) or len(operands) != 2 or len(nodes) != 2:
+        return None
+    match = _EINSUM.fullmatch(equation.replace(" ", ""))
+    return match and (nodes, _letters(match.groups(), [operand.meta[TENSOR][1] for operand in nodes]))
 
 
 def _letters(terms: Sequence[str], num_dims: Sequence[int]) -> list[list[str]]:
@@ -114,16 +122,10 @@ class _Writer:
 
     def write_einsum(self, node: Node) -> None:
         """Replace an `einsum` that is a product of matrices."""
-        equation, *operands = node.args
-        if len(operands) == 1 and isinstance(operands[0], list | tuple):
-            operands = list(operands[0])
-        nodes = [operand for operand in operands if isinstance(operand, Node) and TENSOR in operand.meta]
-        if not isinstance(equation, str) or len(operands) != 2 or len(nodes) != 2:
+        found = einsum_axes(node)
+        if found is None or (axes := _Axes.of(*found[1])) is None:
             return
-        axes = _Axes.of(equation, [operand.meta[TENSOR][1] for operand in nodes])
-        if axes is None:
-            return
-        operands = [self._permuted(node, *pair) for pair in zip(nodes, (axes.left, axes.right), strict=True)]
+        operands = [self._permuted(node, *pair) for pair in zip(found[0], (axes.left, axes.right), strict=True)]
         if _is_sorted(axes.result):
             _become(node, "call_function", torch.matmul, *operands)
         else:

@@ -25,6 +25,7 @@ from ptpipe_quant.shared_layers import separate_calls
 from ptpipe_quant.silu import write_out_silu
 from ptpipe_quant.swin_attention import use_window_attention
 from ptpipe_quant.transformer_layers import use_traceable_layers
+from ptpipe_quant.weighted_einsum import use_matrices
 from ptpipe_torch.errors import ON_VALUES, depends_on_values, first_line
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
 from ptpipe_torch.int8.tracer import SOURCE_LINE, DataDependentError, Scopes
@@ -148,6 +149,7 @@ def trace_network(
     graph, scopes = _traced(module.eval(), inputs, leaves, route)
     pass_inputs_by_position(graph)
     functionalize(graph, inputs)
+    use_matrices(graph, scopes)
     computed = store_computed_weights(graph, scopes, leaves) if stores_computed_weights else []
     reasons = use_layers(graph, scopes, leaves)
     kept_float |= write_out_attention(graph, scopes, leaves)

@@ -21,6 +21,7 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import Attribute, TraceError
 
 from ptpipe_torch.errors import ON_VALUES
+from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.forward_arguments import has_kept_default
@@ -297,10 +298,11 @@ def trace_graph(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterabl
     Raises whatever the network raises while it is traced.
     """
     leaves = list(leaves)
+    einops_proxies.accept_proxies()
     tracer: NetworkTracer = NetworkTracer(leaves, len(inputs))
     try:
         graph = tracer.trace(module)
-    except (TypeError, ValueError, RuntimeError):  # what proxies raise in the place of numbers
+    except (TypeError, ValueError, RuntimeError, KeyError):  # what proxies raise in the place of numbers
         tracer = SizedTracer(leaves, inputs)
         with torch.random.fork_rng(devices=[]):
             graph = tracer.trace(module)
@@ -340,7 +342,8 @@ def _replace_by(node: Node, value: Any) -> None:
 
 def _source_line() -> str:
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+    internal = (*_INTERNAL, *einops_proxies.folders())
+    while frame is not None and frame.f_code.co_filename.startswith(internal):
         frame = frame.f_back
     if frame is None:
         return ""

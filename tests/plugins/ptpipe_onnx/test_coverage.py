@@ -97,3 +97,25 @@ def test_why_a_layer_is_float(change: str, reason: str, tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
     coverage = coverage_of(path, Kernels.of(path, tmp_path), {})
     assert [(layer.name, layer.reason) for layer in coverage.layers] == [("conv", reason)]
+
+
+@pytest.mark.parametrize(
+    ("operands", "kind", "name"),
+    [
+        (("x", "w"), "linear layer", "block.w"),
+        (("w", "x"), "linear layer", "block.w"),
+        (("x", "x"), "matrix product", "node_einsum"),
+    ],
+)
+def test_an_einsum_counts_as_what_it_multiplies(
+    operands: tuple[str, str], kind: str, name: str, tmp_path: Path
+) -> None:
+    inputs = ["block.w" if operand == "w" else operand for operand in operands]
+    made = helper.make_node("Einsum", inputs, ["y"], name="node_einsum", equation="ij,jk->ik")
+    ends = [helper.make_tensor_value_info(of, TensorProto.FLOAT, [3, 3]) for of in ("x", "y")]
+    weight = numpy_helper.from_array(np.ones((3, 3), np.float32), "block.w")
+    graph = helper.make_graph([made], "g", ends[:1], ends[1:], [weight] * ("w" in operands))
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    (layer,) = coverage_of(path, Kernels.of(path, tmp_path), {}).layers
+    assert (layer.name, layer.kind, bool(layer.reason)) == (name, kind, True)

@@ -61,6 +61,12 @@ def attention(n: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(query @ key.transpose(1, 2), 2) @ value
 
 
+def einsum_attention(n: Any, x: torch.Tensor) -> torch.Tensor:
+    query, key, value = (torch.einsum("bnd,dhe->bhne", x, n.packed[part]) for part in range(3))
+    scores = torch.einsum("bhqe,bhke->bhqk", query, key)
+    return torch.einsum("bhne,hed->bnd", torch.softmax(scores, 3) @ value, n.back)
+
+
 def one_row(n: Any, x: torch.Tensor) -> torch.Tensor:
     one, two = n.packed.chunk(2)
     return F.linear(x, one) + F.linear(x, two)
@@ -101,6 +107,22 @@ BECOME_LAYERS: Mapping[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "addmm": (
         lambda: net(lambda n, x: torch.addmm(n.b, n.stem(x).mean((2, 3)), n.w), w=weight(8, 5), b=weight(5)),
         ("w",),
+    ),
+    "einsum": (
+        lambda: linear_net(lambda n, x: torch.einsum("bnd,dk->bnk", x, n.w) + n.b, w=weight(8, 8), b=weight(8)),
+        ("w", "head"),
+    ),
+    "einsum_of_heads": (
+        lambda: linear_net(einsum_attention, packed=weight(3, 8, 2, 4), back=weight(2, 4, 8)),
+        ("packed_0", "packed_1", "packed_2", "back", "head"),
+    ),
+    "einsum_of_channels": (
+        lambda: net(of_map(lambda n, x: torch.einsum("dc,bchw->bdhw", n.w, x)), w=weight(8, 8)),
+        ("w",),
+    ),
+    "einsum_of_any_batch": (
+        lambda: linear_net(lambda n, x: torch.einsum("...d,kd->...k", x, n.w * n.gain), w=weight(8, 8), gain=weight(8)),
+        ("w", "head"),
     ),
     "packed": (
         lambda: linear_net(attention, packed=weight(24, 8), packed_bias=weight(8)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import einops
 import numpy as np
 import pytest
 import torch
@@ -123,10 +124,14 @@ OTHERS: dict[str, Callable[[Any, Any], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_sums_stay(name: str) -> None:
+def test_other_sums_stay_and_are_named(name: str) -> None:
     network = Product(OTHERS[name])
-    graph = trace_network(network, INPUTS).graph
+    traced = trace_network(network, INPUTS)
+    graph = traced.graph
     assert not products(graph)
+    ((line, reason),) = traced.kept_float.items()
+    assert "test_products.py" in line
+    assert reason.startswith("torch has int8 products of matrices")
     torch.testing.assert_close(graph(*inputs()), network(*inputs()))
 
 
@@ -192,7 +197,14 @@ def by_slices(qkv: torch.Tensor) -> torch.Tensor:
     return weights(scores).matmul(value).permute(0, 2, 1, 3).reshape(qkv.size(0), -1, 16)
 
 
-SPELLINGS = {"matmul": by_matmul, "bmm": by_bmm, "einsum": by_einsum, "slices": by_slices}
+def by_einops(qkv: torch.Tensor) -> torch.Tensor:
+    """As in vit-pytorch."""
+    query, key, value = einops.rearrange(qkv, "b n (three h d) -> three b h n d", three=3, h=2)
+    scores = einops.einsum(query, key, "b h i d, b h j d -> b h i j")
+    return einops.rearrange(weights(scores) @ value, "b h n d -> b n (h d)")
+
+
+SPELLINGS = {"matmul": by_matmul, "bmm": by_bmm, "einsum": by_einsum, "slices": by_slices, "einops": by_einops}
 
 
 @builder
@@ -222,7 +234,7 @@ def operators(int8: Model, backend: str) -> dict[str, int]:
     ("backend", "path", "spellings"),
     [
         (TARGETS[0], "static", list(SPELLINGS)),
-        (TARGETS[-1], "static", ["matmul", "slices"]),
+        (TARGETS[-1], "static", ["matmul", "einops"]),
         (TARGETS[0], "qat", ["matmul", "bmm"]),
     ],
 )
@@ -246,7 +258,7 @@ def test_all_spellings_of_attention_become_the_same_int8_network(
 
 
 @pytest.mark.sampled(3)  # what the others spell otherwise is one operator before it is exported
-@pytest.mark.parametrize("other", ["slices", "bmm", "einsum"])
+@pytest.mark.parametrize("other", ["slices", "bmm", "einsum", "einops"])
 def test_all_spellings_of_attention_become_the_same_file(other: str, digits: Data, ctx: Context, metrics: Any) -> None:
     found = []
     for spelling in ("matmul", other):
