@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _STATM = Path("/proc/self/statm")
-_WORTH_COLLECTING_BYTES = 64 << 20
+_WORTH_RETURNING_BYTES, _WORTH_COLLECTING_BYTES = 64 << 20, 16 << 20
 _PARENT_CHECK_S = 0.5
 
 # Parameter numbers of mallopt (malloc.h).
@@ -134,21 +134,17 @@ def released_memory() -> Iterator[None]:
     A `torch.fx.GraphModule` and its graph refer to each other, so a network that was traced, quantized or exported is
     freed not with its last reference but by Python's cyclic collector, perhaps several copies of the weights later. A
     full collection takes 0.1 to 0.3 s with torch loaded, so it has to be worth it: garbage is collected if the process
-    is still as large without its free memory. Does nothing where /proc is missing.
+    is larger by 16 MiB without its free memory. Does nothing where /proc is missing.
     """
     before = _resident_bytes()
-
-    def is_larger() -> bool:
-        return _resident_bytes() - before > _WORTH_COLLECTING_BYTES
-
     try:
         yield
     finally:
-        if is_larger():
+        if _resident_bytes() - before > _WORTH_RETURNING_BYTES:
             _return_free_memory()
-        if is_larger():
-            gc.collect()
-            _return_free_memory()
+            if _resident_bytes() - before > _WORTH_COLLECTING_BYTES:
+                gc.collect()
+                _return_free_memory()
 
 
 def _return_free_memory() -> None:

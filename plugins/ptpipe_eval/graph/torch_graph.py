@@ -37,9 +37,8 @@ def count_torch(model: Model, inputs: Mapping[str, npt.NDArray[Any]]) -> GraphCo
     """Return the counts of one prediction of these inputs."""
     backend = model.recipe.backend if model.recipe.convert else None
     with released_memory(), large_blocks_mapped(), torch_threads(1), quantized_engine(backend), torch.no_grad():
-        network = model.build()
         args = [torch.from_numpy(inputs[spec.name].copy()) for spec in model.signature.inputs]
-        return count_network(network, args)
+        return count_network(model.build(), args)  # no name here would keep the network while memory is released
 
 
 def count_network(network: nn.Module, args: Sequence[torch.Tensor]) -> GraphCounts:
