@@ -21,7 +21,6 @@ from ptpipe_data.config import (
 from ptpipe_data.image_config import ImageFolderConfig, ShardsConfig
 from ptpipe_data.python_config import PythonDataConfig
 from ptpipe_torch import Data
-from ptpipe_torch.files import emptied_on_error
 
 if TYPE_CHECKING:
     from ptpipe_data.catalog import CatalogEntry
@@ -145,8 +144,7 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     """
     from ptpipe_data import image_folder
 
-    with emptied_on_error(ctx.scratch):
-        return image_folder.load_image_folder(config, ctx)
+    return image_folder.load_image_folder(config, ctx)
 
 
 @stage("data.segmentation_folder", packages=("numpy", "pillow"), fingerprint=_fingerprint_folder)
@@ -158,8 +156,7 @@ def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> 
     """
     from ptpipe_data import segmentation_folder
 
-    with emptied_on_error(ctx.scratch):
-        return segmentation_folder.load_segmentation_folder(config, ctx)
+    return segmentation_folder.load_segmentation_folder(config, ctx)
 
 
 @stage("data.synthetic", packages=("numpy",))

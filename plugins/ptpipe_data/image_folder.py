@@ -17,6 +17,7 @@ from ptpipe_torch.data.images import FORMATS
 
 if TYPE_CHECKING:
     from ptpipe_data.image_config import EncodedImageConfig, ImageFolderConfig
+    from ptpipe_data.scratch_arrays import MakeArray
     from ptpipe_torch import Column, Data, Split
 
 _SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
@@ -54,6 +55,7 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     """Return the data set in `config.path`. Raises StageError if the folder isn't laid out as one."""
     from ptpipe_data.classes import classification
     from ptpipe_data.labelled_images import image_info, images_of, labels_of
+    from ptpipe_data.scratch_arrays import scratch_arrays
     from ptpipe_data.splitting import draw_missing_splits
     from ptpipe_torch.data.data import Data
 
@@ -65,7 +67,8 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
         raise StageError(f"{root / folders['train']} has no images of the class {missing[0]}")
     found = {name: _lazy_split(root, files, classes, config) for name, files in listed.items()}
     if config.in_memory:
-        found = {name: _decode(split, name, ctx) for name, split in found.items()}
+        with scratch_arrays(ctx.scratch) as make_array:
+            found = {name: _decode(split, name, make_array, ctx) for name, split in found.items()}
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     images = images_of(splits["train"])
     task = classification(classes, config.classes, labels_of(splits["train"]))
@@ -150,8 +153,8 @@ def _lazy_split(root: Path, files: list[tuple[str, str]], classes: list[str], co
     return labelled_images(np.array([path for _, path in files], dtype=np.str_), images, labels_N)
 
 
-def _decode(split: Split, name: str, ctx: Context) -> Split:
-    """Return the same samples with their pixels in one array, memory-mapped from the scratch folder."""
+def _decode(split: Split, name: str, make_array: MakeArray, ctx: Context) -> Split:
+    """Return the same samples with their pixels in one array."""
     import numpy as np
 
     from ptpipe_data.labelled_images import images_of, labelled_images, labels_of
@@ -159,8 +162,7 @@ def _decode(split: Split, name: str, ctx: Context) -> Split:
 
     images = images_of(split)
     shape_HWC = images.take(np.arange(1)).shape[1:]
-    path = ctx.scratch / f"{name}.npy"
-    pixels_NHWC = np.lib.format.open_memmap(path, "w+", np.uint8, (len(split), *shape_HWC))
+    pixels_NHWC = make_array(name, (len(split), *shape_HWC))
     for start in range(0, len(split), _CHUNK_IMAGES):
         stop = min(start + _CHUNK_IMAGES, len(split))
         pixels_NHWC[start:stop] = images.take(np.arange(start, stop))

@@ -19,6 +19,7 @@ from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.classes import balanced_weights
 from ptpipe_data.image_folder import IMAGENET, find_root, list_files
 from ptpipe_data.paths import split_folders
+from ptpipe_data.scratch_arrays import MakeArray, scratch_arrays
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_torch import ArrayColumn, Column, Data, DatasetInfo, ImageInfo, Resizing, Segmentation, Split
 from ptpipe_torch.data.images import open_image_file
@@ -37,8 +38,9 @@ def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> 
     root = find_root(config.path)
     pairs = {name: _pairs(root / folder) for name, folder in split_folders(root).items()}
     shape_HW = config.image_size or _size_of(pairs["train"][0][0], config)
-    reader = _Reader(config, ctx, root, shape_HW, sum(map(len, pairs.values())))
-    found = {name: reader.split(name, of) for name, of in pairs.items()}
+    with scratch_arrays(ctx.scratch) as make_array:
+        reader = _Reader(config, ctx, root, shape_HW, make_array, sum(map(len, pairs.values())))
+        found = {name: reader.split(name, of) for name, of in pairs.items()}
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     mean, std = IMAGENET[3] if config.normalize == "imagenet" else channel_stats(splits["train"].inputs[_IMAGES])
     task = Segmentation(
@@ -101,22 +103,20 @@ class _Reader:
     ctx: Context
     root: Path
     shape_HW: tuple[int, int]
+    make_array: MakeArray
     num_pairs: int
     num_done: int = 0
 
     def split(self, name: str, pairs: Sequence[tuple[Path, Path]]) -> Split:
         """Return the pairs of one folder."""
-        images_NHWC = self._array(f"{name}.{_IMAGES}", (len(pairs), *self.shape_HW, 3))
-        masks_NHW = self._array(f"{name}.{_MASKS}", (len(pairs), *self.shape_HW))
+        images_NHWC = self.make_array(f"{name}.{_IMAGES}", (len(pairs), *self.shape_HW, 3))
+        masks_NHW = self.make_array(f"{name}.{_MASKS}", (len(pairs), *self.shape_HW))
         for row, (image, mask) in enumerate(pairs):
             images_NHWC[row], masks_NHW[row] = self._pair(image, mask)
             self.num_done += 1
             self.ctx.progress(self.num_done, self.num_pairs, "images")
         ids = np.array([image.relative_to(self.root).as_posix() for image, _ in pairs], dtype=np.str_)
         return Split(ids, {_IMAGES: ArrayColumn(images_NHWC)}, {_MASKS: ArrayColumn(masks_NHW)})
-
-    def _array(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        return np.lib.format.open_memmap(self.ctx.scratch / f"{name}.npy", "w+", np.uint8, shape)
 
     def _pair(self, image_path: Path, mask_path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         image, mask = _decoded(image_path, self.config), _decoded(mask_path, self.config)
