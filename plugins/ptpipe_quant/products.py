@@ -89,11 +89,32 @@ def _letters(terms: Sequence[str], num_dims: Sequence[int]) -> list[list[str]]:
     ]
 
 
-class _Writer:
-    """Replaces one node after the other."""
+class GraphWriter:
+    """Inserts nodes in front of one that they replace."""
 
     def __init__(self, graph: GraphModule, scopes: Scopes) -> None:
         self._graph, self._scopes = graph.graph, scopes
+
+    def permuted(self, before: Node, operand: Node, order: Sequence[int]) -> Node:
+        """Return the operand with its axes in another order."""
+        if _is_sorted(order):
+            return operand
+        shape = [operand.meta[SHAPE][axis] for axis in order]
+        return self.insert(before, "call_method", "permute", operand, *order, shape=shape)
+
+    def insert(self, before: Node, op: str, target: Any, *args: Any, shape: Sequence[int] | None = None) -> Node:
+        """Return a new node. `shape`: of its result, whose dtype is that of `args[0]`; None: as that of `before`."""
+        with self._graph.inserting_before(before):
+            node = self._graph.create_node(op, target, args)
+        self._scopes[node.name] = self._scopes[before.name]
+        node.meta |= {key: before.meta[key] for key in (TENSOR, SOURCE_LINE) if key in before.meta}
+        if shape is not None:
+            node.meta |= {TENSOR: (args[0].meta[TENSOR][0], len(shape)), SHAPE: tuple(shape)}
+        return node
+
+
+class _Writer(GraphWriter):
+    """Replaces one node after the other."""
 
     def write_product(self, node: Node) -> None:
         """Replace a product that is spelled otherwise."""
@@ -110,14 +131,14 @@ class _Writer:
         if alpha == 1 and beta == 0:  # what is added may be memory that holds no numbers
             _become(node, "call_function", torch.matmul, *operands)
             return
-        product = self._insert(node, "call_function", torch.matmul, *operands)
+        product = self.insert(node, "call_function", torch.matmul, *operands)
         if beta == 0:
             _become(node, "call_function", operator.mul, product, alpha)
             return
         if alpha != 1:
-            product = self._insert(node, "call_function", operator.mul, product, alpha)
+            product = self.insert(node, "call_function", operator.mul, product, alpha)
         if beta != 1:
-            added = self._insert(node, "call_function", operator.mul, added, beta)
+            added = self.insert(node, "call_function", operator.mul, added, beta)
         _become(node, "call_function", operator.add, product, added)
 
     def write_einsum(self, node: Node) -> None:
@@ -125,27 +146,12 @@ class _Writer:
         found = einsum_axes(node)
         if found is None or (axes := _Axes.of(*found[1])) is None:
             return
-        operands = [self._permuted(node, *pair) for pair in zip(found[0], (axes.left, axes.right), strict=True)]
+        operands = [self.permuted(node, *pair) for pair in zip(found[0], (axes.left, axes.right), strict=True)]
         if _is_sorted(axes.result):
             _become(node, "call_function", torch.matmul, *operands)
         else:
-            product = self._insert(node, "call_function", torch.matmul, *operands)
+            product = self.insert(node, "call_function", torch.matmul, *operands)
             _become(node, "call_method", "permute", product, *axes.result)
-
-    def _permuted(self, before: Node, operand: Node, order: Sequence[int]) -> Node:
-        if _is_sorted(order):
-            return operand
-        permuted = self._insert(before, "call_method", "permute", operand, *order)
-        shape = operand.meta[SHAPE]
-        permuted.meta |= {TENSOR: operand.meta[TENSOR], SHAPE: tuple(shape[axis] for axis in order)}
-        return permuted
-
-    def _insert(self, before: Node, op: str, target: Any, *args: Any) -> Node:
-        with self._graph.inserting_before(before):
-            node = self._graph.create_node(op, target, args)
-        self._scopes[node.name] = self._scopes[before.name]
-        node.meta |= {key: before.meta[key] for key in (TENSOR, SOURCE_LINE) if key in before.meta}
-        return node
 
 
 def _become(node: Node, op: str, target: Any, *args: Any) -> None:

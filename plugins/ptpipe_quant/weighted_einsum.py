@@ -8,19 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from ptpipe_quant.functionalize import SHAPE, TENSOR
-from ptpipe_quant.products import einsum_axes
-from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
+from ptpipe_quant.functionalize import SHAPE
+from ptpipe_quant.products import GraphWriter, einsum_axes
+from ptpipe_torch.int8.tracer import Scopes
 
 
 def use_matrices(graph: GraphModule, scopes: Scopes) -> None:
     """Replace each such `einsum` by `torch.matmul` with a view of the weight, in place; others stay."""
-    constants: set[Node] = set()
+    writer, constants = GraphWriter(graph, scopes), set[Node]()
     for node in list(graph.graph.nodes):
         sources = node.all_input_nodes
         if node.op == "get_attr" or (node.op != "output" and sources and constants.issuperset(sources)):
@@ -32,7 +31,8 @@ def use_matrices(graph: GraphModule, scopes: Scopes) -> None:
             )
             product = _LinearProduct.of(x_axes, weight_axes, result)
             if product is not None and weight in constants:
-                _write(graph, scopes, node, (x, weight), product)
+                node.replace_all_uses_with(_write(writer, node, (x, weight), product))
+                graph.graph.erase_node(node)
 
 
 @dataclass(frozen=True)
@@ -64,33 +64,18 @@ class _LinearProduct:
         )
 
 
-def _write(
-    graph: GraphModule, scopes: Scopes, node: Node, operands: tuple[Node, Node], product: _LinearProduct
-) -> None:
+def _write(writer: GraphWriter, node: Node, operands: tuple[Node, Node], product: _LinearProduct) -> Node:
+    """Return what replaces the `einsum`."""
     num_summed = product.num_summed
-
-    def put(op: str, target: Any, args: tuple[Any, ...], shape: Sequence[int]) -> Node:
-        with graph.graph.inserting_before(node):
-            made = graph.graph.create_node(op, target, args)
-        scopes[made.name] = scopes[node.name]
-        made.meta |= {SOURCE_LINE: node.meta.get(SOURCE_LINE, ""), SHAPE: tuple(shape)}
-        made.meta[TENSOR] = (node.meta[TENSOR][0], len(shape))
-        return made
-
-    def permuted(operand: Node, order: Sequence[int]) -> Node:
-        if list(order) == sorted(order):
-            return operand
-        return put("call_method", "permute", (operand, *order), [operand.meta[SHAPE][axis] for axis in order])
-
-    x, weight = permuted(operands[0], product.left), permuted(operands[1], product.right)
+    x, weight = (writer.permuted(node, *of) for of in zip(operands, (product.left, product.right), strict=True))
     rows_shape, columns_shape = x.meta[SHAPE][:-num_summed], weight.meta[SHAPE][num_summed:]
     sizes = math.prod(weight.meta[SHAPE][:num_summed]), math.prod(columns_shape)
     if num_summed > 1:
-        x = put("call_method", "flatten", (x, -num_summed), (*rows_shape, sizes[0]))
+        x = writer.insert(node, "call_method", "flatten", x, -num_summed, shape=(*rows_shape, sizes[0]))
     if len(weight.meta[SHAPE]) > 2:
-        weight = put("call_method", "reshape", (weight, *sizes), sizes)
-    result = put("call_function", torch.matmul, (x, weight), (*rows_shape, sizes[1]))
+        weight = writer.insert(node, "call_method", "reshape", weight, *sizes, shape=sizes)
+    result = writer.insert(node, "call_function", torch.matmul, x, weight, shape=(*rows_shape, sizes[1]))
     if len(columns_shape) > 1:
-        result = put("call_method", "unflatten", (result, -1, columns_shape), (*rows_shape, *columns_shape))
-    node.replace_all_uses_with(permuted(result, product.result))
-    graph.graph.erase_node(node)
+        shape = (*rows_shape, *columns_shape)
+        result = writer.insert(node, "call_method", "unflatten", result, -1, columns_shape, shape=shape)
+    return writer.permuted(node, result, product.result)

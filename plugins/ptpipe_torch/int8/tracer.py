@@ -80,6 +80,7 @@ class NetworkTracer(QuantizationTracer):
     def __init__(self, leaves: Iterable[str], num_inputs: int) -> None:
         super().__init__(list(leaves), [])
         self._num_inputs = num_inputs
+        self._internal = (*_INTERNAL, *einops_proxies.folders())
         self.record_stack_traces = False  # its way of doing so imports torch's compiler
 
     def proxy(self, node: Node) -> Proxy:
@@ -88,7 +89,7 @@ class NetworkTracer(QuantizationTracer):
     def create_node(self, *arguments: Any, **named: Any) -> Node:
         """Record the user's line with the node."""
         node = super().create_node(*arguments, **named)
-        node.meta[SOURCE_LINE] = _source_line()
+        node.meta[SOURCE_LINE] = _source_line(self._internal)
         return node
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -340,9 +341,9 @@ def _replace_by(node: Node, value: Any) -> None:
     node.graph.erase_node(node)
 
 
-def _source_line() -> str:
+def _source_line(internal: tuple[str, ...]) -> str:
+    """Return the innermost line that is executed outside of the folders `internal`."""
     frame: Any = sys._getframe(1)
-    internal = (*_INTERNAL, *einops_proxies.folders())
     while frame is not None and frame.f_code.co_filename.startswith(internal):
         frame = frame.f_back
     if frame is None:

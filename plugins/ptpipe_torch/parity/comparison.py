@@ -54,7 +54,7 @@ class ComparedSamples:
         (batch,) = self.data.batches(self.split, order_N=order_N, batch_size=num_samples, input_form=form)
         return batch.input_arrays()
 
-    def batches(self, form: InputForm = NORMALIZED) -> Iterator[Arrays]:
+    def batches(self, form: InputForm) -> Iterator[Arrays]:
         """Yield inputs in batches; a single sample first, to test other batch sizes."""
         order_N = self.positions
         for part_N, batch_size in ((order_N[:1], 1), (order_N[1:], BATCH_SIZE)):
@@ -101,7 +101,7 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
     least once.
     """
     predicting = _Predicting(ctx, model.signature, samples)
-    with released_memory(), exported.model.predictor() as predict:
+    with exported.model.predictor() as predict:  # which returns its memory
 
         def exported_outputs(inputs: Arrays) -> tuple[Arrays, ...]:
             outputs = predict(inputs)
