@@ -20,6 +20,7 @@ from ptpipe_onnx.graph import (
     nodes,
     only_consumer,
     producer,
+    replace,
     separate,
     source,
 )
@@ -34,6 +35,7 @@ def use_quicker_kernels(graph: ir.Graph) -> None:
     _keep_float_softmax(graph)
     _pool_before_clipping(graph)
     _pad_channels(graph)
+    _write_out_prelu(graph)
 
 
 def _keep_float_softmax(graph: ir.Graph) -> None:
@@ -64,6 +66,26 @@ def _pool_before_clipping(graph: ir.Graph) -> None:
             insert_behind(pool.outputs[0], "Clip", *bounds)
 
 
+def _write_out_prelu(graph: ir.Graph) -> None:
+    """Write PRelu as LeakyRelu if it has one slope, else as relu(x) + slope (x - relu(x)), which is exactly the same.
+
+    The former has an integer kernel; the latter are vectorized, and the kernel of PRelu is not. An int8 ResNet-18 with
+    a slope for each channel takes 0.57x the time, a float one 0.85x (AVX2: not measured).
+    """
+    for prelu in nodes(graph, "PRelu"):
+        x, slope, before = source(prelu), source(prelu, 1), prelu.outputs[0]
+        slopes = constant(slope)
+        if slopes is not None and slopes.size == 1:
+            after = insert_node(prelu, "LeakyRelu", [x], alpha=slopes.item()).outputs[0]
+        else:
+            positive = insert_node(prelu, "Relu", [x]).outputs[0]
+            negative = insert_node(prelu, "Sub", [x, positive]).outputs[0]
+            scaled = insert_node(prelu, "Mul", [negative, slope]).outputs[0]
+            after = insert_node(prelu, "Add", [positive, scaled]).outputs[0]
+        replace(before, after)
+        graph.remove(prelu, safe=True)
+
+
 def _pad_channels(graph: ir.Graph) -> None:
     """Give small convolutions a multiple of four input channels: the additional ones have weight zero.
 
@@ -71,6 +93,7 @@ def _pad_channels(graph: ir.Graph) -> None:
     ONNX Runtime copies the channels under a kernel position after position, and copies four bytes quicker than three,
     or one. A 3 x 3 convolution of RGB images takes 0.43 to 0.68x (0.74 to 0.82x) the time, MobileNetV2 0.90x (0.97x).
     """
+    padded: dict[ir.Node, ir.Value] = {}  # several convolutions may read the same integers
     for convolution in nodes(graph, "Conv"):
         data, weight = (producer(value, "DequantizeLinear") for value in convolution.inputs[:2])
         integers = None if weight is None else constant(weight.inputs[0])
@@ -79,7 +102,11 @@ def _pad_channels(graph: ir.Graph) -> None:
         is_own = only_consumer(weight.outputs[0]) is convolution and len(source(weight).uses()) == 1
         is_dense = int_attribute(convolution, "group", (1,)) == (1,)
         if is_own and is_dense and _is_small(integers) and _is_rounded_alone(data):
-            _pad(graph, convolution, data, weight, integers)
+            num_added = -integers.shape[1] % _ALIGNMENT
+            if data not in padded:
+                padded[data] = _padded_input(graph, convolution, data, num_added)
+            convolution.replace_input_with(0, padded[data])
+            _store(source(weight), padded_channels(integers, num_added))
 
 
 def _is_rounded_alone(dequantize: ir.Node) -> bool:
@@ -95,16 +122,16 @@ def _is_small(weight_OIHW: Array) -> bool:
     return len(height_width) == 2 and prod(height_width) <= _MAX_PADDED_KERNEL and weight_OIHW.shape[1] % _ALIGNMENT > 0
 
 
-def _pad(graph: ir.Graph, convolution: ir.Node, data: ir.Node, weight: ir.Node, weight_OIHW: Array) -> None:
-    num_added = -weight_OIHW.shape[1] % _ALIGNMENT
+def _padded_input(graph: ir.Graph, convolution: ir.Node, data: ir.Node, num_added: int) -> ir.Value:
+    """Return the input of a convolution with so many channels of zeros behind it."""
     integers, scale, zero_point = (source(data, index) for index in range(3))
     ends = add_initializer(graph, "channels.pads", np.array([0, 0, 0, 0, 0, num_added, 0, 0], np.int64))
     padded = insert_node(convolution, "Pad", [integers, ends, zero_point]).outputs[0]
     padded.name = f"{integers.name}.padded"
-    floats = insert_node(convolution, "DequantizeLinear", [padded, scale, zero_point]).outputs[0]
-    convolution.replace_input_with(0, floats)
-    stored = source(weight)
-    content = padded_channels(weight_OIHW, num_added)
+    return insert_node(convolution, "DequantizeLinear", [padded, scale, zero_point]).outputs[0]
+
+
+def _store(stored: ir.Value, content: Array) -> None:
     stored.const_value, stored.shape = ir.tensor(content, name=stored.name), ir.Shape(content.shape)
 
 

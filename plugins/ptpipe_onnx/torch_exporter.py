@@ -277,15 +277,24 @@ def _passes_where_needed() -> Iterator[None]:
 
 
 def _needs_decomposition(program: ExportedProgram, registry: ONNXRegistry) -> bool:
-    """Return whether a network has operators without an ONNX form, operators in place, or graphs inside its graph."""
+    """Return whether a network has operators without an ONNX form, operators in place, or graphs inside its graph.
+
+    Or complex numbers, for which fewer operators have one.
+    """
     with_onnx_form = set(_decomp.get_onnx_implemented_overloads(registry))
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
-            if node.target._schema.is_mutable or node.target not in with_onnx_form:
+            has_form = node.target in with_onnx_form and not _is_complex(node)
+            if node.target._schema.is_mutable or not has_form:
                 return True
         elif node.op == "get_attr" or isinstance(node.target, torch._ops.OperatorBase):
             return True
     return False
+
+
+def _is_complex(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_complex()
 
 
 def _needs_promotion(graph_module: GraphModule) -> bool:

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from ptpipe_quant.functional_weights import FUNCTIONS, arguments_of, belongs_to, is_view, tensors_of_layers
 from ptpipe_quant.functionalize import SHAPE, TENSOR
-from ptpipe_torch.int8.tracer import Scopes
+from ptpipe_torch.int8.tracer import Scopes, reads_device
 
 _WEIGHTS = ("weight", "matrix", "bias")
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "poisson")
@@ -52,6 +52,8 @@ class _Expression:
         found, waiting = {tensor}, [tensor]
         while waiting:
             node = waiting.pop()
+            if reads_device(node):  # of the inputs, and of the parameters with them
+                continue
             if node.op != "get_attr" and not (_is_fixed(node) and node.all_input_nodes):
                 return None
             waiting += [before for before in node.all_input_nodes if before not in found]
@@ -103,10 +105,11 @@ class _Expression:
 
     def _value(self) -> torch.Tensor:
         runner = Interpreter(self._graph)
+        device = next(iter(self._sources().values())).device
         # A network may be built in inference mode, whose tensors can't be trained.
         with torch.inference_mode(False), torch.no_grad():
             for node in self._nodes:
-                runner.env[node] = runner.run_node(node)
+                runner.env[node] = device if reads_device(node) else runner.run_node(node)
             value: torch.Tensor = runner.env[self._nodes[-1]].clone()
         return value
 

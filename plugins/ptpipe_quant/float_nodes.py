@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from ptpipe_quant.functionalize import SHAPE, TENSOR
 from ptpipe_quant.normalize import JOINS
+from ptpipe_torch.int8.tracer import reads_device
 
 _ARITHMETIC = (operator.add, operator.mul, torch.add, torch.mul)
 _ARITHMETIC_METHODS = ("add", "mul")
@@ -28,7 +29,7 @@ def operators_to_leave_float(graph: GraphModule) -> list[Node]:
     """Return the operators for which one of the reasons in this module holds."""
     reasons = (
         *(operators_on_integers, operators_converted_wrongly, operators_on_constants, operators_on_made_tensors),
-        *(masked_softmax, products_without_kernel),
+        *(operators_on_complex_numbers, masked_softmax, products_without_kernel),
     )
     return list(dict.fromkeys(node for reason in reasons for node in reason(graph)))
 
@@ -38,7 +39,8 @@ def operators_on_constants(graph: GraphModule) -> list[Node]:
     constants: dict[Node, None] = {}
     for node in graph.graph.nodes:
         is_operator = node.op in ("call_function", "call_method", "call_module")
-        if node.op == "get_attr" or (is_operator and all(source in constants for source in node.all_input_nodes)):
+        is_constant = is_operator and all(source in constants for source in node.all_input_nodes)
+        if node.op == "get_attr" or is_constant or reads_device(node):
             constants[node] = None
     return [node for node in constants if node.op != "get_attr"]
 
@@ -109,6 +111,11 @@ def operators_on_integers(graph: GraphModule) -> list[Node]:
     return list(found)
 
 
+def operators_on_complex_numbers(graph: GraphModule) -> list[Node]:
+    """Return the operators that compute or take complex numbers, as the Fourier transforms in front of a network do."""
+    return [node for node in graph.graph.nodes if any(map(_is_complex, (node, *node.all_input_nodes)))]
+
+
 def operators_converted_wrongly(graph: GraphModule) -> list[Node]:
     """Return the operators whose int8 form in torch (2.13) is another function.
 
@@ -147,6 +154,10 @@ def _add_with_sources(graph: GraphModule, node: Node, found: dict[Node, None]) -
             continue
         found[node] = None
         pending += [source for source in node.all_input_nodes if TENSOR in source.meta]
+
+
+def _is_complex(node: Node) -> bool:
+    return TENSOR in node.meta and bool(node.meta[TENSOR][0].is_complex)
 
 
 def _is_float(node: Node) -> bool:

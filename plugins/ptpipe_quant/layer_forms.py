@@ -70,8 +70,12 @@ def use_foldable_batch_norms(graph: GraphModule) -> None:
             layer.bias = nn.Parameter(torch.zeros_like(layer.running_mean), requires_grad=False)
 
 
-def fold_into_transposed(graph: GraphModule) -> None:
-    """Fold each batch norm behind a transposed convolution into its weights: torch has no QAT layer for the pair."""
+def fold_into_transposed(graph: GraphModule) -> list[str]:
+    """Fold each batch norm behind a transposed convolution into its weights: torch has no QAT layer for the pair.
+
+    Return the names of these batch norms.
+    """
+    names = []
     for node in list(graph.graph.nodes):
         source = node.args[0] if node.args else None
         if type(norm := _layer(graph, node)) not in _BATCH_NORMS or not isinstance(source, Node):
@@ -81,6 +85,8 @@ def fold_into_transposed(graph: GraphModule) -> None:
             graph.set_submodule(str(source.target), folded)
             node.replace_all_uses_with(source)
             graph.graph.erase_node(node)
+            names.append(str(node.target))
+    return names
 
 
 def _layer(graph: GraphModule, node: Node) -> Any:

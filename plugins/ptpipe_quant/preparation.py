@@ -53,7 +53,10 @@ def prepare_model(
         _report_layers(module, ctx, may_be_idle=may_be_idle)
         if (computed := module.meta[transforms.COMPUTED]) and isinstance(config, PrepareQatConfig):
             ctx.notice(trained_directly(computed, "in the forward pass"))
-        check_prepared(ctx, module, preparation.expected, model.build)
+        folded = module.meta[transforms.FOLDED]
+        for name in folded:
+            ctx.log(f"{name} is folded into the transposed convolution in front of it: it is trained as part of it")
+        check_prepared(ctx, module, preparation.expected, model.build, folded)
         ctx.metric(backend=config.backend, weights=transform.arguments["weights"])
         return Model.from_module(replace(model.recipe, prepare=(transform,), backend=config.backend), module)
 

@@ -14,11 +14,12 @@ roundings of its weights, and eight times what that changes is allowed. Normal a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import nn
@@ -119,11 +120,17 @@ class Expected:
         return cls(inputs, tensors_of(returned), train_outputs)
 
 
-def check_prepared(ctx: Context, prepared: GraphModule, expected: Expected, build: Callable[[], nn.Module]) -> None:
+def check_prepared(
+    ctx: Context, prepared: GraphModule, expected: Expected, build: Callable[[], nn.Module], folded: Sequence[str] = ()
+) -> None:
     """Check that a prepared network computes what the user's does; report the difference. It is left as it was.
 
     `build`: builds the user's network once more, to find the first layer that differs, which the StageError names.
+    `folded`: batch norms that use their running statistics in train mode as well.
     """
+    if folded and expected.train_outputs is not None:
+        build = functools.partial(_with_frozen, build, folded)
+        expected = replace(expected, train_outputs=_train_outputs(build(), expected.inputs))
     figures, tolerances = {}, list[float]()
     with float_weights(prepared), torch.no_grad():
         modes = {"eval": expected.eval_outputs, "train": expected.train_outputs}
@@ -146,6 +153,27 @@ def check_prepared(ctx: Context, prepared: GraphModule, expected: Expected, buil
             f"float32 changes them by {max(tolerances) / _OWN_ROUNDINGS:.2g} of the largest one, and int8 will change "
             "them at least as much; train it first"
         )
+
+
+class _Frozen(nn.Module):
+    """A batch norm that stays in eval mode."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm.eval()
+
+    def train(self, _mode: bool = True) -> Self:
+        return super().train(False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.norm(x)
+
+
+def _with_frozen(build: Callable[[], nn.Module], names: Sequence[str]) -> nn.Module:
+    network = build()
+    for name in names:
+        network.set_submodule(name, _Frozen(network.get_submodule(name)))
+    return network
 
 
 def _outputs_in_float64(network: nn.Module, inputs: Inputs, *, train: bool) -> list[Sequence[torch.Tensor]]:

@@ -33,6 +33,8 @@ KEPT_FLOAT = "kept_float"
 """Key of a prepared network's `meta`: layers that can't become int8, and why, by name."""
 COMPUTED = "computed"
 """Key of a prepared network's `meta`: names of `TracedNetwork.computed_weights`."""
+FOLDED = "folded"
+"""Key of a prepared network's `meta`: batch norms that are folded although others train."""
 REACHED = "reached"
 """Key of a prepared network's `meta`: the layers that each pattern of `layers` decides."""
 IDLE = "idle"
@@ -77,8 +79,7 @@ class _Scheme:
         narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in left_float]
         if fold:
             graph = fold_batch_norms(graph)
-        elif is_qat:
-            fold_into_transposed(graph)
+        folded = fold_into_transposed(graph) if is_qat and not fold else []
         qconfigs = self._qconfigs(qconfig, {})
         mapping = qconfig_mapping(
             self.backend, qconfigs.common, qconfigs.per_tensor, is_qat=is_qat, float_names=left_float
@@ -96,6 +97,7 @@ class _Scheme:
         prepared.meta |= {
             KEPT_FLOAT: network.kept_float,
             COMPUTED: network.computed_weights,
+            FOLDED: folded,
             REACHED: reached,
             IDLE: idle,
         }

@@ -7,6 +7,7 @@ import re
 ON_VALUES = "it depends on the values of a tensor"
 _MAX_LENGTH = 300
 _CONSTANT_AXIS = re.compile(r"You marked (\w+) as dynamic but your code specialized it to be a constant")
+_AXIS_DECIDES = re.compile(r"Constraints violated \((\w+)")
 _VALUES_DECIDE = re.compile(r"data-dependent expression|Dynamic control flow is not supported")
 _FIXED_FORMS = (
     "Compute all cases and choose one by torch.where, give sizes as numbers, multiply by a mask in place of selecting "
@@ -36,7 +37,10 @@ def export_failure(error: BaseException, *, remedy: str = "", place: str = "") -
     constant = _CONSTANT_AXIS.search(str(error))
     if constant is not None:
         advice = f"write x.shape[0]{remedy and f', or {remedy}'}"
-        return f"it makes a constant of the size of the axis {constant[1]}, as len(x) and int(x.shape[0]) do: {advice}"
+        return f"it makes a constant of the size of the axis {constant[1]}, as int(x.shape[0]) does: {advice}"
+    axis = _AXIS_DECIDES.search(str(error))
+    if axis is not None:
+        return f"which operators it runs depends on the size of the axis {axis[1]}: take the same ones for all sizes"
     if depends_on_values(error):
         return f"a branch, a loop or a size depends on values of tensors{place}. {_FIXED_FORMS}"
     error = root_cause(error)

@@ -20,6 +20,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from ptpipe_torch.answering_builtins import Answer, answering_builtins
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.tracer import SOURCE_LINE
 
@@ -53,7 +54,7 @@ def export_program(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: An
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with redirect_stderr(printed):
+        with redirect_stderr(printed), answering_builtins(("len",), torch.Tensor, _first_size, (_TORCH,)):
             return torch.export.export(network, tuple(inputs), dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         graph = getattr(error, "partial_fx_graph", "")
@@ -62,6 +63,11 @@ def export_program(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: An
         logger.setLevel(level)
         # What the network itself prints.
         sys.stderr.write(printed.getvalue().replace(f"{graph}\n", "") if graph else printed.getvalue())
+
+
+def _first_size(length: Answer, tensor: torch.Tensor) -> Any:
+    """Return the size of the first axis, as a symbol where it has one."""
+    return tensor.shape[0] if tensor.dim() else length(tensor)
 
 
 def module_path(node: Node) -> str:

@@ -11,7 +11,6 @@ import functools
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from ptpipe_torch.int8.fx_cache import release_layers, release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantized_weight
 from ptpipe_torch.int8.moved_integers import pieces_on_one_grid, take_integers
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
+from ptpipe_torch.int8.reference_form import reference_form
 from ptpipe_torch.int8.tracer import Scopes, trace_graph
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.runtime import released_memory
@@ -40,7 +40,6 @@ from ptpipe_torch.runtime import released_memory
 with deprecations_silenced():
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
     from torch.ao.nn.quantized import ELU as QuantizedELU  # noqa: N811  # a name in capitals, no constant
-    from torch.ao.nn.quantized import reference as reference_layers
     from torch.ao.nn.quantized.reference.modules.utils import ReferenceQuantizedModule
     from torch.ao.quantization import (
         disable_fake_quant,
@@ -55,7 +54,6 @@ with deprecations_silenced():
         ObservationType,
         get_native_backend_config,
     )
-    from torch.ao.quantization.fx.convert import convert as convert_graph
     from torch.ao.quantization.fx.custom_config import FuseCustomConfig
     from torch.ao.quantization.fx.fuse import fuse as fuse_graph
     from torch.ao.quantization.fx.lower_to_fbgemm import lower_to_fbgemm
@@ -67,17 +65,12 @@ _FLOAT_FUNCTIONS = tuple(
     getattr(nn.functional, name)
     for name in ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 )
-# torch's int8 kernel is up to 250 steps off (torch 2.13).
+# torch's int8 kernels are up to 250 and 150 steps off (torch 2.13).
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.functional.instance_norm)
+_PRELU = (nn.PReLU, nn.functional.prelu)
 # No int8 kernels, or none whose weights are worth it in a classifier of images.
 _FLOAT_LAYERS = (nn.Embedding, nn.EmbeddingBag, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# Those with a method of nn's to draw weights: recurrent ones and embeddings stay float.
-_REFERENCE_LAYERS: tuple[Any, ...] = (
-    reference_layers.Linear,
-    *(reference_layers.Conv1d, reference_layers.Conv2d, reference_layers.Conv3d),
-    *(reference_layers.ConvTranspose1d, reference_layers.ConvTranspose2d, reference_layers.ConvTranspose3d),
-)
 _LAYER_NORMS: tuple[Any, ...] = (nn.LayerNorm, nn.functional.layer_norm)
 FLOAT_SCOPE = "ptpipe.float"
 """The scope of operators to leave float, in front of the module that they belong to: the name of no module."""
@@ -130,7 +123,7 @@ def qconfig_mapping(
     mapping.set_global(qconfig)
     for operator, own in _qconfigs_by_type(qconfig, per_tensor_qconfig).items():
         mapping.set_object_type(operator, own)
-    for float_operator in (*_FLOAT_FUNCTIONS, *_FLOAT_LAYERS, *_INSTANCE_NORMS):
+    for float_operator in (*_FLOAT_FUNCTIONS, *_FLOAT_LAYERS, *_INSTANCE_NORMS, *_PRELU):
         mapping.set_object_type(float_operator, None)
     for name in (FLOAT_SCOPE, *float_names):
         mapping.set_module_name(name, None)
@@ -245,7 +238,7 @@ def _lowered(prepared: GraphModule) -> GraphModule:
     """Convert in two steps, as torch's conversion does, and round biases between them."""
     attributes = prepared.meta["_observed_graph_module_attrs"]
     with released_memory():
-        reference = _reference_form(prepared, _remove_qconfig_flag=False)
+        reference = reference_form(prepared, backend_config(), _remove_qconfig_flag=False)
         prepared._modules.clear()  # float layers, for as long as the caller refers to the network
         release_networks()
     round_biases(reference)
@@ -253,30 +246,6 @@ def _lowered(prepared: GraphModule) -> GraphModule:
     _remove_qconfig(converted)  # type: ignore[no-untyped-call]  # torch.ao is partly typed
     converted.delete_all_unused_submodules()
     return converted
-
-
-def _reference_form(prepared: GraphModule, **options: Any) -> GraphModule:
-    with _without_initial_weights():
-        reference = convert_graph(prepared, is_reference=True, backend_config=backend_config(), **options)
-    for node in reference.graph.nodes:
-        node.meta.pop("target_dtype_info", None)  # which keeps the prepared network's layers, with their weights
-    return reference
-
-
-@contextmanager
-def _without_initial_weights() -> Iterator[None]:
-    """Let conversion make layers without drawing weights, in whose place it puts those of the prepared network."""
-    try:
-        for layer in _REFERENCE_LAYERS:
-            layer.reset_parameters = _draw_nothing
-        yield
-    finally:
-        for layer in _REFERENCE_LAYERS:
-            del layer.reset_parameters
-
-
-def _draw_nothing(_layer: nn.Module) -> None:
-    """Leave the weights uninitialized."""
 
 
 def _refuse_unconverted(converted: GraphModule) -> None:
@@ -332,7 +301,7 @@ def reference_network(
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
     drop_idle_observers(prepared)
     with warnings.catch_warnings(action="ignore"):
-        network = _reference_form(prepared)
+        network = reference_form(prepared, backend_config())
         release_networks()
         weights = _use_rounded_parameters(network) if int8 is None else _use_parameters_of(int8, network)
     for _, layer in _reference_layers(network):

@@ -20,6 +20,7 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_aggregate
 from torch.fx.proxy import Attribute, TraceError
 
+from ptpipe_torch.answering_builtins import answering_builtins
 from ptpipe_torch.errors import ON_VALUES
 from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.engine import deprecations_silenced
@@ -43,10 +44,13 @@ IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
 """From each in-place operator to the one that returns a new tensor."""
 
 _BATCH_SIZES = (2, 3)
-_FACTORIES = ("empty", "full", "ones", "zeros")
+_FACTORIES = ("as_tensor", "empty", "full", "ones", "tensor", "zeros")
 _SIZED_METHODS = ("expand", "new_empty", "new_full", "new_ones", "new_zeros", "repeat", "reshape", "tile", "view")
+_DECIDED_METHODS = ("is_complex", "is_contiguous", "is_floating_point")
 _READING_METHODS = ("item", "tolist")
+_DECIDED = (*_DECIDED_METHODS, torch.is_complex, torch.is_floating_point)
 _PROPERTIES = ("dtype", "shape", "ndim")
+_len = len  # which is another function while a network is traced
 _INTERNAL = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
 
 
@@ -55,6 +59,11 @@ class NetworkProxy(Proxy):
 
     FX's own takes the first for `x = x + y` and refuses the second.
     """
+
+    def __rmul__(self, other: Any) -> Any:
+        if isinstance(other, list):  # `[1] * x.dim()`, whose items may be set
+            raise TypeError("the length of a list depends on a tensor")
+        return super().__rmul__(other)  # type: ignore[misc]  # FX adds it to the class
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
@@ -82,6 +91,14 @@ class NetworkTracer(QuantizationTracer):
         self._num_inputs = num_inputs
         self._internal = (*_INTERNAL, *einops_proxies.folders())
         self.record_stack_traces = False  # its way of doing so imports torch's compiler
+
+    def trace(self, root: Any, concrete_args: Any = None) -> Graph:
+        with answering_builtins(("callable", "isinstance", "len"), Proxy, self.answer, self._internal):
+            return super().trace(root, concrete_args)
+
+    def answer(self, function: Callable[..., Any], proxy: Proxy, *arguments: Any) -> Any:
+        """Return what a built-in function is to return for a proxy. Raises TypeError where a value would show it."""
+        raise TypeError(f"what {function.__name__} returns depends on a value")
 
     def proxy(self, node: Node) -> Proxy:
         return NetworkProxy(node, self)
@@ -146,7 +163,7 @@ class SizedProxy(NetworkProxy):
                 return self._sizes()
             if name == "device":
                 return DeviceProxy(self, name)
-            if name == "dtype" or name.startswith("is_"):
+            if name in ("dtype", "requires_grad") or name.startswith("is_"):
                 known = {getattr(value, name, None) for value in self.__dict__["values"]}
                 if len(known) == 1 and isinstance(value := known.pop(), torch.dtype | bool):
                     return value
@@ -201,6 +218,12 @@ class SizedTracer(NetworkTracer):
         with _sizes_recorded():
             return super().trace(root, concrete_args)
 
+    def answer(self, function: Callable[..., Any], proxy: Proxy, *arguments: Any) -> Any:
+        value = _value_of(proxy, 0)
+        if function is not _len:
+            return function(value, *arguments)
+        return proxy.size(0) if isinstance(value, torch.Tensor) else len(proxy)
+
     def proxy(self, node: Node) -> Proxy:
         return SizedProxy(node, self)
 
@@ -221,7 +244,9 @@ class SizedTracer(NetworkTracer):
         return attr_val if self._is_running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def to_bool(self, obj: Proxy) -> bool:
-        """Refuse to decide a branch on what is recorded."""
+        """Decide a branch on dtype or layout; refuse one on anything else that is recorded."""
+        if obj.node.target in _DECIDED:
+            return bool(_value_of(obj, 0))
         if _reads_values(obj):
             raise DataDependentError
         return super().to_bool(obj)
@@ -303,12 +328,17 @@ def trace_graph(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterabl
     tracer: NetworkTracer = NetworkTracer(leaves, len(inputs))
     try:
         graph = tracer.trace(module)
-    except (TypeError, ValueError, RuntimeError, KeyError):  # what proxies raise in the place of numbers
+    except Exception:  # noqa: BLE001  # a network may raise anything, given proxies in the place of values
         tracer = SizedTracer(leaves, inputs)
         with torch.random.fork_rng(devices=[]):
             graph = tracer.trace(module)
     _resolve_properties(graph, module)
     return graph, tracer.node_name_to_scope
+
+
+def reads_device(node: Node) -> bool:
+    """Return whether a node is the device of a tensor."""
+    return node.target is getattr and node.args[1] == "device"
 
 
 def _resolve_properties(graph: Graph, module: nn.Module) -> None:
@@ -324,7 +354,7 @@ def _resolve_properties(graph: Graph, module: nn.Module) -> None:
             _replace_by(node, attrgetter(str(source.target))(module).size(*node.args[1:]))
         elif node.target is getattr and node.args[1] in _PROPERTIES:
             _replace_by(node, getattr(attrgetter(str(source.target))(module), node.args[1]))
-        elif node.target is getattr and node.args[1] == "device":
+        elif reads_device(node):
             node.args = (next(iter(graph.find_nodes(op="placeholder"))), "device")
         else:
             continue

@@ -160,8 +160,12 @@ def test_nothing_is_printed_and_torch_is_left_as_it_was(
         ),
         ("x.reshape(2, -1)[:, :10]", "can't be exported to ONNX"),
         (
-            "x.flatten(1)[torch.arange(len(x)), :10]",
-            r"a constant of the size of the axis batch, as len\(x\) and int\(x.shape\[0\]\) do: write x.shape\[0\]",
+            "x.flatten(1)[torch.arange(int(x.shape[0])), :10]",
+            r"a constant of the size of the axis batch, as int\(x.shape\[0\]\) does: write x.shape\[0\]",
+        ),
+        (
+            "torch.cat(x.chunk((x.shape[0] + 127) // 128)).flatten(1)[:, :10]",
+            "which operators it runs depends on the size of the axis batch: take the same ones for all sizes",
         ),
         ("torch.linalg.eigvals(x).real.flatten(1)[:, :10]", "can't be exported to ONNX"),
         ("x.flatten(1)[:, :9]", r"logits of shape \(\?, 9\); it must return logits \(batch, 10\)"),
@@ -265,9 +269,26 @@ def padded(mode: str) -> nn.Module:
     return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
+class OfLength(nn.Module):
+    """Reads the batch size as the length of its input."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(features, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x.reshape(len(x), -1) + torch.zeros(len(x), 1))
+
+
+@builder
+def of_length(features: int) -> nn.Module:
+    return OfLength(features)
+
+
 @pytest.mark.parametrize(
     "reference",
     [
+        FunctionRef.to(of_length, features=256),
         FunctionRef.to(shared_memory, activation="ReLU"),
         FunctionRef.to(shared_memory, activation="ReLU6"),
         FunctionRef.to(padded, mode="reflect"),

@@ -95,19 +95,47 @@ def test_a_clip_that_something_else_reads_stays_in_front() -> None:
     assert order.index("Clip") < order.index("MaxPool")
 
 
+def prelu(slopes: list[float]) -> onnx.ModelProto:
+    draft = Draft()
+    slope = draft.array(np.reshape(slopes, (1, -1, 1, 1)), np.float32)
+    value = draft.node("PRelu", [draft.quantize("images", 0.05, 128), slope])
+    return draft.finished(draft.quantize(value, 0.04, 90))
+
+
+@pytest.mark.parametrize("slopes", [[0.25], [-0.5], [0.25, 0.0, -0.7, 3.0]])
+def test_prelu_is_written_as_what_has_a_quicker_kernel(slopes: list[float], run_onnx: Run, tmp_path: Path) -> None:
+    model = prelu(slopes)
+    after = passed(model)
+    assert "PRelu" not in types_of(after)
+    assert ("QLinearLeakyRelu" in run_types(after, tmp_path)) == (len(slopes) == 1)
+    expected = run_onnx(model.SerializeToString(), IMAGES_NCHW)
+    assert np.ptp(expected) > 5
+    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), IMAGES_NCHW), expected)
+    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), IMAGES_NCHW, optimize=True), expected)
+
+
 def stem(
-    num_channels: int, kernel: tuple[int, int], *, group: int = 1, zero_point: int = 90, before: str = ""
+    num_channels: int,
+    kernel: tuple[int, int],
+    *,
+    group: int = 1,
+    zero_point: int = 90,
+    before: str = "",
+    num_branches: int = 1,
 ) -> onnx.ModelProto:
-    """A convolution of the images, or of what an operator `before` makes of the integers of images."""
+    """Convolutions of the images, or of what an operator `before` makes of the integers of images, and their sum."""
     draft = Draft()
     value = draft.quantize("images", 0.05, zero_point)
     if before:
         value = draft.quantize(draft.node(before, [value]), 0.05, zero_point)
-    weight_OIHW = RNG.integers(-127, 128, (6, num_channels // group, *kernel))
-    weight = draft.weight(weight_OIHW, RNG.uniform(0.005, 0.02, 6))
     pads = [1 if size > 1 else 0 for size in kernel] * 2
-    value = draft.node("Conv", [value, weight], pads=pads, strides=[2, 1], group=group)
-    return draft.finished(draft.quantize(value, 0.1, 128), ("N", num_channels, 6, 6))
+    branches = []
+    for _ in range(num_branches):
+        weight_OIHW = RNG.integers(-127, 128, (6, num_channels // group, *kernel))
+        weight = draft.weight(weight_OIHW, RNG.uniform(0.005, 0.02, 6))
+        branch = draft.node("Conv", [value, weight], pads=pads, strides=[2, 1], group=group)
+        branches.append(draft.quantize(branch, 0.1, 128))
+    return draft.finished(draft.node("Sum", branches) if branches[1:] else branches[0], ("N", num_channels, 6, 6))
 
 
 @pytest.mark.parametrize("num_channels", [1, 2, 3, 5, 6, 7, 9])
@@ -125,6 +153,14 @@ def test_channels_of_weight_zero_change_nothing(num_channels: int, kernel: tuple
     np.testing.assert_array_equal(run_onnx(after.SerializeToString(), images_NCHW), expected)
     optimized = run_onnx(after.SerializeToString(), images_NCHW, optimize=True)
     np.testing.assert_allclose(optimized, expected, rtol=0, atol=0.101)
+
+
+def test_several_convolutions_of_the_same_integers(run_onnx: Run) -> None:
+    model = stem(3, (3, 3), num_branches=2)
+    after = passed(model)
+    assert types_of(after)["Pad"] == 1
+    expected = run_onnx(model.SerializeToString(), IMAGES_NCHW[:, :3])
+    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), IMAGES_NCHW[:, :3]), expected)
 
 
 @pytest.mark.parametrize(

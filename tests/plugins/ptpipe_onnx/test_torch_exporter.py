@@ -70,6 +70,23 @@ def test_operators_without_an_onnx_form_are_decomposed(float_model: Callable[[st
     assert {"Conv", "Clip"} <= {node.op_type for node in model.graph}
 
 
+class Spectrum(nn.Module):
+    """The front end of networks of sounds, whose complex numbers are reshaped."""
+
+    def forward(self, x_NT: torch.Tensor) -> torch.Tensor:
+        window = torch.hann_window(16)
+        spectrum_NFT = torch.stft(x_NT, 16, 8, window=window, return_complex=True)
+        return spectrum_NFT.reshape(x_NT.shape[0], 9, -1).abs()
+
+
+def test_complex_numbers(run_onnx: Callable[..., np.ndarray]) -> None:
+    outputs = TensorSpec("outputs", "float32", (BATCH, 9, 9))
+    model = torch_exporter.export(Spectrum(), Signature((TensorSpec("x", "float32", (BATCH, 64)),), (outputs,)), 20)
+    x_NT = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
+    serialized = ir.to_proto(model).SerializeToString()
+    np.testing.assert_allclose(run_onnx(serialized, x_NT.numpy()), Spectrum()(x_NT).numpy(), atol=1e-5)
+
+
 class MixedTypes(nn.Module):
     """Operators whose arguments are of several types, or of another one than the result's."""
 

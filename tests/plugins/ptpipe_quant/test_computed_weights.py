@@ -28,6 +28,8 @@ from ptpipe_torch import Data, builder
 
 from ...signatures import pictures
 from .conftest import BACKENDS, NUM_CLASSES, make_model, train
+from .library_styles import build
+from .spellings import INPUT_SHAPE_CHW
 
 F = nn.functional
 
@@ -156,3 +158,16 @@ def test_repairs_leave_them_as_they_are(ctx: Context) -> None:
     for name in ("0.weight", "0.gain", "2.weight", "2.gain"):
         assert torch.equal(repaired.tensors[name], model.tensors[name])
     assert not torch.equal(repaired.tensors["4.weight"], model.tensors["4.weight"])
+
+
+def test_a_weight_that_is_brought_to_the_inputs_device_is_stored() -> None:
+    network = build("blurred")
+    x = torch.randn(3, *INPUT_SHAPE_CHW)
+    expected = network(x)
+    traced = trace_network(network, pictures(INPUT_SHAPE_CHW))
+    torch.testing.assert_close(traced.graph(x), expected, rtol=1e-5, atol=1e-5)
+    assert traced.computed_weights == ["kernel"]
+    layer = traced.graph.get_submodule("kernel")
+    assert isinstance(layer, nn.Conv2d)
+    assert layer.groups == 8
+    assert not layer.weight.requires_grad

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ptpipe_quant.float_nodes import (
     masked_softmax,
     operators_converted_wrongly,
+    operators_on_complex_numbers,
     operators_on_constants,
     operators_on_integers,
 )  # fmt: skip
@@ -27,6 +28,7 @@ from ptpipe_torch.int8.observers import is_observer
 from ...processor import reduced
 from ...signatures import pictures, stored_pictures
 from .conftest import BACKENDS
+from .library_styles import build as build_library_style
 from .spellings import ARITHMETIC, INPUT_SHAPE_CHW, Net, behind, build, conv, logits, with_layer
 
 ENGINES = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
@@ -46,6 +48,18 @@ def test_integers_are_followed_back_to_the_last_layer() -> None:
 def test_a_network_without_integers_has_none() -> None:
     network = Net(lambda n, x: logits(n, F.relu(n.stem(x)) + 1))
     assert operators_on_integers(trace_network(network, pictures(INPUT_SHAPE_CHW)).graph) == []
+
+
+def test_complex_numbers_and_what_takes_them_are_left_float() -> None:
+    graph = trace_network(build_library_style("transformed"), pictures(INPUT_SHAPE_CHW)).graph
+    named = operators_on_complex_numbers(graph)
+    assert {node.name for node in named} >= {"fft_rfft", "reshape", "transpose", "abs_1"}
+    assert not [node for node in named if node.op == "call_module"]
+
+
+def test_a_tensor_made_on_the_inputs_device_is_a_constant() -> None:
+    graph = trace_network(build_library_style("derived"), pictures(INPUT_SHAPE_CHW)).graph
+    assert {node.name for node in operators_on_constants(graph)} >= {"tensor", "expand"}
 
 
 def test_numbers_and_alpha_are_left_float() -> None:

@@ -180,9 +180,9 @@ def test_what_an_engine_refuses_stays_float(ctx, monkeypatch, events: list[Event
 
 
 @builder
-def between(*, prelu: bool) -> nn.Module:
+def between() -> nn.Module:
     """A layer whose int8 kernel in qnnpack computes another function (torch 2.13)."""
-    layer = nn.PReLU() if prelu else nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+    layer = nn.AvgPool2d(3, 1, 1, count_include_pad=False)
     return nn.Sequential(
         nn.Conv2d(1, 6, 3), layer, nn.Conv2d(6, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 36, NUM_CLASSES)
     )
@@ -190,14 +190,47 @@ def between(*, prelu: bool) -> nn.Module:
 
 @pytest.mark.skipif("qnnpack" not in supported_engines(), reason="its kernels are wrong")
 @pytest.mark.parametrize(("stage", "config"), STAGES)
-@pytest.mark.parametrize("prelu", [True, False])
-def test_what_an_engine_computes_wrongly_stays_float(ctx, events: list[Event], stage, config, prelu) -> None:
-    prepared = stage(config(backend="qnnpack"), ctx, make_model(between, prelu=prelu))
+def test_what_an_engine_computes_wrongly_stays_float(ctx, events: list[Event], stage, config) -> None:
+    prepared = stage(config(backend="qnnpack"), ctx, make_model(between))
     (notice,) = notices(events)
     assert re.match(r"1 stays float: qnnpack computes it wrongly: its output is up to \d+ steps", notice)
     assert prepared.recipe.prepare[0].arguments["float_operators"] == ["_1"]
-    if "fbgemm" in supported_engines() and not prelu:
-        stage(config(backend="fbgemm"), ctx, make_model(between, prelu=prelu))
+    if "fbgemm" in supported_engines():
+        stage(config(backend="fbgemm"), ctx, make_model(between))
+
+
+@builder
+def along_the_last_axis() -> nn.Module:
+    """A softmax whose axis is counted from the end: qnnpack's kernel raises IndexError (torch 2.13)."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.Softmax(dim=-1), nn.Conv2d(6, 4, 3), nn.Flatten(), nn.Linear(4 * 16, NUM_CLASSES)
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_axis_that_is_counted_from_the_end(ctx, events: list[Event], backend) -> None:
+    prepare(PrepareConfig(backend=backend), ctx, make_model(along_the_last_axis))
+    assert len(notices(events)) == (backend == "qnnpack")
+
+
+@builder
+def decoder() -> nn.Module:
+    """A transposed convolution with a batch norm behind it."""
+    up = nn.ConvTranspose2d(4, 4, 3, 2, 1, output_padding=1)
+    norm = nn.BatchNorm2d(4)
+    nn.init.uniform_(norm.weight, 0.5, 2.0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), up, norm, nn.ReLU(), nn.Flatten(), nn.Linear(4 * 144, NUM_CLASSES)
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_batch_norm_behind_a_transposed_convolution_is_folded_while_others_train(
+    ctx, events: list[Event], metrics, backend
+) -> None:
+    prepare_qat(PrepareQatConfig(backend=backend, batch_norm="train"), ctx, make_model(decoder))
+    assert "3 is folded into the transposed convolution in front of it" in str(list(events))
+    assert metrics()["prepared_difference"] < 1e-4
 
 
 @builder

@@ -18,6 +18,8 @@ from ...signatures import stored_pictures
 from .conftest import BACKENDS
 from .functional import NETWORKS as FUNCTIONAL
 from .functional import build as build_functional
+from .library_styles import NETWORKS as LIBRARY_STYLES
+from .library_styles import build as build_library_style
 from .spellings import INPUT_SHAPE_CHW, NETWORKS
 from .spellings import build as build_spelling
 
@@ -25,6 +27,8 @@ ENGINES = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
 
 
 def build(name: str) -> torch.nn.Module:
+    if name in LIBRARY_STYLES:
+        return build_library_style(name)
     return (build_functional if name in FUNCTIONAL else build_spelling)(name)
 
 
@@ -64,7 +68,7 @@ def converted(prepared: Any, backend: str, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", [*NETWORKS, *FUNCTIONAL])
+@pytest.mark.parametrize("name", [*NETWORKS, *FUNCTIONAL, *LIBRARY_STYLES])
 def test_static(name) -> None:
     network, x = build(name), images()
     expected = network(x.clone())
@@ -79,7 +83,7 @@ def test_static(name) -> None:
 
 
 @pytest.mark.sampled(2, 1)
-@pytest.mark.parametrize("name", [*NETWORKS, *FUNCTIONAL])
+@pytest.mark.parametrize("name", [*NETWORKS, *FUNCTIONAL, *LIBRARY_STYLES])
 def test_qat(name) -> None:
     network, x = build(name), images()
     expected = network(x.clone())

@@ -1,0 +1,128 @@
+"""Networks that look at what their tensors are, as libraries do, traced for batches of any size.
+
+Shape legend: B images, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ptpipe_torch.int8.tracer import trace_graph
+
+from ....signatures import pictures
+
+SHAPE_CHW = (4, 6, 6)
+Body = Callable[[torch.Tensor], Any]
+
+
+class Network(nn.Module):
+    """A function of the images behind a convolution."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.conv, self.body = nn.Conv2d(4, 4, 1), body
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.body(self.conv(images_BCHW))
+
+
+def refusing(x: torch.Tensor) -> torch.Tensor:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"got {type(x)}")
+    return torch.relu(x)
+
+
+def asserting(x: torch.Tensor) -> torch.Tensor:
+    assert torch.is_tensor(x)
+    return torch.relu(x)
+
+
+def searching(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(next(argument for argument in (None, x) if torch.is_tensor(argument)))
+
+
+def choosing(x: Any) -> torch.Tensor:
+    """Without an answer for the value, the wrong branch is taken without an error."""
+    return torch.relu(x) if torch.jit.isinstance(x, torch.Tensor) else -x
+
+
+def calling(x: Any) -> torch.Tensor:
+    return torch.relu(x() if callable(x) else x)
+
+
+def of_several(x: Any) -> torch.Tensor:
+    parts = x.chunk(2, 1)
+    return torch.cat(parts, 1) if isinstance(parts, tuple) else -x
+
+
+def of_a_type(x: torch.Tensor) -> torch.Tensor:
+    if x.is_complex() or not torch.is_floating_point(x) or x.requires_grad or not x.is_contiguous():
+        return -x
+    return torch.relu(x)
+
+
+def by_length(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(len(x), len(x[0]), -1).mean(2)
+
+
+def as_tensor(x: Any) -> torch.Tensor:
+    return torch.as_tensor(torch.relu(x), dtype=torch.float32)
+
+
+def with_list(x: torch.Tensor) -> torch.Tensor:
+    axes = [1] * x.dim()
+    axes[1] = -1
+    return x * torch.arange(x.size(1)).view(axes)
+
+
+BODIES: list[Body] = [
+    *(refusing, asserting, searching, choosing, calling, of_several, of_a_type, by_length, as_tensor, with_list)
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_the_graph_is_the_same_function(body: Body) -> None:
+    torch.manual_seed(0)
+    network = Network(body).eval()
+    graph, _ = trace_graph(network, pictures(SHAPE_CHW), ())
+    traced = torch.fx.GraphModule(network, graph)
+    with torch.no_grad():
+        for num in (1, 5):
+            x = torch.randn(num, *SHAPE_CHW)
+            assert torch.equal(traced(x), network(x))
+
+
+@contextmanager
+def unchanged_builtins() -> Iterator[None]:
+    before = dict(vars(builtins))
+    yield
+    assert vars(builtins) == before
+
+
+@pytest.mark.parametrize("body", [refusing, by_length])
+def test_tracing_leaves_python_as_it_was(body: Body) -> None:
+    with unchanged_builtins():
+        trace_graph(Network(body).eval(), pictures(SHAPE_CHW), ())
+
+
+def test_a_loop_over_the_batch_is_refused() -> None:
+    def looping(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[number] for number in range(len(x))])
+
+    with unchanged_builtins(), pytest.raises(TypeError, match="interpreted as an integer"):
+        trace_graph(Network(looping).eval(), pictures(SHAPE_CHW), ())
+
+
+def test_a_number_of_parts_that_depends_on_the_batch_is_refused() -> None:
+    def splitting(x: torch.Tensor) -> torch.Tensor:
+        return x * len(x.split(1))
+
+    with pytest.raises(TypeError, match="depends on the batch size"):
+        trace_graph(Network(splitting).eval(), pictures(SHAPE_CHW), ())
