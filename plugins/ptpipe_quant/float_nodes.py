@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from ptpipe_quant.functionalize import SHAPE, TENSOR
 from ptpipe_quant.normalize import JOINS
+from ptpipe_quant.relative_precision import operators_of_relative_precision
 from ptpipe_torch.int8.tracer import reads_device
 
 _ARITHMETIC = (operator.add, operator.mul, torch.add, torch.mul)
@@ -31,7 +32,8 @@ def operators_to_leave_float(graph: GraphModule) -> list[Node]:
         *(operators_on_integers, operators_converted_wrongly, operators_on_constants, operators_on_made_tensors),
         *(operators_on_complex_numbers, masked_softmax, products_without_kernel),
     )
-    return list(dict.fromkeys(node for reason in reasons for node in reason(graph)))
+    found = dict.fromkeys(node for reason in reasons for node in reason(graph))
+    return list(found | dict.fromkeys(operators_of_relative_precision(graph, set(operators_on_constants(graph)))))
 
 
 def operators_on_constants(graph: GraphModule) -> list[Node]:

@@ -1,0 +1,125 @@
+"""Operators whose numbers need relative precision, which the equal steps of a grid don't have.
+
+Logarithms, roots and divisors amplify what is small: on an 8-bit grid of 0 to 100, a variance of 0.1 is 0, and its
+inverse root anything. So what they take stays float, back to the last layer or int8 operator, and so do the
+normalizations that are written out with them: RMSNorm, layer norm over channels, global response norm. In a file these
+are float operators between one DequantizeLinear and one QuantizeLinear, as the norms of `torch.nn` are. Spectrograms
+in front of a network stay float with their filter bank, a fixed matrix.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from ptpipe_quant.functionalize import TENSOR
+
+_LOGARITHMS = {"log", "log2", "log10", "log1p"}
+_INVERSES = {"rsqrt", "reciprocal"}
+_DIVISIONS = {"truediv", "div", "divide", "true_divide"}
+_REDUCTIONS = {"mean", "sum", "var", "std", "norm", "vector_norm", "amax", "amin", "max", "min", "logsumexp"}
+_MOVES = {
+    *("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "expand", "expand_as"),
+    *("contiguous", "getitem"),
+}
+_PRODUCTS = {"mul", "multiply"}
+_SUMS = {"add", "sub", "subtract"}
+_ARITHMETIC = {*_PRODUCTS, *_SUMS, *_DIVISIONS, "pow", "square", "abs", "neg", "exp", "clamp", "clamp_min", "clip"}
+
+
+def operators_of_relative_precision(graph: GraphModule, constants: set[Node]) -> list[Node]:
+    """Return these operators. `constants`: what does not depend on the inputs."""
+    return list(_Search(graph, constants).found)
+
+
+class _Search:
+    def __init__(self, graph: GraphModule, constants: set[Node]) -> None:
+        self._graph, self._constants = graph, constants
+        self.found: dict[Node, None] = {}
+        steep = {node: value for node in graph.graph.nodes if (value := self._argument(node)) is not None}
+        self.found |= dict.fromkeys(steep)
+        for node in steep:
+            self._add_results(node, is_factor=_name(node) in {"pow", *_INVERSES, *_DIVISIONS})
+        for argument in reversed(steep.values()):
+            self._add_argument(argument)
+        for node in reversed(graph.graph.nodes):
+            if self._is_read_by_these_alone(node):
+                self.found[node] = None
+
+    def _argument(self, node: Node) -> Node | None:
+        """Return the activation that a steep function takes; None if this is no such function."""
+        name, value = _name(node), None
+        if name in {"sqrt", *_LOGARITHMS, *_INVERSES} or (name == "pow" and _is_steep_power(node)):
+            value = node.args[0] if node.args else None
+        elif name in _DIVISIONS:
+            value = node.args[1] if len(node.args) > 1 else None
+        return value if isinstance(value, Node) and self._is_activation(value) else None
+
+    def _is_activation(self, node: Node) -> bool:
+        return TENSOR in node.meta and node.op != "get_attr" and node not in self._constants
+
+    def _add_argument(self, node: Node) -> None:
+        """Add an argument of a steep function, and what computes it."""
+        if node in self.found or not self._is_activation(node):
+            return
+        name = _name(node)
+        is_alone = all(user in self.found for user in node.users)
+        if name in _REDUCTIONS or (name in _ARITHMETIC | _MOVES and is_alone) or self._is_filter_bank(node):
+            self.found[node] = None
+            for source in node.all_input_nodes:
+                self._add_argument(source)
+
+    def _add_results(self, node: Node, *, is_factor: bool) -> None:
+        """Add what scales and shifts a result by constants and, if it is a factor, what it is multiplied by."""
+        for user in node.users:
+            name = _name(user)
+            others = [value for value in user.args if isinstance(value, Node) and value is not node]
+            by_constant = not any(map(self._is_activation, others))
+            if user in self.found or name not in _PRODUCTS | _SUMS | _MOVES:
+                continue
+            if by_constant or (is_factor and name in _PRODUCTS):
+                self.found[user] = None
+                self._add_results(user, is_factor=is_factor and name in _MOVES)
+
+    def _is_read_by_these_alone(self, node: Node) -> bool:
+        is_arithmetic = self._is_activation(node) and _name(node) in _ARITHMETIC
+        return is_arithmetic and bool(node.users) and all(user in self.found for user in node.users)
+
+    def _is_filter_bank(self, node: Node) -> bool:
+        """Return whether a node is a fixed matrix or convolution in front of all layers that are trained."""
+        if not self._is_fixed_layer(node):
+            return False
+        waiting, seen = list(node.all_input_nodes), set[Node]()
+        while waiting:
+            source = waiting.pop()
+            if source.op == "call_module" and any(True for _ in self._layer(source).parameters()):
+                return False
+            waiting += [before for before in source.all_input_nodes if before not in seen]
+            seen.update(source.all_input_nodes)
+        return True
+
+    def _is_fixed_layer(self, node: Node) -> bool:
+        if node.op != "call_module":
+            return False
+        weights = list(self._layer(node).parameters())
+        return bool(weights) and not any(weight.requires_grad for weight in weights)
+
+    def _layer(self, node: Node) -> nn.Module:
+        return self._graph.get_submodule(str(node.target))
+
+
+def _is_steep_power(node: Node) -> bool:
+    exponent = node.args[1] if len(node.args) > 1 else None
+    return isinstance(exponent, int | float) and (exponent < 0 or exponent != int(exponent))
+
+
+def _name(node: Node) -> str:
+    """Return what a function or method is called."""
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op != "call_function":
+        return ""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target._schema.name).removeprefix("aten::")
+    return str(getattr(node.target, "__name__", ""))

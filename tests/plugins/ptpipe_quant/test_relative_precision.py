@@ -1,0 +1,160 @@
+"""What needs relative precision is left float, and nothing else."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ptpipe_quant import float_nodes
+from ptpipe_quant.float_nodes import operators_on_constants
+from ptpipe_quant.relative_precision import operators_of_relative_precision
+from ptpipe_quant.trace import trace_network
+from ptpipe_quant.transforms import prepare_static, to_int8
+from ptpipe_torch.int8.engine import quantized_engine
+
+from ...signatures import pictures, stored_pictures
+from .conftest import BACKENDS
+from .spellings import INPUT_SHAPE_CHW, Net, conv, logits
+
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+def rms(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6)
+
+
+def layer_norm(x: torch.Tensor) -> torch.Tensor:
+    centered = x - x.mean(dim=1, keepdim=True)
+    return centered / torch.sqrt(centered.square().mean(dim=1, keepdim=True) + 1e-6)
+
+
+def response_norm(x: torch.Tensor) -> torch.Tensor:
+    norm = torch.norm(x, p=2, dim=(2, 3), keepdim=True)
+    return x * (norm / (norm.mean(1, keepdim=True) + 1e-6)) + x
+
+
+def power(x: torch.Tensor) -> torch.Tensor:
+    return x * (x.var(1, keepdim=True) + 1e-6) ** -0.5
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    exponentials = torch.exp(x)
+    return exponentials / exponentials.sum(1, keepdim=True)
+
+
+def decibels(x: torch.Tensor) -> torch.Tensor:
+    return 10 * torch.log10(x.abs().clamp(min=1e-10)) + 3
+
+
+CASES: dict[Step, set[str]] = {
+    rms: {"pow_1", "mean", "add", "rsqrt", "mul"},
+    layer_norm: {"mean", "sub", "square", "mean_1", "add", "sqrt", "truediv"},
+    response_norm: {"norm", "mean", "add", "truediv", "mul"},
+    power: {"var", "add", "pow_1", "mul"},
+    softmax: {"exp", "sum_1", "truediv"},
+    decibels: {"abs_1", "clamp", "log10", "mul", "add"},
+}
+
+
+def found_in(network: nn.Module, route: str = "fx") -> set[str]:
+    graph = trace_network(network, pictures(INPUT_SHAPE_CHW), route=route).graph
+    return {node.name for node in operators_of_relative_precision(graph, set(operators_on_constants(graph)))}
+
+
+def with_step(step: Step) -> Net:
+    def body(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return logits(n, n.conv(step(n.stem(x))))
+
+    torch.manual_seed(0)
+    return Net(body, conv=conv()).eval()
+
+
+@pytest.mark.parametrize("step", CASES)
+def test_normalizations_and_logarithms(step: Step) -> None:
+    assert found_in(with_step(step)) == CASES[step]
+
+
+@pytest.mark.parametrize("step", [rms, layer_norm])
+def test_they_are_found_in_an_exported_graph(step: Step) -> None:
+    assert len(found_in(with_step(step), "export")) == len(CASES[step])
+
+
+def test_scale_and_shift_by_parameters_belong_to_a_normalization() -> None:
+    def body(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return logits(n, n.conv(n.gamma[:, None, None] * layer_norm(n.stem(x)) + n.beta[:, None, None]))
+
+    network = Net(body, conv=conv())
+    network.gamma, network.beta = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
+    assert found_in(network.eval()) == {*CASES[layer_norm], "mul", "add_1"}
+
+
+def test_what_other_operators_read_too_is_no_part_of_it() -> None:
+    def body(n: Any, x: torch.Tensor) -> torch.Tensor:
+        x = n.stem(x)
+        stream = x + F.relu(n.conv(x))
+        return logits(n, n.conv(rms(stream)) + stream)
+
+    assert found_in(Net(body, conv=conv()).eval()) == {"pow_1", "mean", "add_1", "rsqrt", "mul"}
+
+
+@pytest.mark.parametrize("step", [lambda x: x / 4, lambda x: F.relu6(x + 3) / 6, lambda x: x**2 + x.mean(1, True)])
+def test_other_arithmetic_is_left_alone(step: Step) -> None:
+    assert found_in(with_step(step)) == set()
+
+
+def test_a_temperature_is_no_divisor_of_that_kind() -> None:
+    def body(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return logits(n, n.conv(n.stem(x) / n.temperature.exp()))
+
+    network = Net(body, conv=conv())
+    network.temperature = nn.Parameter(torch.ones(1))
+    assert found_in(network.eval()) == set()
+
+
+def filtered(n: Any, x: torch.Tensor) -> torch.Tensor:
+    x = n.before(x)
+    return logits(n, n.stem(torch.log(torch.matmul(x.square(), n.bank) + 1e-6)))
+
+
+@pytest.mark.parametrize(("is_first", "is_fixed"), [(True, True), (False, True), (True, False)])
+def test_a_fixed_filter_bank_in_front_of_a_network(is_first: bool, is_fixed: bool) -> None:
+    network = Net(filtered, before=nn.Identity() if is_first else conv(3, 3))
+    bank = torch.rand(12, 12)
+    if is_fixed:
+        network.register_buffer("bank", bank)
+    else:
+        network.bank = nn.Parameter(bank)
+    expected = {"add", "log"} | ({"square", "bank_1"} if is_first and is_fixed else set())
+    assert found_in(network.eval()) == expected
+
+
+def rounding(step: Step, backend: str) -> float:
+    """The root mean square of the error of int8, relative to the logits' spread; of pixels that differ 300-fold."""
+    network = with_step(step)
+    nn.init.zeros_(network.stem.bias)
+    scales = torch.logspace(0, 2.5, 12)[:, None]
+    x = scales * torch.randn(8, *INPUT_SHAPE_CHW, generator=torch.Generator().manual_seed(1))
+    options = {"inputs": stored_pictures(INPUT_SHAPE_CHW), "backend": backend, "weights": "per_channel"}
+    with quantized_engine(backend), torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        expected = network(x)
+        options |= {"reduce_range": backend == "fbgemm", "skip": ("stem",), "observer": "min_max"}
+        prepared = prepare_static(network, **options, calibrating=False)
+        prepared(x)
+        found = to_int8(prepared, backend=backend)(x)
+    return float((found - expected).square().mean().sqrt() / expected.std())
+
+
+@pytest.mark.parametrize("step", [rms, layer_norm])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_small_values_survive(step: Step, backend: str) -> None:
+    with patch.object(float_nodes, "operators_of_relative_precision", lambda *_: []):
+        before = rounding(step, backend)
+    assert before > 0.1
+    assert rounding(step, backend) < 0.04
