@@ -32,6 +32,7 @@ from ptpipe import JSON, StageError
 from ptpipe_onnx.graph import Array, constant, consumers, int_attribute, nodes, only_consumer, producer, source
 from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.latency_passes import padded_channels
+from ptpipe_onnx.subpixel import Subpixel, evaluated, stored_name, trimmed
 from ptpipe_onnx.tensor_names import grid_of, quantize_node_name
 from ptpipe_torch.int8.biases import coarsening, integer_biases, sum_scales
 from ptpipe_torch.int8.layer_parity import layer_name, quantize_nodes
@@ -84,7 +85,7 @@ def _compare_grids(graph: ir.Graph, reference: GraphModule) -> int:
     for node in nodes(graph, "QuantizeLinear", "DequantizeLinear"):
         value = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
         assert value is not None
-        if constant(value) is not None:
+        if evaluated(value) is not None:
             continue
         quantize, found = quantizes.get(quantize_node_name(value)), Grid.of(node)
         if quantize is None:
@@ -156,9 +157,9 @@ def _weighted_nodes(graph: ir.Graph) -> list[tuple[str, ir.Node]]:
     """Return the operators that read an int8 weight through a DequantizeLinear, with the weight's name."""
     found: list[tuple[str, ir.Node]] = []
     for node in nodes(graph, "DequantizeLinear"):
-        integers = constant(node.inputs[0])
+        integers = evaluated(node.inputs[0])
         if integers is not None and integers.dtype == np.int8:
-            name = str(node.inputs[0].name) if node.inputs[0] else ""
+            name = stored_name(source(node))
             layer = name[: name.rfind(_WEIGHT)] + _WEIGHT if _WEIGHT in name else name
             found.extend((layer, reader) for reader in consumers(node.outputs[0]))
     return found
@@ -181,6 +182,12 @@ class _Layer:
 
     def compare(self, node: ir.Node) -> None:
         """Compare an operator of the file with this layer."""
+        if node.op_type == "Conv" and getattr(self.module, "transposed", False):
+            _SubpixelLayer.of(self).compare_interleaved(node)
+            return
+        self._compare_product(node)
+
+    def _compare_product(self, node: ir.Node) -> None:
         if node.op_type not in _PRODUCTS:
             raise self._error("operator", node.op_type, " or ".join(_PRODUCTS))
         dequantize = producer(node.inputs[1], "DequantizeLinear")
@@ -194,7 +201,7 @@ class _Layer:
             weight = self._with_padded_input(weight, pad, grid)
         for quantity, index in (("int8 weights", 0), ("weight scales", 1), ("weight zero points", 2)):
             expected = (weight.integers, weight.scales, weight.zero_points)[index]
-            self._compare_arrays(quantity, constant(dequantize.inputs[index]), expected)
+            self._compare_arrays(quantity, evaluated(dequantize.inputs[index]), expected)
         if weight.per_channel:
             self._compare("axis of the weight scales", int_attribute(dequantize, "axis", (1,)), (weight.axis,))
         self._compare_bias(node, grid, weight)
@@ -265,6 +272,45 @@ class _Layer:
             f"the file's layer {self.name} is not the model's: its {quantity}: {found}, in the model: {expected}; "
             "leave this layer float (`skip` of quant.prepare) to export the others"
         )
+
+
+@dataclass(frozen=True)
+class _SubpixelLayer(_Layer):
+    """A transposed convolution that the file computes as a convolution; see `subpixel`."""
+
+    form: Subpixel
+
+    @classmethod
+    def of(cls, layer: _Layer) -> _SubpixelLayer:
+        module = layer.module
+        kernel, pads = trimmed(layer.parameters[0].integers, tuple(module.padding) * 2)
+        form = Subpixel.of(kernel.shape[2:], module.stride, pads, module.output_padding)
+        if form is None:
+            raise layer._error("operator", "Conv", "ConvTranspose")
+        return cls(layer.name, module, layer.input_grids, form)
+
+    @cached_property
+    def parameters(self) -> tuple[QuantizedWeight, Array | None]:
+        weight, bias_O = super().parameters
+        kernel, _ = trimmed(weight.integers, tuple(self.module.padding) * 2)
+        repeated = None if bias_O is None else bias_O.repeat(self.form.repeats)
+        return replace(weight, integers=self.form.arranged(kernel)), repeated
+
+    def compare_interleaved(self, node: ir.Node) -> None:
+        """Compare the convolution, and the operator that interleaves its outputs."""
+        self._compare_product(node)
+        if self.form.stride > 1:
+            quantize = only_consumer(node.outputs[0], "QuantizeLinear")
+            behind = None if quantize is None else only_consumer(quantize.outputs[0], "DepthToSpace")
+            mode = None if behind is None else behind.attributes["mode"].value
+            size = (0,) if behind is None else int_attribute(behind, "blocksize", (0,))
+            self._compare("DepthToSpace", (size, mode), ((self.form.stride,), "CRD"))
+
+    def _compare_attributes(self, node: ir.Node) -> None:
+        self._compare("pads", int_attribute(node, "pads", (0,) * 4), self.form.pads)
+        self._compare("group", int_attribute(node, "group", (1,)), (1,))
+        for attribute in ("strides", "dilations"):
+            self._compare(attribute, int_attribute(node, attribute, (1, 1)), (1, 1))
 
 
 def _bias(node: ir.Node) -> ir.Value | None:

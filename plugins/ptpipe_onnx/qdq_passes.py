@@ -30,6 +30,7 @@ from ptpipe_onnx.graph import (
     take_name,
 )
 from ptpipe_onnx.grid import Grid
+from ptpipe_onnx.subpixel import evaluated, write_as_convolutions
 from ptpipe_torch.int8.biases import coarsening, integer_biases, sum_scales
 
 _MOVES = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Split", "Slice", "Gather")
@@ -45,6 +46,7 @@ def use_integer_kernels(model: ir.Model) -> None:
         _skip_requantizing,
         _move_integers,
         use_gemm,
+        write_as_convolutions,
         _quantize_biases,
     ):
         apply(model.graph)
@@ -249,7 +251,7 @@ class _IntegerLayer:
         data, weight = (producer(value, "DequantizeLinear") for value in node.inputs[:2])
         bias = constant(node.inputs[2]) if len(node.inputs) == 3 else None
         grid = None if data is None else Grid.of(data)
-        if grid is None or weight is None or bias is None or constant(weight.inputs[0]) is None:
+        if grid is None or weight is None or bias is None or evaluated(weight.inputs[0]) is None:
             return None
         is_fusable = only_consumer(node.outputs[0], "QuantizeLinear") is not None
         return cls(node, grid.scale, weight, bias) if is_fusable and bias.ndim == 1 else None
@@ -266,7 +268,8 @@ class _IntegerLayer:
         factors = coarsening(self.bias, self.bias_scales)
         if factors.max() <= 1:
             return self
-        integers, scales = (_content(value) for value in self.weight.inputs[:2])
+        integers, scales = evaluated(self.weight.inputs[0]), _content(self.weight.inputs[1])
+        assert integers is not None
         axis = int_attribute(self.weight, "axis", (1,))[0]
         shape = [-1 if scales.ndim and index == axis % integers.ndim else 1 for index in range(integers.ndim)]
         coarse = (

@@ -26,6 +26,7 @@ from ptpipe_torch.errors import first_line
 from ptpipe_torch.int8.engine import quantized_engine, transposed_convolution_error
 from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.layer_parity import LayerDifference
+from ptpipe_torch.int8.transposed import computed_form
 from ptpipe_torch.runtime import large_blocks_mapped, released_memory
 
 
@@ -141,7 +142,7 @@ class _Preparation:
             )
 
     def _wrong_transposed(self, network: nn.Module) -> list[str]:
-        inputs, route = self.model.signature.inputs, self.config.route
+        inputs, route, backend = self.model.signature.inputs, self.config.route, self.config.backend
         skipped = float_names(network, [*self.config.skip, *self.layers])
         layers = dict(network.named_modules()) | functional_transposed(network, inputs, skipped, route)
         return [
@@ -149,7 +150,7 @@ class _Preparation:
             for name, layer in layers.items()
             if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
             and not belongs_to(name, skipped)
-            and transposed_convolution_error(layer, self.config.backend) > MAX_STEPS
+            and transposed_convolution_error(computed_form(layer, backend), backend) > MAX_STEPS
         ]
 
     def _report(self, unsupported: Sequence[str]) -> None:

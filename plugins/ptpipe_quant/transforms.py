@@ -26,6 +26,7 @@ from ptpipe_torch.int8.fx import add_observers, backend_config, convert, fold_ba
 from ptpipe_torch.int8.layers import swap_dynamic_linears
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, static_qconfig
 from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, swap_dynamic_recurrent
+from ptpipe_torch.int8.transposed import use_computed_forms
 
 QConfigFactory: TypeAlias = Callable[..., Any]
 
@@ -169,6 +170,7 @@ def to_int8(module: nn.Module, *, backend: str) -> GraphModule:
     assert isinstance(module, GraphModule), type(module)
     scopes = {name: path for name, (path, _) in module.meta["_observed_graph_module_attrs"].node_name_to_scope.items()}
     drop_redundant_clamps(module)
+    use_computed_forms(module, backend)
     converted = convert(module)
     if backend == "qnnpack":
         make_clamps_contiguous(converted)

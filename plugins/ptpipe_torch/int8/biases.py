@@ -38,7 +38,7 @@ _SHIFTS = (0, *(sign * shift for shift in range(1, 9) for sign in (1, -1)))
 _ROUNDINGS = (0, 1, -1)
 _LARGE = 2**12
 """Integers from which on some units more or less are nothing beside the bias; below, the last bit decides no tie."""
-_ROUNDED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ROUNDED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
 
 
 def sum_scales(input_scale: float | np.float32, weight_scales: npt.ArrayLike) -> Floats:
@@ -107,8 +107,8 @@ def round_biases(reference: GraphModule) -> None:
     """Round the biases of a network in torch's reference form, in place.
 
     Of convolutions and linear layers. Where a bias would not fit, the layer's weights get larger scales. Transposed
-    convolutions, which no runtime sums in integers, stay as they are; so do layers that are called more than once,
-    whose integers differ by the scale of the input.
+    convolutions of one or three dimensions, which no runtime sums in integers, stay as they are; so do layers that are
+    called more than once, whose integers differ by the scale of the input.
     """
     calls: dict[Any, list[Node]] = defaultdict(list)
     for node in reference.graph.find_nodes(op="call_module"):

@@ -34,6 +34,7 @@ from ptpipe_torch.int8.moved_integers import pieces_on_one_grid, take_integers
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
 from ptpipe_torch.int8.reference_form import reference_form
 from ptpipe_torch.int8.tracer import Scopes, trace_graph
+from ptpipe_torch.int8.transposed import copy_form
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.runtime import released_memory
 
@@ -332,6 +333,7 @@ def _use_parameters_of(int8: nn.Module, network: GraphModule) -> dict[str, Quant
             continue
         part: Any = weighted_part(network.get_submodule(name))
         prefix = name if part is network.get_submodule(name) else f"{name}.0"
+        copy_form(part, layer)
         weight, bias = layer._weight_bias()  # unpacked once
         weights[f"{prefix}.weight"] = quantized_weight(name, weight)
         # Engines return weights with channels last, for which exporters write other operators. Those of a pointwise

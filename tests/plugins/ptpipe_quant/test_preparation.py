@@ -126,10 +126,10 @@ def test_where_nothing_is_left_the_line_is_named(ctx) -> None:
 
 @builder
 def upsampling() -> nn.Module:
-    """The upsampling of every U-Net."""
+    """A transposed convolution of 2 x 2 whose output is a row longer than twice the input."""
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(8, 8, 2, 2), nn.Conv2d(8, 4, 3), nn.Flatten(),
-        nn.Linear(4 * 14 * 14, NUM_CLASSES),
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(8, 8, 2, 2, output_padding=1),
+        nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(4 * 15 * 15, NUM_CLASSES),
     )  # fmt: skip
 
 
