@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ptpipe_onnx.graph import Array, constant, producer
+from ptpipe_onnx.graph import Array, constant, producer, source
+from ptpipe_onnx.subpixel import evaluated
 
 _PRODUCTS = {
     "Conv": "convolution",
@@ -25,7 +26,7 @@ _PRODUCTS = {
 }
 _RECURRENT_PRODUCT = "recurrent product"
 _MATRIX_PRODUCTS = ("MatMul", "MatMulInteger")
-_PREPARES = ("DequantizeLinear", "Cast", "Mul", "Transpose", "Identity")
+_PREPARES = ("DequantizeLinear", "Cast", "Mul", "Transpose", "Identity", "Pad", "Reshape", "Slice")
 """What may stand between a stored weight and its layer."""
 _RECURRENT_WEIGHT = re.compile(r"\bweight_(ih|hh)_l\d+(_reverse)?$")
 _SUFFIXES = (".int8", ".transposed", ".float")
@@ -48,8 +49,10 @@ class FileLayer:
     def integers(self) -> Array | None:
         """The int8 weights that the operator reads through a DequantizeLinear or directly, else None."""
         operand = self.node.inputs[self.place]
-        is_quantized = producer(operand, "DequantizeLinear") is not None or operand is self.weight
-        content = constant(self.weight) if is_quantized else None
+        dequantize = producer(operand, "DequantizeLinear")
+        if dequantize is None and operand is not self.weight:
+            return None
+        content = evaluated(operand if dequantize is None else source(dequantize))
         return content if content is not None and content.dtype == np.int8 else None
 
 

@@ -100,7 +100,7 @@ def saturation_of(graph: ir.Graph, largest: Mapping[str, int], names: Mapping[st
 
 def _bound(layer: FileLayer, largest: Mapping[str, int]) -> LayerBound | None:
     integers = layer.integers
-    if integers is None or layer.kind == "transposed convolution":  # those have no integer kernel
+    if integers is None or layer.kind == "transposed convolution":  # one that has no integer kernel
         return None
     calibrated = _largest_activation(layer.node, largest)
     if calibrated is None:

@@ -192,7 +192,9 @@ def _rewrite(graph: ir.Graph, node: ir.Node, quantize: ir.Node, weight: ir.Node)
     form = Subpixel.of(kernel.shape[2:], strides, pads, added)
     if form is None:
         return
-    if kernel.shape != content.shape:
+    if kernel.shape != content.shape and len(stored.uses()) == 1 and only_consumer(weight.outputs[0]) is node:
+        stored.const_value, stored.shape = ir.tensor(kernel, name=stored.name), ir.Shape(kernel.shape)
+    elif kernel.shape != content.shape:
         stored = add_initializer(graph, str(stored.name), kernel)
     integers = form.insert_arranged(graph, stored, node)
     floats = insert_node(node, "DequantizeLinear", [integers, *weight.inputs[1:]]).outputs[0]

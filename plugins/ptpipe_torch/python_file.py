@@ -9,16 +9,17 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
+from importlib.abc import Loader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ptpipe import PtpipeError, StageError, record_import, source_code
-from ptpipe_torch.torchvision_compat import torchvision
+from ptpipe_torch.torchvision_compat import is_of_missing_operators, torchvision
 
 _PREFIX = "ptpipe_source"
 """Of the names that files are imported under, which nothing else has."""
@@ -86,7 +87,6 @@ def _module(file: Path) -> ModuleType:
     if name in sys.modules and _imported.get(name) == code.sha256:
         return sys.modules[name]
     _forget(file, name, code.modules)
-    _import_torchvision_for([file, *code.modules.values()])
     importlib.invalidate_caches()
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -94,7 +94,7 @@ def _module(file: Path) -> ModuleType:
     sys.modules[name] = module = module_from_spec(spec)
     try:
         with own_errors(file, "importing it"):
-            spec.loader.exec_module(module)
+            _execute(spec.loader, module)
     except BaseException:
         del sys.modules[name]
         raise
@@ -120,11 +120,15 @@ def _forget(file: Path, name: str, beside: Mapping[str, Path]) -> None:
         sys.modules.pop(module_name, None)
 
 
-def _import_torchvision_for(files: Iterable[Path]) -> None:
-    """Import torchvision where one of the files names it: their own import fails with a CPU build of torch."""
-    if "torchvision" not in sys.modules and any(b"torchvision" in file.read_bytes() for file in files):
-        with suppress(ImportError, RuntimeError):  # the file's own import raises it again, with its line
-            torchvision()
+def _execute(loader: Loader, module: ModuleType) -> None:
+    """Run a file; once more if it, or a library that it imports, needs torchvision beside a CPU build of torch."""
+    try:
+        loader.exec_module(module)
+    except RuntimeError as error:
+        if not is_of_missing_operators(error):
+            raise
+        torchvision()
+        loader.exec_module(module)
 
 
 def _is_same(one: str, other: Path) -> bool:

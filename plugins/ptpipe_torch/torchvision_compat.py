@@ -27,12 +27,17 @@ def torchvision() -> ModuleType:
     return _imported()[0]
 
 
+def is_of_missing_operators(error: RuntimeError) -> bool:
+    """Return whether an import of torchvision failed for its C++ operators alone: `torchvision()` would succeed."""
+    return _SYMPTOM in str(error)
+
+
 @cache  # keeps the Library objects alive too: a schema is unregistered when its Library is collected
 def _imported() -> tuple[ModuleType, list[Library]]:
     try:
         return _import(), []
     except RuntimeError as error:
-        if _SYMPTOM not in str(error):
+        if not is_of_missing_operators(error):
             raise
     libraries = _declare_operators()
     try:

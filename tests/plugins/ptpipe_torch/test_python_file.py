@@ -153,6 +153,19 @@ def test_torchvision_is_found_as_ptpipe_finds_it(tmp_path: Path) -> None:
     assert out == "torchvision.transforms\n", err
 
 
+@pytest.mark.usefixtures("fork_server")
+def test_torchvision_is_found_by_libraries_that_the_file_imports(tmp_path: Path) -> None:
+    library = tmp_path / "lib"
+    library.mkdir()
+    (library / "networks.py").write_text("from torchvision import models\n")
+    text = (
+        f"import sys\nsys.path.append({str(library)!r})\nimport networks\ndef name(): return networks.models.__name__\n"
+    )
+    (tmp_path / "mine.py").write_text(text)
+    out, err = Fork(print_name, tmp_path / "mine.py").communicate(timeout=120)
+    assert out == "torchvision.models\n", err
+
+
 def test_a_torchvision_that_is_missing_is_the_files_error(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, name)
