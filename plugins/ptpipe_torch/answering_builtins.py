@@ -46,7 +46,8 @@ def _answering(original: Answer, type_: type, answer: Answer, internal: tuple[st
     @functools.wraps(original)
     def function(value: Any, *arguments: Any) -> Any:
         if _isinstance(value, type_) and not _calling_code().co_filename.startswith(internal):
-            return answer(original, value, *arguments)
+            is_asked_for = arguments and original(value, *arguments)  # by code that knows what tracers have
+            return is_asked_for or answer(original, value, *arguments)
         return original(value, *arguments)
 
     return function

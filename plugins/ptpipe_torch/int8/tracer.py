@@ -43,7 +43,7 @@ IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
 } | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
 """From each in-place operator to the one that returns a new tensor."""
 
-_BATCH_SIZES = (2, 3)
+_BATCH_SIZES, _SYMBOL_SIZES = (2, 3), (16, 8)
 _FACTORIES = ("as_tensor", "empty", "full", "ones", "tensor", "zeros")
 _SIZED_METHODS = ("expand", "new_empty", "new_full", "new_ones", "new_zeros", "repeat", "reshape", "tile", "view")
 _DECIDED_METHODS = ("is_complex", "is_contiguous", "is_floating_point")
@@ -59,6 +59,12 @@ class NetworkProxy(Proxy):
 
     FX's own takes the first for `x = x + y` and refuses the second.
     """
+
+    def __getattr__(self, name: str) -> Any:
+        """Record an attribute of tensors. Raises TypeError for another one: `hasattr` would be true of any."""
+        if not name.startswith("_") and not hasattr(torch.Tensor, name):
+            raise TypeError(f"whether a value has {name} is not known before the network runs")
+        return super().__getattr__(name)
 
     def __rmul__(self, other: Any) -> Any:
         if isinstance(other, list):  # `[1] * x.dim()`, whose items may be set
@@ -129,7 +135,10 @@ class DataDependentError(TraceError):
 
 
 class SizedProxy(NetworkProxy):
-    """A proxy of values at two batch sizes: sizes that are equal in both are known, others are recorded."""
+    """A proxy of values at two batch sizes, and two sizes of other axes that have no fixed one.
+
+    Sizes that are equal in both are known, others are recorded.
+    """
 
     def size(self, dim: int | None = None) -> Any:
         """Return all sizes as a tuple, or one."""
@@ -158,6 +167,8 @@ class SizedProxy(NetworkProxy):
     def __getattr__(self, name: str) -> Any:
         if name == "ndim":
             return self.dim()
+        if not name.startswith("_") and not hasattr(self.__dict__["values"][0], name):
+            raise AttributeError(name)
         if all(isinstance(value, torch.Tensor) for value in self.__dict__["values"]):
             if name == "shape":
                 return self._sizes()
@@ -167,7 +178,7 @@ class SizedProxy(NetworkProxy):
                 known = {getattr(value, name, None) for value in self.__dict__["values"]}
                 if len(known) == 1 and isinstance(value := known.pop(), torch.dtype | bool):
                     return value
-        return super().__getattr__(name)
+        return Proxy.__getattr__(self, name)
 
     def _tensors(self) -> tuple[Any, Any]:
         first, second = self.__dict__["values"]
@@ -208,7 +219,7 @@ class SizedTracer(NetworkTracer):
     def __init__(self, leaves: Iterable[str], inputs: Sequence[TensorSpec]) -> None:
         super().__init__(leaves, len(inputs))
         self._specs = inputs
-        self._inputs = [iter(zeros(inputs, batch_size)) for batch_size in _BATCH_SIZES]
+        self._inputs = [iter(zeros(inputs, *sizes)) for sizes in zip(_BATCH_SIZES, _SYMBOL_SIZES, strict=True)]
         self._is_running = False
         self._forward: Any = None
 

@@ -45,6 +45,12 @@ def test_they_answer_for_the_value() -> None:
     assert answers(Stand()) == [False, False, False, False, False, 99]
 
 
+def test_what_asks_for_the_stand_in_itself_finds_it() -> None:
+    with answering_builtins(NAMES, Stand, for_value, ()):
+        assert isinstance(Stand(), Stand)
+        assert isinstance(Stand(), (dict, Stand))
+
+
 def test_internal_files_get_what_is_there() -> None:
     with answering_builtins(NAMES, Stand, for_value, (str(Path(__file__).parent),)):
         assert answers(Stand()) == [False, False, False, False, False, 99]

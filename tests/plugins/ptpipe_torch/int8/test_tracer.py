@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from ptpipe_torch import BATCH, TensorSpec
 from ptpipe_torch.int8.tracer import trace_graph
 
 from ....signatures import pictures
@@ -57,6 +58,16 @@ def calling(x: Any) -> torch.Tensor:
     return torch.relu(x() if callable(x) else x)
 
 
+def with_attribute(x: Any) -> torch.Tensor:
+    x = x.tensors if hasattr(x, "tensors") else x
+    return torch.relu(getattr(x, "last_hidden_state", x))
+
+
+def with_named_fields(x: Any) -> torch.Tensor:
+    found = torch.max(x, 1)
+    return found.values + found.indices
+
+
 def of_several(x: Any) -> torch.Tensor:
     parts = x.chunk(2, 1)
     return torch.cat(parts, 1) if isinstance(parts, tuple) else -x
@@ -83,7 +94,8 @@ def with_list(x: torch.Tensor) -> torch.Tensor:
 
 
 BODIES: list[Body] = [
-    *(refusing, asserting, searching, choosing, calling, of_several, of_a_type, by_length, as_tensor, with_list)
+    *(refusing, asserting, searching, choosing, calling, with_attribute, with_named_fields, of_several, of_a_type),
+    *(by_length, as_tensor, with_list),
 ]
 
 
@@ -97,6 +109,30 @@ def test_the_graph_is_the_same_function(body: Body) -> None:
         for num in (1, 5):
             x = torch.randn(num, *SHAPE_CHW)
             assert torch.equal(traced(x), network(x))
+
+
+class Reader(nn.Module):
+    """Reads texts of any length, after a check of their type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix = nn.Embedding(50, 8), nn.Linear(8, 8)
+
+    def forward(self, tokens_BL: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tokens_BL, torch.Tensor):
+            raise TypeError
+        x_BLD = self.embed(tokens_BL)
+        num, length, width = x_BLD.shape
+        return self.mix(x_BLD.view(num * length, width)).view(num, length, width).mean(1)
+
+
+def test_other_axes_may_have_any_size_too() -> None:
+    network = Reader().eval()
+    graph, _ = trace_graph(network, (TensorSpec("tokens", "int64", (BATCH, "length")),), ())
+    traced = torch.fx.GraphModule(network, graph)
+    for num, length in ((1, 3), (4, 20)):
+        tokens_BL = torch.randint(50, (num, length), generator=torch.Generator().manual_seed(0))
+        assert torch.equal(traced(tokens_BL), network(tokens_BL))
 
 
 @contextmanager
