@@ -12,8 +12,15 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-MOVES = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Split", "Slice", "Gather", "Expand")
+MOVES = (
+    *("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Split", "Slice", "Gather", "Expand"),
+    "DepthToSpace",
+)
 """Operators whose result is on the grid of their first input, besides `MaxPool`."""
+
+
+ARRANGING = ("Pad", "Reshape", "Slice", "Transpose")
+"""Operators that put a weight into another order."""
 
 
 class Unrounding:
@@ -22,6 +29,7 @@ class Unrounding:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._graph = model.graph
         self._constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        self._arranged = set[str]()  # what is computed from constants alone: weights in another order
         self._grids: dict[str, tuple[float, int]] = {}  # of tensors that are integers in the file
         self.still_rounds = False
         """Whether a clip of integers has a bound that lay between two of them, or an LSTM rounds its own inputs."""
@@ -31,11 +39,18 @@ class Unrounding:
     def rewrite(self) -> None:
         for node in self._graph.node:
             rewrite = getattr(self, f"_rewrite_{node.op_type.lower()}", self._other)
-            rewrite(node)
+            if node.op_type in ARRANGING and all(map(self._is_constant, node.input)):
+                self._arranged.update(node.output)
+                self.nodes.append(node)
+            else:
+                rewrite(node)
         kept = [*self._graph.initializer, *(numpy_helper.from_array(v, k) for k, v in self.initializers.items())]
         del self._graph.initializer[:], self._graph.node[:], self._graph.value_info[:]
         self._graph.initializer.extend(kept)
         self._graph.node.extend(self.nodes)
+
+    def _is_constant(self, name: str) -> bool:
+        return name in self._constants or name in self._arranged
 
     def _add(self, op_type: str, inputs: list[str], node: onnx.NodeProto, output: int = 0) -> None:
         self.nodes.append(helper.make_node(op_type, inputs, [node.output[output]], name=f"{node.name}/{output}"))
@@ -57,7 +72,7 @@ class Unrounding:
         self._add("Clip", [node.input[0], *self._bounds(node, grid)], node)
 
     def _rewrite_dequantizelinear(self, node: onnx.NodeProto) -> None:
-        if node.input[0] in self._constants:
+        if self._is_constant(node.input[0]):
             self.nodes.append(node)
         else:
             scale, zero_point = (self._constants[name] for name in node.input[1:3])

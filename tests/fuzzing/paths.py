@@ -18,6 +18,7 @@ from ptpipe import StageError
 from ptpipe.testing import Bench
 from ptpipe_onnx import export_onnx
 from ptpipe_quant import calibrate, convert, dynamic, prepare, prepare_qat
+from ptpipe_quant.transforms import FOLDED
 from ptpipe_torch import Model
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.runtime import seeded
@@ -123,15 +124,18 @@ class Trip:
         if self.scheme.freeze_at == 0:  # nothing would be observed
             prepared = self.bench.run(calibrate, {}, model=prepared, data=self.data).model
         training = {"epochs": 1, "batch_size": 8, "lr": 0.003, "precision": "fp32", "device": "cpu", "num_threads": 1,
-                    "memory_format": "channels_last" if self.scheme.channels_last else "contiguous"}  # fmt: skip
+                    "memory_format": "auto" if self.scheme.channels_last else "contiguous"}  # fmt: skip
         trained = self.bench.run(train, training, model=prepared, data=self.data)
         self._int8(trained, oracle.unobserved(trained.build_prepared()), saturates=True)
 
     def _compare_in_training(self, prepared: Model) -> None:
-        """In training mode too, with gradients; where batch norms are folded only in a network without them."""
+        """In training mode too, with gradients; where batch norms are folded only in a network without them.
+
+        Those behind transposed convolutions always are.
+        """
         network, own = oracle.unobserved(prepared.build_prepared()).train(), self.model.build().train()
         has_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in own.modules())
-        if self.scheme.batch_norm == "fold" and has_norm:
+        if (self.scheme.batch_norm == "fold" and has_norm) or network.meta[FOLDED]:
             return
         try:
             expected_NK, expected_gradient = _trained_step(own, self.images_NCHW)

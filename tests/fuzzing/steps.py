@@ -254,6 +254,8 @@ _SCALES = (
     "nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True)", "nn.ConvTranspose2d({C}, {C}, 2, 2)",
     "nn.ConvTranspose2d({C}, 6, 3, stride=2, padding=1, output_padding=1)", "nn.ConvTranspose2d({C}, 4, 3, padding=1)",
     "nn.ConvTranspose2d({C}, {C}, 2, 2, groups={C}, bias=False)", "nn.PixelShuffle(2)",
+    "nn.ConvTranspose2d({C}, 6, 2, 2)", "nn.ConvTranspose2d({C}, 4, 4, 2, 1, bias=False)",
+    "nn.Sequential(nn.ConvTranspose2d({C}, 6, 4, 2, 1), nn.BatchNorm2d(6), nn.ReLU())",
 )  # fmt: skip
 
 
@@ -292,6 +294,46 @@ def parameter(w: Writer, a: int, b: int) -> None:
     shape = ", ".join(map(str, (w.shape[0], 1, 1) if len(w.shape) == 3 else w.shape))
     form = pick(("x = x * {}", "x = x + {}", "x = {} * x", "x = torch.mul(x, {})", "x += {}"), a)
     w.do(form.format(w.layer("scale", f"nn.Parameter(0.5 + torch.rand({shape}))")))
+
+
+_FORMULAS = (
+    "x * torch.rsqrt(x.pow(2).mean({axis}, keepdim=True) + 1e-3)",
+    "(x - x.mean({axis}, keepdim=True)) / torch.sqrt(x.var({axis}, keepdim=True, unbiased=False) + 1e-2)",
+    "x / (x.norm(dim={axis}, keepdim=True) + 1e-2)", "x * (x.square().mean({axis}, keepdim=True) + 1e-3) ** -0.5",
+    "x.exp() / x.exp().sum({axis}, keepdim=True)", "torch.log(x.square() + 0.1)", "x.abs().sqrt()",
+    "x * (x.norm(dim={axis}, keepdim=True) / (x.abs().mean({axis}, keepdim=True) + 0.1)) + x",
+)  # fmt: skip
+
+
+@step(IMAGE_STEPS, TOKEN_STEPS, VECTOR_STEPS)
+def formula(w: Writer, a: int, b: int) -> None:
+    """A norm that is written out, or another function that amplifies small numbers."""
+    is_image = len(w.shape) == 3
+    width = w.shape[0 if is_image else -1]
+    require(width >= 4)
+    w.do("x = " + pick(_FORMULAS, a).format(axis=1 if is_image else -1))
+    if b % 2:
+        scale = w.layer("scale", f"nn.Parameter(0.5 + torch.rand({width}{', 1, 1' if is_image else ''}))")
+        w.do(f"x = {scale} * x")
+
+
+@step(IMAGE_STEPS, TOKEN_STEPS, VECTOR_STEPS)
+def check(w: Writer, a: int, b: int) -> None:
+    """What libraries ask of a tensor."""
+    w.do(
+        pick(
+            (
+                "if not isinstance(x, torch.Tensor):\n    raise TypeError(type(x))",
+                "assert torch.is_tensor(x) and x.is_floating_point()",
+                "x = x.reshape(len(x), *x.shape[1:])",
+                "x = x if torch.jit.isinstance(x, torch.Tensor) else -x",
+                "x = x() if callable(x) else x",
+                "x = getattr(x, 'tensors', x)",
+                "x = torch.as_tensor(x)",
+            ),
+            a,
+        )
+    )
 
 
 @step(IMAGE_STEPS)
