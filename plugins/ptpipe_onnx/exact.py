@@ -279,22 +279,23 @@ class _SubpixelLayer(_Layer):
     """A transposed convolution that the file computes as a convolution; see `subpixel`."""
 
     form: Subpixel
+    arranged: tuple[QuantizedWeight, Array | None]
+    """Weight and bias of the convolution."""
 
     @classmethod
     def of(cls, layer: _Layer) -> _SubpixelLayer:
-        module = layer.module
-        kernel, pads = trimmed(layer.parameters[0].integers, tuple(module.padding) * 2)
+        (weight, bias_O), module = layer.parameters, layer.module
+        kernel, pads = trimmed(weight.integers, tuple(module.padding) * 2)
         form = Subpixel.of(kernel.shape[2:], module.stride, pads, module.output_padding)
         if form is None:
             raise layer._error("operator", "Conv", "ConvTranspose")
-        return cls(layer.name, module, layer.input_grids, form)
+        repeated = None if bias_O is None else bias_O.repeat(form.repeats)
+        arranged = replace(weight, integers=form.arranged(kernel)), repeated
+        return cls(layer.name, module, layer.input_grids, form, arranged)
 
     @cached_property
     def parameters(self) -> tuple[QuantizedWeight, Array | None]:
-        weight, bias_O = super().parameters
-        kernel, _ = trimmed(weight.integers, tuple(self.module.padding) * 2)
-        repeated = None if bias_O is None else bias_O.repeat(self.form.repeats)
-        return replace(weight, integers=self.form.arranged(kernel)), repeated
+        return self.arranged
 
     def compare_interleaved(self, node: ir.Node) -> None:
         """Compare the convolution, and the operator that interleaves its outputs."""

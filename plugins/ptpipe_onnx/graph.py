@@ -99,6 +99,16 @@ def add_initializer(graph: ir.Graph, name: str, content: Array) -> ir.Value:
     return value
 
 
+def store(value: ir.Value, content: Array) -> None:
+    """Give an initializer another content, of another shape perhaps."""
+    value.const_value, value.shape = ir.tensor(content, name=value.name), ir.Shape(content.shape)
+
+
+def owns_weight(layer: ir.Node, weight: ir.Node) -> bool:
+    """Return whether nothing but this layer reads a DequantizeLinear, and nothing else the integers behind it."""
+    return only_consumer(weight.outputs[0]) is layer and len(source(weight).uses()) == 1
+
+
 def insert_node(
     before: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], num_outputs: int = 1, **attributes: Any
 ) -> ir.Node:

@@ -19,10 +19,12 @@ from ptpipe_onnx.graph import (
     int_attribute,
     nodes,
     only_consumer,
+    owns_weight,
     producer,
     replace,
     separate,
     source,
+    store,
 )
 
 _ALIGNMENT = 4
@@ -99,14 +101,13 @@ def _pad_channels(graph: ir.Graph) -> None:
         integers = None if weight is None else constant(weight.inputs[0])
         if data is None or weight is None or integers is None:
             continue
-        is_own = only_consumer(weight.outputs[0]) is convolution and len(source(weight).uses()) == 1
         is_dense = int_attribute(convolution, "group", (1,)) == (1,)
-        if is_own and is_dense and _is_small(integers) and _is_rounded_alone(data):
+        if owns_weight(convolution, weight) and is_dense and _is_small(integers) and _is_rounded_alone(data):
             num_added = -integers.shape[1] % _ALIGNMENT
             if data not in padded:
                 padded[data] = _padded_input(graph, convolution, data, num_added)
             convolution.replace_input_with(0, padded[data])
-            _store(source(weight), padded_channels(integers, num_added))
+            store(source(weight), padded_channels(integers, num_added))
 
 
 def _is_rounded_alone(dequantize: ir.Node) -> bool:
@@ -129,10 +130,6 @@ def _padded_input(graph: ir.Graph, convolution: ir.Node, data: ir.Node, num_adde
     padded = insert_node(convolution, "Pad", [integers, ends, zero_point]).outputs[0]
     padded.name = f"{integers.name}.padded"
     return insert_node(convolution, "DequantizeLinear", [padded, scale, zero_point]).outputs[0]
-
-
-def _store(stored: ir.Value, content: Array) -> None:
-    stored.const_value, stored.shape = ir.tensor(content, name=stored.name), ir.Shape(content.shape)
 
 
 def padded_channels(weight_OIHW: Array, num_added: int) -> Array:

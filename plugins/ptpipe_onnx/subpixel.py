@@ -30,9 +30,11 @@ from ptpipe_onnx.graph import (
     int_attribute,
     nodes,
     only_consumer,
+    owns_weight,
     producer,
     replace,
     source,
+    store,
 )
 
 _ONES = (1, 1)
@@ -192,8 +194,8 @@ def _rewrite(graph: ir.Graph, node: ir.Node, quantize: ir.Node, weight: ir.Node)
     form = Subpixel.of(kernel.shape[2:], strides, pads, added)
     if form is None:
         return
-    if kernel.shape != content.shape and len(stored.uses()) == 1 and only_consumer(weight.outputs[0]) is node:
-        stored.const_value, stored.shape = ir.tensor(kernel, name=stored.name), ir.Shape(kernel.shape)
+    if kernel.shape != content.shape and owns_weight(node, weight):
+        store(stored, kernel)
     elif kernel.shape != content.shape:
         stored = add_initializer(graph, str(stored.name), kernel)
     integers = form.insert_arranged(graph, stored, node)

@@ -27,13 +27,14 @@ _MASKING = (
 
 
 def operators_to_leave_float(graph: GraphModule) -> list[Node]:
-    """Return the operators for which one of the reasons in this module holds."""
-    reasons = (
-        *(operators_on_integers, operators_converted_wrongly, operators_on_constants, operators_on_made_tensors),
-        *(operators_on_complex_numbers, masked_softmax, products_without_kernel),
-    )
-    found = dict.fromkeys(node for reason in reasons for node in reason(graph))
-    return list(found | dict.fromkeys(operators_of_relative_precision(graph, set(operators_on_constants(graph)))))
+    """Return the operators for which one of the reasons in this module, or `relative_precision`, holds."""
+    constants = operators_on_constants(graph)
+    found = [
+        *(*operators_on_integers(graph), *operators_converted_wrongly(graph), *constants),
+        *(*operators_on_made_tensors(graph), *operators_on_complex_numbers(graph), *masked_softmax(graph)),
+        *(*products_without_kernel(graph), *operators_of_relative_precision(graph, set(constants))),
+    ]
+    return list(dict.fromkeys(found))
 
 
 def operators_on_constants(graph: GraphModule) -> list[Node]:
