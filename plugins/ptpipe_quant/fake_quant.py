@@ -57,17 +57,18 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         self.freeze_at = freeze_at
         self.all_reduce_range: RangeReducer | None = None
         """See `ptpipe_torch.RangeObserver`."""
+        self._observes: bool | None = None  # as `observer_enabled` was set last
         self._previous: Range | None = None  # before this forward pass
         self._current: Range | None = None  # of the calls in this forward pass
 
     def on_progress(self, fraction: float) -> None:
         """See `ptpipe_torch.TrainingCallback`."""
-        self.observer_enabled.fill_(fraction < self.freeze_at)
+        self._observes = _set_flag(self.observer_enabled, fraction < self.freeze_at, self._observes)
 
     def forward(self, x: torch.Tensor, first: bool | None = None) -> torch.Tensor:
         """Fake-quantize `x`. `first`: whether this is the first of several calls in a forward pass; None: only one."""
-        if self._has_kernel and x.device.type != "cpu" and first is None and self.all_reduce_range is None:
-            return self._forward_in_one_kernel(x)
+        if self._has_kernel and x.device.type != "cpu":
+            return self._forward_without_waiting(x, first)
         if self.training and self.observer_enabled.item():
             self._observe(x.detach(), first is not False)
         return self._round(x) if self.fake_quant_enabled.item() and self.has_range() else x
@@ -84,30 +85,38 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         observer = self.activation_post_process
         return bool(observer.min_val <= observer.max_val)
 
-    def _observe(self, x: torch.Tensor, first: bool) -> None:
+    def _observe(self, x: torch.Tensor, first: bool, enabled: torch.Tensor | None = None) -> None:
+        """Include a tensor in the range; where `enabled` is given and false, leave the range as it is."""
         observer = self.activation_post_process
-        min_val, max_val = (limit.to(observer.min_val.dtype) for limit in torch.aminmax(x))
+        low, high = (limit.to(observer.min_val.dtype) for limit in torch.aminmax(x))
         if self.all_reduce_range:
-            min_val, max_val = self.all_reduce_range(min_val, max_val)
+            low, high = self.all_reduce_range(low, high)
         if first or self._previous is None or self._current is None:
             self._previous = observer.min_val.clone(), observer.max_val.clone()
         else:  # the calls of one forward pass count as one batch
-            min_val, max_val = torch.minimum(min_val, self._current[0]), torch.maximum(max_val, self._current[1])
-        self._current = min_val, max_val
-        previous_min, previous_max = self._previous
-        if previous_min <= previous_max:
-            min_val = previous_min + observer.averaging_constant * (min_val - previous_min)
-            max_val = previous_max + observer.averaging_constant * (max_val - previous_max)
-        observer.min_val.copy_(min_val)
-        observer.max_val.copy_(max_val)
-        scale, zero_point = observer.calculate_qparams()
-        self.scale.copy_(scale)
-        self.zero_point.copy_(zero_point)
+            low, high = torch.minimum(low, self._current[0]), torch.maximum(high, self._current[1])
+        self._current = low, high
+        has_previous = self._previous[0] <= self._previous[1]
+        for limit, before, now in zip((observer.min_val, observer.max_val), self._previous, (low, high), strict=True):
+            average = torch.where(has_previous, before + observer.averaging_constant * (now - before), now)
+            limit.copy_(average if enabled is None else torch.where(enabled, average, limit))
+        self._record_grid(observer)
 
-    def _forward_in_one_kernel(self, x: torch.Tensor) -> torch.Tensor:
-        # Reading a scalar back synchronizes the accelerator, so torch's fused operator is faster there.
+    def _record_grid(self, observer: Any) -> None:
+        # The arithmetic of the observer's `calculate_qparams`, which reads values back.
+        low, high = observer.min_val.clamp(max=0), observer.max_val.clamp(min=0)
+        scale = torch.maximum((high - low) / float(observer.quant_max - observer.quant_min), observer.eps)
+        zero_point = observer.quant_min - torch.round(low / scale)
+        self.scale.copy_(scale)
+        self.zero_point.copy_(zero_point.clamp(observer.quant_min, observer.quant_max))
+
+    def _forward_without_waiting(self, x: torch.Tensor, first: bool | None) -> torch.Tensor:
+        """Fake-quantize `x` as `forward` does, and read nothing back: that would wait for the accelerator."""
         switch: torch.Tensor = self.observer_enabled
-        if not self.training:
+        observes_itself = first is None and self.all_reduce_range is None
+        if self.training and not observes_itself:
+            self._observe(x.detach(), first is not False, switch.bool().squeeze())
+        if not (self.training and observes_itself):
             self.observer_enabled = torch.zeros_like(switch)
         try:
             result: torch.Tensor = super().forward(x.float()).to(x.dtype)
@@ -124,10 +133,11 @@ class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):
     def __init__(self, freeze_at: float = 1.0, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.freeze_at = freeze_at
+        self._observes: bool | None = None  # as `observer_enabled` was set last
 
     def on_progress(self, fraction: float) -> None:
         """See `ptpipe_torch.TrainingCallback`. Only records the state: it is a layer's batch norm that freezes."""
-        self.observer_enabled.fill_(fraction < self.freeze_at)
+        self._observes = _set_flag(self.observer_enabled, fraction < self.freeze_at, self._observes)
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         """Fake-quantize the weights of a layer."""
@@ -248,6 +258,13 @@ def fit_learned_ranges(prepared: nn.Module) -> None:
     for layer in prepared.modules():
         if isinstance(fake_quant := getattr(layer, "weight_fake_quant", None), LearnedWeightFakeQuant):
             fake_quant.fit(layer.weight)  # type: ignore[arg-type]  # a layer with fake quantization has weights
+
+
+def _set_flag(flag: torch.Tensor, value: bool, before: bool | None) -> bool:
+    """Set a flag, unless it was set to that value before, and return the value: on a CUDA device a fill is a kernel."""
+    if value is not before:
+        flag.fill_(value)
+    return value
 
 
 def _part(log_part: torch.Tensor) -> torch.Tensor:

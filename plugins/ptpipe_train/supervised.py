@@ -83,8 +83,8 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             freeze_parameters(module, config.freeze)
             checkpoint_layers(module, config.gradient_checkpointing)
             inputs = TrainingInputs(
-                *(ctx, model, module, data, batch_size, settings, parallel, workers, config.compile),
-                has_teacher=distillation is not None,
+                *(ctx, model, module, data, batch_size, settings, parallel, workers),
+                *(config.compile, config.uses_cuda_graphs, distillation is not None),
             )
             training = _set_up(config, inputs, plan, choice, distillation)
             training.run()

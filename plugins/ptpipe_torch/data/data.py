@@ -196,6 +196,16 @@ class Batch:
         others = {name: change(tensor) for name, tensor in self.partners.targets.items()}
         return Batch(inputs, targets, indices_N, Partners(others, change(self.partners.weights_B)))
 
+    def clone(self) -> Batch:
+        """Return a copy with tensors of its own."""
+        return self._mapped(lambda tensor: tensor.clone(), self.indices_N)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors but the indices."""
+        partners = [] if self.partners is None else [*self.partners.targets.values(), self.partners.weights_B]
+        return [*self.inputs.values(), *self.targets.values(), *partners]
+
     @property
     def args(self) -> tuple[torch.Tensor, ...]:
         """The inputs as the network takes them: `network(*batch.args)`."""

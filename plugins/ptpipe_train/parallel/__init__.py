@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptpipe_train.compiling import compiled
-from ptpipe_train.parallel.ddp import DDPStrategy, SingleProcess, data_parallel
+from ptpipe_train.parallel.ddp import CapturedProcess, DDPStrategy, SingleProcess, data_parallel
 from ptpipe_train.parallel.strategy import Objective, ParallelStrategy, TrainingInputs
 
 __all__ = ["Objective", "ParallelStrategy", "TrainingInputs", "choose_strategy"]
@@ -14,6 +14,8 @@ def choose_strategy(inputs: TrainingInputs) -> ParallelStrategy:
     mode = inputs.options.mode
     if mode != "dp" and inputs.workers.size == 1:
         module = inputs.settings.place(inputs.module)
+        if inputs.cuda_graphs and inputs.settings.device.type == "cuda":
+            return CapturedProcess(module, inputs.settings, inputs.ctx.log)
         return SingleProcess(module, inputs.settings, compiled(module) if inputs.compile else None)
     if mode == "dp":
         return data_parallel(inputs.module, inputs.settings, inputs.options, inputs.ctx)

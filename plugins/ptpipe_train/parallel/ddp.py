@@ -19,6 +19,7 @@ from ptpipe_torch import Batch, RangeObserver
 from ptpipe_torch.distributed.shared_memory import SharedMemory, share_memory
 from ptpipe_train.compiling import compiled
 from ptpipe_train.config_parallel import Parallel
+from ptpipe_train.cuda_graphs import CudaGraphs
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.evaluation import buffers_restored
 from ptpipe_train.parallel.batch_shard import BatchShard
@@ -38,16 +39,41 @@ class SingleProcess(ParallelStrategy):
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
     ) -> torch.Tensor:
         with self.times.part("forward"):
-            with self.settings.autocast():
-                returned = self.wrapped(*batch.args)
-            loss = objective(returned, batch)
+            loss = self._forward(batch, objective)
         with self.times.part("backward"):
             torch.autograd.backward(scaler.scale(loss))
         return loss.detach()
 
+    def _forward(self, batch: Batch, objective: Objective) -> torch.Tensor:
+        with self.settings.autocast():
+            returned = self.wrapped(*batch.args)
+        return objective(returned, batch)
+
     def pass_size(self, batch_size: int) -> int:
         devices = len(self.wrapped.device_ids) if isinstance(self.wrapped, nn.DataParallel) else 1
         return -(-batch_size // devices)
+
+
+class CapturedProcess(SingleProcess):
+    """One process whose passes are CUDA graphs, where the network allows that."""
+
+    def __init__(self, module: nn.Module, settings: DeviceSettings, log: Callable[[str], None]) -> None:
+        super().__init__(module, settings)
+        self._graphs = CudaGraphs(module, log)
+
+    def forward_backward(
+        self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
+    ) -> torch.Tensor:
+        def passes(batch: Batch) -> torch.Tensor:
+            loss = self._forward(batch, objective)
+            torch.autograd.backward(scaler.scale(loss))
+            return loss.detach()
+
+        with self.times.part("forward_backward"):
+            return self._graphs.run(passes, batch, objective.num_samples, last=last)
+
+    def metrics(self) -> dict[str, JSON]:
+        return {"cuda_graph_replays": self._graphs.num_replays}
 
 
 def data_parallel(module: nn.Module, settings: DeviceSettings, options: Parallel, ctx: Context) -> SingleProcess:

@@ -37,6 +37,8 @@ class TrainingInputs:
     workers: WorkerGroup
     compile: bool = False
     """Whether forward and backward pass are compiled."""
+    cuda_graphs: bool = False
+    """Whether passes are captured as CUDA graphs, where that is possible."""
     has_teacher: bool = False
     """Whether losses are computed from the network's inputs too."""
 

@@ -208,22 +208,33 @@ class TestObserving:
         assert len(y.unique()) == 128
         assert fake_quant.scale.item() == pytest.approx(10 / 127)
 
-    def test_the_kernel_for_accelerators_gives_the_same(self) -> None:
+    @pytest.mark.parametrize("calls", [[None], [True, False, False]], ids=["one call", "several calls"])
+    def test_on_an_accelerator_it_gives_the_same(self, calls: list[bool | None]) -> None:
         # No accelerator is needed to run it: torch's fused operator is there on every device.
         torch.manual_seed(0)
-        fused, plain = activation().train(), activation().train()
-        for scale in (1.0, 2.0, 0.3):
-            x = torch.randn(200) * scale
-            one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-            y, z = fused._forward_in_one_kernel(one), plain(other)
-            torch.testing.assert_close(y, z)
-            (y.sum() + z.sum()).backward()
-            assert torch.equal(one.grad, other.grad)
+        fused, plain = (activation(freeze_at=0.5).train() for _ in range(2))
+        for fraction, scale in ((0.0, 1.0), (0.2, 2.0), (0.4, 0.3), (0.6, 100.0)):
+            fused.on_progress(fraction)
+            plain.on_progress(fraction)
+            for first in calls:
+                x = torch.randn(200) * scale
+                one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+                y, z = fused._forward_without_waiting(one, first), plain(other, first)
+                torch.testing.assert_close(y, z)
+                (y.sum() + z.sum()).backward()
+                assert torch.equal(one.grad, other.grad)
         state = {name: value.float() for name, value in fused.state_dict().items()}
         torch.testing.assert_close(state, {name: value.float() for name, value in plain.state_dict().items()})
         before = {name: value.clone() for name, value in fused.state_dict().items()}
-        fused.eval()._forward_in_one_kernel(torch.randn(9) * 100)
+        fused.eval()._forward_without_waiting(torch.randn(9) * 100, calls[0])
         assert all(torch.equal(value, before[name]) for name, value in fused.state_dict().items())
+
+    def test_on_an_accelerator_the_range_is_that_of_all_workers(self) -> None:
+        fake_quant = activation().train()
+        fake_quant.all_reduce_range = lambda low, high: (low * 2, high * 3)
+        fake_quant._forward_without_waiting(torch.tensor([-1.0, 1.0]), None)
+        assert (fake_quant.activation_post_process.min_val, fake_quant.activation_post_process.max_val) == (-2, 3)
+        assert fake_quant.scale.item() == pytest.approx(5 / 255)
 
     def test_the_state_has_torchs_own_names(self) -> None:
         stock = FusedMovingAvgObsFakeQuantize(quant_min=0, quant_max=255)

@@ -31,6 +31,7 @@ LOADED = {
 TRAINED: dict[str, dict[str, Any]] = {
     "checkpoint_every_s": {"checkpoint_every_s": 1e-9},
     "profile": {"profile": {"steps": 2}},
+    "cuda_graphs": {"cuda_graphs": False},
 }
 NOT_HERE = {"timeout_s"}
 """How long workers wait for each other: it can only end a training."""
