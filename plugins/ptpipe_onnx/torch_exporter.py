@@ -162,6 +162,18 @@ class _RootedRule:
         return self._rule.try_rewrite(model, graph, node, **options)
 
 
+@functools.cache
+def _rewrite_rules() -> list[_RootedRule]:
+    """Return copies of onnxscript's rules that take a constant for 0 or 1 if it is: they drop `x + 1e-8` as `x + 0`."""
+    from onnxscript import rewriter
+
+    rules = copy.deepcopy(list(rewriter._DEFAULT_REWRITE_RULES))
+    for constant in (value for rule in rules for node in rule._target_pattern for value in node.inputs):
+        if hasattr(constant, "_abs_tol"):
+            constant._abs_tol = constant._rel_tol = 0.0
+    return [_RootedRule(rule) for rule in rules]
+
+
 def optimize(model: ir.Model) -> ir.Model:
     """Fold constants and batch norms and remove unused nodes, in place; return the model."""
     from onnx_ir.passes import common
@@ -172,7 +184,7 @@ def optimize(model: ir.Model) -> ir.Model:
         common.InlinePass()(model)
         optimizer.fold_constants_ir(model, onnx_shape_inference=True)
         ir.passes.Sequential(
-            rewriter.RewritePass([_RootedRule(rule) for rule in rewriter._DEFAULT_REWRITE_RULES]),
+            rewriter.RewritePass(_rewrite_rules()),
             common.RemoveUnusedNodesPass(),
             common.RemoveUnusedOpsetsPass(),
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),

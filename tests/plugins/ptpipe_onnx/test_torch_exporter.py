@@ -115,3 +115,19 @@ def test_types_are_promoted_where_an_operator_mixes_them(run_onnx: Callable[...,
 def test_types_are_promoted_only_where_it_changes_an_operator(network: nn.Module, is_needed: bool) -> None:
     program = torch.export.export(network.eval(), (torch.zeros(2, 5),))
     assert torch_exporter._needs_promotion(program.graph_module) is is_needed
+
+
+class TinyConstants(nn.Module):
+    """Adds and multiplies by what is nearly 0 and 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 0.0) * 1.0 / (x.norm(dim=1, keepdim=True) + 1e-8) * 1.000004
+
+
+def test_constants_that_are_nearly_0_or_1_stay(run_onnx: Callable[..., np.ndarray]) -> None:
+    signature = Signature((TensorSpec("x", "float32", (BATCH, 3)),), (TensorSpec("y", "float32", (BATCH, 3)),))
+    model = torch_exporter.optimize(torch_exporter.export(TinyConstants().eval(), signature, 18))
+    assert [node.op_type for node in model.graph if node.op_type != "Identity"] == ["ReduceL2", "Add", "Div", "Mul"]
+    x = np.float32([[0, 0, 0], [1, 2, 3]])
+    found = run_onnx(ir.to_proto(model).SerializeToString(), x, optimize=True)
+    np.testing.assert_allclose(found, TinyConstants()(torch.from_numpy(x)).numpy(), rtol=1e-6)
