@@ -5,9 +5,13 @@ inverse root anything. So what they take stays float, back to the last layer or 
 normalizations that are written out with them: RMSNorm, layer norm over channels, global response norm. In a file these
 are float operators between one DequantizeLinear and one QuantizeLinear, as the norms of `torch.nn` are. Spectrograms
 in front of a network stay float with their filter bank, a fixed matrix.
+
+So do angles: on a grid of 0 to 512, the positions of a text, a step is two radians.
 """
 
 from __future__ import annotations
+
+import operator
 
 import torch
 from torch import nn
@@ -17,12 +21,17 @@ from ptpipe_quant.functionalize import TENSOR
 
 _LOGARITHMS = {"log", "log2", "log10", "log1p"}
 _INVERSES = {"rsqrt", "reciprocal"}
+_ANGULAR = {"sin", "cos", "tan"}
 _DIVISIONS = {"truediv", "div", "divide", "true_divide"}
 _REDUCTIONS = {"mean", "sum", "var", "std", "norm", "vector_norm", "amax", "amin", "max", "min", "logsumexp"}
 _MOVES = {
     *("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "expand", "expand_as"),
     *("contiguous", "getitem"),
 }
+_JOINS = {"cat", "concat", "concatenate", "stack"}
+_CASTS = {"float", "double", "to", "type_as"}
+_MADE = {"full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros"}
+_MATRIX_PRODUCTS = {"matmul", "bmm", "einsum"}
 _PRODUCTS = {"mul", "multiply"}
 _SUMS = {"add", "sub", "subtract"}
 _ARITHMETIC = {*_PRODUCTS, *_SUMS, *_DIVISIONS, "pow", "square", "abs", "neg", "exp", "clamp", "clamp_min", "clip"}
@@ -50,7 +59,7 @@ class _Search:
     def _argument(self, node: Node) -> Node | None:
         """Return the activation that a steep function takes; None if this is no such function."""
         name, value = _name(node), None
-        if name in {"sqrt", *_LOGARITHMS, *_INVERSES} or (name == "pow" and _is_steep_power(node)):
+        if name in {"sqrt", *_LOGARITHMS, *_INVERSES, *_ANGULAR} or (name == "pow" and _is_steep_power(node)):
             value = node.args[0] if node.args else None
         elif name in _DIVISIONS:
             value = node.args[1] if len(node.args) > 1 else None
@@ -65,7 +74,8 @@ class _Search:
             return
         name = _name(node)
         is_alone = all(user in self.found for user in node.users)
-        if name in _REDUCTIONS or (name in _ARITHMETIC | _MOVES and is_alone) or self._is_filter_bank(node):
+        is_arithmetic = name in _ARITHMETIC | _MOVES | _JOINS | _CASTS
+        if name in _REDUCTIONS or (is_arithmetic and is_alone) or self._is_filter_bank(node):
             self.found[node] = None
             for source in node.all_input_nodes:
                 self._add_argument(source)
@@ -87,17 +97,24 @@ class _Search:
         return is_arithmetic and bool(node.users) and all(user in self.found for user in node.users)
 
     def _is_filter_bank(self, node: Node) -> bool:
-        """Return whether a node is a fixed matrix or convolution in front of all layers that are trained."""
-        if not self._is_fixed_layer(node):
+        """Return whether a node is a fixed matrix, a convolution or a product in front of all layers with weights."""
+        if not self._is_fixed_layer(node) and _name(node) not in _MATRIX_PRODUCTS:
             return False
-        waiting, seen = list(node.all_input_nodes), set[Node]()
+        waiting, seen = self._tensors_of(node), set[Node]()
         while waiting:
             source = waiting.pop()
+            if source.op == "get_attr" and not _is_fixed(self._graph, source):
+                return False
             if source.op == "call_module" and any(True for _ in self._layer(source).parameters()):
                 return False
-            waiting += [before for before in source.all_input_nodes if before not in seen]
+            waiting += [before for before in self._tensors_of(source) if before not in seen]
             seen.update(source.all_input_nodes)
         return True
+
+    def _tensors_of(self, node: Node) -> list[Node]:
+        """Return the tensors whose values a node takes."""
+        sources = () if _name(node) in _MADE else node.all_input_nodes
+        return [source for source in sources if TENSOR in source.meta]
 
     def _is_fixed_layer(self, node: Node) -> bool:
         if node.op != "call_module":
@@ -107,6 +124,11 @@ class _Search:
 
     def _layer(self, node: Node) -> nn.Module:
         return self._graph.get_submodule(str(node.target))
+
+
+def _is_fixed(graph: GraphModule, node: Node) -> bool:
+    """Return whether a constant of the graph is none that is trained."""
+    return not getattr(operator.attrgetter(str(node.target))(graph), "requires_grad", False)
 
 
 def _is_steep_power(node: Node) -> bool:

@@ -135,6 +135,41 @@ def test_a_fixed_filter_bank_in_front_of_a_network(is_first: bool, is_fixed: boo
     assert found_in(network.eval()) == expected
 
 
+def turned(n: Any, x: torch.Tensor) -> torch.Tensor:
+    """Features turned by the angles of their positions, as rotary embeddings do."""
+    x = n.stem(x).flatten(2)
+    angles = torch.matmul(
+        torch.cumsum(torch.ones_like(x[:, :1]), 2).transpose(1, 2).float(), n.frequencies.to(x.device)
+    )
+    angles = torch.cat([angles, angles], dim=-1).transpose(1, 2)
+    return logits(n, n.conv((x * angles.cos() + x.flip(1) * angles.sin()).unflatten(2, (12, 12))))
+
+
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_angles_and_the_product_of_positions_and_frequencies(is_fixed: bool) -> None:
+    network = Net(turned, conv=conv())
+    if is_fixed:
+        network.register_buffer("frequencies", torch.rand(1, 4))
+    else:
+        network.frequencies = nn.Parameter(torch.rand(1, 4))
+    found = found_in(network.eval())
+    assert {"cos", "sin", "cat"} < found
+    assert any(name.startswith("frequencies") for name in found) == is_fixed
+    assert not found & {"mul", "mul_1", "add"}
+
+
+def test_angles_of_inputs_in_front_of_a_network() -> None:
+    def body(n: Any, x: torch.Tensor) -> torch.Tensor:
+        angles = 2 * torch.pi * x.flatten(2).transpose(1, 2) @ n.directions
+        features = torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1).transpose(1, 2)
+        return logits(n, n.stem(features.unflatten(2, (12, 12))))
+
+    network = Net(body)
+    network.register_buffer("directions", torch.randn(3, 8))
+    network.stem = conv(16, 8)
+    assert {"mul", "directions_1", "sin", "cos"} <= found_in(network.eval())
+
+
 def rounding(step: Step, backend: str) -> float:
     """The root mean square of the error of int8, relative to the logits' spread; of pixels that differ 300-fold."""
     network = with_step(step)
