@@ -55,6 +55,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
         program = _program(network, signature)
         _check_opset(network, signature, program, opset)
         _give_attention_heads(program)
+        _subtract_from_floats(program)
         _write_global_averages_out(program)
         names = exported_names(program, signature.outputs)
         try:
@@ -226,9 +227,22 @@ def _write_global_averages_out(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def _inserted(graph: torch.fx.Graph, operator: Any, value: Node) -> Node:
-    node = graph.call_function(operator, (value, 1))
-    node.meta["val"] = operator(value.meta["val"], 1)
+def _subtract_from_floats(program: ExportedProgram) -> None:
+    """Convert integers that are subtracted from a float (`1.0 - mask`) first, in place: the exporter fails there."""
+    aten, graph = torch.ops.aten, program.graph_module.graph
+    for difference in graph.find_nodes(op="call_function", target=aten.rsub.Scalar):
+        value, minuend = difference.args[:2]
+        if isinstance(minuend, float) and not value.meta["val"].dtype.is_floating_point:
+            with graph.inserting_before(difference):
+                difference.replace_input_with(
+                    value, _inserted(graph, aten.to.dtype, value, difference.meta["val"].dtype)
+                )
+    program.graph_module.recompile()
+
+
+def _inserted(graph: torch.fx.Graph, operator: Any, value: Node, argument: Any = 1) -> Node:
+    node = graph.call_function(operator, (value, argument))
+    node.meta["val"] = operator(value.meta["val"], argument)
     return node
 
 

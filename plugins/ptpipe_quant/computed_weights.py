@@ -15,7 +15,8 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from ptpipe_quant.functional_weights import FUNCTIONS, arguments_of, belongs_to, is_view, tensors_of_layers
 from ptpipe_quant.functionalize import SHAPE, TENSOR
-from ptpipe_torch.int8.tracer import Scopes, reads_device
+from ptpipe_torch.int8.tensor_properties import reads_device
+from ptpipe_torch.int8.tracer import Scopes
 
 _WEIGHTS = ("weight", "matrix", "bias")
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "poisson")

@@ -150,8 +150,16 @@ def _observe(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor]
         if isinstance(module, ActivationFakeQuant):  # observes in train mode only
             module.train()
             module.fake_quant_enabled.zero_()
-    with torch.no_grad():
-        _Observation(ctx, prepared).run(*copies(inputs))
+    try:
+        with torch.no_grad():
+            _Observation(ctx, prepared).run(*copies(inputs))
+    except PtpipeError:
+        raise
+    except Exception as error:  # sizes that depended on values are constants of the traced network
+        raise StageError(
+            f"{ctx.kind}: the traced network fails on other samples ({first_line(error)}): what it computes depends on "
+            "values of its inputs, which no route traces. Leave the module that does so float with skip"
+        ) from error
     freeze_ranges(prepared)
 
 

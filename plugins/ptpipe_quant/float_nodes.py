@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from ptpipe_quant.functionalize import SHAPE, TENSOR
 from ptpipe_quant.normalize import JOINS
 from ptpipe_quant.relative_precision import operators_of_relative_precision
-from ptpipe_torch.int8.tracer import reads_device
+from ptpipe_torch.int8.tensor_properties import reads_device
 
 _ARITHMETIC = (operator.add, operator.mul, torch.add, torch.mul)
 _ARITHMETIC_METHODS = ("add", "mul")

@@ -145,14 +145,12 @@ class TokenNetwork(nn.Module):
         """Return float32 (B, K), or (B, L, K) for a network with outputs for each token. `tokens_BL`: int64."""
         mask, others = self.inputs.mask(tokens_BL), self.inputs.others(tokens_BL)
         given: Any = tokens_BL
-        if isinstance(given, Proxy):
-            if self.inputs.length is None:  # its sizes would become constants of the graph
-                raise RuntimeError("it needs texts of one length: set padding: max_length in data.text")
-            with _masks_taken_as_given():
-                return self._outputs(tokens_BL, mask, others)
-        return self._outputs(tokens_BL, mask, others)
-
-    def _outputs(self, tokens_BL: torch.Tensor, mask: torch.Tensor, others: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if isinstance(given, Proxy) and self.inputs.length is None:  # its sizes would become constants of the graph
+            raise RuntimeError("it needs texts of one length: set padding: max_length in data.text")
+        if isinstance(given, Proxy) or torch.compiler.is_exporting():
+            # Of a mixture of experts: the default is for devices, and has no ONNX form.
+            config: Any = self.network.config
+            config._experts_implementation = "batched_mm"
         outputs: torch.Tensor = self.network(input_ids=tokens_BL, attention_mask=mask, return_dict=False, **others)[0]
         return outputs if self.rescale is None else self.rescale(outputs)
 
@@ -188,7 +186,7 @@ def _arguments(content: Mapping[str, JSON], info: DatasetInfo) -> dict[str, Any]
     content = {name: value for name, value in content.items() if name not in ("id2label", "label2id")}
     if not any(isinstance(column, TokensInfo) for column in info.inputs.values()):
         (channels, *sides), num_classes = nets.image_classifier_sizes("model.transformers", info)
-        size = sides[0] if sides[0] == sides[1] else sides
+        size = sides[0] if sides[0] == sides[1] and not _takes_two_sides(content) else sides
         own: dict[str, Any] = {"num_channels": channels, "image_size": size, "num_labels": num_classes}
         return {"head": "image", "config": {**content, **own}}
     sizes = TextSizes.of("model.transformers", info)
@@ -207,6 +205,16 @@ def _arguments(content: Mapping[str, JSON], info: DatasetInfo) -> dict[str, Any]
     options: dict[str, Any] = {"padding_id": sizes.padding_id, "length": length if isinstance(length, int) else None}
     options |= {"scale": sizes.scale, "shift": sizes.shift}
     return {"head": head, "config": {**content, **own}, **options}
+
+
+def _takes_two_sides(content: Mapping[str, JSON]) -> bool:
+    """Return whether the image size of this type of network is a list by default."""
+    model_type = content.get("model_type")
+    if model_type not in list(transformers().CONFIG_MAPPING):
+        return False
+    with _one_line_errors("this configuration"):
+        default = transformers().AutoConfig.for_model(model_type)
+    return isinstance(getattr(default, "image_size", None), list | tuple)
 
 
 def _configuration(content: Mapping[str, Any]) -> Any:
@@ -231,9 +239,11 @@ def _full_config(configuration: Any) -> dict[str, JSON]:
 def _make(head: str, config: Mapping[str, JSON]) -> nn.Module:
     if head not in _HEADS:
         raise StageError(f"{head!r} is no head of a network of transformers")
+    configuration = _configuration(config)
+    configuration.architectures = configuration.architectures or []  # some versions iterate over it
     with _offline():
         network: nn.Module = getattr(transformers(), _HEADS[head]).from_config(
-            _configuration(config), attn_implementation="eager", dtype=torch.float32
+            configuration, attn_implementation="eager", dtype=torch.float32
         )
     _use_linear_layers(network)
     return network
@@ -305,30 +315,6 @@ def _counting(network: TokenNetwork, tokens_BL: torch.Tensor) -> torch.Tensor:
 
 def _tokens(info: DatasetInfo) -> TokensInfo:
     return next(column for column in info.inputs.values() if isinstance(column, TokensInfo))
-
-
-@contextmanager
-def _masks_taken_as_given() -> Iterator[None]:
-    """Let the library take a mask of four axes as it is while a network is traced: it asks for a tensor's type.
-
-    Where a later version has no such function, the network can't be traced, which `quant.prepare` reports.
-    """
-    masking: Any = importlib.import_module("transformers.masking_utils")
-    original = getattr(masking, "_preprocess_mask_arguments", None)
-
-    def prepared(config: Any, embeddings: Any, attention_mask: Any, *others: Any, **named: Any) -> Any:
-        if isinstance(attention_mask, Proxy):
-            return True, attention_mask, None, None, None, None, None
-        return original(config, embeddings, attention_mask, *others, **named)  # type: ignore[misc]
-
-    if original is None:
-        yield
-        return
-    masking._preprocess_mask_arguments = prepared
-    try:
-        yield
-    finally:
-        masking._preprocess_mask_arguments = original
 
 
 @contextmanager

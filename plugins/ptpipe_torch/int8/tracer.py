@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 from torch.fx import Graph, Node, Proxy
@@ -24,6 +24,8 @@ from ptpipe_torch.answering_builtins import answering_builtins
 from ptpipe_torch.errors import ON_VALUES
 from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.engine import deprecations_silenced
+from ptpipe_torch.int8.restored_attributes import attributes_restored
+from ptpipe_torch.int8.tensor_properties import resolve_properties
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.forward_arguments import has_kept_default
 from ptpipe_torch.model.signature import TensorSpec
@@ -49,7 +51,6 @@ _SIZED_METHODS = ("expand", "new_empty", "new_full", "new_ones", "new_zeros", "r
 _DECIDED_METHODS = ("is_complex", "is_contiguous", "is_floating_point")
 _READING_METHODS = ("item", "tolist")
 _DECIDED = (*_DECIDED_METHODS, torch.is_complex, torch.is_floating_point)
-_PROPERTIES = ("dtype", "shape", "ndim")
 _len = len  # which is another function while a network is traced
 _INTERNAL = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
 
@@ -59,6 +60,9 @@ class NetworkProxy(Proxy):
 
     FX's own takes the first for `x = x + y` and refuses the second.
     """
+
+    __array_ufunc__ = None
+    """Lets numpy's numbers on the left of an operator ask the proxy, which is no array."""
 
     def __getattr__(self, name: str) -> Any:
         """Record an attribute of tensors. Raises TypeError for another one: `hasattr` would be true of any."""
@@ -108,6 +112,10 @@ class NetworkTracer(QuantizationTracer):
 
     def proxy(self, node: Node) -> Proxy:
         return NetworkProxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        """Record numbers of numpy as Python's: the code of a graph can't name their types."""
+        return super().create_arg(a.item() if isinstance(a, np.generic) else a)
 
     def create_node(self, *arguments: Any, **named: Any) -> Node:
         """Record the user's line with the node."""
@@ -338,48 +346,14 @@ def trace_graph(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterabl
     einops_proxies.accept_proxies()
     tracer: NetworkTracer = NetworkTracer(leaves, len(inputs))
     try:
-        graph = tracer.trace(module)
+        with attributes_restored(module):
+            graph = tracer.trace(module)
     except Exception:  # noqa: BLE001  # a network may raise anything, given proxies in the place of values
         tracer = SizedTracer(leaves, inputs)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), attributes_restored(module):
             graph = tracer.trace(module)
-    _resolve_properties(graph, module)
+    resolve_properties(graph, module)
     return graph, tracer.node_name_to_scope
-
-
-def reads_device(node: Node) -> bool:
-    """Return whether a node is the device of a tensor."""
-    return node.target is getattr and node.args[1] == "device"
-
-
-def _resolve_properties(graph: Graph, module: nn.Module) -> None:
-    """Replace properties of parameters, like `self.layer.weight.dtype`, by their values, in place.
-
-    An int8 layer has a method in the place of its weight. The device may change, so that of the input is read.
-    """
-    for node in list(graph.nodes):
-        source = node.args[0] if node.args else None
-        if not (isinstance(source, Node) and source.op == "get_attr"):
-            continue
-        if (node.op, node.target) == ("call_method", "size") and not node.kwargs:
-            _replace_by(node, attrgetter(str(source.target))(module).size(*node.args[1:]))
-        elif node.target is getattr and node.args[1] in _PROPERTIES:
-            _replace_by(node, getattr(attrgetter(str(source.target))(module), node.args[1]))
-        elif reads_device(node):
-            node.args = (next(iter(graph.find_nodes(op="placeholder"))), "device")
-        else:
-            continue
-        if not source.users:
-            graph.erase_node(source)
-
-
-def _replace_by(node: Node, value: Any) -> None:
-    value = tuple(value) if isinstance(value, torch.Size) else value
-    for user in list(node.users):
-        user.args, user.kwargs = map_aggregate(
-            (user.args, user.kwargs), lambda argument: value if argument is node else argument
-        )
-    node.graph.erase_node(node)
 
 
 def _source_line(internal: tuple[str, ...]) -> str:

@@ -40,6 +40,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deberta-v2": LAYERS,
     "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
     "llama": LAYERS,
+    "bloom": {"n_layer": 1, "n_head": 2, "hidden_size": 16},
+    "mixtral": {**LAYERS, "num_key_value_heads": 2, "num_local_experts": 2},
 }
 each_type = pytest.mark.parametrize("model_type", CONFIGS)
 
@@ -120,6 +122,7 @@ def test_a_file_computes_what_torch_does_at_every_length(model_type: str, path: 
     [
         ("gpt2", "static", "fbgemm"),
         ("distilbert", "qat", "fbgemm"),
+        ("bloom", "static", "fbgemm"),  # its mask has two axes
         *(
             pytest.param(model_type, path, backend, marks=pytest.mark.thorough)
             for model_type in ("bert", "gpt2", "deberta-v2")
@@ -167,8 +170,24 @@ def test_a_language_model_has_an_output_for_each_token(ctx: Context) -> None:
         transformers_stage(config_of("gpt2", vocab_size=48), ctx, data)
 
 
-def test_a_network_of_images(ctx: Context, make_data: MakeData) -> None:
-    config = TransformersConfig(config={"model_type": "vit", **LAYERS, "patch_size": 8})
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model_type": "vit", **LAYERS, "patch_size": 8},
+        {"model_type": "deit", **LAYERS, "patch_size": 8},  # one of two classes
+        {
+            "model_type": "hiera",
+            "embed_dim": 16,
+            "depths": [1, 1],
+            "num_heads": [1, 2],
+            "num_query_pool": 1,
+            "masked_unit_size": [2, 2],
+        },
+    ],
+    ids=lambda options: options["model_type"],
+)
+def test_a_network_of_images(options: dict[str, Any], ctx: Context, make_data: MakeData) -> None:
+    config = TransformersConfig(config=options)
     model = transformers_stage(config, ctx, make_data((1, 16, 16)))
     assert model.build()(torch.rand(2, 1, 16, 16)).shape == (2, 5)
 

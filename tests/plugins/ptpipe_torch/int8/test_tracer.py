@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -93,9 +94,13 @@ def with_list(x: torch.Tensor) -> torch.Tensor:
     return x * torch.arange(x.size(1)).view(axes)
 
 
+def with_numpy_numbers(x: torch.Tensor) -> torch.Tensor:
+    return np.sqrt(8) * x + x * np.float32(0.5) - np.int64(2)
+
+
 BODIES: list[Body] = [
     *(refusing, asserting, searching, choosing, calling, with_attribute, with_named_fields, of_several, of_a_type),
-    *(by_length, as_tensor, with_list),
+    *(by_length, as_tensor, with_list, with_numpy_numbers),
 ]
 
 
@@ -162,3 +167,41 @@ def test_a_number_of_parts_that_depends_on_the_batch_is_refused() -> None:
 
     with pytest.raises(TypeError, match="depends on the batch size"):
         trace_graph(Network(splitting).eval(), pictures(SHAPE_CHW), ())
+
+
+class Remembering(nn.Module):
+    """Keeps what it computed, which a later forward pass looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.last, self.seen, self.by_name = nn.Linear(4, 4), None, [], {}
+        self.register_buffer("positions", torch.ones(4))
+        self.num_passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x) if self.last is None else self.linear(x) + 1
+        self.positions = self.positions.to(x.device)
+        self.last, self.new = y, y
+        self.seen.append(y)
+        self.by_name["y"] = y
+        self.num_passes += 1
+        return y + self.positions
+
+
+class Looping(nn.Module):
+    """Can be traced with sizes alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[:, number] for number in range(x.shape[1])], 1)
+
+
+@pytest.mark.parametrize("is_sized", [False, True], ids=["first tracer", "second tracer"])
+def test_what_a_forward_pass_keeps_is_not_left_in_the_network(is_sized: bool) -> None:
+    network = Remembering().eval()
+    positions, tested = network.positions, nn.Sequential(network, *([Looping()] if is_sized else [])).eval()
+    inputs = (TensorSpec("x", "float32", (BATCH, 4)),)
+    one, other = (trace_graph(tested, inputs, ())[0] for _ in range(2))
+    assert str(one) == str(other)
+    assert network.positions is positions
+    assert (network.last, network.seen, network.by_name, network.num_passes) == (None, [], {}, 0)
+    assert not hasattr(network, "new")
