@@ -27,6 +27,10 @@ from ptpipe_torch.model.example_inputs import copies
 _NUM_INTEGERS = 256
 
 
+class NoInt8LayerError(StageError):
+    """Every layer would stay float."""
+
+
 class UnsupportedOperatorsError(StageError):
     """Operators that an engine can't run as int8, or gets wrong."""
 
@@ -52,7 +56,7 @@ def dry_run(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor],
     except Exception as error:  # torch's conversion raises anything
         raise StageError(f"{ctx.kind}: torch can't convert this network to int8 ({first_line(error)})") from error
     if not any(has_int8_weights(part) for part in int8.modules()):
-        raise StageError(f"{ctx.kind}: no layer of this network can be quantized")
+        raise NoInt8LayerError(f"{ctx.kind}: no layer of this network can be quantized")
     two = [tensor[:2] for tensor in inputs]
     check_runs(ctx, int8, two, backend)  # one is too few for a batch norm without running statistics
     _check_weights(ctx, int8, backend)
@@ -150,16 +154,8 @@ def _observe(ctx: Context, prepared: GraphModule, inputs: Sequence[torch.Tensor]
         if isinstance(module, ActivationFakeQuant):  # observes in train mode only
             module.train()
             module.fake_quant_enabled.zero_()
-    try:
-        with torch.no_grad():
-            _Observation(ctx, prepared).run(*copies(inputs))
-    except PtpipeError:
-        raise
-    except Exception as error:  # sizes that depended on values are constants of the traced network
-        raise StageError(
-            f"{ctx.kind}: the traced network fails on other samples ({first_line(error)}): what it computes depends on "
-            "values of its inputs, which no route traces. Leave the module that does so float with skip"
-        ) from error
+    with torch.no_grad():
+        _Observation(ctx, prepared).run(*copies(inputs))
     freeze_ranges(prepared)
 
 
@@ -184,7 +180,13 @@ class _Observation(Interpreter):
                     f"{self._ctx.kind}: the int8 range of {operator} {reason}: leave its layer float with skip",
                     reasons={operator: f"{operator} stays float: its int8 range {reason}"},
                 )
-        return super().run_node(n)
+        try:
+            return super().run_node(n)
+        except Exception as error:  # operators raise anything
+            raise StageError(
+                f"{self._ctx.kind}: {n.name} ({n.target}) of the traced network fails on other samples than it was "
+                f"traced with: {first_line(error)}. Leave the module that computes it float with skip"
+            ) from error
 
 
 def freeze_ranges(prepared: nn.Module) -> None:

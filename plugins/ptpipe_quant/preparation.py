@@ -16,7 +16,7 @@ from ptpipe import JSON, Context, PtpipeError, StageError
 from ptpipe_quant import transforms
 from ptpipe_quant.config import ActivationConfig, PrepareQatConfig, TracedConfig
 from ptpipe_quant.cpu import wants_reduced_range
-from ptpipe_quant.dry_run import UnsupportedOperatorsError, dry_run
+from ptpipe_quant.dry_run import NoInt8LayerError, UnsupportedOperatorsError, dry_run
 from ptpipe_quant.functional_weights import belongs_to
 from ptpipe_quant.int8_parity import MAX_STEPS
 from ptpipe_quant.prepared_parity import Expected, Inputs, check_prepared
@@ -95,6 +95,8 @@ class _Preparation:
                 if not self._keep_float(error):
                     raise
                 first = first or error
+            except NoInt8LayerError as error:  # because of what was kept float before
+                raise first or error from None
         if not is_prepared(module):
             skipped = f" (skip: {', '.join(self.config.skip)})" if self.config.skip else ""
             raise first or StageError(f"{self.ctx.kind}: no layer of this network can be quantized{skipped}")

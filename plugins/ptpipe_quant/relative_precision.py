@@ -29,7 +29,7 @@ _MOVES = {
     *("contiguous", "getitem"),
 }
 _JOINS = {"cat", "concat", "concatenate", "stack"}
-_CASTS = {"float", "double", "to", "type_as"}
+_CASTS = {"float", "double", "to", "type_as", "_to_copy"}
 _MADE = {"full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros"}
 _MATRIX_PRODUCTS = {"matmul", "bmm", "einsum"}
 _PRODUCTS = {"mul", "multiply"}

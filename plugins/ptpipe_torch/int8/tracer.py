@@ -24,7 +24,7 @@ from ptpipe_torch.answering_builtins import answering_builtins
 from ptpipe_torch.errors import ON_VALUES
 from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.engine import deprecations_silenced
-from ptpipe_torch.int8.restored_attributes import attributes_restored
+from ptpipe_torch.int8.removed_proxies import proxies_removed
 from ptpipe_torch.int8.tensor_properties import resolve_properties
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.forward_arguments import has_kept_default
@@ -51,6 +51,9 @@ _SIZED_METHODS = ("expand", "new_empty", "new_full", "new_ones", "new_zeros", "r
 _DECIDED_METHODS = ("is_complex", "is_contiguous", "is_floating_point")
 _READING_METHODS = ("item", "tolist")
 _DECIDED = (*_DECIDED_METHODS, torch.is_complex, torch.is_floating_point)
+_VALUES = "_values_at_sizes"
+"""Attribute of a proxy; one of a tensor or a result has no such name."""
+_IF_EQUAL: dict[Any, bool] = {operator.eq: True, operator.ne: False}
 _len = len  # which is another function while a network is traced
 _INTERNAL = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
 
@@ -157,7 +160,7 @@ class SizedProxy(NetworkProxy):
         return len(self._tensors()[0].shape)
 
     def __len__(self) -> int:
-        first, second = (len(value) for value in self.__dict__["values"])
+        first, second = (len(value) for value in self.__dict__[_VALUES])
         if first != second:
             raise TypeError("the length depends on the batch size")
         return int(first)
@@ -175,21 +178,21 @@ class SizedProxy(NetworkProxy):
     def __getattr__(self, name: str) -> Any:
         if name == "ndim":
             return self.dim()
-        if not name.startswith("_") and not hasattr(self.__dict__["values"][0], name):
+        if not name.startswith("_") and not hasattr(self.__dict__[_VALUES][0], name):
             raise AttributeError(name)
-        if all(isinstance(value, torch.Tensor) for value in self.__dict__["values"]):
+        if all(isinstance(value, torch.Tensor) for value in self.__dict__[_VALUES]):
             if name == "shape":
                 return self._sizes()
             if name == "device":
                 return DeviceProxy(self, name)
             if name in ("dtype", "requires_grad") or name.startswith("is_"):
-                known = {getattr(value, name, None) for value in self.__dict__["values"]}
+                known = {getattr(value, name, None) for value in self.__dict__[_VALUES]}
                 if len(known) == 1 and isinstance(value := known.pop(), torch.dtype | bool):
                     return value
         return Proxy.__getattr__(self, name)
 
     def _tensors(self) -> tuple[Any, Any]:
-        first, second = self.__dict__["values"]
+        first, second = self.__dict__[_VALUES]
         if len(first.shape) != len(second.shape):
             raise TypeError("the number of dimensions depends on the batch size")
         return first, second
@@ -250,7 +253,7 @@ class SizedTracer(NetworkTracer):
         # In its own frame: a proxy that is made for an attribute has its values from here as well.
         values = tuple(self._value(kind, target, args, kwargs, index) for index in range(len(_BATCH_SIZES)))
         proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
-        proxy.__dict__["values"] = values
+        proxy.__dict__[_VALUES] = values
         return proxy
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -263,11 +266,15 @@ class SizedTracer(NetworkTracer):
         return attr_val if self._is_running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def to_bool(self, obj: Proxy) -> bool:
-        """Decide a branch on dtype or layout; refuse one on anything else that is recorded."""
+        """Decide a branch on dtype, layout, or two sizes that are the same; refuse any other that is recorded."""
+        values = _value_of(obj, 0), _value_of(obj, 1)
         if obj.node.target in _DECIDED:
-            return bool(_value_of(obj, 0))
+            return bool(values[0])
         if _reads_values(obj):
             raise DataDependentError
+        # Sizes are multiples of the batch size: equal at two of them, they are equal at all.
+        if _IF_EQUAL.get(obj.node.target) == values[0] == values[1]:
+            return bool(values[0])
         return super().to_bool(obj)
 
     def _value(self, kind: str, target: Any, args: Any, kwargs: Any, index: int) -> Any:
@@ -322,10 +329,10 @@ def _recorded_for_proxies(original: Callable[..., Any], kind: str) -> Callable[.
 def _value_of(value: Any, index: int) -> Any:
     if not isinstance(value, Proxy):
         return value
-    if "values" not in value.__dict__:  # an attribute, whose node is recorded when it is used
+    if _VALUES not in value.__dict__:  # an attribute, whose node is recorded when it is used
         attribute: Any = value
         return getattr(_value_of(attribute.root, index), attribute.attr)
-    return value.__dict__["values"][index]
+    return value.__dict__[_VALUES][index]
 
 
 def _reads_values(proxy: Proxy) -> bool:
@@ -346,11 +353,11 @@ def trace_graph(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterabl
     einops_proxies.accept_proxies()
     tracer: NetworkTracer = NetworkTracer(leaves, len(inputs))
     try:
-        with attributes_restored(module):
+        with proxies_removed(module):
             graph = tracer.trace(module)
     except Exception:  # noqa: BLE001  # a network may raise anything, given proxies in the place of values
         tracer = SizedTracer(leaves, inputs)
-        with torch.random.fork_rng(devices=[]), attributes_restored(module):
+        with torch.random.fork_rng(devices=[]), proxies_removed(module):
             graph = tracer.trace(module)
     resolve_properties(graph, module)
     return graph, tracer.node_name_to_scope

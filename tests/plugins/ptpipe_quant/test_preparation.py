@@ -73,8 +73,8 @@ def gated(*, branches: bool = False) -> nn.Module:
 
 
 @builder
-def gate_alone() -> nn.Module:
-    """All that could be quantized belongs to a layer that can't be traced."""
+def gate_alone(*, adds: bool = False) -> nn.Module:
+    """All that could be quantized belongs to a layer that can't be traced, but for a sum."""
 
     class Wrapped(nn.Module):
         def __init__(self) -> None:
@@ -83,7 +83,7 @@ def gate_alone() -> nn.Module:
             self.gate.__class__ = Branching
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.gate(x)
+            return self.gate(x) + x.flatten(1)[:, :NUM_CLASSES] if adds else self.gate(x)
 
     return Wrapped()
 
@@ -118,10 +118,30 @@ def test_the_network_itself_must_be_traceable(ctx) -> None:
         prepare(PrepareConfig(backend=FIRST), ctx, make_model(gated, branches=True))
 
 
-def test_where_nothing_is_left_the_line_is_named(ctx) -> None:
+@pytest.mark.parametrize("adds", [False, True])
+def test_where_nothing_is_left_the_line_is_named(ctx, adds: bool) -> None:
     with pytest.raises(StageError, match=r"can't be traced into a graph .*skip: \[gate\]") as raised:
-        prepare(PrepareConfig(backend=FIRST), ctx, make_model(gate_alone))
+        prepare(PrepareConfig(backend=FIRST), ctx, make_model(gate_alone, adds=adds))
     assert "route: export" not in str(raised.value), "which can't trace it either"
+
+
+@builder
+def selecting() -> nn.Module:
+    """A number that depends on values, and is the same wherever the inputs are zeros, as they are for a trace."""
+
+    class Selecting(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            bright = (x.flatten() > 0).nonzero()
+            chosen = x.flatten()[bright[:, 0]] + torch.ones(bright.shape[0])
+            rows = [x[:, :, number] for number in range(x.shape[2])]
+            return super().forward(torch.stack(rows, 2)) + chosen.sum()
+
+    return Selecting(nn.Flatten(), nn.Linear(64, NUM_CLASSES))
+
+
+def test_a_number_that_was_fixed_by_tracing_is_no_exception(ctx) -> None:
+    with pytest.raises(StageError, match=r"add .* of the traced network fails on other samples .* float with skip"):
+        prepare(PrepareConfig(backend=FIRST), ctx, make_model(selecting))
 
 
 @builder

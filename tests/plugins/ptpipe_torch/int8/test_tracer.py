@@ -94,13 +94,28 @@ def with_list(x: torch.Tensor) -> torch.Tensor:
     return x * torch.arange(x.size(1)).view(axes)
 
 
+def with_named_results(x: torch.Tensor) -> torch.Tensor:
+    parts = [x[:, number] for number in range(x.shape[1])]
+    return x.max(1).values + x.sort(1).values[:, 0] + x.topk(2, 1).indices[:, 0] + parts[0]
+
+
+def by_equal_shapes(x: torch.Tensor) -> torch.Tensor:
+    y = x[..., ::2, ::2]
+    if x.shape[2:] != y.shape[2:]:
+        y = torch.nn.functional.interpolate(y, size=x.shape[2:])
+    if x.shape != y.shape or x.size(0) != y.size(0):
+        raise ValueError
+    return x + y if x.size() == y.size() else x
+
+
 def with_numpy_numbers(x: torch.Tensor) -> torch.Tensor:
     return np.sqrt(8) * x + x * np.float32(0.5) - np.int64(2)
 
 
 BODIES: list[Body] = [
     *(refusing, asserting, searching, choosing, calling, with_attribute, with_named_fields, of_several, of_a_type),
-    *(by_length, as_tensor, with_list, with_numpy_numbers),
+    *(by_length, as_tensor, with_list, with_numpy_numbers, with_named_results),
+    by_equal_shapes,
 ]
 
 
@@ -153,6 +168,12 @@ def test_tracing_leaves_python_as_it_was(body: Body) -> None:
         trace_graph(Network(body).eval(), pictures(SHAPE_CHW), ())
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 16])
+def test_a_branch_on_the_size_of_the_batch_is_refused(size: int) -> None:
+    with pytest.raises(torch.fx.proxy.TraceError):
+        trace_graph(Network(lambda x: x + 1 if x.shape[0] == size else x).eval(), pictures(SHAPE_CHW), ())
+
+
 def test_a_loop_over_the_batch_is_refused() -> None:
     def looping(x: torch.Tensor) -> torch.Tensor:
         return torch.stack([x[number] for number in range(len(x))])
@@ -174,9 +195,8 @@ class Remembering(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.last, self.seen, self.by_name = nn.Linear(4, 4), None, [], {}
+        self.linear, self.last, self.seen, self.by_name, self.others = nn.Linear(4, 4), None, [], {}, []
         self.register_buffer("positions", torch.ones(4))
-        self.num_passes = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x) if self.last is None else self.linear(x) + 1
@@ -184,7 +204,7 @@ class Remembering(nn.Module):
         self.last, self.new = y, y
         self.seen.append(y)
         self.by_name["y"] = y
-        self.num_passes += 1
+        self.others.append("a library's hook")
         return y + self.positions
 
 
@@ -203,5 +223,6 @@ def test_what_a_forward_pass_keeps_is_not_left_in_the_network(is_sized: bool) ->
     one, other = (trace_graph(tested, inputs, ())[0] for _ in range(2))
     assert str(one) == str(other)
     assert network.positions is positions
-    assert (network.last, network.seen, network.by_name, network.num_passes) == (None, [], {}, 0)
+    assert (network.last, network.seen, network.by_name) == (None, [], {})
     assert not hasattr(network, "new")
+    assert network.others
