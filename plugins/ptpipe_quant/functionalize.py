@@ -39,9 +39,21 @@ def functionalize(graph: GraphModule, inputs: Sequence[TensorSpec]) -> None:
     the line, for an in-place operator whose effect others see and that has no such form, and for a network that fails
     on inputs of these shapes.
     """
+    _separate_updates(graph)
     # Tensors of inference mode, in which a stored network may be built, count no changes.
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
         _Run(graph, zeros(inputs, _BATCH_SIZE)).functionalize()
+
+
+class ChangedViewError(StageError):
+    """A node changes a tensor in place that later nodes use under another name or as a view."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(
+            f"{_place(node)}changes a tensor in place that later operations use under another name or as a view; write "
+            "it out of place, e.g. y = relu(x) for relu_(x), x = x + y for x += y"
+        )
+        self.node = node
 
 
 def set_items(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
@@ -49,6 +61,18 @@ def set_items(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
     x = x.clone()
     x[index] = value
     return x
+
+
+def _separate_updates(graph: GraphModule) -> None:
+    """Let `x[i] += y` add out of place before it writes to `x[i]`, in place of the graph: it adds to a view of `x`."""
+    for write in graph.graph.find_nodes(op="call_function", target=operator.setitem):
+        updated = write.args[2]
+        if not isinstance(updated, Node) or updated.target not in IN_PLACE_OPERATORS:
+            continue
+        part: Any = updated.args[0]
+        is_same_part = part.target is operator.getitem and part.args == write.args[:2]
+        if is_same_part and list(part.users) == [updated] and list(updated.users) == [write]:
+            updated.target = IN_PLACE_OPERATORS[updated.target]
 
 
 class _Run(Interpreter):
@@ -100,10 +124,7 @@ class _Run(Interpreter):
                 continue
             value = self.env[other]
             if not is_functional or not _is_same(value, written) or not _is_same(self.env[node], written):
-                raise StageError(
-                    f"{_place(node)}changes a tensor in place that later operations use under another name or as a "
-                    "view; write it out of place, e.g. y = relu(x) for relu_(x), x = x + y for x += y"
-                )
+                raise ChangedViewError(node)
             other.replace_all_uses_with(node, delete_user_cb=lambda user: self._comes_after(user, node))
 
     def _sees(self, other: Node, written: torch.Tensor | None, storages: set[int]) -> bool:

@@ -16,7 +16,7 @@ from ptpipe_quant.attention import derived_attention, layer_types, write_out_att
 from ptpipe_quant.computed_weights import store_computed_weights
 from ptpipe_quant.float_nodes import operators_to_leave_float, products_without_kernel
 from ptpipe_quant.functional_weights import transposed_layers, use_layers
-from ptpipe_quant.functionalize import functionalize
+from ptpipe_quant.functionalize import ChangedViewError, functionalize
 from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
 from ptpipe_quant.movement import use_known_moves
 from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
@@ -138,8 +138,7 @@ def trace_network(
     `route`: how it is traced, see `TracedConfig`. `float_operators`: further ones to leave float, by their names in the
     graph. `stores_computed_weights`: whether weights that are computed from parameters alone become parameters.
 
-    Raises UntraceableError with the line of the model that can't be traced, and StageError for one that can't be
-    made out of place.
+    Raises UntraceableError with the line of the model that can't be traced, or can't be made out of place.
     """
     store_weights(module)
     kept_float = {name: reason for name, reason in derived_attention(module).items() if name not in leaves}
@@ -148,7 +147,7 @@ def trace_network(
     use_window_attention(module, leaves)
     graph, scopes = _traced(module.eval(), inputs, leaves, route)
     pass_inputs_by_position(graph)
-    functionalize(graph, inputs)
+    _make_functional(graph, scopes, inputs)
     use_matrices(graph, scopes)
     computed = store_computed_weights(graph, scopes, leaves) if stores_computed_weights else []
     reasons = use_layers(graph, scopes, leaves)
@@ -194,6 +193,15 @@ def _traced(
         return trace_by_export(module, inputs)
     except Exception as error:  # a network may raise anything while it is traced
         raise (_not_exported if route == "export" else _untraceable)(module, error) from error
+
+
+def _make_functional(graph: GraphModule, scopes: Scopes, inputs: Sequence[TensorSpec]) -> None:
+    try:
+        functionalize(graph, inputs)
+    except ChangedViewError as error:
+        if layer := scopes[error.node.name][0]:
+            raise UntraceableError(str(error), layer=layer, reason=str(error)) from error
+        raise
 
 
 def functional_transposed(

@@ -80,6 +80,34 @@ def test_no_in_place_operator_is_left() -> None:
     assert torch.equal(graph(x.clone()), network(x.clone()))
 
 
+def test_parts_of_a_tensor_are_updated_out_of_place() -> None:
+    def updating(n: Any, x: torch.Tensor) -> torch.Tensor:
+        x = n.stem(x)
+        y = x + 1
+        y[..., 0] += 1
+        y[:, 1:, ::2] *= x.mean()
+        y[:, 0] /= 2
+        return logits(n, y - x)
+
+    graph = graph_of(Net(updating))
+    network = Net(updating).eval()
+    network.load_state_dict(graph.state_dict())
+    x = torch.randn(3, *INPUT_SHAPE_CHW)
+    assert torch.equal(graph(x.clone()), network(x.clone()))
+
+
+def test_an_updated_part_that_is_used_again_is_refused() -> None:
+    def using(n: Any, x: torch.Tensor) -> torch.Tensor:
+        x = n.stem(x)
+        part = x[:, 0]
+        part += 1
+        x[:, 0] = part
+        return logits(n, x) + part.mean()
+
+    with pytest.raises(StageError, match="changes a tensor in place"):
+        graph_of(Net(using))
+
+
 def test_a_network_that_fails_on_its_images_is_refused_with_its_line() -> None:
     def wrong(n: Any, x: torch.Tensor) -> torch.Tensor:
         return n.fc(n.stem(x).flatten(1))

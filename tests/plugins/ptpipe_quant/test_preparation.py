@@ -103,6 +103,36 @@ def test_a_layer_that_can_not_be_traced_stays_float(ctx, events: list[Event], st
     assert notice.endswith("; torch.where in its place could become int8")
 
 
+class Shifting(nn.Module):
+    """Changes a part of a tensor in place, and uses the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        part = y[:, :2]
+        part *= 2
+        return y
+
+
+@builder
+def shifting() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), Shifting(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, NUM_CLASSES))
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_a_layer_that_changes_views_in_place_stays_float(ctx, events: list[Event], stage, config) -> None:
+    model = make_model(shifting)
+    prepared = stage(config(backend=FIRST), ctx, model)
+    assert prepared.recipe.prepare[0].arguments["skip"] == ["1"]
+    (notice,) = notices(events)
+    assert re.match(r"1 stays float: .*: `part \*= 2` changes a tensor in place that later operations use", notice)
+    x = torch.rand(2, 1, 8, 8)
+    torch.testing.assert_close(prepared.build_prepared().eval()(x), model.build()(x), rtol=0.1, atol=0.1)
+
+
 def test_its_branches_are_still_taken(ctx, digits: Data, metrics) -> None:
     prepared = prepare(PrepareConfig(backend=FIRST), ctx, make_model(gated))
     int8 = convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, digits).model)
