@@ -8,7 +8,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -163,16 +163,18 @@ class _RootedRule:
         return self._rule.try_rewrite(model, graph, node, **options)
 
 
-@functools.cache
-def _rewrite_rules() -> list[_RootedRule]:
-    """Return copies of onnxscript's rules that take a constant for 0 or 1 if it is: they drop `x + 1e-8` as `x + 0`."""
-    from onnxscript import rewriter
-
-    rules = copy.deepcopy(list(rewriter._DEFAULT_REWRITE_RULES))
-    for constant in (value for rule in rules for node in rule._target_pattern for value in node.inputs):
-        if hasattr(constant, "_abs_tol"):
-            constant._abs_tol = constant._rel_tol = 0.0
-    return [_RootedRule(rule) for rule in rules]
+@contextmanager
+def _exact_constants(rules: Iterable[Any]) -> Iterator[None]:
+    """Let onnxscript's rules take a constant for 0 or 1 if it is: they drop `x + 1e-8` as they do `x + 0`."""
+    values = (value for rule in rules for node in rule._target_pattern for value in node.inputs)
+    constants = [(value, value._rel_tol, value._abs_tol) for value in values if hasattr(value, "_abs_tol")]
+    try:
+        for constant, _, _ in constants:
+            constant._rel_tol = constant._abs_tol = 0.0
+        yield
+    finally:
+        for constant, rel_tol, abs_tol in constants:
+            constant._rel_tol, constant._abs_tol = rel_tol, abs_tol
 
 
 def optimize(model: ir.Model) -> ir.Model:
@@ -181,11 +183,12 @@ def optimize(model: ir.Model) -> ir.Model:
     from onnxscript import optimizer, rewriter
 
     # As `optimizer.optimize_ir`, but for the operators that each rule is tried at.
-    with _silent(), dropped_arrays_released(model):
+    rules = rewriter._DEFAULT_REWRITE_RULES
+    with _silent(), dropped_arrays_released(model), _exact_constants(rules):
         common.InlinePass()(model)
         optimizer.fold_constants_ir(model, onnx_shape_inference=True)
         ir.passes.Sequential(
-            rewriter.RewritePass(_rewrite_rules()),
+            rewriter.RewritePass([_RootedRule(rule) for rule in rules]),
             common.RemoveUnusedNodesPass(),
             common.RemoveUnusedOpsetsPass(),
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),

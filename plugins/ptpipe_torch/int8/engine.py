@@ -114,14 +114,14 @@ def transposed_convolution_error(
             quantized_weights = torch.quantize_per_tensor(weights, 1.0, 0, torch.qint8)
             prepack = getattr(operators, f"conv_transpose{num_spatial}d_prepack")
             packed = prepack(quantized_weights, None, *lists, list(layer.dilation), layer.groups)
-            # Uninitialized memory is often what was freed last: the weights themselves, unless it is overwritten.
-            _fillers = [torch.zeros_like(weights, dtype=torch.int8) for _ in range(_NUM_FILLERS)]
+            # Uninitialized memory is often what was freed last: the weights themselves, unless all of that is taken.
+            integers, taken = quantized_weights.int_repr(), list[torch.Tensor]()
             for _ in range(_NUM_UNPACKED):
+                taken += [torch.zeros_like(integers) for _ in range(_NUM_FILLERS)]
                 unpacked, _ = getattr(operators, f"conv_transpose{num_spatial}d_unpack")(packed)
-                if not torch.equal(unpacked.int_repr(), quantized_weights.int_repr()):
+                taken.append(unpacked)
+                if not torch.equal(unpacked.int_repr(), integers):
                     return float("inf")
-                unpacked.fill_(0)
-                del unpacked
             found = getattr(operators, f"conv_transpose{num_spatial}d")(quantized, packed, scale, 128).dequantize()
     except (RuntimeError, NotImplementedError):
         return float("inf")
