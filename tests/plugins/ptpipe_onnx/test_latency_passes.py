@@ -114,6 +114,35 @@ def test_prelu_is_written_as_what_has_a_quicker_kernel(slopes: list[float], run_
     np.testing.assert_array_equal(run_onnx(after.SerializeToString(), IMAGES_NCHW, optimize=True), expected)
 
 
+def rms_norm(*, is_inverse_read_twice: bool = False) -> onnx.ModelProto:
+    draft = Draft()
+    squares = draft.node("Pow", ["images", draft.array(2, np.float32)])
+    mean = draft.node("ReduceMean", [squares, draft.array([-1], np.int64)], keepdims=1)
+    root = draft.node("Sqrt", [draft.node("Add", [mean, draft.array(1e-6, np.float32)])])
+    inverse = draft.node("Reciprocal", [root])
+    normalized = draft.node("Mul", ["images", inverse])
+    if is_inverse_read_twice:
+        normalized = draft.node("Add", [normalized, inverse])
+    scale = draft.array(RNG.uniform(0.5, 2, IMAGES_NCHW.shape[-1]), np.float32)
+    return draft.finished(draft.node("Mul", [scale, normalized]))
+
+
+def test_an_rms_norm_is_written_as_what_has_a_kernel(run_onnx: Run, tmp_path: Path) -> None:
+    model = rms_norm()
+    after = passed(model)
+    assert "SimplifiedLayerNormalization" not in run_types(model, tmp_path)
+    assert "SimplifiedLayerNormalization" in run_types(after, tmp_path)
+    expected = run_onnx(model.SerializeToString(), IMAGES_NCHW)
+    for optimize in (False, True):
+        found = run_onnx(after.SerializeToString(), IMAGES_NCHW, optimize=optimize)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_inverse_that_something_else_reads_is_left_alone() -> None:
+    types = types_of(passed(rms_norm(is_inverse_read_twice=True)))
+    assert (types["Reciprocal"], types["Div"]) == (1, 0)
+
+
 def stem(
     num_channels: int,
     kernel: tuple[int, int],
