@@ -57,13 +57,12 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         self.freeze_at = freeze_at
         self.all_reduce_range: RangeReducer | None = None
         """See `ptpipe_torch.RangeObserver`."""
-        self._observes: bool | None = None  # as `observer_enabled` was set last
         self._previous: Range | None = None  # before this forward pass
         self._current: Range | None = None  # of the calls in this forward pass
 
     def on_progress(self, fraction: float) -> None:
         """See `ptpipe_torch.TrainingCallback`."""
-        self._observes = _set_flag(self.observer_enabled, fraction < self.freeze_at, self._observes)
+        self.observer_enabled.fill_(fraction < self.freeze_at)
 
     def forward(self, x: torch.Tensor, first: bool | None = None) -> torch.Tensor:
         """Fake-quantize `x`. `first`: whether this is the first of several calls in a forward pass; None: only one."""
@@ -100,9 +99,10 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         for limit, before, now in zip((observer.min_val, observer.max_val), self._previous, (low, high), strict=True):
             average = torch.where(has_previous, before + observer.averaging_constant * (now - before), now)
             limit.copy_(average if enabled is None else torch.where(enabled, average, limit))
-        self._record_grid(observer)
+        self._record_grid()
 
-    def _record_grid(self, observer: Any) -> None:
+    def _record_grid(self) -> None:
+        observer = self.activation_post_process
         # The arithmetic of the observer's `calculate_qparams`, which reads values back.
         low, high = observer.min_val.clamp(max=0), observer.max_val.clamp(min=0)
         scale = torch.maximum((high - low) / float(observer.quant_max - observer.quant_min), observer.eps)
@@ -133,11 +133,10 @@ class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):
     def __init__(self, freeze_at: float = 1.0, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.freeze_at = freeze_at
-        self._observes: bool | None = None  # as `observer_enabled` was set last
 
     def on_progress(self, fraction: float) -> None:
         """See `ptpipe_torch.TrainingCallback`. Only records the state: it is a layer's batch norm that freezes."""
-        self._observes = _set_flag(self.observer_enabled, fraction < self.freeze_at, self._observes)
+        self.observer_enabled.fill_(fraction < self.freeze_at)
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         """Fake-quantize the weights of a layer."""
@@ -258,13 +257,6 @@ def fit_learned_ranges(prepared: nn.Module) -> None:
     for layer in prepared.modules():
         if isinstance(fake_quant := getattr(layer, "weight_fake_quant", None), LearnedWeightFakeQuant):
             fake_quant.fit(layer.weight)  # type: ignore[arg-type]  # a layer with fake quantization has weights
-
-
-def _set_flag(flag: torch.Tensor, value: bool, before: bool | None) -> bool:
-    """Set a flag, unless it was set to that value before, and return the value: on a CUDA device a fill is a kernel."""
-    if value is not before:
-        flag.fill_(value)
-    return value
 
 
 def _part(log_part: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,9 @@ _PRODUCTS = {"mul", "multiply"}
 _SUMS = {"add", "sub", "subtract"}
 _ARITHMETIC = {*_PRODUCTS, *_SUMS, *_DIVISIONS, "pow", "square", "abs", "neg", "exp", "clamp", "clamp_min", "clip"}
 
+_PASSED = {*_ARITHMETIC, *_MOVES, *_JOINS, *_CASTS}
+"""What an argument of a steep function is followed through."""
+
 
 def operators_of_relative_precision(graph: GraphModule, constants: set[Node]) -> list[Node]:
     """Return these operators. `constants`: what does not depend on the inputs."""
@@ -74,8 +77,7 @@ class _Search:
             return
         name = _name(node)
         is_alone = all(user in self.found for user in node.users)
-        is_arithmetic = name in _ARITHMETIC | _MOVES | _JOINS | _CASTS
-        if name in _REDUCTIONS or (is_arithmetic and is_alone) or self._is_filter_bank(node):
+        if name in _REDUCTIONS or (name in _PASSED and is_alone) or self._is_filter_bank(node):
             self.found[node] = None
             for source in node.all_input_nodes:
                 self._add_argument(source)

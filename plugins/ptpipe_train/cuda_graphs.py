@@ -7,7 +7,7 @@ What is captured never runs Python again. So passes are captured only where two 
 nothing in the network depends on that: no operator that waits for the device (a branch on values), no random number
 drawn on the CPU (a layer that is dropped by chance), and no attribute of a layer that changes from pass to pass. A
 captured graph is used while the attributes of all layers and the memory of all parameters and buffers are what they
-were: a batch norm or a range that freezes later makes it a new one.
+were: a batch norm that freezes later makes it a new one.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """

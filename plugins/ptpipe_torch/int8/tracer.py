@@ -288,15 +288,9 @@ class SizedTracer(NetworkTracer):
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 if kind == "call_module":
                     return self._forward(*args, **kwargs)
-                return target(*args, **kwargs) if kind == "call_function" else self._attribute(target)
+                return target(*args, **kwargs) if kind == "call_function" else operator.attrgetter(target)(self.root)
         finally:
             self._is_running = False
-
-    def _attribute(self, target: str) -> Any:
-        value: Any = self.root
-        for name in target.split("."):
-            value = getattr(value, name)
-        return value
 
 
 @contextmanager
