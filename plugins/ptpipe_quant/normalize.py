@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_quant.functionalize import SHAPE, TENSOR
+from ptpipe_quant.own_gradients import identity_until_training
 from ptpipe_torch.int8.fx import pad_with_input
 from ptpipe_torch.int8.tracer import Scopes
 
@@ -91,7 +92,14 @@ def _pass_by_position(node: Node, function: Any) -> None:
     node.args, node.kwargs = tuple(args), kwargs
 
 
-class Normalizer:
+def normalize(graph: GraphModule, scopes: Scopes) -> None:
+    """Replace each node that has a form with an int8 operator or a fusion, in place."""
+    normalizer = _Normalizer(graph, scopes)
+    for node in list(graph.graph.nodes):
+        normalizer.normalize(node)
+
+
+class _Normalizer:
     """Replaces nodes one by one, keeping their scopes."""
 
     def __init__(self, graph: GraphModule, scopes: Scopes) -> None:
@@ -251,7 +259,4 @@ def _name(node: Node) -> str:
 def _disabled(dropout: Any) -> nn.Identity:
     if hasattr(dropout, "inplace"):
         dropout.inplace = False
-    identity = nn.Identity()
-    # Not a submodule: not part of the graph until `qat_graph` restores it.
-    identity.__dict__["_dropout_for_training"] = dropout
-    return identity
+    return identity_until_training(dropout)

@@ -5,6 +5,7 @@ Whatever conversion would refuse later is found here: before training or calibra
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,8 +19,9 @@ from ptpipe_quant.config import ActivationConfig, PrepareQatConfig, TracedConfig
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.dry_run import NoInt8LayerError, UnsupportedOperatorsError, dry_run
 from ptpipe_quant.functional_weights import belongs_to
+from ptpipe_quant.gradient_parity import check_gradients
 from ptpipe_quant.int8_parity import MAX_STEPS
-from ptpipe_quant.prepared_parity import Expected, Inputs, check_prepared
+from ptpipe_quant.prepared_parity import Expected, Inputs, check_prepared, with_frozen
 from ptpipe_quant.trace import UntraceableError, float_names, functional_transposed, layers_to_quantize
 from ptpipe_torch import FunctionRef, Model
 from ptpipe_torch.errors import first_line
@@ -57,7 +59,11 @@ def prepare_model(
         folded = module.meta[transforms.FOLDED]
         for name in folded:
             ctx.log(f"{name} is folded into the transposed convolution in front of it: it is trained as part of it")
-        check_prepared(ctx, module, preparation.expected, model.build, folded)
+        expected, build = preparation.expected, functools.partial(with_frozen, model.build, folded)
+        check_prepared(ctx, module, expected, model.build, folded)
+        if isinstance(config, PrepareQatConfig):
+            is_train = expected.train_outputs is not None
+            check_gradients(ctx, module, expected.inputs, build, train=is_train, route=config.route)
         ctx.metric(backend=config.backend, weights=transform.arguments["weights"])
         return Model.from_module(replace(model.recipe, prepare=(transform,), backend=config.backend), module)
 

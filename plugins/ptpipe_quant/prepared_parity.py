@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -34,10 +34,11 @@ from ptpipe_torch.model.signature import Signature, TensorSpec
 from ptpipe_torch.runtime import seeded
 
 Inputs: TypeAlias = Sequence[torch.Tensor]
+Computed = TypeVar("Computed")
 
 TOLERANCE = 1e-3
 """Of the largest value."""
-_OWN_ROUNDINGS, _MAX_TOLERANCE = 8, 3e-2
+OWN_ROUNDINGS, _MAX_TOLERANCE = 8, 3e-2
 """The same for networks that amplify rounding, in units of what it does to the user's own."""
 _NUM_SAMPLES = 4
 _NUM_ROUNDINGS = 4
@@ -129,7 +130,7 @@ def check_prepared(
     `folded`: batch norms that use their running statistics in train mode as well.
     """
     if folded and expected.train_outputs is not None:
-        build = functools.partial(_with_frozen, build, folded)
+        build = functools.partial(with_frozen, build, folded)
         expected = replace(expected, train_outputs=_train_outputs(build(), expected.inputs))
     figures, tolerances = {}, list[float]()
     with float_weights(prepared), torch.no_grad():
@@ -137,11 +138,12 @@ def check_prepared(
         for mode, expected_outputs in modes.items():
             if expected_outputs is None:
                 continue
-            with _mode(prepared, train=mode == "train"):
-                found = tensors_of(_FloatInterpreter(prepared).run(*copies(expected.inputs)))
+            with in_mode(prepared, train=mode == "train"):
+                found = tensors_of(FloatInterpreter(prepared).run(*copies(expected.inputs)))
             figures[mode], tolerance = _difference(found, expected_outputs), TOLERANCE
             if not figures[mode] <= tolerance:
-                others = _outputs_in_float64(build(), expected.inputs, train=mode == "train")
+                outputs = functools.partial(_outputs, train=mode == "train")
+                others = rounded_otherwise(build(), expected.inputs, outputs)
                 figures[mode], tolerance = _beside_own_rounding(found, expected_outputs, others)
             if not figures[mode] <= tolerance:
                 raise StageError(_message(ctx.kind, mode, figures[mode], prepared, expected, build))
@@ -150,9 +152,14 @@ def check_prepared(
     if max(tolerances) > _MAX_TOLERANCE:
         ctx.notice(
             "the outputs of this network can't show that the prepared one computes the same: rounding its weights to "
-            f"float32 changes them by {max(tolerances) / _OWN_ROUNDINGS:.2g} of the largest one, and int8 will change "
+            f"float32 changes them by {max(tolerances) / OWN_ROUNDINGS:.2g} of the largest one, and int8 will change "
             "them at least as much; train it first"
         )
+
+
+def _outputs(network: nn.Module, inputs: Inputs, *, train: bool) -> list[torch.Tensor]:
+    with in_mode(network, train=train):
+        return [value.float() for value in tensors_of(network(*inputs))]
 
 
 class _Frozen(nn.Module):
@@ -169,30 +176,33 @@ class _Frozen(nn.Module):
         return self.norm(x)
 
 
-def _with_frozen(build: Callable[[], nn.Module], names: Sequence[str]) -> nn.Module:
+def with_frozen(build: Callable[[], nn.Module], names: Sequence[str]) -> nn.Module:
+    """Return a network whose batch norms of these names stay in eval mode."""
     network = build()
     for name in names:
         network.set_submodule(name, _Frozen(network.get_submodule(name)))
     return network
 
 
-def _outputs_in_float64(network: nn.Module, inputs: Inputs, *, train: bool) -> list[Sequence[torch.Tensor]]:
-    """Return what the network computes in float64, also with weights that are rounded otherwise, as folding does.
+def rounded_otherwise(
+    network: nn.Module, inputs: Inputs, compute: Callable[[nn.Module, Inputs], Computed]
+) -> list[Computed]:
+    """Return what `compute` makes of a network in float64, also with weights rounded otherwise, as folding does.
 
     Where rounding is amplified, one other rounding may happen to show little of it. Nothing is returned of a network
     that is written for float32 alone.
     """
-    doubled = [value.double() if value.is_floating_point() else value.clone() for value in inputs]
-    random, outputs = torch.Generator().manual_seed(0), list[Sequence[torch.Tensor]]()
+    doubled = [value.double() if value.is_floating_point() else value for value in inputs]
+    random, results = torch.Generator().manual_seed(0), list[Computed]()
     try:
-        with _mode(network.double(), train=train), torch.no_grad():
-            for _ in range(_NUM_ROUNDINGS):
-                outputs.append([value.float() for value in tensors_of(network(*copies(doubled)))])
-                for weights in network.parameters():
-                    weights.mul_(1 + 2**-24 * torch.randn(weights.shape, generator=random, dtype=weights.dtype))
+        network.double()
+        for _ in range(_NUM_ROUNDINGS):
+            results.append(compute(network, copies(doubled)))
+            for weights in network.parameters():
+                weights.data.mul_(1 + 2**-24 * torch.randn(weights.shape, generator=random, dtype=weights.dtype))
     except Exception:  # noqa: BLE001  # a network may raise anything
         return []
-    return outputs
+    return results
 
 
 def _beside_own_rounding(
@@ -206,7 +216,7 @@ def _beside_own_rounding(
     pairs = []
     for samples in _NORMAL_AND_LARGE:
         own = max((_difference(expected, other, samples) for other in others), default=0.0)
-        pairs.append((_difference(found, expected, samples), max(TOLERANCE, _OWN_ROUNDINGS * own)))
+        pairs.append((_difference(found, expected, samples), max(TOLERANCE, OWN_ROUNDINGS * own)))
     telling = [(difference, tolerance) for difference, tolerance in pairs if tolerance <= _MAX_TOLERANCE]
     return max(telling or pairs, key=lambda pair: pair[0] / pair[1])
 
@@ -257,7 +267,7 @@ def float_weights(prepared: nn.Module) -> Iterator[None]:
             layer.weight_fake_quant = fake_quant
 
 
-class _FloatInterpreter(Interpreter):
+class FloatInterpreter(Interpreter):
     """Runs a prepared network past its observers. `record` is called with each value that a node computes."""
 
     def __init__(self, prepared: GraphModule, record: Callable[[torch.Tensor], None] | None = None) -> None:
@@ -274,7 +284,7 @@ class _FloatInterpreter(Interpreter):
 
 
 @contextmanager
-def _mode(network: nn.Module, *, train: bool) -> Iterator[None]:
+def in_mode(network: nn.Module, *, train: bool) -> Iterator[None]:
     """Put a network into train mode without dropout, or eval mode; restore modes and running statistics on exit."""
     modes = {module: module.training for module in network.modules()}
     statistics = {name: buffer.clone() for name, buffer in network.named_buffers()} if train else {}
@@ -295,12 +305,15 @@ def _mode(network: nn.Module, *, train: bool) -> Iterator[None]:
 def _train_outputs(network: nn.Module, inputs: Inputs) -> Sequence[torch.Tensor] | None:
     runs = []
     for seed in (1, 2):
-        with _mode(network, train=True), seeded(seed), torch.no_grad():
+        with in_mode(network, train=True), seeded(seed), torch.no_grad():
+            state = torch.get_rng_state()
             try:
                 runs.append(tensors_of(network(*copies(inputs))))
             except Exception:  # noqa: BLE001  # batch norm of one value a channel: the trainer's batches may be larger
                 return None
-    return runs[0] if all(map(torch.equal, *runs)) else None  # functional dropout, stochastic depth: random
+            if not torch.equal(torch.get_rng_state(), state):  # stochastic depth, which may have dropped nothing
+                return None
+    return runs[0] if all(map(torch.equal, *runs)) else None  # other random numbers than torch's
 
 
 def _message(
@@ -327,10 +340,10 @@ def first_difference(network: nn.Module, prepared: GraphModule, inputs: Inputs, 
     ]
     values: list[torch.Tensor] = []
     with torch.no_grad():
-        with _mode(network, train=train):
+        with in_mode(network, train=train):
             network(*copies(inputs))
-        with _mode(prepared, train=train):
-            _FloatInterpreter(prepared, lambda value: values.append(_sample(value))).run(*copies(inputs))
+        with in_mode(prepared, train=train):
+            FloatInterpreter(prepared, lambda value: values.append(evenly_sampled(value))).run(*copies(inputs))
     for hook in hooks:
         hook.remove()
     is_found = [
@@ -349,12 +362,12 @@ def first_difference(network: nn.Module, prepared: GraphModule, inputs: Inputs, 
 def _recorder(name: str, layers: list[tuple[str, nn.Module, torch.Tensor]]) -> Callable[..., None]:
     def record(module: nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
-            layers.append((name, module, _sample(output)))
+            layers.append((name, module, evenly_sampled(output)))
 
     return record
 
 
-def _sample(value: torch.Tensor) -> torch.Tensor:
+def evenly_sampled(value: torch.Tensor) -> torch.Tensor:
     """Return some values of a tensor, evenly spaced, as a copy."""
     flat = value.reshape(-1)
     return flat[:: max(1, len(flat) // _SAMPLE_VALUES)].float().clone()

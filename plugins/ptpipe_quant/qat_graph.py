@@ -34,7 +34,7 @@ _SELECTING_FUNCTIONS = (
     torch.stack, torch.squeeze, torch.unsqueeze, torch.transpose,
 )  # fmt: skip
 _SELECTING_METHODS = (
-    "clamp", "contiguous", "flatten", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view",
+    "clamp", "contiguous", "detach", "flatten", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view",
 )  # fmt: skip
 _MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d)
 
@@ -116,7 +116,7 @@ def range_observer_at(prepared: GraphModule, node: Node) -> nn.Module | None:
 def _restore_dropout(prepared: GraphModule) -> None:
     """Restore dropout and remove the observer behind it: the int8 network has no dropout whose output to round."""
     for node in [node for node in prepared.graph.nodes if node.op == "call_module"]:
-        dropout = prepared.get_submodule(node.target).__dict__.get("_dropout_for_training")
+        dropout = prepared.get_submodule(node.target).__dict__.get("_for_training")
         if dropout is None:
             continue
         prepared.set_submodule(node.target, dropout)

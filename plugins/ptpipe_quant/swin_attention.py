@@ -10,7 +10,7 @@ T tokens of a window, H heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -133,11 +133,33 @@ def use_window_attention(module: nn.Module, leaves: Collection[str]) -> None:
 
 def call_layers(layer: Any) -> None:
     """Let one layer of window attention call its layers, in place."""
-    if hasattr(layer, "logit_scale") and layer.qkv.bias is not None:
-        num_channels = layer.qkv.in_features  # the keys have no bias in version 2
-        layer.qkv.bias.data[num_channels : 2 * num_channels] = 0
+    if _has_unbiased_keys(layer):
+        _without_key_bias(layer.qkv.bias.data)
     type_: Any = type(layer)
     layer.__class__ = _traceable(type_)
+
+
+def attention_with_unbiased_keys(module: nn.Module) -> list[str]:
+    """Return the names of the layers of window attention of version 2, whose keys have no bias."""
+    return [name for name, layer in module.named_modules() if is_window_attention(layer) and _has_unbiased_keys(layer)]
+
+
+def keep_keys_unbiased(prepared: nn.Module, names: Sequence[str]) -> None:
+    """Let no gradient reach the biases of keys, which stay zero in training, in the place of a prepared network."""
+    for name in names:
+        bias: Any = prepared.get_submodule(f"{name}.qkv").bias
+        bias.register_hook(lambda gradient: _without_key_bias(gradient.clone()))
+
+
+def _has_unbiased_keys(layer: Any) -> bool:
+    return hasattr(layer, "logit_scale") and layer.qkv.bias is not None
+
+
+def _without_key_bias(bias: torch.Tensor) -> torch.Tensor:
+    """Set the middle third to zero, in place; return the bias."""
+    num_channels = len(bias) // 3
+    bias[num_channels : 2 * num_channels] = 0
+    return bias
 
 
 def is_window_attention(layer: nn.Module) -> bool:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.fx import GraphModule
@@ -19,7 +19,8 @@ from ptpipe_quant.functional_weights import transposed_layers, use_layers
 from ptpipe_quant.functionalize import ChangedViewError, functionalize
 from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
 from ptpipe_quant.movement import use_known_moves
-from ptpipe_quant.normalize import Normalizer, pass_inputs_by_position
+from ptpipe_quant.normalize import normalize, pass_inputs_by_position
+from ptpipe_quant.own_gradients import keep_gradients, recorded_functions
 from ptpipe_quant.products import use_matmul
 from ptpipe_quant.shared_layers import separate_calls
 from ptpipe_quant.silu import write_out_silu
@@ -36,6 +37,7 @@ _BRANCH_REMEDY = (
     "No route traces a branch or a loop that depends on values: write it with torch.where, move it out of forward"
 )
 _NO_PRODUCT = "torch has int8 products of matrices, and of batches of one shape, alone"
+_OWN_GRADIENT = "its backward pass is not the derivative of its forward pass, so it is not traced into"
 
 
 def float_names(module: nn.Module, skip: Sequence[str]) -> list[str]:
@@ -125,7 +127,7 @@ def trace_network(
     route: str = "fx",
     float_operators: Sequence[str] = (),
     *,
-    stores_computed_weights: bool = True,
+    purpose: Literal["static", "qat", "repair"] = "static",
 ) -> TracedNetwork:
     """Trace the network's forward pass in eval mode, for these inputs, and normalize it.
 
@@ -133,10 +135,11 @@ def trace_network(
     parameters, in-place operators out of place, each layer is called once, padding other than with zeros is an operator
     of its own; attention is linear layers and products, which are `torch.matmul`; each ReLU, function or module, is a
     separate module, which fuses with the layer before it; `nn.Flatten` is a function, which has an int8 form; dropout
-    is an `nn.Identity` that keeps it as `_dropout_for_training`.
+    is an `identity_until_training`.
 
     `route`: how it is traced, see `TracedConfig`. `float_operators`: further ones to leave float, by their names in the
-    graph. `stores_computed_weights`: whether weights that are computed from parameters alone become parameters.
+    graph. `purpose`: with `route: fx`, `qat` keeps the gradients of the network as well; for all but `repair`, weights
+    that are computed from parameters alone become parameters.
 
     Raises UntraceableError with the line of the model that can't be traced, or can't be made out of place.
     """
@@ -145,24 +148,25 @@ def trace_network(
     leaves = [*leaves, *kept_float]
     use_traceable_layers(module, leaves)
     use_window_attention(module, leaves)
-    graph, scopes = _traced(module.eval(), inputs, leaves, route)
+    graph, scopes = _traced(module.eval(), inputs, leaves, route, purpose == "qat")
     pass_inputs_by_position(graph)
     _make_functional(graph, scopes, inputs)
+    if purpose == "qat":
+        keep_gradients(graph, scopes)
     use_matrices(graph, scopes)
-    computed = store_computed_weights(graph, scopes, leaves) if stores_computed_weights else []
+    computed = store_computed_weights(graph, scopes, leaves) if purpose != "repair" else []
     reasons = use_layers(graph, scopes, leaves)
     kept_float |= write_out_attention(graph, scopes, leaves)
     use_matmul(graph, scopes)
     use_known_moves(graph, scopes)
     copies = separate_calls(graph)
     use_foldable_batch_norms(graph)
-    normalizer = Normalizer(graph, scopes)
-    for node in list(graph.graph.nodes):
-        normalizer.normalize(node)
+    normalize(graph, scopes)
     float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
     write_out_silu(graph, scopes, float_names)
     lines = {node.name: str(node.meta.get(SOURCE_LINE, node.name)) for node in graph.graph.nodes}
-    reasons = {node.name: _NO_PRODUCT for node in products_without_kernel(graph)} | reasons
+    by_reason = {_NO_PRODUCT: products_without_kernel(graph), _OWN_GRADIENT: recorded_functions(graph)}
+    reasons = {node.name: reason for reason, nodes in by_reason.items() for node in nodes} | reasons
     kept_float |= {lines[name]: reason for name, reason in reasons.items()}
     float_names += _layers_left_float(graph, scopes, float_operators)
     graph.delete_all_unused_submodules()
@@ -183,11 +187,11 @@ def _layers_left_float(graph: GraphModule, scopes: Scopes, float_operators: Sequ
 
 
 def _traced(
-    module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str], route: str
+    module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str], route: str, keeps_gradients: bool
 ) -> tuple[GraphModule, Scopes]:
     try:
         if route == "fx":
-            return trace(module, inputs, leaves)
+            return trace(module, inputs, leaves, keeps_gradients=keeps_gradients)
         from ptpipe_torch.int8.exported import trace_by_export  # torch's compiler takes seconds to import
 
         return trace_by_export(module, inputs)

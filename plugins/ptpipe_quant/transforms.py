@@ -18,6 +18,7 @@ from ptpipe_quant.layer_options import Options, OptionsByLayer, QConfigs, layer_
 from ptpipe_quant.qat_graph import calibration_graph, training_graph
 from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.separate_attention import separate_projections
+from ptpipe_quant.swin_attention import attention_with_unbiased_keys, keep_keys_unbiased
 from ptpipe_quant.trace import float_names, trace_network
 from ptpipe_torch import TensorSpec, transform
 from ptpipe_torch.int8.additions import use_additions_of_any_form
@@ -74,7 +75,8 @@ class _Scheme:
         inputs = tuple(map(TensorSpec.from_json, self.inputs))
         rules = layer_rules(module, self.layers)
         leaves = float_names(module, self.skip)
-        network = trace_network(module, inputs, leaves, self.route, self.float_operators)
+        purpose: Any = "qat" if is_qat else "static"
+        network = trace_network(module, inputs, leaves, self.route, self.float_operators, purpose=purpose)
         graph, left_float = network.graph, network.float_names
         _add_biases(graph, self.corrected_biases)
         narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in left_float]
@@ -159,7 +161,9 @@ def prepare_qat(
         freeze = 1.0 if freeze_at is None else freeze_at
         return qat_qconfig(**choices, freeze_at=freeze, learned_step_size=learned_step_size)
 
+    unbiased = attention_with_unbiased_keys(module)
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=True, fold=batch_norm == "fold")
+    keep_keys_unbiased(prepared, unbiased)
     fit_learned_ranges(prepared)
     return prepared if freeze_at is None else training_graph(prepared, freeze_at=freeze_at)
 

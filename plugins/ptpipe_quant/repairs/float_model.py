@@ -35,7 +35,7 @@ def traced(model: Model, skip: Sequence[str]) -> GraphModule:
     attention = (name for name, layer in network.named_modules() if isinstance(layer, nn.MultiheadAttention))
     names = dict.fromkeys([*float_names(network, skip), *attention])
     # What is changed here is written back to the float model, which computes such weights itself.
-    return trace_network(network, model.signature.inputs, list(names), stores_computed_weights=False).graph
+    return trace_network(network, model.signature.inputs, list(names), purpose="repair").graph
 
 
 def changeable_names(model: Model, skip: Sequence[str]) -> set[str]:

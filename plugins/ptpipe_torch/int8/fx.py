@@ -80,12 +80,15 @@ _OWN_SCOPES = re.compile(r"^ptpipe\.(float|qconfig\d+)\.?")
 _INTEGER_TYPES = {torch.quint8: (torch.uint8, 0, 255), torch.qint8: (torch.int8, -128, 127)}
 
 
-def trace(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterable[str] = ()) -> tuple[GraphModule, Scopes]:
+def trace(
+    module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterable[str] = (), *, keeps_gradients: bool = False
+) -> tuple[GraphModule, Scopes]:
     """Trace a network into a graph; return it with the scope of each node.
 
-    `leaves`: names of submodules not to trace into. Raises whatever the network raises while it is traced.
+    `leaves`: names of submodules not to trace into. `keeps_gradients`: nor into autograd functions with a gradient of
+    their own. Raises whatever the network raises while it is traced.
     """
-    graph, scopes = trace_graph(module, inputs, leaves)
+    graph, scopes = trace_graph(module, inputs, leaves, keeps_gradients=keeps_gradients)
     return GraphModule(module, graph), scopes
 
 

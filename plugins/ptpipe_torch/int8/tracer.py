@@ -8,7 +8,7 @@ import linecache
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,6 +26,7 @@ from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.removed_proxies import proxies_removed
 from ptpipe_torch.int8.tensor_properties import resolve_properties
+from ptpipe_torch.int8.traced_gradients import NO_GRAD, GradientRecorder, functions_with_own_gradient
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.forward_arguments import has_kept_default
 from ptpipe_torch.model.signature import TensorSpec
@@ -96,17 +97,19 @@ for _operator in IN_PLACE_OPERATORS:
 class NetworkTracer(QuantizationTracer):
     """Traces a network; arguments of its `forward` that get no input keep their defaults.
 
-    `leaves`: names of submodules not to trace into.
+    `leaves`: names of submodules not to trace into. `functions`: autograd functions not to trace into.
     """
 
-    def __init__(self, leaves: Iterable[str], num_inputs: int) -> None:
+    def __init__(self, leaves: Iterable[str], num_inputs: int, functions: Mapping[Any, bool] | None = None) -> None:
         super().__init__(list(leaves), [])
         self._num_inputs = num_inputs
+        self.gradients = GradientRecorder(functions or {})
         self._internal = (*_INTERNAL, *einops_proxies.folders())
         self.record_stack_traces = False  # its way of doing so imports torch's compiler
 
     def trace(self, root: Any, concrete_args: Any = None) -> Graph:
-        with answering_builtins(("callable", "isinstance", "len"), Proxy, self.answer, self._internal):
+        answering = answering_builtins(("callable", "isinstance", "len"), Proxy, self.answer, self._internal)
+        with answering, self.gradients.active():
             return super().trace(root, concrete_args)
 
     def answer(self, function: Callable[..., Any], proxy: Proxy, *arguments: Any) -> Any:
@@ -121,9 +124,9 @@ class NetworkTracer(QuantizationTracer):
         return super().create_arg(a.item() if isinstance(a, np.generic) else a)
 
     def create_node(self, *arguments: Any, **named: Any) -> Node:
-        """Record the user's line with the node."""
+        """Record the user's line with the node, and whether it is inside of `torch.no_grad`."""
         node = super().create_node(*arguments, **named)
-        node.meta[SOURCE_LINE] = _source_line(self._internal)
+        node.meta |= {SOURCE_LINE: _source_line(self._internal), NO_GRAD: self.gradients.is_off}
         return node
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -227,8 +230,10 @@ class SizedTracer(NetworkTracer):
     Likewise on types and devices. The graph is right for inputs of these shapes, in batches of any size.
     """
 
-    def __init__(self, leaves: Iterable[str], inputs: Sequence[TensorSpec]) -> None:
-        super().__init__(leaves, len(inputs))
+    def __init__(
+        self, leaves: Iterable[str], inputs: Sequence[TensorSpec], functions: Mapping[Any, bool] | None = None
+    ) -> None:
+        super().__init__(leaves, len(inputs), functions)
         self._specs = inputs
         self._inputs = [iter(zeros(inputs, *sizes)) for sizes in zip(_BATCH_SIZES, _SYMBOL_SIZES, strict=True)]
         self._is_running = False
@@ -338,23 +343,36 @@ def _reads_values(proxy: Proxy) -> bool:
     return isinstance(_value_of(proxy, 0), torch.Tensor) or any(node.target in _READING_METHODS for node in needed)
 
 
-def trace_graph(module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterable[str]) -> tuple[Graph, Scopes]:
+def trace_graph(
+    module: nn.Module, inputs: Sequence[TensorSpec], leaves: Iterable[str], *, keeps_gradients: bool = False
+) -> tuple[Graph, Scopes]:
     """Return the graph of a network and the scope of each node; sizes become constants only where they must be.
 
+    `keeps_gradients`: do not trace into autograd functions with a gradient of their own.
     Raises whatever the network raises while it is traced.
     """
     leaves = list(leaves)
     einops_proxies.accept_proxies()
-    tracer: NetworkTracer = NetworkTracer(leaves, len(inputs))
-    try:
-        with proxies_removed(module):
-            graph = tracer.trace(module)
-    except Exception:  # noqa: BLE001  # a network may raise anything, given proxies in the place of values
-        tracer = SizedTracer(leaves, inputs)
-        with torch.random.fork_rng(devices=[]), proxies_removed(module):
-            graph = tracer.trace(module)
+    graph, tracer = _traced(module, inputs, leaves, {})
+    followed = tracer.gradients.followed if keeps_gradients else ()
+    if followed and (functions := functions_with_own_gradient(module, inputs, followed)):
+        graph, tracer = _traced(module, inputs, leaves, functions)
     resolve_properties(graph, module)
     return graph, tracer.node_name_to_scope
+
+
+def _traced(
+    module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str], functions: Mapping[Any, bool]
+) -> tuple[Graph, NetworkTracer]:
+    tracer: NetworkTracer = NetworkTracer(leaves, len(inputs), functions)
+    with torch.no_grad():  # or autograd functions want to save what are proxies
+        try:
+            with proxies_removed(module):
+                return tracer.trace(module), tracer
+        except Exception:  # noqa: BLE001  # a network may raise anything, given proxies in the place of values
+            tracer = SizedTracer(leaves, inputs, functions)
+            with torch.random.fork_rng(devices=[]), proxies_removed(module):
+                return tracer.trace(module), tracer
 
 
 def _source_line(internal: tuple[str, ...]) -> str:

@@ -42,8 +42,8 @@ def two_outputs(*, as_dict: bool) -> nn.Module:
 def test_a_pass_that_changes_the_function_is_found_with_its_layer(monkeypatch, ctx, stage, config, layer) -> None:
     trace_network = transforms.trace_network
 
-    def broken(*arguments: Any) -> Any:
-        network = trace_network(*arguments)
+    def broken(*arguments: Any, **options: Any) -> Any:
+        network = trace_network(*arguments, **options)
         graph, scopes = network.graph, network.scopes
         for node in list(graph.graph.nodes):
             if scopes.get(node.name, ("",))[0] != layer:

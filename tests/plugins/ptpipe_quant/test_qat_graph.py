@@ -320,7 +320,7 @@ def test_whatever_layer_is_carried_for_training_comes_back() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.conv, self.drop, self.head = nn.Conv2d(1, 1, 3, padding=1), nn.Identity(), nn.Linear(64, 10)
-            self.drop.__dict__["_dropout_for_training"] = StochasticDepth()
+            self.drop.__dict__["_for_training"] = StochasticDepth()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             logits_NK: torch.Tensor = self.head((x + self.drop(self.conv(x))).flatten(1))

@@ -106,7 +106,7 @@ def test_properties_of_a_parameter_are_known() -> None:
 
 def test_dropout_is_kept_aside() -> None:
     graph = trace_network(Functions(), pictures((4, 5, 5))).graph
-    kept = [layer.__dict__["_dropout_for_training"] for layer in graph.modules() if type(layer) is nn.Identity]
+    kept = [layer.__dict__["_for_training"] for layer in graph.modules() if type(layer) is nn.Identity]
     assert [(type(layer), layer.p) for layer in kept] == [(nn.Dropout2d, 0.3), (nn.Dropout, 0.4)]
     assert not any(isinstance(layer, nn.Dropout | nn.Dropout2d) for layer in graph.modules())
 
@@ -122,7 +122,7 @@ def test_dropout_that_never_stops_is_left_alone() -> None:
 def test_stochastic_depth_is_kept_with_its_mode() -> None:
     network = nn.Sequential(nn.Conv2d(1, 4, 1), torchvision().ops.StochasticDepth(0.5, "row"))
     graph = trace_network(network, pictures((1, 8, 8))).graph
-    (kept,) = [layer.__dict__["_dropout_for_training"] for layer in graph.modules() if type(layer) is nn.Identity]
+    (kept,) = [layer.__dict__["_for_training"] for layer in graph.modules() if type(layer) is nn.Identity]
     assert (kept.p, kept.mode) == (0.5, "row")
     x = torch.randn(16, 4, 2, 2)
     torch.manual_seed(0)
