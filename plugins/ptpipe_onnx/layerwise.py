@@ -33,7 +33,7 @@ from torch.fx import GraphModule, Node
 from ptpipe import JSON, StageError, host
 from ptpipe_onnx.tensor_names import grid_of
 from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers, quantize_nodes, source_nodes
-from ptpipe_torch.int8.reference_nodes import quantized_before
+from ptpipe_torch.int8.reference_nodes import quantized_before, repeated_nodes
 from ptpipe_torch.model.exact_session import exact_session
 from ptpipe_torch.model.onnx_file import session_options
 
@@ -102,7 +102,7 @@ def compare_file(
         inputs = _first(inputs, num_samples)
         computed = [torch.from_numpy(array) for array in session.run([*outputs, *names], inputs)]
     found = dict(zip(names, computed[len(outputs) :], strict=True))
-    _add_requantized(reference, found)
+    _add_merged(reference, found)
     tensors = [torch.from_numpy(array) for array in inputs.values()]
     difference = compare_layers(reference, tensors, found, computed[: len(outputs)])
     products = frozenset(node.name for node in quantize_nodes(reference) if _is_product(node, reference))
@@ -119,7 +119,7 @@ def integers_of(
     names = _names_in_file(path, reference)
     with _session_with_outputs(path, names, scratch) as session:
         found = dict(zip(names, map(torch.from_numpy, session.run(names, dict(inputs))), strict=True))
-    _add_requantized(reference, found)
+    _add_merged(reference, found)
     return found
 
 
@@ -163,9 +163,17 @@ def _session_with_outputs(path: Path, names: Sequence[str], scratch: Path) -> It
     yield session
 
 
-def _add_requantized(reference: GraphModule, found: dict[str, torch.Tensor]) -> None:
-    """Add tensors that the reference network quantizes a second time, behind dropout, and neither int8 form does."""
+def _add_merged(reference: GraphModule, found: dict[str, torch.Tensor]) -> None:
+    """Add tensors that the file does not compute again.
+
+    The reference network quantizes some a second time, behind dropout, and neither int8 form does. Operators that do
+    the same to the same tensor are one in the file.
+    """
+    repeated = repeated_nodes(reference)
     for quantize in quantize_nodes(reference):
+        first = repeated.get(quantize)
+        if first is not None and first.name in found:
+            found.setdefault(quantize.name, found[first.name])
         before = None if quantize.name in found else quantized_before(quantize)
         if before is not None and before.name in found:
             grid, new = grid_of(before), grid_of(quantize)

@@ -163,7 +163,8 @@ def _movable(node: ir.Node) -> ir.Node | None:
         quantize = only_consumer(node.outputs[0], "QuantizeLinear")
         return dequantize if quantize is not None and Grid.of(quantize) == grid else None
     is_output = any(output.is_graph_output() for output in node.outputs)
-    return dequantize if node.op_type in _MOVES and not is_output else None
+    returns_indices = node.op_type == "MaxPool" and len(node.outputs) > 1  # which have no grid
+    return dequantize if node.op_type in _MOVES and not is_output and not returns_indices else None
 
 
 def _move_behind(graph: ir.Graph, dequantize: ir.Node, node: ir.Node) -> None:

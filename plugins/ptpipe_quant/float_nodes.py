@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from ptpipe_quant.functionalize import SHAPE, TENSOR
+from ptpipe_quant.functionalize import SEVERAL, SHAPE, TENSOR
 from ptpipe_quant.normalize import JOINS
 from ptpipe_quant.relative_precision import operators_of_relative_precision
 from ptpipe_torch.int8.tensor_properties import reads_device
@@ -19,6 +19,7 @@ _ARITHMETIC = (operator.add, operator.mul, torch.add, torch.mul)
 _ARITHMETIC_METHODS = ("add", "mul")
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _FACTORIES = (torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros)
+_POOLINGS = (nn.functional.max_pool1d, nn.functional.max_pool2d, nn.functional.max_pool3d)
 _SOFTMAX = (torch.softmax, nn.functional.softmax, "softmax")
 _MASKING = (
     operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div,
@@ -33,6 +34,7 @@ def operators_to_leave_float(graph: GraphModule) -> list[Node]:
         *(*operators_on_integers(graph), *operators_converted_wrongly(graph), *constants),
         *(*operators_on_made_tensors(graph), *operators_on_complex_numbers(graph), *masked_softmax(graph)),
         *(*products_without_kernel(graph), *operators_of_relative_precision(graph, set(constants))),
+        *operators_with_several_results(graph),
     ]
     return list(dict.fromkeys(found))
 
@@ -129,6 +131,19 @@ def operators_converted_wrongly(graph: GraphModule) -> list[Node]:
     wrong = [node for node in graph.graph.nodes if _is_with_number(node) or _is_second_batch_norm(graph, node)]
     relus = [user for node in wrong for user in node.users if is_layer(graph, user, nn.ReLU)]
     return list(dict.fromkeys([*wrong, *relus]))
+
+
+def operators_with_several_results(graph: GraphModule) -> list[Node]:
+    """Return the layers without weights and the poolings that return a tuple, as those with indices do.
+
+    FX observes what they return as if it were a tensor.
+    """
+    several = [node for node in graph.graph.nodes if node.meta.get(SEVERAL)]
+    return [
+        node
+        for node in several
+        if node.target in _POOLINGS or (node.op == "call_module" and not _has_weights(graph, node))
+    ]
 
 
 def _is_with_number(node: Node) -> bool:

@@ -5,8 +5,11 @@ Quantization may be spelled with plain integers, or with quantized tensors, as t
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
-from torch.fx import Node
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from ptpipe_torch.int8.decomposed import DEQUANTIZE
 
@@ -26,6 +29,20 @@ def quantized_before(quantize: Node) -> Node | None:
     while _changes_nothing(node):
         node = node.all_input_nodes[0]
     return dequantized(node)
+
+
+def repeated_nodes(network: GraphModule) -> dict[Node, Node]:
+    """Return each node that computes what an earlier one does, with the first of these."""
+    firsts: dict[Any, Node] = {}
+    repeated: dict[Node, Node] = {}
+    for node in network.graph.nodes:
+        if not node.op.startswith("call"):
+            continue
+        arguments = map_arg((node.args, node.kwargs), lambda value: f"%{repeated.get(value, value).name}")
+        first = firsts.setdefault((node.op, node.target, str(arguments)), node)
+        if first is not node:
+            repeated[node] = first
+    return repeated
 
 
 def _changes_nothing(node: Node) -> bool:

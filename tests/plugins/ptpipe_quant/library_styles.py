@@ -63,6 +63,26 @@ def slopes(n: Any, x: torch.Tensor) -> torch.Tensor:
     return logits(n, n.one(x))
 
 
+def unpooled(n: Any, x: torch.Tensor) -> torch.Tensor:
+    """Maxima go back to where they were, as in SegNet and ENet."""
+    x, indices = n.pool(F.relu(n.stem(x)))
+    y, others = F.max_pool2d(x, 2, return_indices=True)
+    y = F.max_unpool2d(F.relu(n.conv(y)), others, 2)
+    return logits(n, n.conv(n.unpool(y, indices)))
+
+
+def tuples(n: Any, x: torch.Tensor) -> torch.Tensor:
+    """A layer that is switched off returns the tuple that it takes."""
+    first, second = n.off((n.stem(x), n.conv(n.stem(x))))
+    return logits(n, F.relu(first + second))
+
+
+def pooled_twice(n: Any, x: torch.Tensor) -> torch.Tensor:
+    """Each branch pools for itself; means of 2 x 2 integers are ties in a quarter of all cases."""
+    x = F.relu(n.stem(x))
+    return logits(n, n.conv(F.avg_pool2d(x, 2)) + n.other(F.avg_pool2d(x, 2)))
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "checked": lambda: Net(checked, conv=conv()),
     "chosen": lambda: Net(chosen, conv=conv()),
@@ -71,6 +91,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "derived": lambda: Net(derived, conv=conv(), wide=conv(6)),
     "transformed": lambda: Net(transformed, conv=conv()),
     "slopes": lambda: with_slope(Net(slopes, conv=conv(), each=nn.PReLU(8, 0.1), one=nn.PReLU())),
+    "unpooled": lambda: Net(unpooled, conv=conv(), pool=nn.MaxPool2d(2, return_indices=True), unpool=nn.MaxUnpool2d(2)),
+    "tuples": lambda: Net(tuples, conv=conv(), off=nn.Identity()),
+    "pooled_twice": lambda: Net(pooled_twice, conv=conv(), other=conv()),
 }
 
 
