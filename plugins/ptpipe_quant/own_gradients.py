@@ -10,8 +10,8 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_quant.functionalize import TENSOR
-from ptpipe_torch.int8.traced_gradients import NO_GRAD, RETURNS_INPUT
 from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
+from ptpipe_torch.traced_gradients import NO_GRAD, RETURNS_INPUT
 
 
 class _Applied(nn.Module):

@@ -26,10 +26,10 @@ from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.removed_proxies import proxies_removed
 from ptpipe_torch.int8.tensor_properties import resolve_properties
-from ptpipe_torch.int8.traced_gradients import NO_GRAD, GradientRecorder, functions_with_own_gradient
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.forward_arguments import has_kept_default
 from ptpipe_torch.model.signature import TensorSpec
+from ptpipe_torch.traced_gradients import NO_GRAD, GradientRecorder, functions_with_own_gradient
 
 with deprecations_silenced():
     from torch.ao.quantization.fx.tracer import QuantizationTracer
@@ -103,7 +103,7 @@ class NetworkTracer(QuantizationTracer):
     def __init__(self, leaves: Iterable[str], num_inputs: int, functions: Mapping[Any, bool] | None = None) -> None:
         super().__init__(list(leaves), [])
         self._num_inputs = num_inputs
-        self.gradients = GradientRecorder(functions or {})
+        self.gradients = GradientRecorder((functions or {}).get)
         self._internal = (*_INTERNAL, *einops_proxies.folders())
         self.record_stack_traces = False  # its way of doing so imports torch's compiler
 

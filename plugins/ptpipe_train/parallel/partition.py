@@ -20,6 +20,7 @@ from torch import fx, nn
 
 from ptpipe import StageError
 from ptpipe_torch.model.forward_arguments import has_kept_default
+from ptpipe_torch.traced_gradients import NO_GRAD, GradientRecorder
 from ptpipe_train.evaluation import state_restored
 
 _REPETITIONS = 3
@@ -68,6 +69,19 @@ def takes_network_input(piece: fx.GraphModule) -> bool:
 
 
 class _Tracer(fx.Tracer):
+    def __init__(self) -> None:
+        super().__init__()
+        self._gradients = GradientRecorder(lambda _function: False)  # all autograd functions are recorded as they are
+
+    def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
+        with self._gradients.active():
+            return super().trace(root, concrete_args)
+
+    def create_node(self, *arguments: Any, **named: Any) -> fx.Node:
+        node = super().create_node(*arguments, **named)
+        node.meta[NO_GRAD] = self._gradients.is_off
+        return node
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # Training callbacks must stay modules, or nothing could call them.
         return hasattr(m, "on_progress") or super().is_leaf_module(m, module_qualified_name)
@@ -81,7 +95,8 @@ class _Tracer(fx.Tracer):
 def trace_network(module: nn.Module) -> TracedNetwork:
     """Trace the network and find its split points.
 
-    Raise StageError where its forward pass can't be traced, or changes a buffer of the module itself.
+    Raise StageError where its forward pass can't be traced, changes a buffer of the module itself, or switches off the
+    gradients of parameters.
     """
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     try:
@@ -97,8 +112,26 @@ def trace_network(module: nn.Module) -> TracedNetwork:
                 f"the network can't be split into pipeline stages: its forward pass assigns {name}, which tracing "
                 "doesn't preserve; use mode ddp"
             )
+    if not isinstance(module, fx.GraphModule) and (node := _without_gradients(module, graph)) is not None:
+        raise StageError(
+            f"the network can't be split into pipeline stages: its forward pass computes {node} without gradients "
+            "(torch.no_grad), which tracing doesn't preserve; use mode ddp, or freeze"
+        )
     input_values = _input_values(module, graph)
     return TracedNetwork(module, graph, tuple(_split_points(module, list(graph.nodes), input_values)), input_values)
+
+
+def _without_gradients(module: nn.Module, graph: fx.Graph) -> fx.Node | None:
+    """Return the first node that would have a gradient, were it not for `torch.no_grad`."""
+    trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+    reached = set[fx.Node]()
+    for node in graph.nodes:
+        if reached.isdisjoint(node.all_input_nodes) and trained.isdisjoint(_used_tensors(module, node)):
+            continue
+        if node.meta[NO_GRAD]:
+            return node  # type: ignore[no-any-return]
+        reached.add(node)
+    return None
 
 
 def _input_values(module: nn.Module, graph: fx.Graph) -> frozenset[fx.Node]:

@@ -464,6 +464,58 @@ def test_a_network_that_changes_its_own_state_is_refused() -> None:
         trace_network(Counting())
 
 
+class Reversed(torch.autograd.Function):
+    """Gradient reversal."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return -gradient
+
+
+def test_functions_with_a_gradient_of_their_own_keep_it() -> None:
+    network = trace_network(Changing(Reversed.apply))
+    graph = torch.fx.GraphModule(network.module, network.graph)
+    x = torch.randn(5, 6)
+    gradients = []
+    for computed in (network.module, graph):
+        gradients += torch.autograd.grad(computed(x).sum(), [network.module.one.weight])
+    assert torch.equal(*gradients)
+
+
+def without_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return F.relu(x)
+
+
+def test_parts_without_gradients_are_refused() -> None:
+    with pytest.raises(StageError, match=r"computes relu without gradients \(torch.no_grad\)"):
+        trace_network(Changing(without_gradients))
+
+
+class Positions(nn.Module):
+    """Computes something of its input and a buffer without gradients, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_buffer("frequencies", torch.ones(8))
+
+    @torch.no_grad()
+    def angles(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(x[:, :1]) * self.frequencies
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x) * self.angles(x))
+
+
+def test_what_has_no_gradient_in_any_case_is_accepted() -> None:
+    assert trace_network(Positions()).num_pieces > 1
+
+
 # Networks of token ids, whose layers all use a mask that is computed from the ids
 
 

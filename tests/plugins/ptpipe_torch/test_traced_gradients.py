@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
-from ptpipe_torch.int8.traced_gradients import NO_GRAD, functions_with_own_gradient
 from ptpipe_torch.int8.tracer import trace_graph
+from ptpipe_torch.traced_gradients import NO_GRAD, functions_with_own_gradient
 
-from ....signatures import pictures
+from ...signatures import pictures
 
 INPUTS = pictures((2, 4, 4))
 

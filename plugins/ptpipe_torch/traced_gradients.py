@@ -42,10 +42,10 @@ _RTOL, _ATOL = 1e-3, 1e-5
 class GradientRecorder:
     """Knows, while a network is traced, whether gradients are off, and which autograd functions are called.
 
-    `recorded`: functions to record as they are, and whether each returns its first argument.
+    `recorded`: returns None for a function to trace into, else whether it returns its first argument.
     """
 
-    def __init__(self, recorded: Mapping[type[Function], bool]) -> None:
+    def __init__(self, recorded: Callable[[type[Function]], bool | None]) -> None:
         self._recorded = recorded
         self._entered: list[Any] = []
         self._is_inside = False
@@ -91,11 +91,10 @@ class GradientRecorder:
         proxies = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Proxy)]
         if not proxies:
             return apply(*args, **kwargs)
-        if function in self._recorded:
-            return proxies[0].tracer.create_proxy(
-                "call_function", _applying(function, self._recorded[function]), args, kwargs
-            )
-        if not function.__module__.startswith("torch."):  # activation checkpoints
+        if not function.__module__.startswith("torch."):  # of which activation checkpoints are
+            if (returns_input := self._recorded(function)) is not None:
+                recorded = _applying(function, returns_input)
+                return proxies[0].tracer.create_proxy("call_function", recorded, args, kwargs)
             self.followed[function] = None
         inside, self._is_inside = self._is_inside, True
         try:
