@@ -16,7 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -25,9 +25,9 @@ from torch.fx import GraphModule
 from ptpipe import Context, StageError
 from ptpipe_quant.prepared_parity import (
     OWN_ROUNDINGS,
-    FloatInterpreter,
     Inputs,
     evenly_sampled,
+    float_forward,
     float_weights,
     in_mode,
     rounded_otherwise,
@@ -79,13 +79,12 @@ def check_gradients(
 
 
 def _gradients(network: nn.Module, inputs: Inputs, *, train: bool) -> _Gradients:
-    run: Callable[..., Any] = FloatInterpreter(network).run if isinstance(network, GraphModule) else network
     random = torch.Generator().manual_seed(0)
     with torch.inference_mode(False), torch.enable_grad():
         given = [value.requires_grad_(value.is_floating_point()) for value in copies(inputs)]
         leaves = dict(network.named_parameters()) | {f"input {number}": value for number, value in enumerate(given)}
         with in_mode(network, train=train):
-            outputs = [output for output in tensors_of(run(*copies(given))) if output.requires_grad]
+            outputs = [output for output in tensors_of(float_forward(network)(*copies(given))) if output.requires_grad]
             weights = [torch.randn(output.shape, generator=random) for output in outputs]
             if outputs:
                 torch.autograd.backward(outputs, weights)

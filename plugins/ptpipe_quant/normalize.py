@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from ptpipe_quant.functionalize import SHAPE, TENSOR
 from ptpipe_quant.own_gradients import identity_until_training
 from ptpipe_torch.int8.fx import pad_with_input
-from ptpipe_torch.int8.tracer import Scopes
+from ptpipe_torch.int8.tracer import ONLY_IN_TRAINING, Scopes
 
 F = nn.functional
 
@@ -126,7 +126,7 @@ class _Normalizer:
             self._replace(node, nn.ReLU())
         elif type(layer) is nn.Flatten:
             self._replace(node, torch.flatten, layer.start_dim, layer.end_dim)
-        elif isinstance(layer, _DROPOUT_LAYERS):
+        elif isinstance(layer, _DROPOUT_LAYERS) or node.meta.get(ONLY_IN_TRAINING):
             self._replace(node, _disabled(layer))
         elif type(layer) in _PADDING_LAYERS:
             self._replace(node, pad_with_input, list(layer.padding), _PADDING_LAYERS[type(layer)])

@@ -21,7 +21,7 @@ from ptpipe_quant.dry_run import NoInt8LayerError, UnsupportedOperatorsError, dr
 from ptpipe_quant.functional_weights import belongs_to
 from ptpipe_quant.gradient_parity import check_gradients
 from ptpipe_quant.int8_parity import MAX_STEPS
-from ptpipe_quant.prepared_parity import Expected, Inputs, check_prepared, with_frozen
+from ptpipe_quant.prepared_parity import Expected, Inputs, check_prepared, draws_in_training, with_frozen
 from ptpipe_quant.trace import UntraceableError, float_names, functional_transposed, layers_to_quantize
 from ptpipe_torch import FunctionRef, Model
 from ptpipe_torch.errors import first_line
@@ -30,6 +30,11 @@ from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.layer_parity import LayerDifference
 from ptpipe_torch.int8.transposed import computed_form
 from ptpipe_torch.runtime import large_blocks_mapped, released_memory
+
+_LOST_NOISE = (
+    "training will be without noise: the model draws random numbers in train mode, and its graph does not. A line "
+    "behind `if self.training:` is not traced, but a layer of its own that returns its input in eval mode is kept"
+)
 
 
 @large_blocks_mapped()
@@ -64,6 +69,8 @@ def prepare_model(
         if isinstance(config, PrepareQatConfig):
             is_train = expected.train_outputs is not None
             check_gradients(ctx, module, expected.inputs, build, train=is_train, route=config.route)
+            if draws_in_training(build(), expected.inputs) and not draws_in_training(module, expected.inputs):
+                ctx.notice(_LOST_NOISE)
         ctx.metric(backend=config.backend, weights=transform.arguments["weights"])
         return Model.from_module(replace(model.recipe, prepare=(transform,), backend=config.backend), module)
 

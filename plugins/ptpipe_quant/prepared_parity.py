@@ -32,6 +32,7 @@ from ptpipe_torch.model.example_inputs import copies, zeros
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
 from ptpipe_torch.model.signature import Signature, TensorSpec
 from ptpipe_torch.runtime import seeded
+from ptpipe_torch.training_layers import may_act_in_training_alone
 
 Inputs: TypeAlias = Sequence[torch.Tensor]
 Computed = TypeVar("Computed")
@@ -267,6 +268,11 @@ def float_weights(prepared: nn.Module) -> Iterator[None]:
             layer.weight_fake_quant = fake_quant
 
 
+def float_forward(network: nn.Module) -> Callable[..., Any]:
+    """Return the forward pass of a network, past its observers."""
+    return FloatInterpreter(network).run if isinstance(network, GraphModule) else network
+
+
 class FloatInterpreter(Interpreter):
     """Runs a prepared network past its observers. `record` is called with each value that a node computes."""
 
@@ -285,12 +291,15 @@ class FloatInterpreter(Interpreter):
 
 @contextmanager
 def in_mode(network: nn.Module, *, train: bool) -> Iterator[None]:
-    """Put a network into train mode without dropout, or eval mode; restore modes and running statistics on exit."""
+    """Put a network into train mode without dropout, or eval mode; restore modes and running statistics on exit.
+
+    Without dropout means: without any layer that may act in training alone.
+    """
     modes = {module: module.training for module in network.modules()}
     statistics = {name: buffer.clone() for name, buffer in network.named_buffers()} if train else {}
     network.train(train)
     for module in network.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, nn.modules.dropout._DropoutNd) or may_act_in_training_alone(module):
             module.eval()
     try:
         yield
@@ -314,6 +323,18 @@ def _train_outputs(network: nn.Module, inputs: Inputs) -> Sequence[torch.Tensor]
             if not torch.equal(torch.get_rng_state(), state):  # stochastic depth, which may have dropped nothing
                 return None
     return runs[0] if all(map(torch.equal, *runs)) else None  # other random numbers than torch's
+
+
+def draws_in_training(network: nn.Module, inputs: Inputs) -> bool:
+    """Return whether a network draws random numbers in train mode, as dropout does. It is left as it was."""
+    with float_weights(network), in_mode(network, train=True), seeded(1), torch.no_grad():
+        network.train()
+        state = torch.get_rng_state()
+        try:
+            float_forward(network)(*copies(inputs))
+        except Exception:  # noqa: BLE001  # as above
+            return False
+        return not torch.equal(torch.get_rng_state(), state)
 
 
 def _message(

@@ -30,6 +30,7 @@ from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.forward_arguments import has_kept_default
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.traced_gradients import NO_GRAD, GradientRecorder, functions_with_own_gradient
+from ptpipe_torch.training_layers import may_act_in_training_alone
 
 with deprecations_silenced():
     from torch.ao.quantization.fx.tracer import QuantizationTracer
@@ -39,6 +40,9 @@ Scopes: TypeAlias = dict[str, tuple[str, Any]]
 
 SOURCE_LINE = "source_line"
 """Key of `Node.meta`: the line of the network that recorded the node, as `path:number: code`."""
+
+ONLY_IN_TRAINING = "only_in_training"
+"""Key of `Node.meta`: true of a layer that returns its input in eval mode."""
 
 IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     getattr(operator, f"i{name}"): getattr(operator, name)
@@ -97,7 +101,8 @@ for _operator in IN_PLACE_OPERATORS:
 class NetworkTracer(QuantizationTracer):
     """Traces a network; arguments of its `forward` that get no input keep their defaults.
 
-    `leaves`: names of submodules not to trace into. `functions`: autograd functions not to trace into.
+    `leaves`: names of submodules not to trace into. `functions`: autograd functions not to trace into. Of layers that
+    may act in training alone, those are recorded that return their input.
     """
 
     def __init__(self, leaves: Iterable[str], num_inputs: int, functions: Mapping[Any, bool] | None = None) -> None:
@@ -131,9 +136,13 @@ class NetworkTracer(QuantizationTracer):
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Record a call; trace into a module that is none of the network's but made by it (`nn.ReLU()(x)`)."""
-        if m in (self.submodule_paths or {}) or next(m.parameters(), None) is not None:
-            return super().call_module(m, forward, args, kwargs)
-        return forward(*args, **kwargs)
+        if m not in (self.submodule_paths or {}) and next(m.parameters(), None) is None:
+            return forward(*args, **kwargs)
+        returned = super().call_module(m, forward, args, kwargs)
+        if args and returned is args[0] and may_act_in_training_alone(m):
+            returned = self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+            returned.node.meta[ONLY_IN_TRAINING] = True
+        return returned
 
     def _proxy_placeholder(self, name: str, concrete_args: Any, sig: inspect.Signature, fn: Any) -> Any:
         if has_kept_default(sig, name, self._num_inputs):
@@ -237,7 +246,6 @@ class SizedTracer(NetworkTracer):
         self._specs = inputs
         self._inputs = [iter(zeros(inputs, *sizes)) for sizes in zip(_BATCH_SIZES, _SYMBOL_SIZES, strict=True)]
         self._is_running = False
-        self._forward: Any = None
 
     def trace(self, root: Any, concrete_args: Any = None) -> Graph:
         with torch.no_grad():
@@ -264,7 +272,6 @@ class SizedTracer(NetworkTracer):
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._is_running:
             return forward(*args, **kwargs)
-        self._forward = forward
         return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
@@ -292,7 +299,7 @@ class SizedTracer(NetworkTracer):
                 if kind == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 if kind == "call_module":
-                    return self._forward(*args, **kwargs)
+                    return self.root.get_submodule(target)(*args, **kwargs)
                 return target(*args, **kwargs) if kind == "call_function" else operator.attrgetter(target)(self.root)
         finally:
             self._is_running = False
