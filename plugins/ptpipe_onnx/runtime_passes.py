@@ -17,16 +17,25 @@ def prevent_fusions(graph: ir.Graph) -> None:
     """Apply all passes, in place."""
     _keep_float_weights(graph)
     _keep_padding(graph)
+    _count_no_padding(graph)
 
 
 def _keep_float_weights(graph: ir.Graph) -> None:
     """Keep layers with float weights between DequantizeLinear and QuantizeLinear as they are.
 
-    ONNX Runtime (since 1.21) quantizes such weights when it loads the file, with one scale for all channels.
+    ONNX Runtime (since 1.21) quantizes such weights when it loads the file, with one scale for all channels, also those
+    that the file computes from constants.
     """
     for layer in nodes(graph, "Conv", "ConvTranspose", "Gemm"):
-        if producer(layer.inputs[0], "DequantizeLinear") and constant(layer.inputs[1]) is not None:
+        if producer(layer.inputs[0], "DequantizeLinear") and not producer(layer.inputs[1], "DequantizeLinear"):
             separate(layer)
+
+
+def _count_no_padding(graph: ir.Graph) -> None:
+    """Let poolings without padding count none: else QLinearAveragePool counts what `ceil_mode` adds (1.32)."""
+    for pool in nodes(graph, "AveragePool"):
+        if not any(pool.attributes.get_ints("pads", ())) and pool.attributes.get_int("count_include_pad", 0):
+            pool.attributes["count_include_pad"] = ir.AttrInt64("count_include_pad", 0)
 
 
 def _keep_padding(graph: ir.Graph) -> None:

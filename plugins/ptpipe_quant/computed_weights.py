@@ -28,14 +28,17 @@ def store_computed_weights(graph: GraphModule, scopes: Scopes, leaves: Sequence[
     A weight takes the place of the largest parameter that it is computed from. One stays as it is if it is random, if
     something else reads one of those parameters, or if `leaves` names one.
     """
-    stored = []
+    stored: list[str] = []
     for node in list(graph.graph.nodes):
         if node.op in ("call_function", "call_method") and node.target in FUNCTIONS:
             given = arguments_of(node)
-            for source in [given.get(name) for name in _WEIGHTS]:
-                expression = _Expression.of(graph, source) if isinstance(source, Node) else None
-                if expression is not None and expression.is_storable(node, leaves):
-                    stored.append(expression.store(node, scopes))
+            sources = [source for name in _WEIGHTS if isinstance(source := given.get(name), Node)]
+            found = [expression for source in sources if (expression := _Expression.of(graph, source)) is not None]
+            # Together, if they are computed from the same parameters.
+            groups = [found] if _are_storable(found, node, leaves) else [[expression] for expression in found]
+            for expressions in groups:
+                if _are_storable(expressions, node, leaves):
+                    stored += _store(expressions, node, scopes)
     return stored
 
 
@@ -43,8 +46,8 @@ class _Expression:
     """Operators that compute a tensor from parameters and buffers alone."""
 
     def __init__(self, graph: GraphModule, nodes: Sequence[Node]) -> None:
-        self._graph = graph
-        self._nodes = nodes
+        self.graph = graph
+        self.nodes = nodes
         """In the order of the graph; the last is the tensor."""
 
     @classmethod
@@ -65,54 +68,72 @@ class _Expression:
         )
         return cls(graph, nodes) if is_computed else None
 
-    def is_storable(self, reader: Node, leaves: Sequence[str]) -> bool:
-        """Return whether nothing but `reader` depends on the parameters, none of which belongs to `leaves`."""
-        sources, graph = self._sources(), self._graph.graph
-        if not sources or any(belongs_to(name, leaves) for name in sources):
-            return False
-        inside = {*self._nodes, reader}
-        readers = {node for node in graph.find_nodes(op="get_attr") if str(node.target) in sources}
-        return (
-            readers <= inside
-            and all(inside.issuperset(node.users) for node in self._nodes)
-            and tensors_of_layers(self._graph).isdisjoint(sources.values())
-        )
-
-    def store(self, reader: Node, scopes: Scopes) -> str:
-        """Let `reader` take a parameter with the value; return its name."""
-        sources = self._sources()
-        value, graph = self._value(), self._graph.graph
-        is_trained = any(isinstance(tensor, nn.Parameter) and tensor.requires_grad for tensor in sources.values())
-        name = max(sources, key=lambda source: sources[source].numel())
-        for source in sources:
-            path, _, attribute = source.rpartition(".")
-            delattr(self._graph.get_submodule(path), attribute)
-        path, _, attribute = name.rpartition(".")
-        owner = self._graph.get_submodule(path)
-        owner.register_parameter(attribute, nn.Parameter(value, requires_grad=is_trained))
-        with graph.inserting_before(reader):
-            stored = graph.get_attr(name)
-        stored.meta |= {**reader.meta, TENSOR: (value.dtype, value.dim()), SHAPE: tuple(value.shape)}
-        scopes[stored.name] = scopes[reader.name]
-        reader.replace_input_with(self._nodes[-1], stored)
-        for node in reversed(self._nodes):
-            graph.erase_node(node)
-        return name
-
-    def _sources(self) -> Mapping[str, torch.Tensor]:
-        names = (str(node.target) for node in self._nodes if node.op == "get_attr")
-        values = {name: operator.attrgetter(name)(self._graph) for name in names}
+    def sources(self) -> Mapping[str, torch.Tensor]:
+        """Return the parameters and buffers by name."""
+        names = (str(node.target) for node in self.nodes if node.op == "get_attr")
+        values = {name: operator.attrgetter(name)(self.graph) for name in names}
         return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
-    def _value(self) -> torch.Tensor:
-        runner = Interpreter(self._graph)
-        device = next(iter(self._sources().values())).device
+    def value(self) -> torch.Tensor:
+        """Return the tensor."""
+        runner = Interpreter(self.graph)
+        device = next(iter(self.sources().values())).device
         # A network may be built in inference mode, whose tensors can't be trained.
         with torch.inference_mode(False), torch.no_grad():
-            for node in self._nodes:
+            for node in self.nodes:
                 runner.env[node] = device if reads_device(node) else runner.run_node(node)
-            value: torch.Tensor = runner.env[self._nodes[-1]].clone()
+            value: torch.Tensor = runner.env[self.nodes[-1]].clone()
         return value
+
+
+def _are_storable(expressions: Sequence[_Expression], reader: Node, leaves: Sequence[str]) -> bool:
+    """Return whether nothing but `reader` depends on their parameters, none of which belongs to `leaves`."""
+    if not expressions:
+        return False
+    graph = expressions[0].graph
+    sources = {name: tensor for expression in expressions for name, tensor in expression.sources().items()}
+    inside = {reader, *(node for expression in expressions for node in expression.nodes)}
+    readers = {node for node in graph.graph.find_nodes(op="get_attr") if str(node.target) in sources}
+    return (
+        len(_names(expressions)) == len(expressions)
+        and not any(belongs_to(name, leaves) for name in sources)
+        and readers <= inside
+        and all(inside.issuperset(node.users) for node in inside - {reader})
+        and tensors_of_layers(graph).isdisjoint(sources.values())
+    )
+
+
+def _names(expressions: Sequence[_Expression]) -> list[str]:
+    """Return, for each of the first expressions that have one, the largest parameter that no other has taken."""
+    names: list[str] = []
+    for expression in expressions:
+        free = {name: value for name, value in expression.sources().items() if name not in names}
+        if not free:
+            break
+        names.append(max(free, key=lambda name: free[name].numel()))
+    return names
+
+
+def _store(expressions: Sequence[_Expression], reader: Node, scopes: Scopes) -> list[str]:
+    """Let `reader` take parameters with the values; return their names."""
+    module = expressions[0].graph
+    names, values = _names(expressions), [expression.value() for expression in expressions]
+    sources = {name: tensor for expression in expressions for name, tensor in expression.sources().items()}
+    for source in sources:
+        path, _, attribute = source.rpartition(".")
+        delattr(module.get_submodule(path), attribute)
+    is_trained = any(isinstance(tensor, nn.Parameter) and tensor.requires_grad for tensor in sources.values())
+    for expression, name, value in zip(expressions, names, values, strict=True):
+        path, _, attribute = name.rpartition(".")
+        module.get_submodule(path).register_parameter(attribute, nn.Parameter(value, requires_grad=is_trained))
+        with module.graph.inserting_before(reader):
+            stored = module.graph.get_attr(name)
+        stored.meta |= {**reader.meta, TENSOR: (value.dtype, value.dim()), SHAPE: tuple(value.shape)}
+        scopes[stored.name] = scopes[reader.name]
+        reader.replace_input_with(expression.nodes[-1], stored)
+    for node in reversed([node for node in module.graph.nodes if any(node in part.nodes for part in expressions)]):
+        module.graph.erase_node(node)
+    return names
 
 
 def _is_fixed(node: Node) -> bool:

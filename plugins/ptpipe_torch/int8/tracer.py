@@ -138,7 +138,12 @@ class NetworkTracer(QuantizationTracer):
         """Record a call; trace into a module that is none of the network's but made by it (`nn.ReLU()(x)`)."""
         if m not in (self.submodule_paths or {}) and next(m.parameters(), None) is None:
             return forward(*args, **kwargs)
-        returned = super().call_module(m, forward, args, kwargs)
+        stack = self.module_stack.copy()
+        try:
+            returned = super().call_module(m, forward, args, kwargs)
+        except Exception:  # a network may catch it, as one that tries a call with lengths first
+            self.module_stack = stack
+            raise
         if args and returned is args[0] and may_act_in_training_alone(m):
             returned = self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
             returned.node.meta[ONLY_IN_TRAINING] = True

@@ -27,12 +27,14 @@ def check_same(model: onnx.ModelProto, run_onnx: Run, *, atol: float) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("is_computed", [False, True])
 @pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
-def test_float_weights_are_not_quantized(op_type: str, run_onnx: Run) -> None:
-    """Channels of so different size would be lost on one scale."""
+def test_float_weights_are_not_quantized(op_type: str, is_computed: bool, run_onnx: Run) -> None:
+    """Channels of so different size would be lost on one scale. Those that the file computes are constants, too."""
     draft = Draft()
     sizes = np.array([1, 1e-4, 1e-2, 1e-4]).reshape([-1, 1, 1, 1] if op_type == "Conv" else [1, -1, 1, 1])
     weight = draft.array(WEIGHT * sizes, np.float32)
+    weight = draft.node("Neg", [weight]) if is_computed else weight
     value = draft.quantize("images", 0.05, 128)
     value = draft.node(op_type, [value, weight], pads=[1, 1, 1, 1])
     scaled = draft.node("Mul", [draft.quantize(value, 1e-3, 100), draft.array(1e3, np.float32)])
@@ -47,6 +49,15 @@ def test_zeros_around_max_pooling_stay(padding_value: float | None, run_onnx: Ru
     inputs += [] if padding_value is None else [draft.array(padding_value, np.float32)]
     padded = draft.node("Pad", inputs)
     check_same(draft.finished(draft.node("MaxPool", [padded], kernel_shape=[2, 2], strides=[2, 2])), run_onnx, atol=0)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_what_ceil_mode_adds_is_not_counted(padding: int, run_onnx: Run) -> None:
+    draft = Draft()
+    sizes = {"kernel_shape": [4, 4], "strides": [3, 3], "pads": [padding] * 4, "ceil_mode": 1 - padding}
+    value = draft.quantize("images", 0.05, 128)
+    pooled = draft.node("AveragePool", [value], count_include_pad=1, **sizes)
+    check_same(draft.finished(draft.quantize(pooled, 0.02, 128)), run_onnx, atol=0.0201)
 
 
 def test_a_weight_has_its_own_zero_point(run_onnx: Run) -> None:

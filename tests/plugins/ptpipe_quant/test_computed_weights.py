@@ -59,6 +59,20 @@ class JoinedBias(nn.Module):
         return F.linear(x, self.qkv.weight, torch.cat((self.q, self.k, self.v)))
 
 
+class Combined(nn.Module):
+    """Two convolutions as one, whose weight and bias depend on the same parameter, as in networks for EEG."""
+
+    def __init__(self, *, reads: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.reads = nn.Conv2d(1, 4, (3, 1)), nn.Conv2d(4, 6, (1, 3), bias=False), reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = (self.first.weight * self.second.weight.permute(1, 0, 2, 3)).sum(0).unsqueeze(1)
+        bias = torch.matmul(self.second.weight.squeeze().sum(-1), self.first.bias[:, None]).squeeze()
+        y = F.conv2d(x, weight, bias)
+        return y * self.first.bias.mean() if self.reads else y
+
+
 class Computing(nn.Module):
     """A weight that something else depends on, too, or that is drawn."""
 
@@ -114,6 +128,12 @@ def test_the_layer_has_its_modules_name_and_nothing_is_left_of_the_parts() -> No
     assert sorted(name for name, _ in traced.graph.named_parameters()) == sorted(names)
     assert traced.kept_float == {}
     assert all(parameter.requires_grad for parameter in traced.graph.parameters())
+
+
+def test_a_weight_and_a_bias_of_the_same_parameters() -> None:
+    layers = nn.Sequential(Combined(), nn.Flatten(), nn.Linear(216, 4))
+    assert sorted(computed(layers)) == ["0.first.bias", "0.second.weight"]
+    assert computed(nn.Sequential(Combined(reads=True), nn.Flatten(), nn.Linear(216, 4))) == []
 
 
 def test_the_function_is_the_same() -> None:
