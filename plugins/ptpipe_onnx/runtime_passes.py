@@ -34,7 +34,7 @@ def _keep_float_weights(graph: ir.Graph) -> None:
 def _count_no_padding(graph: ir.Graph) -> None:
     """Let poolings without padding count none: else QLinearAveragePool counts what `ceil_mode` adds (1.32)."""
     for pool in nodes(graph, "AveragePool"):
-        if not any(pool.attributes.get_ints("pads", ())) and pool.attributes.get_int("count_include_pad", 0):
+        if not any(pool.attributes.get_ints("pads", ())) and "count_include_pad" in pool.attributes:
             pool.attributes["count_include_pad"] = ir.AttrInt64("count_include_pad", 0)
 
 

@@ -27,7 +27,7 @@ F = nn.functional
 TENSOR = "tensor"
 """Key of `Node.meta`: dtype and number of dimensions of a node that computes a tensor."""
 SEVERAL = "several"
-"""Key of `Node.meta`: true of a node that computes a tuple or another container."""
+"""Key of `Node.meta`: the number of parts of a node that computes a tuple or another container, else 0."""
 SHAPE = "shape"
 """Key of `Node.meta`: shape of that tensor, for batches of some size."""
 
@@ -100,7 +100,7 @@ class _Run(Interpreter):
             value = self.env[node]
             if isinstance(value, torch.Tensor):
                 node.meta |= {TENSOR: (value.dtype, value.dim()), SHAPE: tuple(value.shape)}
-            node.meta[SEVERAL] = isinstance(value, tuple | list | dict)
+            node.meta[SEVERAL] = len(value) if isinstance(value, tuple | list | dict) else 0
             self.env = {key: value for key, value in self.env.items() if self._is_used_after(key, node)}
         for layer in self._in_place_layers:
             layer.inplace = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from ptpipe_quant.functionalize import SHAPE, TENSOR
+from ptpipe_quant.functionalize import SEVERAL, SHAPE, TENSOR
 from ptpipe_quant.own_gradients import identity_until_training
 from ptpipe_torch.int8.fx import pad_with_input
 from ptpipe_torch.int8.tracer import ONLY_IN_TRAINING, Scopes
@@ -150,9 +151,21 @@ class _Normalizer:
             self._replace(node, pad_with_input, arguments["pad"], arguments["mode"])
         elif node.target is torch.reshape and len(node.args) == 2:
             node.op, node.target = "call_method", "reshape"
-        elif node.target in JOINS and isinstance(tensors := node.args[0], Sequence):
+        elif node.target in JOINS:
+            tensors: Any = node.args[0]
+            if isinstance(tensors, Node):
+                tensors = self._parts(tensors, node)
             # Some encoders return an empty map where a decoder joins one.
             node.args = ([tensor for tensor in tensors if not _is_empty(tensor)] or tensors, *node.args[1:])
+
+    def _parts(self, several: Node, before: Node) -> list[Node]:
+        """Take a tuple apart (`torch.cat(x.split(2))`): FX would observe it as if it were a tensor."""
+        parts = []
+        with self.graph.graph.inserting_before(before):
+            for number in range(several.meta.get(SEVERAL, 0)):
+                parts.append(self.graph.graph.call_function(operator.getitem, (several, number)))
+                self._describe(parts[-1], several)
+        return parts
 
     def _insert_padding(self, node: Node, layer: Any) -> None:
         """Pad in front of a convolution: exporters and QAT know only zeros, as many on both sides, of its own."""

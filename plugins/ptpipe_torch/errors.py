@@ -48,6 +48,11 @@ def export_failure(error: BaseException, *, remedy: str = "", place: str = "") -
     return f"{line if line == type(error).__name__ else f'{type(error).__name__}: {line}'}{place}"
 
 
+def makes_constant_of_size(error: BaseException) -> bool:
+    """Return whether `torch.export` stopped since a network makes a constant of a size that is not fixed."""
+    return _CONSTANT_AXIS.search(str(error)) is not None
+
+
 def depends_on_values(error: BaseException) -> bool:
     """Return whether `torch.export` stopped at a branch, a loop or a size that depends on the values of a tensor."""
     return _VALUES_DECIDE.search(str(error)) is not None

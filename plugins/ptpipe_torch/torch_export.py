@@ -21,8 +21,10 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from ptpipe_torch.answering_builtins import Answer, answering_builtins
+from ptpipe_torch.errors import makes_constant_of_size
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.tracer import SOURCE_LINE
+from ptpipe_torch.whole_quotients import symbolic_quotients
 
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in .*\n\s*(.+)$', re.MULTILINE)
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
@@ -49,6 +51,16 @@ def export_program(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: An
 
     Raises whatever torch.export raises.
     """
+    try:
+        return _exported(network, inputs, dynamic_shapes)
+    except Exception as error:
+        if not makes_constant_of_size(error):
+            raise
+        with symbolic_quotients(network):
+            return _exported(network, inputs, dynamic_shapes)
+
+
+def _exported(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any) -> ExportedProgram:
     printed, graph = StringIO(), ""
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     level = logger.level

@@ -33,7 +33,8 @@ from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantize
 from ptpipe_torch.int8.moved_integers import pieces_on_one_grid, take_integers
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
 from ptpipe_torch.int8.reference_form import reference_form
-from ptpipe_torch.int8.tracer import Scopes, trace_graph
+from ptpipe_torch.int8.tracer import Scopes
+from ptpipe_torch.int8.tracing import trace_graph
 from ptpipe_torch.int8.transposed import copy_form
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.runtime import released_memory

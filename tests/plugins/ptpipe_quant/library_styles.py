@@ -77,6 +77,12 @@ def tuples(n: Any, x: torch.Tensor) -> torch.Tensor:
     return logits(n, F.relu(first + second))
 
 
+def rejoined(n: Any, x: torch.Tensor) -> torch.Tensor:
+    """Joins what a function has split, without taking the parts out of their tuple."""
+    x = torch.cat(F.relu(n.stem(x)).split([3, 5], 1), 1)
+    return logits(n, n.conv(torch.cat(torch.chunk(x, 2, 1), 1)))
+
+
 def pooled_twice(n: Any, x: torch.Tensor) -> torch.Tensor:
     """Each branch pools for itself; means of 2 x 2 integers are ties in a quarter of all cases."""
     x = F.relu(n.stem(x))
@@ -93,6 +99,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "slopes": lambda: with_slope(Net(slopes, conv=conv(), each=nn.PReLU(8, 0.1), one=nn.PReLU())),
     "unpooled": lambda: Net(unpooled, conv=conv(), pool=nn.MaxPool2d(2, return_indices=True), unpool=nn.MaxUnpool2d(2)),
     "tuples": lambda: Net(tuples, conv=conv(), off=nn.Identity()),
+    "rejoined": lambda: Net(rejoined, conv=conv()),
     "pooled_twice": lambda: Net(pooled_twice, conv=conv(), other=conv()),
 }
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
-from ptpipe_torch.int8.tracer import trace_graph
+from ptpipe_torch.int8.tracing import trace_graph
 from ptpipe_torch.traced_gradients import NO_GRAD, functions_with_own_gradient
 
 from ...signatures import pictures

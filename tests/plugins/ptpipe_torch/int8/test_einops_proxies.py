@@ -16,7 +16,8 @@ import torch
 from einops.layers.torch import EinMix, Rearrange, Reduce
 from torch import nn
 
-from ptpipe_torch.int8.tracer import SOURCE_LINE, trace_graph
+from ptpipe_torch.int8.tracer import SOURCE_LINE
+from ptpipe_torch.int8.tracing import trace_graph
 
 from ....signatures import pictures
 

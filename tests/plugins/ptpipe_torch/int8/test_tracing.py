@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ptpipe_torch import BATCH, TensorSpec
-from ptpipe_torch.int8.tracer import trace_graph
+from ptpipe_torch.int8.tracing import trace_graph
 
 from ....signatures import pictures
 
@@ -226,3 +226,41 @@ def test_what_a_forward_pass_keeps_is_not_left_in_the_network(is_sized: bool) ->
     assert (network.last, network.seen, network.by_name) == (None, [], {})
     assert not hasattr(network, "new")
     assert network.others
+
+
+class Trying(nn.Module):
+    """Calls each part with an argument first that only some take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Conv2d(4, 4, 1)) for _ in range(2))
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            try:
+                images_BCHW = layer(images_BCHW, lengths=None)
+            except TypeError:
+                images_BCHW = layer(images_BCHW)
+        return images_BCHW
+
+
+class MadeOfLayers(nn.Module):
+    """Puts its layers together in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1)])
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        return nn.Sequential(*self.layers)(images_BCHW)
+
+
+@pytest.mark.parametrize(
+    ("network", "layers"),
+    [(Trying(), ["layers.0.0", "layers.1.0"]), (MadeOfLayers(), ["layers.0", "layers.1", "layers.2"])],
+)
+def test_layers_have_the_names_that_the_network_gives_them(network, layers) -> None:
+    graph, _ = trace_graph(network, pictures(SHAPE_CHW), ())
+    assert [node.target for node in graph.nodes if node.op == "call_module" and node.users] == layers
+    x = torch.randn(2, *SHAPE_CHW)
+    assert torch.equal(torch.fx.GraphModule(network, graph)(x), network(x))
