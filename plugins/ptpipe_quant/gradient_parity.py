@@ -105,15 +105,20 @@ def _differences(expected: _Gradients, found: _Gradients, *, may_be_off: bool) -
             continue
         if may_be_off and name not in expected.gradients:
             continue
-        own = expected.gradients.get(name, zero)
-        difference = _root_mean_square(found.gradients.get(name, zero) - own)
+        own, other = expected.gradients.get(name, zero), found.gradients.get(name, zero)
+        is_finite = own.isfinite() & other.isfinite()  # a root of zero has no finite gradient
+        difference = _root_mean_square((other - own)[is_finite])
+        if not torch.equal(own.isfinite().expand_as(is_finite), other.isfinite().expand_as(is_finite)):
+            difference = math.inf
         scale = max(_root_mean_square(own), floor)
         differences[name] = difference / scale if scale else math.inf if difference else 0.0
     return differences
 
 
 def _root_mean_square(values: torch.Tensor) -> float:
-    return values.double().square().mean().sqrt().item()
+    """Return that of the finite values, or 0 if there are none."""
+    finite = values[values.isfinite()].double()
+    return finite.square().mean().sqrt().item() if finite.numel() else 0.0
 
 
 def _message(kind: str, expected: _Gradients, found: _Gradients, beyond: Mapping[str, float], route: str) -> str:

@@ -47,6 +47,10 @@ _NORMAL_AND_LARGE = ((0, 2), (1, 3))
 """Samples of the two sizes of `_normal`."""
 _VOCABULARIES = (256, 16, 2, 1)
 _INTEGERS = (torch.int64, torch.int32)
+_ONLY_IN_TRAINING = (
+    ". Not traced is what a model does in training alone: a line behind `if self.training:`, or a train() method that "
+    "keeps batch norms in eval mode (batch_norm: fold keeps all of them there)"
+)
 _LARGE = 8.0
 """Standard deviation of every second sample: values far outside a calibrated range saturate."""
 _FUSED = (nn.modules.batchnorm._BatchNorm, nn.ReLU)
@@ -344,7 +348,7 @@ def _message(
     place = f"; the first layer that differs is {layer}: leave it float (skip: [{layer}])" if layer else ""
     return (
         f"{kind}: the prepared network computes something else than the model in {mode} mode: outputs differ by "
-        f"{difference:.2g} of the largest one{place}"
+        f"{difference:.2g} of the largest one{place}{_ONLY_IN_TRAINING if mode == 'train' else ''}"
     )
 
 

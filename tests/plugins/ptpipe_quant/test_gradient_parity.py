@@ -183,6 +183,13 @@ class OffInEvalMode(TwoParts):
             return self.features(x)
 
 
+class RootOfZero(TwoParts):
+    """Has no finite gradient where its features are zero."""
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(self.features(x))
+
+
 class InSubmodule(TwoParts):
     """Has a part that switches gradients off."""
 
@@ -202,7 +209,7 @@ class Frozen(TwoParts):
 
 KEPT = (
     *(NoGrad, Decorated, InInferenceMode, NotInInferenceMode, WithoutGradientOfTheInput, Reversal, StoredReversal),
-    *(Binary, Frugal, Checkpointed, OffInEvalMode, Frozen),
+    *(Binary, Frugal, Checkpointed, OffInEvalMode, Frozen, RootOfZero),
 )
 NETWORKS: dict[str, Any] = {type_.__name__: type_ for type_ in (*KEPT, Hooked, Switched, InSubmodule, TwoParts)}
 

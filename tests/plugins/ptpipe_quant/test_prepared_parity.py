@@ -67,7 +67,7 @@ def test_qat_is_compared_in_train_mode_too(monkeypatch, ctx) -> None:
     from ptpipe_quant import qat_layers
 
     monkeypatch.setattr(qat_layers, "_TINY", 1e3)  # counts every channel as switched off, in train mode alone
-    with pytest.raises(StageError, match="than the model in train mode"):
+    with pytest.raises(StageError, match=r"than the model in train mode: .* keeps batch norms in eval mode"):
         prepare_qat(PrepareQatConfig(backend=FIRST, batch_norm="train"), ctx, make_model(train_net))
 
 
