@@ -35,7 +35,7 @@ from ptpipe_onnx.tensor_names import grid_of
 from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers, quantize_nodes, source_nodes
 from ptpipe_torch.int8.reference_nodes import quantized_before, repeated_nodes
 from ptpipe_torch.model.exact_session import exact_session
-from ptpipe_torch.model.onnx_file import session_options
+from ptpipe_torch.model.onnx_file import one_line_errors, session_options
 
 MAX_STEPS = 1
 MAX_FRACTION, MAX_PRODUCT_FRACTION = 0.5, 0.1
@@ -156,11 +156,12 @@ def _session_with_outputs(path: Path, names: Sequence[str], scratch: Path) -> It
     shutil.copyfile(path, probe)
     with probe.open("ab") as file:
         file.write(onnx.ModelProto(graph=onnx.GraphProto(output=outputs)).SerializeToString())
-    try:
-        session = exact_session(probe, session_options(host.num_threads()))
-    finally:
-        probe.unlink()
-    yield session
+    with one_line_errors(path):
+        try:
+            session = exact_session(probe, session_options(host.num_threads()))
+        finally:
+            probe.unlink()
+        yield session
 
 
 def _add_merged(reference: GraphModule, found: dict[str, torch.Tensor]) -> None:

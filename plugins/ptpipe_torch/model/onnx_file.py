@@ -114,7 +114,7 @@ class OnnxFile(Deployable):
             fixed = _fixed_batch_size(sessions[0].get_inputs())
 
             def predict(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-                with _one_line_errors(self.path):
+                with one_line_errors(self.path):
                     feed = {spec.name: inputs[spec.name] for spec in signature.inputs}
                     outputs = _run_in_pieces(sessions[0], names, feed, fixed) if fixed else sessions[0].run(names, feed)
                 num_samples = len(inputs[signature.inputs[0].name])
@@ -203,7 +203,7 @@ def open_session(path: Path, num_threads: int, *, exact_sums: bool = False) -> I
 
     `exact_sums`: see `exact_session`.
     """
-    with _one_line_errors(path):
+    with one_line_errors(path):
         yield _session(path, num_threads, exact_sums=exact_sums)
 
 
@@ -212,7 +212,7 @@ def _session(path: Path, num_threads: int, *, exact_sums: bool) -> Any:
 
     _check_self_contained(path)
     options = session_options(num_threads)
-    with _one_line_errors(path), redirect_stdout(None):  # for some files it prints that it tries again
+    with one_line_errors(path), redirect_stdout(None):  # for some files it prints that it tries again
         if exact_sums:
             return exact_session(path, options)
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -248,7 +248,7 @@ def _check_names(path: Path, side: str, values: Sequence[Any], specs: Sequence[T
 
 
 def _check_self_contained(path: Path) -> None:
-    with _one_line_errors(path):
+    with one_line_errors(path):
         if is_self_contained(path):
             return
     raise StageError(
@@ -258,7 +258,8 @@ def _check_self_contained(path: Path) -> None:
 
 
 @contextmanager
-def _one_line_errors(path: Path) -> Iterator[None]:
+def one_line_errors(path: Path) -> Iterator[None]:
+    """Raise StageError with one line in the place of whatever ONNX Runtime raises for this file inside the `with`."""
     try:
         yield
     except StageError:

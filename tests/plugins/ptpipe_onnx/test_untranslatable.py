@@ -103,6 +103,13 @@ class OnnxAttention(nn.Module):
         return torch.onnx.ops.attention(y, y, y)[0].reshape(x.shape)
 
 
+class Empty(nn.Module):
+    """Normalizes no channels: torch can, and ONNX Runtime can't."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + nn.functional.layer_norm(x[..., :0], (0,)).sum(-1, keepdim=True)
+
+
 class Other(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise TypeError("x\n\x1b[31mis of another kind")
@@ -112,7 +119,7 @@ BLOCKS = {
     kind.__name__: kind
     for kind in (
         *(Eigenvalues, Rotation, ExportableRotation, Branch, Choice, Count, FixedCount, FiveAxes, FourAxes),
-        *(OnnxAttention, Other),
+        *(OnnxAttention, Other, Empty),
     )
 }
 
@@ -177,6 +184,18 @@ def test_the_line_is_named_behind_quantization(
     with pytest.raises(StageError) as raised:
         run_export(model)
     assert str(raised.value) == FAILED + UNTRANSLATABLE[kind]
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_what_onnx_runtime_cannot_run_is_one_line(
+    is_int8: bool, run_export: Export, digits: Data, tmp_path: Path
+) -> None:
+    model, ctx = model_of("Empty"), Context("int8", "quant", 7, tmp_path)
+    if is_int8:
+        prepared = stages.prepare(PrepareConfig(backend=supported_engines()[0], skip=["2"]), ctx, model)
+        model = stages.convert(ctx, stages.calibrate(CalibrateConfig(num_samples=64), ctx, prepared, digits)[0])
+    with pytest.raises(StageError, match=r"^ONNX Runtime can't run \w+\.onnx: .*LayerNormalization.*$"):
+        run_export(model)
 
 
 @pytest.mark.parametrize("kind", ["ExportableRotation", "Choice", "FixedCount", "FourAxes"])
