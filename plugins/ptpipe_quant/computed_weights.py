@@ -34,11 +34,12 @@ def store_computed_weights(graph: GraphModule, scopes: Scopes, leaves: Sequence[
             given = arguments_of(node)
             sources = [source for name in _WEIGHTS if isinstance(source := given.get(name), Node)]
             found = [expression for source in sources if (expression := _Expression.of(graph, source)) is not None]
-            # Together, if they are computed from the same parameters.
-            groups = [found] if _are_storable(found, node, leaves) else [[expression] for expression in found]
-            for expressions in groups:
-                if _are_storable(expressions, node, leaves):
-                    stored += _store(expressions, node, scopes)
+            if _are_storable(found, node, leaves):  # together: they may be computed from the same parameters
+                stored += _store(found, node, scopes)
+                continue
+            for expression in found:
+                if _are_storable([expression], node, leaves):
+                    stored += _store([expression], node, scopes)
     return stored
 
 
@@ -74,6 +75,11 @@ class _Expression:
         values = {name: operator.attrgetter(name)(self.graph) for name in names}
         return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether one of the parameters is."""
+        return any(isinstance(tensor, nn.Parameter) and tensor.requires_grad for tensor in self.sources().values())
+
     def value(self) -> torch.Tensor:
         """Return the tensor."""
         runner = Interpreter(self.graph)
@@ -91,7 +97,7 @@ def _are_storable(expressions: Sequence[_Expression], reader: Node, leaves: Sequ
     if not expressions:
         return False
     graph = expressions[0].graph
-    sources = {name: tensor for expression in expressions for name, tensor in expression.sources().items()}
+    sources = _sources(expressions)
     inside = {reader, *(node for expression in expressions for node in expression.nodes)}
     readers = {node for node in graph.graph.find_nodes(op="get_attr") if str(node.target) in sources}
     return (
@@ -101,6 +107,10 @@ def _are_storable(expressions: Sequence[_Expression], reader: Node, leaves: Sequ
         and all(inside.issuperset(node.users) for node in inside - {reader})
         and tensors_of_layers(graph).isdisjoint(sources.values())
     )
+
+
+def _sources(expressions: Sequence[_Expression]) -> dict[str, torch.Tensor]:
+    return {name: tensor for expression in expressions for name, tensor in expression.sources().items()}
 
 
 def _names(expressions: Sequence[_Expression]) -> list[str]:
@@ -118,12 +128,11 @@ def _store(expressions: Sequence[_Expression], reader: Node, scopes: Scopes) -> 
     """Let `reader` take parameters with the values; return their names."""
     module = expressions[0].graph
     names, values = _names(expressions), [expression.value() for expression in expressions]
-    sources = {name: tensor for expression in expressions for name, tensor in expression.sources().items()}
-    for source in sources:
+    trained = [expression.is_trained for expression in expressions]
+    for source in _sources(expressions):
         path, _, attribute = source.rpartition(".")
         delattr(module.get_submodule(path), attribute)
-    is_trained = any(isinstance(tensor, nn.Parameter) and tensor.requires_grad for tensor in sources.values())
-    for expression, name, value in zip(expressions, names, values, strict=True):
+    for expression, name, value, is_trained in zip(expressions, names, values, trained, strict=True):
         path, _, attribute = name.rpartition(".")
         module.get_submodule(path).register_parameter(attribute, nn.Parameter(value, requires_grad=is_trained))
         with module.graph.inserting_before(reader):

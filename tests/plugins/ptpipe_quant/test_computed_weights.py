@@ -136,6 +136,16 @@ def test_a_weight_and_a_bias_of_the_same_parameters() -> None:
     assert computed(nn.Sequential(Combined(reads=True), nn.Flatten(), nn.Linear(216, 4))) == []
 
 
+def test_a_weight_that_is_frozen_stays_so_beside_a_trained_bias() -> None:
+    layer = JoinedBias()
+    layer.qkv.weight.requires_grad_(False)
+    layer.forward = lambda x: F.linear(x, layer.qkv.weight * 2, torch.cat((layer.q, layer.k, layer.v)))  # type: ignore[method-assign]
+    traced = trace_network(behind_linear(layer), pictures((1, 8, 8)))
+    assert len(traced.computed_weights) == 2
+    frozen = [parameter.dim() for parameter in traced.graph.parameters() if not parameter.requires_grad]
+    assert frozen == [2]
+
+
 def test_the_function_is_the_same() -> None:
     assert computed(standardized()) == ["0.weight", "2.weight"]
     assert computed(joined()) == ["3.q"]
