@@ -112,13 +112,12 @@ def test_torch_and_the_file_compute_the_same_integers(
     assert names[compared[0]].startswith("the input")
     # What dropout returns is compared on a grid that neither has: in floats.
     differs = {
-        names[name]: ((recorder.found[name].float() - found[name].float()).abs() > 0.01).float().mean().item()
-        for name in compared
+        names[name]: (recorder.found[name].float() - found[name].float()).abs().gt(0.01).double() for name in compared
     }
-    assert differs.pop("add") < 1e-4  # both sum two floats, in another order
+    assert differs.pop("add").mean() < 1e-4  # both sum two floats, in another order
     # Unrounded biases differ in some values in a thousand. qnnpack multiplies by the reciprocal of the output's scale,
-    # by which ONNX Runtime divides: which values are ties in it depends on the processor that computed the weights,
-    # and one of a small layer's 9,600 is more than 1e-4. fbgemm adds float32 numbers, one of which may be off by its
-    # last bit.
-    allowed = 1e-5 if backend == "fbgemm" else 1.1e-4
-    assert {name: fraction for name, fraction in differs.items() if fraction > allowed} == {}
+    # by which ONNX Runtime divides: which values are ties in it depends on the weights' last bits, and they on the
+    # processor and its threads. fbgemm adds float32 numbers, one of which may be off by its last bit.
+    single, share = (0, 1e-5) if backend == "fbgemm" else (1, 1e-4)
+    found_ties = {name: (int(differ.sum()), differ.numel()) for name, differ in differs.items()}
+    assert {name: n for name, n in found_ties.items() if n[0] > single + share * n[1]} == {}
