@@ -12,9 +12,9 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_quant.functionalize import SEVERAL, SHAPE, TENSOR
-from ptpipe_quant.own_gradients import identity_until_training
 from ptpipe_torch.int8.fx import pad_with_input
 from ptpipe_torch.int8.tracer import ONLY_IN_TRAINING, Scopes
+from ptpipe_torch.traced_gradients import RETURNS_INPUT
 
 F = nn.functional
 
@@ -66,6 +66,18 @@ class StochasticDepth(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Set the residual branch of random samples (mode `row`) or of the whole batch to zero."""
         return self.function(x, self.p, self.mode, training=self.training)
+
+
+class _Applied(nn.Module):
+    """A function of one tensor and constants as a module, for training."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self._function: Any = node.target
+        self._constants, self._named = node.args[1:], node.kwargs
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._function(x, *self._constants, **self._named)
 
 
 def pass_inputs_by_position(graph: GraphModule) -> None:
@@ -144,6 +156,8 @@ class _Normalizer:
         elif _name(node) == "stochastic_depth" and arguments.get("training") is False:
             function: Any = node.target
             self._replace(node, _disabled(StochasticDepth(function, arguments["p"], arguments["mode"])))
+        elif getattr(node.target, RETURNS_INPUT, False) and node.all_input_nodes == list(node.args[:1]):
+            self._replace(node, _identity_until_training(_Applied(node)))  # it changes nothing but gradients
         elif node.target in _ACTIVATIONS:
             layer, *names = _ACTIVATIONS[node.target]
             self._replace(node, layer(*(arguments[name] for name in names)))
@@ -152,11 +166,10 @@ class _Normalizer:
         elif node.target is torch.reshape and len(node.args) == 2:
             node.op, node.target = "call_method", "reshape"
         elif node.target in JOINS:
-            tensors: Any = node.args[0]
-            if isinstance(tensors, Node):
-                tensors = self._parts(tensors, node)
+            joined: Any = node.args[0]
+            tensors = self._parts(joined, node) if isinstance(joined, Node) else joined
             # Some encoders return an empty map where a decoder joins one.
-            node.args = ([tensor for tensor in tensors if not _is_empty(tensor)] or tensors, *node.args[1:])
+            node.args = ([tensor for tensor in tensors if not _is_empty(tensor)] or joined, *node.args[1:])
 
     def _parts(self, several: Node, before: Node) -> list[Node]:
         """Take a tuple apart (`torch.cat(x.split(2))`): FX would observe it as if it were a tensor."""
@@ -272,4 +285,11 @@ def _name(node: Node) -> str:
 def _disabled(dropout: Any) -> nn.Identity:
     if hasattr(dropout, "inplace"):
         dropout.inplace = False
-    return identity_until_training(dropout)
+    return _identity_until_training(dropout)
+
+
+def _identity_until_training(layer: nn.Module) -> nn.Identity:
+    """Return a layer that computes nothing, in whose place `training_graph` puts this one."""
+    identity = nn.Identity()
+    identity.__dict__["_for_training"] = layer  # not a submodule: no part of the graph until then
+    return identity

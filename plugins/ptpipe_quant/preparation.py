@@ -55,7 +55,9 @@ def prepare_model(
         network = model.build()
         for name in layers_to_quantize(network, config.skip, nn.LSTM, nn.GRU, nn.RNN):
             ctx.log(f"{name} stays float: torch has int8 kernels for recurrent layers in quant.dynamic alone")
-        preparation = _Preparation(config, ctx, model, Expected.of(network, model.signature, train=train), network)
+        expected = Expected.of(network, model.signature, train=train)
+        is_random = isinstance(config, PrepareQatConfig) and draws_in_training(network, expected.inputs)
+        preparation = _Preparation(config, ctx, model, expected, network)
         del network
         transform, module = preparation.apply(transform)
         _report_layers(module, ctx, may_be_idle=may_be_idle)
@@ -64,13 +66,12 @@ def prepare_model(
         folded = module.meta[transforms.FOLDED]
         for name in folded:
             ctx.log(f"{name} is folded into the transposed convolution in front of it: it is trained as part of it")
-        expected, build = preparation.expected, functools.partial(with_frozen, model.build, folded)
         check_prepared(ctx, module, expected, model.build, folded)
         if isinstance(config, PrepareQatConfig):
-            is_train = expected.train_outputs is not None
+            build, is_train = functools.partial(with_frozen, model.build, folded), expected.train_outputs is not None
             check_gradients(ctx, module, expected.inputs, build, train=is_train, route=config.route)
-            if draws_in_training(build(), expected.inputs) and not draws_in_training(module, expected.inputs):
-                ctx.notice(_LOST_NOISE)
+        if is_random and not draws_in_training(module, expected.inputs):
+            ctx.notice(_LOST_NOISE)
         ctx.metric(backend=config.backend, weights=transform.arguments["weights"])
         return Model.from_module(replace(model.recipe, prepare=(transform,), backend=config.backend), module)
 

@@ -20,7 +20,7 @@ from ptpipe_quant.functionalize import ChangedViewError, functionalize
 from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
 from ptpipe_quant.movement import use_known_moves
 from ptpipe_quant.normalize import normalize, pass_inputs_by_position
-from ptpipe_quant.own_gradients import keep_gradients, recorded_functions
+from ptpipe_quant.own_gradients import detach_without_gradients, recorded_functions
 from ptpipe_quant.products import use_matmul
 from ptpipe_quant.shared_layers import separate_calls
 from ptpipe_quant.silu import write_out_silu
@@ -135,7 +135,7 @@ def trace_network(
     parameters, in-place operators out of place, each layer is called once, padding other than with zeros is an operator
     of its own; attention is linear layers and products, which are `torch.matmul`; each ReLU, function or module, is a
     separate module, which fuses with the layer before it; `nn.Flatten` is a function, which has an int8 form; dropout
-    is an `identity_until_training`.
+    is an `nn.Identity` that keeps it as `_for_training`.
 
     `route`: how it is traced, see `TracedConfig`. `float_operators`: further ones to leave float, by their names in the
     graph. `purpose`: with `route: fx`, `qat` keeps the gradients of the network as well; for all but `repair`, weights
@@ -152,7 +152,7 @@ def trace_network(
     pass_inputs_by_position(graph)
     _make_functional(graph, scopes, inputs)
     if purpose == "qat":
-        keep_gradients(graph, scopes)
+        detach_without_gradients(graph, scopes)
     use_matrices(graph, scopes)
     computed = store_computed_weights(graph, scopes, leaves) if purpose != "repair" else []
     reasons = use_layers(graph, scopes, leaves)

@@ -49,6 +49,7 @@ class Place:
 def export_program(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any) -> ExportedProgram:
     """Call `torch.export.export` without the graph that it prints to stderr, and the warning, when it fails.
 
+    A network that makes a constant of a size is tried once more, see `whole_quotients`.
     Raises whatever torch.export raises.
     """
     try:

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import nn
 from torch.autograd.function import Function, FunctionCtx, _is_setup_context_defined
-from torch.fx import Proxy
+from torch.fx import Graph, Node, Proxy, Tracer
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves
 
@@ -101,6 +101,23 @@ class GradientRecorder:
             return apply(*args, **kwargs)
         finally:
             self._is_inside = inside
+
+
+class GradientTracer(Tracer):
+    """Mixin of a tracer that marks nodes with `NO_GRAD`, and records autograd functions as `gradients` says."""
+
+    gradients: GradientRecorder
+
+    def trace(self, root: Any, concrete_args: Any = None) -> Graph:
+        """Trace a network."""
+        with self.gradients.active():
+            return super().trace(root, concrete_args)
+
+    def create_node(self, *arguments: Any, **named: Any) -> Node:
+        """Record an operator."""
+        node = super().create_node(*arguments, **named)
+        node.meta[NO_GRAD] = self.gradients.is_off
+        return node
 
 
 @functools.cache

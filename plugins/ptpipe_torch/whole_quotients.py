@@ -3,6 +3,8 @@
 `int` returns a number, whatever it is given, so that a tracer would make a constant of the size. And the quotient is a
 floating-point number, of which torch can't show that it is whole. In its place stands `x.shape[0] // 4`, which is the
 same number, since sizes are not negative.
+
+Other built-in functions are replaced for all (`answering_builtins`). `int` is a type, with which torch compares others.
 """
 
 from __future__ import annotations

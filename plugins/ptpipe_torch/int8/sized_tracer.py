@@ -121,9 +121,7 @@ class SizedTracer(NetworkTracer):
     Likewise on types and devices. The graph is right for inputs of these shapes, in batches of any size.
     """
 
-    def __init__(
-        self, leaves: Iterable[str], inputs: Sequence[TensorSpec], functions: Mapping[Any, bool] | None = None
-    ) -> None:
+    def __init__(self, leaves: Iterable[str], inputs: Sequence[TensorSpec], functions: Mapping[Any, bool]) -> None:
         super().__init__(leaves, len(inputs), functions)
         self._specs = inputs
         self._inputs = [iter(zeros(inputs, *sizes)) for sizes in zip(_BATCH_SIZES, _SYMBOL_SIZES, strict=True)]

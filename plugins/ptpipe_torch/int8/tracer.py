@@ -22,7 +22,7 @@ from ptpipe_torch.errors import ON_VALUES
 from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.model.forward_arguments import has_kept_default
-from ptpipe_torch.traced_gradients import NO_GRAD, GradientRecorder
+from ptpipe_torch.traced_gradients import GradientRecorder, GradientTracer
 from ptpipe_torch.training_layers import may_act_in_training_alone
 
 with deprecations_silenced():
@@ -81,23 +81,22 @@ for _operator in IN_PLACE_OPERATORS:
     setattr(NetworkProxy, f"__{_operator.__name__}__", _recording(_operator))
 
 
-class NetworkTracer(QuantizationTracer):
+class NetworkTracer(GradientTracer, QuantizationTracer):
     """Traces a network; arguments of its `forward` that get no input keep their defaults.
 
     `leaves`: names of submodules not to trace into. `functions`: autograd functions not to trace into. Of layers that
     may act in training alone, those are recorded that return their input.
     """
 
-    def __init__(self, leaves: Iterable[str], num_inputs: int, functions: Mapping[Any, bool] | None = None) -> None:
+    def __init__(self, leaves: Iterable[str], num_inputs: int, functions: Mapping[Any, bool]) -> None:
         super().__init__(list(leaves), [])
         self._num_inputs = num_inputs
-        self.gradients = GradientRecorder((functions or {}).get)
+        self.gradients = GradientRecorder(functions.get)
         self._internal = (*_INTERNAL, *einops_proxies.folders())
         self.record_stack_traces = False  # its way of doing so imports torch's compiler
 
     def trace(self, root: Any, concrete_args: Any = None) -> Graph:
-        answering = answering_builtins(("callable", "isinstance", "len"), Proxy, self.answer, self._internal)
-        with answering, self.gradients.active():
+        with answering_builtins(("callable", "isinstance", "len"), Proxy, self.answer, self._internal):
             return super().trace(root, concrete_args)
 
     def answer(self, function: Callable[..., Any], proxy: Proxy, *arguments: Any) -> Any:
@@ -112,9 +111,9 @@ class NetworkTracer(QuantizationTracer):
         return super().create_arg(a.item() if isinstance(a, np.generic) else a)
 
     def create_node(self, *arguments: Any, **named: Any) -> Node:
-        """Record the user's line with the node, and whether it is inside of `torch.no_grad`."""
+        """Record the user's line with the node."""
         node = super().create_node(*arguments, **named)
-        node.meta |= {SOURCE_LINE: _source_line(self._internal), NO_GRAD: self.gradients.is_off}
+        node.meta[SOURCE_LINE] = _source_line(self._internal)
         return node
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ from torch import fx, nn
 
 from ptpipe import StageError
 from ptpipe_torch.model.forward_arguments import has_kept_default
-from ptpipe_torch.traced_gradients import NO_GRAD, GradientRecorder
+from ptpipe_torch.traced_gradients import NO_GRAD, GradientRecorder, GradientTracer
 from ptpipe_train.evaluation import state_restored
 
 _REPETITIONS = 3
@@ -68,19 +68,10 @@ def takes_network_input(piece: fx.GraphModule) -> bool:
     return len(piece.graph.find_nodes(op="placeholder")) > 1
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(GradientTracer):
     def __init__(self) -> None:
         super().__init__()
-        self._gradients = GradientRecorder(lambda _function: False)  # all autograd functions are recorded as they are
-
-    def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
-        with self._gradients.active():
-            return super().trace(root, concrete_args)
-
-    def create_node(self, *arguments: Any, **named: Any) -> fx.Node:
-        node = super().create_node(*arguments, **named)
-        node.meta[NO_GRAD] = self._gradients.is_off
-        return node
+        self.gradients = GradientRecorder(lambda _function: False)  # all autograd functions are recorded as they are
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # Training callbacks must stay modules, or nothing could call them.
