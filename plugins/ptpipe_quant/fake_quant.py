@@ -49,8 +49,6 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
     """
 
     observer_enabled: torch.Tensor
-    _has_kernel = True
-    """Whether torch has an operator that observes and rounds."""
 
     def __init__(self, freeze_at: float = 1.0, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -66,7 +64,7 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
 
     def forward(self, x: torch.Tensor, first: bool | None = None) -> torch.Tensor:
         """Fake-quantize `x`. `first`: whether this is the first of several calls in a forward pass; None: only one."""
-        if self._has_kernel and x.device.type != "cpu":
+        if x.device.type != "cpu":
             return self._forward_without_waiting(x, first)
         if self.training and self.observer_enabled.item():
             self._observe(x.detach(), first is not False)
@@ -103,8 +101,12 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
 
     def _record_grid(self) -> None:
         observer = self.activation_post_process
+        self._record(observer.min_val.clamp(max=0), observer.max_val.clamp(min=0))
+
+    def _record(self, low: torch.Tensor, high: torch.Tensor) -> None:
+        """Record the grid of a range that includes zero."""
+        observer = self.activation_post_process
         # The arithmetic of the observer's `calculate_qparams`, which reads values back.
-        low, high = observer.min_val.clamp(max=0), observer.max_val.clamp(min=0)
         scale = torch.maximum((high - low) / float(observer.quant_max - observer.quant_min), observer.eps)
         zero_point = observer.quant_min - torch.round(low / scale)
         self.scale.copy_(scale)
@@ -192,7 +194,6 @@ class LearnedActivationFakeQuant(ActivationFakeQuant):
 
     undecayed = ("log_part",)
     """See `ptpipe_torch.Undecayed`."""
-    _has_kernel = False
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -214,13 +215,26 @@ class LearnedActivationFakeQuant(ActivationFakeQuant):
         observer, (low, high) = self.activation_post_process, _part(self.log_part)
         return observer.min_val.clamp(max=0) * low, observer.max_val.clamp(min=0) * high
 
+    def _forward_without_waiting(self, x: torch.Tensor, first: bool | None) -> torch.Tensor:
+        if self.training:
+            self._observe(x.detach(), first is not False, self.observer_enabled.bool().squeeze())
+        observer = self.activation_post_process
+        is_rounded = self.fake_quant_enabled.bool().squeeze() & (observer.min_val <= observer.max_val)
+        return torch.where(is_rounded, self._round(x), x)
+
     def _round(self, x: torch.Tensor) -> torch.Tensor:
-        scale, zero_point = self.calculate_qparams()
-        self.scale.copy_(scale)
-        self.zero_point.copy_(zero_point)
+        low, high = self._limits()
+        self._record(low.detach(), high.detach())
+        grid = self._grid(self.scale, self.zero_point) if x.device.type == "cpu" else self._grid_on_device()
         num_features = x.numel() / max(1, len(x))  # of a sample: the loss is a mean over samples
-        factor = _gradient_factor(num_features, self.activation_post_process.quant_max, scale).reshape(())
-        return _learned(x, *self._limits(), self._grid(scale, zero_point), factor)
+        factor = _gradient_factor(num_features, self.activation_post_process.quant_max, self.scale).reshape(())
+        return _learned(x, low, high, grid, factor)
+
+    def _grid_on_device(self) -> Grid:
+        """Return the recorded grid, without reading it back."""
+        observer, scale = self.activation_post_process, self.scale.squeeze()
+        offset = self.zero_point.float()
+        return Grid(scale.reciprocal(), scale, observer.quant_min - offset, observer.quant_max - offset)
 
 
 class LearnedWeightFakeQuant(WeightFakeQuant):

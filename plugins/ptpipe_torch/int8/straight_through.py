@@ -18,16 +18,22 @@ class Grid(NamedTuple):
     """The integers of a tensor: x is stored as `clamp(round(x * inverse), minimum, maximum)`, which means that * scale.
 
     `minimum` and `maximum` are the integer range shifted by the zero point. `inverse` is 1 / `scale` rounded to
-    float32: x is multiplied by it, as in torch's int8 kernels. Both are numbers, or tensors that broadcast.
+    float32: x is multiplied by it, as in torch's int8 kernels. Both are numbers, or tensors that broadcast. For a
+    learned range the limits may be float32 tensors of one value, which need not be read back from an accelerator.
     """
 
     inverse: float | torch.Tensor
     scale: float | torch.Tensor
-    minimum: int
-    maximum: int
+    minimum: int | torch.Tensor
+    maximum: int | torch.Tensor
 
     @property
-    def unclipped(self) -> tuple[float, float]:
+    def limits(self) -> tuple[Any, Any]:
+        """The smallest and the largest integer, both numbers or both tensors."""
+        return self.minimum, self.maximum
+
+    @property
+    def unclipped(self) -> tuple[float | torch.Tensor, float | torch.Tensor]:
         """Limits of the rounded numbers that aren't clipped."""
         return self.minimum - 0.5, self.maximum + 0.5
 
@@ -122,14 +128,23 @@ class LearnedRange(torch.autograd.Function):
         x, rounded = ctx.saved_tensors
         grid: Grid = ctx.grid
         lower, upper = grid.unclipped
-        inside = _hardtanh_backward(gradient, rounded, lower, upper)
+        inside = _between(gradient, rounded, lower, upper)
         if not any(ctx.needs_input_grad[1:3]):
             return inside, None, None, None, None
         errors = rounded - (x if _is_exact(x) else x.float()) * grid.inverse
         stretch = _sum(errors.mul_(inside), ctx.shape) / (grid.maximum - grid.minimum)
-        below = _sum(_hardtanh_backward(gradient, rounded, -torch.inf, lower), ctx.shape)
-        above = _sum(_hardtanh_backward(gradient, rounded, upper, torch.inf), ctx.shape)
+        below = _sum(_between(gradient, rounded, -torch.inf, lower), ctx.shape)
+        above = _sum(_between(gradient, rounded, upper, torch.inf), ctx.shape)
         return inside, (below - stretch) * ctx.factor, (above + stretch) * ctx.factor, None, None
+
+
+def _between(
+    gradient: torch.Tensor, values: torch.Tensor, low: float | torch.Tensor, high: float | torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient where a value lies strictly between two limits, else 0."""
+    if not isinstance(low, torch.Tensor) and not isinstance(high, torch.Tensor):
+        return _hardtanh_backward(gradient, values, low, high)  # type: ignore[no-any-return]
+    return torch.where((values > low) & (values < high), gradient, 0)
 
 
 def _round(x: torch.Tensor, grid: Grid, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,13 +152,13 @@ def _round(x: torch.Tensor, grid: Grid, *, keep: bool) -> tuple[torch.Tensor, to
 
     All arithmetic is float32, or x's.
     """
-    rounded = _rounded(x, grid)
+    rounded, limits = _rounded(x, grid), grid.limits
     if _is_exact(x):
         out = torch.empty_like(x) if keep else rounded
-        return torch.clamp(rounded, grid.minimum, grid.maximum, out=out).mul_(grid.scale), rounded
+        return torch.clamp(rounded, *limits, out=out).mul_(grid.scale), rounded
     # bfloat16 represents every integer to 256, and rounding larger ones moves none across the limits.
     kept = torch.empty_like(x).copy_(rounded) if keep else rounded
-    return torch.empty_like(x).copy_(rounded.clamp_(grid.minimum, grid.maximum).mul_(grid.scale)), kept
+    return torch.empty_like(x).copy_(rounded.clamp_(*limits).mul_(grid.scale)), kept
 
 
 def _rounded(x: torch.Tensor, grid: Grid) -> torch.Tensor:

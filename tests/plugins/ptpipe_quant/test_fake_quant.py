@@ -301,6 +301,35 @@ class TestLearned:
         expected = torch.fake_quantize_per_tensor_affine(self.x, scale.item(), int(zero_point.item()), 0, 255)
         assert torch.equal(fake_quant(self.x), expected)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("calls", [[None], [True, False, False]], ids=["one call", "several calls"])
+    def test_on_an_accelerator_it_has_the_same_bits(self, calls: list[bool | None], dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        waiting, other = (learned_activation().train() for _ in range(2))
+        other._grid = lambda *recorded: other._grid_on_device()
+        for step, scale in enumerate((1.0, 2.0, 0.3, 100.0)):
+            for fake_quant in (waiting, other):
+                fake_quant.on_progress(step / 4)
+                set_parts(fake_quant, 1 - 0.1 * step, 1 - 0.3 * step)
+            for first in calls:
+                x, seeds = (torch.randn(3, 77).to(dtype) * scale for _ in range(2))
+                results = []
+                for fake_quant, forward in ((waiting, waiting.forward), (other, other._forward_without_waiting)):
+                    values = x.clone().requires_grad_()
+                    y = forward(values, first)
+                    (y * seeds).sum().backward()
+                    results.append([y, values.grad, fake_quant.log_part.grad, *fake_quant.state_dict().values()])
+                assert all(torch.equal(one, same) for one, same in zip(*results, strict=True))
+
+    def test_on_an_accelerator_values_pass_until_there_is_a_range(self) -> None:
+        fake_quant = learned_activation()
+        x = self.x.clone().requires_grad_()
+        y = fake_quant._forward_without_waiting(x, None)
+        y.sum().backward()
+        assert torch.equal(y, x)
+        assert torch.equal(x.grad, torch.ones_like(x))
+        assert not fake_quant.log_part.grad.any()
+
     @pytest.mark.parametrize("per_channel", [True, False])
     def test_weights_are_rounded_to_the_grid_that_is_converted(self, per_channel) -> None:
         fake_quant = learned_weight(self.x, per_channel=per_channel)

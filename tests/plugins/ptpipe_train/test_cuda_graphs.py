@@ -181,9 +181,66 @@ def test_what_depends_on_python_is_not_captured(lab: Lab, build: Any, reason: st
     assert any(line.startswith("no CUDA graph: ") and reason in line for line in graph.log), graph.log
 
 
+@pytest.mark.parametrize("options", [{}, {"batch_norm": "fold", "freeze_at": 0.5}], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_learned_range_is_not_captured(lab: Lab) -> None:
-    config = PrepareQatConfig.model_validate({"backend": "fbgemm", "learned_step_size": True})
+def test_a_learned_range_gives_the_same_bits(lab: Lab, options: dict[str, Any], precision: str) -> None:
+    config = PrepareQatConfig.model_validate({"backend": "fbgemm", "learned_step_size": True, **options})
     prepared = prepare_qat(config, lab.context(), lab.make_model(norm=True))
-    assert not with_and_without(lab, prepared, lr=0.005)[0].metrics["cuda_graph_replays"]
+    graph, _ = with_and_without(lab, prepared, lr=0.005, precision=precision)
+    assert graph.metrics["cuda_graph_replays"] > 8, graph.log
+    before, after = prepared.tensors, graph.model.tensors
+    assert any(not torch.equal(before[name], after[name]) for name in before if name.endswith("log_part"))
+
+
+class Reversed(torch.autograd.Function):
+    """Gradient reversal."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return -gradient
+
+
+class DropPath(nn.Module):
+    """Drops samples by chance."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.empty(len(x), 1, device=x.device).bernoulli_(0.8) / 0.8 if self.training else x
+
+
+class OwnGradients(nn.Module):
+    """Frozen features, a gradient that is reversed, and stochastic depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten())
+        self.hidden, self.drop, self.head = nn.Linear(4 * (SIDE - 2) ** 2, 16), DropPath(), nn.Linear(16, NUM_CLASSES)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = self.features(images)
+        x = torch.relu(self.hidden(x))
+        y: torch.Tensor = self.head(Reversed.apply(x + self.drop(x)))  # type: ignore[no-untyped-call]
+        return y
+
+
+@builder
+def own_gradients() -> nn.Module:
+    return OwnGradients()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_gradients_of_ones_own_give_the_same_bits(lab: Lab) -> None:
+    model = lab.make_model(FunctionRef.to(own_gradients))
+    prepared = prepare_qat(PrepareQatConfig(backend="fbgemm"), lab.context(), model)
+    for trained in (model, prepared):
+        graph, _ = with_and_without(lab, trained, lr=0.01)
+        assert graph.metrics["cuda_graph_replays"] > 8, graph.log
+        name = next(name for name in trained.tensors if name.startswith("features.0.weight"))
+        assert torch.equal(trained.tensors[name], graph.model.tensors[name])
