@@ -302,10 +302,11 @@ class TrainConfig(StageConfig):
                     "distillation of the network's outputs can"
                 )
 
-    @property
-    def uses_cuda_graphs(self) -> bool:
-        """Whether passes on a CUDA device are captured; the other two run their own code in each of them."""
-        return self.cuda_graphs and not self.compile and not self.gradient_checkpointing
+    def captures_passes(self, device_type: str, num_workers: int) -> bool:
+        """Return whether passes are captured as CUDA graphs; the other two options run their own code in each."""
+        is_one_process = self.parallel.mode != "dp" and num_workers == 1
+        is_wanted = self.cuda_graphs and not self.compile and not self.gradient_checkpointing
+        return device_type == "cuda" and is_one_process and is_wanted
 
     def keyed_options(self) -> dict[str, JSON]:
         """Return what enters the key: with `lr_factors` as pairs, because their order counts."""

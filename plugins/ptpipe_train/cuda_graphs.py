@@ -33,6 +33,9 @@ from ptpipe_torch.errors import first_line
 Passes: TypeAlias = Callable[[Batch], torch.Tensor]
 """Accumulates a batch's gradients, and returns the detached loss."""
 
+PASSES_TO_CAPTURE = 3
+"""How many passes it takes: two are run as they are, the third is captured."""
+
 _SYNCHRONIZES = "called a synchronizing"
 """In the warning of torch's sync debug mode."""
 _COMPARABLE = (bool, int, float, str, type(None), torch.Tensor)

@@ -6,8 +6,10 @@ Shape legend: N samples of a batch, K classes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +20,7 @@ from ptpipe_torch import Batch, Model, Task
 from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_torch.runtime import seeded
+from ptpipe_train.cuda_graphs import PASSES_TO_CAPTURE, CudaGraphs, Passes
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.measured_once import measure_once
 
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
 _CANDIDATES: tuple[Precision, Precision] = ("fp32", "bf16")
 _FILE = "precision.json"
 _ROUNDS, _ROUNDS_TO_WARN = 5, 2
-"""Timed steps in each precision, after one to warm up: to choose one, and to warn of a slow one."""
+"""Timed steps in each precision: to choose one, and to warn of a slow one."""
+_NUM_WARMUPS = 1
+"""Steps that include allocations and the selection of kernels."""
 _BUDGET_S = 2.0
 """No further round is begun after so long."""
 _NOTABLE_RATIO = 1.05
@@ -83,34 +88,65 @@ def choose_precision(
     return PrecisionChoice("bf16", step_ms)
 
 
-def measure_step_ms(model: Model, task: Task, batch: Batch, settings: DeviceSettings, num_rounds: int) -> list[float]:
+def measure_step_ms(
+    model: Model, task: Task, batch: Batch, settings: DeviceSettings, num_rounds: int, *, cuda_graphs: bool = False
+) -> list[float]:
     """Return the milliseconds of a forward and backward pass in fp32 and in bf16, each the minimum of `num_rounds`.
 
     Runs on a second build of the network and restores the random streams: weights, statistics and observers of the
     network that is trained don't change. The optimizer's step is left out, as it is the same in both precisions.
+    `cuda_graphs`: the passes are to be captured as CUDA graphs, which hide what Python takes to submit kernels.
     """
-    seconds: dict[Precision, list[float]] = {precision: [] for precision in _CANDIDATES}
     with seeded(0, settings.device):
         # Placed for bf16, whose preparation changes nothing in fp32.
         module = replace(settings, precision="bf16").place(model.build_prepared()).train()
-        begin_s = time.perf_counter()
-        for round_ in range(num_rounds + 1):
-            for precision in _CANDIDATES:
-                step_s = _time_step(module, task, batch, replace(settings, precision=precision))
-                if round_:  # the first one includes allocations and the selection of kernels
-                    seconds[precision].append(step_s)
-            if round_ and time.perf_counter() - begin_s > _BUDGET_S:
-                break
-    return [1000 * min(seconds[precision]) for precision in _CANDIDATES]
+        candidates: list[Passes] = [
+            partial(_forward_backward, module, task, replace(settings, precision=precision))
+            for precision in _CANDIDATES
+        ]
+        if cuda_graphs:
+            with suppress(torch.OutOfMemoryError):  # two graphs hold the memory of all their activations
+                captured = [_captured(module, passes) for passes in candidates]
+                return _time_in_turn(module, captured, batch, PASSES_TO_CAPTURE, num_rounds)
+        return _time_in_turn(module, candidates, batch, _NUM_WARMUPS, num_rounds)
 
 
-def _time_step(module: nn.Module, task: Task, batch: Batch, settings: DeviceSettings) -> float:
-    _synchronize(settings.device)
-    begin_s = time.perf_counter()
+def _forward_backward(module: nn.Module, task: Task, settings: DeviceSettings, batch: Batch) -> torch.Tensor:
     with settings.autocast():
         returned = module(*batch.args)
-    torch.autograd.backward(task.losses(named_outputs(returned, task.outputs), batch.targets).mean())
-    _synchronize(settings.device)
+    loss = task.losses(named_outputs(returned, task.outputs), batch.targets).mean()
+    torch.autograd.backward(loss)
+    return loss.detach()
+
+
+def _captured(module: nn.Module, passes: Passes) -> Passes:
+    """Return passes that are captured as a training captures them."""
+    graphs = CudaGraphs(module, lambda reason: None)
+    return lambda batch: graphs.run(passes, batch, len(batch), last=True)
+
+
+def _time_in_turn(
+    module: nn.Module, candidates: Sequence[Passes], batch: Batch, num_warmups: int, num_rounds: int
+) -> list[float]:
+    """Return the milliseconds of each of these passes, the minimum of `num_rounds`."""
+    seconds: list[list[float]] = [[] for _ in candidates]
+    begin_s = time.perf_counter()
+    for round_ in range(-num_warmups, num_rounds):
+        for times, passes in zip(seconds, candidates, strict=True):
+            step_s = _time_passes(module, passes, batch)
+            if round_ >= 0:
+                times.append(step_s)
+        if round_ >= 0 and time.perf_counter() - begin_s > _BUDGET_S:
+            break
+    return [1000 * min(times) for times in seconds]
+
+
+def _time_passes(module: nn.Module, passes: Passes, batch: Batch) -> float:
+    device = batch.args[0].device
+    _synchronize(device)
+    begin_s = time.perf_counter()
+    passes(batch)
+    _synchronize(device)
     step_s = time.perf_counter() - begin_s
     module.zero_grad()
     return step_s

@@ -66,13 +66,12 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
     _check(config, ctx, model, data, batch_size)
     distillation = find_distillation(config.distillation, model, teacher, data)
     model = with_meanings_of(ctx, model, data)
-    parallel = config.parallel
     with (
         torch_threads(config.num_threads),
         _actionable_errors(config),
         compiler_session() if config.compile else nullcontext(),
         init_worker_group(
-            ctx, parallel.comm or "auto", parallel.timeout_s or TIMEOUT_S, config.device != "cpu"
+            ctx, config.parallel.comm or "auto", config.parallel.timeout_s or TIMEOUT_S, config.device != "cpu"
         ) as workers,
     ):
         plan = _plan_steps(config, ctx, model, data, batch_size)
@@ -83,8 +82,8 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             freeze_parameters(module, config.freeze)
             checkpoint_layers(module, config.gradient_checkpointing)
             inputs = TrainingInputs(
-                *(ctx, model, module, data, batch_size, settings, parallel, workers),
-                *(config.compile, config.uses_cuda_graphs, distillation is not None),
+                *(ctx, model, module, data, batch_size, settings, config.parallel, workers),
+                *(config.compile, config.captures_passes(settings.device.type, workers.size), distillation is not None),
             )
             training = _set_up(config, inputs, plan, choice, distillation)
             training.run()
@@ -117,8 +116,9 @@ def _resolve_settings(
     def measure(num_rounds: int) -> list[float]:
         samples_per_pass = max(1, plan.batch_size // config.parallel.passes_per_batch)
         batch = first_batch(data, settings, samples_per_pass)
+        cuda_graphs = config.captures_passes(device.type, workers.size)
         with freed_memory_kept():
-            return measure_step_ms(model, data.info.task, batch, settings, num_rounds)
+            return measure_step_ms(model, data.info.task, batch, settings, num_rounds, cuda_graphs=cuda_graphs)
 
     num_batches = plan.epochs * plan.num_batches(plan.samples_per_epoch)
     choice = choose_precision(config.precision, device, ctx, workers, num_batches, measure)

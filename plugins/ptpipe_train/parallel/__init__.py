@@ -14,7 +14,7 @@ def choose_strategy(inputs: TrainingInputs) -> ParallelStrategy:
     mode = inputs.options.mode
     if mode != "dp" and inputs.workers.size == 1:
         module = inputs.settings.place(inputs.module)
-        if inputs.cuda_graphs and inputs.settings.device.type == "cuda":
+        if inputs.cuda_graphs:
             return CapturedProcess(module, inputs.settings, inputs.ctx.log)
         return SingleProcess(module, inputs.settings, compiled(module) if inputs.compile else None)
     if mode == "dp":

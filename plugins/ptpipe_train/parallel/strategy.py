@@ -38,7 +38,7 @@ class TrainingInputs:
     compile: bool = False
     """Whether forward and backward pass are compiled."""
     cuda_graphs: bool = False
-    """Whether passes are captured as CUDA graphs, where that is possible."""
+    """Whether passes are captured as CUDA graphs, where the network allows that: by one process, on a CUDA device."""
     has_teacher: bool = False
     """Whether losses are computed from the network's inputs too."""
 

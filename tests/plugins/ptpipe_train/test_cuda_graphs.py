@@ -129,6 +129,27 @@ def test_a_teacher_gives_the_same_bits(lab: Lab) -> None:
     assert graph.metrics["cuda_graph_replays"] > 8, graph.log
 
 
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_precisions_are_timed_as_they_are_trained(lab: Lab, monkeypatch: pytest.MonkeyPatch, cuda_graphs: bool) -> None:
+    """In `precision: auto`; the bits are those of the precision that it takes."""
+    replays: list[str] = []
+    replay = torch.cuda.CUDAGraph.replay
+
+    def noted(graph: torch.cuda.CUDAGraph) -> None:
+        replays.append("replay")
+        replay(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", noted)
+    options = EXACT | {"cuda_graphs": cuda_graphs}
+    model, data = lab.make_model(norm=True, dropout=0.5), lab.make_data(100)
+    auto = lab.train_afresh(model, data, **options, precision="auto")
+    num_timed = len(replays) - auto.metrics.get("cuda_graph_replays", 0)
+    assert num_timed >= 4 if cuda_graphs else num_timed == 0
+    assert_same_bits(auto.model, lab.train_afresh(model, data, **options, precision=auto.metrics["precision"]).model)
+
+
 @builder
 def waiting_net() -> nn.Module:
     """A network that reads a value back."""

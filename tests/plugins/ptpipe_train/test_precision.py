@@ -25,7 +25,7 @@ def set_step_ms(monkeypatch: pytest.MonkeyPatch, fp32: float, bf16: float) -> li
     """Replace the measurement; the result counts its calls."""
     calls: list[int] = []
 
-    def measure(*_: object) -> list[float]:
+    def measure(*_: object, cuda_graphs: bool) -> list[float]:
         calls.append(1)
         return [fp32, bf16]
 
