@@ -16,14 +16,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ptpipe import Context, StageError
 from ptpipe_quant.attention import layer_types
-from ptpipe_quant.prepared_parity import probe_inputs
 from ptpipe_quant.trace import float_modules, float_names
 from ptpipe_torch import Model
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.layers import DynamicLinear, dynamic_linear_error, replace_layers
 from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, DynamicRecurrent, recurrent_error
-from ptpipe_torch.model.example_inputs import copies
+from ptpipe_torch.model.example_inputs import copies, probe_inputs
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
+from ptpipe_torch.random_outputs import refuse_random_outputs
 from ptpipe_torch.runtime import seeded
 
 Build: TypeAlias = Callable[[], nn.Module]
@@ -48,6 +48,9 @@ class FloatRun:
         try:
             inputs = [tensor[:_NUM_SAMPLES] for tensor in probe_inputs(module, model.signature.inputs)]
             returned = _call(module, inputs)
+            refuse_random_outputs(module, inputs)
+        except StageError:
+            raise
         except Exception as error:  # a network may raise anything
             raise StageError(f"{kind}: this network can't run: {_reason(error)}") from error
         named_outputs(returned, model.signature.outputs)

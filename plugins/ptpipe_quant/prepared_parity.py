@@ -18,7 +18,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
@@ -28,9 +27,10 @@ from torch.fx import GraphModule, Interpreter, Node
 from ptpipe import Context, StageError
 from ptpipe_torch.errors import first_line
 from ptpipe_torch.int8.observers import is_observer
-from ptpipe_torch.model.example_inputs import copies, zeros
+from ptpipe_torch.model.example_inputs import NUM_PROBES, copies, probe_inputs
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
-from ptpipe_torch.model.signature import Signature, TensorSpec
+from ptpipe_torch.model.signature import Signature
+from ptpipe_torch.random_outputs import refuse_random_outputs
 from ptpipe_torch.runtime import seeded
 from ptpipe_torch.training_layers import may_act_in_training_alone
 
@@ -41,60 +41,17 @@ TOLERANCE = 1e-3
 """Of the largest value."""
 OWN_ROUNDINGS, _MAX_TOLERANCE = 8, 3e-2
 """The same for networks that amplify rounding, in units of what it does to the user's own."""
-_NUM_SAMPLES = 4
 _NUM_ROUNDINGS = 4
 _NORMAL_AND_LARGE = ((0, 2), (1, 3))
-"""Samples of the two sizes of `_normal`."""
-_VOCABULARIES = (256, 16, 2, 1)
-_INTEGERS = (torch.int64, torch.int32)
+"""Samples of the two sizes of `probe_inputs`."""
 _ONLY_IN_TRAINING = (
     ". Not traced is what a model does in training alone: a line behind `if self.training:`, or a train() method that "
     "keeps batch norms in eval mode (batch_norm: fold keeps all of them there)"
 )
-_LARGE = 8.0
-"""Standard deviation of every second sample: values far outside a calibrated range saturate."""
 _FUSED = (nn.modules.batchnorm._BatchNorm, nn.ReLU)
 """Layers that are fused with the one before them."""
 _SAMPLE_VALUES = 256
 """Of each layer's output, to find the first layer that differs."""
-
-
-def probe_inputs(network: Callable[..., Any], specs: Sequence[TensorSpec]) -> Inputs:
-    """Return seeded inputs of four samples on which the network's outputs are finite.
-
-    Floats are normal, in every second sample large; for networks that take no negative values, those of 0 to 1, else
-    zeros. Integers are below the largest of `_VOCABULARIES` that the network takes, else zeros, which every vocabulary
-    has: zeros alone may all be padding, of which a network computes nothing. Raises what the network raises for zeros.
-    """
-    random = torch.Generator().manual_seed(0)
-    empty = zeros(specs, _NUM_SAMPLES)
-    has_integers = any(value.dtype in _INTEGERS for value in empty)
-    for vocabulary_size, draw in product(_VOCABULARIES if has_integers else (1,), (_normal, torch.rand)):
-        inputs = [_drawn(value, draw, vocabulary_size, random) for value in empty]
-        try:
-            with torch.no_grad():
-                if all(output.isfinite().all() for output in tensors_of(network(*copies(inputs)))):
-                    return inputs
-        except Exception:  # noqa: BLE001, S112  # a network may raise anything for values that it does not take
-            continue
-    with torch.no_grad():
-        network(*copies(empty))
-    return empty
-
-
-def _drawn(empty: torch.Tensor, draw: Any, vocabulary_size: int, random: torch.Generator) -> torch.Tensor:
-    if empty.is_floating_point():
-        drawn: torch.Tensor = draw(empty.shape, generator=random)
-        return drawn
-    if empty.dtype not in _INTEGERS:
-        return empty
-    return torch.randint(vocabulary_size, empty.shape, generator=random, dtype=empty.dtype)
-
-
-def _normal(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    values = torch.randn(shape, generator=generator)
-    values[1::2] *= _LARGE
-    return values
 
 
 @dataclass(frozen=True)
@@ -111,13 +68,18 @@ class Expected:
     def of(cls, network: nn.Module, signature: Signature, *, train: bool) -> Expected:
         """Run the network, which is left as it was, in eval mode. `train`: also in train mode.
 
-        Raises StageError if the network can't run, or if its outputs are not those of the signature.
+        Raises StageError if the network can't run, or if its outputs are random or not those of the signature.
         """
         network.eval()
         try:
             inputs = probe_inputs(network, signature.inputs)
+            state = torch.get_rng_state()
             with torch.no_grad():
                 returned = network(*copies(inputs))
+            if not torch.equal(torch.get_rng_state(), state):
+                refuse_random_outputs(network, inputs)
+        except StageError:
+            raise
         except Exception as error:  # a network may raise anything
             described = ", ".join(map(str, signature.inputs))
             raise StageError(f"the network can't run {described}: {first_line(error)}") from error
@@ -237,7 +199,7 @@ def _difference(
 
 
 def _of(samples: tuple[int, ...] | None, values: torch.Tensor) -> torch.Tensor:
-    has_samples = samples is not None and values.dim() > 0 and len(values) == _NUM_SAMPLES
+    has_samples = samples is not None and values.dim() > 0 and len(values) == NUM_PROBES
     return values[list(samples)] if samples is not None and has_samples else values
 
 

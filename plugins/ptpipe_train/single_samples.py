@@ -1,4 +1,4 @@
-"""Forward passes of a single sample, which batch norm can't normalize: found before the training begins."""
+"""Forward passes of a single sample, which batch norm can't normalize, or of few: found before the training begins."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
-from ptpipe import StageError
+from ptpipe import Context, StageError
 from ptpipe_torch import Model, TrainingCallback
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import seeded
@@ -18,6 +19,8 @@ from ptpipe_train.steps import StepPlan
 if TYPE_CHECKING:
     from ptpipe_train.config_parallel import Parallel
 
+_FEW_IMAGES = 8
+"""Batch norm statistics of fewer images are mostly noise (Wu and He, 2018, "Group Normalization")."""
 _REFUSAL = "Expected more than 1 value per channel"
 
 
@@ -72,3 +75,16 @@ def _takes_single_sample(model: Model, freeze: Sequence[str]) -> bool:
     except Exception as error:  # noqa: BLE001  # another one is raised again by the training
         return _REFUSAL not in str(error)
     return True
+
+
+def warn_of_small_passes(parallel: Parallel, ctx: Context, module: nn.Module, batch_size: int) -> None:
+    """Warn where a forward pass has few samples, and the network trains batch norms."""
+    num_passes = parallel.passes_per_batch
+    num_images = batch_size // num_passes
+    if num_passes == 1 or parallel.sync_bn or num_images >= _FEW_IMAGES:
+        return
+    if batch_norms(module, training=True):
+        ctx.notice(
+            f"batch norm sees {num_images} images at once, because a batch of {batch_size} is divided into "
+            f"{num_passes} forward passes; accuracy may suffer with fewer than {_FEW_IMAGES}"
+        )

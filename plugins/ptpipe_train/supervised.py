@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
 
 from ptpipe import JSON, Context, StageError, nearest
 from ptpipe_torch import Data, Metric, Model, Task
@@ -41,12 +40,12 @@ from ptpipe_train.model_fit import check_pipelined, refuse_disagreement, with_me
 from ptpipe_train.monitor import POLL_EVERY_S, TrainingMonitor
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
 from ptpipe_train.parallel import ParallelStrategy, TrainingInputs, choose_strategy
-from ptpipe_train.parameters import batch_norms, freeze_parameters, resolve_lr_factors, undecayed_parameters
+from ptpipe_train.parameters import freeze_parameters, resolve_lr_factors, undecayed_parameters
 from ptpipe_train.precision import PrecisionChoice, choose_precision, measure_step_ms
 from ptpipe_train.profiling import StepProfile
 from ptpipe_train.progress import Best, TrainingProgress
 from ptpipe_train.schedule import LearningRate, resolve_schedule
-from ptpipe_train.single_samples import refuse_single_samples
+from ptpipe_train.single_samples import refuse_single_samples, warn_of_small_passes
 from ptpipe_train.sparsity import KeptZeros, PruningSchedule, pruned_weights, with_sparsity
 from ptpipe_train.state import TrainingState
 from ptpipe_train.step_times import PARTS, Utilization
@@ -54,10 +53,6 @@ from ptpipe_train.steps import StepPlan
 
 if TYPE_CHECKING:
     from ptpipe_train.config import EarlyStopping, TrainConfig
-    from ptpipe_train.config_parallel import Parallel
-
-_FEW_IMAGES = 8
-"""Batch norm statistics of fewer images are mostly noise (Wu and He, 2018, "Group Normalization")."""
 
 
 def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data, teacher: Model | None) -> Model:
@@ -175,18 +170,6 @@ def _monitored(rule: EarlyStopping, data: Data) -> Metric:
     return metrics[rule.metric]
 
 
-def _warn_of_small_passes(parallel: Parallel, ctx: Context, module: nn.Module, batch_size: int) -> None:
-    num_passes = parallel.passes_per_batch
-    num_images = batch_size // num_passes
-    if num_passes == 1 or parallel.sync_bn or num_images >= _FEW_IMAGES:
-        return
-    if batch_norms(module, training=True):
-        ctx.notice(
-            f"batch norm sees {num_images} images at once, because a batch of {batch_size} is divided into "
-            f"{num_passes} forward passes; accuracy may suffer with fewer than {_FEW_IMAGES}"
-        )
-
-
 def _set_up(
     config: TrainConfig,
     inputs: TrainingInputs,
@@ -203,7 +186,7 @@ def _set_up(
     lr = LearningRate(peak_lr(config), schedule, plan.num_steps, plan.steps_per_epoch)
     if lr.maximum() < 0.9 * lr.peak:
         ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
-    _warn_of_small_passes(config.parallel, ctx, inputs.module, plan.batch_size)
+    warn_of_small_passes(config.parallel, ctx, inputs.module, plan.batch_size)
     best = Best(rule, _monitored(rule, inputs.data).higher_is_better) if (rule := config.early_stopping) else None
     optimizer = make_optimizer(config, strategy.named_parameters(), lr_factors, undecayed_parameters(inputs.module))
     average = WeightAverage(parameters_of(optimizer), config.ema.decay) if config.ema else None

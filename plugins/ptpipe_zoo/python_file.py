@@ -16,6 +16,7 @@ from ptpipe_torch.model.example_inputs import copies, zeros
 from ptpipe_torch.model.outputs import describe, named_outputs
 from ptpipe_torch.model.signature import Signature
 from ptpipe_torch.python_file import own_errors, seeded_everywhere
+from ptpipe_torch.random_outputs import random_draws
 from ptpipe_zoo import nets, weights
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
             f"{maker}: the network ends in {name}, but its task takes logits, which are what comes before {name}: "
             "return those, else it learns and is measured wrongly"
         )
+    if reason := random_draws(network, inputs):
+        ctx.notice(f"{maker}: {reason}")
     model = nets.make_model(reference, network, data.info, ctx)
     _check_rebuilt(_call(model.build(), inputs, data.info.signature, file, maker), outputs, maker)
     return model

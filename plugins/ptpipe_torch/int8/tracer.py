@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 import operator
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +20,7 @@ from ptpipe_torch.errors import ON_VALUES
 from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.model.forward_arguments import has_kept_default
+from ptpipe_torch.source_line import running_line
 from ptpipe_torch.traced_gradients import GradientRecorder, GradientTracer
 from ptpipe_torch.training_layers import may_act_in_training_alone
 
@@ -113,7 +112,7 @@ class NetworkTracer(GradientTracer, QuantizationTracer):
     def create_node(self, *arguments: Any, **named: Any) -> Node:
         """Record the user's line with the node."""
         node = super().create_node(*arguments, **named)
-        node.meta[SOURCE_LINE] = _source_line(self._internal)
+        node.meta[SOURCE_LINE] = running_line(self._internal)
         return node
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -145,14 +144,3 @@ class DataDependentError(TraceError):
 
     def __init__(self) -> None:
         super().__init__(ON_VALUES)
-
-
-def _source_line(internal: tuple[str, ...]) -> str:
-    """Return the innermost line that is executed outside of the folders `internal`."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(internal):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    path, line = frame.f_code.co_filename, frame.f_lineno
-    return f"{path}:{line}: `{linecache.getline(path, line).strip()}`"

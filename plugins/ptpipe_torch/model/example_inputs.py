@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
 
 import torch
 
 from ptpipe import StageError
+from ptpipe_torch.model.outputs import tensors_of
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 
 _MAX_VALUES = 1 << 26
 """Of one sample: a stored recipe, which may come from anywhere, names the size that is allocated."""
 _SYMBOL_SIZE = 16
+NUM_PROBES = 4
+"""Samples of `probe_inputs`."""
+_VOCABULARIES = (256, 16, 2, 1)
+_INTEGERS = (torch.int64, torch.int32)
+_LARGE = 8.0
+"""Standard deviation of every second sample: values far outside a calibrated range saturate."""
 
 
 def zeros(specs: Sequence[TensorSpec], batch_size: int, symbol_size: int = _SYMBOL_SIZE) -> tuple[torch.Tensor, ...]:
@@ -23,6 +32,44 @@ def zeros(specs: Sequence[TensorSpec], batch_size: int, symbol_size: int = _SYMB
     """
     # Names of torch and NumPy are the same.
     return tuple(torch.zeros(_shape(spec, batch_size, symbol_size), dtype=getattr(torch, spec.dtype)) for spec in specs)
+
+
+def probe_inputs(network: Callable[..., Any], specs: Sequence[TensorSpec]) -> Sequence[torch.Tensor]:
+    """Return seeded inputs of four samples on which the network's outputs are finite.
+
+    Floats are normal, in every second sample large; for networks that take no negative values, those of 0 to 1, else
+    zeros. Integers are below the largest of `_VOCABULARIES` that the network takes, else zeros, which every vocabulary
+    has: zeros alone may all be padding, of which a network computes nothing. Raises what the network raises for zeros.
+    """
+    random = torch.Generator().manual_seed(0)
+    empty = zeros(specs, NUM_PROBES)
+    has_integers = any(value.dtype in _INTEGERS for value in empty)
+    for vocabulary_size, draw in product(_VOCABULARIES if has_integers else (1,), (_normal, torch.rand)):
+        inputs = [_drawn(value, draw, vocabulary_size, random) for value in empty]
+        try:
+            with torch.no_grad():
+                if all(output.isfinite().all() for output in tensors_of(network(*copies(inputs)))):
+                    return inputs
+        except Exception:  # noqa: BLE001, S112  # a network may raise anything for values that it does not take
+            continue
+    with torch.no_grad():
+        network(*copies(empty))
+    return empty
+
+
+def _drawn(empty: torch.Tensor, draw: Any, vocabulary_size: int, random: torch.Generator) -> torch.Tensor:
+    if empty.is_floating_point():
+        drawn: torch.Tensor = draw(empty.shape, generator=random)
+        return drawn
+    if empty.dtype not in _INTEGERS:
+        return empty
+    return torch.randint(vocabulary_size, empty.shape, generator=random, dtype=empty.dtype)
+
+
+def _normal(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    values = torch.randn(shape, generator=generator)
+    values[1::2] *= _LARGE
+    return values
 
 
 def copies(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

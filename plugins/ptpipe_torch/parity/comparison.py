@@ -26,6 +26,7 @@ from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.outputs import predicted
 from ptpipe_torch.model.signature import Signature
 from ptpipe_torch.parity.parity import Logits, Parity, has_floats, with_noise
+from ptpipe_torch.random_outputs import random_draws_of
 from ptpipe_torch.runtime import released_memory
 from ptpipe_torch.task.task import Task
 
@@ -90,6 +91,8 @@ def check_exportable(ctx: Context, model: Model, data: Data, split: str) -> None
     if model.recipe.backend and not model.recipe.convert:
         raise StageError(f"this model is prepared for int8 but not converted: put a quant.convert before {ctx.kind}")
     data.info.check_fit("the model", model.signature)
+    if not model.recipe.backend and (reason := random_draws_of(model)):  # an int8 one was quantized
+        raise StageError(reason)
     if not len(data.splits[split]):
         raise StageError(f"the data has no samples in {split} to compare the file with: choose another `split`")
 

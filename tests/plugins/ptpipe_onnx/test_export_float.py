@@ -206,6 +206,8 @@ def test_inputs_that_do_not_fit(run_export: Export, float_model: Make, int8_mode
         run_export(float_model("cnn"), split="val")
     with pytest.raises(StageError, match=r"not converted: put a quant\.convert"):
         run_export(int8_model("cnn").with_recipe(convert=()))
+    with pytest.raises(StageError, match=r"random numbers in eval mode too \(.*dropout"):
+        run_export(model_of("torch.nn.functional.dropout(x, 0.5).flatten(1)[:, :10]"))
     recipe = float_model("cnn").recipe
     other = Model(Recipe(recipe.builder, classifier((3, 16, 16), 10)), {})
     with pytest.raises(StageError, match=r"takes images \(batch, 3, 16, 16\)"):

@@ -158,7 +158,7 @@ def test_a_trial_conversion_sees_tokens_and_not_padding_alone(
     models: Any, ctx: Context, events: list[Event], metrics: Any
 ) -> None:
     """All zeros would be a batch of empty texts, of which the last layer gets zeros."""
-    from ptpipe_quant.prepared_parity import probe_inputs
+    from ptpipe_torch.model.example_inputs import probe_inputs
 
     network = models["transformer"].build()
     (tokens_BL,) = probe_inputs(network, models["transformer"].signature.inputs)

@@ -31,7 +31,7 @@ from ptpipe_train import supervised
 from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.parallel.ddp import SingleProcess, data_parallel
-from ptpipe_train.supervised import _warn_of_small_passes
+from ptpipe_train.single_samples import warn_of_small_passes
 
 from ...datasets import image_info, labels_of
 from ...signatures import classifier
@@ -442,7 +442,7 @@ def test_batch_norm_of_few_images_is_noticed(
     lab: Lab, parallel: Parallel, batch_size: int, num_images: int | None
 ) -> None:
     for norm in (True, False):
-        _warn_of_small_passes(parallel, lab.context(), lab.make_model(norm=norm).build_prepared().train(), batch_size)
+        warn_of_small_passes(parallel, lab.context(), lab.make_model(norm=norm).build_prepared().train(), batch_size)
     notices = [event.text for event in lab.events if isinstance(event, Notice)]
     assert len(notices) == (num_images is not None)
     assert all(notice.startswith(f"batch norm sees {num_images} images at once") for notice in notices)

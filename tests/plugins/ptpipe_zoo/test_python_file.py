@@ -46,6 +46,14 @@ def sigmoid():
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.Sigmoid(), nn.Unflatten(1, (1, 5)), nn.Flatten())
 def log_softmax(): return nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.LogSoftmax(1))
 
+def dropping(**training):
+    class Dropping(nn.Sequential):
+        def forward(self, x):
+            return super().forward(nn.functional.dropout(x, 0.5, **training))
+    return Dropping(nn.Flatten(), nn.Linear(144, 5))
+
+def not_dropping(): return dropping(training=False)
+
 class Double(nn.Module):
     def forward(self, x): return x.double()
 
@@ -155,6 +163,15 @@ def test_a_network_of_probabilities_is_reported(bench: Bench, make_data: Any, mi
 def test_log_softmax_does_no_harm(bench: Bench, make_data: Any, mine: Path) -> None:
     bench.run(python_model, {"file": "mine.py", "function": "log_softmax"}, data=make_data())
     assert bench.notices == []
+
+
+def test_a_network_that_drops_in_eval_mode_is_reported(bench: Bench, make_data: Any, mine: Path) -> None:
+    for function in ("not_dropping", "dropping"):
+        assert bench.notices == []
+        bench.run(python_model, {"file": "mine.py", "function": function}, data=make_data())
+    (notice,) = bench.notices
+    assert notice.startswith("mine.py: dropping(): this network draws random numbers in eval mode too (")
+    assert "mine.py:" in notice and "`return super().forward(nn.functional.dropout(x, 0.5, **training))`" in notice
 
 
 def test_shapes_are_those_of_the_data(ctx: Any, make_data: Any, mine: Path) -> None:

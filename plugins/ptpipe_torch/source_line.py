@@ -1,0 +1,18 @@
+"""The line of a network's own code that is running."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from typing import Any
+
+
+def running_line(internal: tuple[str, ...]) -> str:
+    """Return the innermost line that is executed outside of the folders `internal`: `net.py:12: `x = f(x)``."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(internal):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{path}:{line}: `{linecache.getline(path, line).strip()}`"
