@@ -106,8 +106,7 @@ def measure_step_ms(
         ]
         if cuda_graphs:
             with suppress(torch.OutOfMemoryError):  # two graphs hold the memory of all their activations
-                captured = [_captured(module, passes) for passes in candidates]
-                return _time_in_turn(module, captured, batch, PASSES_TO_CAPTURE, num_rounds)
+                return _time_captured(module, candidates, batch, num_rounds)
         return _time_in_turn(module, candidates, batch, _NUM_WARMUPS, num_rounds)
 
 
@@ -123,6 +122,15 @@ def _captured(module: nn.Module, passes: Passes) -> Passes:
     """Return passes that are captured as a training captures them."""
     graphs = CudaGraphs(module, lambda reason: None)
     return lambda batch: graphs.run(passes, batch, len(batch), last=True)
+
+
+def _time_captured(module: nn.Module, candidates: Sequence[Passes], batch: Batch, num_rounds: int) -> list[float]:
+    try:
+        captured = [_captured(module, passes) for passes in candidates]
+        return _time_in_turn(module, captured, batch, PASSES_TO_CAPTURE, num_rounds)
+    finally:
+        captured = []
+        torch.cuda.empty_cache()  # a capture can't free the blocks that these graphs leave in the cache
 
 
 def _time_in_turn(
