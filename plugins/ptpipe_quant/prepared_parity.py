@@ -31,7 +31,7 @@ from ptpipe_torch.model.example_inputs import NUM_PROBES, copies, probe_inputs
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
 from ptpipe_torch.model.signature import Signature
 from ptpipe_torch.random_outputs import refuse_random_outputs
-from ptpipe_torch.runtime import seeded
+from ptpipe_torch.runtime import cpu_random_states, seeded
 from ptpipe_torch.training_layers import may_act_in_training_alone
 
 Inputs: TypeAlias = Sequence[torch.Tensor]
@@ -73,10 +73,10 @@ class Expected:
         network.eval()
         try:
             inputs = probe_inputs(network, signature.inputs)
-            state = torch.get_rng_state()
+            states = cpu_random_states()
             with torch.no_grad():
                 returned = network(*copies(inputs))
-            if not torch.equal(torch.get_rng_state(), state):
+            if cpu_random_states() != states:
                 refuse_random_outputs(network, inputs)
         except StageError:
             raise

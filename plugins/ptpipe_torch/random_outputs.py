@@ -15,6 +15,8 @@ from ptpipe import StageError
 from ptpipe_torch.model.example_inputs import copies, probe_inputs
 from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.outputs import tensors_of
+from ptpipe_torch.python_file import seeded_everywhere
+from ptpipe_torch.runtime import cpu_random_states
 from ptpipe_torch.source_line import running_line
 
 _INTERNAL = (f"{Path(torch.__file__).parent}{os.sep}", __file__)
@@ -23,16 +25,15 @@ _INTERNAL = (f"{Path(torch.__file__).parent}{os.sep}", __file__)
 def random_draws(network: nn.Module, inputs: Sequence[torch.Tensor]) -> str | None:
     """Return where a network in eval mode draws random numbers that change its outputs; None if it does not.
 
-    The network is left as it was, and so are torch's random streams. May raise anything that the network raises.
+    The network is left as it was, and so are all random streams. May raise anything that the network raises.
     """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        state = torch.get_rng_state()
-        first = tensors_of(network(*copies(inputs)))
-        if torch.equal(torch.get_rng_state(), state):
-            return None
-        torch.manual_seed(1)
-        with _Draws() as draws:
+    with torch.no_grad():
+        with seeded_everywhere(0):
+            states = cpu_random_states()
+            first = tensors_of(network(*copies(inputs)))
+            if cpu_random_states() == states:
+                return None
+        with seeded_everywhere(1), _Draws() as draws:
             second = tensors_of(network(*copies(inputs)))
     if all(map(_is_same, first, second)):
         return None
@@ -65,7 +66,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Notes the lines whose operators draw random numbers."""
+    """Notes the lines whose operators of torch draw random numbers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -165,6 +165,18 @@ def _glibc() -> ctypes.CDLL | None:
     """Return the C library of this process if it is glibc."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     return libc if libc is not None and hasattr(libc, "gnu_get_libc_version") else None
+
+
+def cpu_random_states() -> tuple[Hashable, ...]:
+    """Return the states of the random streams of torch on the CPU, Python and NumPy."""
+    import json
+    import random
+
+    import numpy as np
+    import torch
+
+    numpys = json.dumps(np.random.get_state(legacy=False), default=np.ndarray.tolist)
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpys
 
 
 @contextmanager

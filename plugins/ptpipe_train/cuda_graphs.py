@@ -14,21 +14,19 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 
 from __future__ import annotations
 
-import json
-import random
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import nn
 
 from ptpipe import StageError
 from ptpipe_torch import Batch
 from ptpipe_torch.errors import first_line
+from ptpipe_torch.runtime import cpu_random_states
 
 Passes: TypeAlias = Callable[[Batch], torch.Tensor]
 """Accumulates a batch's gradients, and returns the detached loss."""
@@ -104,12 +102,12 @@ class CudaGraphs:
 
     def _observe(self, passes: Passes, batch: Batch, network: NetworkState) -> torch.Tensor:
         """Run the passes as they are, and find out whether they can be captured."""
-        self._state, random_states = network.current(), _random_states()
+        self._state, random_states = network.current(), cpu_random_states()
         with _synchronizations() as found:
             loss = passes(batch)
         if found:
             self._refuse("an operator of the network or of its loss waits for the device")
-        elif _random_states() != random_states:
+        elif cpu_random_states() != random_states:
             self._refuse("the network draws random numbers on the CPU")
         elif changed := network.changed_since(self._state):
             self._refuse(f"each forward pass changes {changed}")
@@ -167,12 +165,6 @@ class NetworkState:
         """Return the name of an attribute that is another one than in `state`, None if all are the same."""
         pairs = zip(self._attributes, state, self.current(), strict=True)
         return next((path for (path, _, _), before, now in pairs if before != now), None)
-
-
-def _random_states() -> tuple[Hashable, ...]:
-    """Return the states of the CPU's random streams."""
-    numpys = json.dumps(np.random.get_state(legacy=False), default=np.ndarray.tolist)
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpys
 
 
 @contextmanager

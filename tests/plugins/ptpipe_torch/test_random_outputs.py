@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_torch import FunctionRef, Model, Recipe, builder
 from ptpipe_torch.random_outputs import random_draws, random_draws_of, refuse_random_outputs
+from ptpipe_torch.runtime import cpu_random_states
 
 from ...signatures import classifier
 
@@ -25,6 +28,10 @@ RANDOM: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "softmax": lambda net, x: F.gumbel_softmax(x),
     "in place": lambda net, x: x.clone().uniform_(),
     "size": lambda net, x: x.repeat(int(torch.randint(1, 100, ()).item()), 1),
+}
+ELSEWHERE: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "python": lambda net, x: x * random.random(),
+    "numpy": lambda net, x: x + float(np.random.rand()),
 }
 FIXED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "nothing": lambda net, x: x,
@@ -39,7 +46,7 @@ FIXED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 class Network(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.linear, self.compute = nn.Linear(4, 4), (RANDOM | FIXED)[name]
+        self.linear, self.compute = nn.Linear(4, 4), (RANDOM | ELSEWHERE | FIXED)[name]
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.compute(self, self.linear(x))
@@ -67,6 +74,14 @@ def test_what_changes_no_output_is_not_random(name: str) -> None:
     net = Network(name).eval()
     assert random_draws(net, INPUTS) is None
     refuse_random_outputs(net, INPUTS)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_python_and_numpy_draw_too(name: str) -> None:
+    net, states = Network(name).eval(), cpu_random_states()
+    reason = random_draws(net, INPUTS)
+    assert reason and reason.startswith("this network draws random numbers in eval mode too. Draw them in train mode")
+    assert cpu_random_states() == states
 
 
 def test_further_lines_are_counted() -> None:

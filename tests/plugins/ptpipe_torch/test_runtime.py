@@ -3,18 +3,21 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import random
 import signal
 import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ptpipe_torch import runtime
-from ptpipe_torch.runtime import freed_memory_kept, released_memory, seeded, torch_threads
+from ptpipe_torch.runtime import cpu_random_states, freed_memory_kept, released_memory, seeded, torch_threads
 
 from ...processes import is_running
 
@@ -147,3 +150,13 @@ def test_a_child_ends_soon_after_its_killed_parent() -> None:
     while is_running(pid):
         assert time.monotonic() < deadline_s, os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.rand(1), random.random, np.random.random], ids=["torch", "random", "numpy"]
+)
+def test_drawing_a_number_on_the_cpu_changes_the_random_states(draw: Callable[[], object]) -> None:
+    before = cpu_random_states()
+    assert cpu_random_states() == before
+    draw()
+    assert cpu_random_states() != before

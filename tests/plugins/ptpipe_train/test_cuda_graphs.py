@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from ptpipe_quant import PrepareQatConfig, prepare_qat
 from ptpipe_torch import FunctionRef, Model, builder
-from ptpipe_train.cuda_graphs import NetworkState, _random_states
+from ptpipe_train.cuda_graphs import NetworkState
 
 from .conftest import NUM_CLASSES, SIDE, Lab, Trained, assert_same_bits
 
@@ -54,16 +52,6 @@ def test_a_network_tells_what_each_pass_changes(change: Callable[[Changing], obj
     kept = [network[0].offset, network[0].scale]  # so that nothing new comes to lie where they were
     network(torch.zeros(1, 2))
     assert state.changed_since(before) == found, kept
-
-
-@pytest.mark.parametrize(
-    "draw", [lambda: torch.rand(1), random.random, np.random.random], ids=["torch", "random", "numpy"]
-)
-def test_drawing_a_number_on_the_cpu_changes_the_random_states(draw: Callable[[], object]) -> None:
-    before = _random_states()
-    assert _random_states() == before
-    draw()
-    assert _random_states() != before
 
 
 def test_on_a_cpu_there_is_no_graph(lab: Lab) -> None:
