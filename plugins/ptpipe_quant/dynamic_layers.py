@@ -48,11 +48,9 @@ class FloatRun:
         try:
             inputs = [tensor[:_NUM_SAMPLES] for tensor in probe_inputs(module, model.signature.inputs)]
             returned = _call(module, inputs)
-            refuse_random_outputs(module, inputs)
-        except StageError:
-            raise
         except Exception as error:  # a network may raise anything
             raise StageError(f"{kind}: this network can't run: {_reason(error)}") from error
+        refuse_random_outputs(module, inputs)
         named_outputs(returned, model.signature.outputs)
         return cls(inputs, tensors_of(returned))
 

@@ -76,13 +76,11 @@ class Expected:
             states = cpu_random_states()
             with torch.no_grad():
                 returned = network(*copies(inputs))
-            if cpu_random_states() != states:
-                refuse_random_outputs(network, inputs)
-        except StageError:
-            raise
         except Exception as error:  # a network may raise anything
             described = ", ".join(map(str, signature.inputs))
             raise StageError(f"the network can't run {described}: {first_line(error)}") from error
+        if cpu_random_states() != states:
+            refuse_random_outputs(network, inputs)
         named_outputs(returned, signature.outputs)
         train_outputs = _train_outputs(network, inputs) if train else None
         return cls(inputs, tensors_of(returned), train_outputs)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +15,9 @@ from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.outputs import tensors_of
 from ptpipe_torch.python_file import seeded_everywhere
 from ptpipe_torch.runtime import cpu_random_states
-from ptpipe_torch.source_line import running_line
+from ptpipe_torch.source_line import TORCH_FOLDER, running_line
 
-_INTERNAL = (f"{Path(torch.__file__).parent}{os.sep}", __file__)
+_INTERNAL = (TORCH_FOLDER, __file__)
 
 
 def random_draws(network: nn.Module, inputs: Sequence[torch.Tensor]) -> str | None:

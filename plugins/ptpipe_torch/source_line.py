@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
+from pathlib import Path
 from typing import Any
+
+import torch
+
+TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
+"""No file in it has code of a network's own."""
 
 
 def running_line(internal: tuple[str, ...]) -> str:

@@ -24,10 +24,10 @@ from ptpipe_torch.answering_builtins import Answer, answering_builtins
 from ptpipe_torch.errors import makes_constant_of_size
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.tracer import SOURCE_LINE
+from ptpipe_torch.source_line import TORCH_FOLDER
 from ptpipe_torch.whole_quotients import symbolic_quotients
 
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in .*\n\s*(.+)$', re.MULTILINE)
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _exported(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any) ->
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with redirect_stderr(printed), answering_builtins(("len",), torch.Tensor, _first_size, (_TORCH,)):
+        with redirect_stderr(printed), answering_builtins(("len",), torch.Tensor, _first_size, (TORCH_FOLDER,)):
             return torch.export.export(network, tuple(inputs), dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         graph = getattr(error, "partial_fx_graph", "")
@@ -100,7 +100,7 @@ def original_names(node: Node) -> Iterator[str]:
 def source_line(node: Node) -> str:
     """Return the last line of the network's own code that led to an exported operator; empty if it is unknown."""
     frames: Iterator[tuple[str, str, str]] = reversed(_FRAME.findall(node.meta.get("stack_trace") or ""))
-    own = next((frame for frame in frames if not frame[0].startswith(_TORCH)), None)
+    own = next((frame for frame in frames if not frame[0].startswith(TORCH_FOLDER)), None)
     return "" if own is None else f"{own[0]}:{own[1]}: `{own[2].strip()}`"
 
 
@@ -124,7 +124,7 @@ def place_of_error(network: nn.Module, error: BaseException, caller: str) -> Pla
 
     `caller`: a file, whose folder has no code of the network's.
     """
-    internal = (_TORCH, *(f"{Path(file).parent}{os.sep}" for file in (__file__, tracer.__file__, caller)))
+    internal = (TORCH_FOLDER, *(f"{Path(file).parent}{os.sep}" for file in (__file__, tracer.__file__, caller)))
     names = {id(part): name for name, part in network.named_modules()}
     line, module = "", ""
     for frame, number in traceback.walk_tb(error.__traceback__):

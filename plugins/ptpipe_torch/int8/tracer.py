@@ -20,7 +20,7 @@ from ptpipe_torch.errors import ON_VALUES
 from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.model.forward_arguments import has_kept_default
-from ptpipe_torch.source_line import running_line
+from ptpipe_torch.source_line import TORCH_FOLDER, running_line
 from ptpipe_torch.traced_gradients import GradientRecorder, GradientTracer
 from ptpipe_torch.training_layers import may_act_in_training_alone
 
@@ -42,7 +42,7 @@ IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
 } | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
 """From each in-place operator to the one that returns a new tensor."""
 
-_INTERNAL = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+_INTERNAL = (TORCH_FOLDER, f"{Path(__file__).parent}{os.sep}")
 
 
 class NetworkProxy(Proxy):

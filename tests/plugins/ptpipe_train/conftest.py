@@ -28,6 +28,18 @@ from ...signatures import classifier
 SIDE, NUM_CLASSES = 8, 4
 
 
+class Reversed(torch.autograd.Function):
+    """Gradient reversal."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return -gradient
+
+
 @builder
 def small_net(*, norm: bool, dropout: float, num_classes: int = NUM_CLASSES) -> nn.Module:
     """One convolution (with batch norm), dropout, two linear layers."""

@@ -13,7 +13,7 @@ from ptpipe_quant import PrepareQatConfig, prepare_qat
 from ptpipe_torch import FunctionRef, Model, builder
 from ptpipe_train.cuda_graphs import NetworkState
 
-from .conftest import NUM_CLASSES, SIDE, Lab, Trained, assert_same_bits
+from .conftest import NUM_CLASSES, SIDE, Lab, Reversed, Trained, assert_same_bits
 
 EXACT = {"epochs": 3, "lr": 0.05, "device": "cuda"}
 
@@ -201,18 +201,6 @@ def test_a_learned_range_gives_the_same_bits(lab: Lab, options: dict[str, Any], 
     assert graph.metrics["cuda_graph_replays"] > 8, graph.log
     before, after = prepared.tensors, graph.model.tensors
     assert any(not torch.equal(before[name], after[name]) for name in before if name.endswith("log_part"))
-
-
-class Reversed(torch.autograd.Function):
-    """Gradient reversal."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return -gradient
 
 
 class DropPath(nn.Module):

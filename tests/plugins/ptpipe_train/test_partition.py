@@ -30,6 +30,7 @@ from ptpipe_train.parallel.partition import (
 from ptpipe_zoo.text_nets import text_transformer
 
 from ...signatures import stored_pictures
+from .conftest import Reversed
 from .parallel_nets import Branching
 
 CPU = torch.device("cpu")
@@ -462,18 +463,6 @@ class Counting(nn.Module):
 def test_a_network_that_changes_its_own_state_is_refused() -> None:
     with pytest.raises(StageError, match="its forward pass assigns count"):
         trace_network(Counting())
-
-
-class Reversed(torch.autograd.Function):
-    """Gradient reversal."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return -gradient
 
 
 def test_functions_with_a_gradient_of_their_own_keep_it() -> None:
