@@ -32,6 +32,7 @@ from ptpipe import JSON, StageError
 from ptpipe_onnx.graph import Array, constant, consumers, int_attribute, nodes, only_consumer, producer, source
 from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.latency_passes import padded_channels
+from ptpipe_onnx.linear_pass import SequenceLayer
 from ptpipe_onnx.subpixel import Subpixel, evaluated, stored_name, trimmed
 from ptpipe_onnx.tensor_names import grid_of, quantize_node_name
 from ptpipe_torch.int8.biases import coarsening, integer_biases, sum_scales
@@ -184,8 +185,10 @@ class _Layer:
         """Compare an operator of the file with this layer."""
         if node.op_type == "Conv" and getattr(self.module, "transposed", False):
             _SubpixelLayer.of(self).compare_interleaved(node)
-            return
-        self._compare_product(node)
+        elif node.op_type == "Conv" and not hasattr(self.module, "kernel_size"):
+            _ConvolvedLayer.of(self, node)._compare_product(node)
+        else:
+            self._compare_product(node)
 
     def _compare_product(self, node: ir.Node) -> None:
         if node.op_type not in _PRODUCTS:
@@ -312,6 +315,28 @@ class _SubpixelLayer(_Layer):
         self._compare("group", int_attribute(node, "group", (1,)), (1,))
         for attribute in ("strides", "dilations"):
             self._compare(attribute, int_attribute(node, attribute, (1, 1)), (1, 1))
+
+
+@dataclass(frozen=True)
+class _ConvolvedLayer(_Layer):
+    """A linear layer that the file computes as a convolution; see `linear_pass`."""
+
+    num_axes: int
+    """Of the kernel, which has one position."""
+
+    @classmethod
+    def of(cls, layer: _Layer, convolution: ir.Node) -> _ConvolvedLayer:
+        written = SequenceLayer.of(convolution)
+        if written is None:
+            raise layer._error("operator", "Conv", "a linear layer")
+        return cls(layer.name, layer.module, layer.input_grids, written.num_axes)
+
+    def _weight(self, node: ir.Node, grid: Grid) -> QuantizedWeight:
+        weight = super()._weight(node, grid)
+        return replace(weight, integers=weight.integers.reshape(*weight.integers.shape, *(1,) * self.num_axes))
+
+    def _compare_attributes(self, node: ir.Node) -> None:
+        """`SequenceLayer` has."""
 
 
 def _bias(node: ir.Node) -> ir.Value | None:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ptpipe_onnx.graph import Array, constant, producer, source
+from ptpipe_onnx.linear_pass import SequenceLayer
 from ptpipe_onnx.subpixel import evaluated
 
 _PRODUCTS = {
@@ -68,15 +69,23 @@ def layers_of(graph: ir.Graph) -> Iterator[FileLayer]:
                 yield FileLayer(_name(node, weight), _RECURRENT_PRODUCT, node, weight, place)
         elif node.op_type in (*_PRODUCTS, *_MATRIX_PRODUCTS) and node.domain in ("", "ai.onnx"):
             weight = stored_weight(node.inputs[1])
-            kind = _PRODUCTS.get(node.op_type) or ("matrix product" if weight is None else "linear layer")
-            is_recurrent = weight is not None and _RECURRENT_WEIGHT.search(str(weight.name)) is not None
-            is_step = is_recurrent and node.op_type == "MatMulInteger"
-            yield FileLayer(_name(node, weight), _RECURRENT_PRODUCT if is_step else kind, node, weight)
+            yield FileLayer(_name(node, weight), _kind(node, weight), node, weight)
         elif node.op_type == "Einsum" and len(node.inputs) == 2:
             weights = [stored_weight(operand) for operand in node.inputs]
             place = int(weights[0] is None)
             kind = "matrix product" if weights[place] is None else "linear layer"
             yield FileLayer(_name(node, weights[place]), kind, node, weights[place], place)
+
+
+def _kind(node: ir.Node, weight: ir.Value | None) -> str:
+    if node.op_type == "Conv":
+        return _PRODUCTS["Conv" if SequenceLayer.of(node) is None else "Gemm"]
+    if node.op_type in _PRODUCTS:
+        return _PRODUCTS[node.op_type]
+    if weight is None:
+        return "matrix product"
+    is_recurrent = _RECURRENT_WEIGHT.search(str(weight.name)) is not None
+    return _RECURRENT_PRODUCT if is_recurrent and node.op_type == "MatMulInteger" else "linear layer"
 
 
 def stored_weight(value: ir.Value | None) -> ir.Value | None:

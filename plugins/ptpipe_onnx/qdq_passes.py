@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ptpipe_onnx.gemm_pass import use_gemm
 from ptpipe_onnx.graph import (
     Array,
     add_initializer,
@@ -30,6 +29,7 @@ from ptpipe_onnx.graph import (
     take_name,
 )
 from ptpipe_onnx.grid import Grid
+from ptpipe_onnx.linear_pass import use_convolutions
 from ptpipe_onnx.subpixel import evaluated, write_as_convolutions
 from ptpipe_torch.int8.biases import coarsening, integer_biases, sum_scales
 
@@ -45,7 +45,7 @@ def use_integer_kernels(model: ir.Model) -> None:
         _use_global_pooling,
         _skip_requantizing,
         _move_integers,
-        use_gemm,
+        use_convolutions,
         write_as_convolutions,
         _quantize_biases,
     ):

@@ -105,7 +105,7 @@ def _bound(layer: FileLayer, largest: Mapping[str, int]) -> LayerBound | None:
     calibrated = _largest_activation(layer.node, largest)
     if calibrated is None:
         return None
-    if layer.kind == "convolution":
+    if layer.node.op_type in ("Conv", "ConvInteger"):
         if _is_depthwise(layer.node, integers):
             return LayerBound(layer.name, 0, 0, is_exact_beyond=True)
         weights_OK = np.moveaxis(integers, 1, -1).reshape(len(integers), -1)

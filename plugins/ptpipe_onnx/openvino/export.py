@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 
 from ptpipe import JSON, Context, StageError
+from ptpipe_onnx.graph import remove_unused, write
+from ptpipe_onnx.linear_pass import use_products
 from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
 from ptpipe_onnx.quantization.agreement import Rows, compare_rows, paired_rows
@@ -31,8 +35,11 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
         raise StageError(f"{ctx.kind}: the data has no samples in {config.split}: choose another `split`")
     runtime = import_openvino()
     with errors_in_one_line(f"can't convert {file.path.name}"):
-        content = runtime.Core().read_model(str(file.path))
+        source = _source(ctx, file)
+        content = runtime.Core().read_model(str(source))
         runtime.save_model(content, str(ctx.scratch / GRAPH), compress_to_fp16=False)
+    if source != file.path:
+        source.unlink()
     model = OpenVinoModel(ctx.scratch, file.signature, file.precision, file.input_form)
     ctx.metric(size_bytes=model.size_bytes)
     _report_operators(ctx, model)
@@ -44,6 +51,19 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
         ctx.metric(**{f"{prefix}{key}": value for key, value in figures.items()})
         _check(ctx, file, name, (expected_NK, found_NK), file.parity.get(f"{prefix}rms_quantization_error"))
     return model
+
+
+def _source(ctx: Context, file: OnnxFile) -> Path:
+    """Return a file that OpenVINO computes quickly: for convolutions of one position it would transpose sequences."""
+    if not file.precision.startswith("int8"):
+        return file.path
+    model = ir.load(file.path)
+    if not use_products(model.graph):
+        return file.path
+    remove_unused(model)
+    path = ctx.scratch / "products.onnx"
+    write(model, path)
+    return path
 
 
 def _report_operators(ctx: Context, model: OpenVinoModel) -> None:

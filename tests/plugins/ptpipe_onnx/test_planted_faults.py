@@ -137,3 +137,27 @@ def test_faults_of_appended_channels_are_found(exported: Callable[..., Exported]
     onnx.save(file, path)
     with pytest.raises(StageError, match="its padding of the input: 3, in the model"):
         compare_exactly(path, reference, int8_network)
+
+
+def test_a_convolution_that_is_no_linear_layer_on_a_sequence_is_found(
+    exported: Callable[..., Exported], tmp_path: Path
+) -> None:
+    made = exported("rows", "fbgemm")
+    reference, path = reference_of(made.model), tmp_path / "broken.onnx"
+    with quantized_engine("fbgemm"):
+        int8_network = made.model.build()
+
+    def of(file: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
+        return next(node for node in file.graph.node if node.op_type == op_type)
+
+    faults: list[Callable[[onnx.ModelProto], object]] = [
+        lambda file: of(file, "Transpose").attribute[0].CopyFrom(onnx.helper.make_attribute("perm", [0, 1, 2])),
+        lambda file: of(file, "Conv").attribute.append(onnx.helper.make_attribute("strides", [2])),
+        lambda file: of(file, "Conv").attribute.append(onnx.helper.make_attribute("group", 4)),
+    ]
+    for plant in faults:
+        file = onnx.load(made.file.path)
+        plant(file)
+        onnx.save(file, path)
+        with pytest.raises(StageError, match="layer rows is not the model's: its operator: Conv, in the model: a line"):
+            compare_exactly(path, reference, int8_network)

@@ -84,6 +84,17 @@ def test_an_int8_file_computes_in_integers(files, convert, events) -> None:
     assert (model.folder / "model.bin").stat().st_size < 0.5 * convert(files["float32"]).size_bytes
 
 
+def test_linear_layers_on_sequences_are_products_again(exported, convert, digits, tmp_path) -> None:
+    """The file has them as convolutions, for ONNX Runtime."""
+    file = exported("attention", "fbgemm").file
+    assert [node.op_type for node in onnx.load(file.path).graph.node].count("Conv") == 3
+    model = convert(file)
+    counts = model.operators()
+    assert counts["FullyConnected", True] == 4
+    assert not counts["Convolution", True] + counts["Convolution", False]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.bin", "model.xml"]
+
+
 class Recurrent(nn.Module):
     """Two LSTM layers, which are float in static int8 networks, over the rows of an image."""
 

@@ -15,8 +15,8 @@ from onnx import numpy_helper
 
 from ptpipe.events import LogLine
 from ptpipe_onnx.coverage import coverage_of
-from ptpipe_onnx.gemm_pass import use_gemm
 from ptpipe_onnx.graph import producer, remove_unused
+from ptpipe_onnx.linear_pass import use_convolutions, use_products
 
 from .conftest import Exported
 from .test_qdq_passes import Draft, kernels_of, rewritten, types_of
@@ -37,10 +37,10 @@ def sequences(*shape: int) -> np.ndarray:
     return (np.random.default_rng(8).normal(size=shape) * 3).astype(np.float32)
 
 
-def with_gemm(model: onnx.ModelProto) -> onnx.ModelProto:
+def applied(model: onnx.ModelProto) -> onnx.ModelProto:
     """The pass alone."""
     inferred = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model))
-    use_gemm(inferred.graph)
+    use_convolutions(inferred.graph)
     remove_unused(inferred)
     result = ir.serde.serialize_model(inferred)
     result.graph.ClearField("value_info")
@@ -48,39 +48,52 @@ def with_gemm(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-SHAPES: list[tuple[Sequence[int | str | None], dict[str, int]]] = [
-    (("N", 6), {}),
-    (("N", 3, 6), {"Reshape": 2}),
-    (("N", 2, 3, 6), {"Reshape": 2}),
-    (("N", "L", 6), {"Reshape": 2, "Shape": 1, "Concat": 1}),
-    ((None, None, 6), {"Reshape": 2, "Shape": 1, "Concat": 1}),
+SHAPES: list[tuple[Sequence[int | str | None], str, dict[str, int]]] = [
+    (("N", 6), "Gemm", {}),
+    (("N", 3, 6), "Conv", {"Transpose": 2}),
+    (("N", 2, 3, 6), "Conv", {"Transpose": 2}),
+    (("N", "L", 6), "Conv", {"Transpose": 2}),
+    ((None, None, 6), "Conv", {"Transpose": 2}),
+    (("N", 2, 3, 2, 6), "Conv", {"Transpose": 2, "Reshape": 2}),
+    (("N", "L", 3, 2, 6), "Conv", {"Transpose": 2, "Reshape": 2, "Shape": 1, "Concat": 1}),
 ]
 
 
-@pytest.mark.parametrize(("shape", "added"), SHAPES)
+@pytest.mark.parametrize("bias", [BIAS_O, None], ids=["bias", "no bias"])
+@pytest.mark.parametrize(("shape", "operator", "added"), SHAPES)
 def test_a_product_and_a_bias_are_one_layer(
-    shape: Sequence[int | str | None], added: dict[str, int], run_onnx: Run, tmp_path
+    shape: Sequence[int | str | None],
+    operator: str,
+    added: dict[str, int],
+    bias: np.ndarray | None,
+    run_onnx: Run,
+    tmp_path,
 ) -> None:
+    if operator == "Gemm" and bias is None:
+        operator = "MatMul"
     draft = Draft()
-    value = linear(draft, draft.quantize("images", 0.05, 120))
+    value = linear(draft, draft.quantize("images", 0.05, 120), bias)
     model = draft.finished(draft.quantize(value, 0.1, 100), shape)
-    alone = with_gemm(model)
-    types = types_of(alone)
-    assert {name: types[name] for name in ("MatMul", "Add", "Gemm", *added)} == {
-        "MatMul": 0,
-        "Add": 0,
-        "Gemm": 1,
-        **added,
-    }
-    given = [size if isinstance(size, int) else number for size, number in zip(shape, (4, 3, 2, 6), strict=False)]
-    for leading in ((given[0],), (1,), (0,)):
-        x = sequences(*leading, *given[1:])
+    alone = applied(model)
+    operators = ("MatMul", "Add", "Gemm", "Conv", "Transpose", "Reshape", "Shape", "Concat")
+    found = {name: number for name, number in types_of(alone).items() if name in operators and number}
+    assert found == {operator: 1, **added}
+    given = [size if isinstance(size, int) else number for size, number in zip(shape, (4, 3, 2, 2, 6), strict=False)]
+    for leading in ((given[0],), (1,), (0,))[: 2 if "Shape" in added else 3]:  # there all samples are one
+        x = sequences(*leading, *given[1:-1], 6)
         before = run_onnx(model.SerializeToString(), x)
         np.testing.assert_allclose(run_onnx(alone.SerializeToString(), x), before, rtol=0, atol=1e-6)
         assert before.shape == (*leading, *given[1:-1], 5)
 
+    written = ir.serde.deserialize_model(alone)
+    assert use_products(written.graph) == (operator == "Conv")
+    remove_unused(written)
+    assert types_of(ir.serde.serialize_model(written))["Conv"] == 0
+    undone = ir.serde.serialize_model(written).SerializeToString()
+    np.testing.assert_array_equal(run_onnx(undone, x), run_onnx(model.SerializeToString(), x))
+
     kernels = kernels_of(rewritten(model), tmp_path)
-    assert kernels.integer == {"QGemm": 1}
+    assert kernels.integer == {{"Gemm": "QGemm", "MatMul": "QLinearMatMul", "Conv": "QLinearConv"}[operator]: 1}
     assert not kernels.float
     (layer,) = coverage_of(tmp_path / "m.onnx", kernels, {}).layers
     assert (layer.kind, layer.reason) == ("linear layer", "")
@@ -104,19 +117,43 @@ def test_the_bias_is_int32_and_the_result_what_float64_gives(run_onnx: Run) -> N
     np.testing.assert_array_equal(biases, [np.rint(BIAS_O.astype(np.float32).astype(np.float64) / scales_O)])
 
 
-def test_layers_that_read_one_tensor_share_its_rows_and_all_share_a_shape(run_onnx: Run, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "shared"),
+    [(("N", "L", 6), {"Transpose": 3}), (("N", "L", 2, 2, 6), {"Transpose": 3, "Reshape": 3, "Shape": 1, "Concat": 1})],
+)
+def test_layers_that_read_one_tensor_share_what_brings_it_into_form(
+    shape: Sequence[int | str], shared: dict[str, int], run_onnx: Run, tmp_path
+) -> None:
     draft = Draft()
     value = draft.quantize("images", 0.05, 120)
     first, second = (draft.quantize(linear(draft, value, BIAS_O * factor), 0.1, 100) for factor in (1, -1))
     total = draft.node("Add", [first, second])
-    model = draft.finished(draft.quantize(total, 0.2, 128), ("N", "L", 6))
-    after = with_gemm(model)
+    model = draft.finished(draft.quantize(total, 0.2, 128), shape)
+    after = applied(model)
     types = types_of(after)
-    assert (types["Gemm"], types["Reshape"], types["Shape"], types["Concat"]) == (2, 3, 1, 1)
-    x = sequences(2, 9, 6)
+    assert {name: types[name] for name in ("Conv", *shared)} == {"Conv": 2, **shared}
+    x = sequences(*(size if isinstance(size, int) else 3 for size in shape))
     before = run_onnx(model.SerializeToString(), x)
     np.testing.assert_allclose(run_onnx(after.SerializeToString(), x), before, rtol=0, atol=1e-6)
-    assert kernels_of(rewritten(model), tmp_path).integer == {"QGemm": 2, "QLinearAdd": 1}
+    assert kernels_of(rewritten(model), tmp_path).integer == {"QLinearConv": 2, "QLinearAdd": 1}
+
+
+def test_a_layer_that_is_called_several_times_stores_its_weights_once(run_onnx: Run) -> None:
+    draft = Draft()
+    weight = draft.weight(WEIGHT_IO[:, [0, 1, 2, 3, 4, 0]], 0.01)
+    value = draft.quantize("images", 0.05, 120)
+    for _ in range(2):
+        value = draft.quantize(draft.node("MatMul", [value, weight]), 0.05, 120)
+    model = draft.finished(value, ("N", "L", 6))
+    after = applied(model)
+    assert types_of(after)["Conv"] == 2
+    assert [
+        array.dims for array in after.graph.initializer if array.data_type == onnx.TensorProto.INT8 and array.dims
+    ] == [[6, 6, 1]]
+    x = sequences(2, 5, 6)
+    np.testing.assert_allclose(
+        run_onnx(after.SerializeToString(), x), run_onnx(model.SerializeToString(), x), rtol=0, atol=1e-6
+    )
 
 
 def test_a_channel_without_weights_keeps_its_bias(run_onnx: Run) -> None:
@@ -129,16 +166,16 @@ def test_a_channel_without_weights_keeps_its_bias(run_onnx: Run) -> None:
     found_NLO = run_onnx(after.SerializeToString(), sequences(2, 4, 6))
     np.testing.assert_allclose(found_NLO[..., 3], BIAS_O[3] + 7, atol=0.11)
     integers = [numpy_helper.to_array(array) for array in after.graph.initializer if array.name.startswith("a")]
-    coarse = next(array for array in integers if array.dtype == np.int8 and array.shape == (6, 5))
-    assert not coarse[:, 3].any()
-    np.testing.assert_array_equal(np.delete(coarse, 3, 1), np.delete(WEIGHT_IO, 3, 1))
+    coarse = next(array for array in integers if array.dtype == np.int8 and array.shape == (5, 6, 1))
+    assert not coarse[3].any()
+    np.testing.assert_array_equal(np.delete(coarse, 3, 0)[..., 0], np.delete(WEIGHT_IO.T, 3, 0))
 
 
-@pytest.mark.parametrize("change", ["no bias", "two readers", "a bias for each row", "scales for each row", "float"])
+@pytest.mark.parametrize("change", ["two readers", "a bias for each row", "scales for each row", "float"])
 def test_what_is_no_such_layer_stays(change: str, run_onnx: Run) -> None:
     draft = Draft()
     value = "images" if change == "float" else draft.quantize("images", 0.05, 120)
-    bias = {"no bias": None, "a bias for each row": RNG.normal(size=(4, 1))}.get(change, BIAS_O)
+    bias = RNG.normal(size=(4, 1)) if change == "a bias for each row" else BIAS_O
     if change == "scales for each row":
         product = draft.node("MatMul", [value, draft.weight(WEIGHT_IO, RNG.uniform(0.01, 0.02, 6), axis=0)])
         layer = draft.node("Add", [product, draft.array(BIAS_O, np.float32)])
@@ -148,7 +185,7 @@ def test_what_is_no_such_layer_stays(change: str, run_onnx: Run) -> None:
     if change == "two readers":
         output = draft.node("Add", [output, layer])
     model = draft.finished(output, ("N", 4, 6))
-    after = with_gemm(model)
+    after = applied(model)
     assert types_of(after) == types_of(model)
     x = sequences(3, 4, 6)
     np.testing.assert_array_equal(
@@ -164,9 +201,8 @@ def test_an_export_of_linear_layers_on_sequences(backend: str, qat: bool, export
     assert events.metrics["layers_merged"] == 0
     assert (events.metrics["num_int8_nodes"], events.metrics["num_float_nodes"]) == (3, 0)
     logged = [event.text for event in events if isinstance(event, LogLine)]
-    assert any("2 QGemm" in line and "1 QLinearMatMul" in line for line in logged), "one layer has no bias"
-    by_type = {node.op_type: node for node in onnx.load(file.path).graph.node}
-    assert "Shape" not in by_type, "one symbolic axis alone"
+    assert any("2 QLinearConv, 1 QGemm" in line for line in logged), "the last layer reads matrices"
+    assert not {node.op_type for node in onnx.load(file.path).graph.node} & {"Shape", "MatMul"}
 
 
 @pytest.mark.parametrize(("backend", "qat"), [("fbgemm", True), ("qnnpack", False)])
@@ -177,7 +213,7 @@ def test_an_export_of_attention(backend: str, qat: bool, exported: Callable[...,
     assert events.metrics["layers_identical"] == 4
     assert events.metrics["integer_coverage"] == "4 of 4 linear layers, 2 of 2 matrix products"
     logged = [event.text for event in events if isinstance(event, LogLine)]
-    assert any("4 QGemm" in line and "2 QLinearMatMul" in line for line in logged)
+    assert any("3 QLinearConv" in line and "2 QLinearMatMul" in line for line in logged)
     graph = ir.load(file.path).graph
     assert {producer(node.inputs[0]).op_type for node in graph if node.op_type == "MatMul"} == {"DequantizeLinear"}
     for node in graph:

@@ -1,0 +1,265 @@
+"""Graph pass that writes linear layers on sequences as convolutions of one position, between transpositions.
+
+torch exports a linear layer whose input has more than two axes as a matrix product and an addition. ONNX Runtime has an
+integer kernel for the product alone, whose output it rounds or keeps in float for the addition. Its kernel of
+convolutions adds an int32 bias to the sums, and rounds as it multiplies. It runs with channels last, which is how
+sequences are: both transpositions disappear when the file is loaded.
+
+Shape legend: I the last axis of the input, the inputs of the layer; O outputs; R rows, all axes of the input but I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ptpipe_onnx.graph import (
+    Array,
+    add_initializer,
+    constant,
+    insert_behind,
+    insert_node,
+    int_attribute,
+    known_shape,
+    nodes,
+    only_consumer,
+    producer,
+    replace,
+    source,
+)
+from ptpipe_onnx.grid import Grid
+
+_Sizes: TypeAlias = Sequence[int | str | None]
+"""A number, a symbol, or unknown."""
+_TRANSPOSED, _CHANNELS_FIRST, _ROWS = ".transposed", ".channels_first", ".rows"
+"""Suffixes of names, as in `weights` and `tensor_names`."""
+_ONE_POSITION = {"kernel_shape": 1, "group": 1, "strides": 1, "pads": 0}
+"""Attributes of a convolution that computes each position from itself."""
+_CONVOLVED_AXES = (3, 4)
+"""Numbers of axes of inputs that a convolution takes as they are."""
+
+
+def use_convolutions(graph: ir.Graph) -> None:
+    """Rewrite DQ-MatMul-Q and DQ-MatMul-Add-Q, with constant weight and bias, as Transpose-DQ-Conv-Q-Transpose.
+
+    In place. The bias stays float, for `quantize_biases`. On matrices, MatMul and Add become Gemm.
+    """
+    shared = _Shared(graph)
+    for product in nodes(graph, "MatMul"):
+        layer = _LinearLayer.of(product)
+        if layer is not None:
+            layer.rewrite(shared)
+
+
+def use_products(graph: ir.Graph) -> bool:
+    """Rewrite what `use_convolutions` writes as DQ-MatMul-Add-Q, in place; return whether there is any.
+
+    For runtimes that don't compute with channels last, and transpose.
+    """
+    layers = {node: layer for node in nodes(graph, "Conv") if (layer := SequenceLayer.of(node)) is not None}
+    for convolution, layer in layers.items():
+        layer.write_as_product(graph, convolution)
+    return bool(layers)
+
+
+def channels_first(num_axes: int) -> tuple[int, ...]:
+    """Return the order of axes that brings the last one behind the first one."""
+    return (0, num_axes - 1, *range(1, num_axes - 1))
+
+
+def channels_last(num_axes: int) -> tuple[int, ...]:
+    """Return the order of axes that undoes `channels_first`."""
+    return (0, *range(2, num_axes), 1)
+
+
+@dataclass(frozen=True)
+class SequenceLayer:
+    """A linear layer on a sequence as this pass writes it: Transpose-DQ-Conv-Q-Transpose."""
+
+    data: ir.Node
+    """The DequantizeLinear of the input, behind a Transpose."""
+    quantize: ir.Node
+    """In front of a Transpose."""
+    num_axes: int
+    """Of the kernel, which has one position."""
+
+    @classmethod
+    def of(cls, convolution: ir.Node) -> SequenceLayer | None:
+        """Return the layer that a convolution is; None if it is none."""
+        data = producer(convolution.inputs[0], "DequantizeLinear")
+        before = None if data is None else producer(data.inputs[0], "Transpose")
+        quantize = only_consumer(convolution.outputs[0], "QuantizeLinear")
+        behind = None if quantize is None else only_consumer(quantize.outputs[0], "Transpose")
+        if data is None or before is None or quantize is None or behind is None:
+            return None
+        order, order_behind = (int_attribute(node, "perm", ()) for node in (before, behind))
+        is_of_last_axis = (order, order_behind) == (channels_first(len(order)), channels_last(len(order)))
+        is_of_one_position = all(
+            set(int_attribute(convolution, name, (default,))) <= {default} for name, default in _ONE_POSITION.items()
+        )
+        return cls(data, quantize, len(order) - 2) if is_of_last_axis and is_of_one_position else None
+
+    def write_as_product(self, graph: ir.Graph, convolution: ir.Node) -> None:
+        """Put MatMul and Add in the place of all five operators."""
+        before, behind = producer(self.data.inputs[0]), only_consumer(self.quantize.outputs[0])
+        weight = producer(convolution.inputs[1])
+        kernel = None if weight is None else constant(weight.inputs[0])
+        assert before is not None and behind is not None and weight is not None and kernel is not None
+        weight_IO = add_initializer(graph, f"{source(weight).name}{_TRANSPOSED}", kernel.reshape(len(kernel), -1).T)
+        operands = [
+            insert_node(convolution, "DequantizeLinear", [before.inputs[0], *self.data.inputs[1:]]).outputs[0],
+            insert_node(convolution, "DequantizeLinear", [weight_IO, *weight.inputs[1:]], axis=1).outputs[0],
+        ]
+        result = insert_node(convolution, "MatMul", operands).outputs[0]
+        if len(convolution.inputs) == 3:
+            result = insert_node(convolution, "Add", [result, convolution.inputs[2]]).outputs[0]
+        self.quantize.replace_input_with(0, result)
+        replace(behind.outputs[0], self.quantize.outputs[0])
+
+
+@dataclass(frozen=True)
+class _LinearLayer:
+    """A MatMul, and perhaps an Add, between DQ and Q."""
+
+    product: ir.Node
+    data: ir.Node
+    """The DequantizeLinear of the input."""
+    weight: ir.Node
+    """The DequantizeLinear of the weight, (I, O)."""
+    bias: ir.Value | None
+    quantize: ir.Node
+
+    @classmethod
+    def of(cls, product: ir.Node) -> _LinearLayer | None:
+        data, weight = (producer(value, "DequantizeLinear") for value in product.inputs)
+        add = only_consumer(product.outputs[0], "Add")
+        quantize = only_consumer((product if add is None else add).outputs[0], "QuantizeLinear")
+        if data is None or Grid.of(data) is None or weight is None or quantize is None or not _is_by_column(weight):
+            return None
+        if add is None:
+            return cls(product, data, weight, None, quantize)
+        (bias,) = (value for value in add.inputs if value is not product.outputs[0])
+        bias_O = constant(bias)
+        is_by_output = bias_O is not None and bias_O.shape == _integers(weight).shape[1:]
+        return cls(product, data, weight, bias, quantize) if is_by_output else None
+
+    def rewrite(self, shared: _Shared) -> None:
+        """Put one operator in the place of the product and the addition, under the name of the product."""
+        sizes = known_shape(source(self.data))
+        if sizes is not None and len(sizes) == 2:
+            self._rewrite_on_matrices()
+        elif sizes is not None and len(sizes) in _CONVOLVED_AXES:
+            self._rewrite_on_sequences(shared, self.data, len(sizes))
+        else:
+            rows = shared.rows(self.data, self.product, sizes, len(_integers(self.weight)))
+            vector = shared.vector(source(self.data), sizes, _integers(self.weight).shape[1], self.product)
+            _insert_behind(self._rewrite_on_sequences(shared, rows, 3), _ROWS, "Reshape", vector)
+
+    def _rewrite_on_matrices(self) -> None:
+        if self.bias is not None:
+            inputs = [self.data.outputs[0], self.weight.outputs[0], self.bias]
+            self._replace_by(insert_node(self.product, "Gemm", inputs, alpha=1.0, beta=1.0))
+
+    def _rewrite_on_sequences(self, shared: _Shared, data: ir.Node, num_axes: int) -> ir.Value:
+        images = shared.channels_first(data, self.product, num_axes)
+        weight = shared.kernel(self.weight, self.product, num_axes - 2)
+        bias = [] if self.bias is None else [self.bias]
+        size = (1,) * (num_axes - 2)
+        self._replace_by(insert_node(self.product, "Conv", [images, weight, *bias], kernel_shape=size))
+        return _insert_behind(self.quantize.outputs[0], _CHANNELS_FIRST, "Transpose", perm=channels_last(num_axes))
+
+    def _replace_by(self, layer: ir.Node) -> None:
+        layer.name = self.product.name
+        self.quantize.replace_input_with(0, layer.outputs[0])
+
+
+def _insert_behind(value: ir.Value, form: str, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+    """Insert an operator whose output is what the value was; return it. `form`: suffix for the value's own name."""
+    result = insert_behind(value, op_type, *inputs, **attributes)
+    result.type, result.shape = value.type, value.shape
+    value.name, value.shape = f"{result.name}{form}", None
+    return result
+
+
+def _is_by_column(weight: ir.Node) -> bool:
+    """Return whether weights have one scale, or one for each column, as integer kernels of a product take them."""
+    integers, scales = (constant(value) for value in weight.inputs[:2])
+    if integers is None or scales is None or integers.ndim != 2:
+        return False
+    return scales.size == 1 or int_attribute(weight, "axis", (1,)) in ((1,), (-1,))
+
+
+def _integers(weight: ir.Node) -> Array:
+    content = constant(weight.inputs[0])
+    assert content is not None
+    return content
+
+
+class _Shared:
+    """Inserts what stands around layers, once for all that are alike."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._made: dict[Hashable, ir.Value] = {}
+
+    def channels_first(self, data: ir.Node, before: ir.Node, num_axes: int) -> ir.Value:
+        """Return what a DequantizeLinear returns, with its last axis behind the first one."""
+        integers = source(data)
+        key = ("channels first", integers)
+        if key not in self._made:
+            transposed = insert_node(before, "Transpose", [integers], perm=channels_first(num_axes)).outputs[0]
+            transposed.name = f"{integers.name}{_CHANNELS_FIRST}_again"  # its layer may have been written so, too
+            self._made[key] = insert_node(before, "DequantizeLinear", [transposed, *data.inputs[1:]]).outputs[0]
+        return self._made[key]
+
+    def kernel(self, weight: ir.Node, before: ir.Node, num_axes: int) -> ir.Value:
+        """Return weights (I, O) as those of a convolution over so many axes: (O, I, 1, ...)."""
+        key = ("kernel", *weight.inputs, num_axes)
+        if key not in self._made:
+            content_OI = _integers(weight).T
+            name = str(source(weight).name).removesuffix(_TRANSPOSED)
+            kernel = add_initializer(self._graph, name, content_OI.reshape(*content_OI.shape, *(1,) * num_axes))
+            inputs = [kernel, *weight.inputs[1:]]
+            self._made[key] = insert_node(before, "DequantizeLinear", inputs, axis=0).outputs[0]
+        return self._made[key]
+
+    def rows(self, data: ir.Node, before: ir.Node, sizes: _Sizes | None, num_inputs: int) -> ir.Node:
+        """Return a DequantizeLinear of the same integers with three axes, of all samples together if it must be."""
+        integers = source(data)
+        key = ("rows", integers)
+        if key not in self._made:
+            middle = [None] if sizes is None else sizes[1:-1]
+            known = [size for size in middle if isinstance(size, int)]
+            shape = (-1, prod(known), num_inputs) if len(known) == len(middle) else (1, -1, num_inputs)
+            sequence = insert_node(before, "Reshape", [integers, self._constant(shape)]).outputs[0]
+            sequence.name = f"{integers.name}{_ROWS}"
+            self._made[key] = insert_node(before, "DequantizeLinear", [sequence, *data.inputs[1:]]).outputs[0]
+        rows = self._made[key].producer()
+        assert rows is not None
+        return rows
+
+    def vector(self, data: ir.Value, sizes: _Sizes | None, num_outputs: int, before: ir.Node) -> ir.Value:
+        """Return the shape of a layer's output: that of its input, which may be known, with O as the last axis."""
+        leading = None if sizes is None else tuple(sizes[:-1])
+        if leading is not None and sum(not isinstance(size, int) for size in leading) <= 1:
+            return self._constant((*(size if isinstance(size, int) else -1 for size in leading), num_outputs))
+        # Axes of one symbol have one size.
+        key: Hashable = ("leading", data if leading is None or None in leading else leading)
+        if key not in self._made:
+            self._made[key] = insert_node(before, "Shape", [data], start=0, end=-1).outputs[0]
+        if (key, num_outputs) not in self._made:
+            parts = [self._made[key], self._constant((num_outputs,))]
+            self._made[key, num_outputs] = insert_node(before, "Concat", parts, axis=0).outputs[0]
+        return self._made[key, num_outputs]
+
+    def _constant(self, sizes: Sequence[int]) -> ir.Value:
+        key = ("constant", *sizes)
+        if key not in self._made:
+            name = "shape." + ".".join(str(size) for size in sizes)
+            self._made[key] = add_initializer(self._graph, name, np.array(sizes, np.int64))
+        return self._made[key]
