@@ -284,6 +284,7 @@ def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: D
     write_fusable_activations(content.graph)
     use_quicker_kernels(content.graph)
     runtime_passes.prevent_fusions(content.graph)
+    graph.remove_unused(content)  # runtimes would run it
     runtime_passes.separate_zero_points(content.graph)
     size_bytes = graph.weight_bytes(content.graph)
     if size_bytes > MAX_BYTES:

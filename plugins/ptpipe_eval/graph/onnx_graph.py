@@ -122,7 +122,7 @@ class _Counter:
         macs = None
         if _has_formula(node):
             try:
-                macs = _macs(node, self._shapes(node), self._shape(node.output[0]))
+                macs = self._macs_of(node)
             except LookupError:  # a shape is not known
                 macs = None
         if macs is not None:
@@ -130,15 +130,21 @@ class _Counter:
         elif _has_products(node):
             self._counts.uncounted.append(_place(node))
 
-    def _shapes(self, node: NodeProto) -> list[Sequence[int] | None]:
-        """Return the shapes of a node's inputs; a weight's without channels that `export.onnx` appends to the input."""
-        shapes = [self._shape(name) for name in node.input]
+    def _macs_of(self, node: NodeProto) -> int | None:
+        """Return a node's multiply-accumulates, without channels that `export.onnx` appends to a convolution's input.
+
+        None where there is no formula for it. Raises LookupError for shapes.
+        """
+        inputs, out = [self._shape(name) for name in node.input], self._shape(node.output[0])
         if node.op_type == "Conv" and self._made_by(node.input[0], _DEQUANTIZE):
             integers = self._makers[node.input[0]].input[0]
             before = self._shape(self._makers[integers].input[0]) if self._made_by(integers, "Pad") else None
-            if before is not None and (weight := shapes[1]) is not None:
-                shapes[1] = (weight[0], before[1], *weight[2:])
-        return shapes
+            if before is not None and _attribute(node, "group", 1) > 1:  # depthwise
+                out = (before[0], before[1], *_known(out)[2:])
+            elif before is not None:
+                weight = _known(inputs[1])
+                inputs[1] = (weight[0], before[1], *weight[2:])
+        return _macs(node, inputs, out)
 
     def _shape(self, name: str) -> Sequence[int] | None:
         facts = self._tensors.get(name)

@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ptpipe import JSON, Context, StageError
+from ptpipe_onnx.added_channels import drop_depthwise_padding
 from ptpipe_onnx.graph import remove_unused, write
 from ptpipe_onnx.linear_pass import use_products
 from ptpipe_onnx.openvino.config import OpenVinoConfig
@@ -54,14 +55,14 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
 
 
 def _source(ctx: Context, file: OnnxFile) -> Path:
-    """Return a file that OpenVINO computes quickly: for convolutions of one position it would transpose sequences."""
+    """Return a file without what `export.onnx` writes for ONNX Runtime, and slows OpenVINO down."""
     if not file.precision.startswith("int8"):
         return file.path
     model = ir.load(file.path)
-    if not use_products(model.graph):
+    if not any([use_products(model.graph), drop_depthwise_padding(model.graph)]):
         return file.path
     remove_unused(model)
-    path = ctx.scratch / "products.onnx"
+    path = ctx.scratch / "source.onnx"
     write(model, path)
     return path
 

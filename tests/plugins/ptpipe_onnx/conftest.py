@@ -37,7 +37,7 @@ NUM_EPOCHS = 8
 
 
 def _unit(channels_in: int, channels_out: int, activation: type[nn.Module], **options: int) -> nn.Sequential:
-    conv = nn.Conv2d(channels_in, channels_out, 3, **{"padding": 1, "bias": False, **options})
+    conv = nn.Conv2d(channels_in, channels_out, **{"kernel_size": 3, "padding": 1, "bias": False, **options})
     return nn.Sequential(conv, nn.BatchNorm2d(channels_out), activation())
 
 
@@ -122,6 +122,9 @@ def network(name: str) -> nn.Module:
         return Residual()
     if name == "mobile":
         return Mobile()
+    if name == "depthwise":
+        units = _unit(1, 24, nn.ReLU, stride=2), _unit(24, 24, nn.ReLU, kernel_size=5, padding=2, groups=24)
+        return nn.Sequential(*units, nn.Flatten(), nn.Linear(24 * 64, 10))
     if name == "rows":
         return Rows()
     if name == "attention":

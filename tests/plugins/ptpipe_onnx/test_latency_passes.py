@@ -12,13 +12,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import numpy_helper
 
 from ptpipe_onnx.latency_passes import use_quicker_kernels
 from ptpipe_torch.model.onnx_file import session_options
 from ptpipe_torch.ort import ort
 
-from .test_qdq_passes import IMAGES_NCHW, WEIGHT, Draft, conv, types_of
+from .conftest import Exported
+from .test_qdq_passes import IMAGES_NCHW, Draft, conv, types_of
 
 Run = Callable[..., np.ndarray]
 RNG = np.random.default_rng(3)
@@ -143,80 +143,10 @@ def test_an_inverse_that_something_else_reads_is_left_alone() -> None:
     assert (types["Reciprocal"], types["Div"]) == (1, 0)
 
 
-def stem(
-    num_channels: int,
-    kernel: tuple[int, int],
-    *,
-    group: int = 1,
-    zero_point: int = 90,
-    before: str = "",
-    num_branches: int = 1,
-) -> onnx.ModelProto:
-    """Convolutions of the images, or of what an operator `before` makes of the integers of images, and their sum."""
-    draft = Draft()
-    value = draft.quantize("images", 0.05, zero_point)
-    if before:
-        value = draft.quantize(draft.node(before, [value]), 0.05, zero_point)
-    pads = [1 if size > 1 else 0 for size in kernel] * 2
-    branches = []
-    for _ in range(num_branches):
-        weight_OIHW = RNG.integers(-127, 128, (6, num_channels // group, *kernel))
-        weight = draft.weight(weight_OIHW, RNG.uniform(0.005, 0.02, 6))
-        branch = draft.node("Conv", [value, weight], pads=pads, strides=[2, 1], group=group)
-        branches.append(draft.quantize(branch, 0.1, 128))
-    return draft.finished(draft.node("Sum", branches) if branches[1:] else branches[0], ("N", num_channels, 6, 6))
-
-
-@pytest.mark.parametrize("num_channels", [1, 2, 3, 5, 6, 7, 9])
-@pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (1, 7), (3, 1)])
-def test_channels_of_weight_zero_change_nothing(num_channels: int, kernel: tuple[int, int], run_onnx: Run) -> None:
-    model = stem(num_channels, kernel)
-    after = passed(model)
-    (pad,) = (node for node in after.graph.node if node.op_type == "Pad")
-    assert pad.output[0] == f"{pad.input[0]}.padded"
-    shapes = [array.dims for array in after.graph.initializer if len(array.dims) == 4]
-    assert [shape[1] for shape in shapes] == [-(-num_channels // 4) * 4]
-    images_NCHW = (RNG.normal(size=(3, num_channels, 6, 6)) * 4).astype(np.float32)
-    expected = run_onnx(model.SerializeToString(), images_NCHW)
-    assert np.ptp(expected) > 5
-    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), images_NCHW), expected)
-    optimized = run_onnx(after.SerializeToString(), images_NCHW, optimize=True)
-    np.testing.assert_allclose(optimized, expected, rtol=0, atol=0.101)
-
-
-def test_several_convolutions_of_the_same_integers(run_onnx: Run) -> None:
-    model = stem(3, (3, 3), num_branches=2)
-    after = passed(model)
-    assert types_of(after)["Pad"] == 1
-    expected = run_onnx(model.SerializeToString(), IMAGES_NCHW[:, :3])
-    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), IMAGES_NCHW[:, :3]), expected)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(stem(4, (3, 3)), id="four channels"),
-        pytest.param(stem(3, (4, 4)), id="large kernel"),
-        pytest.param(stem(6, (3, 3), group=2), id="groups"),
-        pytest.param(stem(3, (3, 3), before="Sigmoid"), id="computed by an integer kernel"),
-    ],
-)
-def test_other_convolutions_are_left_alone(model: onnx.ModelProto) -> None:
-    assert types_of(passed(model))["Pad"] == 0
-
-
-@pytest.mark.parametrize("share_dequantized", [False, True])
-def test_a_weight_that_another_layer_reads_keeps_its_channels(share_dequantized: bool) -> None:
-    draft = Draft()
-    value = draft.quantize("images", 0.05, 128)
-    integers, scale = draft.array(WEIGHT[:3, :3], np.int8), draft.array(0.01, np.float32)
-    zero_point = draft.array(0, np.int8)
-    weight = draft.node("DequantizeLinear", [integers, scale, zero_point])
-    for number in range(2):
-        if number and not share_dequantized:
-            weight = draft.node("DequantizeLinear", [integers, scale, zero_point])
-        value = draft.quantize(draft.node("Conv", [value, weight]), 0.1, 128)
-    after = passed(draft.finished(value, ("N", 3, 6, 6)))
-    assert types_of(after)["Pad"] == 0
-    (kept,) = (numpy_helper.to_array(array) for array in after.graph.initializer if len(array.dims) == 4)
-    np.testing.assert_array_equal(kept, WEIGHT[:3, :3])
+@pytest.mark.parametrize("name", ["cnn", "depthwise", "rows", "attention"])
+def test_an_exported_file_has_nothing_unused(name: str, exported: Callable[..., Exported]) -> None:
+    """ONNX Runtime runs operators that nothing reads."""
+    graph = onnx.load(exported(name, "fbgemm").file.path).graph
+    read = {value for node in graph.node for value in node.input} | {output.name for output in graph.output}
+    assert [node.name for node in graph.node if not read & set(node.output)] == []
+    assert {array.name for array in graph.initializer} <= read

@@ -42,7 +42,12 @@ def refusal(check: Callable[[], object]) -> str | None:
 
 @pytest.mark.parametrize(
     ("name", "backend", "qat", "num_faults"),
-    [("cnn", "fbgemm", False, NUM_FAULTS), ("residual", "qnnpack", True, NUM_FAULTS), ("rows", "fbgemm", False, 10)],
+    [
+        ("cnn", "fbgemm", False, NUM_FAULTS),
+        ("residual", "qnnpack", True, NUM_FAULTS),
+        ("rows", "fbgemm", False, 10),
+        ("depthwise", "fbgemm", True, 24),
+    ],
 )
 def test_small_faults_are_found(
     name: str,
@@ -137,6 +142,37 @@ def test_faults_of_appended_channels_are_found(exported: Callable[..., Exported]
     onnx.save(file, path)
     with pytest.raises(StageError, match="its padding of the input: 3, in the model"):
         compare_exactly(path, reference, int8_network)
+
+
+def test_faults_of_the_channels_of_a_depthwise_convolution_are_found(
+    exported: Callable[..., Exported], tmp_path: Path
+) -> None:
+    made = exported("depthwise", "fbgemm", qat=True)
+    reference, path = reference_of(made.model), tmp_path / "broken.onnx"
+    with quantized_engine("fbgemm"):
+        int8_network = made.model.build()
+
+    def input_of(file: onnx.ModelProto, op_type: str, index: int) -> str:
+        node = [node for node in file.graph.node if node.op_type == op_type][-1]
+        return node.input[index]
+
+    assert [node.op_type for node in onnx.load(made.file.path).graph.node].count("Slice") == 1
+    faults: list[tuple[str, tuple[str, int, int, int]]] = [
+        ("padding of the input: 5", ("Pad", 2, 0, 5)),
+        ("int8 weights: shape", ("Pad", 1, 5, 7)),
+        ("int8 weights: shape", ("Slice", 2, 0, 16)),
+        ("int8 weights: shape", ("Slice", 1, 0, 1)),
+    ]
+    for message, (op_type, index, position, content) in faults:
+        file = onnx.load(made.file.path)
+        if index == 2 and op_type == "Pad":  # its zero point is that of other operators, too
+            file.graph.initializer.append(onnx.numpy_helper.from_array(np.array(content, np.uint8), "other"))
+            next(node for node in reversed(file.graph.node) if node.op_type == "Pad").input[2] = "other"
+        else:
+            fill(input_of(file, op_type, index), position, content)(file.graph)
+        onnx.save(file, path)
+        with pytest.raises(StageError, match=message):
+            compare_exactly(path, reference, int8_network)
 
 
 def test_a_convolution_that_is_no_linear_layer_on_a_sequence_is_found(

@@ -152,6 +152,9 @@ def test_channels_that_an_export_appends_are_not_counted(tmp_path):
     found = count(tmp_path, nodes, [tensor("w", 6, 4, 3, 3), pads, *scale], (1, 3, 8, 8))
     assert (sum(found.macs.values()), found.uncounted) == (6 * 36 * 3 * 9, [])
     assert [name for name in found.float_operators if "Max" in name or "Pad" in name] == []
+    nodes[3] = node("Conv", ["data", "w"], ["made"], group=4)
+    found = count(tmp_path, nodes, [tensor("w", 4, 1, 3, 3), pads, *scale], (1, 3, 8, 8))
+    assert (sum(found.macs.values()), found.uncounted) == (3 * 36 * 9, []), "depthwise"
 
 
 def test_integer_operators_are_int8(tmp_path):

@@ -95,6 +95,14 @@ def test_linear_layers_on_sequences_are_products_again(exported, convert, digits
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.bin", "model.xml"]
 
 
+def test_depthwise_convolutions_have_their_own_channels_again(exported, convert, digits, tmp_path) -> None:
+    file = exported("depthwise", "fbgemm").file
+    assert [node.op_type for node in onnx.load(file.path).graph.node].count("Pad") == 2, "the stem's, and its own"
+    model = convert(file)
+    assert (tmp_path / "model.xml").read_text().count('type="Pad"') == 1
+    assert model.operators()["Convolution", True] == 2
+
+
 class Recurrent(nn.Module):
     """Two LSTM layers, which are float in static int8 networks, over the rows of an image."""
 
