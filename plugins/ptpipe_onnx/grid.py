@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ptpipe_onnx.graph import constant
+from ptpipe_onnx.graph import Array, constant
 
 
 @dataclass(frozen=True)
@@ -43,5 +43,10 @@ class Grid:
 
     def integer(self, value: float) -> int:
         """Quantize a number as QuantizeLinear does: rounded half to even, saturated."""
-        scaled = np.rint(np.float32(value) / self.scale) + self.zero_point
-        return int(np.clip(scaled, *self.limits))
+        return int(self.integers(np.float32(value)))
+
+    def integers(self, values: Array | np.float32) -> Array:
+        """Quantize an array as QuantizeLinear does."""
+        scaled = np.rint(np.asarray(values, np.float32) / self.scale) + np.float32(self.zero_point)
+        integers: Array = np.clip(scaled, *self.limits).astype(self.dtype)
+        return integers

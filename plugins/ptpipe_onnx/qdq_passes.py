@@ -44,6 +44,7 @@ def use_integer_kernels(model: ir.Model) -> None:
         _clip_after_quantizing,
         _use_global_pooling,
         _skip_requantizing,
+        _quantize_tables,
         _move_integers,
         use_convolutions,
         write_as_convolutions,
@@ -139,6 +140,24 @@ def _skip_requantizing(graph: ir.Graph) -> None:
         elif readers and all(reader.op_type == "DequantizeLinear" for reader in readers):
             for reader in readers:
                 replace(reader.outputs[0], dequantize.outputs[0])
+
+
+def _quantize_tables(graph: ir.Graph) -> None:
+    """Store the integers that rows of a table are rounded to, in place of the table, and look these up.
+
+    A byte for each value, in the memory of a runtime, too: it would compute the floats when it loads the file.
+    """
+    for lookup in nodes(graph, "Gather"):
+        quantize = only_consumer(lookup.outputs[0], "QuantizeLinear")
+        table, grid = source(lookup), None if quantize is None else Grid.of(quantize)
+        content = constant(table)
+        if quantize is None or grid is None or content is None or content.dtype != np.float32 or len(table.uses()) > 1:
+            continue
+        lookup.replace_input_with(0, add_initializer(graph, f"{table.name}.integers", grid.integers(content)))
+        rows, rounded = lookup.outputs[0], quantize.outputs[0]
+        replace(rounded, rows)
+        take_name(rows, rounded)
+        rows.type = rounded.type
 
 
 def _move_integers(graph: ir.Graph) -> None:

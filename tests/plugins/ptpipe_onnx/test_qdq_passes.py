@@ -337,3 +337,30 @@ def test_the_steps_of_the_outputs() -> None:
     model.graph.node[-1].output[0] = "logits"
     assert output_steps(ir.serde.deserialize_model(model).graph) == {"logits": 0.25}
     assert output_steps(ir.serde.deserialize_model(Draft().finished("images")).graph) == {}
+
+
+def lookups(num_readers: int) -> onnx.ModelProto:
+    draft = Draft()
+    table = draft.array(np.random.default_rng(2).normal(size=(9, 5)) * 3, np.float32)
+    row = draft.node(
+        "Cast", [draft.node("Clip", ["images", draft.array(0, np.float32), draft.array(8, np.float32)])], to=7
+    )
+    values = [draft.quantize(draft.node("Gather", [table, row]), 0.04, 130) for _ in range(num_readers)]
+    return draft.finished(draft.node("Sum", values), ("N", 3))
+
+
+def test_a_table_whose_rows_are_rounded_is_stored_as_integers(run_onnx: Run) -> None:
+    model = lookups(1)
+    after = rewritten(model)
+    assert types_of(after)["QuantizeLinear"] == 0
+    (table,) = (array for array in after.graph.initializer if list(array.dims) == [9, 5])
+    assert table.data_type == TensorProto.UINT8
+    rows = np.array([[0, 1, 2], [8, 8, 5]], np.float32)
+    before = run_onnx(model.SerializeToString(), rows)
+    assert before.shape == (2, 3, 5) and np.ptp(before) > 5
+    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), rows), before)
+
+
+def test_a_table_that_several_operators_read_stays_float() -> None:
+    after = rewritten(lookups(2))
+    assert [array.data_type for array in after.graph.initializer if list(array.dims) == [9, 5]] == [TensorProto.FLOAT]
