@@ -119,17 +119,18 @@ class PaddedDepthwise:
         pad = None if data is None else producer(data.inputs[0], "Pad")
         quantize = only_consumer(convolution.outputs[0], "QuantizeLinear")
         dropped = None if quantize is None else only_consumer(quantize.outputs[0], "Slice")
-        (num_groups,) = int_attribute(convolution, "group", (1,))
-        if data is None or pad is None or quantize is None or dropped is None or num_groups == 1:
+        weight = producer(convolution.inputs[1], "DequantizeLinear")
+        if data is None or pad is None or quantize is None or dropped is None or weight is None:
             return None
-        start, num_channels, axis = (constant(value) for value in dropped.inputs[1:4])
-        if start is None or num_channels is None or axis is None or num_channels.size > 1:
+        integers, pads = constant(weight.inputs[0]), constant(pad.inputs[1])
+        operands = [constant(value) for value in dropped.inputs[1:]]
+        if integers is None or pads is None or not _is_large_depthwise(convolution, integers) or len(operands) != 3:
             return None
-        number = int(num_channels.item())
-        written = cls(data, quantize, number, num_groups - number)
-        pads = constant(pad.inputs[1])
-        is_added = pads is not None and np.array_equal(pads, _pads(written.num_added))
-        return written if is_added and (start.tolist(), axis.tolist()) == ([0], [1]) else None
+        start, end, axis = (None if operand is None else operand.tolist() for operand in operands)
+        if start != [0] or axis != [1] or end is None or len(end) != 1:
+            return None
+        written = cls(data, quantize, end[0], len(integers) - end[0])
+        return written if np.array_equal(pads, _pads(written.num_added)) else None
 
     def write_without(self, graph: ir.Graph, convolution: ir.Node) -> None:
         """Remove the additional channels, in place."""

@@ -38,7 +38,7 @@ _Sizes: TypeAlias = Sequence[int | str | None]
 """A number, a symbol, or unknown."""
 _TRANSPOSED, _CHANNELS_FIRST, _ROWS = ".transposed", ".channels_first", ".rows"
 """Suffixes of names, as in `weights` and `tensor_names`."""
-_ONE_POSITION = {"kernel_shape": 1, "group": 1, "strides": 1, "pads": 0}
+_ONE_POSITION = {"group": 1, "strides": 1, "pads": 0}
 """Attributes of a convolution that computes each position from itself."""
 _CONVOLVED_AXES = (3, 4)
 """Numbers of axes of inputs that a convolution takes as they are."""
@@ -85,8 +85,13 @@ class SequenceLayer:
     """The DequantizeLinear of the input, behind a Transpose."""
     quantize: ir.Node
     """In front of a Transpose."""
-    num_axes: int
-    """Of the kernel, which has one position."""
+    weight: ir.Node
+    """The DequantizeLinear of the weight, (O, I, 1, ...)."""
+
+    @property
+    def num_axes(self) -> int:
+        """Number of the kernel's axes."""
+        return _integers(self.weight).ndim - 2
 
     @classmethod
     def of(cls, convolution: ir.Node) -> SequenceLayer | None:
@@ -95,25 +100,26 @@ class SequenceLayer:
         before = None if data is None else producer(data.inputs[0], "Transpose")
         quantize = only_consumer(convolution.outputs[0], "QuantizeLinear")
         behind = None if quantize is None else only_consumer(quantize.outputs[0], "Transpose")
-        if data is None or before is None or quantize is None or behind is None:
+        weight = producer(convolution.inputs[1], "DequantizeLinear")
+        kernel = None if weight is None else constant(weight.inputs[0])
+        if data is None or before is None or quantize is None or behind is None or weight is None or kernel is None:
             return None
         order, order_behind = (int_attribute(node, "perm", ()) for node in (before, behind))
         is_of_last_axis = (order, order_behind) == (channels_first(len(order)), channels_last(len(order)))
-        is_of_one_position = all(
+        is_of_one_position = prod(kernel.shape[2:]) == 1 and all(
             set(int_attribute(convolution, name, (default,))) <= {default} for name, default in _ONE_POSITION.items()
         )
-        return cls(data, quantize, len(order) - 2) if is_of_last_axis and is_of_one_position else None
+        return cls(data, quantize, weight) if is_of_last_axis and is_of_one_position else None
 
     def write_as_product(self, graph: ir.Graph, convolution: ir.Node) -> None:
         """Put MatMul and Add in the place of all five operators."""
         before, behind = producer(self.data.inputs[0]), only_consumer(self.quantize.outputs[0])
-        weight = producer(convolution.inputs[1])
-        kernel = None if weight is None else constant(weight.inputs[0])
-        assert before is not None and behind is not None and weight is not None and kernel is not None
-        weight_IO = add_initializer(graph, f"{source(weight).name}{_TRANSPOSED}", kernel.reshape(len(kernel), -1).T)
+        assert before is not None and behind is not None
+        kernel, name = _integers(self.weight), source(self.weight).name
+        weight_IO = add_initializer(graph, f"{name}{_TRANSPOSED}", kernel.reshape(len(kernel), -1).T)
         operands = [
             insert_node(convolution, "DequantizeLinear", [before.inputs[0], *self.data.inputs[1:]]).outputs[0],
-            insert_node(convolution, "DequantizeLinear", [weight_IO, *weight.inputs[1:]], axis=1).outputs[0],
+            insert_node(convolution, "DequantizeLinear", [weight_IO, *self.weight.inputs[1:]], axis=1).outputs[0],
         ]
         result = insert_node(convolution, "MatMul", operands).outputs[0]
         if len(convolution.inputs) == 3:

@@ -188,3 +188,18 @@ def test_scales_that_layers_share_stay(run_onnx: Run) -> None:
     np.testing.assert_array_equal(
         run_onnx(after.SerializeToString(), images_NCHW), run_onnx(model.SerializeToString(), images_NCHW)
     )
+
+
+@pytest.mark.parametrize("change", ["no axes", "steps", "another end"])
+def test_slices_of_other_files_stay(change: str) -> None:
+    model = padded(depthwise(72, 3))
+    (cut,) = (node for node in model.graph.node if node.op_type == "Slice")
+    if change == "no axes":
+        del cut.input[3]
+    else:
+        model.graph.initializer.append(numpy_helper.from_array(np.array([2 if change == "steps" else 71]), "other"))
+        if change == "steps":
+            cut.input.append("other")
+        else:
+            cut.input[2] = "other"
+    assert not drop_depthwise_padding(ir.serde.deserialize_model(model).graph)

@@ -193,6 +193,24 @@ def test_what_is_no_such_layer_stays(change: str, run_onnx: Run) -> None:
     )
 
 
+@pytest.mark.parametrize("change", ["three positions", "float weights", "another order"])
+def test_convolutions_of_other_files_that_are_no_linear_layers_stay(change: str) -> None:
+    """As other quantizers write them, without the optional attribute `kernel_shape`."""
+    draft = Draft()
+    value = draft.quantize("images", 0.05, 120)
+    value = draft.node("Transpose", [draft.quantize(value, 0.05, 120, dequantize=False)], perm=[0, 2, 1])
+    grid = [draft.array(0.05, np.float32), draft.array(120, np.uint8)]
+    floats = draft.node("DequantizeLinear", [value, *grid])
+    weight_OI1 = np.repeat(WEIGHT_IO.T[..., None], 3 if change == "three positions" else 1, axis=2)
+    integers = draft.weight(weight_OI1, 0.01)
+    weight = draft.array(weight_OI1, np.float32) if change == "float weights" else integers
+    value = draft.quantize(draft.node("Conv", [floats, weight]), 0.1, 100, dequantize=False)
+    order = [1, 2, 0] if change == "another order" else [0, 2, 1]
+    moved = draft.node("Transpose", [value], perm=order)
+    model = draft.finished(draft.node("DequantizeLinear", [moved, *grid]), ("N", 4, 6))
+    assert not use_products(ir.serde.deserialize_model(model).graph)
+
+
 @pytest.mark.parametrize(("backend", "qat"), [("fbgemm", False), ("qnnpack", True)])
 def test_an_export_of_linear_layers_on_sequences(backend: str, qat: bool, exported: Callable[..., Exported]) -> None:
     made = exported("rows", backend, qat=qat)
