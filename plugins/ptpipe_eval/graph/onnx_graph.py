@@ -139,11 +139,13 @@ class _Counter:
         if node.op_type == "Conv" and self._made_by(node.input[0], _DEQUANTIZE):
             integers = self._makers[node.input[0]].input[0]
             before = self._shape(self._makers[integers].input[0]) if self._made_by(integers, "Pad") else None
-            if before is not None and _attribute(node, "group", 1) > 1:  # depthwise
-                out = (before[0], before[1], *_known(out)[2:])
-            elif before is not None:
-                weight = _known(inputs[1])
-                inputs[1] = (weight[0], before[1], *weight[2:])
+            num_added = 0 if before is None else _known(inputs[0])[1] - before[1]
+            if num_added and _attribute(node, "group", 1) > 1:  # depthwise: as many outputs
+                num_samples, num_channels, *size = _known(out)
+                out = (num_samples, num_channels - num_added, *size)
+            elif num_added:
+                num_outputs, num_channels, *size = _known(inputs[1])
+                inputs[1] = (num_outputs, num_channels - num_added, *size)
         return _macs(node, inputs, out)
 
     def _shape(self, name: str) -> Sequence[int] | None:

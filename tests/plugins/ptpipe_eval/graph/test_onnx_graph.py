@@ -155,6 +155,10 @@ def test_channels_that_an_export_appends_are_not_counted(tmp_path):
     nodes[3] = node("Conv", ["data", "w"], ["made"], group=4)
     found = count(tmp_path, nodes, [tensor("w", 4, 1, 3, 3), pads, *scale], (1, 3, 8, 8))
     assert (sum(found.macs.values()), found.uncounted) == (3 * 36 * 9, []), "depthwise"
+    pads = numpy_helper.from_array(np.array([0, 0, 1, 1, 0, 0, 1, 1]), "pads")
+    nodes[3] = node("Conv", ["data", "w"], ["made"], group=2)
+    found = count(tmp_path, nodes, [tensor("w", 6, 2, 3, 3), pads, *scale], (1, 4, 8, 8))
+    assert (sum(found.macs.values()), found.uncounted) == (6 * 64 * 2 * 9, []), "a border alone, and two groups"
 
 
 def test_integer_operators_are_int8(tmp_path):
