@@ -17,8 +17,8 @@ from ptpipe_onnx.graph import (
     Array,
     add_initializer,
     constant,
-    insert_behind,
     insert_node,
+    insert_restoring,
     int_attribute,
     nodes,
     only_consumer,
@@ -104,10 +104,11 @@ def _is_large_depthwise(convolution: ir.Node, weight_OIHW: Array) -> bool:
 class PaddedDepthwise:
     """A depthwise convolution as `pad_depthwise` writes it: Pad-DQ-Conv-Q-Slice."""
 
+    pad: ir.Node
     data: ir.Node
-    """The DequantizeLinear behind the Pad."""
     quantize: ir.Node
-    """In front of the Slice."""
+    dropped: ir.Node
+    """The Slice."""
     num_channels: int
     """Without the additional ones."""
     num_added: int
@@ -129,14 +130,12 @@ class PaddedDepthwise:
         start, end, axis = (None if operand is None else operand.tolist() for operand in operands)
         if start != [0] or axis != [1] or end is None or len(end) != 1:
             return None
-        written = cls(data, quantize, end[0], len(integers) - end[0])
+        written = cls(pad, data, quantize, dropped, end[0], len(integers) - end[0])
         return written if np.array_equal(pads, _pads(written.num_added)) else None
 
     def write_without(self, graph: ir.Graph, convolution: ir.Node) -> None:
         """Remove the additional channels, in place."""
-        pad, dropped = producer(self.data.inputs[0]), only_consumer(self.quantize.outputs[0])
-        assert pad is not None and dropped is not None
-        floats = insert_node(convolution, "DequantizeLinear", [pad.inputs[0], *self.data.inputs[1:]]).outputs[0]
+        floats = insert_node(convolution, "DequantizeLinear", [self.pad.inputs[0], *self.data.inputs[1:]]).outputs[0]
         convolution.replace_input_with(0, floats)
         for value in convolution.inputs[1:]:
             dequantize = producer(value, "DequantizeLinear")
@@ -146,7 +145,7 @@ class PaddedDepthwise:
                     kept = add_initializer(graph, str(operand.name), content[: self.num_channels])
                     dequantize.replace_input_with(index, kept)
         convolution.attributes["group"] = ir.AttrInt64("group", self.num_channels)
-        replace(dropped.outputs[0], self.quantize.outputs[0])
+        replace(self.dropped.outputs[0], self.quantize.outputs[0])
 
 
 def drop_depthwise_padding(graph: ir.Graph) -> bool:
@@ -172,12 +171,9 @@ def _pad_first_axis(graph: ir.Graph, dequantize: ir.Node, num_added: int) -> Non
 
 
 def _drop_channels(graph: ir.Graph, quantize: ir.Node, num_kept: int) -> None:
-    padded = quantize.outputs[0]
     numbers = {"start": 0, f"{num_kept}": num_kept, "axis": 1}
     operands = [add_initializer(graph, f"channels.{name}", np.array([number])) for name, number in numbers.items()]
-    kept = insert_behind(padded, "Slice", *operands)
-    kept.type, kept.shape = padded.type, padded.shape
-    padded.name, padded.shape = f"{kept.name}.padded_output", None
+    insert_restoring(quantize.outputs[0], ".padded_output", "Slice", *operands)
 
 
 def _padded_input(convolution: ir.Node, data: ir.Node, num_added: int) -> ir.Value:

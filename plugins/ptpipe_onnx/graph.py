@@ -132,6 +132,14 @@ def insert_behind(value: ir.Value, op_type: str, *inputs: ir.Value, **attributes
     return result
 
 
+def insert_restoring(value: ir.Value, form: str, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+    """Insert an operator whose output is what the value was; return it. `form`: suffix for the value's own name."""
+    result = insert_behind(value, op_type, *inputs, **attributes)
+    result.type, result.shape = value.type, value.shape
+    value.name, value.shape = f"{result.name}{form}", None
+    return result
+
+
 def replace(value: ir.Value, replacement: ir.Value) -> None:
     """Replace all uses of a value; an output of the graph keeps its name, shape and type."""
     if value.is_graph_output():

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -22,8 +22,8 @@ from ptpipe_onnx.graph import (
     Array,
     add_initializer,
     constant,
-    insert_behind,
     insert_node,
+    insert_restoring,
     int_attribute,
     known_shape,
     nodes,
@@ -81,12 +81,14 @@ def channels_last(num_axes: int) -> tuple[int, ...]:
 class SequenceLayer:
     """A linear layer on a sequence as this pass writes it: Transpose-DQ-Conv-Q-Transpose."""
 
+    before: ir.Node
+    """The Transpose of the input."""
     data: ir.Node
-    """The DequantizeLinear of the input, behind a Transpose."""
-    quantize: ir.Node
-    """In front of a Transpose."""
     weight: ir.Node
     """The DequantizeLinear of the weight, (O, I, 1, ...)."""
+    quantize: ir.Node
+    behind: ir.Node
+    """The Transpose of the output."""
 
     @property
     def num_axes(self) -> int:
@@ -109,23 +111,21 @@ class SequenceLayer:
         is_of_one_position = prod(kernel.shape[2:]) == 1 and all(
             set(int_attribute(convolution, name, (default,))) <= {default} for name, default in _ONE_POSITION.items()
         )
-        return cls(data, quantize, weight) if is_of_last_axis and is_of_one_position else None
+        return cls(before, data, weight, quantize, behind) if is_of_last_axis and is_of_one_position else None
 
     def write_as_product(self, graph: ir.Graph, convolution: ir.Node) -> None:
         """Put MatMul and Add in the place of all five operators."""
-        before, behind = producer(self.data.inputs[0]), only_consumer(self.quantize.outputs[0])
-        assert before is not None and behind is not None
         kernel, name = _integers(self.weight), source(self.weight).name
         weight_IO = add_initializer(graph, f"{name}{_TRANSPOSED}", kernel.reshape(len(kernel), -1).T)
         operands = [
-            insert_node(convolution, "DequantizeLinear", [before.inputs[0], *self.data.inputs[1:]]).outputs[0],
+            insert_node(convolution, "DequantizeLinear", [self.before.inputs[0], *self.data.inputs[1:]]).outputs[0],
             insert_node(convolution, "DequantizeLinear", [weight_IO, *self.weight.inputs[1:]], axis=1).outputs[0],
         ]
         result = insert_node(convolution, "MatMul", operands).outputs[0]
         if len(convolution.inputs) == 3:
             result = insert_node(convolution, "Add", [result, convolution.inputs[2]]).outputs[0]
         self.quantize.replace_input_with(0, result)
-        replace(behind.outputs[0], self.quantize.outputs[0])
+        replace(self.behind.outputs[0], self.quantize.outputs[0])
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class _LinearLayer:
         else:
             rows = shared.rows(self.data, self.product, sizes, len(_integers(self.weight)))
             vector = shared.vector(source(self.data), sizes, _integers(self.weight).shape[1], self.product)
-            _insert_behind(self._rewrite_on_sequences(shared, rows, 3), _ROWS, "Reshape", vector)
+            insert_restoring(self._rewrite_on_sequences(shared, rows, 3), _ROWS, "Reshape", vector)
 
     def _rewrite_on_matrices(self) -> None:
         if self.bias is not None:
@@ -177,19 +177,11 @@ class _LinearLayer:
         bias = [] if self.bias is None else [self.bias]
         size = (1,) * (num_axes - 2)
         self._replace_by(insert_node(self.product, "Conv", [images, weight, *bias], kernel_shape=size))
-        return _insert_behind(self.quantize.outputs[0], _CHANNELS_FIRST, "Transpose", perm=channels_last(num_axes))
+        return insert_restoring(self.quantize.outputs[0], _CHANNELS_FIRST, "Transpose", perm=channels_last(num_axes))
 
     def _replace_by(self, layer: ir.Node) -> None:
         layer.name = self.product.name
         self.quantize.replace_input_with(0, layer.outputs[0])
-
-
-def _insert_behind(value: ir.Value, form: str, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-    """Insert an operator whose output is what the value was; return it. `form`: suffix for the value's own name."""
-    result = insert_behind(value, op_type, *inputs, **attributes)
-    result.type, result.shape = value.type, value.shape
-    value.name, value.shape = f"{result.name}{form}", None
-    return result
 
 
 def _is_by_column(weight: ir.Node) -> bool:
