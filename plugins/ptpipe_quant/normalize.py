@@ -37,12 +37,7 @@ _ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
     F.hardswish: (nn.Hardswish,),
     F.leaky_relu: (nn.LeakyReLU, "negative_slope"),
 }
-_CONVERSIONS: Mapping[str, tuple[Any, ...]] = {
-    "float": (),
-    "clone": (),
-    "to": (torch.float32,),
-    "type": (torch.float32,),
-}
+_CONVERSIONS: Mapping[str, tuple[Any, ...]] = {"float": (), "to": (torch.float32,), "type": (torch.float32,)}
 """Methods that return float32 tensors unchanged, and their arguments."""
 _RESHAPING = {"view": "reshape", "view_as": "reshape_as"}
 _PADDING_LAYERS = {
@@ -66,6 +61,14 @@ class StochasticDepth(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Set the residual branch of random samples (mode `row`) or of the whole batch to zero."""
         return self.function(x, self.p, self.mode, training=self.training)
+
+
+class ToFloat32(nn.Module):
+    """`Tensor.float` as a module, for training with autocast, where the input may have another dtype."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the same values as float32."""
+        return x.float()
 
 
 class _Applied(nn.Module):
@@ -105,9 +108,12 @@ def _pass_by_position(node: Node, function: Any) -> None:
     node.args, node.kwargs = tuple(args), kwargs
 
 
-def normalize(graph: GraphModule, scopes: Scopes) -> None:
-    """Replace each node that has a form with an int8 operator or a fusion, in place."""
-    normalizer = _Normalizer(graph, scopes)
+def normalize(graph: GraphModule, scopes: Scopes, *, for_training: bool) -> None:
+    """Replace each node that has a form with an int8 operator or a fusion, in place.
+
+    `for_training`: conversions to float32 take place in training, where autocast may have made them necessary.
+    """
+    normalizer = _Normalizer(graph, scopes, for_training)
     for node in list(graph.graph.nodes):
         normalizer.normalize(node)
 
@@ -115,8 +121,8 @@ def normalize(graph: GraphModule, scopes: Scopes) -> None:
 class _Normalizer:
     """Replaces nodes one by one, keeping their scopes."""
 
-    def __init__(self, graph: GraphModule, scopes: Scopes) -> None:
-        self.graph, self.scopes = graph, scopes
+    def __init__(self, graph: GraphModule, scopes: Scopes, for_training: bool) -> None:
+        self.graph, self.scopes, self._for_training = graph, scopes, for_training
 
     def normalize(self, node: Node) -> None:
         """Replace a node, if there is a better form of it."""
@@ -126,7 +132,9 @@ class _Normalizer:
             self._replace(node, nn.ReLU())
         elif (dimensions := _mean_over_image(node)) is not None:
             self._replace_mean(node, keepdim=dimensions)
-        elif _returns_its_input(node):
+        elif _is_conversion(node) and self._for_training:
+            self._replace(node, _identity_until_training(ToFloat32()))
+        elif _is_conversion(node) or _is_copy(node):  # its own range would be another one
             node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]  # a node
             self.graph.graph.erase_node(node)
         elif node.op == "call_method" and node.target in _RESHAPING:
@@ -239,13 +247,18 @@ def _use_padding_in_numbers(layer: Any) -> None:
         layer.padding = tuple(reversed(before))
 
 
-def _returns_its_input(node: Node) -> bool:
-    """Return whether a node converts float32 to float32, or copies: its own range would be another one."""
-    source = node.args[0] if node.args else None
-    if node.op != "call_method" or not isinstance(source, Node) or node.kwargs:
-        return False
-    is_float32 = source.meta.get(TENSOR, (None, 0))[0] is torch.float32
-    return is_float32 and tuple(node.args[1:]) == _CONVERSIONS.get(str(node.target))
+def _is_conversion(node: Node) -> bool:
+    """Return whether a node converts float32 to float32."""
+    return _is_method_of_float32(node) and tuple(node.args[1:]) == _CONVERSIONS.get(str(node.target))
+
+
+def _is_copy(node: Node) -> bool:
+    return _is_method_of_float32(node) and node.target == "clone" and len(node.args) == 1
+
+
+def _is_method_of_float32(node: Node) -> bool:
+    source = node.args[0] if node.op == "call_method" and not node.kwargs else None
+    return isinstance(source, Node) and source.meta.get(TENSOR, (None, 0))[0] is torch.float32
 
 
 def _is_empty(tensor: Any) -> bool:

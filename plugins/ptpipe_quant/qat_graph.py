@@ -7,7 +7,8 @@ commute with rounding to a grid, so the observer in front is removed here. For t
 ones that make fewer passes over activations, and ReLU is moved behind max pooling, where its input is smaller: the
 maximum of ReLUs is the ReLU of the maximum, gradient included.
 
-The graph that is converted to int8 is the unchanged one; it takes the state dict of this one.
+The graph that is converted to int8 is the unchanged one but for regions without autocast; it takes the state dict of
+this one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.fx import GraphModule, Node
 from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_quant.qat_layers import QatLayer, freeze_batch_norm, qat_layer
 from ptpipe_torch.int8.observers import observer_at, observes_range
+from ptpipe_torch.traced_autocast import remove_autocast_regions
 
 F = nn.functional
 
@@ -60,6 +62,13 @@ def training_graph(prepared: GraphModule, *, freeze_at: float) -> GraphModule:
             if len(calls) == 1:
                 _move_relu_behind_pool(prepared, calls[0], replacement)
     _freeze_batch_norms(prepared, freeze_at)
+    prepared.recompile()
+    return prepared
+
+
+def conversion_graph(prepared: GraphModule) -> GraphModule:
+    """Remove from the graph, in place, what has an effect with autocast alone; return it."""
+    remove_autocast_regions(prepared.graph)
     prepared.recompile()
     return prepared
 

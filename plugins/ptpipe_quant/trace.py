@@ -32,6 +32,7 @@ from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
 from ptpipe_torch.int8.tracer import SOURCE_LINE, DataDependentError, Scopes
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.torch_export import place_of_error
+from ptpipe_torch.traced_autocast import remove_autocast_regions
 
 _BRANCH_REMEDY = (
     "No route traces a branch or a loop that depends on values: write it with torch.where, move it out of forward"
@@ -138,8 +139,9 @@ def trace_network(
     is an `nn.Identity` that keeps it as `_for_training`.
 
     `route`: how it is traced, see `TracedConfig`. `float_operators`: further ones to leave float, by their names in the
-    graph. `purpose`: with `route: fx`, `qat` keeps the gradients of the network as well; for all but `repair`, weights
-    that are computed from parameters alone become parameters.
+    graph. `purpose`: `qat` keeps what matters in training alone, as far as tracing finds it: where autocast is switched
+    off, and with `route: fx` gradients of the network's own; for all but `repair`, weights that are computed from
+    parameters alone become parameters.
 
     Raises UntraceableError with the line of the model that can't be traced, or can't be made out of place.
     """
@@ -161,7 +163,7 @@ def trace_network(
     use_known_moves(graph, scopes)
     copies = separate_calls(graph)
     use_foldable_batch_norms(graph)
-    normalize(graph, scopes)
+    normalize(graph, scopes, for_training=purpose == "qat")
     float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
     write_out_silu(graph, scopes, float_names)
     lines = {node.name: str(node.meta.get(SOURCE_LINE, node.name)) for node in graph.graph.nodes}
@@ -187,14 +189,18 @@ def _layers_left_float(graph: GraphModule, scopes: Scopes, float_operators: Sequ
 
 
 def _traced(
-    module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str], route: str, keeps_gradients: bool
+    module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str], route: str, for_training: bool
 ) -> tuple[GraphModule, Scopes]:
     try:
         if route == "fx":
-            return trace(module, inputs, leaves, keeps_gradients=keeps_gradients)
-        from ptpipe_torch.int8.exported import trace_by_export  # torch's compiler takes seconds to import
+            graph, scopes = trace(module, inputs, leaves, keeps_gradients=for_training)
+        else:
+            from ptpipe_torch.int8.exported import trace_by_export  # torch's compiler takes seconds to import
 
-        return trace_by_export(module, inputs)
+            graph, scopes = trace_by_export(module, inputs)
+        if not for_training:
+            remove_autocast_regions(graph.graph)
+        return graph, scopes
     except Exception as error:  # a network may raise anything while it is traced
         raise (_not_exported if route == "export" else _untraceable)(module, error) from error
 

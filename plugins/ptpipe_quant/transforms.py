@@ -15,7 +15,7 @@ from ptpipe_quant.fake_quant import fit_learned_ranges, qat_qconfig
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
 from ptpipe_quant.layer_forms import fold_into_transposed
 from ptpipe_quant.layer_options import Options, OptionsByLayer, QConfigs, layer_rules
-from ptpipe_quant.qat_graph import calibration_graph, training_graph
+from ptpipe_quant.qat_graph import calibration_graph, conversion_graph, training_graph
 from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.separate_attention import separate_projections
 from ptpipe_quant.swin_attention import attention_with_unbiased_keys, keep_keys_unbiased
@@ -165,7 +165,7 @@ def prepare_qat(
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=True, fold=batch_norm == "fold")
     keep_keys_unbiased(prepared, unbiased)
     fit_learned_ranges(prepared)
-    return prepared if freeze_at is None else training_graph(prepared, freeze_at=freeze_at)
+    return conversion_graph(prepared) if freeze_at is None else training_graph(prepared, freeze_at=freeze_at)
 
 
 @transform

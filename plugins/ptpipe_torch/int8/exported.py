@@ -22,6 +22,7 @@ from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.torch_export import export_program, module_path, source_line
+from ptpipe_torch.traced_autocast import inline_autocast_regions
 
 F = nn.functional
 
@@ -68,6 +69,7 @@ def trace_by_export(module: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[Gr
     with torch.no_grad():
         program = export_program(module, examples, axes)
     traced: Any = program.module(check_guards=False)
+    inline_autocast_regions(traced)
     translation = _Translation(module, traced)
     return translation.graph_module(program.call_spec.out_spec), translation.scopes
 

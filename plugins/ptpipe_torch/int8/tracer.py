@@ -21,6 +21,7 @@ from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.model.forward_arguments import has_kept_default
 from ptpipe_torch.source_line import TORCH_FOLDER, running_line
+from ptpipe_torch.traced_autocast import AutocastTracer
 from ptpipe_torch.traced_gradients import GradientRecorder, GradientTracer
 from ptpipe_torch.training_layers import may_act_in_training_alone
 
@@ -80,7 +81,7 @@ for _operator in IN_PLACE_OPERATORS:
     setattr(NetworkProxy, f"__{_operator.__name__}__", _recording(_operator))
 
 
-class NetworkTracer(GradientTracer, QuantizationTracer):
+class NetworkTracer(AutocastTracer, GradientTracer, QuantizationTracer):
     """Traces a network; arguments of its `forward` that get no input keep their defaults.
 
     `leaves`: names of submodules not to trace into. `functions`: autograd functions not to trace into. Of layers that

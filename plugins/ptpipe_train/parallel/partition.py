@@ -20,6 +20,7 @@ from torch import fx, nn
 
 from ptpipe import StageError
 from ptpipe_torch.model.forward_arguments import has_kept_default
+from ptpipe_torch.traced_autocast import AutocastTracer, has_autocast_regions, remove_autocast_regions
 from ptpipe_torch.traced_gradients import NO_GRAD, GradientRecorder, GradientTracer
 from ptpipe_train.evaluation import state_restored
 
@@ -68,7 +69,7 @@ def takes_network_input(piece: fx.GraphModule) -> bool:
     return len(piece.graph.find_nodes(op="placeholder")) > 1
 
 
-class _Tracer(GradientTracer):
+class _Tracer(AutocastTracer, GradientTracer):
     def __init__(self) -> None:
         super().__init__()
         self.gradients = GradientRecorder(lambda _function: False)  # all autograd functions are recorded as they are
@@ -83,11 +84,11 @@ class _Tracer(GradientTracer):
         return super()._proxy_placeholder(name, concrete_args, sig, fn)
 
 
-def trace_network(module: nn.Module) -> TracedNetwork:
+def trace_network(module: nn.Module, *, uses_autocast: bool = False) -> TracedNetwork:
     """Trace the network and find its split points.
 
-    Raise StageError where its forward pass can't be traced, changes a buffer of the module itself, or switches off the
-    gradients of parameters.
+    Raise StageError where its forward pass can't be traced, changes a buffer of the module itself, switches off the
+    gradients of parameters, or autocast where that is used.
     """
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     try:
@@ -108,6 +109,12 @@ def trace_network(module: nn.Module) -> TracedNetwork:
             f"the network can't be split into pipeline stages: its forward pass computes {node} without gradients "
             "(torch.no_grad), which tracing doesn't preserve; use mode ddp, or freeze"
         )
+    if uses_autocast and has_autocast_regions(graph):
+        raise StageError(
+            "the network can't be split into pipeline stages: a part of its forward pass switches autocast off, which "
+            "pieces of it don't; use mode ddp, or precision fp32"
+        )
+    remove_autocast_regions(graph)
     input_values = _input_values(module, graph)
     return TracedNetwork(module, graph, tuple(_split_points(module, list(graph.nodes), input_values)), input_values)
 

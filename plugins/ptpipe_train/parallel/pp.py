@@ -94,7 +94,7 @@ class PipelineStrategy(ParallelStrategy):
 
     def _split(self, inputs: TrainingInputs, microbatch: torch.Tensor) -> list[fx.GraphModule]:
         """Return the network's pieces, one for each pipeline stage."""
-        network = trace_network(self.module)
+        network = trace_network(self.module, uses_autocast=self.settings.precision != "fp32")
         firsts = _first_pieces(network, inputs, microbatch)
         self._split_points = [network.split_points[first - 1].next_layer for first in firsts]
         return [network.piece(*bounds) for bounds in pairwise([0, *firsts, network.num_pieces])]

@@ -15,6 +15,7 @@ from ptpipe_quant.transforms import prepare_qat, prepare_static
 from ptpipe_torch import TrainingCallback
 from ptpipe_torch.int8.observers import is_observer
 from ptpipe_torch.torchvision_compat import torchvision
+from ptpipe_torch.traced_autocast import has_autocast_regions
 
 from ...signatures import stored_pictures
 from .conftest import Mixed, mixed_net, small_net
@@ -338,3 +339,44 @@ def test_a_users_own_attribute_called_dropout_is_no_layer() -> None:
     net[1].dropout = 0.1  # a float, as in nn.MultiheadAttention and nn.LSTM
     graph = prepare_qat(net, **QAT, batch_norm="fold", freeze_at=1.0)
     assert type(graph.get_submodule("1")) is nn.Identity
+
+
+class InFloat32(nn.Module):
+    """Switches autocast off for a layer, a product and an activation, whose input it converts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.layer = nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).flatten(2).transpose(1, 2)
+        with torch.autocast(x.device.type, enabled=False):
+            x = F.silu(self.layer(x.float()))
+            x = self.attention(x, x, x, need_weights=False)[0] @ self.layer.weight
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("route", ["fx", "export"])
+def test_autocast_is_off_where_the_network_switches_it_off(route) -> None:
+    def prepared(freeze_at: float | None) -> Any:
+        torch.manual_seed(0)
+        network = InFloat32()
+        scheme = {"backend": "fbgemm", "weights": "per_channel", "reduce_range": False, "skip": [], "route": route}
+        inputs = stored_pictures((3, 4, 4))
+        return prepare_qat(network, batch_norm="fold", freeze_at=freeze_at, inputs=inputs, **scheme)
+
+    dtypes: dict[str, torch.dtype] = {}
+    network, converting = prepared(1.0).train(), prepared(None)
+    for name, layer in network.named_modules():
+        if type(layer).__name__ in ("QatLayer", "Linear", "Conv2d") or name in ("stem", "layer", "head"):
+            layer.register_forward_hook(lambda _layer, _inputs, output, name=name: dtypes.update({name: output.dtype}))
+    with torch.autocast("cpu", torch.bfloat16):
+        network(torch.randn(2, 3, 4, 4))
+    assert dtypes.pop("stem") == dtypes.pop("head") == torch.bfloat16
+    assert set(dtypes.values()) == {torch.float32}
+    assert has_autocast_regions(network.graph)
+    assert not has_autocast_regions(converting.graph)
+    assert network.state_dict().keys() == converting.state_dict().keys()

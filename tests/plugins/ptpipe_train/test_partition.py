@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from ptpipe import StageError
 from ptpipe_quant.transforms import prepare_qat
 from ptpipe_torch import RangeObserver, TrainingCallback
+from ptpipe_torch.traced_autocast import has_autocast_regions
 from ptpipe_train.parallel.partition import (
     TracedNetwork,
     balanced,
@@ -483,6 +484,24 @@ def without_gradients(x: torch.Tensor) -> torch.Tensor:
 def test_parts_without_gradients_are_refused() -> None:
     with pytest.raises(StageError, match=r"computes relu without gradients \(torch.no_grad\)"):
         trace_network(Changing(without_gradients))
+
+
+class WithoutAutocast(nn.Sequential):
+    """Switches autocast off for its first layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            x = self[0](x)
+        return self[1](x)
+
+
+def test_regions_without_autocast_are_refused_where_it_is_used() -> None:
+    network = WithoutAutocast(nn.Linear(6, 8), nn.Linear(8, 3))
+    with pytest.raises(StageError, match="switches autocast off, which pieces of it don't; use mode ddp, or precision"):
+        trace_network(network, uses_autocast=True)
+    traced = trace_network(network)
+    assert [point.next_layer for point in traced.split_points] == ["1"]
+    assert not has_autocast_regions(traced.graph)
 
 
 class Positions(nn.Module):
