@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from ptpipe import StageError
 from ptpipe_onnx import recurrent
 from ptpipe_onnx.graph import dropped_arrays_released
+from ptpipe_onnx.shape_pass import use_constant_shapes
 from ptpipe_torch import Signature, TensorSpec
 from ptpipe_torch.errors import export_failure, root_cause
 from ptpipe_torch.model.example_inputs import zeros
@@ -189,6 +190,7 @@ def optimize(model: ir.Model) -> ir.Model:
         optimizer.fold_constants_ir(model, onnx_shape_inference=True)
         ir.passes.Sequential(
             rewriter.RewritePass([_RootedRule(rule) for rule in rules]),
+            common.IdentityEliminationPass(),
             common.RemoveUnusedNodesPass(),
             common.RemoveUnusedOpsetsPass(),
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
@@ -198,6 +200,7 @@ def optimize(model: ir.Model) -> ir.Model:
             common.OutputFixPass(),
             common.NameFixPass(),
         )(model)
+        use_constant_shapes(model.graph)
     return model
 
 

@@ -155,6 +155,10 @@ class TokenEmbedding(nn.Module):
         """Return which ids are no padding, bool (B, L)."""
         return tokens_BL != self.padding_id
 
+    def is_padding(self, tokens_BL: torch.Tensor) -> torch.Tensor:
+        """Return which ids are padding, bool (B, L)."""
+        return tokens_BL == self.padding_id
+
     def forward(self, tokens_BL: torch.Tensor) -> torch.Tensor:
         """Return float32 (B, L, D)."""
         x_BLD = self.tokens(tokens_BL)
@@ -185,7 +189,7 @@ class TextTransformer(nn.Module):
         """Return float32 (B, K), or (B, L, K) without pooling. `tokens_BL`: int64."""
         is_token_BL = self.embedding.is_token(tokens_BL)
         x_BLD = self.embedding(tokens_BL)
-        bias_B11L = attention_bias(is_token_BL)
+        bias_B11L = attention_bias(self.embedding.is_padding(tokens_BL))
         for layer in self.layers:
             x_BLD = layer(x_BLD, bias_B11L)
         x_BLD = self.norm(x_BLD)
@@ -247,10 +251,9 @@ class TextLstm(nn.Module):
         return outputs
 
 
-def attention_bias(is_token_BL: torch.Tensor) -> torch.Tensor:
+def attention_bias(is_hidden_BL: torch.Tensor) -> torch.Tensor:
     """Return what is added to the scores of all heads and queries, float32 (B, 1, 1, L): it hides padding."""
-    is_token_B11L = is_token_BL.unsqueeze(1).unsqueeze(1)
-    return (~is_token_B11L).float() * _HIDDEN
+    return is_hidden_BL.unsqueeze(1).unsqueeze(1).float() * _HIDDEN
 
 
 def pooled(x_BLD: torch.Tensor, is_token_BL: torch.Tensor, pooling: Pooling | None) -> torch.Tensor:

@@ -115,14 +115,13 @@ class TokenInputs:
 
     def mask(self, tokens_BL: torch.Tensor) -> torch.Tensor:
         """Return 1 for tokens, int64 (B, L), or what is added to scores, float32 (B, 1, 1, L) or (B, 1, L, L)."""
-        is_token_BL = tokens_BL != self.padding_id
         if "bias" in self.form:
-            return attention_bias(is_token_BL)
+            return attention_bias(tokens_BL == self.padding_id)
         if "causal_bias" in self.form:  # no token of a text is behind padding: what hides the future hides padding
             number_BL = _numbers(tokens_BL)
-            is_seen_BLL = number_BL.unsqueeze(1) <= number_BL.unsqueeze(2)
-            return attention_bias(is_seen_BLL).squeeze(1)
-        return is_token_BL.long()
+            is_hidden_BLL = number_BL.unsqueeze(1) > number_BL.unsqueeze(2)
+            return attention_bias(is_hidden_BLL).squeeze(1)
+        return (tokens_BL != self.padding_id).long()
 
     def others(self, tokens_BL: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return further inputs by name, int64 (B, L)."""

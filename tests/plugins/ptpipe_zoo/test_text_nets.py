@@ -120,7 +120,7 @@ def test_an_encoder_layer_computes_torchs(causal: bool) -> None:
     x_BLD = torch.randn(2, 7, 16)
     mask = nn.Transformer.generate_square_subsequent_mask(7) if causal else None
     expected_BLD = theirs(x_BLD, mask, None if causal else (~is_token_BL).float() * -1e9)
-    found_BLD = layer(x_BLD, text_nets.attention_bias(is_token_BL))
+    found_BLD = layer(x_BLD, text_nets.attention_bias(~is_token_BL))
     torch.testing.assert_close(found_BLD[is_token_BL], expected_BLD[is_token_BL], rtol=1e-4, atol=1e-5)
 
 
