@@ -19,11 +19,13 @@ from ptpipe_onnx.graph import (
     separate,
     source,
 )
+from ptpipe_onnx.hardswish_pass import use_integer_hardswish
 
 
 def use_quicker_kernels(graph: ir.Graph) -> None:
     """Apply all passes to a graph in the form of `qdq_passes`, in place."""
     _keep_float_softmax(graph)
+    use_integer_hardswish(graph)
     _pool_before_clipping(graph)
     pad_channels(graph)
     pad_depthwise(graph)

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from ptpipe_torch.int8.hardswish_grids import has_whole_steps, whole_steps
 from ptpipe_torch.int8.observers import (
     FusedMovingAvgObsFakeQuantize,
     MovingAverageMinMaxObserver,
@@ -109,11 +110,15 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         # The arithmetic of the observer's `calculate_qparams`, which reads values back.
         scale = torch.maximum((high - low) / float(observer.quant_max - observer.quant_min), observer.eps)
         zero_point = observer.quant_min - torch.round(low / scale)
+        if has_whole_steps(observer):
+            scale, zero_point = whole_steps(scale, zero_point, low, observer.quant_min)
         self.scale.copy_(scale)
         self.zero_point.copy_(zero_point.clamp(observer.quant_min, observer.quant_max))
 
     def _forward_without_waiting(self, x: torch.Tensor, first: bool | None) -> torch.Tensor:
         """Fake-quantize `x` as `forward` does, and read nothing back: that would wait for the accelerator."""
+        if has_whole_steps(self.activation_post_process):  # torch's fused operator has grids of its own
+            return self._round_without_waiting(x, first)
         switch: torch.Tensor = self.observer_enabled
         observes_itself = first is None and self.all_reduce_range is None
         if self.training and not observes_itself:
@@ -125,6 +130,17 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         finally:
             self.observer_enabled = switch
         return result
+
+    def _round_without_waiting(self, x: torch.Tensor, first: bool | None) -> torch.Tensor:
+        if self.training:
+            self._observe(x.detach(), first is not False, self.observer_enabled.bool().squeeze())
+        observer = self.activation_post_process
+        is_rounded = self.fake_quant_enabled.bool().squeeze() & (observer.min_val <= observer.max_val)
+        return torch.where(is_rounded, self._round_on_device(x), x)
+
+    def _round_on_device(self, x: torch.Tensor) -> torch.Tensor:
+        limits = self.activation_post_process.quant_min, self.activation_post_process.quant_max
+        return torch.fake_quantize_per_tensor_affine(x.float(), self.scale, self.zero_point, *limits).to(x.dtype)
 
 
 class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):
@@ -216,11 +232,10 @@ class LearnedActivationFakeQuant(ActivationFakeQuant):
         return observer.min_val.clamp(max=0) * low, observer.max_val.clamp(min=0) * high
 
     def _forward_without_waiting(self, x: torch.Tensor, first: bool | None) -> torch.Tensor:
-        if self.training:
-            self._observe(x.detach(), first is not False, self.observer_enabled.bool().squeeze())
-        observer = self.activation_post_process
-        is_rounded = self.fake_quant_enabled.bool().squeeze() & (observer.min_val <= observer.max_val)
-        return torch.where(is_rounded, self._round(x), x)
+        return self._round_without_waiting(x, first)
+
+    def _round_on_device(self, x: torch.Tensor) -> torch.Tensor:
+        return self._round(x)
 
     def _round(self, x: torch.Tensor) -> torch.Tensor:
         low, high = self._limits()

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.added_channels import drop_depthwise_padding
 from ptpipe_onnx.graph import remove_unused, write
+from ptpipe_onnx.hardswish_pass import use_float_hardswish
 from ptpipe_onnx.linear_pass import use_products
 from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
@@ -59,7 +60,8 @@ def _source(ctx: Context, file: OnnxFile) -> Path:
     if not file.precision.startswith("int8"):
         return file.path
     model = ir.load(file.path)
-    if not any([use_products(model.graph), drop_depthwise_padding(model.graph)]):
+    undone = [undo(model.graph) for undo in (use_products, drop_depthwise_padding, use_float_hardswish)]
+    if not any(undone):
         return file.path
     remove_unused(model)
     path = ctx.scratch / "source.onnx"
