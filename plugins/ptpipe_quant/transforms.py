@@ -24,6 +24,7 @@ from ptpipe_torch import TensorSpec, transform
 from ptpipe_torch.int8.additions import use_additions_of_any_form
 from ptpipe_torch.int8.fixed_ranges import layers_behind_fixed_ranges
 from ptpipe_torch.int8.fx import add_observers, backend_config, convert, fold_batch_norms, qconfig_mapping
+from ptpipe_torch.int8.hardswish_grids import use_whole_steps
 from ptpipe_torch.int8.layers import swap_dynamic_linears
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, static_qconfig
 from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, swap_dynamic_recurrent
@@ -142,6 +143,7 @@ def prepare_static(
         return static_qconfig(own, **choices, **({} if limit is None else {"percentile": limit}))
 
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=False, fold=False)
+    use_whole_steps(prepared)
     return calibration_graph(prepared) if calibrating else prepared
 
 
@@ -164,6 +166,8 @@ def prepare_qat(
     unbiased = attention_with_unbiased_keys(module)
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=True, fold=batch_norm == "fold")
     keep_keys_unbiased(prepared, unbiased)
+    if not learned_step_size:  # its gradients are those of any grid
+        use_whole_steps(prepared)
     fit_learned_ranges(prepared)
     return conversion_graph(prepared) if freeze_at is None else training_graph(prepared, freeze_at=freeze_at)
 

@@ -29,7 +29,6 @@ from ptpipe_torch.int8.fixed_ranges import (
 )
 from ptpipe_torch.int8.float_operators import drop_idle_observers, fence_float_operators, remove_fences
 from ptpipe_torch.int8.fx_cache import release_layers, release_networks
-from ptpipe_torch.int8.hardswish_grids import use_whole_steps
 from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantized_weight
 from ptpipe_torch.int8.moved_integers import pieces_on_one_grid, take_integers
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
@@ -185,7 +184,6 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
         observe_behind_float(prepared, mapping, backend)
         observe_unbounded(prepared, mapping, backend)
         observe_pieces(prepared)
-        use_whole_steps(prepared)
     _use_module_paths(prepared)
     release_layers(prepared)
     release_networks()
