@@ -98,9 +98,9 @@ def write_out_attention(graph: GraphModule, scopes: Scopes, leaves: Collection[s
         if type(layers[name]) is nn.MultiheadAttention:  # its first call
             layers[name] = Projections(layers[name])
             graph.set_submodule(name, layers[name])
-        _Writer(graph, scopes, node).write_layer(layers[name])
+        AttentionWriter(graph, scopes, node).write_layer(layers[name])
     for node in graph.graph.find_nodes(op="call_function", target=_SDPA):
-        _Writer(graph, scopes, node).write_function()
+        AttentionWriter(graph, scopes, node).write_function()
     return kept
 
 
@@ -110,11 +110,14 @@ def attention_weights(
     key_padding_mask_NS: torch.Tensor | None = None,
     *,
     num_added_keys: int = 0,
+    scale: float = 1.0,
 ) -> torch.Tensor:
     """Return the softmax over the keys, float32 (N, H, L, S). Masks hide what is True, or are added to the scores.
 
     `mask`: (L, S) or, for each head, (N H, L, S); both masks are without the last `num_added_keys` keys.
     """
+    if scale != 1:
+        scores_NHLS = scores_NHLS * scale
     if mask is not None:
         mask = mask.reshape(-1, scores_NHLS.shape[1], *mask.shape[1:]) if mask.dim() == 3 else mask
         scores_NHLS = scores_NHLS + F.pad(_bias(mask), (0, num_added_keys))
@@ -164,7 +167,7 @@ def _layer_arguments(node: Node) -> Mapping[str, Any]:
     return bound.arguments
 
 
-class _Writer(GraphAppendingTracer):
+class AttentionWriter(GraphAppendingTracer):
     """Records operators in front of a node, whose scope they get, and replaces the node by what they compute."""
 
     def __init__(self, graph: GraphModule, scopes: Scopes, node: Node) -> None:

@@ -15,6 +15,7 @@ from ptpipe import StageError, nearest
 from ptpipe_quant.attention import derived_attention, layer_types, write_out_attention
 from ptpipe_quant.computed_weights import store_computed_weights
 from ptpipe_quant.float_nodes import operators_to_leave_float, products_without_kernel
+from ptpipe_quant.functional_attention import write_out_functional_attention
 from ptpipe_quant.functional_weights import transposed_layers, use_layers
 from ptpipe_quant.functionalize import ChangedViewError, functionalize
 from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
@@ -208,6 +209,8 @@ def _traced(
 def _make_functional(graph: GraphModule, scopes: Scopes, inputs: Sequence[TensorSpec]) -> None:
     try:
         functionalize(graph, inputs)
+        if write_out_functional_attention(graph, scopes):
+            functionalize(graph, inputs)  # records types and shapes of the new nodes
     except ChangedViewError as error:
         if layer := scopes[error.node.name][0]:
             raise UntraceableError(str(error), layer=layer, reason=str(error)) from error
