@@ -175,7 +175,7 @@ class _SubpixelLayer(_ArrangedLayer):
         form = Subpixel.of(kernel.shape[2:], module.stride, pads, module.output_padding)
         if form is None:
             raise layer._error("operator", "Conv", "ConvTranspose")
-        repeated = None if bias_O is None else bias_O.repeat(form.repeats)
+        repeated = None if bias_O is None else form.repeated(bias_O)
         arranged = replace(weight, integers=form.arranged(kernel)), repeated
         return cls(layer.name, module, layer.input_grids, arranged, form)
 
@@ -184,16 +184,15 @@ class _SubpixelLayer(_ArrangedLayer):
         self._compare_product(node)
         if self.form.stride > 1:
             quantize = only_consumer(node.outputs[0], "QuantizeLinear")
-            behind = None if quantize is None else only_consumer(quantize.outputs[0], "DepthToSpace")
-            mode = None if behind is None else behind.attributes["mode"].value
-            size = (0,) if behind is None else int_attribute(behind, "blocksize", (0,))
-            self._compare("DepthToSpace", (size, mode), ((self.form.stride,), "CRD"))
+            is_interleaved = quantize is not None and self.form.is_interleaved(quantize, self.module.out_channels)
+            self._compare("outputs interleaved by the stride", is_interleaved, True)
 
     def _compare_attributes(self, node: ir.Node) -> None:
-        self._compare("pads", int_attribute(node, "pads", (0,) * 4), self.form.pads)
+        ones = (1,) * len(self.form.axes)
+        self._compare("pads", int_attribute(node, "pads", (0,) * 2 * len(ones)), self.form.pads)
         self._compare("group", int_attribute(node, "group", (1,)), (1,))
         for attribute in ("strides", "dilations"):
-            self._compare(attribute, int_attribute(node, attribute, (1, 1)), (1, 1))
+            self._compare(attribute, int_attribute(node, attribute, ones), ones)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 ConvTranspose, and one for each of these.
 
 Output s q + r of a transposed convolution with stride s reads the inputs q - d through the taps s d + r + p of its
-kernel (p: padding). Each r is a convolution of its own: s^2 of them, in two dimensions, side by side are one with s^2
-times as many channels, whose kernel spans all d, with zeros for taps that there are not. DepthToSpace interleaves its
-outputs. It is exactly the same sum (W. Shi et al., arXiv 1609.07009).
+kernel (p: padding). Each r is a convolution of its own: s of them, or s^2 in two dimensions, side by side are one with
+so many times as many channels, whose kernel spans all d, with zeros for taps that there are not. It is exactly the same
+sum (W. Shi et al., arXiv 1609.07009). In two dimensions, DepthToSpace interleaves its outputs. In one, the channels of
+a place are side by side: with channels last, in which ONNX Runtime computes, interleaving them is reshaping.
 
 The file stores the kernel as it is, and operators that arrange it, which runtimes compute when they load the file: with
 its zeros, one of 4 x 4 would take 2.25 times the bytes.
 
-Shape legend: I input channels, O output channels, H and W height and width of a kernel.
+Shape legend: I input channels, O output channels, K the axes of a kernel, one or two.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ptpipe_onnx.graph import (
     constant,
     insert_behind,
     insert_node,
+    insert_restoring,
     int_attribute,
     nodes,
     only_consumer,
@@ -37,14 +39,15 @@ from ptpipe_onnx.graph import (
     store,
 )
 
-_ONES = (1, 1)
-_ORDER = (1, 3, 5, 0, 2, 4)
-"""From I, O, and taps and places of each axis, to O, places, I, taps."""
+_CHANNELS_LAST = (0, 2, 1)
+"""The order of axes that brings channels behind places, and the one that brings them back."""
+_ORDERS = {1: (3, 1, 0, 2), 2: (1, 3, 5, 0, 2, 4)}
+"""From I, O, and taps and places of each axis: to places, O, I, taps, and to O, places, I, taps."""
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """How a kernel is arranged along height or width."""
+    """How a kernel is arranged along an axis."""
 
     added: tuple[int, int]
     """Zeros in front of its taps and behind them."""
@@ -68,42 +71,55 @@ class Subpixel:
     """A convolution that computes what a transposed one does, to be interleaved by `stride`."""
 
     stride: int
-    height: _Axis
-    width: _Axis
+    axes: tuple[_Axis, ...]
 
     @classmethod
     def of(
-        cls, kernel_HW: Sequence[int], strides: Sequence[int], pads: Sequence[int], output_padding: Sequence[int]
+        cls, kernel_K: Sequence[int], strides: Sequence[int], pads: Sequence[int], output_padding: Sequence[int]
     ) -> Subpixel | None:
         """Return the convolution; None if the output is not `stride` times the input, in both dimensions alike.
 
-        `pads`: top, left, bottom, right. Dilations and groups are 1.
+        `pads`: of all axes in front, then behind. Dilations and groups are 1.
         """
-        if len(kernel_HW) != 2 or strides[0] != strides[1]:
+        num_axes = len(kernel_K)
+        if num_axes not in _ORDERS or len(set(strides)) > 1:
             return None
-        height, width = (
-            _Axis.of(kernel_HW[axis], strides[0], (pads[axis], pads[2 + axis]), output_padding[axis])
-            for axis in range(2)
-        )
-        return None if height is None or width is None else cls(strides[0], height, width)
+        axes = [
+            _Axis.of(kernel_K[axis], strides[0], (pads[axis], pads[num_axes + axis]), output_padding[axis])
+            for axis in range(num_axes)
+        ]
+        found = tuple(axis for axis in axes if axis is not None)
+        return cls(strides[0], found) if len(found) == num_axes else None
+
+    @property
+    def kernel_shape(self) -> tuple[int, ...]:
+        """As Conv takes it."""
+        return tuple(axis.num_taps for axis in self.axes)
 
     @property
     def pads(self) -> tuple[int, ...]:
         """As Conv takes them."""
-        return (self.height.pads[0], self.width.pads[0], self.height.pads[1], self.width.pads[1])
+        return tuple(axis.pads[end] for end in range(2) for axis in self.axes)
+
+    def repeated(self, bias_O: Array) -> Array:
+        """Return the bias of the convolution."""
+        return np.tile(bias_O, self.stride) if len(self.axes) == 1 else np.repeat(bias_O, self.stride**2)
+
+    def arranged(self, weight_IOK: Array) -> Array:
+        """Return the weight of the convolution."""
+        num_inputs, num_outputs = weight_IOK.shape[:2]
+        added = ((0, 0), (0, 0), *(axis.added for axis in self.axes))
+        taps = np.flip(np.pad(weight_IOK, added).reshape(num_inputs, num_outputs, *self._places), self._flipped)
+        return taps.transpose(_ORDERS[len(self.axes)]).reshape(-1, num_inputs, *self.kernel_shape)
 
     @property
-    def repeats(self) -> int:
-        """How many of its output channels, one behind the other, belong to an original one."""
-        return self.stride**2
+    def _places(self) -> tuple[int, ...]:
+        return tuple(size for axis in self.axes for size in (axis.num_taps, self.stride))
 
-    def arranged(self, weight_IOHW: Array) -> Array:
-        """Return the weight of the convolution."""
-        num_inputs, num_outputs = weight_IOHW.shape[:2]
-        added = ((0, 0), (0, 0), self.height.added, self.width.added)
-        shape = (num_inputs, num_outputs, self.height.num_taps, self.stride, self.width.num_taps, self.stride)
-        taps = np.flip(np.pad(weight_IOHW, added).reshape(shape), (2, 4))
-        return taps.transpose(_ORDER).reshape(-1, num_inputs, self.height.num_taps, self.width.num_taps)
+    @property
+    def _flipped(self) -> tuple[int, ...]:
+        """The axes of taps, where `_places` stand behind the channels."""
+        return tuple(range(2, 2 + 2 * len(self.axes), 2))
 
     def insert_arranged(self, graph: ir.Graph, weight: ir.Value, before: ir.Node) -> ir.Value:
         """Insert the operators that arrange a weight in front of a node; return their result."""
@@ -112,22 +128,46 @@ class Subpixel:
             operands = [add_initializer(graph, "arrangement", np.array(numbers, np.int64)) for numbers in lists]
             return insert_node(before, op_type, [value, *operands], **attributes).outputs[0]
 
-        content = constant(weight)
+        content, num_axes = constant(weight), len(self.axes)
         assert content is not None
         num_inputs, num_outputs = content.shape[:2]
-        ends = [(self.height.added[end], self.width.added[end]) for end in range(2)]
+        ends = [[axis.added[end] for axis in self.axes] for end in range(2)]
         value = weight
         if any(map(any, ends)):
             value = apply("Pad", value, (0, 0, *ends[0], 0, 0, *ends[1]))
-        axes = (self.height.num_taps, self.stride, self.width.num_taps, self.stride)
-        value = apply("Reshape", value, (num_inputs, num_outputs, *axes))
-        if self.height.num_taps * self.width.num_taps > 1:
-            last = np.iinfo(np.int64)
-            value = apply("Slice", value, (-1, -1), (last.min, last.min), (2, 4), (-1, -1))
-        value = apply("Transpose", value, perm=_ORDER)
-        return apply(
-            "Reshape", value, (num_outputs * self.repeats, num_inputs, self.height.num_taps, self.width.num_taps)
-        )
+        value = apply("Reshape", value, (num_inputs, num_outputs, *self._places))
+        if max(self.kernel_shape) > 1:
+            last = np.iinfo(np.int64).min
+            value = apply("Slice", value, (-1,) * num_axes, (last,) * num_axes, self._flipped, (-1,) * num_axes)
+        value = apply("Transpose", value, perm=_ORDERS[num_axes])
+        return apply("Reshape", value, (num_outputs * self.stride**num_axes, num_inputs, *self.kernel_shape))
+
+    def insert_interleaving(self, graph: ir.Graph, integers: ir.Value, num_outputs: int) -> None:
+        """Insert the operators that interleave the outputs of the convolution in front of all that reads them."""
+        if len(self.axes) == 2:
+            insert_behind(integers, "DepthToSpace", blocksize=self.stride, mode="CRD")
+            return
+        shape = add_initializer(graph, f"{integers.name}.shape", np.array([0, -1, num_outputs]))
+        first = insert_restoring(integers, ".by_place", "Transpose", perm=_CHANNELS_LAST)
+        second = insert_restoring(first, ".channels_last", "Reshape", shape)
+        insert_restoring(second, ".interleaved", "Transpose", perm=_CHANNELS_LAST)
+
+    def is_interleaved(self, quantize: ir.Node, num_outputs: int) -> bool:
+        """Return whether a file has the operators of `insert_interleaving` behind a QuantizeLinear."""
+        if len(self.axes) == 2:
+            behind = only_consumer(quantize.outputs[0], "DepthToSpace")
+            if behind is None:
+                return False
+            return (int_attribute(behind, "blocksize", ()), behind.attributes["mode"].value) == ((self.stride,), "CRD")
+        found, node = [], quantize
+        for op_type in ("Transpose", "Reshape", "Transpose"):
+            reader = only_consumer(node.outputs[0], op_type)
+            if reader is None:
+                return False
+            found.append(node := reader)
+        shape = constant(found[1].inputs[1])
+        orders = [int_attribute(found[index], "perm", ()) for index in (0, 2)]
+        return orders == [_CHANNELS_LAST] * 2 and shape is not None and shape.tolist() == [0, -1, num_outputs]
 
 
 def trimmed(weight_IOHW: Array, pads: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
@@ -189,8 +229,10 @@ def _rewrite(graph: ir.Graph, node: ir.Node, quantize: ir.Node, weight: ir.Node)
     stored = source(weight)
     content = constant(stored)
     assert content is not None
-    kernel, pads = trimmed(content, int_attribute(node, "pads", (0,) * 2 * (content.ndim - 2)))
-    strides, added = int_attribute(node, "strides", _ONES), int_attribute(node, "output_padding", (0, 0))
+    num_axes = content.ndim - 2
+    kernel, pads = trimmed(content, int_attribute(node, "pads", (0,) * 2 * num_axes))
+    strides = int_attribute(node, "strides", (1,) * num_axes)
+    added = int_attribute(node, "output_padding", (0,) * num_axes)
     form = Subpixel.of(kernel.shape[2:], strides, pads, added)
     if form is None:
         return
@@ -203,9 +245,9 @@ def _rewrite(graph: ir.Graph, node: ir.Node, quantize: ir.Node, weight: ir.Node)
     inputs = [node.inputs[0], floats]
     bias_O = constant(node.inputs[2]) if len(node.inputs) == 3 else None
     if bias_O is not None:
-        inputs.append(add_initializer(graph, str(source(node, 2).name), np.repeat(bias_O, form.repeats)))
-    size = (form.height.num_taps, form.width.num_taps)
-    replace(node.outputs[0], insert_node(node, "Conv", inputs, pads=form.pads, kernel_shape=size).outputs[0])
+        inputs.append(add_initializer(graph, str(source(node, 2).name), form.repeated(bias_O)))
+    convolution = insert_node(node, "Conv", inputs, pads=form.pads, kernel_shape=form.kernel_shape)
+    replace(node.outputs[0], convolution.outputs[0])
     graph.remove(node, safe=True)
     if form.stride > 1:
-        insert_behind(quantize.outputs[0], "DepthToSpace", blocksize=form.stride, mode="CRD")
+        form.insert_interleaving(graph, quantize.outputs[0], kernel.shape[1])

@@ -64,6 +64,26 @@ def test_the_form_computes_what_the_transposed_convolution_does(
     assert torch.equal(F.pixel_shuffle(found, stride), expected)
 
 
+@given(kernel=st.integers(1, 9), stride=st.integers(1, 5), pad=st.integers(0, 4), added=st.integers(0, 3))
+def test_along_one_axis(kernel: int, stride: int, pad: int, added: int) -> None:
+    added = min(added, stride - 1)
+    form = Subpixel.of((kernel,), (stride,), (pad, pad), (added,))
+    is_stride_times = kernel - 2 * pad + added == stride
+    assert (form is not None) == is_stride_times
+    if form is None:
+        return
+    weight_IOK = RNG.integers(-9, 10, (3, 2, kernel)).astype(np.float64)
+    x, bias_O = (torch.from_numpy(RNG.integers(-9, 10, shape).astype(np.float64)) for shape in ((2, 3, 7), (2,)))
+    expected = F.conv_transpose1d(x, torch.from_numpy(weight_IOK), bias_O, stride, pad, added)
+    weight = torch.from_numpy(np.ascontiguousarray(form.arranged(weight_IOK)))
+    by_place = F.conv1d(F.pad(x, form.pads), weight, torch.from_numpy(form.repeated(bias_O.numpy())))
+    assert torch.equal(by_place.transpose(1, 2).reshape(2, -1, 2).transpose(1, 2), expected)
+
+
+def test_three_axes_have_no_form() -> None:
+    assert Subpixel.of((2, 2, 2), (2, 2, 2), (0,) * 6, (0,) * 3) is None
+
+
 def upsampling(
     kernel: int = 4, padding: int = 1, *, stride: int = 2, added: int = 0, **options: Any
 ) -> onnx.ModelProto:
@@ -151,10 +171,10 @@ def ctx(tmp_path: Path, events: RecordedEvents) -> Context:
     return Context(stage_id="int8", kind="quant.test", seed=7, scratch=tmp_path, _tell=events.append)
 
 
-def int8(ctx: Context, data: Data, backend: str, **sizes: int) -> Model:
+def int8(ctx: Context, data: Data, backend: str, build: Callable[..., nn.Module] = decoder, **sizes: int) -> Model:
     torch.manual_seed(0)
-    reference = FunctionRef.to(decoder, **sizes)
-    model = Model.from_module(Recipe(reference, classifier((1, 16, 16), 10)), decoder(**sizes))
+    reference = FunctionRef.to(build, **sizes)
+    model = Model.from_module(Recipe(reference, classifier((1, 16, 16), 10)), build(**sizes))
     prepared = prepare(PrepareConfig(backend=backend), ctx, model)  # type: ignore[arg-type]
     return convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, data).model)
 
@@ -173,6 +193,63 @@ def test_every_layer_of_a_decoder_is_int8(
     assert [bound.name for bound in bounds] == ["0.0", "2", "5"]
     (weight,) = (array for array in onnx.load(file.path).graph.initializer if array.dims[:2] == [8, 6])
     assert list(weight.dims[2:]) == [kernel, kernel]
+
+
+class Sequences(nn.Module):
+    """Doubles the length of sequences, and halves it again."""
+
+    def __init__(self, kernel: int, padding: int, added: int, num_layers: int = 1) -> None:
+        super().__init__()
+        widths = range(16, 16 + 2 * num_layers, 2)
+        ups = [nn.ConvTranspose1d(width, width + 2, kernel, 2, padding, output_padding=added) for width in widths]
+        self.ups = nn.Sequential(*(part for up in ups for part in (up, nn.ReLU())))
+        self.down = nn.Conv1d(16 + 2 * num_layers, 10, 3, 2)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        return self.down(self.ups(images_NCHW.squeeze(1))).amax(2)
+
+
+@builder
+def sequences(*, kernel: int, padding: int, added: int, num_layers: int) -> nn.Module:
+    return Sequences(kernel, padding, added, num_layers)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sizes", [(2, 0, 0, 2), (3, 1, 1, 1), (8, 3, 0, 1)], ids=str)
+def test_layers_of_sequences_are_int8(
+    sizes: tuple[int, int, int, int], backend: str, digits: Data, ctx: Context, events: RecordedEvents, tmp_path: Path
+) -> None:
+    kernel, padding, added, num_layers = sizes
+    options = {"kernel": kernel, "padding": padding, "added": added, "num_layers": num_layers}
+    model = int8(ctx, digits, backend, sequences, **options)
+    file = export_onnx(ExportConfig(num_samples=64), ctx, model, digits)
+    assert events.metrics["layers_identical"] == num_layers + 1
+    assert events.metrics["max_layer_difference_steps"] == 1
+    assert events.metrics["integer_coverage"] == f"{num_layers + 1} of {num_layers + 1} convolutions"
+    assert not {"ConvTranspose", "DepthToSpace"} & run_types(onnx.load(file.path), tmp_path)
+
+
+@pytest.mark.parametrize("what", ["weight", "order", "shape"])
+def test_a_file_with_another_layer_of_sequences_is_refused(
+    what: str, digits: Data, ctx: Context, monkeypatch: Any
+) -> None:
+    from ptpipe_onnx import qdq_passes
+
+    def tampered(graph: ir.Graph) -> None:
+        write_as_convolutions(graph)
+        (reshape,) = (node for node in graph if node.outputs[0].name.endswith(".interleaved"))
+        (flip,) = (node for node in graph if node.op_type == "Slice")
+        if what == "order":
+            reshape.inputs[0].producer().attributes["perm"] = ir.AttrInt64s("perm", (0, 1, 2))
+        elif what == "shape":
+            reshape.replace_input_with(1, ir.Value(name="other", const_value=ir.tensor(np.array([0, -1, 9]))))
+        else:
+            flip.outputs[0].replace_all_uses_with(flip.inputs[0])
+
+    monkeypatch.setattr(qdq_passes, "write_as_convolutions", tampered)
+    model = int8(ctx, digits, BACKENDS[0], sequences, kernel=8, padding=3, added=0, num_layers=1)
+    with pytest.raises(StageError, match=r"layer ups\.0 is not the model's: its (int8 weights|outputs interleaved)"):
+        export_onnx(ExportConfig(num_samples=64), ctx, model, digits)
 
 
 @pytest.mark.parametrize("what", ["weight", "arrangement", "mode"])
@@ -195,8 +272,8 @@ def test_a_file_with_another_layer_is_refused(what: str, digits: Data, ctx: Cont
 
     monkeypatch.setattr(qdq_passes, "write_as_convolutions", tampered)
     model = int8(ctx, digits, BACKENDS[0], kernel=4, padding=1, added=0)
-    words = "DepthToSpace" if what == "mode" else "its int8 weights"
-    with pytest.raises(StageError, match=f"layer 2 is not the model's: {words}|{words}"):
+    words = "outputs interleaved by the stride" if what == "mode" else "int8 weights"
+    with pytest.raises(StageError, match=f"layer 2 is not the model's: its {words}"):
         export_onnx(ExportConfig(num_samples=64), ctx, model, digits)
 
 
