@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 from ptpipe import Context, StageError
-from ptpipe_onnx import ExportConfig, export_onnx
+from ptpipe_onnx import ExportConfig, OpenVinoConfig, export_onnx, export_openvino
 from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.graph import remove_unused
 from ptpipe_onnx.grid import Grid
@@ -140,3 +140,12 @@ def test_another_factor_is_refused(mobile: Any, fault: str, tmp_path: Path) -> N
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(StageError, match=r"HardSwish of swish.* has another factor than relu6\(x \+ 3\) / 6"):
         compare_exactly(tmp_path / "broken.onnx", reference, network)
+
+
+def test_openvino_gets_the_operator_back(mobile: Any, digits: Data, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    ctx = Context("vino", "export.openvino", 7, tmp_path)
+    model = export_openvino(OpenVinoConfig(num_samples=200), ctx, mobile[1], digits)  # compares the outputs
+    content = (model.folder / "model.xml").read_text()
+    assert content.count('type="HSwish"') == 1
+    assert 'type="Clamp"' not in content
