@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 import onnx_ir as ir
 
-from ptpipe_onnx.graph import add_initializer, constant, insert_node, nodes, producer, source
+from ptpipe_onnx.graph import add_initializer, constant, insert_node, nodes, only_consumer, producer, source
 from ptpipe_onnx.graph import replace as replace_value
 from ptpipe_onnx.grid import Grid
 from ptpipe_torch.int8.hardswish_grids import BEND
@@ -25,8 +25,10 @@ _TOLERANCE = 1e-5
 
 
 def use_integer_hardswish(graph: ir.Graph) -> None:
-    """Apply the pass, in place."""
+    """Apply the pass, in place, between DequantizeLinear and QuantizeLinear."""
     for hardswish in nodes(graph, "HardSwish"):
+        if only_consumer(hardswish.outputs[0], "QuantizeLinear") is None:
+            continue
         dequantize = producer(hardswish.inputs[0], "DequantizeLinear")
         grid = None if dequantize is None else Grid.of(dequantize)
         gate = None if grid is None else GateGrid.of(grid)

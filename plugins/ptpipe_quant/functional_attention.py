@@ -28,7 +28,8 @@ _NO_FORM = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v")
 def write_out_functional_attention(graph: GraphModule, scopes: Scopes) -> bool:
     """Replace calls of the function, in place; return whether there was any. New nodes have no `TENSOR` and `SHAPE`.
 
-    A call stays if the network reads the weights of the values, or gives it keys and values beside those it projects.
+    A call stays if the network reads the weights of the values, gives it keys and values beside those it projects, or
+    computes its number of heads.
     """
     calls = [node for node in graph.graph.find_nodes(op="call_function", target=_FUNCTION) if _can_be_written(node)]
     for node in calls:
@@ -47,7 +48,9 @@ def _can_be_written(node: Node) -> bool:
     reads_output_alone = all(
         user.target is operator.getitem and (user.args[1] == 0 or not user.users) for user in node.users
     )
-    return reads_output_alone and all(arguments[name] is None or arguments[name] is False for name in _NO_FORM)
+    is_known = not any(isinstance(arguments[name], Node) for name in ("num_heads", "dropout_p"))
+    projects_all_keys = all(arguments[name] is None or arguments[name] is False for name in _NO_FORM)
+    return reads_output_alone and is_known and projects_all_keys
 
 
 class _Writer(AttentionWriter):

@@ -74,9 +74,11 @@ def test_the_rounding_of_a_stored_scale_is_tolerated() -> None:
         assert gate.limits == (128 - num_steps, min(128 + num_steps, 255))
 
 
-def test_a_float_hardswish_is_left_alone() -> None:
+@pytest.mark.parametrize("reads_integers", [False, True])
+def test_a_float_hardswish_is_left_alone(reads_integers: bool) -> None:
     draft = Draft()
-    model = draft.finished(draft.node("HardSwish", ["images"]))
+    value = draft.quantize("images", 3 / 40, 128) if reads_integers else "images"
+    model = draft.finished(draft.node("HardSwish", [value]))
     assert types_of(passed(model, use_integer_hardswish)) == types_of(model)
 
 
