@@ -1,7 +1,7 @@
 """Regions of a network where autocast is switched off, as operators of its traced graph.
 
 A tracer runs the `with torch.autocast(..., enabled=False)` of a network, and FX records nothing of it. Here each region
-has `torch.amp._enter_autocast` in front of it and `torch.amp._exit_autocast` behind it, which torch.compile knows.
+has `torch.amp._enter_autocast` in front of it and `torch.amp._exit_autocast` behind it, as torch.export has them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.fx import GraphModule
 
 from ptpipe_torch.int8.exported import trace_by_export
 from ptpipe_torch.int8.fx import trace
@@ -148,13 +147,6 @@ def test_it_is_off_for_both_halves_of_a_training_step() -> None:
         for module in (network, graph)
     ]
     assert torch.equal(*gradients)
-
-
-def test_the_compiled_graph_does_the_same() -> None:
-    graph: GraphModule = trace(Products(), INPUTS)[0]
-    compiled: Any = torch.compile(graph, backend="eager", fullgraph=True)
-    dtypes = [value.dtype for value in outputs_of(compiled, torch.randn(4, 3, 8, 8))]
-    assert dtypes == [torch.bfloat16, torch.float32, torch.bfloat16]
 
 
 def test_regions_are_no_dead_code() -> None:
