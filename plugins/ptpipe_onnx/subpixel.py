@@ -38,9 +38,10 @@ from ptpipe_onnx.graph import (
     source,
     store,
 )
+from ptpipe_onnx.linear_pass import channels_first, channels_last
 
-_CHANNELS_LAST = (0, 2, 1)
-"""The order of axes that brings channels behind places, and the one that brings them back."""
+_TO_LAST, _TO_FIRST = channels_last(3), channels_first(3)
+"""Orders of axes that bring channels behind places, and back."""
 _ORDERS = {1: (3, 1, 0, 2), 2: (1, 3, 5, 0, 2, 4)}
 """From I, O, and taps and places of each axis: to places, O, I, taps, and to O, places, I, taps."""
 
@@ -148,9 +149,9 @@ class Subpixel:
             insert_behind(integers, "DepthToSpace", blocksize=self.stride, mode="CRD")
             return
         shape = add_initializer(graph, f"{integers.name}.shape", np.array([0, -1, num_outputs]))
-        first = insert_restoring(integers, ".by_place", "Transpose", perm=_CHANNELS_LAST)
+        first = insert_restoring(integers, ".by_place", "Transpose", perm=_TO_LAST)
         second = insert_restoring(first, ".channels_last", "Reshape", shape)
-        insert_restoring(second, ".interleaved", "Transpose", perm=_CHANNELS_LAST)
+        insert_restoring(second, ".interleaved", "Transpose", perm=_TO_FIRST)
 
     def is_interleaved(self, quantize: ir.Node, num_outputs: int) -> bool:
         """Return whether a file has the operators of `insert_interleaving` behind a QuantizeLinear."""
@@ -167,7 +168,7 @@ class Subpixel:
             found.append(node := reader)
         shape = constant(found[1].inputs[1])
         orders = [int_attribute(found[index], "perm", ()) for index in (0, 2)]
-        return orders == [_CHANNELS_LAST] * 2 and shape is not None and shape.tolist() == [0, -1, num_outputs]
+        return orders == [_TO_LAST, _TO_FIRST] and shape is not None and shape.tolist() == [0, -1, num_outputs]
 
 
 def trimmed(weight_IOHW: Array, pads: Sequence[int]) -> tuple[Array, tuple[int, ...]]:

@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_quant.qat_layers import QatLayer, freeze_batch_norm, qat_layer
 from ptpipe_torch.int8.observers import observer_at, observes_range
-from ptpipe_torch.traced_autocast import remove_autocast_regions
+from ptpipe_torch.traced_autocast import has_autocast_regions, remove_autocast_regions
 
 F = nn.functional
 
@@ -68,8 +68,9 @@ def training_graph(prepared: GraphModule, *, freeze_at: float) -> GraphModule:
 
 def conversion_graph(prepared: GraphModule) -> GraphModule:
     """Remove from the graph, in place, what has an effect with autocast alone; return it."""
-    remove_autocast_regions(prepared.graph)
-    prepared.recompile()
+    if has_autocast_regions(prepared.graph):
+        remove_autocast_regions(prepared.graph)
+        prepared.recompile()
     return prepared
 
 

@@ -83,25 +83,15 @@ def inline_autocast_regions(network: GraphModule) -> None:
     """Replace the calls that torch.export records for regions with another autocast by their operators, in place."""
     for region in network.graph.find_nodes(op="call_function", target=torch.ops.higher_order.wrap_with_autocast):
         device_type, _, is_enabled, _, body, *inputs = region.args
-        operators: GraphModule = network.get_submodule(str(body.target))  # type: ignore[assignment]
+        operators: Any = network.get_submodule(str(body.target)).graph
+        copies = dict(zip(operators.find_nodes(op="placeholder"), inputs, strict=True))
         with network.graph.inserting_before(region):
             calls = _entering("" if is_enabled else device_type)
             entered = [network.graph.create_node(*call) for call in calls]
-            outputs = _copied(operators.graph, network.graph, inputs)
+            outputs: Any = network.graph.graph_copy(operators, copies)
             for mode in reversed(entered):
                 network.graph.call_function(_EXIT, (mode,))
         for part in list(region.users):  # the call returns a tuple
             part.replace_all_uses_with(outputs[part.args[1]])
             network.graph.erase_node(part)
         network.graph.erase_node(region)
-
-
-def _copied(source: Graph, target: Graph, inputs: Sequence[Node]) -> Sequence[Node]:
-    """Copy the operators of a graph with these inputs; return its outputs."""
-    copies = dict(zip(source.find_nodes(op="placeholder"), inputs, strict=True))
-    for node in source.nodes:
-        if node.op == "output":
-            break
-        if node not in copies:
-            copies[node] = target.node_copy(node, copies.__getitem__)
-    return [copies[value] for value in node.args[0]]
