@@ -54,7 +54,7 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     interface = None if form == NORMALIZED else FileInterface(form, own)
     result = OnnxFile(path, signature, _precision(graph), interface=interface)
     _check_runs(result)
-    ctx.metric(num_parameters=sum(int(np.prod(tensor.dims)) for tensor in graph.initializer))
+    ctx.metric(num_parameters=sum(int(np.prod(tensor.dims)) for tensor in _stored_tensors(graph)))
     return result
 
 
@@ -133,7 +133,7 @@ def _check_value(path: Path, value: ValueInfoProto, spec: TensorSpec) -> int | N
         raise StageError(f"{path.name}: {value.name} is {name.lower()}, the data set's {spec} is not{hint}")
     if not tensor.HasField("shape"):
         return None
-    sizes = [axis.dim_value if axis.HasField("dim_value") else None for axis in tensor.shape.dim]
+    sizes = [axis.dim_value if axis.dim_value > 0 else None for axis in tensor.shape.dim]  # Paddle's say -1
     shown = f"{path.name}: {value.name} has the shape ({', '.join('?' if of is None else str(of) for of in sizes)})"
     if len(sizes) != len(spec.shape):
         raise StageError(f"{shown}; the data set needs {spec}")
@@ -185,6 +185,12 @@ def _graphs(graph: GraphProto) -> list[GraphProto]:
 
 def _nodes(graph: GraphProto) -> list[NodeProto]:
     return [node for each in (graph, *_graphs(graph)) for node in each.node]
+
+
+def _stored_tensors(graph: GraphProto) -> list[TensorProto]:
+    """Return the tensors in a file: many tools write a Constant for each weight."""
+    constants = [own.t for node in _nodes(graph) for own in node.attribute if node.op_type == "Constant"]
+    return [tensor for each in (graph, *_graphs(graph)) for tensor in each.initializer] + constants
 
 
 def _precision(graph: GraphProto) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import random
 import select
@@ -34,9 +35,11 @@ from ptpipe_torch import torchvision
 _BLOCK_NS = 5_000_000
 """A round is short against the slow moments of a virtual machine, 40 to 200 ms, which then slow all of it alike."""
 _MAX_CALLS = 2000
-_MAX_ROUNDS, _ROUNDS_NS = 16, 2_000_000_000
+_MAX_ROUNDS, _ROUNDS_S = 16, 2.0
 """Of a start and a batch size: so many, or as many as fit into the time."""
 _MIN_PRECISE_STARTS = 5
+_MIN_CALLS = 2 * estimate.MIN_STARTS - 1
+"""Of each model that there must be time for, beside its first one: two of a start, to warm up and to measure."""
 _OVERTIME = 2
 """Times the budget that slow models may take for the fewest starts that give an interval."""
 
@@ -112,6 +115,10 @@ class _Cell:
     number: int
     inputs: CellInputs
     rounds: list[Round] = field(default_factory=list)
+    call_ns: Sequence[int] = ()
+    """How long a call of each model takes, about."""
+    is_too_slow: bool = False
+    """Whether even the fewest calls that give an interval take longer than the budget allows."""
 
 
 class Server:
@@ -123,13 +130,16 @@ class Server:
         self._random = random.Random(request.seed)  # noqa: S311  # the order of measuring is no secret
         self._started_s = time.monotonic()
         self._start_ups: list[list[StartUp]] = []
+        self._too_slow_s = 0.0
 
     def run(self) -> None:
         """Measure all cells and write the result."""
         cells: list[dict[str, Any]] = []
-        for position, num_threads in enumerate(self._request.threads):
-            left_s = self._request.budget_s - self._elapsed_s()
-            for inputs, cell in self._measure(num_threads, left_s / (len(self._request.threads) - position)):
+        all_threads = self._request.threads
+        for position, num_threads in enumerate(all_threads):
+            left_s = self._request.budget_s - self._spent_s()
+            share_s = max(left_s / (len(all_threads) - position), self._request.budget_s / len(all_threads))
+            for inputs, cell in self._measure(num_threads, share_s):
                 sizes = {"batch_size": inputs.batch_size, "length": inputs.length, "num_threads": num_threads}
                 cells.append({**sizes, **asdict(cell)})
         start_ups = [_typical(own) for own in zip(*self._start_ups, strict=True)][:-1]
@@ -137,15 +147,19 @@ class Server:
 
     def _measure(self, num_threads: int, budget_s: float) -> Iterator[tuple[CellInputs, CellEstimate]]:
         cells = [_Cell(number, inputs) for number, inputs in enumerate(self._request.inputs)]
-        baseline, begin_s = self._request.baseline, time.monotonic()
+        baseline, begin_s = self._request.baseline, self._spent_s()
         unfinished, start = cells, 0
         while unfinished:
+            rounds_s = min(_ROUNDS_S, budget_s / estimate.MIN_STARTS / len(unfinished))
             with self._workers(num_threads) as workers:
                 for cell in unfinished:
-                    self._add_rounds(cell, workers, start, num_threads)
+                    self._warm_up(cell, workers, _OVERTIME * budget_s if start == 0 else math.inf)
+                    if not cell.is_too_slow:
+                        self._add_rounds(cell, workers, start, num_threads, rounds_s)
                 self._start_ups.append([worker.start_up() for worker in workers])
             start += 1
-            spent_s = time.monotonic() - begin_s
+            unfinished = [cell for cell in unfinished if not cell.is_too_slow]
+            spent_s = self._spent_s() - begin_s
             if spent_s > _OVERTIME * budget_s or (spent_s > budget_s and start >= estimate.MIN_STARTS):
                 break
             if start >= _MIN_PRECISE_STARTS:
@@ -154,13 +168,24 @@ class Server:
         for cell in cells:
             yield cell.inputs, estimate.estimate_cell(cell.rounds, baseline, num_threads)
 
-    def _add_rounds(self, cell: _Cell, workers: Sequence[_WorkerProcess], start: int, num_threads: int) -> None:
+    def _warm_up(self, cell: _Cell, workers: Sequence[_WorkerProcess], max_s: float) -> None:
+        """Get ready, and learn how long a call takes. Where that is too long for the budget, it is all we know."""
+        began_s = time.monotonic()
+        blocks = tuple(Block(**worker.ask(warm_up=cell.number)) for worker in workers)
+        cell.call_ns = [int(block.median_ns) for block in blocks]
+        cell.is_too_slow = _MIN_CALLS * sum(cell.call_ns) > 1e9 * max_s
+        if cell.is_too_slow:
+            cell.rounds.append(Round(0, blocks))
+            self._too_slow_s += time.monotonic() - began_s
+
+    def _add_rounds(
+        self, cell: _Cell, workers: Sequence[_WorkerProcess], start: int, num_threads: int, rounds_s: float
+    ) -> None:
         """Measure rounds of these workers, up to twice as many as wanted where some are disturbed."""
         batch_size = cell.inputs.batch_size
-        call_ns = [int(worker.ask(warm_up=cell.number)["call_ns"]) for worker in workers]
-        num_calls = [min(_MAX_CALLS, max(1, _BLOCK_NS // own)) for own in call_ns]
-        round_ns = sum(count * own for count, own in zip(num_calls, call_ns, strict=True))
-        num_wanted = min(_MAX_ROUNDS, max(1, _ROUNDS_NS // round_ns))
+        num_calls = [min(_MAX_CALLS, max(1, _BLOCK_NS // own)) for own in cell.call_ns]
+        round_ns = sum((1 + count) * own for count, own in zip(num_calls, cell.call_ns, strict=True))
+        num_wanted = min(_MAX_ROUNDS, max(1, int(1e9 * rounds_s) // round_ns))
         for _ in range(2 * num_wanted):
             cell.rounds.append(self._round(workers, cell.number, start, num_calls))
             self._tell(event="progress", elapsed_s=self._elapsed_s(), batch_size=batch_size, num_threads=num_threads)
@@ -212,6 +237,10 @@ class Server:
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
+
+    def _spent_s(self) -> float:
+        """Return what was spent of the budget: all but the time to learn that calls are too slow for it."""
+        return self._elapsed_s() - self._too_slow_s
 
     def _tell(self, **content: Any) -> None:
         self._out.write(json.dumps(content) + "\n")

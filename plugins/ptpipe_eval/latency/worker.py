@@ -1,7 +1,7 @@
 """A worker: one process that holds one model, idle until it is asked for a block of calls.
 
-It answers each line of JSON with one: `{"warm_up": 1}` with the time of a call in nanoseconds, `{"block": [1, 600]}`
-with a block of 600 calls, both with the inputs of cell 1, and ends when the pipe does.
+It answers each line of JSON with a block of calls, with the inputs of cell 1: `{"warm_up": 1}` with the last of those
+that it took to get ready, `{"block": [1, 600]}` with 600. It ends when the pipe does.
 """
 
 from __future__ import annotations
@@ -42,31 +42,42 @@ class Worker:
         self._predict = predict
         self._inputs = [cycle(list(map(load_file, own.files[input_form]))) for own in request.inputs]
 
-    def warm_up(self, cell: int) -> int:
-        """Predict until calls stop getting faster: memory mapped, kernels selected, clock raised. Return one's time."""
-        spent_ns, before_ns = 0, float("inf")
+    def warm_up(self, cell: int) -> dict[str, JSON]:
+        """Predict until calls stop getting faster: memory mapped, kernels selected, clock raised. Return the last ones.
+
+        A call that takes longer than all of that is the only one.
+        """
+        spent_ns, before_ns, num_calls = 0, float("inf"), 1
         while True:
-            window_ns = [self.call_ns(cell) for _ in range(_WARM_UP_WINDOW)]
-            spent_ns += sum(window_ns)
-            now_ns = statistics.median(window_ns)
+            timed, durations_ns = self._timed(cell, num_calls)
+            spent_ns += sum(durations_ns)
+            now_ns = statistics.median(durations_ns)
             if spent_ns >= _MAX_WARM_UP_NS or (now_ns > _WARM_UP_GAIN * before_ns and spent_ns >= _MIN_WARM_UP_NS):
-                return int(now_ns)
+                return timed
             before_ns = now_ns
+            num_calls = _WARM_UP_WINDOW if _WARM_UP_WINDOW * now_ns < _MAX_WARM_UP_NS else 1
 
     def block(self, cell: int, num_calls: int) -> dict[str, JSON]:
-        """Time calls one by one. The first one, which finds other models' data in the caches, is not among them."""
-        predict, batches = self._predict, list(islice(self._inputs[cell], num_calls + 1))
-        predict(batches[0])
+        """Time calls one by one, after one that finds other models' data in the caches.
+
+        That one counts where a single call is wanted and takes so long that caches don't matter.
+        """
+        first, (first_ns,) = self._timed(cell, 1)
+        return first if num_calls == 1 and first_ns >= _MAX_WARM_UP_NS else self._timed(cell, num_calls)[0]
+
+    def _timed(self, cell: int, num_calls: int) -> tuple[dict[str, JSON], list[int]]:
+        """Return a block of calls, and how long each took."""
+        predict, batches = self._predict, list(islice(self._inputs[cell], num_calls))
         waited_ns, cpu_ns, clock = waiting_ns(), time.process_time_ns(), time.perf_counter_ns
         ends_ns = [clock()]
-        for batch in batches[1:]:
+        for batch in batches:
             predict(batch)
             ends_ns.append(clock())
         cpu_ns, waited_after_ns = time.process_time_ns() - cpu_ns, waiting_ns()
         if waited_ns is not None and waited_after_ns is not None:
             waited_ns = max(0, waited_after_ns - waited_ns)  # a thread that ended takes its count with it
-        durations_ns: list[JSON] = [end - start for start, end in pairwise(ends_ns)]
-        return {"durations_ns": durations_ns, "cpu_ns": cpu_ns, "waited_ns": waited_ns}
+        durations_ns = [end - start for start, end in pairwise(ends_ns)]
+        return {"durations_ns": [*durations_ns], "cpu_ns": cpu_ns, "waited_ns": waited_ns}, durations_ns
 
     def call_ns(self, cell: int) -> int:
         """Return how long one prediction takes; the first one allocates and compiles."""
@@ -94,7 +105,7 @@ def run_worker(pipe: Connection, stored: StoredModel, request: Request, num_thre
                 if command == "peak_memory":
                     _answer(pipe, {"bytes": max(0, _peak_bytes() - before_bytes)})
                 elif command == "warm_up":
-                    _answer(pipe, {"call_ns": worker.warm_up(argument)})
+                    _answer(pipe, worker.warm_up(argument))
                 else:
                     _answer(pipe, worker.block(*argument))
     except PtpipeError as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import ModelProto, version_converter
+from onnx import GraphProto, ModelProto, numpy_helper, version_converter
 
 from ptpipe import Context, StageError
 from ptpipe_onnx.quantization.config import QuantizerConfig
@@ -68,8 +69,28 @@ def load_preprocessed(ctx: Context, model: OnnxFile) -> ModelProto:
     path = preprocessed(ctx, model.path)
     content = onnx.load(path, load_external_data=False)
     name_nodes(content.graph)  # the optimizer makes nodes of its own
+    flatten_biases(content.graph)
     path.unlink()
     return content
+
+
+def flatten_biases(graph: GraphProto) -> None:
+    """Give each Gemm a bias with an axis of its outputs alone: the quantizer indexes it by output, whatever its shape.
+
+    Those of TensorFlow and JAX are (1, outputs).
+    """
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "Gemm" or len(node.input) < 3 or not {node.input[1], node.input[2]} <= set(stored):
+            continue
+        is_transposed = any(own.name == "transB" and own.i for own in node.attribute)
+        num_outputs = stored[node.input[1]].dims[0 if is_transposed else 1]
+        bias = numpy_helper.to_array(stored[node.input[2]])
+        if bias.shape == (num_outputs,) or bias.size not in (1, num_outputs):
+            continue
+        flat = numpy_helper.from_array(np.broadcast_to(bias.reshape(-1), num_outputs).copy(), f"{node.name}_bias_flat")
+        graph.initializer.append(flat)
+        node.input[2] = flat.name
 
 
 def only_batch_size(content: ModelProto) -> int | None:

@@ -100,6 +100,20 @@ def test_a_model_that_computes_three_times_as_much_takes_three_times_as_long(ses
         assert one.latencies[0].low_ms <= one.latencies[0].median_ms <= one.latencies[0].high_ms
 
 
+def test_calls_too_slow_for_the_budget_leave_it_to_the_others(session, large) -> None:
+    """A batch of 2,000 takes a hundred times as long as one of ten: five calls of it are beyond the budget."""
+    sizes = (10, 2000)
+    batches = [
+        CellBatches(size, None, {"normalized": [{"images": np.ones((size, 1, 8, 8), np.float32)}]}) for size in sizes
+    ]
+    began_s = time.monotonic()
+    (measured,) = session(inputs=batches, budget_s=1.0).measure(["one"], [large(5)], 0, lambda event: None)
+    quick, slow = measured.latencies
+    assert time.monotonic() - began_s < 30
+    assert quick.num_starts >= 3 and slow.num_starts == slow.num_runs == 1
+    assert slow.median_ms > 20 * quick.median_ms and slow.ratio_low is None
+
+
 def test_peak_memory_is_what_the_model_adds(session, models) -> None:
     def taking(megabytes: int) -> Any:
         num_classes = megabytes * 1_000_000 // 4 // 64
