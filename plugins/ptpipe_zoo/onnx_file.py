@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto, helper
 
 from ptpipe import Context, StageError, nearest
 from ptpipe_torch import Data, FileInterface, InputForm, OnnxFile
@@ -133,7 +133,7 @@ def _check_value(path: Path, value: ValueInfoProto, spec: TensorSpec) -> int | N
         raise StageError(f"{path.name}: {value.name} is {name.lower()}, the data set's {spec} is not{hint}")
     if not tensor.HasField("shape"):
         return None
-    sizes = [axis.dim_value if axis.dim_value > 0 else None for axis in tensor.shape.dim]  # Paddle's say -1
+    sizes = [_size(axis) for axis in tensor.shape.dim]
     shown = f"{path.name}: {value.name} has the shape ({', '.join('?' if of is None else str(of) for of in sizes)})"
     if len(sizes) != len(spec.shape):
         raise StageError(f"{shown}; the data set needs {spec}")
@@ -145,6 +145,11 @@ def _check_value(path: Path, value: ValueInfoProto, spec: TensorSpec) -> int | N
         if size != needed:
             raise StageError(f"{shown}; the data set needs {spec}: choose a file or a data set that fits the other")
     return sizes[0]
+
+
+def _size(axis: TensorShapeProto.Dimension) -> int | None:
+    """Return the size of an axis, or None for any: by name, or as Paddle writes it, -1."""
+    return axis.dim_value if axis.HasField("dim_value") and axis.dim_value >= 0 else None
 
 
 def _only_batch_size(path: Path, sizes: set[int | None]) -> int | None:

@@ -71,7 +71,7 @@ def paired_rows(
             inputs = batch.input_arrays()
             expected, found = predict_first(inputs), predict_second(inputs)
             for name in names:
-                rows[name].append((_rows(task, name, expected[name]), _rows(task, name, found[name])))
+                rows[name].append((rows_of(task, name, expected[name]), rows_of(task, name, found[name])))
             num_done += len(batch)
             ctx.progress(num_done, len(order_N), "samples")
     return {
@@ -80,7 +80,7 @@ def paired_rows(
     }
 
 
-def _rows(task: Task, name: str, output: npt.NDArray[np.generic]) -> Rows:
+def rows_of(task: Task, name: str, output: npt.NDArray[np.generic]) -> Rows:
     """Return an output in its natural unit, as rows of the scores of classes, else of a sample."""
     values = output.astype(np.float32, copy=False)
     if task.output_scale:

@@ -18,6 +18,7 @@ from ptpipe_onnx.quantization.masks import mask_nodes
 from ptpipe_onnx.quantization.nodes import nodes_to_skip
 from ptpipe_onnx.quantization.preparation import check_inputs, load_preprocessed, only_batch_size
 from ptpipe_onnx.quantization.result import finished
+from ptpipe_onnx.quantization.rounding_effects import find_remedy, is_poor
 from ptpipe_onnx.quantization.tools import quantizer_tools
 from ptpipe_onnx.runtime_passes import prevent_fusions
 from ptpipe_torch import Data, OnnxFile
@@ -49,7 +50,27 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     file = OnnxFile(path, model.signature, "int8" if config.mode == "static" else "int8 dynamic")
     facts: dict[str, JSON] = {"mode": config.mode, "num_skipped_nodes": len(excluded)}
     facts["reduce_range"] = config.has_reduced_range
-    return finished(config, ctx, model, file, data, facts | _kernels(ctx, file))
+    result = finished(config, ctx, model, file, data, facts | _kernels(ctx, file))
+    if config.format == "qdq" and config.mode == "static" and is_poor(result.parity):
+        contents = (content, onnx.load(result.path, load_external_data=False))
+        _explain(config, ctx, model, data, contents, excluded)
+    return result
+
+
+def _explain(
+    config: QuantizeOnnxConfig,
+    ctx: Context,
+    float_file: OnnxFile,
+    data: Data,
+    contents: tuple[ModelProto, ModelProto],
+    skipped: list[str],
+) -> None:
+    """Say what to keep float, where the outputs have little to do with the float file's."""
+    with quantizer_tools(ctx, "ONNX Runtime can't run the file with single tensors rounded"):
+        remedy = find_remedy(ctx, config.compare_split, float_file, data, contents, skipped=skipped)
+    if remedy:
+        ctx.notice(remedy.describe(config.skip))
+        ctx.metric(suggested_skip=[*config.skip, *remedy.skip], sqnr_db_alone=dict(remedy.noise_db))
 
 
 def _masks(ctx: Context, content: ModelProto) -> list[str]:

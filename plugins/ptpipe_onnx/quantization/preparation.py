@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto, numpy_helper, version_converter
 
 from ptpipe import Context, StageError
 from ptpipe_onnx.quantization.config import QuantizerConfig
-from ptpipe_onnx.quantization.nodes import name_nodes
+from ptpipe_onnx.quantization.nodes import NodeNames, name_nodes
 from ptpipe_onnx.quantization.tools import quantizer_tools
 from ptpipe_torch import Data, OnnxFile
 
@@ -80,6 +80,7 @@ def flatten_biases(graph: GraphProto) -> None:
     Those of TensorFlow and JAX are (1, outputs).
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
+    names = NodeNames(graph)
     for node in graph.node:
         if node.op_type != "Gemm" or len(node.input) < 3 or not {node.input[1], node.input[2]} <= set(stored):
             continue
@@ -88,9 +89,12 @@ def flatten_biases(graph: GraphProto) -> None:
         bias = numpy_helper.to_array(stored[node.input[2]])
         if bias.shape == (num_outputs,) or bias.size not in (1, num_outputs):
             continue
-        flat = numpy_helper.from_array(np.broadcast_to(bias.reshape(-1), num_outputs).copy(), f"{node.name}_bias_flat")
-        graph.initializer.append(flat)
-        node.input[2] = flat.name
+        flat = numpy_helper.from_array(np.broadcast_to(bias.reshape(-1), num_outputs).copy(), node.input[2])
+        if len(names.readers(flat.name)) == 1:
+            stored[flat.name].CopyFrom(flat)
+        else:
+            flat.name = node.input[2] = f"{node.name}_bias"
+            graph.initializer.append(flat)
 
 
 def only_batch_size(content: ModelProto) -> int | None:

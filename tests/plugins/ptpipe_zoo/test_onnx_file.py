@@ -87,6 +87,23 @@ def test_a_file_for_one_batch_size_predicts_all(load: Any, bench: Bench, tmp_pat
     assert bench.notices == [f"a.onnx takes batches of {size} alone: others are predicted in pieces of that size"]
 
 
+def test_a_negative_size_is_any(load: Any, bench: Bench, tmp_path: Path) -> None:
+    """Paddle writes -1."""
+    write(tmp_path / "a.onnx", None, [value("x", -1, 1, 12, 12)], [value("y", -1, 5)])
+    assert_predicts(load())
+    assert bench.notices == []
+
+
+def test_weights_may_be_constants(load: Any, bench: Bench, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.onnx")
+    content = onnx.load(path)
+    weights = content.graph.initializer.pop()
+    content.graph.node.insert(0, helper.make_node("Constant", [], ["weights"], value=weights))
+    onnx.save(content, path)
+    assert_predicts(load())
+    assert bench.metrics == {"num_parameters": 5 * 144}
+
+
 def test_a_file_whose_names_fit_stays_as_it_is(load: Any, tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.onnx", linear("images", "logits"), [value("images", "N", 1, 12, 12)], [value("logits", "N", 5)]

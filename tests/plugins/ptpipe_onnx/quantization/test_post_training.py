@@ -283,6 +283,21 @@ def linear_file(path: Path, float_file: OnnxFile, weight_DK: np.ndarray, opset: 
     return OnnxFile(path, float_file.signature)
 
 
+@pytest.mark.parametrize("shape", [(1, 10), (1,), (1, 1)])
+def test_biases_of_other_shapes(shape, float_file, digits, run_stage: Run, tmp_path) -> None:
+    """TensorFlow and JAX write (1, outputs); the quantizer takes one value for each output."""
+    weight_DK = np.random.default_rng(0).normal(size=(256, 10))
+    file = linear_file(tmp_path / "linear.onnx", float_file, weight_DK)
+    content = onnx.load(file.path)
+    bias = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    content.graph.initializer[1].CopyFrom(numpy_helper.from_array(bias, "b"))
+    onnx.save_model(content, file.path)
+    quantized = run_stage(quantize_onnx, file, digits)
+    assert quantized.parity["sqnr_db"] > 25
+    (stored,) = (own for own in onnx.load(quantized.path).graph.initializer if own.name == "b_quantized")
+    assert list(stored.dims) == [10]
+
+
 def test_outputs_of_no_use_are_refused(float_file, digits, tmp_path) -> None:
     weight_DK = np.random.default_rng(0).normal(size=(256, 10))
     ctx = Context("a", "quant.onnx", 7, tmp_path)

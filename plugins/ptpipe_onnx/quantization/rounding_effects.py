@@ -1,0 +1,254 @@
+"""Which nodes the rounding of an int8 file harms most, and which to keep float.
+
+A copy of the float file rounds the same tensors, each where an input says so: one session measures any part of them.
+Nodes belong to groups, as `skip` names them: a node with weights by its layer, all others by their operator. A tensor
+is float where all groups that want it as integers are.
+
+Shape legend: N samples, K classes, or values of an output that are no scores of classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from ptpipe import JSON, Context, host
+from ptpipe_onnx.quantization.agreement import Rows, compare_rows, rows_of
+from ptpipe_onnx.quantization.nodes import NodeNames
+from ptpipe_torch import Data, OnnxFile, epoch_order
+from ptpipe_torch.model.onnx_file import session_options
+from ptpipe_torch.ort import ort
+
+_RANKING_SAMPLES, _NUM_SAMPLES, _BATCH_SIZE = 16, 128, 16
+_MIN_AGREEMENT, _MIN_SQNR_DB = 0.99, 20.0
+_MAX_SKIPPED = 8
+_BY_LAYER = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
+"""Operators whose nodes are groups of their own: nobody wants all of them float."""
+Figures = Mapping[str, JSON]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What to keep float, and what that is expected to give."""
+
+    noise_db: Mapping[str, float]
+    """Signal-to-quantization-noise ratio of the outputs where one group alone is rounded, in dB; the worst first."""
+    skip: Sequence[str]
+    before: Figures
+    """Of the outputs, as those of `compare_rows`."""
+    after: Figures
+    """The same without these groups."""
+
+    def describe(self, skip: Sequence[str]) -> str:
+        """Return what to do, for a notice. `skip`: what the manifest keeps float."""
+        alone = ", ".join(f"{name} ({self.noise_db[name]:.1f} dB)" for name in self.skip)
+        num_samples = max(_number(value) for name, value in self.after.items() if name.endswith("num_samples"))
+        return (
+            f"outputs lose most where these alone are rounded: {alone}. `skip: [{', '.join([*skip, *self.skip])}]` "
+            f"keeps them float: {_shown(self.after)} instead of {_shown(self.before)} on {num_samples} samples"
+        )
+
+
+def is_poor(figures: Figures) -> bool:
+    """Whether an output is far from the float file's: a hundredth of the predictions or of the signal."""
+    agreement = _agreement(figures)
+    return _worst_db(figures) < _MIN_SQNR_DB if agreement is None else agreement < _MIN_AGREEMENT
+
+
+def find_remedy(
+    ctx: Context,
+    split: str,
+    float_file: OnnxFile,
+    data: Data,
+    contents: tuple[ModelProto, ModelProto],
+    *,
+    skipped: Collection[str],
+) -> Remedy | None:
+    """Return the fewest of the worst groups without which the outputs aren't poor, else those that help most.
+
+    `contents`: of the float file as it was quantized, and of the one with QuantizeLinear and DequantizeLinear.
+    `skipped`: names of nodes that are float already. None where nothing helps.
+    """
+    switched = _SwitchedFile(*contents, skipped)
+    measure = _measurement(ctx, split, float_file, switched, data)
+    noise_db = {}
+    for number, group in enumerate(switched.groups, 1):
+        noise_db[group] = _worst_db(measure({group}, _RANKING_SAMPLES))
+        ctx.progress(number, len(switched.groups), "groups of nodes")
+    ordered = sorted(noise_db, key=noise_db.__getitem__)
+    steps: list[Figures] = []
+    for num_float in range(min(len(ordered), 1 + _MAX_SKIPPED)):
+        steps.append(measure(ordered[num_float:], _NUM_SAMPLES))
+        if not is_poor(steps[-1]):
+            break
+    best = max(range(len(steps)), key=lambda step: _quality(steps[step]), default=0)  # the first of equals
+    return Remedy({name: noise_db[name] for name in ordered}, ordered[:best], steps[0], steps[best]) if best else None
+
+
+def _measurement(
+    ctx: Context, split: str, float_file: OnnxFile, switched: _SwitchedFile, data: Data
+) -> Callable[[Collection[str], int], Figures]:
+    """Return a function of the groups that are rounded and a number of samples."""
+    task, scores = data.info.task, data.info.task.class_scores
+    order_N = epoch_order(len(data.splits[split]), ctx.seed, 0)[:_NUM_SAMPLES]
+    batches = [batch.input_arrays() for batch in data.batches(split, order_N=order_N, batch_size=_BATCH_SIZE)]
+    with float_file.predictor() as predict:
+        expected = [predict(inputs) for inputs in batches]
+
+    def measure(rounded: Collection[str], num_samples: int) -> Figures:
+        pairs: dict[str, list[tuple[Rows, Rows]]] = {}
+        for inputs, outputs in list(zip(batches, expected, strict=True))[: -(-num_samples // _BATCH_SIZE)]:
+            found = switched.run(inputs, rounded)
+            for name, output in outputs.items():
+                pairs.setdefault(name, []).append((rows_of(task, name, output), rows_of(task, name, found[name])))
+        figures: dict[str, JSON] = {}
+        for name, rows in pairs.items():
+            both = (np.concatenate(side) for side in zip(*rows, strict=True))
+            of_output = compare_rows(*both, are_class_scores=name in scores)
+            figures |= {key if len(pairs) == 1 else f"{name}.{key}": value for key, value in of_output.items()}
+        return figures
+
+    return measure
+
+
+def _agreement(figures: Figures) -> float | None:
+    return min((_number(value) for name, value in figures.items() if name.endswith("top1_agreement")), default=None)
+
+
+def _worst_db(figures: Figures) -> float:
+    return min((_number(value) for name, value in figures.items() if name.endswith("sqnr_db")), default=math.inf)
+
+
+def _quality(figures: Figures) -> float:
+    agreement = _agreement(figures)
+    return _worst_db(figures) if agreement is None else agreement
+
+
+def _shown(figures: Figures) -> str:
+    agreement = _agreement(figures)
+    return f"{_worst_db(figures):.1f} dB" if agreement is None else f"{100 * agreement:.1f} % agreement"
+
+
+def _number(value: JSON) -> float:
+    assert isinstance(value, int | float)
+    return value
+
+
+class _SwitchedFile:
+    """A float file in which each tensor that another file rounds can be rounded in the same way."""
+
+    def __init__(self, content: ModelProto, quantized: ModelProto, skipped: Collection[str]) -> None:
+        groups = _groups_by_tensor(content.graph, skipped)
+        model = ModelProto.FromString(content.SerializeToString())
+        self._groups_by_switch = {
+            _switch(tensor): groups.get(tensor, frozenset()) for tensor in _add_switches(model.graph, quantized.graph)
+        }
+        self.groups = sorted(frozenset().union(*self._groups_by_switch.values()))
+        options = session_options(host.num_threads())
+        self._session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+    def run(self, inputs: Mapping[str, npt.NDArray[np.generic]], rounded: Collection[str]) -> Mapping[str, Rows]:
+        """Return the outputs, with the tensors of these groups rounded."""
+        fed: dict[str, npt.NDArray[np.generic]] = {
+            switch: np.array(not groups or not groups.isdisjoint(rounded))
+            for switch, groups in self._groups_by_switch.items()
+        }
+        for name, array in inputs.items():
+            fed[_float(name) if _switch(name) in fed else name] = array
+        names = [output.name for output in self._session.get_outputs()]
+        return dict(zip(names, self._session.run(names, fed), strict=True))
+
+
+def _groups_by_tensor(graph: GraphProto, skipped: Collection[str]) -> dict[str, frozenset[str]]:
+    """Return the groups that want a tensor as integers."""
+    names, (quantizable, passing) = NodeNames(graph), _operators()
+    groups: dict[str, frozenset[str]] = {}
+    for node in graph.node:  # in topological order
+        if node.op_type not in quantizable or node.name in skipped:
+            continue
+        tensors = [*node.input, *node.output]
+        wanting = frozenset({names.layer(node) if node.op_type in _BY_LAYER else node.op_type})
+        if node.op_type in passing:
+            tensors, wanting = [*node.output], groups.get(node.input[0], frozenset())
+        for tensor in tensors:
+            groups[tensor] = groups.get(tensor, frozenset()) | wanting
+    return groups
+
+
+def _add_switches(graph: GraphProto, quantized: GraphProto) -> list[str]:
+    """Round tensors as the nodes of another graph do, where an input says so. Return their names."""
+    roundings = _roundings(quantized)
+    inserted = {tensor: [*nodes, _where(tensor)] for tensor, nodes in roundings.items()}
+    for value in (*graph.input, *graph.initializer):
+        value.name = _float(value.name) if value.name in roundings else value.name
+    known = {value.name for value in (*graph.input, *graph.initializer)}
+    nodes = [node for tensor, own in inserted.items() if _float(tensor) in known for node in own]
+    tensors = [tensor for tensor in inserted if _float(tensor) in known]
+    for node in graph.node:
+        nodes.append(node)
+        for position, tensor in enumerate(node.output):
+            if tensor in inserted:
+                node.output[position] = _float(tensor)
+                nodes += inserted[tensor]
+                tensors.append(tensor)
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+    read = {name for node in copies for name in node.input}
+    graph.initializer.extend(tensor for tensor in quantized.initializer if tensor.name in read - known)
+    graph.input.extend(helper.make_tensor_value_info(_switch(tensor), TensorProto.BOOL, []) for tensor in tensors)
+    return tensors
+
+
+def _roundings(graph: GraphProto) -> dict[str, list[NodeProto]]:
+    """Return the nodes that round each tensor, from its float values to rounded ones, by its name in the float file."""
+    sources = {node.output[0]: node for node in graph.node if node.op_type == "QuantizeLinear"}
+    found: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        if node.op_type != "DequantizeLinear":
+            continue
+        dequantize, source = NodeProto.FromString(node.SerializeToString()), sources.get(node.input[0])
+        if source is None:  # a stored tensor: its integers are in the file
+            tensor = node.input[0].removesuffix("_quantized")
+            nodes = [dequantize]
+        else:
+            tensor = source.input[0].removesuffix("_QuantizeLinear_Input")
+            quantize = NodeProto.FromString(source.SerializeToString())
+            quantize.input[0], quantize.output[0] = _float(tensor), f"{tensor}:integers"
+            dequantize.input[0] = quantize.output[0]
+            nodes = [quantize, dequantize]
+        dequantize.output[0] = _rounded(tensor)
+        found[tensor] = nodes
+    return found
+
+
+def _where(tensor: str) -> NodeProto:
+    return helper.make_node("Where", [_switch(tensor), _rounded(tensor), _float(tensor)], [tensor])
+
+
+def _float(tensor: str) -> str:
+    return f"{tensor}:float"
+
+
+def _rounded(tensor: str) -> str:
+    return f"{tensor}:rounded"
+
+
+def _switch(tensor: str) -> str:
+    return f"{tensor}:switch"
+
+
+def _operators() -> tuple[Collection[str], Collection[str]]:
+    """Return the operators that ONNX Runtime quantizes, and those of them that do if their input is."""
+    from onnxruntime.quantization.operators.activation import QDQRemovableActivation
+    from onnxruntime.quantization.operators.direct_q8 import QDQDirect8BitOp
+    from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+
+    follows = (QDQDirect8BitOp, QDQRemovableActivation)
+    passing = {name for name, operator in QDQRegistry.items() if issubclass(operator, follows)}
+    return {*QDQRegistry, *QLinearOpsRegistry}, passing

@@ -1,0 +1,104 @@
+"""Which nodes rounding harms. Shape legend: N samples, C channels, K classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+from ptpipe import Context
+from ptpipe.events import Notice
+from ptpipe_onnx import quantize_onnx
+from ptpipe_onnx.quantization.preparation import load_preprocessed
+from ptpipe_onnx.quantization.rounding_effects import _SwitchedFile, is_poor
+from ptpipe_torch import OnnxFile
+
+from ..conftest import RecordedEvents
+from .test_post_training import Run, images_of, logits
+
+
+def with_offset(path: Path, file: OnnxFile, offset: float) -> OnnxFile:
+    """Add a number to the logits and subtract it again, which floats don't mind."""
+    content = onnx.load(file.path)
+    graph = content.graph
+    (last,) = (node for node in graph.node if "logits" in node.output)
+    last.output[0] = "own"
+    for name, source, result, value in (("up", "own", "high", offset), ("down", "high", "logits", -offset)):
+        graph.initializer.append(numpy_helper.from_array(np.float32([value]), name))
+        graph.node.append(helper.make_node("Add", [source, name], [result], f"{name}_node"))
+    onnx.save_model(content, path)
+    return OnnxFile(path, file.signature)
+
+
+def notices(events: RecordedEvents) -> list[str]:
+    return [event.text for event in events if isinstance(event, Notice)]
+
+
+def test_the_node_that_harms_is_named_and_skipping_it_helps(
+    float_file, digits, run_stage: Run, events: RecordedEvents, tmp_path
+) -> None:
+    harmed = with_offset(tmp_path / "harmed.onnx", float_file, 3000.0)
+    file = run_stage(quantize_onnx, harmed, digits)
+    assert file.parity["top1_agreement"] < 0.9
+    (notice,) = notices(events)
+    assert notice.startswith("outputs lose most where these alone are rounded: Add (")
+    assert "`skip: [Add]` keeps them float: " in notice and notice.endswith("% agreement on 128 samples")
+    assert events.metrics["suggested_skip"] == ["Add"]
+    alone = events.metrics["sqnr_db_alone"]
+    assert min(alone, key=alone.__getitem__) == "Add"
+    assert sorted(value for name, value in alone.items() if name != "Add")[0] > 20
+    mended = run_stage(quantize_onnx, harmed, digits, skip=["Add"])
+    assert mended.parity["top1_agreement"] >= 0.98 and notices(events) == []
+
+
+@pytest.mark.parametrize("options", [{"mode": "dynamic"}, {"format": "qoperator"}])
+def test_other_ways_have_no_such_notice(options, float_file, digits, run_stage: Run, events, tmp_path) -> None:
+    run_stage(quantize_onnx, with_offset(tmp_path / "harmed.onnx", float_file, 3000.0), digits, **options)
+    assert notices(events) == [] and "suggested_skip" not in events.metrics
+
+
+@pytest.fixture
+def switched(float_file, digits, run_stage: Run, tmp_path) -> Callable[..., tuple[_SwitchedFile, ModelProto]]:
+    def make(**options: object) -> tuple[_SwitchedFile, OnnxFile]:
+        quantized = run_stage(quantize_onnx, float_file, digits, reduce_range=False, **options)
+        content = load_preprocessed(Context("a", "quant.onnx", 7, tmp_path), float_file)
+        return _SwitchedFile(content, onnx.load(quantized.path), []), quantized
+
+    return make
+
+
+def test_nothing_rounded_is_the_float_file_and_all_of_it_the_int8_one(switched, float_file, digits) -> None:
+    """Activations are part of layers in the int8 file: without its own rounding, it would lack them."""
+    both, quantized = switched()
+    images = images_of(digits)
+    nothing, everything = (both.run({"images": images}, groups)["logits"] for groups in ([], both.groups))
+    np.testing.assert_allclose(nothing, logits(float_file, images), rtol=1e-4, atol=1e-4)
+    expected = logits(quantized.with_exact_sums(), images)
+    assert np.abs(everything - expected).mean() < 0.05 * np.abs(expected - nothing).mean()
+    assert {"0.0", "5", "7"} & set(both.groups) and "Relu" not in both.groups
+
+
+def test_a_tensor_is_rounded_where_any_group_wants_it(switched, digits) -> None:
+    both, _ = switched()
+    images = images_of(digits)
+    outputs = [both.run({"images": images}, [group])["logits"] for group in both.groups]
+    nothing = both.run({"images": images}, [])["logits"]
+    assert all(np.abs(output - nothing).max() > 0 for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("figures", "poor"),
+    [
+        ({"top1_agreement": 0.995, "sqnr_db": 3.0}, False),
+        ({"a.top1_agreement": 0.995, "b.top1_agreement": 0.98}, True),
+        ({"sqnr_db": 20.5}, False),
+        ({"a.sqnr_db": 40.0, "b.sqnr_db": 19.0}, True),
+        ({}, False),
+    ],
+)
+def test_poor_outputs(figures, poor) -> None:
+    assert is_poor(figures) is poor
