@@ -94,7 +94,8 @@ def test_a_tensor_is_rounded_where_any_group_wants_it(switched, digits) -> None:
     ("figures", "poor"),
     [
         ({"top1_agreement": 0.995, "sqnr_db": 3.0}, False),
-        ({"a.top1_agreement": 0.995, "b.top1_agreement": 0.98}, True),
+        ({"a.top1_agreement": 0.995, "b.top1_agreement": 0.98, "a.sqnr_db": 25.0}, True),
+        ({"top1_agreement": 0.95, "sqnr_db": 35.0}, False),
         ({"sqnr_db": 20.5}, False),
         ({"a.sqnr_db": 40.0, "b.sqnr_db": 19.0}, True),
         ({}, False),
