@@ -6,14 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, numpy_helper, version_converter
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, version_converter
 
 from ptpipe import Context, StageError
 from ptpipe_onnx.quantization.config import QuantizerConfig
 from ptpipe_onnx.quantization.nodes import NodeNames, name_nodes
 from ptpipe_onnx.quantization.tools import quantizer_tools
 from ptpipe_torch import Data, OnnxFile
+from ptpipe_torch.model.onnx_file import session_options
+from ptpipe_torch.ort import ort
 
+_DOMAINS = {"ai.onnx": ""}
+"""Other names of domains."""
 MIN_OPSET = 13
 """The first one in which QuantizeLinear takes a scale for each channel."""
 
@@ -68,10 +72,44 @@ def load_preprocessed(ctx: Context, model: OnnxFile) -> ModelProto:
     """Return the content of a file after `preprocessed`, and leave no file behind."""
     path = preprocessed(ctx, model.path)
     content = onnx.load(path, load_external_data=False)
+    _declare_opsets_once(content)
     name_nodes(content.graph)  # the optimizer makes nodes of its own
     flatten_biases(content.graph)
+    with quantizer_tools(ctx, "ONNX Runtime can't run the file after its own pre-processing"):
+        _declare_types(content)
     path.unlink()
     return content
+
+
+def _declare_opsets_once(content: ModelProto) -> None:
+    """Leave one declaration of each domain, ONNX's own among them: the quantizer takes no file with none or several.
+
+    scikit-learn's converter writes it twice.
+    """
+    versions = {"": MIN_OPSET} | {_DOMAINS.get(own.domain, own.domain): own.version for own in content.opset_import}
+    del content.opset_import[:]
+    content.opset_import.extend(helper.make_opsetid(*own) for own in versions.items())
+
+
+def _declare_types(content: ModelProto) -> None:
+    """Declare float tensors behind operators of other domains, as those of scikit-learn, whose types ONNX can't infer.
+
+    The quantizer leaves out tensors of no declared type, or fails.
+    """
+    graph = content.graph
+    known = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
+    missing = {name for node in graph.node for name in node.output if name} - known
+    if not missing:
+        return
+    asked = ModelProto.FromString(content.SerializeToString())
+    asked.graph.output.extend(ValueInfoProto(name=name) for name in sorted(missing))
+    options = session_options(1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(asked.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    for value in session.get_outputs():
+        if value.name in missing and value.type == "tensor(float)":
+            shape = value.shape or None
+            graph.value_info.append(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, shape))
 
 
 def flatten_biases(graph: GraphProto) -> None:

@@ -298,6 +298,48 @@ def test_biases_of_other_shapes(shape, float_file, digits, run_stage: Run, tmp_p
     assert list(stored.dims) == [10]
 
 
+def scaled(path: Path, file: OnnxFile) -> OnnxFile:
+    """Flatten, then scale as scikit-learn's files do: ONNX infers no types behind operators of its `ai.onnx.ml`."""
+    content = onnx.load(file.path)
+    flatten, gemm = content.graph.node
+    scaler = helper.make_node("Scaler", ["x"], ["scaled"], domain="ai.onnx.ml", offset=[0.0] * 256, scale=[1.0] * 256)
+    softmax = helper.make_node("Softmax", ["sums"], ["chances"])
+    last = helper.make_node("Identity", ["chances"], ["logits"])
+    gemm.input[0], gemm.output[0] = "scaled", "sums"
+    nodes = [flatten, scaler, gemm, softmax, last]
+    copies = [type(gemm).FromString(node.SerializeToString()) for node in nodes]
+    del content.graph.node[:]
+    content.graph.node.extend(copies)
+    content.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    onnx.save_model(content, path)
+    return OnnxFile(path, file.signature)
+
+
+def test_a_network_of_another_librarys_operators(float_file, digits, run_stage: Run, events, tmp_path) -> None:
+    weight_DK = np.random.default_rng(0).normal(size=(256, 10))
+    file = scaled(tmp_path / "scaled.onnx", linear_file(tmp_path / "linear.onnx", float_file, weight_DK))
+    quantized = run_stage(quantize_onnx, file, digits)
+    assert quantized.parity["top1_agreement"] > 0.98 and events.metrics["num_int8_nodes"] >= 2
+
+
+@pytest.mark.parametrize("domains", [[], [""], ["", ""], ["ai.onnx"]])
+def test_a_file_without_a_node_of_onnx_itself(domains, float_file, digits, run_stage: Run, tmp_path) -> None:
+    """As forests of scikit-learn, which declare ONNX's own operators twice."""
+    file = linear_file(tmp_path / "linear.onnx", float_file, np.ones((256, 10)))
+    content = onnx.load(file.path)
+    del content.graph.node[:], content.graph.initializer[:], content.opset_import[:]
+    content.graph.node.append(
+        helper.make_node("Scaler", ["images"], ["logits"], domain="ai.onnx.ml", offset=[0.0], scale=[1.0])
+    )
+    content.opset_import.extend(
+        helper.make_opsetid(*own) for own in [("ai.onnx.ml", 1), *((name, 17) for name in domains)]
+    )
+    for value in (*content.graph.input, *content.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    onnx.save_model(content, file.path)
+    refused(run_stage, "no node that mode static quantizes: leave the stage out", file, digits)
+
+
 def test_outputs_of_no_use_are_refused(float_file, digits, tmp_path) -> None:
     weight_DK = np.random.default_rng(0).normal(size=(256, 10))
     ctx = Context("a", "quant.onnx", 7, tmp_path)
