@@ -126,7 +126,10 @@ def _check_value(path: Path, value: ValueInfoProto, spec: TensorSpec) -> int | N
     Raises StageError where it is of another type, or can't have the shape of the data set's.
     """
     tensor = value.type.tensor_type
-    name = TensorProto.DataType.Name(tensor.elem_type) if value.type.HasField("tensor_type") else "no tensor"
+    if not value.type.HasField("tensor_type"):
+        hint = "convert with options={'zipmap': False}, if it is scikit-learn's"
+        raise StageError(f"{path.name}: {value.name} is no tensor: {hint}")
+    name = TensorProto.DataType.Name(tensor.elem_type)
     wanted = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
     if tensor.elem_type != wanted:
         hint = "; preprocessing: nhwc (or nchw) says that the file takes raw images" if name == "UINT8" else ""

@@ -94,6 +94,16 @@ def test_a_negative_size_is_any(load: Any, bench: Bench, tmp_path: Path) -> None
     assert bench.notices == []
 
 
+def test_an_output_that_is_no_tensor_is_refused_with_the_remedy(load: Any, tmp_path: Path) -> None:
+    """scikit-learn's probabilities are a sequence of maps, unless told otherwise."""
+    outputs = [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)]
+    write(
+        tmp_path / "a.onnx", [*linear(result="z"), helper.make_node("SequenceConstruct", ["z"], ["y"])], None, outputs
+    )
+    with pytest.raises(StageError, match=r"^a\.onnx: y is no tensor: convert with options={'zipmap': False}, if it is"):
+        load()
+
+
 def test_weights_may_be_constants(load: Any, bench: Bench, tmp_path: Path) -> None:
     path = write(tmp_path / "a.onnx")
     content = onnx.load(path)
