@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,18 @@ def _explain(
     skipped: list[str],
 ) -> None:
     """Say what to keep float, where the outputs have little to do with the float file's."""
-    with quantizer_tools(ctx, "ONNX Runtime can't run the file with single tensors rounded"):
-        remedy = find_remedy(ctx, config.compare_split, float_file, data, contents, skipped=skipped)
+    try:
+        with quantizer_tools(ctx, "ONNX Runtime can't run the file with single tensors rounded"):
+            remedy = find_remedy(ctx, config.compare_split, float_file, data, contents, skipped=skipped)
+    except StageError as error:  # the file is what was asked for, with or without an explanation
+        ctx.log(str(error))
+        return
     if remedy:
         ctx.notice(remedy.describe(config.skip))
-        ctx.metric(suggested_skip=[*config.skip, *remedy.skip], sqnr_db_alone=dict(remedy.noise_db))
+        noise_db: dict[str, JSON] = {
+            name: value if isfinite(value) else None for name, value in remedy.noise_db.items()
+        }
+        ctx.metric(suggested_skip=[*config.skip, *remedy.skip], sqnr_db_alone=noise_db)
 
 
 def _masks(ctx: Context, content: ModelProto) -> list[str]:

@@ -20,6 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from ptpipe import JSON, Context, host
 from ptpipe_onnx.quantization.agreement import Rows, compare_rows, rows_of
 from ptpipe_onnx.quantization.nodes import NodeNames
+from ptpipe_onnx.quantization.preparation import only_batch_size
 from ptpipe_torch import Data, OnnxFile, epoch_order
 from ptpipe_torch.model.onnx_file import session_options
 from ptpipe_torch.ort import ort
@@ -39,7 +40,10 @@ class Remedy:
     """What to keep float, and what that is expected to give."""
 
     noise_db: Mapping[str, float]
-    """Signal-to-quantization-noise ratio of the outputs where one group alone is rounded, in dB; the worst first."""
+    """Signal-to-quantization-noise ratio of the outputs where one group alone is rounded, in dB; the worst first.
+
+    -inf: outputs that are not finite; inf: no difference.
+    """
     skip: Sequence[str]
     before: Figures
     """Of the outputs, as those of `compare_rows`."""
@@ -77,7 +81,7 @@ def find_remedy(
     `skipped`: names of nodes that are float already. None where nothing helps.
     """
     switched = _SwitchedFile(*contents, skipped)
-    measure = _measurement(ctx, split, float_file, switched, data)
+    measure = _measurement(ctx, split, float_file, switched, data, only_batch_size(contents[0]))
     noise_db = {}
     for number, group in enumerate(switched.groups, 1):
         noise_db[group] = _worst_db(measure({group}, _RANKING_SAMPLES))
@@ -89,22 +93,26 @@ def find_remedy(
         if not is_poor(steps[-1]):
             break
     best = max(range(len(steps)), key=lambda step: _quality(steps[step]), default=0)  # the first of equals
-    return Remedy({name: noise_db[name] for name in ordered}, ordered[:best], steps[0], steps[best]) if best else None
+    if not best:
+        return None
+    return Remedy({name: noise_db[name] for name in ordered}, ordered[:best], steps[0], steps[best])
 
 
 def _measurement(
-    ctx: Context, split: str, float_file: OnnxFile, switched: _SwitchedFile, data: Data
+    ctx: Context, split: str, float_file: OnnxFile, switched: _SwitchedFile, data: Data, fixed_size: int | None
 ) -> Callable[[Collection[str], int], Figures]:
-    """Return a function of the groups that are rounded and a number of samples."""
+    """Return a function of the groups that are rounded and a number of samples. `fixed_size`: of all batches."""
     task, scores = data.info.task, data.info.task.class_scores
     order_N = epoch_order(len(data.splits[split]), ctx.seed, 0)[:_NUM_SAMPLES]
-    batches = [batch.input_arrays() for batch in data.batches(split, order_N=order_N, batch_size=_BATCH_SIZE)]
+    batch_size = fixed_size or _BATCH_SIZE
+    read = data.batches(split, order_N=order_N, batch_size=batch_size)
+    batches = [batch.input_arrays() for batch in read if fixed_size is None or len(batch) == fixed_size]
     with float_file.predictor() as predict:
         expected = [predict(inputs) for inputs in batches]
 
     def measure(rounded: Collection[str], num_samples: int) -> Figures:
         pairs: dict[str, list[tuple[Rows, Rows]]] = {}
-        for inputs, outputs in list(zip(batches, expected, strict=True))[: -(-num_samples // _BATCH_SIZE)]:
+        for inputs, outputs in list(zip(batches, expected, strict=True))[: -(-num_samples // batch_size)]:
             found = switched.run(inputs, rounded)
             for name, output in outputs.items():
                 pairs.setdefault(name, []).append((rows_of(task, name, output), rows_of(task, name, found[name])))
@@ -123,7 +131,8 @@ def _agreement(figures: Figures) -> float | None:
 
 
 def _worst_db(figures: Figures) -> float:
-    return min((_number(value) for name, value in figures.items() if name.endswith("sqnr_db")), default=math.inf)
+    decibels = [_number(value) for name, value in figures.items() if name.endswith("sqnr_db")]
+    return min((-math.inf if math.isnan(value) else value for value in decibels), default=math.inf)
 
 
 def _quality(figures: Figures) -> float:

@@ -18,7 +18,7 @@ from ptpipe_onnx.quantization.rounding_effects import _SwitchedFile, is_poor
 from ptpipe_torch import OnnxFile
 
 from ..conftest import RecordedEvents
-from .test_post_training import Run, images_of, logits
+from .test_post_training import Run, fixed_batch_file, images_of, logits
 
 
 def with_offset(path: Path, file: OnnxFile, offset: float) -> OnnxFile:
@@ -53,6 +53,13 @@ def test_the_node_that_harms_is_named_and_skipping_it_helps(
     assert sorted(value for name, value in alone.items() if name != "Add")[0] > 20
     mended = run_stage(quantize_onnx, harmed, digits, skip=["Add"])
     assert mended.parity["top1_agreement"] >= 0.98 and notices(events) == []
+
+
+def test_a_file_of_one_batch_size(float_file, digits, run_stage: Run, events: RecordedEvents, tmp_path) -> None:
+    fixed = fixed_batch_file(tmp_path / "fixed.onnx", with_offset(tmp_path / "harmed.onnx", float_file, 3000.0), 7)
+    run_stage(quantize_onnx, fixed, digits)
+    (notice,) = notices(events)
+    assert "`skip: [Add]`" in notice and notice.endswith(f"on {128 // 7 * 7} samples")
 
 
 @pytest.mark.parametrize("options", [{"mode": "dynamic"}, {"format": "qoperator"}])
@@ -98,6 +105,7 @@ def test_a_tensor_is_rounded_where_any_group_wants_it(switched, digits) -> None:
         ({"top1_agreement": 0.95, "sqnr_db": 35.0}, False),
         ({"sqnr_db": 20.5}, False),
         ({"a.sqnr_db": 40.0, "b.sqnr_db": 19.0}, True),
+        ({"sqnr_db": float("nan")}, True),
         ({}, False),
     ],
 )
