@@ -96,17 +96,14 @@ class Measurement:
             sums.add(x, integers, grid)
 
     def _sums(self, returned: Any, batch: Batch) -> dict[str, npt.NDArray[Any]]:
-        return primary_sums(self._task, named_outputs(returned, self._signature.outputs), batch.targets)
+        return sums_of_samples(self._task, named_outputs(returned, self._signature.outputs), batch.targets)
 
 
-def primary_sums(
+def sums_of_samples(
     task: Task, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return of each sample what the primary metric is computed from."""
-    sums = task.sample_sums(outputs, targets)
-    name = task.primary_metric.name
-    kept = {name: sums[name]} if name in sums else sums
-    return {key: rows.numpy() for key, rows in kept.items()}
+    """Return of each sample what the metrics are computed from."""
+    return {name: rows.numpy() for name, rows in task.sample_sums(outputs, targets).items()}
 
 
 def spread_positions(data: Data, split: str, num_samples: int | None, kind: str) -> npt.NDArray[np.int64]:

@@ -12,7 +12,7 @@ import torch
 
 from ptpipe import JSON, Context, LogLine, Metric, Progress
 from ptpipe_quant import stages
-from ptpipe_quant.analysis.measuring import primary_sums
+from ptpipe_quant.analysis.measuring import sums_of_samples
 from ptpipe_quant.config import CalibrateConfig, PrepareConfig
 from ptpipe_quant.layer_options import layer_rules, options_at
 from ptpipe_quant.tuning.config import TuneConfig
@@ -108,11 +108,11 @@ class Evaluator:
     def sums(
         self, predict: Predictor, positions_N: npt.NDArray[np.int64], on_samples: Callable[[int], None]
     ) -> dict[str, npt.NDArray[Any]]:
-        """Return what the primary metric of these samples is computed from."""
+        """Return of each of these samples what the metrics are computed from."""
         task, parts, done = self.data.info.task, list[dict[str, npt.NDArray[Any]]](), 0
         for batch in self.data.batches(self.config.split, order_N=positions_N):
             outputs = {name: torch.from_numpy(array) for name, array in predict(batch.input_arrays()).items()}
-            parts.append(primary_sums(task, outputs, batch.targets))
+            parts.append(sums_of_samples(task, outputs, batch.targets))
             done += len(batch)
             on_samples(done)
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
