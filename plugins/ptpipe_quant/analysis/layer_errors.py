@@ -81,6 +81,11 @@ class LayerErrors(Artifact):
     """Of each limit."""
 
     @property
+    def drop_name(self) -> str:
+        """What a cost is called: `drop` of a fraction, in points, else `worse_by`."""
+        return "drop" if self.is_fraction else "worse_by"
+
+    @property
     def worst_first(self) -> list[LayerError]:
         """The layers, the most harmful one first."""
         return sorted(self.layers, key=lambda layer: layer.harm, reverse=True)
@@ -98,32 +103,31 @@ class LayerErrors(Artifact):
             raise IntegrityError(f"not a file of layer errors: {error!r}") from error
 
     def summary(self) -> dict[str, JSON]:
-        worst: list[JSON] = [row(layer) for layer in self.worst_first[:_NUM_SHOWN]]
+        worst: list[JSON] = [self.row(layer) for layer in self.worst_first[:_NUM_SHOWN]]
         return {
             "metric": self.metric,
             "num_layers": len(self.layers),
-            "drop": self.total.drop,
+            self.drop_name: self.total.drop,
             "split": self.split,
             "num_samples": self.num_samples,
             "worst_layers": worst,
         }
 
-
-def row(layer: LayerError) -> dict[str, JSON]:
-    """Return one layer's figures, flat, by the names that tables format by."""
-    weight, output = layer.weight, layer.output
-    return {
-        "layer": layer.name,
-        "drop": layer.effect.drop,
-        "drop_low": layer.effect.drop_low,
-        "drop_high": layer.effect.drop_high,
-        "network_sqnr_db": layer.effect.sqnr_db,
-        "weight_sqnr_db": None if weight is None else weight.sqnr_db,
-        "output_sqnr_db": None if output is None else output.sqnr_db,
-        "output_minimum": None if output is None else output.minimum,
-        "output_maximum": None if output is None else output.maximum,
-        "output_clipped_fraction": None if output is None else output.clipped_fraction,
-    }
+    def row(self, layer: LayerError) -> dict[str, JSON]:
+        """Return one layer's figures, flat, by the names that tables format by."""
+        weight, output, name = layer.weight, layer.output, self.drop_name
+        return {
+            "layer": layer.name,
+            name: layer.effect.drop,
+            f"{name}_low": layer.effect.drop_low,
+            f"{name}_high": layer.effect.drop_high,
+            "network_sqnr_db": layer.effect.sqnr_db,
+            "weight_sqnr_db": None if weight is None else weight.sqnr_db,
+            "output_sqnr_db": None if output is None else output.sqnr_db,
+            "output_minimum": None if output is None else output.minimum,
+            "output_maximum": None if output is None else output.maximum,
+            "output_clipped_fraction": None if output is None else output.clipped_fraction,
+        }
 
 
 def _layer(content: Mapping[str, Any]) -> LayerError:

@@ -8,7 +8,7 @@ import torch
 
 from ptpipe import Context
 from ptpipe_quant.analysis.config import AnalyzeConfig
-from ptpipe_quant.analysis.layer_errors import Effect, LayerError, LayerErrors, TensorError, row
+from ptpipe_quant.analysis.layer_errors import Effect, LayerError, LayerErrors, TensorError
 from ptpipe_quant.analysis.measuring import Measurement, OutputRecord, spread_positions
 from ptpipe_quant.analysis.rounded_network import RoundedLayer, RoundedNetwork, Rounding
 from ptpipe_quant.analysis.tensor_error import TOLERANCE, weight_error
@@ -95,13 +95,12 @@ def _report(ctx: Context, errors: LayerErrors) -> None:
     ctx.metric(
         num_layers=len(errors.layers),
         num_samples=errors.num_samples,
-        drop=errors.total.drop,
-        drop_low=errors.total.drop_low,
-        drop_high=errors.total.drop_high,
         worst_layer=worst[0].name if worst else None,
-        layers=[dict(row(layer)) for layer in worst],
+        layers=[dict(errors.row(layer)) for layer in worst],
     )
-    ctx.metric(**{f"float_{errors.metric}": errors.float_value})
+    total, name = errors.total, errors.drop_name
+    costs = {name: total.drop, f"{name}_low": total.drop_low, f"{name}_high": total.drop_high}
+    ctx.metric(**costs, **{f"float_{errors.metric}": errors.float_value})
     ctx.notice(
         f"all layers rounded: {_effect_text(errors, errors.total)} on {errors.num_samples:,} samples of "
         f"{errors.split}; each alone, worst first:"

@@ -97,11 +97,10 @@ class _Tuning:
 
 def _report(config: TuneConfig, ctx: Context, trials: Trials) -> None:
     best = trials.best
+    name = trials.drop_name
+    ctx.metric(**{name: best.drop, f"{name}_low": best.drop_low, f"{name}_high": best.drop_high})
     ctx.metric(
         num_trials=len(trials.trials),
-        drop=best.drop,
-        drop_low=best.drop_low,
-        drop_high=best.drop_high,
         max_drop=trials.max_drop,
         is_met=best.is_met,
         kept_float=list(best.choice.skip),

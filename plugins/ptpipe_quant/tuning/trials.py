@@ -85,13 +85,18 @@ class Trials(Artifact):
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise IntegrityError(f"not a file of trials: {error!r}") from error
 
+    @property
+    def drop_name(self) -> str:
+        """What a loss is called: `drop` of a fraction, in points, else `worse_by`."""
+        return "drop" if self.is_fraction else "worse_by"
+
     def summary(self) -> dict[str, JSON]:
         best = self.best
         return {
             "metric": self.metric,
             "num_trials": len(self.trials),
             "max_drop": self.max_drop,
-            "drop": best.drop,
+            self.drop_name: best.drop,
             "is_met": best.is_met,
             "skip": list(best.choice.skip),
             "layers": dict[str, JSON](best.choice.layer_options()),

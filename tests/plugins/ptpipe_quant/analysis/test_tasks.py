@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ptpipe import Context
+from ptpipe.events import Event, Metric
 from ptpipe_quant import AnalyzeConfig, CalibrateConfig, PrepareConfig, TuneConfig, analyze, calibrate, prepare, tune
 from ptpipe_torch import (
     ArrayColumn,
@@ -74,6 +75,10 @@ def segmenting() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1))
 
 
+def metrics_of(events: list[Event]) -> dict[str, object]:
+    return {event.name: event.value for event in events if isinstance(event, Metric)}
+
+
 CASES = {"regression": (regression, linear), "labels": (multi_label, linear), "pixels": (street_data, segmenting)}
 
 
@@ -84,7 +89,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Model, Data]:
     return Model.from_module(Recipe(FunctionRef.to(build), data.info.signature), build()), data
 
 
-def test_every_layer_has_an_effect(case, ctx: Context) -> None:
+def test_every_layer_has_an_effect(case, ctx: Context, events) -> None:
     model, data = case
     ready = calibrate(CalibrateConfig(), ctx, prepare(PrepareConfig(), ctx, model), data).model
     errors = analyze(AnalyzeConfig(split="test"), ctx, ready, data)
@@ -94,9 +99,13 @@ def test_every_layer_has_an_effect(case, ctx: Context) -> None:
         np.isfinite([layer.effect.drop, layer.effect.drop_low, layer.effect.drop_high]).all() for layer in errors.layers
     )
     assert abs(errors.total.drop) < 0.1
+    name = data.info.task.primary_metric.drop_name
+    assert errors.summary()[name] == metrics_of(events)[name] == errors.total.drop
 
 
-def test_a_search_ends_where_the_budget_is_met(case, ctx: Context) -> None:
+def test_a_search_ends_where_the_budget_is_met(case, ctx: Context, events) -> None:
     model, data = case
     tuned = tune(TuneConfig(split="test", max_drop=0.2), ctx, model, data)
+    name = data.info.task.primary_metric.drop_name
+    assert tuned.trials.summary()[name] == metrics_of(events)[name] == tuned.trials.best.drop
     assert tuned.trials.best.is_met and np.isfinite(tuned.trials.best.drop)
