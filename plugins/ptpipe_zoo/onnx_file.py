@@ -197,7 +197,8 @@ def _nodes(graph: GraphProto) -> list[NodeProto]:
 
 def _stored_tensors(graph: GraphProto) -> list[TensorProto]:
     """Return the tensors in a file: many tools write a Constant for each weight."""
-    constants = [own.t for node in _nodes(graph) for own in node.attribute if node.op_type == "Constant"]
+    attributes = [own for node in _nodes(graph) if node.op_type == "Constant" for own in node.attribute]
+    constants = [own.t for own in attributes if own.HasField("t")]
     return [tensor for each in (graph, *_graphs(graph)) for tensor in each.initializer] + constants
 
 

@@ -109,6 +109,7 @@ def test_weights_may_be_constants(load: Any, bench: Bench, tmp_path: Path) -> No
     content = onnx.load(path)
     weights = content.graph.initializer.pop()
     content.graph.node.insert(0, helper.make_node("Constant", [], ["weights"], value=weights))
+    content.graph.node.insert(0, helper.make_node("Constant", [], ["unread"], value_float=1.0))
     onnx.save(content, path)
     assert_predicts(load())
     assert bench.metrics == {"num_parameters": 5 * 144}
