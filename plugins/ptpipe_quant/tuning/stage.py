@@ -110,11 +110,12 @@ def _report(config: TuneConfig, ctx: Context, trials: Trials) -> None:
     )
     changes = [f"layers: {best.choice.layers_text()}"] if best.choice.layers else []
     changes += [f"skip: [{', '.join(best.choice.skip)}]"] if best.choice.skip else []
-    number = f"{100 * best.drop:.2f} points" if trials.is_fraction else f"{best.drop:.3g}"
+    in_points = f"loses {100 * best.drop:.2f} points of {trials.metric}"
+    lost = in_points if trials.is_fraction else f"is {best.drop:.3g} worse in {trials.metric}"
     limit = f"{100 * trials.max_drop:g} points" if trials.is_fraction else f"{trials.max_drop:g}"
     how = "" if best.is_sure else f"; {best.num_samples:,} samples are too few to be sure"
     ctx.notice(
         f"{'meets' if best.is_met else 'NO TRIAL MEETS'} max_drop {limit}: {'' if best.is_met else 'the closest '}"
-        f"loses {number} of {trials.metric} with {', '.join(changes) or 'everything int8'}, after "
+        f"{lost} with {', '.join(changes) or 'everything int8'}, after "
         f"{len(trials.trials)} trials{how}"
     )
