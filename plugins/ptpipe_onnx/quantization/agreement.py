@@ -6,7 +6,8 @@ Shape legend: N samples, K classes, or values of an output that are no scores of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from ptpipe_torch import Data, Deployable, OnnxFile, Task, epoch_order
 
 _BATCH_SIZE = 64
 Rows = npt.NDArray[np.float32]
+Outputs = Mapping[str, npt.NDArray[Any]]
 
 
 def agreement(
@@ -28,10 +30,16 @@ def agreement(
     of no use: not finite, or the same for all samples where the float file's are not.
     """
     outputs = paired_rows(ctx, (float_file, file), data, config.compare_split, config.compare_samples)
+    for name, pair in outputs.items():
+        _check(ctx, name, *pair)
+    return compare_outputs(data.info.task, outputs)
+
+
+def compare_outputs(task: Task, outputs: Mapping[str, tuple[Rows, Rows]]) -> dict[str, JSON]:
+    """Return the figures of all outputs, with the output's name in front where there are several."""
     found: dict[str, JSON] = {}
     for name, (float_NK, quantized_NK) in outputs.items():
-        _check(ctx, name, float_NK, quantized_NK)
-        figures = compare_rows(float_NK, quantized_NK, are_class_scores=name in data.info.task.class_scores)
+        figures = compare_rows(float_NK, quantized_NK, are_class_scores=name in task.class_scores)
         found |= {key if len(outputs) == 1 else f"{name}.{key}": value for key, value in figures.items()}
     return found
 
@@ -63,24 +71,34 @@ def paired_rows(
 ) -> Mapping[str, tuple[Rows, Rows]]:
     """Return the outputs of two models of one signature and input form for at most so many samples, as rows by name."""
     order_N = epoch_order(len(data.splits[split]), ctx.seed, 0)[:num_samples]
-    names, task = [spec.name for spec in models[0].signature.outputs], data.info.task
+
+    def predicted() -> Iterator[tuple[Outputs, Outputs]]:
+        num_done = 0
+        with models[0].predictor() as predict_first, models[1].predictor() as predict_second:
+            for batch in data.batches(split, order_N=order_N, batch_size=_BATCH_SIZE, input_form=models[0].input_form):
+                inputs = batch.input_arrays()
+                yield predict_first(inputs), predict_second(inputs)
+                num_done += len(batch)
+                ctx.progress(num_done, len(order_N), "samples")
+
+    return join_rows(data.info.task, [spec.name for spec in models[0].signature.outputs], predicted())
+
+
+def join_rows(
+    task: Task, names: Sequence[str], batches: Iterable[tuple[Outputs, Outputs]]
+) -> Mapping[str, tuple[Rows, Rows]]:
+    """Return these outputs of two models, of one batch after the other, as rows by name."""
     rows: dict[str, list[tuple[Rows, Rows]]] = {name: [] for name in names}
-    num_done = 0
-    with models[0].predictor() as predict_first, models[1].predictor() as predict_second:
-        for batch in data.batches(split, order_N=order_N, batch_size=_BATCH_SIZE, input_form=models[0].input_form):
-            inputs = batch.input_arrays()
-            expected, found = predict_first(inputs), predict_second(inputs)
-            for name in names:
-                rows[name].append((rows_of(task, name, expected[name]), rows_of(task, name, found[name])))
-            num_done += len(batch)
-            ctx.progress(num_done, len(order_N), "samples")
+    for first, second in batches:
+        for name, pairs in rows.items():
+            pairs.append((_rows(task, name, first[name]), _rows(task, name, second[name])))
     return {
-        name: (np.concatenate([one for one, _ in of]), np.concatenate([other for _, other in of]))
-        for name, of in rows.items()
+        name: (np.concatenate([one for one, _ in pairs]), np.concatenate([other for _, other in pairs]))
+        for name, pairs in rows.items()
     }
 
 
-def rows_of(task: Task, name: str, output: npt.NDArray[np.generic]) -> Rows:
+def _rows(task: Task, name: str, output: npt.NDArray[np.generic]) -> Rows:
     """Return an output in its natural unit, as rows of the scores of classes, else of a sample."""
     values = output.astype(np.float32, copy=False)
     if task.output_scale:

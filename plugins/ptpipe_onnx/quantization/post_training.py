@@ -17,7 +17,12 @@ from ptpipe_onnx.quantization.calibration import CalibrationReader
 from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
 from ptpipe_onnx.quantization.masks import mask_nodes
 from ptpipe_onnx.quantization.nodes import nodes_to_skip
-from ptpipe_onnx.quantization.preparation import check_inputs, load_preprocessed, only_batch_size
+from ptpipe_onnx.quantization.preparation import (
+    check_inputs,
+    fit_for_quantizer,
+    load_preprocessed,
+    only_batch_size,
+)
 from ptpipe_onnx.quantization.result import finished
 from ptpipe_onnx.quantization.rounding_effects import find_remedy, is_poor
 from ptpipe_onnx.quantization.tools import quantizer_tools
@@ -37,6 +42,7 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     """Implement the stage `quant.onnx`."""
     check_inputs(config, ctx, model, data)
     content = load_preprocessed(ctx, model)
+    fit_for_quantizer(ctx, content)
     excluded = nodes_to_skip(content, config.skip, ctx.kind)
     path = ctx.scratch / "model.onnx"
     if config.mode == "static":

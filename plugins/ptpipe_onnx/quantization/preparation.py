@@ -16,8 +16,6 @@ from ptpipe_torch import Data, OnnxFile
 from ptpipe_torch.model.onnx_file import session_options
 from ptpipe_torch.ort import ort
 
-_DOMAINS = {"ai.onnx": ""}
-"""Other names of domains."""
 MIN_OPSET = 13
 """The first one in which QuantizeLinear takes a scale for each channel."""
 
@@ -74,11 +72,15 @@ def load_preprocessed(ctx: Context, model: OnnxFile) -> ModelProto:
     content = onnx.load(path, load_external_data=False)
     _declare_opsets_once(content)
     name_nodes(content.graph)  # the optimizer makes nodes of its own
-    flatten_biases(content.graph)
-    with quantizer_tools(ctx, "ONNX Runtime can't run the file after its own pre-processing"):
-        _declare_types(content)
     path.unlink()
     return content
+
+
+def fit_for_quantizer(ctx: Context, content: ModelProto) -> None:
+    """Write what ONNX Runtime's quantizer of activations fails on in another form, in place."""
+    _flatten_biases(content.graph)
+    with quantizer_tools(ctx, "ONNX Runtime can't run the file after its own pre-processing"):
+        _declare_types(content)
 
 
 def _declare_opsets_once(content: ModelProto) -> None:
@@ -86,7 +88,9 @@ def _declare_opsets_once(content: ModelProto) -> None:
 
     scikit-learn's converter writes it twice.
     """
-    versions = {"": MIN_OPSET} | {_DOMAINS.get(own.domain, own.domain): own.version for own in content.opset_import}
+    versions = {"": MIN_OPSET} | {
+        "" if own.domain == "ai.onnx" else own.domain: own.version for own in content.opset_import
+    }
     del content.opset_import[:]
     content.opset_import.extend(helper.make_opsetid(*own) for own in versions.items())
 
@@ -112,7 +116,7 @@ def _declare_types(content: ModelProto) -> None:
             graph.value_info.append(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, shape))
 
 
-def flatten_biases(graph: GraphProto) -> None:
+def _flatten_biases(graph: GraphProto) -> None:
     """Give each Gemm a bias with an axis of its outputs alone: the quantizer indexes it by output, whatever its shape.
 
     Those of TensorFlow and JAX are (1, outputs).

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from ptpipe import JSON, Context, host
-from ptpipe_onnx.quantization.agreement import Rows, compare_rows, rows_of
+from ptpipe_onnx.quantization.agreement import Outputs, compare_outputs, join_rows
 from ptpipe_onnx.quantization.nodes import NodeNames
 from ptpipe_onnx.quantization.preparation import only_batch_size
 from ptpipe_torch import Data, OnnxFile, epoch_order
@@ -46,7 +46,7 @@ class Remedy:
     """
     skip: Sequence[str]
     before: Figures
-    """Of the outputs, as those of `compare_rows`."""
+    """Of the outputs, as those of `compare_outputs`."""
     after: Figures
     """The same without these groups."""
 
@@ -102,7 +102,7 @@ def _measurement(
     ctx: Context, split: str, float_file: OnnxFile, switched: _SwitchedFile, data: Data, fixed_size: int | None
 ) -> Callable[[Collection[str], int], Figures]:
     """Return a function of the groups that are rounded and a number of samples. `fixed_size`: of all batches."""
-    task, scores = data.info.task, data.info.task.class_scores
+    task, names = data.info.task, [spec.name for spec in float_file.signature.outputs]
     order_N = epoch_order(len(data.splits[split]), ctx.seed, 0)[:_NUM_SAMPLES]
     batch_size = fixed_size or _BATCH_SIZE
     read = data.batches(split, order_N=order_N, batch_size=batch_size)
@@ -111,17 +111,9 @@ def _measurement(
         expected = [predict(inputs) for inputs in batches]
 
     def measure(rounded: Collection[str], num_samples: int) -> Figures:
-        pairs: dict[str, list[tuple[Rows, Rows]]] = {}
-        for inputs, outputs in list(zip(batches, expected, strict=True))[: -(-num_samples // batch_size)]:
-            found = switched.run(inputs, rounded)
-            for name, output in outputs.items():
-                pairs.setdefault(name, []).append((rows_of(task, name, output), rows_of(task, name, found[name])))
-        figures: dict[str, JSON] = {}
-        for name, rows in pairs.items():
-            both = (np.concatenate(side) for side in zip(*rows, strict=True))
-            of_output = compare_rows(*both, are_class_scores=name in scores)
-            figures |= {key if len(pairs) == 1 else f"{name}.{key}": value for key, value in of_output.items()}
-        return figures
+        num_batches = -(-num_samples // batch_size)
+        found = (switched.run(inputs, rounded) for inputs in batches[:num_batches])
+        return compare_outputs(task, join_rows(task, names, zip(expected[:num_batches], found, strict=True)))
 
     return measure
 
@@ -163,7 +155,7 @@ class _SwitchedFile:
         options = session_options(host.num_threads())
         self._session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
-    def run(self, inputs: Mapping[str, npt.NDArray[np.generic]], rounded: Collection[str]) -> Mapping[str, Rows]:
+    def run(self, inputs: Mapping[str, npt.NDArray[np.generic]], rounded: Collection[str]) -> Outputs:
         """Return the outputs, with the tensors of these groups rounded."""
         fed: dict[str, npt.NDArray[np.generic]] = {
             switch: np.array(not groups or not groups.isdisjoint(rounded))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ptpipe import JSON, Artifact, IntegrityError
+from ptpipe_torch.task.task import drop_name
 
 _FILE = "layer_errors.json"
 _NUM_SHOWN = 10
@@ -40,6 +41,10 @@ class Effect:
     drop_low: float
     drop_high: float
     """One-sided limits."""
+
+    def costs(self, name: str) -> dict[str, JSON]:
+        """Return the drop and its limits by their names in tables and records. `name`: of the drop."""
+        return {name: self.drop, f"{name}_low": self.drop_low, f"{name}_high": self.drop_high}
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,8 @@ class LayerErrors(Artifact):
 
     @property
     def drop_name(self) -> str:
-        """What a cost is called: `drop` of a fraction, in points, else `worse_by`."""
-        return "drop" if self.is_fraction else "worse_by"
+        """What a cost is called."""
+        return drop_name(is_fraction=self.is_fraction)
 
     @property
     def worst_first(self) -> list[LayerError]:
@@ -115,12 +120,10 @@ class LayerErrors(Artifact):
 
     def row(self, layer: LayerError) -> dict[str, JSON]:
         """Return one layer's figures, flat, by the names that tables format by."""
-        weight, output, name = layer.weight, layer.output, self.drop_name
+        weight, output = layer.weight, layer.output
         return {
             "layer": layer.name,
-            name: layer.effect.drop,
-            f"{name}_low": layer.effect.drop_low,
-            f"{name}_high": layer.effect.drop_high,
+            **layer.effect.costs(self.drop_name),
             "network_sqnr_db": layer.effect.sqnr_db,
             "weight_sqnr_db": None if weight is None else weight.sqnr_db,
             "output_sqnr_db": None if output is None else output.sqnr_db,

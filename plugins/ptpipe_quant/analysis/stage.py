@@ -98,9 +98,7 @@ def _report(ctx: Context, errors: LayerErrors) -> None:
         worst_layer=worst[0].name if worst else None,
         layers=[dict(errors.row(layer)) for layer in worst],
     )
-    total, name = errors.total, errors.drop_name
-    costs = {name: total.drop, f"{name}_low": total.drop_low, f"{name}_high": total.drop_high}
-    ctx.metric(**costs, **{f"float_{errors.metric}": errors.float_value})
+    ctx.metric(**errors.total.costs(errors.drop_name), **{f"float_{errors.metric}": errors.float_value})
     ctx.notice(
         f"all layers rounded: {_effect_text(errors, errors.total)} on {errors.num_samples:,} samples of "
         f"{errors.split}; each alone, worst first:"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ptpipe import JSON, Artifact, IntegrityError
+from ptpipe_torch.task.task import drop_name
 
 _FILE = "trials.json"
 
@@ -87,8 +88,8 @@ class Trials(Artifact):
 
     @property
     def drop_name(self) -> str:
-        """What a loss is called: `drop` of a fraction, in points, else `worse_by`."""
-        return "drop" if self.is_fraction else "worse_by"
+        """What a loss is called."""
+        return drop_name(is_fraction=self.is_fraction)
 
     def summary(self) -> dict[str, JSON]:
         best = self.best

@@ -30,6 +30,11 @@ def meaning_of(names: Sequence[str]) -> tuple[str, ...]:
     return () if all(name == str(number) for number, name in enumerate(names)) else tuple(names)
 
 
+def drop_name(*, is_fraction: bool) -> str:
+    """Return what a metric's difference to a baseline is called: `drop` of a fraction, in points, else `worse_by`."""
+    return "drop" if is_fraction else "worse_by"
+
+
 @dataclass(frozen=True)
 class Metric:
     """One figure of a model on a split."""
@@ -42,8 +47,8 @@ class Metric:
 
     @property
     def drop_name(self) -> str:
-        """What the difference to a baseline is called: `drop` of a fraction, in points, else `worse_by`."""
-        return "drop" if self.is_fraction else "worse_by"
+        """What the difference to a baseline is called."""
+        return drop_name(is_fraction=self.is_fraction)
 
     def drop(self, value: float, baseline: float) -> float:
         """Return by how much `value` is worse than `baseline`; negative where it is better."""
