@@ -74,7 +74,8 @@ def test_escaped_text_begins_no_block(text) -> None:
 @given(st.lists(NASTY, min_size=5, max_size=5))
 def test_a_row_always_has_the_same_number_of_cells_and_shows_what_it_was_given(words) -> None:
     stage_id, kind, message, metric, decision = words
-    outputs = {"output": {"type": "Verdict", "summary": {"decision": decision, "reason": message}}}
+    summary = {"decision": decision, "reason": message, "fail_undecided": False}
+    outputs = {"output": {"type": "Verdict", "summary": summary}}
     stages = [
         StageFinished(stage_id, kind, Outcome.SKIPPED, 0.0, "k" * 64, message=message),
         StageFinished(stage_id, kind, Outcome.DONE, 1.0, "k" * 64, metrics={"note": metric}),
