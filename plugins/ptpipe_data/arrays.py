@@ -168,9 +168,7 @@ def _target(source: Source, config: ArraysConfig | PythonDataConfig, array: npt.
             _check_pixels(source, config, array)
             return array.astype(np.uint8, copy=False)
         case "regression":
-            if array.ndim > 2:
-                raise StageError(f"{found}; a regression's target are numbers, (N,) or (N, targets)")
-            return array.reshape(len(array), -1).astype(np.float32)
+            return array.reshape(len(array), -1, *array.shape[2:]).astype(np.float32, copy=False)
 
 
 def _check_pixels(source: Source, config: ArraysConfig | PythonDataConfig, masks_NHW: npt.NDArray[Any]) -> None:
@@ -199,7 +197,7 @@ def _task(config: ArraysConfig | PythonDataConfig, found: Mapping[str, Split], t
         raise StageError(f"names: {len(names)} names for the {values.shape[1]} columns of {config.target}")
     if config.task == "multi_label":
         return MultiLabel(label_names=names)
-    return regression(names, config, values.astype(np.float64))
+    return regression(names, config, values, config.data_range)
 
 
 def _numbers(config: ArraysConfig | PythonDataConfig, targets: Iterable[npt.NDArray[Any]]) -> tuple[str, ...]:

@@ -181,6 +181,29 @@ class TaskConfig(SplitConfig):
         return self
 
 
+class ArrayTaskConfig(TaskConfig):
+    """Options of data sets whose targets are arrays."""
+
+    names: tuple[str, ...] | None = Field(
+        None, min_length=1, description="names of the classes, labels or targets; none: 0, 1, 2, ..."
+    )
+    ignore: Ignore = 255
+    data_range: float | None = Field(
+        None,
+        gt=0,
+        description="difference of the largest and the smallest value that a regression's targets can have (1, 255): "
+        "reports the peak signal-to-noise ratio (PSNR), by which models are compared; none: not reported",
+    )
+
+    @model_validator(mode="after")
+    def _fits_the_array(self) -> Self:
+        if self.task == "segmentation":
+            refuse_ignored_class(self.ignore, self.names)
+        if self.task != "regression" and self.data_range is not None:
+            raise ValueError("data_range is an option of the task regression")
+        return self
+
+
 class PathsConfig(TaskConfig):
     """Options of data sets whose splits are files or folders."""
 
@@ -255,7 +278,7 @@ class TableConfig(TableFileConfig):
         return self
 
 
-class ArraysConfig(PathsConfig):
+class ArraysConfig(PathsConfig, ArrayTaskConfig):
     """Options of `data.arrays`."""
 
     path: str = Field(description="a .npz or .safetensors file, or a folder of .npy files, whose names are the arrays'")
@@ -268,16 +291,12 @@ class ArraysConfig(PathsConfig):
     target: str = Field(description="the array to predict")
     task: ArrayTask = Field(
         description="classification: integers (N,), numbers of classes; multi_label: 0 or 1, (N, labels); regression: "
-        "numbers, (N,) or (N, targets); segmentation: integers (N, height, width), numbers of classes"
+        "numbers, (N,), (N, targets) or, for maps, images and signals, (N, targets, ...) as the network returns them; "
+        "segmentation: integers (N, height, width), numbers of classes"
     )
-    names: tuple[str, ...] | None = Field(
-        None, min_length=1, description="names of the classes, labels or targets; none: 0, 1, 2, ..."
-    )
-    ignore: Ignore = 255
 
     @model_validator(mode="after")
     def _names_each_array_once(self) -> Self:
-        refuse_ignored_class(self.ignore, self.names if self.task == "segmentation" else None)
         names = (*self.inputs, self.target)
         for name in names:
             if names.count(name) > 1:

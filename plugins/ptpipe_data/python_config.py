@@ -6,12 +6,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, JsonValue, WithJsonSchema, model_validator
 
-from ptpipe_data.config import ArrayTask, Augmentation, Ignore, Size, TaskConfig, refuse_ignored_class
+from ptpipe_data.config import ArrayTask, ArrayTaskConfig, Augmentation, Size
 
 _ANY_JSON = {"type": ["boolean", "integer", "number", "string", "array", "object", "null"]}
 
 
-class PythonDataConfig(TaskConfig):
+class PythonDataConfig(ArrayTaskConfig):
     """Options of `data.python`."""
 
     file: str = Field(min_length=1, description="a Python file, relative to the working directory")
@@ -37,12 +37,8 @@ class PythonDataConfig(TaskConfig):
     target: str = Field("target", min_length=1, description="name of the target, where there are names")
     task: ArrayTask = Field(
         description="classification: integers, numbers of classes; multi_label: 0 or 1 for each label; regression: "
-        "numbers; segmentation: the number of a class for each pixel"
+        "numbers, also for each pixel or time step; segmentation: the number of a class for each pixel"
     )
-    names: tuple[str, ...] | None = Field(
-        None, min_length=1, description="names of the classes, labels or targets; none: 0, 1, 2, ..."
-    )
-    ignore: Ignore = 255
     loss_function: str | None = Field(
         None,
         pattern=r"^[^\W\d]\w*$",
@@ -69,7 +65,6 @@ class PythonDataConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _fits_itself(self) -> Self:
-        refuse_ignored_class(self.ignore, self.names if self.task == "segmentation" else None)
         if self.augment and not self.images:
             raise ValueError("augment is for images: name these inputs under images")
         if self.loss_function and (self.loss or self.classes):

@@ -1,12 +1,12 @@
 """Tasks of data sets that have numbers as targets.
 
-Shape legend: N samples of train, T targets.
+Shape legend: N samples of train, T targets, R rows of a part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +18,23 @@ if TYPE_CHECKING:
 
 _CONSTANT = 1e-12
 """Relative standard deviation below which values are constant but for rounding."""
+_PART_VALUES = 1 << 22
+"""That are converted to float64 at a time."""
 
 
-def regression(names: Sequence[str], config: TaskConfig, train_NT: npt.NDArray[np.float64]) -> Regression:
-    """Return the task."""
-    mean_T, std_T = mean_and_std(train_NT)
+def regression(
+    names: Sequence[str], config: TaskConfig, train: npt.NDArray[Any], data_range: float | None = None
+) -> Regression:
+    """Return the task. `train`: targets, (N, T) or (N, T, ...) with positions."""
+    mean_T, std_T = mean_and_std(train.astype(np.float64)) if train.ndim == 2 else _moments(train)
     return Regression(
         target_names=tuple(names),
         mean=tuple(mean_T.tolist()),
         std=tuple(std_T.tolist()),
         loss=config.loss or "mse",
         huber_delta=config.huber_delta or 1.0,
+        positions=train.shape[2:],
+        data_range=data_range,
     )
 
 
@@ -37,3 +43,22 @@ def mean_and_std(values_NT: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.flo
     known_NT = np.ma.masked_invalid(values_NT)
     mean_T, std_T = np.asarray(known_NT.mean(axis=0).filled(0.0)), np.asarray(known_NT.std(axis=0).filled(0.0))
     return mean_T, np.where(std_T > _CONSTANT * np.abs(mean_T), std_T, 1.0)
+
+
+def _moments(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return mean and standard deviation of each target over all its positions, as `mean_and_std`; in parts.
+
+    `values`: float32 (N, T, ...), which may lie in a file.
+    """
+    axes = (0, *range(2, values.ndim))
+    num_values = values.size // values.shape[1]
+    mean_T = sum(part_R.sum(axes, dtype=np.float64) for part_R in _parts(values)) / num_values
+    mean = mean_T.reshape(-1, *(1,) * (values.ndim - 2))
+    variance_T = sum(np.square(part_R - mean).sum(axes) for part_R in _parts(values)) / num_values
+    std_T = np.sqrt(variance_T)
+    return mean_T, np.where(std_T > _CONSTANT * np.abs(mean_T), std_T, 1.0)
+
+
+def _parts(values: npt.NDArray[Any]) -> Iterable[npt.NDArray[Any]]:
+    num_rows = max(1, _PART_VALUES // max(1, values[:1].size))
+    return (values[start : start + num_rows] for start in range(0, len(values), num_rows))

@@ -24,4 +24,8 @@ class ExecuTorchConfig(StageConfig):
     split: Literal["test", "val", "calibration", "train"] = Field(
         "test", description="split of the samples to compare the file with the torch model on (labels are not read)"
     )
-    num_samples: int = Field(512, ge=1, description="maximum number of samples to compare on")
+    num_samples: int = Field(
+        512,
+        ge=1,
+        description="maximum number of samples to compare on; fewer where outputs are large, such as pictures",
+    )

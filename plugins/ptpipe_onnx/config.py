@@ -36,7 +36,11 @@ class ExportConfig(StageConfig):
     split: Literal["test", "val", "calibration", "train"] = Field(
         "test", description="split of the samples to compare the file with the torch model on (labels are not read)"
     )
-    num_samples: int = Field(512, ge=1, description="maximum number of samples to compare on")
+    num_samples: int = Field(
+        512,
+        ge=1,
+        description="maximum number of samples to compare on; fewer where outputs are large, such as pictures",
+    )
     num_test_vectors: int = Field(
         8,
         ge=0,

@@ -28,7 +28,7 @@ from ptpipe_onnx.latency_passes import use_quicker_kernels
 from ptpipe_onnx.metadata import metadata_of, origin_of, reduced_range
 from ptpipe_onnx.postprocessing import AddedOutputs, check_postprocessing, outputs_to_add
 from ptpipe_onnx.preprocessing import check_preprocessing, check_resizing
-from ptpipe_onnx.quantization.agreement import compare_rows, paired_rows
+from ptpipe_onnx.quantization.agreement import paired_rows
 from ptpipe_onnx.reproduction import stored_environment
 from ptpipe_onnx.saturation import Saturation, saturation_of
 from ptpipe_onnx.tensor_names import fused_layer_names, largest_integers, name_quantized_tensors
@@ -164,11 +164,11 @@ def _completed(
 def _report_saturation_here(config: ExportConfig, ctx: Context, file: OnnxFile, data: Data) -> None:
     """Report how much saturation changes the outputs on this processor."""
     outputs = paired_rows(ctx, (file.with_exact_sums(), file), data, config.split, config.num_samples)
-    for name, (exact_NK, found_NK) in outputs.items():
-        figures = compare_rows(exact_NK, found_NK, are_class_scores=name in data.info.task.class_scores)
+    for name, pair in outputs.items():
+        figures, exact_NK = pair.figures, pair.first_NK
         prefix = "saturation" if len(outputs) == 1 else f"{name}.saturation"
         ctx.metric(**{f"{prefix}_{key}": value for key, value in figures.items() if key != "num_samples"})
-        largest = float(np.abs(found_NK - exact_NK).max())
+        largest = float(np.abs(pair.second_NK - exact_NK).max())
         changed = f"{name} by up to {largest:.4g} of {np.abs(exact_NK).max():.4g}"
         if isinstance(agreement := figures.get("top1_agreement"), float):
             changed += f", and {1 - agreement:.2%} of the predicted classes"

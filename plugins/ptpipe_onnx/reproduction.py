@@ -153,7 +153,7 @@ def difference_of(found: npt.NDArray[Any], expected: npt.NDArray[Any], tolerance
         )
     difference = found.astype(np.float64) - expected.astype(np.float64)
     if tolerance.scales:
-        difference = difference / np.array(tolerance.scales)
+        difference = difference / np.array(tolerance.scales).reshape(-1, *(1,) * (difference.ndim - 2))
     axis = tolerance.class_axis
     agreement = None if axis is None else float(np.mean(found.argmax(axis) == expected.argmax(axis)))
     rms = float(np.sqrt(np.mean(np.square(difference))))

@@ -120,7 +120,7 @@ def _check(arrays: Arrays, inputs: Arrays, outputs: Arrays, about: _About) -> No
         axis, scales = tolerance.class_axis, tolerance.scales
         if axis is not None and not 0 < axis < outputs[name].ndim:
             raise ValueError(f"output {name} has no axis {axis}")
-        if scales and (outputs[name].ndim != 2 or len(scales) != outputs[name].shape[1] or min(scales) <= 0):
+        if scales and (outputs[name].ndim < 2 or len(scales) != outputs[name].shape[1] or min(scales) <= 0):
             raise ValueError(f"output {name} has other columns than scales")
 
 

@@ -21,6 +21,7 @@ _UNIT_OF_WORD = {
     "drop": "drop",
     "macs": "scaled",
 }
+_SYMBOL_OF_UNIT = {"db": "dB", "ms": "ms"}
 _BEST_KNOWN = (
     "f1",
     "val_f1",
@@ -32,6 +33,8 @@ _BEST_KNOWN = (
     "val_accuracy",
     "mean_iou",
     "val_mean_iou",
+    "psnr_db",
+    "val_psnr_db",
     "r2",
     "val_r2",
     "top1_agreement",
@@ -151,7 +154,7 @@ def joined(figures: Iterable[Figure], separator: str = " · ") -> str:
 
 
 def _unit_of(name: str) -> tuple[str, str]:
-    for unit, suffix in (("rate", "_per_s"), ("bytes", "_bytes"), ("ms", "_ms"), ("s", "_s")):
+    for unit, suffix in (("rate", "_per_s"), ("bytes", "_bytes"), ("db", "_db"), ("ms", "_ms"), ("s", "_s")):
         if name.endswith(suffix) and len(name) > len(suffix):
             return " ".join(_words(name.removesuffix(suffix))), unit
     if name.startswith("num_"):
@@ -168,8 +171,8 @@ def _words(name: str) -> list[str]:
 def _with_unit(value: float, unit: str) -> str:
     if unit == "bytes":
         return bytes_text(value)
-    if unit == "ms":
-        return f"{number(value)} ms"
+    if unit in ("db", "ms"):
+        return f"{number(value)} {_SYMBOL_OF_UNIT[unit]}"
     if unit == "s":
         return seconds_text(value)
     if unit == "scaled":

@@ -61,7 +61,7 @@ def small_cnn(config: SmallCnnConfig, ctx: Context, data: Data) -> Model:
 
 @stage("model.small_unet", packages=("torch",))
 def small_unet(config: SmallUNetConfig, ctx: Context, data: Data) -> Model:
-    """Build a small U-Net for segmentation, of operators that all have int8 kernels.
+    """Build a small U-Net that returns classes or numbers for each pixel, of operators that all have int8 kernels.
 
     The first convolution halves the image; `width` channels there, twice as many after each of `depth` poolings. The
     initial weights depend on the seed alone.
@@ -69,8 +69,14 @@ def small_unet(config: SmallUNetConfig, ctx: Context, data: Data) -> Model:
     from ptpipe_zoo import nets, unet
 
     shape_CHW, num_classes = unet.segmenter_sizes("model.small_unet", data.info)
+    rescaling = {"scale": data.info.task.output_scale, "shift": data.info.task.output_shift}
     builder_ref = FunctionRef.to(
-        unet.small_unet, shape_CHW=shape_CHW, num_classes=num_classes, width=config.width, depth=config.depth
+        unet.small_unet,
+        shape_CHW=shape_CHW,
+        num_classes=num_classes,
+        width=config.width,
+        depth=config.depth,
+        **(rescaling if data.info.task.output_scale else {}),
     )
     return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
 

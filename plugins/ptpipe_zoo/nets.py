@@ -80,19 +80,22 @@ def table_mlp(  # noqa: PLR0913  # by keyword: the arguments of a recipe
 
 
 class Rescale(nn.Module):
-    """Outputs times a scale, plus a shift: from units of a standard deviation to those of the targets."""
+    """Outputs times a scale, plus a shift: from units of a standard deviation to those of the targets.
+
+    `num_axes`: of a target's positions: 2, height and width, for maps.
+    """
 
     scale: torch.Tensor
     shift: torch.Tensor
 
-    def __init__(self, scale: Sequence[float], shift: Sequence[float]) -> None:
+    def __init__(self, scale: Sequence[float], shift: Sequence[float], num_axes: int = 0) -> None:
         super().__init__()
-        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32))
-        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float32))
+        for name, numbers_T in (("scale", scale), ("shift", shift)):
+            self.register_buffer(name, torch.tensor(numbers_T, dtype=torch.float32).view(-1, *(1,) * num_axes))
 
-    def forward(self, outputs_BT: torch.Tensor) -> torch.Tensor:
-        """Return the outputs in units of the targets, of the same shape."""
-        return outputs_BT * self.scale + self.shift
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return the outputs, (B, T, ...), in units of the targets, of the same shape."""
+        return outputs * self.scale + self.shift
 
 
 class CategoricalMlp(nn.Module):

@@ -12,11 +12,23 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe_torch import DatasetInfo, builder
+from ptpipe_zoo.nets import Rescale
 
 
 @builder
-def small_unet(*, shape_CHW: Sequence[int], num_classes: int, width: int, depth: int) -> nn.Module:
-    """Build a `SmallUNet`. Raises StageError for images whose sides can't be halved `depth` + 1 times."""
+def small_unet(
+    *,
+    shape_CHW: Sequence[int],
+    num_classes: int,
+    width: int,
+    depth: int,
+    scale: Sequence[float] = (),
+    shift: Sequence[float] = (),
+) -> nn.Module:
+    """Build a `SmallUNet`, whose outputs are rescaled where `scale` has a number for each.
+
+    Raises StageError for images whose sides can't be halved `depth` + 1 times.
+    """
     channels, *sides = shape_CHW
     divisor = 2 ** (depth + 1)
     if any(side % divisor for side in sides):
@@ -24,18 +36,23 @@ def small_unet(*, shape_CHW: Sequence[int], num_classes: int, width: int, depth:
             f"model.small_unet of depth {depth} needs images whose sides are multiples of {divisor}, not "
             f"{sides[0]}x{sides[1]}: choose another image_size, or a smaller depth"
         )
-    return SmallUNet(channels, num_classes, width, depth)
+    network = SmallUNet(channels, num_classes, width, depth)
+    return nn.Sequential(network, Rescale(scale, shift, num_axes=2)) if scale else network
 
 
 def segmenter_sizes(kind: str, info: DatasetInfo) -> tuple[tuple[int, int, int], int]:
-    """Return the shape (C, H, W) of an image, and K. Raises StageError for data that is not images and their masks.
+    """Return the shape (C, H, W) of an image, and K, the classes of a pixel or the numbers to predict for it.
+
+    Raises StageError for data that is not images with masks or maps of their size.
 
     `kind`: of the stage, for errors.
     """
     match [spec.sample_shape for spec in (*info.signature.inputs, *info.signature.outputs)]:
         case [(int(channels), int(height), int(width)), (int(num_classes), *sides)] if sides == [height, width]:
             return (channels, height, width), num_classes
-    raise StageError(f"{kind} takes images and returns a class for each pixel; {info.name} has {info.signature}")
+    raise StageError(
+        f"{kind} takes images and returns classes or numbers for each pixel; {info.name} has {info.signature}"
+    )
 
 
 class SmallUNet(nn.Module):

@@ -25,6 +25,15 @@ def rows():
 
 def pixels():
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 3, 1))
+
+
+class Maps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*pixels(), nn.ReLU(), nn.Conv2d(3, 2, 1))
+
+    def forward(self, x):
+        return self.layers(x) * 10 + 50
 """
 STAGES = """
 version: 1
@@ -66,6 +75,7 @@ stages:
 """
 ONLY_LINEAR = ("smoothed", "dynamic", "four_bits")
 """Stages that refuse a network without linear layers."""
+CONVOLUTIONAL = ("segmentation", "maps")
 
 
 def write_rows(path: Path, targets_of: Callable[[Any], Any]) -> None:
@@ -86,6 +96,13 @@ def write_pixels(path: Path) -> None:
     masks = rng.integers(0, 3, (80, 4, 4)).repeat(8, 1).repeat(8, 2)
     images = masks[:, None] + rng.normal(0, 0.2, (80, 3, 32, 32))
     np.savez(path, x=images.astype(np.float32), y=masks)
+
+
+def write_maps(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 3, 16, 16)).astype(np.float32)
+    y = np.stack([50 + 10 * x[:, 0], 50 + 5 * (x[:, 1] - x[:, 2])], axis=1)
+    np.savez(path, x=x, y=y)
 
 
 def write_lines(path: Path, line_of: Callable[[list[str], list[str]], Mapping[str, Any]]) -> None:
@@ -119,6 +136,13 @@ CASES = {
     "regression": (ARRAYS.format("regression"), OWN.format("rows"), "data.npz", write_regression, "r2"),
     "multi_label": (ARRAYS.format("multi_label"), OWN.format("rows"), "data.npz", write_labels, "macro_f1"),
     "segmentation": (ARRAYS.format("segmentation"), OWN.format("pixels"), "data.npz", write_pixels, "mean_iou"),
+    "maps": (
+        ARRAYS.format("regression").replace("task:", "data_range: 100, task:"),
+        OWN.format("Maps"),
+        "data.npz",
+        write_maps,
+        "psnr_db",
+    ),
     "token_classification": (
         TEXTS.format("token_classification", "text: tokens, targets: [tags], "),
         TEXT_NET.format(""),
@@ -139,7 +163,7 @@ CASES = {
 def manifest_of(task: str) -> str:
     data, net, *_ = CASES[task]
     text = STAGES.format(data=data, net=net)
-    if task != "segmentation":
+    if task not in CONVOLUTIONAL:
         return text
     lines = [line for line in text.splitlines() if not line.strip().startswith(ONLY_LINEAR)]
     return "\n".join(lines).replace(" dynamic,", "").replace(", four_bits", "")

@@ -25,7 +25,7 @@ from ptpipe_onnx.hardswish_pass import use_float_hardswish
 from ptpipe_onnx.linear_pass import use_products
 from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
-from ptpipe_onnx.quantization.agreement import Rows, compare_rows, paired_rows
+from ptpipe_onnx.quantization.agreement import PairedRows, figures_of, paired_rows
 from ptpipe_torch import Data, OnnxFile
 from ptpipe_torch.parity.parity import FLOAT_TOLERANCE
 
@@ -46,12 +46,10 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
     ctx.metric(size_bytes=model.size_bytes)
     _report_operators(ctx, model)
     outputs = paired_rows(ctx, (file.with_exact_sums(), model), data, config.split, config.num_samples)
-    for name, (expected_NK, found_NK) in outputs.items():
-        are_scores = name in data.info.task.class_scores
+    ctx.metric(**figures_of(outputs))
+    for name, pair in outputs.items():
         prefix = "" if len(outputs) == 1 else f"{name}."
-        figures = compare_rows(expected_NK, found_NK, are_class_scores=are_scores)
-        ctx.metric(**{f"{prefix}{key}": value for key, value in figures.items()})
-        _check(ctx, file, name, (expected_NK, found_NK), file.parity.get(f"{prefix}rms_quantization_error"))
+        _check(ctx, file, name, pair, file.parity.get(f"{prefix}rms_quantization_error"))
     return model
 
 
@@ -79,9 +77,9 @@ def _report_operators(ctx: Context, model: OpenVinoModel) -> None:
             ctx.log(f"OpenVINO computes in {precision}: {listed or 'nothing'}")
 
 
-def _check(ctx: Context, file: OnnxFile, name: str, rows: tuple[Rows, Rows], error: JSON) -> None:
+def _check(ctx: Context, file: OnnxFile, name: str, pair: PairedRows, error: JSON) -> None:
     """Raise StageError if an output differs by more than its tolerance. `error`: quantization's, if it is known."""
-    expected_NK, found_NK = rows
+    expected_NK, found_NK = pair.first_NK, pair.second_NK
     if not np.isfinite(found_NK).all():
         raise StageError(f"{ctx.kind}: OpenVINO's {name} has values that are not finite")
     difference_NK = np.abs(found_NK - expected_NK).astype(np.float64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ import numpy.typing as npt
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.quantization.config import QuantizerConfig
-from ptpipe_torch import Data, Deployable, OnnxFile, Task, epoch_order
+from ptpipe_torch import Data, Deployable, OnnxFile, Task
+from ptpipe_torch.parity.comparison import BATCH_SIZE, ComparedSamples
 
-_BATCH_SIZE = 64
 Rows = npt.NDArray[np.float32]
 Outputs = Mapping[str, npt.NDArray[Any]]
 
@@ -31,51 +32,64 @@ def agreement(
     """
     outputs = paired_rows(ctx, (float_file, file), data, config.compare_split, config.compare_samples)
     for name, pair in outputs.items():
-        _check(ctx, name, *pair)
-    return compare_outputs(data.info.task, outputs)
+        _check(ctx, name, pair.first_NK, pair.second_NK)
+    return figures_of(outputs)
 
 
-def compare_outputs(task: Task, outputs: Mapping[str, tuple[Rows, Rows]]) -> dict[str, JSON]:
+@dataclass(frozen=True, eq=False)
+class PairedRows:
+    """An output of two models for the same samples."""
+
+    first_NK: Rows
+    second_NK: Rows
+    are_class_scores: bool
+    num_samples: int
+    """That the rows are of: pixels and tokens have a row each."""
+
+    @property
+    def figures(self) -> dict[str, JSON]:
+        """Figures named as those of `export.onnx`.
+
+        `sqnr_db`: the signal-to-quantization-noise ratio, 10 log10 of the sum of squares over that of the differences;
+        left out where nothing differs.
+        """
+        value = "logit" if self.are_class_scores else "output"
+        difference_NK = np.abs(self.second_NK - self.first_NK)
+        signal, noise = (float(np.square(rows, dtype=np.float64).mean()) for rows in (self.first_NK, difference_NK))
+        figures: dict[str, JSON] = {
+            "num_samples": self.num_samples,
+            f"max_abs_{value}_difference": float(difference_NK.max()),
+            f"mean_abs_{value}_difference": float(difference_NK.mean()),
+            f"rms_{value}_difference": math.sqrt(noise),
+        }
+        if signal and noise:
+            figures["sqnr_db"] = round(10 * math.log10(signal / noise), 2)
+        if self.are_class_scores:
+            figures["top1_agreement"] = float(np.mean(self.first_NK.argmax(1) == self.second_NK.argmax(1)))
+        return figures
+
+
+def figures_of(outputs: Mapping[str, PairedRows]) -> dict[str, JSON]:
     """Return the figures of all outputs, with the output's name in front where there are several."""
-    found: dict[str, JSON] = {}
-    for name, (float_NK, quantized_NK) in outputs.items():
-        figures = compare_rows(float_NK, quantized_NK, are_class_scores=name in task.class_scores)
-        found |= {key if len(outputs) == 1 else f"{name}.{key}": value for key, value in figures.items()}
-    return found
-
-
-def compare_rows(float_NK: Rows, quantized_NK: Rows, *, are_class_scores: bool) -> dict[str, JSON]:
-    """Return figures of one output, named as those of `export.onnx`.
-
-    `sqnr_db`: the signal-to-quantization-noise ratio, 10 log10 of the sum of squares over that of the differences;
-    left out where nothing differs.
-    """
-    value = "logit" if are_class_scores else "output"
-    difference_NK = np.abs(quantized_NK - float_NK)
-    signal, noise = (float(np.square(rows, dtype=np.float64).mean()) for rows in (float_NK, difference_NK))
-    figures: dict[str, JSON] = {
-        "num_samples": len(float_NK),
-        f"max_abs_{value}_difference": float(difference_NK.max()),
-        f"mean_abs_{value}_difference": float(difference_NK.mean()),
-        f"rms_{value}_difference": math.sqrt(noise),
+    return {
+        key if len(outputs) == 1 else f"{name}.{key}": value
+        for name, pair in outputs.items()
+        for key, value in pair.figures.items()
     }
-    if signal and noise:
-        figures["sqnr_db"] = round(10 * math.log10(signal / noise), 2)
-    if are_class_scores:
-        figures["top1_agreement"] = float(np.mean(float_NK.argmax(1) == quantized_NK.argmax(1)))
-    return figures
 
 
 def paired_rows(
     ctx: Context, models: tuple[Deployable, Deployable], data: Data, split: str, num_samples: int
-) -> Mapping[str, tuple[Rows, Rows]]:
-    """Return the outputs of two models of one signature and input form for at most so many samples, as rows by name."""
-    order_N = epoch_order(len(data.splits[split]), ctx.seed, 0)[:num_samples]
+) -> Mapping[str, PairedRows]:
+    """Return the outputs of two models of one signature and input form for at most so many samples, by name."""
+    samples, form = ComparedSamples(data, split, num_samples, ctx.seed), models[0].input_form
 
     def predicted() -> Iterator[tuple[Outputs, Outputs]]:
         num_done = 0
         with models[0].predictor() as predict_first, models[1].predictor() as predict_second:
-            for batch in data.batches(split, order_N=order_N, batch_size=_BATCH_SIZE, input_form=models[0].input_form):
+            order_N = samples.fitting(predict_first, form).positions
+            size = min(BATCH_SIZE, data.loader.batch_size)
+            for batch in data.batches(split, order_N=order_N, batch_size=size, input_form=form):
                 inputs = batch.input_arrays()
                 yield predict_first(inputs), predict_second(inputs)
                 num_done += len(batch)
@@ -84,25 +98,24 @@ def paired_rows(
     return join_rows(data.info.task, [spec.name for spec in models[0].signature.outputs], predicted())
 
 
-def join_rows(
-    task: Task, names: Sequence[str], batches: Iterable[tuple[Outputs, Outputs]]
-) -> Mapping[str, tuple[Rows, Rows]]:
-    """Return these outputs of two models, of one batch after the other, as rows by name."""
+def join_rows(task: Task, names: Sequence[str], batches: Iterable[tuple[Outputs, Outputs]]) -> Mapping[str, PairedRows]:
+    """Return these outputs of two models, of one batch after the other, by name."""
     rows: dict[str, list[tuple[Rows, Rows]]] = {name: [] for name in names}
+    num_samples = 0
     for first, second in batches:
+        num_samples += len(first[names[0]])
         for name, pairs in rows.items():
             pairs.append((_rows(task, name, first[name]), _rows(task, name, second[name])))
-    return {
-        name: (np.concatenate([one for one, _ in pairs]), np.concatenate([other for _, other in pairs]))
-        for name, pairs in rows.items()
-    }
+    found = {}
+    for name, pairs in rows.items():
+        first_NK, second_NK = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+        found[name] = PairedRows(first_NK, second_NK, name in task.class_scores, num_samples)
+    return found
 
 
 def _rows(task: Task, name: str, output: npt.NDArray[np.generic]) -> Rows:
     """Return an output in its natural unit, as rows of the scores of classes, else of a sample."""
-    values = output.astype(np.float32, copy=False)
-    if task.output_scale:
-        values = ((values - np.array(task.output_shift)) / np.array(task.output_scale)).astype(np.float32)
+    values = task.in_natural_units(output.astype(np.float32, copy=False)).astype(np.float32, copy=False)
     if (axis := task.class_scores.get(name)) is None:
         return values.reshape(len(values), -1)
     scores = np.moveaxis(values, axis, -1)

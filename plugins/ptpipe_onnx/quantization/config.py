@@ -24,7 +24,11 @@ class QuantizerConfig(StageConfig):
     compare_split: Literal["test", "val", "calibration", "train"] = Field(
         "test", description="split of the samples to compare the file with the float one on (labels are not read)"
     )
-    compare_samples: int = Field(512, ge=2, description="maximum number of samples to compare on")
+    compare_samples: int = Field(
+        512,
+        ge=2,
+        description="maximum number of samples to compare on; fewer where outputs are large, such as pictures",
+    )
 
 
 class QuantizeOnnxConfig(QuantizerConfig):

@@ -18,12 +18,13 @@ import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from ptpipe import JSON, Context, host
-from ptpipe_onnx.quantization.agreement import Outputs, compare_outputs, join_rows
+from ptpipe_onnx.quantization.agreement import Outputs, figures_of, join_rows
 from ptpipe_onnx.quantization.nodes import NodeNames
 from ptpipe_onnx.quantization.preparation import only_batch_size
 from ptpipe_torch import Data, OnnxFile, epoch_order
 from ptpipe_torch.model.onnx_file import session_options
 from ptpipe_torch.ort import ort
+from ptpipe_torch.parity.comparison import num_comparable
 
 _RANKING_SAMPLES, _NUM_SAMPLES, _BATCH_SIZE = 16, 128, 16
 _MIN_AGREEMENT, _MIN_SQNR_DB = 0.99, 20.0
@@ -46,7 +47,7 @@ class Remedy:
     """
     skip: Sequence[str]
     before: Figures
-    """Of the outputs, as those of `compare_outputs`."""
+    """Of the outputs, as those of `agreement`."""
     after: Figures
     """The same without these groups."""
 
@@ -108,12 +109,14 @@ def _measurement(
     read = data.batches(split, order_N=order_N, batch_size=batch_size)
     batches = [batch.input_arrays() for batch in read if fixed_size is None or len(batch) == fixed_size]
     with float_file.predictor() as predict:
-        expected = [predict(inputs) for inputs in batches]
+        expected = [predict(inputs) for inputs in batches[:1]]
+        batches = batches[: -(-num_comparable(expected[0]) // batch_size)]
+        expected += [predict(inputs) for inputs in batches[1:]]
 
     def measure(rounded: Collection[str], num_samples: int) -> Figures:
         num_batches = -(-num_samples // batch_size)
         found = (switched.run(inputs, rounded) for inputs in batches[:num_batches])
-        return compare_outputs(task, join_rows(task, names, zip(expected[:num_batches], found, strict=True)))
+        return figures_of(join_rows(task, names, zip(expected[:num_batches], found, strict=True)))
 
     return measure
 

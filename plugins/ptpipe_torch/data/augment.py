@@ -8,7 +8,7 @@ Shape legend: B images of a batch, H height, W width, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,6 +17,8 @@ from ptpipe import StageError, nearest
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from ptpipe_torch.data.column_info import ColumnInfo
 
     Pixels: TypeAlias = npt.NDArray[np.uint8]
     Floats: TypeAlias = npt.NDArray[np.float64]
@@ -119,13 +121,15 @@ AUGMENTATIONS: dict[str, Callable[[Pixels, Draws], Pixels]] = {
 }
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Raise StageError for a name that is no augmentation."""
+def check_augment(names: Sequence[str], targets: Mapping[str, ColumnInfo]) -> None:
+    """Raise StageError for a name that is no augmentation, or one that leaves `targets`, by name, as they were."""
     for name in names:
         if name not in AUGMENTATIONS:
             close = nearest(name, AUGMENTATIONS)
             hint = f"did you mean {close!r}?" if close else f"known: {', '.join(AUGMENTATIONS)}"
             raise StageError(f"augment: {name!r} is not known ({hint})")
+    for target, column in targets.items():
+        column.check_augment(target, names)
 
 
 def augment(

@@ -47,6 +47,12 @@ class ColumnInfo(Facts, ABC):
     def check_values(self, name: str, column: Column) -> None:  # any value may be right
         """Raise StageError where the column of a split has a value that it can't have. `name`: split and column."""
 
+    def check_augment(self, name: str, names: Sequence[str]) -> None:  # most columns don't move with an image
+        """Raise StageError where an image can't be augmented so and this column still fit it.
+
+        `name`: the column's. `names`: of the augmentations.
+        """
+
     def augment(
         self, values_B: npt.NDArray[Any], positions_B: npt.NDArray[np.int64], seed: Sequence[int], names: Sequence[str]
     ) -> npt.NDArray[Any]:

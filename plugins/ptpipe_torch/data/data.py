@@ -235,7 +235,7 @@ class Data(Artifact):
         loader: LoaderOptions = LoaderOptions(),
         assets: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        from ptpipe_torch.data.augment import check_names
+        from ptpipe_torch.data.augment import check_augment
 
         assert splits, f"{info.name} has no split, not even an empty one"
         assert info.inputs.keys().isdisjoint(info.targets), f"{info.name} has columns that are inputs and targets"
@@ -247,7 +247,7 @@ class Data(Artifact):
         """Small files that users of a model of this data set need too, by name: `tokenizer.json`."""
         self._loading: Loading | None = None
         assert set(splits) <= set(SPLITS), f"splits are {SPLITS}, not {tuple(splits)}"
-        check_names(loader.augment)
+        check_augment(loader.augment, info.targets)
         for name, split in self.splits.items():
             _check_split(name, split, info)
         _refuse_overlap(self.splits)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,6 +31,9 @@ from ptpipe_torch.runtime import released_memory
 from ptpipe_torch.task.task import Task
 
 BATCH_SIZE = 64
+_MAX_VALUES = 1 << 25
+"""Of outputs that are compared: those of pictures have millions a sample, and several models' are held at a time."""
+_NUM_TRIED = 8
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """By the names of the tensors, in the order of the signature."""
 
@@ -58,9 +61,20 @@ class ComparedSamples:
     def batches(self, form: InputForm) -> Iterator[Arrays]:
         """Yield inputs in batches; a single sample first, to test other batch sizes."""
         order_N = self.positions
-        for part_N, batch_size in ((order_N[:1], 1), (order_N[1:], BATCH_SIZE)):
+        for part_N, batch_size in ((order_N[:1], 1), (order_N[1:], min(BATCH_SIZE, self.data.loader.batch_size))):
             for batch in self.data.batches(self.split, order_N=part_N, batch_size=batch_size, input_form=form):
                 yield batch.input_arrays()
+
+    def fitting(self, predict: Predictor, form: InputForm) -> ComparedSamples:
+        """Return as many of the samples as there is memory for all their outputs."""
+        outputs = predict(self.inputs(_NUM_TRIED, form))
+        return replace(self, max_samples=min(self.max_samples, num_comparable(outputs)))
+
+
+def num_comparable(outputs: Arrays) -> int:
+    """Return on how many samples two models can be compared whose outputs are like these, of some samples."""
+    num_samples = len(next(iter(outputs.values())))
+    return max(1, _MAX_VALUES * num_samples // max(1, sum(output.size for output in outputs.values())))
 
 
 def _accept(outputs: Arrays) -> None:
@@ -103,8 +117,9 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
     The exported model has predicted all samples before torch's are built: each takes the memory of the weights at
     least once.
     """
-    predicting = _Predicting(ctx, model.signature, samples)
     with exported.model.predictor() as predict:  # which returns its memory
+        samples = samples.fitting(predict, exported.input_form)
+        predicting = _Predicting(ctx, model.signature, samples)
 
         def exported_outputs(inputs: Arrays) -> tuple[Arrays, ...]:
             outputs = predict(inputs)
@@ -115,7 +130,12 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
     with released_memory():
         of_torch = predicting.outputs_of_torch(model, exported.int8)
     task = samples.data.info.task
-    return {name: _parity(exported, model, task, name, [*found[name], *of_torch[name]]) for name in found}
+    return {
+        name: replace(
+            _parity(exported, model, task, name, [*found[name], *of_torch[name]]), num_samples=len(samples.positions)
+        )
+        for name in found
+    }
 
 
 @dataclass
@@ -179,8 +199,7 @@ def _parity(exported: Exported, model: Model, task: Task, name: str, rows: list[
 
 def _rows(task: Task, name: str, output: npt.NDArray[Any]) -> Logits:
     """Return an output in its natural unit, as rows of the scores of classes, else of its second axis."""
-    if task.output_scale:
-        output = (output - np.array(task.output_shift)) / np.array(task.output_scale)
+    output = task.in_natural_units(output)
     axis = task.class_scores.get(name, 1)
     rows = output.reshape(len(output), -1) if output.ndim < 3 else np.moveaxis(output, axis, -1)
     return rows.reshape(-1, rows.shape[-1]).astype(np.float32, copy=False)

@@ -86,6 +86,8 @@ class Parity:
     inputs are no floats."""
     exported: str = "ONNX file"
     """What the exported model is called in messages."""
+    num_samples: int | None = None
+    """That the rows are of, where these are pixels or tokens; None: a row is a sample."""
 
     def __post_init__(self) -> None:
         for name, logits_NK in (("torch model", self.torch_NK), (self.exported, self.exported_NK)):
@@ -97,7 +99,7 @@ class Parity:
         """Recorded figures, in units of the output and of its step."""
         difference_NK = np.abs(self.exported_NK - self.torch_NK)
         figures: dict[str, JSON] = {
-            "num_samples": len(self.exported_NK),
+            "num_samples": self.num_samples or len(self.exported_NK),
             f"max_abs_{self._value}_difference": float(difference_NK.max()),
             f"mean_abs_{self._value}_difference": float(difference_NK.mean()),
         }

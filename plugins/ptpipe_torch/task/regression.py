@@ -1,14 +1,15 @@
-"""Numbers for each sample.
+"""Numbers for each sample, or for each position of it: maps, signals, images.
 
-Shape legend: B samples of a batch, T targets.
+Shape legend: B samples of a batch, T targets, P positions (1 where targets are single numbers), R resamples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column
@@ -24,10 +25,34 @@ if TYPE_CHECKING:
 _OUTPUT, _TARGET = "predictions", "targets"
 _ROUNDING = 1e-13
 """Of a sum of squares in float64: a variance below it is that of a constant."""
+_LARGEST_PSNR_DB = 100.0
+"""Of a sample that is predicted exactly, whose ratio is infinite: the mean over all samples stays a number."""
+_MIRRORING = "flip"
+
+
+class MapInfo(ArrayInfo):
+    """Targets that have positions, float32 (B, T, ...): they are mirrored as their image is, (B, T, H, W)."""
+
+    def check_augment(self, name: str, names: Sequence[str]) -> None:
+        if others := [other for other in names if other != _MIRRORING]:
+            raise StageError(
+                f"augment: {others[0]} would change the images and not {name}, which has positions and no value for "
+                f"what {others[0]} uncovers or blends: use flip alone, or augment in a data set of your own"
+            )
+        if names and len(self.shape) != 3:
+            raise StageError(f"augment: {name} is no map (height, width) that flip could mirror as the images")
+
+    def augment(
+        self, values_B: npt.NDArray[Any], positions_B: npt.NDArray[np.int64], seed: Sequence[int], names: Sequence[str]
+    ) -> npt.NDArray[Any]:
+        from ptpipe_torch.data.augment import augment
+
+        augment(values_B.transpose(0, 2, 3, 1), positions_B, seed, names)  # mirrors in place
+        return values_B
 
 
 class Regression(Task):
-    """Networks return `predictions`, float32 (B, T), in the units of `targets`, float32 (B, T).
+    """Networks return `predictions`, float32 (B, T, ...), in the units of `targets`, float32 (B, T, ...).
 
     The loss is of differences in units of the targets' standard deviation, so that learning rates don't depend on the
     targets' units.
@@ -35,8 +60,15 @@ class Regression(Task):
 
     target_names: tuple[str, ...] = Field(min_length=1)
     mean: tuple[float, ...]
-    """Of each target, over train."""
+    """Of each target, over train and all positions."""
     std: tuple[Annotated[float, Field(gt=0)], ...]
+    positions: tuple[PositiveInt, ...] = ()
+    """The shape that each target has in a sample: (H, W) of a map; empty: it is one number."""
+    data_range: float | None = Field(None, gt=0)
+    """Difference of the largest and the smallest value that targets can have; given, `psnr_db` is the primary metric.
+
+    As in torchmetrics and scikit-image.
+    """
     loss: Literal["mse", "mae", "huber"] = "mse"
     huber_delta: float = Field(1.0, gt=0)
     """Where `huber` turns from squares to absolute values, in standard deviations (Huber, 1964)."""
@@ -54,11 +86,12 @@ class Regression(Task):
 
     @property
     def targets(self) -> Mapping[str, ColumnInfo]:
-        return {_TARGET: ArrayInfo(dtype="float32", shape=(self.num_targets,))}
+        info = MapInfo if self.positions else ArrayInfo
+        return {_TARGET: info(dtype="float32", shape=(self.num_targets, *self.positions))}
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(_OUTPUT, "float32", (BATCH, self.num_targets)),)
+        return (TensorSpec(_OUTPUT, "float32", (BATCH, self.num_targets, *self.positions)),)
 
     @property
     def meanings(self) -> Meanings:
@@ -76,7 +109,9 @@ class Regression(Task):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
+        psnr = () if self.data_range is None else (Metric("psnr_db", higher_is_better=True),)
         return (
+            *psnr,
             Metric("r2", higher_is_better=True),
             Metric("rmse", higher_is_better=False),
             Metric("mae", higher_is_better=False),
@@ -84,20 +119,19 @@ class Regression(Task):
         )
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The mean over the targets of the loss that `loss` names."""
+        """The mean over the targets and positions of the loss that `loss` names."""
         import torch
         from torch.nn.functional import huber_loss
 
-        std_T = torch.tensor(self.std, device=targets[_TARGET].device)
-        errors_BT = (outputs[_OUTPUT].float() - targets[_TARGET]) / std_T
+        errors = (outputs[_OUTPUT].float() - targets[_TARGET]) / self._of_targets(self.std, targets[_TARGET])
         match self.loss:
             case "mse":
-                losses_BT = errors_BT.square()
+                losses = errors.square()
             case "mae":
-                losses_BT = errors_BT.abs()
+                losses = errors.abs()
             case "huber":
-                losses_BT = huber_loss(errors_BT, torch.zeros_like(errors_BT), reduction="none", delta=self.huber_delta)
-        return losses_BT.mean(1)
+                losses = huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=self.huber_delta)
+        return losses.flatten(1).mean(1)
 
     def teacher_losses(
         self,
@@ -106,93 +140,110 @@ class Regression(Task):
         targets: Mapping[str, torch.Tensor],
         temperature: float,
     ) -> torch.Tensor:
-        """Squared difference to the teacher's predictions, in standard deviations, averaged over the targets."""
-        import torch
-
-        std_T = torch.tensor(self.std, device=outputs[_OUTPUT].device)
-        return ((outputs[_OUTPUT].float() - teacher_outputs[_OUTPUT].float()) / std_T).square().mean(1)
+        """Squared difference to the teacher's predictions, in standard deviations, averaged as `losses` are."""
+        difference = outputs[_OUTPUT].float() - teacher_outputs[_OUTPUT].float()
+        return (difference / self._of_targets(self.std, difference)).square().flatten(1).mean(1)
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Sums over the samples, for each target; those of the targets are of differences from `mean`."""
-        import torch
-
-        predictions_BT, targets_BT = outputs[_OUTPUT].double(), targets[_TARGET].double()
-        errors_BT = predictions_BT - targets_BT
-        centred_BT = targets_BT - torch.tensor(self.mean, dtype=torch.float64, device=targets_BT.device)
-        return {
-            "squared_error": errors_BT.square().sum(0),
-            "absolute_error": errors_BT.abs().sum(0),
-            "target": centred_BT.sum(0),
-            "squared_target": centred_BT.square().sum(0),
-            "loss": self.losses(outputs, targets).double().sum(),
-        }
+        sums = self._sums_of_samples(outputs, targets)
+        return {name: of_sample_B.sum(0) for name, of_sample_B in sums.items()}
 
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
-        """R2 (coefficient of determination), RMSE and MAE, averaged over the targets; `per_target` has each one's."""
+        """R2 (coefficient of determination), RMSE and MAE, averaged over the targets; `per_target` has each one's.
+
+        Over all samples and positions. `psnr_db`: the mean over the samples of 10 log10 of the square of `data_range`
+        over the mean squared error, 100 dB at most.
+        """
         import numpy as np
 
-        variance_T = sums["squared_target"] - sums["target"] ** 2 / num_samples
+        num_values = num_samples * prod(self.positions)
+        variance_T = sums["squared_target"] - sums["target"] ** 2 / num_values
         variance_T = np.where(variance_T > _ROUNDING * sums["squared_target"], variance_T, 0)
         pairs = zip(sums["squared_error"].tolist(), variance_T.tolist(), strict=True)
         of_target = {
             # As scikit-learn's r2_score where a target is constant.
             "r2": [1 - error / variance if variance > 0 else float(error == 0) for error, variance in pairs],
-            "rmse": [(error / num_samples) ** 0.5 for error in sums["squared_error"].tolist()],
-            "mae": [error / num_samples for error in sums["absolute_error"].tolist()],
+            "rmse": [(error / num_values) ** 0.5 for error in sums["squared_error"].tolist()],
+            "mae": [error / num_values for error in sums["absolute_error"].tolist()],
         }
         figures: dict[str, JSON] = {name: sum(values) / self.num_targets for name, values in of_target.items()}
         rows: list[JSON] = [
             {"name": name, **{metric: values[number] for metric, values in of_target.items()}}
             for number, name in enumerate(self.target_names)
         ]
-        return figures | {"loss": float(sums["loss"]) / num_samples, "per_target": rows}
+        means: dict[str, JSON] = {name: float(sums[name]) / num_samples for name in ("psnr_db", "loss") if name in sums}
+        return means | figures | {"per_target": rows}
 
     def samples(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """`prediction` and `targets`, float32 (B, T); `score`: the negative loss."""
-        return {
-            "prediction": outputs[_OUTPUT].float(),
-            "score": -self.losses(outputs, targets),
-            "targets": targets[_TARGET],
-        }
+        """`prediction` and, where they are single numbers, `targets`, float32; `score`: the negative loss."""
+        kept = {"prediction": outputs[_OUTPUT].float(), "score": -self.losses(outputs, targets)}
+        return kept if self.positions else kept | {"targets": targets[_TARGET]}
 
     def sample_sums(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         import torch
 
-        predictions_BT, targets_BT = outputs[_OUTPUT].double(), targets[_TARGET].double()
-        errors_BT = predictions_BT - targets_BT
-        centred_BT = targets_BT - torch.tensor(self.mean, dtype=torch.float64, device=targets_BT.device)
-        return {
-            "r2": torch.stack([errors_BT.square(), centred_BT, centred_BT.square()], dim=1),
-            "rmse": errors_BT.square(),
-            "mae": errors_BT.abs(),
-            "loss": self.losses(outputs, targets).double(),
+        sums = self._sums_of_samples(outputs, targets)
+        squared_error_BT = sums["squared_error"]
+        of_metric = {
+            "r2": torch.stack([squared_error_BT, sums["target"], sums["squared_target"]], dim=1),
+            "rmse": squared_error_BT,
+            "mae": sums["absolute_error"],
         }
+        return of_metric | {name: sums[name] for name in ("psnr_db", "loss") if name in sums}
 
     def metric_values(
         self, totals: Mapping[str, npt.NDArray[np.float64]], num_samples: int
     ) -> dict[str, npt.NDArray[np.float64]]:
         import numpy as np
 
+        num_values = num_samples * prod(self.positions)
         error_RT, target_RT, squared_target_RT = np.moveaxis(totals["r2"], 1, 0)
-        variance_RT = squared_target_RT - target_RT**2 / num_samples
+        variance_RT = squared_target_RT - target_RT**2 / num_values
         varies_RT = variance_RT > _ROUNDING * squared_target_RT
         with np.errstate(divide="ignore", invalid="ignore"):  # the branch that is not taken
             r2_RT = np.where(varies_RT, 1 - error_RT / variance_RT, error_RT == 0)
         return {
             "r2": r2_RT.mean(axis=1),
-            "rmse": np.sqrt(totals["rmse"] / num_samples).mean(axis=1),
-            "mae": (totals["mae"] / num_samples).mean(axis=1),
-            "loss": totals["loss"] / num_samples,
-        }
+            "rmse": np.sqrt(totals["rmse"] / num_values).mean(axis=1),
+            "mae": (totals["mae"] / num_values).mean(axis=1),
+        } | {name: totals[name] / num_samples for name in ("psnr_db", "loss") if name in totals}
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         import numpy as np
 
-        finite_NT = np.isfinite(targets[_TARGET].values())
-        if not finite_NT.all():
-            row, number = np.argwhere(~finite_NT)[0]
+        finite = np.isfinite(targets[_TARGET].values())
+        if not finite.all():
+            row, number = np.argwhere(~finite)[0][:2]
             raise StageError(f"split {split} has a {self.target_names[number]} that is not finite, in sample {row}")
+
+    def _of_targets(self, numbers_T: Iterable[float], like: torch.Tensor) -> torch.Tensor:
+        """Return a number for each target, as `like`, (B, T, ...), is divided by them or less them."""
+        import torch
+
+        ones = (1,) * len(self.positions)
+        return torch.tensor(tuple(numbers_T), dtype=like.dtype, device=like.device).view(-1, *ones)
+
+    def _sums_of_samples(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return what `sums` adds, (B, T) for each target, (B,) of loss and PSNR; float64."""
+        predictions, known = outputs[_OUTPUT].double(), targets[_TARGET].double()
+        errors_BTP = (predictions - known).reshape(len(known), self.num_targets, -1)
+        centred_BTP = (known - self._of_targets(self.mean, known)).reshape(errors_BTP.shape)
+        squared_error_BT = errors_BTP.square().sum(2)
+        sums = {
+            "squared_error": squared_error_BT,
+            "absolute_error": errors_BTP.abs().sum(2),
+            "target": centred_BTP.sum(2),
+            "squared_target": centred_BTP.square().sum(2),
+            "loss": self.losses(outputs, targets).double(),
+        }
+        if self.data_range is not None:
+            mean_B = squared_error_BT.sum(1) / (self.num_targets * prod(self.positions) * self.data_range**2)
+            sums["psnr_db"] = -10 * mean_B.clamp(min=10 ** (-_LARGEST_PSNR_DB / 10)).log10()
+        return sums

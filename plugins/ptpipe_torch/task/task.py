@@ -94,13 +94,29 @@ class Task(Facts, ABC):
 
     @property
     def output_scale(self) -> tuple[float, ...]:
-        """What a network's last layer is multiplied by where its natural unit is not the target's; empty: nothing."""
+        """What a network's last layer is multiplied by where its natural unit is not the target's; empty: nothing.
+
+        A number for each target, the second axis of the outputs.
+        """
         return ()
 
     @property
     def output_shift(self) -> tuple[float, ...]:
         """What is added after `output_scale`; empty: nothing."""
         return ()
+
+    def in_natural_units(self, output: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return `output`, (B, T, ...), before `output_scale` and `output_shift`: its targets are comparable."""
+        import numpy as np
+
+        if not self.output_scale:
+            return output
+        scale, shift = (
+            np.array(numbers_T).reshape(-1, *(1,) * (output.ndim - 2))
+            for numbers_T in (self.output_scale, self.output_shift)
+        )
+        natural: npt.NDArray[Any] = (output - shift) / scale
+        return natural
 
     @abstractmethod
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:

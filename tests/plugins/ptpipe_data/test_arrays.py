@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.numpy import save_file
 
 import ptpipe_data as front
 from ptpipe import Context, StageError
+from ptpipe_data import tasks
 from ptpipe_data.array_paths import fingerprint
 from ptpipe_data.config import ArraysConfig
 from ptpipe_torch import ArrayInfo, Classification, Data, ImageInfo, MultiLabel, Regression
@@ -105,6 +107,27 @@ def test_every_task(tmp_path: Path, load: Load) -> None:
     )
     balanced = load(path, classes={"weights": "balanced", "positive": "1"})
     assert balanced.info.task.positive_class == "1" and len(balanced.info.task.class_weights) == 3
+
+
+def test_regression_of_maps(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    depths = np.random.default_rng(5).normal([[[3.0]], [[1e5]]], [[[0.5]], [[20.0]]], (NUM, 2, 6, 8))
+    path = write(tmp_path / "all.npz", arrays() | {"depths": depths})
+    chosen = {"task": "regression", "target": "depths", "names": ["near", "far"], "data_range": 10}
+    monkeypatch.setattr(tasks, "_PART_VALUES", 300)  # several parts
+    data = load(path, **chosen)
+    task = data.info.task
+    assert isinstance(task, Regression) and task.positions == (6, 8) and task.data_range == 10
+    values = data.splits["train"].targets["targets"].values().astype(float)
+    assert task.mean == pytest.approx(values.mean((0, 2, 3)), rel=1e-12)
+    assert task.std == pytest.approx(values.std((0, 2, 3)), rel=1e-9)
+    (batch,) = data.batches("train", batch_size=NUM)
+    assert batch.targets["targets"].shape == (len(values), 2, 6, 8)
+    constant = write(tmp_path / "constant.npz", arrays() | {"depths": np.full((NUM, 1, 6, 8), 7.1)})
+    assert load(constant, **chosen | {"names": None}).info.task.std == (1.0,)
+    with pytest.raises(StageError, match="names: 3 names for the 2 columns of depths"):
+        load(path, **chosen | {"names": ["x", "y", "z"]})
+    with pytest.raises(ValidationError, match="data_range is an option of the task regression"):
+        load(path, data_range=1)
 
 
 def test_files_of_their_own_for_val_and_test(tmp_path: Path, load: Load) -> None:

@@ -59,6 +59,7 @@ def noisy(): return {"train": Items(lambda i: (torch.tensor(X[i]) + torch.rand(5
 
 def columns_of_one(): return {"train": Items(lambda i: (X[i], torch.tensor([Y[i]])))}
 def masks(): return {"train": Items(lambda i: {"photo": PIXELS[i], "mask": torch.tensor(PIXELS[i, :, :, 0] % 4)})}
+def maps(): return {"train": {"photo": PIXELS, "target": PIXELS.transpose(0, 3, 1, 2) / 255}}
 def far_masks(): return {"train": Items(lambda i: (PIXELS[i], np.full((8, 6), -100 if i == 5 else 0)))}
 
 def a_list(): return [X, Y]
@@ -151,6 +152,19 @@ def test_masks(load: Any) -> None:
     (batch,) = data.batches("train", batch_size=40)
     assert batch.inputs["photo"].shape == (40, 3, 8, 6) and batch.targets["masks"].dtype == torch.int64
     assert load("masks", task="segmentation", target="mask").info.task.class_names == ("0", "1", "2", "3")
+
+
+def test_maps_are_mirrored_with_their_images(load: Any) -> None:
+    data = load("maps", task="regression", images=["photo"], augment=["flip"], data_range=1)
+    assert data.info.task.positions == (8, 6)
+    (batch,) = data.batches("train", batch_size=40, augment_seed=(1, 2))
+    info = data.info.inputs["photo"]
+    mean, std = (torch.tensor(values)[:, None, None] for values in (info.mean, info.std))
+    torch.testing.assert_close(batch.inputs["photo"] * std + mean, batch.targets["targets"], rtol=0, atol=1e-5)
+    is_same_N = np.isclose(batch.targets["targets"], data.splits["train"].targets["targets"].values()).all((1, 2, 3))
+    assert 10 < is_same_N.sum() < 30
+    with pytest.raises(StageError, match="augment: rotate would change the images and not targets"):
+        load("maps", task="regression", images=["photo"], augment=["flip", "rotate"])
 
 
 def test_a_column_of_labels(load: Any) -> None:

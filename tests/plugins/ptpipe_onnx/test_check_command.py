@@ -165,6 +165,8 @@ def test_differences_are_in_units_of_the_columns() -> None:
     assert not difference_of(found_NK * np.nan, expected_NK, Tolerance(3, 3)).is_reproduced
     with pytest.raises(StageError, match="its vectors have"):
         difference_of(found_NK[:2], expected_NK, Tolerance(1, 1))
+    maps = [np.repeat(values[..., None, None], 5, axis=-1) for values in (found_NK, expected_NK)]
+    assert difference_of(*maps, Tolerance(3, 3, scales=(10.0, 1.0))).max_abs == 3
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
 from ptpipe import StageError
-from ptpipe_torch import FunctionRef, Model
-from ptpipe_zoo import MlpConfig, SmallCnnConfig, mlp, nets, small_cnn
+from ptpipe_torch import ArrayColumn, Data, DatasetInfo, FunctionRef, ImageInfo, Model, Regression, Split
+from ptpipe_zoo import MlpConfig, SmallCnnConfig, SmallUNetConfig, mlp, nets, small_cnn, small_unet
 
 
 def state_of(model: Model) -> dict[str, torch.Tensor]:
@@ -57,6 +58,24 @@ def test_small_cnn_takes_small_images_of_any_size(make_data, ctx, size):
 def test_small_cnn_refuses_images_that_pooling_would_reduce_to_nothing(make_data, ctx):
     with pytest.raises(StageError, match="at least 4x4 pixels, not 8x3"):
         small_cnn(SmallCnnConfig(), ctx, make_data((1, 8, 3)))
+
+
+def test_small_unet_of_maps_returns_the_units_of_its_targets(ctx):
+    images = ImageInfo(shape_CHW=(3, 16, 32), mean=(0.5,) * 3, std=(0.2,) * 3)
+    task = Regression(target_names=("a", "b"), mean=(5.0, -40.0), std=(0.1, 3.0), positions=(16, 32))
+    nothing = Split(
+        np.array([], str),
+        {"images": ArrayColumn(np.zeros((0, 16, 32, 3), np.uint8))},
+        {"targets": ArrayColumn(np.zeros((0, 2, 16, 32), np.float32))},
+    )
+    model = small_unet(
+        SmallUNetConfig(width=4), ctx, Data(DatasetInfo("maps", {"images": images}, task), {"train": nothing})
+    )
+    network, images_NCHW = model.build(), torch.randn(2, 3, 16, 32)
+    expected = (
+        network[0](images_NCHW) * torch.tensor([0.1, 3.0])[:, None, None] + torch.tensor([5.0, -40.0])[:, None, None]
+    )
+    torch.testing.assert_close(network(images_NCHW), expected)
 
 
 def test_mlp_is_the_network_it_says(make_data, ctx):

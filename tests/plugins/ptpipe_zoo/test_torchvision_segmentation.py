@@ -88,7 +88,7 @@ def test_weights_of_other_classes_with_an_auxiliary_classifier(
 
 
 def test_data_of_another_task_is_refused(ctx: Context, make_data: MakeData) -> None:
-    refused = rf"^model.torchvision \({LIGHT}\) takes images and returns a class for each pixel"
+    refused = rf"^model.torchvision \({LIGHT}\) takes images and returns classes or numbers for each pixel"
     with pytest.raises(StageError, match=refused):
         torchvision_stage(TorchvisionConfig(name=LIGHT), ctx, make_data((3, 32, 32)))
     refused = r"^model.torchvision \(resnet18\) takes images and returns a number for each class"

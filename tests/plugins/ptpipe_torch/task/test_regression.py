@@ -1,4 +1,4 @@
-"""Shape legend: N samples, T targets."""
+"""Shape legend: N samples, T targets, H height, W width."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ptpipe import IntegrityError, StageError
 from ptpipe_torch import ArrayColumn, ArrayInfo, Metric, Regression, Task
+from ptpipe_torch.data.augment import augment
 
 NAMES = ("height", "weight", "age")
 MEAN, STD = (1.7, 70.0, -4.0), (0.1, 15.0, 2.0)
@@ -229,13 +230,98 @@ def test_facts() -> None:
     assert not any(metric.is_fraction for metric in task.metrics)
 
 
+MAPS = (5, 4)
+
+
+def maps_of(seed: int, num_samples: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions and targets of shape (N, 3, 5, 4)."""
+    rows = sample(seed, num_samples * 20)
+    predictions, targets = (values.reshape(num_samples, 5, 4, 3).transpose(0, 3, 1, 2) for values in rows)
+    return np.ascontiguousarray(predictions), np.ascontiguousarray(targets)
+
+
+@pytest.mark.parametrize("batch_size", [7, 60])
+def test_figures_of_maps_are_those_of_all_their_positions(batch_size: int) -> None:
+    pair = maps_of(12)
+    ours = figures_of(*pair, task_of(positions=MAPS), batch_size=batch_size)
+    alone = figures_of(*(values.transpose(0, 2, 3, 1).reshape(-1, 3) for values in pair))
+    for name in ("r2", "rmse", "mae", "loss"):
+        assert ours[name] == pytest.approx(alone[name], rel=1e-6), name
+    assert [row["r2"] for row in ours["per_target"]] == pytest.approx([row["r2"] for row in alone["per_target"]])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_of_maps_are_their_positions_mean(loss: Any) -> None:
+    outputs, targets = tensors(*maps_of(13))
+    task = task_of(loss=loss, positions=MAPS)
+    std = torch.tensor(STD)[:, None, None]
+    pair = outputs["predictions"] / std, targets["targets"] / std
+    expected_N = LOSSES[loss](*pair, reduction="none").mean((1, 2, 3))
+    torch.testing.assert_close(task.losses(outputs, targets), expected_N, rtol=1e-4, atol=1e-5)
+    assert task.samples(outputs, targets).keys() == {"prediction", "score"}  # targets are too much to keep
+    nothing_N = task.teacher_losses(outputs, outputs, targets, 1.0)
+    assert nothing_N.shape == (60,) and not nothing_N.any()
+
+
+def test_psnr_is_that_of_each_sample() -> None:
+    """As torchmetrics defines it; a sample without an error counts 100 dB."""
+    predictions, targets = maps_of(14, 6)
+    predictions[2] = targets[2]
+    task = task_of(positions=MAPS, data_range=20.0)
+    squared_N = np.square(predictions.astype(float) - targets).mean((1, 2, 3))
+    with np.errstate(divide="ignore"):
+        expected_N = np.minimum(100, 10 * np.log10(20.0**2 / squared_N))
+    assert expected_N.max() == 100 and expected_N.min() < 30
+    assert figures_of(predictions, targets, task)["psnr_db"] == pytest.approx(expected_N.mean(), rel=1e-6)
+    assert task.primary_metric == Metric("psnr_db", higher_is_better=True)
+    assert task_of(positions=MAPS).primary_metric.name == "r2"
+
+
+def test_natural_units_are_those_of_each_target() -> None:
+    predictions, _ = maps_of(15)
+    found = task_of(positions=MAPS).in_natural_units(predictions)
+    expected = (predictions - np.array(MEAN)[:, None, None]) / np.array(STD)[:, None, None]
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found[..., 0, 0], task_of().in_natural_units(predictions[..., 0, 0]))
+
+
+def test_maps_are_mirrored_and_nothing_else() -> None:
+    (name, info), *_ = task_of(positions=MAPS).targets.items()
+    assert str(info.spec(name)) == "targets (batch, 3, 5, 4) float32"
+    _, targets = maps_of(16)
+    pixels, positions = np.arange(60 * 20, dtype=np.uint16).reshape(60, 5, 4, 1), np.arange(60)
+    mirrored = augment(pixels.astype(np.uint8), positions, (3, 1), ["flip"])[..., 0]
+    is_mirrored_N = (mirrored != pixels.astype(np.uint8)[..., 0]).any((1, 2))
+    assert 15 < is_mirrored_N.sum() < 45
+    found = info.augment(targets.copy(), positions, (3, 1), ["flip"])
+    np.testing.assert_array_equal(found[is_mirrored_N], targets[is_mirrored_N, ..., ::-1])
+    np.testing.assert_array_equal(found[~is_mirrored_N], targets[~is_mirrored_N])
+    info.check_augment(name, ["flip"])
+    with pytest.raises(StageError, match=r"^augment: crop would change the images and not targets"):
+        info.check_augment(name, ["flip", "crop"])
+    (signal,) = task_of(positions=(8,)).targets.values()
+    with pytest.raises(StageError, match="is no map"):
+        signal.check_augment(name, ["flip"])
+    task_of().targets[name].check_augment(name, ["crop"])  # a number is that of the moved image, too
+
+
+def test_maps_that_are_not_finite_are_refused() -> None:
+    _, targets = maps_of(17)
+    targets[8, 2, 4, 1] = np.inf
+    with pytest.raises(StageError, match=r"^split test has a age that is not finite, in sample 8$"):
+        task_of(positions=MAPS).check_targets("test", {"targets": ArrayColumn(targets)})
+
+
 def test_there_are_no_labels_to_smooth() -> None:
     assert task_of().with_label_smoothing(0) == task_of()
     with pytest.raises(StageError, match="label_smoothing: the task Regression has no labels to smooth"):
         task_of().with_label_smoothing(0.1)
 
 
-@pytest.mark.parametrize("facts", [{}, {"loss": "huber", "huber_delta": 0.5}, {"loss": "mae"}])
+@pytest.mark.parametrize(
+    "facts",
+    [{}, {"loss": "huber", "huber_delta": 0.5}, {"loss": "mae"}, {"positions": (4, 6), "data_range": 255.0}],
+)
 def test_facts_survive_json(facts: dict[str, Any]) -> None:
     task = task_of(**facts)
     stored = json.loads(json.dumps(task.to_json(), allow_nan=False))
@@ -260,6 +346,8 @@ def test_facts_survive_json(facts: dict[str, Any]) -> None:
         {"mean": (float("inf"),)},
         {"loss": "hinge"},
         {"huber_delta": 0.0},
+        {"data_range": 0.0},
+        {"positions": (0,)},
     ],
     ids=str,
 )

@@ -71,6 +71,11 @@ CASES: dict[str, tuple[Task, Tensors, Tensors]] = {
         {"predictions": randn(N, 2)},
         {"targets": torch.stack([randn(N), torch.full((N,), 4.0)], dim=1)},
     ),
+    "maps": (
+        Regression(target_names=("a", "b"), mean=(1.0, -2.0), std=(0.5, 3.0), positions=(4, 3), data_range=2.0),
+        {"predictions": randn(N, 2, 4, 3)},
+        {"targets": torch.stack([randn(N, 4, 3), torch.full((N, 4, 3), 4.0)], dim=1)},
+    ),
     "pixels": (
         Segmentation(class_names=("a", "b", "never"), shape_HW=(4, 3), ignore=9),
         {"logits": randn(N, 3, 4, 3) - torch.tensor([0, 0, 99])[:, None, None]},
