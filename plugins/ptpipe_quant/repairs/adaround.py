@@ -120,7 +120,7 @@ class _Rounding:
         return torch.where(self._is_fixed, self._nearest, (self._floor + up).clamp(-self._limit, self._limit))
 
     def _error(self, targets: Sequence[torch.Tensor]) -> float:
-        outputs = [self._output(self.rounded_weight(), batch) for batch in self._pair.quantized_inputs]
+        outputs = (self._output(self.rounded_weight(), batch) for batch in self._pair.quantized_inputs)
         differences = [
             (output - target).square().mean().item() for output, target in zip(outputs, targets, strict=True)
         ]
