@@ -32,6 +32,7 @@ from ptpipe_torch import (
     Segmentation,
     Split,
     Task,
+    Unlabeled,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def load_arrays(config: ArraysConfig, seed: int) -> Data:
     paths = {split: find_arrays(path) for split, path in config.paths.items()}
     prefixes = id_prefixes(paths)
     sources = {split: Source.read(path, prefixes[split]) for split, path in paths.items()}
-    return data_of(sources, Columns(config, config.inputs), seed, paths["train"].stem)
+    return data_of(sources, Columns(config, config.inputs, config.target), seed, paths["train"].stem)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Columns:
     config: ArraysConfig | PythonDataConfig
     """Names the target and the images, and has the other options."""
     inputs: Sequence[str]
+    target: str | None
+    """None: the data set is unlabeled."""
 
 
 def data_of(sources: Mapping[str, Source], columns: Columns, seed: int, name: str) -> Data:
@@ -67,11 +70,13 @@ def data_of(sources: Mapping[str, Source], columns: Columns, seed: int, name: st
     found = {split: source.split(columns) for split, source in sources.items()}
     splits = draw_missing_splits(found, config, seed, test_fraction=_TEST_FRACTION)
     task = _task(config, found, splits["train"])
-    (target,) = task.targets
     for own in columns.inputs:
-        if own == target or own in [spec.name for spec in task.outputs]:
+        if own in task.targets or own in [spec.name for spec in task.outputs]:
             raise StageError(f"{sources['train'].name}: an input can't be called {own!r}, as the task's own tensor is")
-    splits = {split: Split(of.ids, of.inputs, {target: of.targets[config.target]}) for split, of in splits.items()}
+    splits = {
+        split: Split(of.ids, of.inputs, dict(zip(task.targets, of.targets.values(), strict=True)))
+        for split, of in splits.items()
+    }
     return Data(DatasetInfo(name, _infos(columns, splits["train"]), task), splits, config.loader_options())
 
 
@@ -94,18 +99,17 @@ class Source:
 
     def split(self, columns: Columns) -> Split:
         """Return all samples, with ids `PREFIX/ROW`."""
-        config = columns.config
-        arrays = {name: self._array(name) for name in (*columns.inputs, config.target)}
+        config, target = columns.config, columns.target
+        arrays = {name: self._array(name) for name in (*columns.inputs, *filter(None, [target]))}
         for name in columns.inputs:
             _check_input(self, name, arrays[name], is_image=name in config.images)
         num_rows = {name: len(array) for name, array in arrays.items()}
         if len(set(num_rows.values())) > 1:
             sizes = ", ".join(f"{name} {num}" for name, num in num_rows.items())
             raise StageError(f"{self.name}: arrays have different numbers of rows: {sizes}")
-        target = _target(self, config, arrays.pop(config.target))
-        ids = np.array([f"{self.prefix}/{row}" for row in range(len(target))])
-        inputs = {name: ArrayColumn(array) for name, array in arrays.items()}
-        return Split(ids, inputs, {config.target: ArrayColumn(target)})
+        ids = np.array([f"{self.prefix}/{row}" for row in range(max(num_rows.values()))])
+        targets = {} if target is None else {target: ArrayColumn(_target(self, config, arrays.pop(target)))}
+        return Split(ids, {name: ArrayColumn(array) for name, array in arrays.items()}, targets)
 
     def _array(self, name: str) -> npt.NDArray[Any]:
         """Return an array, float32 where it is of another precision. Raises StageError where it is not finite."""
@@ -169,6 +173,7 @@ def _target(source: Source, config: ArraysConfig | PythonDataConfig, array: npt.
             return array.astype(np.uint8, copy=False)
         case "regression":
             return array.reshape(len(array), -1, *array.shape[2:]).astype(np.float32, copy=False)
+    raise AssertionError(config.task)
 
 
 def _check_pixels(source: Source, config: ArraysConfig | PythonDataConfig, masks_NHW: npt.NDArray[Any]) -> None:
@@ -184,9 +189,12 @@ def _check_pixels(source: Source, config: ArraysConfig | PythonDataConfig, masks
 
 
 def _task(config: ArraysConfig | PythonDataConfig, found: Mapping[str, Split], train: Split) -> Task:
-    values = train.targets[config.target].values()
+    if config.task == "unlabeled":
+        return Unlabeled()
+    (target,) = train.targets
+    values = train.targets[target].values()
     if config.task in ("classification", "segmentation"):
-        names = config.names or _numbers(config, [of.targets[config.target].values() for of in found.values()])
+        names = config.names or _numbers(config, [of.targets[target].values() for of in found.values()])
     if config.task == "classification":
         in_range_N = values[(values >= 0) & (values < len(names))]  # others are refused by the task
         return classification(names, config.classes or ClassesConfig(), in_range_N)
@@ -194,7 +202,7 @@ def _task(config: ArraysConfig | PythonDataConfig, found: Mapping[str, Split], t
         return Segmentation(class_names=names, shape_HW=values.shape[1:], ignore=config.ignore)
     names = config.names or tuple(map(str, range(values.shape[1])))
     if len(names) != values.shape[1]:
-        raise StageError(f"names: {len(names)} names for the {values.shape[1]} columns of {config.target}")
+        raise StageError(f"names: {len(names)} names for the {values.shape[1]} columns of {target}")
     if config.task == "multi_label":
         return MultiLabel(label_names=names)
     return regression(names, config, values, config.data_range)

@@ -144,7 +144,7 @@ class SyntheticConfig(LabelledImageConfig):
     )
 
 
-ArrayTask: TypeAlias = Literal["classification", "multi_label", "regression", "segmentation"]
+ArrayTask: TypeAlias = Literal["classification", "multi_label", "regression", "segmentation", "unlabeled"]
 Ignore: TypeAlias = Annotated[
     int, Field(ge=0, le=255, description="value of mask pixels that don't count, in training or in metrics")
 ]
@@ -288,15 +288,17 @@ class ArraysConfig(PathsConfig, ArrayTaskConfig):
     images: tuple[str, ...] = Field(
         (), description="inputs that are pixels, uint8 (N, height, width, channels): they are normalized by train"
     )
-    target: str = Field(description="the array to predict")
+    target: str | None = Field(None, description="the array to predict; of the task unlabeled, none")
     task: ArrayTask = Field(
         description="classification: integers (N,), numbers of classes; multi_label: 0 or 1, (N, labels); regression: "
         "numbers, (N,), (N, targets) or, for maps, images and signals, (N, targets, ...) as the network returns them; "
-        "segmentation: integers (N, height, width), numbers of classes"
+        "segmentation: integers (N, height, width), numbers of classes; unlabeled: no target, networks return anything"
     )
 
     @model_validator(mode="after")
     def _names_each_array_once(self) -> Self:
+        if (self.target is None) != (self.task == "unlabeled"):
+            raise ValueError("target: every task has one, but for the task unlabeled")
         names = (*self.inputs, self.target)
         for name in names:
             if names.count(name) > 1:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ptpipe_data.config import LabelledImageConfig, Size
+from ptpipe_data.config import ClassesConfig, LabelledImageConfig, Size
 from ptpipe_torch import Resizing
 from ptpipe_torch.data.images import MAX_PIXELS
 
@@ -26,6 +26,12 @@ class EncodedImageConfig(LabelledImageConfig):
         description="imagenet: by ImageNet's mean and standard deviation, as pretrained weights expect; "
         "measured: by those of 512 training images",
     )
+    mean: tuple[float, ...] | None = Field(
+        None,
+        description="of each channel, of pixels scaled to [0, 1], in place of `normalize`: what a network from "
+        "elsewhere was trained with. [0, 0, 0] with a `std` of [1, 1, 1] leaves them as they are",
+    )
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(None, description="beside `mean`: of each channel")
     max_pixels: int = Field(
         MAX_PIXELS,
         ge=1,
@@ -46,6 +52,15 @@ class EncodedImageConfig(LabelledImageConfig):
         return Resizing(shorter_side=self.shorter_side)
 
     @model_validator(mode="after")
+    def _normalizes_each_channel(self) -> Self:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std belong together")
+        for values in (self.mean, self.std):
+            if values is not None and len(values) != self.channels:
+                raise ValueError(f"mean and std have {self.channels} numbers, one for each of the channels")
+        return self
+
+    @model_validator(mode="after")
     def _crop_fits(self) -> Self:
         if self.resize is not None and self.resize < self.image_size:
             raise ValueError(f"resize: {self.resize} is smaller than image_size: {self.image_size}")
@@ -59,6 +74,11 @@ class ImageFolderConfig(EncodedImageConfig):
         description="folder that contains a folder per class, or train, test and optionally val, each with a folder "
         "per class"
     )
+    unlabeled: bool = Field(
+        False,
+        description="images in any folders, whose names say nothing: for networks that return anything, to quantize, "
+        "export and time them",
+    )
     in_memory: bool = Field(
         False, description="decode once and keep the pixels; false: decode in every epoch, in bounded memory"
     )
@@ -67,6 +87,12 @@ class ImageFolderConfig(EncodedImageConfig):
         description="maximum number of test images; without a test folder: fraction or number of all images held out "
         "for test (none: 0.1)",
     )
+
+    @model_validator(mode="after")
+    def _has_classes_to_weight(self) -> Self:
+        if self.unlabeled and self.classes != ClassesConfig():
+            raise ValueError("classes: unlabeled images have none")
+        return self
 
 
 class ShardsConfig(EncodedImageConfig):

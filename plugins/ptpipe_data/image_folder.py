@@ -18,7 +18,7 @@ from ptpipe_torch.data.images import FORMATS
 if TYPE_CHECKING:
     from ptpipe_data.image_config import EncodedImageConfig, ImageFolderConfig
     from ptpipe_data.scratch_arrays import MakeArray
-    from ptpipe_torch import Column, Data, Split
+    from ptpipe_torch import Column, Data, Split, Task
 
 _SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 _MAX_DEPTH = 32
@@ -57,11 +57,12 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     from ptpipe_data.labelled_images import image_info, images_of, labels_of
     from ptpipe_data.scratch_arrays import scratch_arrays
     from ptpipe_data.splitting import draw_missing_splits
-    from ptpipe_torch.data.data import Data
+    from ptpipe_torch import Data, Split, Unlabeled
 
     root = find_root(config.path)
     folders = split_folders(root)
-    listed = {name: _list_images(root, folder) for name, folder in folders.items()}
+    list_images = _list_unlabeled if config.unlabeled else _list_images
+    listed = {name: list_images(root, folder) for name, folder in folders.items()}
     classes = sorted({class_name for files in listed.values() for class_name, _ in files})
     if missing := sorted(set(classes) - {class_name for class_name, _ in listed["train"]}):
         raise StageError(f"{root / folders['train']} has no images of the class {missing[0]}")
@@ -71,7 +72,11 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
             found = {name: _decode(split, name, make_array, ctx) for name, split in found.items()}
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     images = images_of(splits["train"])
-    task = classification(classes, config.classes, labels_of(splits["train"]))
+    task: Task = Unlabeled()
+    if config.unlabeled:
+        splits = {name: Split(of.ids, of.inputs, {}) for name, of in splits.items()}
+    else:
+        task = classification(classes, config.classes, labels_of(splits["train"]))
     info = image_info(root.name, task, images, *normalization(images, config), resizing=config.resizing)
     return Data(info, splits, config.loader_options())
 
@@ -139,6 +144,16 @@ def _list_images(root: Path, name: str) -> list[tuple[str, str]]:
     return listed
 
 
+def _list_unlabeled(root: Path, name: str) -> list[tuple[str, str]]:
+    """Return the same of images in any folders, or none, with no name of a class."""
+    files = [path for path, _ in _walk(root / name, f"{name}/" if name else "")]
+    for path in files:
+        _check_name(root, path)
+    if not files:
+        raise StageError(f"{root / name} has no images ({', '.join(sorted(_SUFFIXES))})")
+    return [("", path) for path in files]
+
+
 def _lazy_split(root: Path, files: list[tuple[str, str]], classes: list[str], config: ImageFolderConfig) -> Split:
     """Return a split whose images are decoded when they are taken."""
     import numpy as np
@@ -171,12 +186,14 @@ def _decode(split: Split, name: str, make_array: MakeArray, ctx: Context) -> Spl
 
 
 def normalization(images: Column, config: EncodedImageConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation by the option `normalize`. `images`: of train."""
+    """Return mean and standard deviation by the options. `images`: of train."""
     import numpy as np
 
     from ptpipe_data.channel_stats import channel_stats
     from ptpipe_torch.data.column import SubsetColumn
 
+    if config.mean is not None and config.std is not None:
+        return config.mean, config.std
     if config.normalize == "imagenet":
         return IMAGENET[config.channels]
     sample = np.linspace(0, len(images) - 1, min(len(images), _MEASURED_IMAGES)).astype(np.int64)

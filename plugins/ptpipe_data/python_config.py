@@ -37,7 +37,8 @@ class PythonDataConfig(ArrayTaskConfig):
     target: str = Field("target", min_length=1, description="name of the target, where there are names")
     task: ArrayTask = Field(
         description="classification: integers, numbers of classes; multi_label: 0 or 1 for each label; regression: "
-        "numbers, also for each pixel or time step; segmentation: the number of a class for each pixel"
+        "numbers, also for each pixel or time step; segmentation: the number of a class for each pixel; unlabeled: "
+        "there is no target, and networks return anything"
     )
     loss_function: str | None = Field(
         None,
@@ -69,6 +70,8 @@ class PythonDataConfig(ArrayTaskConfig):
             raise ValueError("augment is for images: name these inputs under images")
         if self.loss_function and (self.loss or self.classes):
             raise ValueError("loss and classes are options of the task's own loss, and there is a loss_function")
+        if self.task == "unlabeled" and (self.loss_function or self.metric_function):
+            raise ValueError("loss_function and metric_function need a target, which the task unlabeled has not")
         if self.inputs is not None:
             if len({*self.inputs, self.target}) <= len(self.inputs):
                 raise ValueError("the inputs and the target need different names")

@@ -41,14 +41,16 @@ def load_data(config: PythonDataConfig, ctx: Context) -> Data:
         found = _splits(returned, f"{file.name}: {config.function}()")
         readers = {name: _Reader(file, f"{config.function}(), {name}", config, ctx) for name in found}
         arrays = {name: readers[name].read(dataset) for name, dataset in found.items()}
-    for option, name in (("target", config.target), *(("images", name) for name in config.images)):
+    target = readers["train"].target
+    required = [("images", name) for name in config.images] + ([] if target is None else [("target", target)])
+    for option, name in required:
         if name not in arrays["train"]:
             close = nearest(name, arrays["train"])
             hint = f"did you mean {close!r}?" if close else f"there are {', '.join(arrays['train'])}"
             raise StageError(f"{option}: {readers['train'].where} has no {name!r} ({hint})")
-    inputs = config.inputs or tuple(name for name in arrays["train"] if name != config.target)
+    inputs = config.inputs or tuple(name for name in arrays["train"] if name != target)
     sources = {name: Source(readers[name].where, _with_images(of, config.images), name) for name, of in arrays.items()}
-    data = data_of(sources, Columns(config, inputs), ctx.seed, file.stem)
+    data = data_of(sources, Columns(config, inputs, target), ctx.seed, file.stem)
     return data if config.loss_function is None and config.metric_function is None else _with_functions(data, config)
 
 
@@ -95,6 +97,15 @@ class _Reader:
     ctx: Context
 
     @property
+    def target(self) -> str | None:
+        return None if self.config.task == "unlabeled" else self.config.target
+
+    @property
+    def min_values(self) -> int:
+        """Of a tuple: an input, and a target where there is one."""
+        return 1 if self.target is None else 2
+
+    @property
     def where(self) -> str:
         return f"{self.file.name}: {self.what}"
 
@@ -106,7 +117,9 @@ class _Reader:
             dataset = dataset.tensors
         if isinstance(dataset, Mapping):
             return {str(name): self._array(value, name) for name, value in dataset.items()}
-        if isinstance(dataset, list | tuple) and len(dataset) > 1 and all(map(_is_array, dataset)):
+        if self.target is None and _is_array(dataset):
+            dataset = (dataset,)
+        if isinstance(dataset, list | tuple) and len(dataset) >= self.min_values and all(map(_is_array, dataset)):
             return {name: self._array(value, name) for name, value in self._named(dataset).items()}
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")) or isinstance(dataset, str):
             kind = type(dataset).__name__
@@ -138,9 +151,11 @@ class _Reader:
     def _item(self, dataset: Any, number: int) -> Arrays:
         with own_errors(self.file, f"item {number} of {self.what}"):
             item = dataset[number]
+        if self.target is None and not isinstance(item, Mapping | list | tuple):
+            item = (item,)
         if isinstance(item, Mapping):
             values = dict(item)
-        elif isinstance(item, list | tuple) and len(item) > 1:
+        elif isinstance(item, list | tuple) and len(item) >= self.min_values:
             values = self._named(item)
         else:
             raise StageError(
@@ -149,12 +164,14 @@ class _Reader:
         return {str(name): self._array(value, f"{name} of item {number}") for name, value in values.items()}
 
     def _named(self, values: Sequence[Any]) -> dict[str, Any]:
-        """Return the inputs and the target of a tuple by name."""
-        num_inputs = len(values) - 1
+        """Return the inputs and the target, if any, of a tuple by name."""
+        targets = () if self.target is None else (self.target,)
+        num_inputs = len(values) - len(targets)
         names = self.config.inputs or (("input",) if num_inputs == 1 else [f"input_{n}" for n in range(num_inputs)])
         if len(names) != num_inputs:
-            raise StageError(f"{self.where}: it has {num_inputs} inputs and a target; inputs names {len(names)}")
-        return dict(zip((*names, self.config.target), values, strict=True))
+            beside = " and a target" if targets else ""
+            raise StageError(f"{self.where}: it has {num_inputs} inputs{beside}; inputs names {len(names)}")
+        return dict(zip((*names, *targets), values, strict=True))
 
     def _array(self, value: Any, what: object) -> npt.NDArray[Any]:
         if isinstance(value, torch.Tensor):

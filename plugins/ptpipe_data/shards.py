@@ -43,7 +43,18 @@ _MAX_LABEL_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 32
 """Arrays of at most so many bytes a sample, such as labels, are read once and kept."""
 _IMAGE, _LABEL = "image", "label"
-_FACTS = ("image_size", "resize", "channels", "normalize", "max_pixels", "label", "class_names", "classes")
+_FACTS = (
+    "image_size",
+    "resize",
+    "channels",
+    "normalize",
+    "mean",
+    "std",
+    "max_pixels",
+    "label",
+    "class_names",
+    "classes",
+)
 """Options of facts that the description beside the shards has."""
 
 SplitName: TypeAlias = Literal["train", "val", "test"]

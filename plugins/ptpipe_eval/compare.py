@@ -41,7 +41,7 @@ class EvaluatedModel(NamedTuple):
 def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deployable], data: Data) -> Comparison:
     """Check all that can be checked without a prediction, then evaluate every model, and time them together."""
     names, (split, baseline) = ctx.input_names["models"], _checked(config, ctx, models, data)
-    metrics = data.info.task.metrics
+    metrics, primary = data.info.task.metrics, data.info.task.primary_metric
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     evaluated = [
         _evaluated(config, ctx, split, names[position], model, position * len(split.samples))
@@ -70,7 +70,7 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
         ctx.notice(
             f"no interval for {', '.join(unknown)}: it takes too much memory, or some draws of the samples have none"
         )
-    ctx.metric(**{f"{row.name}.{metrics[0].name}": row.metrics[metrics[0].name] for row in rows})
+    ctx.metric(**{f"{row.name}.{primary.name}": row.metrics[primary.name] for row in rows})
     return comparison
 
 

@@ -38,10 +38,12 @@ class EvalSplit:
     """`test` or `val`."""
     input_form: InputForm = "normalized"
     """What the model takes that is evaluated."""
+    outputs: tuple[TensorSpec, ...] = ()
+    """What the model returns that is evaluated."""
 
     def of(self, model: Deployable) -> EvalSplit:
-        """Return the split with the inputs that a model takes."""
-        return replace(self, input_form=model.input_form)
+        """Return the split with the inputs that a model takes, and its outputs."""
+        return replace(self, input_form=model.input_form, outputs=model.signature.outputs)
 
     @property
     def samples(self) -> Split:
@@ -125,14 +127,13 @@ def evaluate_split(
     """
     split = evaluation.split
     done = 0
-    signature = split.data.info.signature
+    input_specs = split.data.info.signature.inputs
     for batch in split.data.batches(split.name, batch_size=batch_size, input_form=split.input_form):
         inputs = batch.input_arrays()
         arrays, ids_B = predict(inputs), split.samples.ids[done : done + len(batch)]
-        sizes = _sizes(signature.inputs, inputs)
+        sizes = _sizes(input_specs, inputs)
         outputs = {
-            spec.name: torch.from_numpy(_checked(name, _sized(spec, sizes), arrays, ids_B))
-            for spec in signature.outputs
+            spec.name: torch.from_numpy(_checked(name, _sized(spec, sizes), arrays, ids_B)) for spec in split.outputs
         }
         done = evaluation.add(outputs, batch.targets)
         on_batch(done)

@@ -47,6 +47,7 @@ from ptpipe_torch.task.regression import Regression
 from ptpipe_torch.task.segmentation import Segmentation
 from ptpipe_torch.task.task import Metric, Task
 from ptpipe_torch.task.token_classification import TokenClassification
+from ptpipe_torch.task.unlabeled import Unlabeled
 from ptpipe_torch.torchvision_compat import torchvision
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ __all__ = [
     "TokensInfo",
     "TrainingCallback",
     "Undecayed",
+    "Unlabeled",
     "WorkerGroup",
     "WorkerGroupError",
     "builder",

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ptpipe import Context, StageError
-from ptpipe_torch import DatasetInfo, FunctionRef, Model, Recipe, builder
+from ptpipe_torch import DatasetInfo, FunctionRef, Model, Recipe, Signature, builder
 
 if TYPE_CHECKING:
     from ptpipe_zoo.config import MlpConfig
@@ -201,5 +201,10 @@ def build_seeded(builder_ref: FunctionRef, seed: int) -> nn.Module:
 
 def make_model(builder_ref: FunctionRef, network: nn.Module, info: DatasetInfo, ctx: Context) -> Model:
     """Return a Model with the weights of `network`, which `builder_ref` built; record its number of parameters."""
+    return with_signature(builder_ref, network, info.signature, ctx)
+
+
+def with_signature(builder_ref: FunctionRef, network: nn.Module, signature: Signature, ctx: Context) -> Model:
+    """Return a Model as `make_model`, with outputs that the data set doesn't say."""
     ctx.metric(num_parameters=sum(parameter.numel() for parameter in network.parameters()))
-    return Model.from_module(Recipe(builder_ref, info.signature), network)
+    return Model.from_module(Recipe(builder_ref, signature), network)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,10 @@ from ptpipe import Context, StageError, nearest
 from ptpipe_torch import Data, FileInterface, InputForm, OnnxFile
 from ptpipe_torch.data.raw_form import NORMALIZED
 from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.model.outputs import with_outputs
 from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec, meanings_from_json
 from ptpipe_zoo import onnx_external_data
+from ptpipe_zoo.onnx_outputs import chosen_outputs, found_outputs
 
 if TYPE_CHECKING:
     from ptpipe_zoo.config import OnnxModelConfig
@@ -32,11 +34,13 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     graph, form = model.graph, _input_form(config, model)
     stored = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in stored]  # older files list the weights, too
-    renamed = {
-        **_matched(path, "inputs", inputs, needed.inputs, config.inputs),
-        **_matched(path, "outputs", graph.output, needed.outputs, config.outputs),
-    }
-    signature = replace(needed, meanings=_meanings(model, renamed))
+    outputs = (
+        _matched(path, "outputs", graph.output, needed.outputs, config.outputs)
+        if needed.outputs
+        else chosen_outputs(path, graph.output, config.outputs, needed.names)
+    )
+    renamed = {**_matched(path, "inputs", inputs, needed.inputs, config.inputs), **outputs}
+    signature = replace(needed, meanings=_meanings(model, renamed, needed.names))
     data.info.check_fit(path.name, signature)
     kept = [value for value in graph.output if value.name in renamed]
     own = signature if form == NORMALIZED else replace(signature, inputs=_raw_inputs(data, form))
@@ -51,6 +55,9 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
         _rename(path, graph, names)
         path = ctx.scratch / path.name
         onnx.save_model(model, path)
+    if not needed.outputs:
+        specs = found_outputs(path, own.inputs, outputs, fixed)
+        signature, own = (with_outputs(of, specs) for of in (signature, own))
     interface = None if form == NORMALIZED else FileInterface(form, own)
     result = OnnxFile(path, signature, _precision(graph), interface=interface)
     _check_runs(result)
@@ -76,13 +83,13 @@ def _metadata(model: ModelProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
-def _meanings(model: ModelProto, renamed: Mapping[str, str]) -> Meanings:
-    """Return what a file that ptpipe wrote says of its tensors, by their new names; nothing for other files."""
+def _meanings(model: ModelProto, renamed: Mapping[str, str], needed: Collection[str]) -> Meanings:
+    """Return what a file that ptpipe wrote says of the `needed` tensors, by their new names; nothing for others."""
     try:
         meanings = meanings_from_json(json.loads(_metadata(model).get("meanings", "{}")))
     except (ValueError, RecursionError):  # any tool may write an entry of this name
         return {}
-    return {renamed[name]: words for name, words in meanings.items() if name in renamed}
+    return {renamed[name]: words for name, words in meanings.items() if renamed.get(name) in needed}
 
 
 def _matched(
@@ -117,7 +124,7 @@ def _pairs(
     values: Iterable[ValueInfoProto], renamed: Mapping[str, str], specs: Iterable[TensorSpec]
 ) -> Iterable[tuple[ValueInfoProto, TensorSpec]]:
     by_name = {spec.name: spec for spec in specs}
-    return [(value, by_name[renamed[value.name]]) for value in values]
+    return [(value, by_name[renamed[value.name]]) for value in values if renamed[value.name] in by_name]
 
 
 def _check_value(path: Path, value: ValueInfoProto, spec: TensorSpec) -> int | None:

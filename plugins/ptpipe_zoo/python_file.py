@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from ptpipe import Context, StageError
 from ptpipe_torch import Data, FunctionRef, Model, seeded
 from ptpipe_torch.model.example_inputs import copies, zeros
-from ptpipe_torch.model.outputs import describe, named_outputs
+from ptpipe_torch.model.outputs import describe, named_outputs, specs_of, with_outputs
 from ptpipe_torch.model.signature import Signature
 from ptpipe_torch.python_file import own_errors, seeded_everywhere
 from ptpipe_torch.random_outputs import random_draws
@@ -39,7 +39,8 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
         path = Path(config.weights_file).expanduser()
         weights.load_state(network, weights.read_weights(path), str(path))
     inputs = _inputs(data)
-    outputs = _call(network, inputs, data.info.signature, file, maker)
+    signature = _signature(network, inputs, data.info.signature, file, maker)
+    outputs = _call(network, inputs, signature, file, maker)
     if "logits" in outputs and (name := _squashing_operator(outputs["logits"])) is not None:
         ctx.notice(
             f"{maker}: the network ends in {name}, but its task takes logits, which are what comes before {name}: "
@@ -47,8 +48,8 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
         )
     if reason := random_draws(network, inputs):
         ctx.notice(f"{maker}: {reason}")
-    model = nets.make_model(reference, network, data.info, ctx)
-    _check_rebuilt(_call(model.build(), inputs, data.info.signature, file, maker), outputs, maker)
+    model = nets.with_signature(reference, network, signature, ctx)
+    _check_rebuilt(_call(model.build(), inputs, signature, file, maker), outputs, maker)
     return model
 
 
@@ -69,18 +70,40 @@ def _inputs(data: Data) -> tuple[torch.Tensor, ...]:
     return zeros(data.info.signature.inputs, 2) if batch is None else batch.args
 
 
+def _signature(
+    network: nn.Module, inputs: Sequence[torch.Tensor], needed: Signature, file: Path, maker: str
+) -> Signature:
+    """Return what the data set needs; for an unlabeled one, with the outputs that the network has."""
+    if needed.outputs:
+        return needed
+    calls = (inputs, [tensor[:1] for tensor in inputs])
+    returned = [_returned(network, each, needed, file) for each in calls]
+    try:
+        return with_outputs(needed, specs_of(returned, [len(each[0]) for each in calls]))
+    except StageError as error:
+        raise StageError(f"{maker}: {error}") from error
+
+
+def _returned(network: nn.Module, inputs: Sequence[torch.Tensor], signature: Signature, file: Path) -> Any:
+    """Return what a network in eval mode returns."""
+    remedy = ": let it take such inputs, or let the data stage give others"
+    with seeded(0), own_errors(file, f"the network, called with {_described(signature)},", remedy):
+        return network.eval()(*copies(inputs))
+
+
+def _described(signature: Signature) -> str:
+    return ", ".join(str(spec) for spec in signature.inputs)
+
+
 def _call(
     network: nn.Module, inputs: Sequence[torch.Tensor], signature: Signature, file: Path, maker: str
 ) -> Mapping[str, torch.Tensor]:
     """Return the outputs of a network in eval mode. Raises StageError where they don't fit the data set."""
-    given = ", ".join(str(spec) for spec in signature.inputs)
-    remedy = ": let it take such inputs, or let the data stage give others"
-    with seeded(0), own_errors(file, f"the network, called with {given},", remedy):
-        returned = network.eval()(*copies(inputs))
+    returned = _returned(network, inputs, signature, file)
     try:
         outputs = named_outputs(returned, signature.outputs)
     except StageError as error:
-        raise StageError(f"{maker}: {error}, for {given}") from error
+        raise StageError(f"{maker}: {error}, for {_described(signature)}") from error
     for spec in signature.outputs:
         if str(outputs[spec.name].dtype) != f"torch.{spec.dtype}":
             raise StageError(

@@ -13,6 +13,7 @@ from onnx import ModelProto
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.kernels import Kernels
+from ptpipe_onnx.quantization.agreement import ConstantOutputError
 from ptpipe_onnx.quantization.calibration import CalibrationReader
 from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
 from ptpipe_onnx.quantization.masks import mask_nodes
@@ -24,7 +25,7 @@ from ptpipe_onnx.quantization.preparation import (
     only_batch_size,
 )
 from ptpipe_onnx.quantization.result import finished
-from ptpipe_onnx.quantization.rounding_effects import find_remedy, is_poor
+from ptpipe_onnx.quantization.rounding_effects import Remedy, find_remedy, is_poor
 from ptpipe_onnx.quantization.tools import quantizer_tools
 from ptpipe_onnx.runtime_passes import prevent_fusions
 from ptpipe_torch import Data, OnnxFile
@@ -57,34 +58,40 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     file = OnnxFile(path, model.signature, "int8" if config.mode == "static" else "int8 dynamic")
     facts: dict[str, JSON] = {"mode": config.mode, "num_skipped_nodes": len(excluded)}
     facts["reduce_range"] = config.has_reduced_range
-    result = finished(config, ctx, model, file, data, facts | _kernels(ctx, file))
-    if config.format == "qdq" and config.mode == "static" and is_poor(result.parity):
-        contents = (content, onnx.load(result.path, load_external_data=False))
-        _explain(config, ctx, model, data, contents, excluded)
+    facts |= _kernels(ctx, file)
+
+    def remedy() -> Remedy | None:
+        return _remedy(config, ctx, model, data, (content, onnx.load(file.path, load_external_data=False)), excluded)
+
+    try:
+        result = finished(config, ctx, model, file, data, facts)
+    except ConstantOutputError as error:
+        found = remedy()
+        raise StageError(f"{error}. In detail: {found.describe(config.skip)}" if found else str(error)) from error
+    if is_poor(result.parity) and (found := remedy()):
+        ctx.notice(found.describe(config.skip))
+        noise_db: dict[str, JSON] = {name: value if isfinite(value) else None for name, value in found.noise_db.items()}
+        ctx.metric(suggested_skip=[*config.skip, *found.skip], sqnr_db_alone=noise_db)
     return result
 
 
-def _explain(
+def _remedy(
     config: QuantizeOnnxConfig,
     ctx: Context,
     float_file: OnnxFile,
     data: Data,
     contents: tuple[ModelProto, ModelProto],
     skipped: list[str],
-) -> None:
-    """Say what to keep float, where the outputs have little to do with the float file's."""
+) -> Remedy | None:
+    """Return what to keep float, where the outputs have little to do with the float file's; None: it isn't known."""
+    if config.format != "qdq" or config.mode != "static":
+        return None
     try:
         with quantizer_tools(ctx, "ONNX Runtime can't run the file with single tensors rounded"):
-            remedy = find_remedy(ctx, config.compare_split, float_file, data, contents, skipped=skipped)
+            return find_remedy(ctx, config.compare_split, float_file, data, contents, skipped=skipped)
     except StageError as error:  # the file is what was asked for, with or without an explanation
         ctx.log(str(error))
-        return
-    if remedy:
-        ctx.notice(remedy.describe(config.skip))
-        noise_db: dict[str, JSON] = {
-            name: value if isfinite(value) else None for name, value in remedy.noise_db.items()
-        }
-        ctx.metric(suggested_skip=[*config.skip, *remedy.skip], sqnr_db_alone=noise_db)
+        return None
 
 
 def _masks(ctx: Context, content: ModelProto) -> list[str]:

@@ -1,8 +1,9 @@
 """Which nodes the rounding of an int8 file harms most, and which to keep float.
 
 A copy of the float file rounds the same tensors, each where an input says so: one session measures any part of them.
-Nodes belong to groups, as `skip` names them: a node with weights by its layer, all others by their operator. A tensor
-is float where all groups that want it as integers are.
+Nodes belong to groups, as `skip` names them: a node with weights by its layer, those behind the last layers by their
+own names (a detector joins boxes and scores there), all others by their operator. A tensor is float where all groups
+that want it as integers are.
 
 Shape legend: N samples, K classes, or values of an output that are no scores of classes.
 """
@@ -31,6 +32,8 @@ _MIN_AGREEMENT, _MIN_SQNR_DB = 0.99, 20.0
 _FINE_SQNR_DB = 30.0
 """From here on, predictions that differ are close ones: neighbors of 360 pitches in 4 % of the samples, at no cost."""
 _MAX_SKIPPED = 8
+_SMALL_DB, _SMALL_AGREEMENT = 1.0, 0.005
+"""For so little, no further group is kept float."""
 _BY_LAYER = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
 """Operators whose nodes are groups of their own: keeping all of them float leaves nothing to quantize."""
 Figures = Mapping[str, JSON]
@@ -76,7 +79,7 @@ def find_remedy(
     *,
     skipped: Collection[str],
 ) -> Remedy | None:
-    """Return the fewest of the worst groups without which the outputs aren't poor, else those that help most.
+    """Return the fewest of the worst groups without which the outputs aren't poor, else about as good as they get.
 
     `contents`: of the float file as it was quantized, and of the one with QuantizeLinear and DequantizeLinear.
     `skipped`: names of nodes that are float already. None where nothing helps.
@@ -93,7 +96,11 @@ def find_remedy(
         steps.append(measure(ordered[num_float:], _NUM_SAMPLES))
         if not is_poor(steps[-1]):
             break
-    best = max(range(len(steps)), key=lambda step: _quality(steps[step]), default=0)  # the first of equals
+    if not steps:
+        return None
+    qualities = [_quality(step) for step in steps]
+    enough = max(qualities) - (_SMALL_DB if _agreement(steps[0]) is None else _SMALL_AGREEMENT)
+    best = next(step for step, quality in enumerate(qualities) if quality >= enough)
     if not best:
         return None
     return Remedy({name: noise_db[name] for name in ordered}, ordered[:best], steps[0], steps[best])
@@ -172,18 +179,31 @@ class _SwitchedFile:
 
 def _groups_by_tensor(graph: GraphProto, skipped: Collection[str]) -> dict[str, frozenset[str]]:
     """Return the groups that want a tensor as integers."""
-    names, (quantizable, passing) = NodeNames(graph), _operators()
+    names, (quantizable, passing), inner = NodeNames(graph), _operators(), _in_front_of_layers(graph)
     groups: dict[str, frozenset[str]] = {}
     for node in graph.node:  # in topological order
         if node.op_type not in quantizable or node.name in skipped:
             continue
         tensors = [*node.input, *node.output]
-        wanting = frozenset({names.layer(node) if node.op_type in _BY_LAYER else node.op_type})
+        operator = node.op_type if node.name in inner else node.name
+        wanting = frozenset({names.layer(node) if node.op_type in _BY_LAYER else operator})
         if node.op_type in passing:
             tensors, wanting = [*node.output], groups.get(node.input[0], frozenset())
         for tensor in tensors:
             groups[tensor] = groups.get(tensor, frozenset()) | wanting
     return groups
+
+
+def _in_front_of_layers(graph: GraphProto) -> set[str]:
+    """Return the names of the nodes whose outputs reach a node with weights."""
+    found, needed = set[str](), set[str]()
+    for node in reversed(graph.node):  # in topological order
+        is_inner = not needed.isdisjoint(node.output)
+        if is_inner:
+            found.add(node.name)
+        if is_inner or node.op_type in _BY_LAYER:
+            needed.update(node.input)
+    return found
 
 
 def _add_switches(graph: GraphProto, quantized: GraphProto) -> list[str]:

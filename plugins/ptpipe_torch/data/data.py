@@ -73,7 +73,8 @@ class DatasetInfo:
         """
         self.check_inputs(name, signature)
         needed = self.signature
-        _check_specs(f"{name} returns", signature.outputs, self.name, needed.outputs)
+        if needed.outputs:
+            _check_specs(f"{name} returns", signature.outputs, self.name, needed.outputs)
         for spec in needed.outputs:
             found_words, words = (of.meanings.get(spec.name, ()) for of in (signature, needed))
             if not retrained or sorted(found_words) == sorted(words):

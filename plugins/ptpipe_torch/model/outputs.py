@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from ptpipe import StageError
-from ptpipe_torch.model.signature import Signature, TensorSpec
+from ptpipe_torch.model.signature import BATCH, DTYPES, Signature, TensorSpec
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram  # which takes long to import
@@ -34,6 +34,52 @@ def named_outputs(returned: Any, specs: Sequence[TensorSpec]) -> dict[str, torch
         if not spec.fits(values[spec.name].shape):
             found = tuple(values[spec.name].shape)
             raise StageError(f"the network returns {spec.name} of shape {found}; it must return {spec}")
+    return values
+
+
+def with_outputs(needed: Signature, outputs: Sequence[TensorSpec]) -> Signature:
+    """Return what an unlabeled data set needs, with the outputs that a model was found to have.
+
+    Raises StageError where an output is called as an input.
+    """
+    if shared := sorted({spec.name for spec in outputs} & {spec.name for spec in needed.inputs}):
+        raise StageError(f"an input and an output are both called {shared[0]}: rename one")
+    return Signature(needed.inputs, tuple(outputs), needed.meanings)
+
+
+def specs_of(returned: Sequence[Any], num_samples: Sequence[int]) -> tuple[TensorSpec, ...]:
+    """Return the outputs of a network whose data set names no outputs, by what it returned for so many samples each.
+
+    A mapping's keys are their names; a tensor is called `output`, those of a sequence `output_0`, `output_1`. Raises
+    StageError for anything but tensors with a row for each sample, all else alike.
+    """
+    named = [_named(each) for each in returned]
+    specs = []
+    for name, first in named[0].items():
+        shapes = [tuple(each[name].shape) if name in each else None for each in named]
+        if shapes != [(num, *first.shape[1:]) for num in num_samples]:
+            found = " and ".join(f"{shape} for {num}" for shape, num in zip(shapes, num_samples, strict=True))
+            raise StageError(f"the network returns {name} of shape {found} samples; it needs a row for each sample")
+        dtype = str(first.dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise StageError(f"the network returns {name} as {dtype}; outputs are {', '.join(DTYPES)}")
+        specs.append(TensorSpec(name, dtype, (BATCH, *first.shape[1:])))
+    return tuple(specs)
+
+
+def _named(returned: Any) -> dict[str, torch.Tensor]:
+    if isinstance(returned, Mapping):
+        values = dict(returned)
+    elif isinstance(returned, list | tuple):
+        values = {f"output_{number}": value for number, value in enumerate(returned)}
+    else:
+        values = {"output": returned}
+    are_named = all(isinstance(name, str) and name.isidentifier() for name in values)
+    if not values or not are_named or not all(isinstance(value, torch.Tensor) for value in values.values()):
+        raise StageError(
+            f"the network returns {describe(returned)}; it must return a tensor, several in a tuple, or a dict of "
+            "tensors by names of letters, digits and underscores"
+        )
     return values
 
 

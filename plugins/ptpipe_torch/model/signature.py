@@ -72,18 +72,24 @@ class Signature:
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    """Empty in what an unlabeled data set needs: any."""
     meanings: Meanings = field(default_factory=dict, compare=False)
     """Of those tensors whose numbers stand for something, where it is known."""
 
     def __post_init__(self) -> None:
-        assert self.inputs and self.outputs, self
-        names = Counter(spec.name for spec in (*self.inputs, *self.outputs))
+        assert self.inputs, self
+        names = Counter(self.names)
         assert max(names.values()) == 1, names
         assert self.meanings.keys() <= names.keys(), self.meanings.keys()
 
     def __str__(self) -> str:
         """`images (batch, 3, 32, 32) float32 -> logits (batch, 10) float32`."""
-        return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
+        return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs)) or 'anything'}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all tensors."""
+        return tuple(spec.name for spec in (*self.inputs, *self.outputs))
 
     def to_json(self) -> dict[str, JSON]:
         """Return the fields of all tensors, and what is known of their meanings."""

@@ -70,7 +70,7 @@ class Task(Facts, ABC):
     @property
     @abstractmethod
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What a network returns."""
+        """What a network returns; empty: anything."""
 
     @property
     @abstractmethod

@@ -21,7 +21,7 @@ from ptpipe import Context, StageError
 from ptpipe_data import tasks
 from ptpipe_data.array_paths import fingerprint
 from ptpipe_data.config import ArraysConfig
-from ptpipe_torch import ArrayInfo, Classification, Data, ImageInfo, MultiLabel, Regression
+from ptpipe_torch import ArrayInfo, Classification, Data, ImageInfo, MultiLabel, Regression, Unlabeled
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Load = Callable[..., Data]
@@ -128,6 +128,16 @@ def test_regression_of_maps(tmp_path: Path, load: Load, monkeypatch: pytest.Monk
         load(path, **chosen | {"names": ["x", "y", "z"]})
     with pytest.raises(ValidationError, match="data_range is an option of the task regression"):
         load(path, data_range=1)
+
+
+def test_unlabeled(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "all.npz", arrays())
+    data = load(path, task="unlabeled", target=None)
+    assert type(data.info.task) is Unlabeled and list(data.info.inputs) == ["photos", "sensors", "tokens"]
+    assert len(data.splits["train"]) + len(data.splits["val"]) + len(data.splits["test"]) == NUM
+    for wrong in ({"task": "unlabeled"}, {"target": None}):
+        with pytest.raises(ValidationError, match="target: every task has one, but for the task unlabeled"):
+            load(path, **wrong)
 
 
 def test_files_of_their_own_for_val_and_test(tmp_path: Path, load: Load) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import ValidationError
 
 import ptpipe_data as front
 from ptpipe import Context, StageError
-from ptpipe_torch import Data, Resizing
+from ptpipe_torch import Data, Resizing, Unlabeled
 
 
 def config(root: Path, **options: object) -> front.ImageFolderConfig:
@@ -249,6 +250,32 @@ def test_normalization(one_folder: Path, ctx: Context) -> None:
     train = data.splits["train"]
     pixels_NHWC = train.inputs["images"].take(np.arange(len(train)))
     np.testing.assert_allclose(data.info.inputs["images"].mean, (pixels_NHWC / 255).mean(axis=(0, 1, 2)), atol=6e-5)
+
+
+def test_mean_and_std_are_given(one_folder: Path, ctx: Context) -> None:
+    info = front.load_image_folder(config(one_folder, mean=(0, 0, 0), std=(1, 1, 0.5)), ctx).info.inputs["images"]
+    assert (info.mean, info.std) == ((0, 0, 0), (1, 1, 0.5))
+    for wrong, message in (({"mean": (0, 0, 0)}, "belong together"), ({"mean": (0,), "std": (1,)}, "have 3 numbers")):
+        with pytest.raises(ValidationError, match=message):
+            config(one_folder, **wrong)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_unlabeled_images_lie_anywhere(tmp_path: Path, ctx: Context, in_memory: bool) -> None:
+    for name in ("one.png", "deep/er/two.png", "deep/three.png", "four.png"):
+        paint(tmp_path / "photos" / name, COLOURS["red"])
+    options = {"unlabeled": True, "test_size": 1, "val_size": 0, "in_memory": in_memory}
+    data = front.load_image_folder(config(tmp_path / "photos", **options), ctx)
+    assert type(data.info.task) is Unlabeled and sizes(data) == [3, 0, 1, 3]
+    ids = {*data.splits["train"].ids.tolist(), *data.splits["test"].ids.tolist()}
+    assert ids == {"one.png", "deep/er/two.png", "deep/three.png", "four.png"}
+    (batch,) = data.batches("train")
+    assert batch.inputs["images"].shape == (3, 3, 16, 16) and batch.targets == {}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StageError, match=r"empty has no images \("):
+        front.load_image_folder(config(tmp_path / "empty", **options), ctx)
+    with pytest.raises(ValidationError, match="classes: unlabeled images have none"):
+        config(tmp_path, unlabeled=True, classes={"weights": "balanced"})
 
 
 def test_in_memory(one_folder: Path, ctx: Context, tmp_path: Path) -> None:

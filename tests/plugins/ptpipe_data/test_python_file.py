@@ -14,7 +14,7 @@ from ptpipe import ManifestError, StageError, load_plan
 from ptpipe.testing import Bench
 from ptpipe_data import load_python
 from ptpipe_data.python_config import PythonDataConfig
-from ptpipe_torch import ArrayInfo, Classification, Data, ImageInfo, MultiLabel, Regression, Segmentation
+from ptpipe_torch import ArrayInfo, Classification, Data, ImageInfo, MultiLabel, Regression, Segmentation, Unlabeled
 
 pytest_plugins = ["ptpipe.testing"]
 
@@ -59,6 +59,8 @@ def noisy(): return {"train": Items(lambda i: (torch.tensor(X[i]) + torch.rand(5
 
 def columns_of_one(): return {"train": Items(lambda i: (X[i], torch.tensor([Y[i]])))}
 def masks(): return {"train": Items(lambda i: {"photo": PIXELS[i], "mask": torch.tensor(PIXELS[i, :, :, 0] % 4)})}
+def just_rows(): return {"train": X}
+def just_items(): return {"train": Items(lambda i: torch.tensor(X[i]))}
 def maps(): return {"train": {"photo": PIXELS, "target": PIXELS.transpose(0, 3, 1, 2) / 255}}
 def far_masks(): return {"train": Items(lambda i: (PIXELS[i], np.full((8, 6), -100 if i == 5 else 0)))}
 
@@ -165,6 +167,23 @@ def test_maps_are_mirrored_with_their_images(load: Any) -> None:
     assert 10 < is_same_N.sum() < 30
     with pytest.raises(StageError, match="augment: rotate would change the images and not targets"):
         load("maps", task="regression", images=["photo"], augment=["flip", "rotate"])
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        ("just_rows", ["input"]),
+        ("just_items", ["input"]),
+        ("single", ["input"]),
+        ("pairs", ["input_0", "input_1"]),
+        ("named_items", ["label", "a", "b"]),
+    ],
+)
+def test_unlabeled(load: Any, function: str, inputs: list[str]) -> None:
+    data = load(function, task="unlabeled")
+    assert type(data.info.task) is Unlabeled and list(data.info.inputs) == inputs
+    with pytest.raises(ManifestError, match="loss_function and metric_function need a target"):
+        load(function, task="unlabeled", loss_function="hinge")
 
 
 def test_a_column_of_labels(load: Any) -> None:

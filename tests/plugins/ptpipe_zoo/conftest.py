@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from ptpipe import Context
 from ptpipe.events import Event
-from ptpipe_torch import ArrayColumn, Data
+from ptpipe_torch import ArrayColumn, Data, Split, Unlabeled
 
 from ...datasets import image_info, image_split
 
@@ -29,6 +30,14 @@ def make_data() -> MakeData:
         return Data(info, {"train": image_split(ids, labels_N, ArrayColumn(pixels_NHWC))})
 
     return make
+
+
+@pytest.fixture
+def unlabeled(make_data: MakeData) -> Data:
+    """The same images without classes."""
+    data = make_data()
+    splits = {name: Split(split.ids, split.inputs, {}) for name, split in data.splits.items()}
+    return Data(replace(data.info, task=Unlabeled()), splits)
 
 
 @pytest.fixture

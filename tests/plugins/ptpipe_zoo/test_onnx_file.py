@@ -342,3 +342,58 @@ def test_a_column_is_named_once(load: Any, tmp_path: Path) -> None:
     write(tmp_path / "a.onnx")
     with pytest.raises(ManifestError, match="name each tensor once"):
         load(inputs={"x": "images", "z": "images"})
+
+
+def detector(path: Path, *, batch: int | str = "N") -> Path:
+    """Boxes and scores of names that are no identifiers, and the boxes above a threshold: as many as there are."""
+    nodes = [
+        *linear(result="/head/y.0"),
+        helper.make_node("Unsqueeze", ["/head/y.0", "axis"], ["2d"]),
+        helper.make_node("NonZero", ["/head/y.0"], ["kept"]),
+    ]
+    outputs = [value("/head/y.0", batch, 5), value("2d", batch, 1, 5), value("kept", 2, "M", type_=TensorProto.INT64)]
+    write(path, nodes, [value("x", batch, 1, 12, 12)], outputs)
+    content = onnx.load(path)
+    content.graph.initializer.append(numpy_helper.from_array(np.array([1]), "axis"))
+    onnx.save(content, path)
+    return path
+
+
+def test_unlabeled_data_takes_all_outputs_or_those_that_count(load: Any, unlabeled: Data, tmp_path: Path) -> None:
+    detector(tmp_path / "a.onnx")
+    with pytest.raises(
+        StageError, match=r"^a.onnx: kept has the shape .* and not a row of one size for each: name"
+    ) as e:
+        load(unlabeled)
+    assert str(e.value).endswith("outputs: {/head/y.0: _head_y_0, 2d: _2d}")
+    file = load(unlabeled, outputs={"/head/y.0": "scores", "2d": "boxes"})
+    assert [str(spec) for spec in file.signature.outputs] == [
+        "scores (batch, 5) float32", "boxes (batch, 1, 5) float32",
+    ]  # fmt: skip
+    with file.predictor(1) as predict:
+        outputs = predict({"images": images_NCHW()})
+    np.testing.assert_allclose(outputs["scores"], images_NCHW().reshape(3, 144) @ WEIGHTS_KD.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(outputs["boxes"][:, 0], outputs["scores"])
+    renamed = load(unlabeled, outputs={"2d": "_2d"})
+    assert [spec.name for spec in renamed.signature.outputs] == ["_2d"]
+
+
+def test_unlabeled_data_and_a_file_for_one_batch_size(load: Any, unlabeled: Data, tmp_path: Path) -> None:
+    detector(tmp_path / "a.onnx", batch=2)
+    file = load(unlabeled, outputs={"2d": "boxes"})
+    with file.predictor(1) as predict:
+        assert predict({"images": images_NCHW(5)})["boxes"].shape == (5, 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({"kepd": "boxes"}, r"outputs: 'kepd' is not in a.onnx \(did you mean 'kept'\?\)"),
+        ({"2d": "my boxes"}, "outputs: 'my boxes' is no name of letters"),
+        ({"2d": "images"}, "outputs: 'images' is an input of the data set: call the output otherwise"),
+    ],
+)
+def test_wrong_names_of_outputs(load: Any, unlabeled: Data, tmp_path: Path, outputs: Any, message: str) -> None:
+    detector(tmp_path / "a.onnx")
+    with pytest.raises(StageError, match=message):
+        load(unlabeled, outputs=outputs)

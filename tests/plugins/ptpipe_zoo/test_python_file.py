@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,7 +15,7 @@ from torch import nn
 
 from ptpipe import IntegrityError, StageError
 from ptpipe.testing import Bench
-from ptpipe_torch import FunctionRef, Model, Recipe
+from ptpipe_torch import Data, FunctionRef, Model, Recipe
 from ptpipe_zoo import PythonModelConfig, python_model
 
 pytest_plugins = ["ptpipe.testing"]
@@ -53,6 +54,21 @@ def dropping(**training):
     return Dropping(nn.Flatten(), nn.Linear(144, 5))
 
 def not_dropping(): return dropping(training=False)
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.boxes, self.embedding = nn.Conv2d(1, 4, 4, 4), nn.Linear(144, 5)
+
+    def forward(self, x):
+        return {"boxes": self.boxes(x).flatten(2), "embedding": self.embedding(x.flatten(1))}
+
+def several(): return Several()
+
+class FirstSample(nn.Module):
+    def forward(self, x): return x[0].flatten()
+
+def first_sample(): return FirstSample()
 
 class Double(nn.Module):
     def forward(self, x): return x.double()
@@ -94,6 +110,18 @@ def test_a_function_or_a_class_makes_the_network(bench: Bench, make_data: Any, m
     torch.manual_seed(bench.seed)
     assert torch.equal(model.tensors["block.0.weight"], nn.Conv2d(1, 3, 3).weight), "by the seed alone"
     assert model.build()(torch.zeros(2, 1, 12, 12)).shape == (2, 5)
+
+
+def test_a_network_of_any_outputs_where_data_is_unlabeled(bench: Bench, unlabeled: Data, mine: Path) -> None:
+    model = bench.run(python_model, {"file": "mine.py", "function": "several"}, data=unlabeled)
+    assert [str(spec) for spec in model.signature.outputs] == [
+        "boxes (batch, 4, 9) float32", "embedding (batch, 5) float32",
+    ]  # fmt: skip
+    with model.predictor(1) as predict:
+        outputs = predict({"images": np.zeros((3, 1, 12, 12), np.float32)})
+    assert {name: output.shape for name, output in outputs.items()} == {"boxes": (3, 4, 9), "embedding": (3, 5)}
+    with pytest.raises(StageError, match=r"^mine.py: first_sample\(\): the network returns output of shape \(144,\)"):
+        bench.run(python_model, {"file": "mine.py", "function": "first_sample"}, data=unlabeled)
 
 
 def test_the_recipe_has_no_path(ctx: Any, make_data: Any, mine: Path) -> None:

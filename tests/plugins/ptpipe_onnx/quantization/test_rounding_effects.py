@@ -13,9 +13,10 @@ from onnx import ModelProto, helper, numpy_helper
 from ptpipe import Context
 from ptpipe.events import Notice
 from ptpipe_onnx import quantize_onnx
+from ptpipe_onnx.quantization.agreement import join_rows
 from ptpipe_onnx.quantization.preparation import load_preprocessed
 from ptpipe_onnx.quantization.rounding_effects import _SwitchedFile, is_poor
-from ptpipe_torch import OnnxFile
+from ptpipe_torch import OnnxFile, Unlabeled
 
 from ..conftest import RecordedEvents
 from .test_post_training import Run, fixed_batch_file, images_of, logits
@@ -45,13 +46,12 @@ def test_the_node_that_harms_is_named_and_skipping_it_helps(
     file = run_stage(quantize_onnx, harmed, digits)
     assert file.parity["top1_agreement"] < 0.9
     (notice,) = notices(events)
-    assert notice.startswith("outputs lose most where these alone are rounded: Add (")
-    assert "`skip: [Add]` keeps them float: " in notice and notice.endswith("% agreement on 128 samples")
-    assert events.metrics["suggested_skip"] == ["Add"]
-    alone = events.metrics["sqnr_db_alone"]
-    assert min(alone, key=alone.__getitem__) == "Add"
-    assert sorted(value for name, value in alone.items() if name != "Add")[0] > 20
-    mended = run_stage(quantize_onnx, harmed, digits, skip=["Add"])
+    assert notice.startswith("outputs lose most where these alone are rounded: up_node (")
+    assert "`skip: [up_node, down_node]` keeps them float: " in notice and notice.endswith("agreement on 128 samples")
+    assert events.metrics["suggested_skip"] == ["up_node", "down_node"]  # behind the last layer: not any Add
+    alone = dict(events.metrics["sqnr_db_alone"])
+    assert alone.pop("up_node") < 10 and alone.pop("down_node") < 10 and min(alone.values()) > 20
+    mended = run_stage(quantize_onnx, harmed, digits, skip=["up_node", "down_node"])
     assert mended.parity["top1_agreement"] >= 0.98 and notices(events) == []
 
 
@@ -59,7 +59,7 @@ def test_a_file_of_one_batch_size(float_file, digits, run_stage: Run, events: Re
     fixed = fixed_batch_file(tmp_path / "fixed.onnx", with_offset(tmp_path / "harmed.onnx", float_file, 3000.0), 7)
     run_stage(quantize_onnx, fixed, digits)
     (notice,) = notices(events)
-    assert "`skip: [Add]`" in notice and notice.endswith(f"on {128 // 7 * 7} samples")
+    assert "`skip: [Add_2, Add_3]`" in notice and notice.endswith(f"on {128 // 7 * 7} samples")
 
 
 @pytest.mark.parametrize("options", [{"mode": "dynamic"}, {"format": "qoperator"}])
@@ -111,3 +111,36 @@ def test_a_tensor_is_rounded_where_any_group_wants_it(switched, digits) -> None:
 )
 def test_poor_outputs(figures, poor) -> None:
     assert is_poor(figures) is poor
+
+
+BOXES_AND_SCORES = np.concatenate(
+    [np.random.default_rng(1).uniform(0, 300, (6, 4, 50)), np.random.default_rng(2).random((6, 12, 50))], axis=1
+).astype(np.float32)
+
+
+def paired(float_output: np.ndarray, rounded: np.ndarray) -> dict[str, object]:
+    halves = [({"y": float_output[rows]}, {"y": rounded[rows]}) for rows in (slice(0, 2), slice(2, None))]
+    return join_rows(Unlabeled(), ["y"], halves)["y"].figures
+
+
+def test_scores_lost_beside_boxes_are_seen() -> None:
+    """Of an output with one scale for all: 12 of 16 channels are 0 now, which their power alone doesn't show."""
+    rounded = np.round(BOXES_AND_SCORES / 2) * 2
+    figures = paired(BOXES_AND_SCORES, rounded)
+    assert figures["sqnr_db"] > 40 and figures["channel_sqnr_db"] == pytest.approx(10 * np.log10(16 / 12), abs=0.05)
+    assert is_poor(figures)
+    noise = np.random.default_rng(3).normal(0, 0.01, BOXES_AND_SCORES.shape).astype(np.float32)
+    assert not is_poor(paired(BOXES_AND_SCORES, BOXES_AND_SCORES + noise))
+
+
+def test_channels_that_are_constant_must_stay_so() -> None:
+    output = BOXES_AND_SCORES.copy()
+    output[:, 5] = 7.0
+    assert "channel_sqnr_db" not in paired(output, output)
+    other = output.copy()
+    other[:, 5] = 6.0
+    assert paired(output, other)["channel_sqnr_db"] == pytest.approx(10 * np.log10(16), abs=0.01)
+
+
+def test_columns_of_a_sample_are_no_channels() -> None:
+    assert "channel_sqnr_db" not in paired(BOXES_AND_SCORES[..., 0], BOXES_AND_SCORES[..., 0] + 1)

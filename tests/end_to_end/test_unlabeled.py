@@ -1,0 +1,116 @@
+"""A detector of boxes and scores on pictures that have no labels: quantized, exported, checked and timed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+NETS = """
+import torch
+from torch import nn
+
+
+class Detector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 16, 3, 2, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Conv2d(16, 16, 3, 2, padding=1), nn.ReLU()
+        )
+        self.boxes, self.scores, self.embedding = nn.Conv2d(16, 4, 1), nn.Conv2d(16, 5, 1), nn.Linear(16, 8)
+
+    def forward(self, x):
+        y = self.body(x)
+        joined = [300 * self.boxes(y).flatten(2), self.scores(y).flatten(2).sigmoid()]
+        return {"detections": torch.cat(joined, 1), "embedding": self.embedding(y.mean((2, 3)))}
+"""
+DATA = """
+version: 1
+name: unlabeled
+seed: 1
+stages:
+  data:
+    uses: data.image_folder
+    with: {path: photos, unlabeled: true, image_size: 32, mean: [0, 0, 0], std: [1, 1, 1], batch_size: 8, test_size: 20}
+  net: {uses: model.python, with: {file: nets.py, function: Detector}}
+"""
+STAGES = """
+  onnx_float: {uses: export.onnx, needs: {model: net}}
+  equalized: {uses: quant.equalize, needs: {model: net}}
+  observed: {uses: quant.prepare, needs: {model: equalized}}
+  calibrated: {uses: quant.calibrate, needs: {model: observed}}
+  corrected: {uses: quant.bias_correct, needs: {model: calibrated}}
+  static: {uses: quant.convert, needs: {model: corrected}}
+  onnx: {uses: export.onnx, needs: {model: static}, with: {preprocessing: nhwc}}
+  dynamic: {uses: quant.dynamic, needs: {model: net}}
+  quantizer: {uses: quant.onnx, needs: {model: onnx_float}}
+  mended: {uses: quant.onnx, needs: {model: onnx_float}, with: {skip: [node_cat]}}
+  predicted: {uses: eval.predict, needs: {model: onnx}}
+  latency:
+    uses: eval.latency
+    needs: {models: [onnx_float, static, onnx, mended]}
+    with: {baseline: onnx_float, batch_sizes: [1], budget_s: 2, threads: [one]}
+  size: {uses: gate.size, needs: {comparison: latency}, with: {candidate: static, max_ratio: 0.6}}
+"""
+REFUSED = {
+    "train.supervised": "there is no target to learn",
+    "quant.analyze": "there is no metric that a model could be judged by",
+    "quant.tune": "there is no metric that a model could be judged by",
+    "eval.compare": "there is no metric that a model could be judged by",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for number in range(60):
+        pixels = rng.integers(0, 256, (4, 4, 3), np.uint8).repeat(9, 0).repeat(9, 1)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    (tmp_path / "nets.py").write_text(NETS)
+    return tmp_path
+
+
+def run(folder: Path, text: str, *options: str) -> tuple[int, Any, str]:
+    (folder / "m.yaml").write_text(text)
+    command = [sys.executable, "-m", "ptpipe", "run", "m.yaml", "--json", *options]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
+    return ended.returncode, json.loads(ended.stdout), ended.stderr
+
+
+def test_all_but_what_needs_targets(folder: Path) -> None:
+    code, record, errors = run(folder, DATA + STAGES)
+    assert code == 0, errors
+    assert "Warning" not in errors  # torch's, of the sigmoid's grid beside that of the boxes
+    metrics = {stage["stage_id"]: stage["metrics"] for stage in record["stages"]}
+    assert metrics["onnx"]["detections.num_samples"] == 20
+    lost, kept = metrics["quantizer"], metrics["mended"]
+    assert lost["suggested_skip"] == ["node_cat"] and "suggested_skip" not in kept
+    assert lost["detections.sqnr_db"] > 20 > 10 > lost["detections.channel_sqnr_db"]
+    assert kept["detections.channel_sqnr_db"] > 20
+    run_folder = folder / "artifacts" / "runs" / record["run_id"]
+    check = [sys.executable, "-m", "ptpipe", "check", str(run_folder / "onnx" / "model.onnx")]
+    assert subprocess.run(check, capture_output=True, check=False).returncode == 0
+
+
+def test_what_needs_targets_says_so(folder: Path) -> None:
+    prepared, stages = STAGES.partition("  corrected:")[0], ""
+    for number, kind in enumerate(REFUSED):
+        given = {"eval.compare": "models: [net]", "quant.analyze": "model: calibrated"}.get(kind, "model: net")
+        more = ", with: {max_drop: 0.1}" if kind == "quant.tune" else ""
+        stages += f"  s{number}: {{uses: {kind}, needs: {{{given}}}{more}}}\n"
+    code, record, _ = run(folder, DATA + prepared + stages, "--keep-going")
+    assert code == 1
+    failed = {stage["kind"]: stage["message"] for stage in record["stages"] if stage["outcome"] == "failed"}
+    assert failed.keys() == REFUSED.keys()
+    for kind, message in REFUSED.items():
+        assert failed[kind].startswith("the data set is unlabeled: ") and message in failed[kind]
