@@ -19,6 +19,10 @@ _ARITHMETIC = (operator.add, operator.mul, torch.add, torch.mul)
 _ARITHMETIC_METHODS = ("add", "mul")
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _FACTORIES = (torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros)
+_MOVES = (
+    torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.squeeze, torch.unsqueeze,
+    "flatten", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous",
+)  # fmt: skip
 _POOLINGS = (nn.functional.max_pool1d, nn.functional.max_pool2d, nn.functional.max_pool3d)
 _SOFTMAX = (torch.softmax, nn.functional.softmax, "softmax")
 _MASKING = (
@@ -34,9 +38,28 @@ def operators_to_leave_float(graph: GraphModule) -> list[Node]:
         *(*operators_on_integers(graph), *operators_converted_wrongly(graph), *constants),
         *(*operators_on_made_tensors(graph), *operators_on_complex_numbers(graph), *masked_softmax(graph)),
         *(*products_without_kernel(graph), *operators_of_relative_precision(graph, set(constants))),
-        *operators_with_several_results(graph),
+        *(*operators_with_several_results(graph), *joins_of_outputs(graph)),
     ]
     return list(dict.fromkeys(found))
+
+
+def joins_of_outputs(graph: GraphModule) -> list[Node]:
+    """Return the concatenations that an output consists of, and what moves their values behind them.
+
+    In int8 all that is joined is on one grid: beside boxes in pixels, a detector's scores of 0 to 1 would all be 0.
+    Nothing is computed from the joined tensor, so that int8 would save nothing.
+    """
+    last: set[Node] = set()
+    for node in reversed(graph.graph.nodes):
+        moves = node.target in (*JOINS, *_MOVES) or is_layer(graph, node, nn.Flatten)
+        if node.op == "output" or (moves and node.users and last.issuperset(node.users)):
+            last.add(node)
+    found: dict[Node, None] = {}
+    for node in graph.graph.nodes:
+        is_behind = node.target in JOINS or any(source in found for source in node.all_input_nodes)
+        if is_behind and node in last and node.op != "output":
+            found[node] = None
+    return list(found)
 
 
 def operators_on_constants(graph: GraphModule) -> list[Node]:

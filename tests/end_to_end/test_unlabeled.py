@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ptpipe_torch import Predictions
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NETS = """
@@ -54,7 +56,8 @@ STAGES = """
   dynamic: {uses: quant.dynamic, needs: {model: net}}
   quantizer: {uses: quant.onnx, needs: {model: onnx_float}}
   mended: {uses: quant.onnx, needs: {model: onnx_float}, with: {skip: [node_cat]}}
-  predicted: {uses: eval.predict, needs: {model: onnx}}
+  float_outputs: {uses: eval.predict, needs: {model: onnx_float}}
+  int8_outputs: {uses: eval.predict, needs: {model: onnx}}
   latency:
     uses: eval.latency
     needs: {models: [onnx_float, static, onnx, mended]}
@@ -97,6 +100,13 @@ def test_all_but_what_needs_targets(folder: Path) -> None:
     assert lost["suggested_skip"] == ["node_cat"] and "suggested_skip" not in kept
     assert lost["detections.sqnr_db"] > 20 > 10 > lost["detections.channel_sqnr_db"]
     assert kept["detections.channel_sqnr_db"] > 20
+    outputs = {stage["stage_id"]: stage["outputs"].get("output", {}).get("digest", "") for stage in record["stages"]}
+    float_NCP, int8_NCP = (
+        Predictions.load(folder / "artifacts" / "objects" / digest[:2] / digest / "files").arrays["detections"]
+        for digest in (outputs["float_outputs"], outputs["int8_outputs"])
+    )
+    assert float_NCP.shape == (20, 9, 64) and np.ptp(float_NCP[:, :4]) > 50
+    assert np.abs(int8_NCP - float_NCP)[:, 4:].max() < 0.03  # one grid for boxes and scores made all of them 0
     run_folder = folder / "artifacts" / "runs" / record["run_id"]
     check = [sys.executable, "-m", "ptpipe", "check", str(run_folder / "onnx" / "model.onnx")]
     assert subprocess.run(check, capture_output=True, check=False).returncode == 0

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ptpipe_quant.float_nodes import (
+    joins_of_outputs,
     masked_softmax,
     operators_converted_wrongly,
     operators_on_complex_numbers,
@@ -48,6 +49,45 @@ def test_integers_are_followed_back_to_the_last_layer() -> None:
 def test_a_network_without_integers_has_none() -> None:
     network = Net(lambda n, x: logits(n, F.relu(n.stem(x)) + 1))
     assert operators_on_integers(trace_network(network, pictures(INPUT_SHAPE_CHW)).graph) == []
+
+
+class Detector(nn.Module):
+    """Boxes in pixels and scores of 0 to 1 in one tensor, also in another order of axes; and a join that is read on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        channels = INPUT_SHAPE_CHW[0]
+        self.stem, self.boxes, self.scores = nn.Conv2d(channels, 8, 3, 2), nn.Conv2d(16, 4, 1), nn.Conv2d(16, 5, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.stem(x)
+        read = torch.cat([y, F.relu(y)], 1)
+        joined = torch.cat([self.boxes(read).flatten(2), self.scores(read).flatten(2).sigmoid()], 1)
+        return {"detections": joined.transpose(1, 2), "features": read}
+
+
+def test_what_outputs_are_joined_of_is_left_float_where_nothing_reads_it() -> None:
+    graph = trace_network(Detector(), pictures(INPUT_SHAPE_CHW)).graph
+    found = joins_of_outputs(graph)
+    assert [node.target for node in found] == [torch.cat, "transpose"]
+    assert found[0] is max(graph.graph.find_nodes(op="call_function", target=torch.cat))  # the last one
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_scores_beside_boxes_keep_their_grid(backend: str) -> None:
+    """On one grid with boxes of up to hundreds of pixels all were 0, or 1."""
+    torch.manual_seed(0)
+    network = Detector().eval()
+    with torch.no_grad():
+        network.boxes.weight *= 300
+        network.scores.weight *= 5
+    x = torch.randn(2, *INPUT_SHAPE_CHW, generator=torch.Generator().manual_seed(0))
+    with quantized_engine(backend), torch.no_grad():
+        expected = network(x)["detections"]
+        found = to_int8(prepared_on(network, backend), backend=backend)(x)["detections"]
+    scores, expected_scores = found[..., 4:], expected[..., 4:]
+    assert expected[..., :4].abs().max() > 100 and expected_scores.std() > 0.1
+    assert (scores - expected_scores).abs().max() < 0.05
 
 
 def test_complex_numbers_and_what_takes_them_are_left_float() -> None:
