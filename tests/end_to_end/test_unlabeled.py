@@ -96,6 +96,7 @@ def test_all_but_what_needs_targets(folder: Path) -> None:
     assert "Warning" not in errors  # torch's, of the sigmoid's grid beside that of the boxes
     metrics = {stage["stage_id"]: stage["metrics"] for stage in record["stages"]}
     assert metrics["onnx"]["detections.num_samples"] == 20
+    assert metrics["onnx"]["detections.quantization_channel_sqnr_db"] > 10
     lost, kept = metrics["quantizer"], metrics["mended"]
     assert lost["suggested_skip"] == ["node_cat"] and "suggested_skip" not in kept
     assert lost["detections.sqnr_db"] > 20 > 10 > lost["detections.channel_sqnr_db"]

@@ -34,6 +34,8 @@ BATCH_SIZE = 64
 _MAX_VALUES = 1 << 25
 """Of outputs that are compared: those of pictures have millions a sample, and several models' are held at a time."""
 _NUM_TRIED = 8
+_NOISY_DB = 10.0
+"""Below it, a tenth of the signal's power is noise."""
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """By the names of the tensors, in the order of the signature."""
 
@@ -130,12 +132,27 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
     with released_memory():
         of_torch = predicting.outputs_of_torch(model, exported.int8)
     task = samples.data.info.task
-    return {
-        name: replace(
-            _parity(exported, model, task, name, [*found[name], *of_torch[name]]), num_samples=len(samples.positions)
-        )
-        for name in found
-    }
+    parities = {}
+    for name in found:
+        parity = _parity(exported, model, task, name, [*found[name], *of_torch[name]])
+        parities[name] = replace(parity, num_samples=len(samples.positions))
+    _report_noise(ctx, parities)
+    return parities
+
+
+def _report_noise(ctx: Context, parities: Mapping[str, Parity]) -> None:
+    """Give a notice for each output of an int8 model of which quantization leaves little; classes have metrics."""
+    for name, parity in parities.items():
+        decibels = [
+            value
+            for figure, value in parity.figures.items()
+            if figure.startswith("quantization_") and isinstance(value, float)
+        ]
+        if decibels and min(decibels) < _NOISY_DB:
+            ctx.notice(
+                f"{name}: int8 leaves {min(decibels):.1f} dB of signal over noise, compared with the float network on "
+                f"{parity.num_samples} samples: calibrate on samples like those in use, or keep layers float (`skip`)"
+            )
 
 
 @dataclass
@@ -166,7 +183,7 @@ class _Predicting:
         for inputs in self.samples.batches(form):
             predictions = predict(inputs)
             for name, of in batches.items():
-                of.append([_rows(task, name, outputs[name]) for outputs in predictions])
+                of.append([output_rows(task, name, outputs[name]) for outputs in predictions])
             self.num_done += len(next(iter(inputs.values())))
             self.ctx.progress(self.num_done, 2 * num_samples, "predictions")
         return {name: [np.concatenate(rows) for rows in zip(*of, strict=True)] for name, of in batches.items()}
@@ -197,7 +214,7 @@ def _parity(exported: Exported, model: Model, task: Task, name: str, rows: list[
     )
 
 
-def _rows(task: Task, name: str, output: npt.NDArray[Any]) -> Logits:
+def output_rows(task: Task, name: str, output: npt.NDArray[Any]) -> Logits:
     """Return an output in its natural unit, as rows of the scores of classes, else of its second axis."""
     output = task.in_natural_units(output)
     axis = task.class_scores.get(name, 1)

@@ -56,6 +56,8 @@ SPREAD_TOLERANCE = 0.5
 """Of the standard deviation among a sample's logits."""
 DECIDED = 6.0
 """Margin of a label that quantization hardly ever changes, in units of its root mean square error."""
+_ROUNDING = 1e-12
+"""Of a mean of squares in float64: a variance below it is that of a constant."""
 MIN_AGREEMENT = 0.98
 """Of these labels."""
 FALSE_ALARM = 1e-6
@@ -111,9 +113,19 @@ class Parity:
         if self.float_NK is not None:
             figures[f"rms_{self._value}_difference"] = _rms(difference_NK)
             figures["rms_quantization_error"] = _rms(self.torch_NK - self.float_NK)
+            if not self.are_class_scores:
+                figures |= {
+                    f"quantization_{name}": value
+                    for name, value in signal_to_noise(self.float_NK, self.torch_NK, self.has_positions).items()
+                }
             if self.are_class_scores:
                 figures["num_decided_labels"] = int(self._decided().sum())
         return figures
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether a sample has several rows."""
+        return self.num_samples not in (None, len(self.torch_NK))
 
     @property
     def _value(self) -> str:
@@ -201,6 +213,26 @@ class Parity:
             f"largest difference {figures[f'max_abs_{self._value}_difference']:.4g}{steps}, "
             f"mean {figures[f'mean_abs_{self._value}_difference']:.4g}"
         )
+
+
+def signal_to_noise(expected_NK: Logits, found_NK: Logits, has_positions: bool) -> dict[str, float]:
+    """Return signal-to-noise ratios in dB, without those where nothing differs.
+
+    `sqnr_db`: 10 log10 of the sum of squares of `expected_NK` over that of the differences. `channel_sqnr_db`, of
+    outputs with channels, K, and positions (`has_positions`): all channels count alike, each by its noise over its
+    variance, 1 at most. Scores beside boxes in pixels, all rounded to 0, cost nothing in the other figure.
+    """
+    noise_K = np.square(found_NK - expected_NK, dtype=np.float64).mean(axis=0)
+    square_K = np.square(expected_NK, dtype=np.float64).mean(axis=0)
+    if not noise_K.any() or not square_K.any():
+        return {}
+    found = {"sqnr_db": square_K.mean() / noise_K.mean()}
+    if has_positions:
+        variance_K = square_K - np.square(expected_NK.mean(axis=0, dtype=np.float64))
+        is_constant_K = variance_K <= _ROUNDING * square_K
+        ratios_K = np.where(is_constant_K, noise_K > 0, noise_K / np.where(is_constant_K, 1, variance_K))
+        found["channel_sqnr_db"] = 1 / np.minimum(ratios_K, 1).mean()
+    return {name: round(10 * math.log10(ratio), 2) for name, ratio in found.items()}
 
 
 def has_floats(signature: Signature) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ptpipe import StageError
-from ptpipe_torch.parity.parity import Parity, with_noise
+from ptpipe_torch.parity.parity import Parity, signal_to_noise, with_noise
 
 RNG = np.random.default_rng(5)
 TORCH_NK = RNG.normal(size=(400, 10)).astype(np.float32) * 3
@@ -155,12 +155,35 @@ def test_outputs_that_are_no_scores_of_classes_have_no_labels() -> None:
     parity.check()
     assert parity.figures.keys() == {
         "num_samples", "max_abs_output_difference", "mean_abs_output_difference", "rms_output_difference",
-        "rms_quantization_error",
+        "rms_quantization_error", "quantization_sqnr_db",
     }  # fmt: skip
     with pytest.raises(
         StageError, match=r"outputs differ by .maximum. .* of the largest output\); over \d+ samples, largest"
     ):
         Parity(TORCH_NK + 1, TORCH_NK, are_class_scores=False).check()
+
+
+def test_channels_of_pictures_count_alike() -> None:
+    """Boxes of up to hundreds of pixels beside scores, which one grid for all of them rounds to 0."""
+    float_NK = np.concatenate([RNG.uniform(0, 300, (600, 4)), RNG.random((600, 12))], axis=1).astype(np.float32)
+    torch_NK = np.round(float_NK / 2) * 2
+    figures = Parity(torch_NK, torch_NK, float_NK, are_class_scores=False, num_samples=12).figures
+    assert figures["num_samples"] == 12 and figures["quantization_sqnr_db"] > 40
+    assert figures["quantization_channel_sqnr_db"] == pytest.approx(10 * math.log10(16 / 12), abs=0.05)
+    rows = Parity(torch_NK, torch_NK, float_NK, are_class_scores=False, num_samples=600).figures
+    assert "quantization_channel_sqnr_db" not in rows  # columns of a sample are no channels
+    assert not any("sqnr" in name for name in Parity(torch_NK, torch_NK, float_NK).figures)  # classes have metrics
+    assert signal_to_noise(float_NK, float_NK, has_positions=True) == {}
+
+
+@pytest.mark.parametrize(("other", "expected"), [(7.0, None), (6.0, 10 * math.log10(16))])
+def test_a_channel_that_is_constant_must_stay_so(other: float, expected: float | None) -> None:
+    values_NK = RNG.random((600, 16)).astype(np.float32)
+    values_NK[:, 5] = 7.0
+    found_NK = values_NK.copy()
+    found_NK[:, 5] = other
+    found = signal_to_noise(values_NK, found_NK, has_positions=True).get("channel_sqnr_db")
+    assert found == (expected if expected is None else pytest.approx(expected, abs=0.01))
 
 
 def test_two_outputs_that_are_nearly_equal_differ_as_much_as_each_does() -> None:
