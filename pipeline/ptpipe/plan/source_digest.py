@@ -112,7 +112,7 @@ class SourceDigests:
         """Return the file of a module, given by name, or by path where it can't be imported by name."""
         found = None if module.startswith("/") else self._finder.find(module)
         path = Path(found.file if found else module)
-        return path if path.is_absolute() and path.is_file() else None
+        return path if path.is_absolute() and is_file(path) else None
 
     def can_import(self, name: str, file: str) -> bool:
         """Return whether a module's name stands for this file; if that is missing, whether it was looked for there."""
@@ -302,3 +302,11 @@ def _names_in(node: ast.AST) -> Iterator[str]:
             args=[ast.Constant(value=str(name)), *_],
         ):
             yield name
+
+
+def is_file(path: Path) -> bool:
+    """Return whether there is such a file: a name may be too long for any."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False

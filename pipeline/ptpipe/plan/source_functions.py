@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptpipe.errors import Problem
-from ptpipe.plan.source_digest import SourceDigests
+from ptpipe.plan.source_digest import SourceDigests, is_file
 
 if TYPE_CHECKING:
     from ptpipe.plan.bind import Plan, PlannedStage
@@ -81,6 +81,6 @@ def missing_files(plan: Plan) -> Iterator[Problem]:
             yield plan.plugin_problem(stage.id, "source_functions()", error)
             continue
         for file, path in {function.file: function.path for function in functions}.items():
-            if not path.is_file():
+            if not is_file(path):
                 options = [name for name, value in stage.options.items() if value == file]
                 yield plan.problem(stage.id, f"there is no file {path}", *options[:1])

@@ -269,10 +269,13 @@ def _add_to_path(folder: Path) -> None:
 
 def _similar_file(name: str, folder: Path) -> str | None:
     """Return the file that a plugin name without a file may have meant."""
-    if (folder / name).is_file():
-        return None
     parent = (folder / name).parent
-    names = [file.name for file in islice(parent.glob("*.py"), 500)] if parent.is_dir() else []
+    try:
+        if (folder / name).is_file():
+            return None
+        names = [file.name for file in islice(parent.glob("*.py"), 500)] if parent.is_dir() else []
+    except OSError:  # a name that is too long for the file system
+        return None
     if not is_file_name(name):
         return f"./{name}.py" if f"{name}.py" in names else None
     found = nearest(Path(name).name, names)

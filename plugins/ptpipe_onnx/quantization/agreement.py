@@ -50,6 +50,8 @@ class PairedRows:
     are_class_scores: bool
     num_samples: int
     """That the rows are of: pixels and tokens have a row each."""
+    num_features: int | None
+    """Size of the last axis of an output with three; None: it has fewer, or more."""
 
     @property
     def figures(self) -> dict[str, JSON]:
@@ -63,7 +65,7 @@ class PairedRows:
             f"rms_{value}_difference": math.sqrt(float(np.square(difference_NK, dtype=np.float64).mean())),
         }
         has_channels = not self.are_class_scores and len(self.first_NK) > self.num_samples
-        figures |= signal_to_noise(self.first_NK, self.second_NK, has_channels)
+        figures |= signal_to_noise(self.first_NK, self.second_NK, has_channels, self.num_features)
         if self.are_class_scores:
             figures["top1_agreement"] = float(np.mean(self.first_NK.argmax(1) == self.second_NK.argmax(1)))
         return figures
@@ -101,15 +103,17 @@ def paired_rows(
 def join_rows(task: Task, names: Sequence[str], batches: Iterable[tuple[Outputs, Outputs]]) -> Mapping[str, PairedRows]:
     """Return these outputs of two models, of one batch after the other, by name."""
     rows: dict[str, list[tuple[Rows, Rows]]] = {name: [] for name in names}
-    num_samples = 0
+    num_samples, shapes = 0, dict[str, tuple[int, ...]]()
     for first, second in batches:
         num_samples += len(first[names[0]])
+        shapes |= {name: first[name].shape for name in names}
         for name, pairs in rows.items():
             pairs.append((output_rows(task, name, first[name]), output_rows(task, name, second[name])))
     found = {}
     for name, pairs in rows.items():
         first_NK, second_NK = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-        found[name] = PairedRows(first_NK, second_NK, name in task.class_scores, num_samples)
+        num_features = shapes[name][2] if len(shapes[name]) == 3 else None
+        found[name] = PairedRows(first_NK, second_NK, name in task.class_scores, num_samples, num_features)
     return found
 
 

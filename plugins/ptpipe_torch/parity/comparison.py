@@ -135,7 +135,9 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
     parities = {}
     for name in found:
         parity = _parity(exported, model, task, name, [*found[name], *of_torch[name]])
-        parities[name] = replace(parity, num_samples=len(samples.positions))
+        shape = next(spec.sample_shape for spec in model.signature.outputs if spec.name == name)
+        num_features = shape[1] if len(shape) == 2 and isinstance(shape[1], int) else None
+        parities[name] = replace(parity, num_samples=len(samples.positions), num_features=num_features)
     _report_noise(ctx, parities)
     return parities
 

@@ -40,6 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -90,13 +91,15 @@ class Parity:
     """What the exported model is called in messages."""
     num_samples: int | None = None
     """That the rows are of, where these are pixels or tokens; None: a row is a sample."""
+    num_features: int | None = None
+    """Size of the last axis of an output with three; None: it has fewer, or more."""
 
     def __post_init__(self) -> None:
         for name, logits_NK in (("torch model", self.torch_NK), (self.exported, self.exported_NK)):
             if not np.isfinite(logits_NK).all():
                 raise StageError(f"the {self._value}s of the {name} are not finite")
 
-    @property
+    @cached_property
     def figures(self) -> Mapping[str, JSON]:
         """Recorded figures, in units of the output and of its step."""
         difference_NK = np.abs(self.exported_NK - self.torch_NK)
@@ -116,7 +119,9 @@ class Parity:
             if not self.are_class_scores:
                 figures |= {
                     f"quantization_{name}": value
-                    for name, value in signal_to_noise(self.float_NK, self.torch_NK, self.has_positions).items()
+                    for name, value in signal_to_noise(
+                        self.float_NK, self.torch_NK, self.has_positions, self.num_features
+                    ).items()
                 }
             if self.are_class_scores:
                 figures["num_decided_labels"] = int(self._decided().sum())
@@ -215,24 +220,44 @@ class Parity:
         )
 
 
-def signal_to_noise(expected_NK: Logits, found_NK: Logits, has_positions: bool) -> dict[str, float]:
+def signal_to_noise(
+    expected_NK: Logits, found_NK: Logits, has_positions: bool, num_features: int | None
+) -> dict[str, float]:
     """Return signal-to-noise ratios in dB, without those where nothing differs.
 
     `sqnr_db`: 10 log10 of the sum of squares of `expected_NK` over that of the differences. `channel_sqnr_db`, of
     outputs with channels, K, and positions (`has_positions`): all channels count alike, each by its noise over its
-    variance, 1 at most. Scores beside boxes in pixels, all rounded to 0, cost nothing in the other figure.
+    variance, 1 at most. Scores beside boxes in pixels, all rounded to 0, cost nothing in the other figure. With
+    `num_features`, the last axis of an output with three may have the channels, too: the worse one counts.
     """
+    noise, signal = (
+        float(np.square(values_NK, dtype=np.float64).mean()) for values_NK in (found_NK - expected_NK, expected_NK)
+    )
+    if not noise or not signal:
+        return {}
+    ratios = {"sqnr_db": signal / noise}
+    if has_positions:
+        pairs = [(expected_NK, found_NK)]
+        if num_features:
+            pairs.append((_by_feature(expected_NK, num_features), _by_feature(found_NK, num_features)))
+        ratios["channel_sqnr_db"] = min(1 / _channel_noise(*pair) for pair in pairs)
+    return {name: round(10 * math.log10(ratio), 2) for name, ratio in ratios.items()}
+
+
+def _channel_noise(expected_NK: Logits, found_NK: Logits) -> float:
+    """Return the mean over the columns of their noise over their variance, 1 at most; it is not 0."""
     noise_K = np.square(found_NK - expected_NK, dtype=np.float64).mean(axis=0)
     square_K = np.square(expected_NK, dtype=np.float64).mean(axis=0)
-    if not noise_K.any() or not square_K.any():
-        return {}
-    found = {"sqnr_db": square_K.mean() / noise_K.mean()}
-    if has_positions:
-        variance_K = square_K - np.square(expected_NK.mean(axis=0, dtype=np.float64))
-        is_constant_K = variance_K <= _ROUNDING * square_K
-        ratios_K = np.where(is_constant_K, noise_K > 0, noise_K / np.where(is_constant_K, 1, variance_K))
-        found["channel_sqnr_db"] = 1 / np.minimum(ratios_K, 1).mean()
-    return {name: round(10 * math.log10(ratio), 2) for name, ratio in found.items()}
+    variance_K = square_K - np.square(expected_NK.mean(axis=0, dtype=np.float64))
+    is_constant_K = variance_K <= _ROUNDING * square_K
+    ratios_K = np.where(is_constant_K, noise_K > 0, noise_K / np.where(is_constant_K, 1, variance_K))
+    return float(np.minimum(ratios_K, 1).mean())
+
+
+def _by_feature(values_NK: Logits, num_features: int) -> Logits:
+    """Return rows of the second axis of an output, (N, K, F), as rows of its last one."""
+    rows = values_NK.reshape(-1, num_features, values_NK.shape[1])
+    return np.moveaxis(rows, 1, 2).reshape(-1, num_features)
 
 
 def has_floats(signature: Signature) -> bool:

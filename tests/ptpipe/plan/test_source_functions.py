@@ -195,6 +195,13 @@ def test_an_artifact_without_functions_ignores_them(place):
     assert plain.with_source_functions(("/x.py:f",)) is plain
 
 
+def test_a_name_that_is_too_long_for_the_file_system_is_a_missing_file(place):
+    text = (place.folder / "m.yaml").read_text()
+    (place.folder / "m.yaml").write_text(text.replace("other.py", "x" * 5000 + ".py"))
+    with pytest.raises(ManifestError, match=r"two: there is no file .*/xxx"):
+        load_plan(place.folder / "m.yaml")
+
+
 def test_a_missing_file_is_found_before_any_stage(place):
     (place.folder / "other.py").unlink()
     with pytest.raises(ManifestError) as raised:

@@ -163,6 +163,7 @@ def test_names_that_lead_nowhere(tmp_path):
     (tmp_path / "text.txt").write_text("")
     assert "a plugin's name ends in .py" in the_problem(load_vocabulary(["./text.txt"], tmp_path))
     assert "there is no file" in the_problem(load_vocabulary(["./"], tmp_path))
+    assert the_problem(load_vocabulary(["./" + "x" * 5000 + ".py"], tmp_path)).startswith("plugin ./xxx")
 
 
 def test_after_a_hundred_broken_plugins_no_further_one_is_executed(tmp_path):

@@ -123,10 +123,11 @@ def paired(float_output: np.ndarray, rounded: np.ndarray) -> dict[str, object]:
     return join_rows(Unlabeled(), ["y"], halves)["y"].figures
 
 
-def test_scores_lost_beside_boxes_are_seen() -> None:
+@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 1)])
+def test_scores_lost_beside_boxes_are_seen(axes) -> None:
     """Of an output with one scale for all: 12 of 16 channels are 0 now, which their power alone doesn't show."""
     rounded = np.round(BOXES_AND_SCORES / 2) * 2
-    figures = paired(BOXES_AND_SCORES, rounded)
+    figures = paired(BOXES_AND_SCORES.transpose(axes), rounded.transpose(axes))
     assert figures["sqnr_db"] > 40 and figures["channel_sqnr_db"] == pytest.approx(10 * np.log10(16 / 12), abs=0.05)
     assert is_poor(figures)
     noise = np.random.default_rng(3).normal(0, 0.01, BOXES_AND_SCORES.shape).astype(np.float32)

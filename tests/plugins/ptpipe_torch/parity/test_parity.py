@@ -173,7 +173,21 @@ def test_channels_of_pictures_count_alike() -> None:
     rows = Parity(torch_NK, torch_NK, float_NK, are_class_scores=False, num_samples=600).figures
     assert "quantization_channel_sqnr_db" not in rows  # columns of a sample are no channels
     assert not any("sqnr" in name for name in Parity(torch_NK, torch_NK, float_NK).figures)  # classes have metrics
-    assert signal_to_noise(float_NK, float_NK, has_positions=True) == {}
+    assert signal_to_noise(float_NK, float_NK, has_positions=True, num_features=None) == {}
+
+
+def test_channels_may_be_the_last_axis() -> None:
+    """As YOLOv5 has them: (samples, anchors, boxes and scores)."""
+    output_NAF = np.concatenate([RNG.uniform(0, 300, (12, 50, 4)), RNG.random((12, 50, 12))], axis=2).astype(np.float32)
+    float_NK, torch_NK = (
+        np.moveaxis(array, 1, 2).reshape(-1, 50) for array in (output_NAF, np.round(output_NAF / 2) * 2)
+    )
+    rows = {"are_class_scores": False, "num_samples": 12}
+    one, both = (
+        Parity(torch_NK, torch_NK, float_NK, **rows, num_features=size).figures["quantization_channel_sqnr_db"]
+        for size in (None, 16)
+    )
+    assert one > 40 and both == pytest.approx(10 * math.log10(16 / 12), abs=0.05)
 
 
 @pytest.mark.parametrize(("other", "expected"), [(7.0, None), (6.0, 10 * math.log10(16))])
@@ -182,7 +196,7 @@ def test_a_channel_that_is_constant_must_stay_so(other: float, expected: float |
     values_NK[:, 5] = 7.0
     found_NK = values_NK.copy()
     found_NK[:, 5] = other
-    found = signal_to_noise(values_NK, found_NK, has_positions=True).get("channel_sqnr_db")
+    found = signal_to_noise(values_NK, found_NK, has_positions=True, num_features=None).get("channel_sqnr_db")
     assert found == (expected if expected is None else pytest.approx(expected, abs=0.01))
 
 
