@@ -64,8 +64,9 @@ class FloatRun:
 
 
 def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    tolerance = _TOLERANCE * expected.nan_to_num().abs().max().item()
-    return found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=tolerance, equal_nan=True)
+    tolerance = _TOLERANCE * expected.double().nan_to_num().abs().max().item()
+    pair = found.double(), expected.double()
+    return found.shape == expected.shape and torch.allclose(*pair, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def names_to_quantize(build: Build, skip: Sequence[str], run: FloatRun, ctx: Context) -> list[str]:

@@ -44,20 +44,21 @@ def operators_to_leave_float(graph: GraphModule) -> list[Node]:
 
 
 def joins_of_outputs(graph: GraphModule) -> list[Node]:
-    """Return the concatenations that an output consists of, and what moves their values behind them.
+    """Return the concatenations behind the last layers, and what moves their values.
 
-    In int8 all that is joined is on one grid: beside boxes in pixels, a detector's scores of 0 to 1 would all be 0.
-    Nothing is computed from the joined tensor, so that int8 would save nothing.
+    In int8 all that is joined is on one grid: beside boxes in pixels, a detector's scores of 0 to 1 would all be 0. No
+    layer reads the joined tensor, so that int8 would save little.
     """
-    last: set[Node] = set()
+    behind_layers: set[Node] = set()
     for node in reversed(graph.graph.nodes):
-        moves = node.target in (*JOINS, *_MOVES) or is_layer(graph, node, nn.Flatten)
-        if node.op == "output" or (moves and node.users and last.issuperset(node.users)):
-            last.add(node)
+        is_last = node.users and behind_layers.issuperset(node.users) and not _has_weights(graph, node)
+        if node.op == "output" or is_last:
+            behind_layers.add(node)
     found: dict[Node, None] = {}
     for node in graph.graph.nodes:
-        is_behind = node.target in JOINS or any(source in found for source in node.all_input_nodes)
-        if is_behind and node in last and node.op != "output":
+        moves = node.target in _MOVES or is_layer(graph, node, nn.Flatten)
+        is_moved = moves and any(source in found for source in node.all_input_nodes)
+        if node in behind_layers and (node.target in JOINS or is_moved):
             found[node] = None
     return list(found)
 

@@ -97,7 +97,8 @@ def paired_rows(
                 num_done += len(batch)
                 ctx.progress(num_done, len(order_N), "samples")
 
-    return join_rows(data.info.task, [spec.name for spec in models[0].signature.outputs], predicted())
+    names = [spec.name for spec in models[0].signature.outputs if spec.is_float]
+    return join_rows(data.info.task, names, predicted())
 
 
 def join_rows(task: Task, names: Sequence[str], batches: Iterable[tuple[Outputs, Outputs]]) -> Mapping[str, PairedRows]:
@@ -105,7 +106,7 @@ def join_rows(task: Task, names: Sequence[str], batches: Iterable[tuple[Outputs,
     rows: dict[str, list[tuple[Rows, Rows]]] = {name: [] for name in names}
     num_samples, shapes = 0, dict[str, tuple[int, ...]]()
     for first, second in batches:
-        num_samples += len(first[names[0]])
+        num_samples += len(next(iter(first.values())))
         shapes |= {name: first[name].shape for name in names}
         for name, pairs in rows.items():
             pairs.append((output_rows(task, name, first[name]), output_rows(task, name, second[name])))

@@ -46,6 +46,11 @@ class TensorSpec:
         """The shape without its batch axis."""
         return self.shape[1:]
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it has floating-point numbers: those of two models can be compared up to rounding."""
+        return self.dtype.startswith("float")
+
     def fits(self, shape: Sequence[int | str]) -> bool:
         """Return whether a tensor of `shape`, whose symbols have sizes that are not known, is one of these."""
         return len(shape) == len(self.shape) and all(

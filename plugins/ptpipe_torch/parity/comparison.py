@@ -116,6 +116,8 @@ def check_exportable(ctx: Context, model: Model, data: Data, split: str) -> None
 def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: ComparedSamples) -> dict[str, Parity]:
     """Return the parity of each output of a model by its name, and check the further ones that were exported.
 
+    Integers and truth values are left out: rounding decides between nearly equal classes, and they follow from floats.
+
     The exported model has predicted all samples before torch's are built: each takes the memory of the weights at
     least once.
     """
@@ -181,7 +183,7 @@ class _Predicting:
     def outputs(self, predict: Callable[[Arrays], tuple[Arrays, ...]], form: InputForm) -> dict[str, list[Logits]]:
         """Return each output by its name: of all samples, from each model whose outputs `predict` returns."""
         num_samples, task = len(self.samples.positions), self.samples.data.info.task
-        batches: dict[str, list[list[Logits]]] = {spec.name: [] for spec in self.signature.outputs}
+        batches: dict[str, list[list[Logits]]] = {spec.name: [] for spec in self.signature.outputs if spec.is_float}
         for inputs in self.samples.batches(form):
             predictions = predict(inputs)
             for name, of in batches.items():

@@ -63,10 +63,11 @@ class Detector(nn.Module):
         y = self.stem(x)
         read = torch.cat([y, F.relu(y)], 1)
         joined = torch.cat([self.boxes(read).flatten(2), self.scores(read).flatten(2).sigmoid()], 1)
-        return {"detections": joined.transpose(1, 2), "features": read}
+        best = joined[:, 4:].max(1)  # reads it, without weights
+        return {"detections": joined.transpose(1, 2), "best": best.values, "class": best.indices, "features": read}
 
 
-def test_what_outputs_are_joined_of_is_left_float_where_nothing_reads_it() -> None:
+def test_what_is_joined_behind_the_last_layers_is_left_float() -> None:
     graph = trace_network(Detector(), pictures(INPUT_SHAPE_CHW)).graph
     found = joins_of_outputs(graph)
     assert [node.target for node in found] == [torch.cat, "transpose"]
