@@ -146,12 +146,10 @@ def _list_images(root: Path, name: str) -> list[tuple[str, str]]:
 
 def _list_unlabeled(root: Path, name: str) -> list[tuple[str, str]]:
     """Return the same of images in any folders, or none, with no name of a class."""
-    files = [path for path, _ in _walk(root / name, f"{name}/" if name else "")]
-    for path in files:
-        _check_name(root, path)
+    files, prefix = list_files(root / name), f"{name}/" if name else ""
     if not files:
         raise StageError(f"{root / name} has no images ({', '.join(sorted(_SUFFIXES))})")
-    return [("", path) for path in files]
+    return [("", f"{prefix}{path}") for path in files]
 
 
 def _lazy_split(root: Path, files: list[tuple[str, str]], classes: list[str], config: ImageFolderConfig) -> Split:

@@ -38,12 +38,12 @@ def operators_to_leave_float(graph: GraphModule) -> list[Node]:
         *(*operators_on_integers(graph), *operators_converted_wrongly(graph), *constants),
         *(*operators_on_made_tensors(graph), *operators_on_complex_numbers(graph), *masked_softmax(graph)),
         *(*products_without_kernel(graph), *operators_of_relative_precision(graph, set(constants))),
-        *(*operators_with_several_results(graph), *joins_of_outputs(graph)),
+        *(*operators_with_several_results(graph), *joins_behind_layers(graph)),
     ]
     return list(dict.fromkeys(found))
 
 
-def joins_of_outputs(graph: GraphModule) -> list[Node]:
+def joins_behind_layers(graph: GraphModule) -> list[Node]:
     """Return the concatenations behind the last layers, and what moves their values.
 
     In int8 all that is joined is on one grid: beside boxes in pixels, a detector's scores of 0 to 1 would all be 0. No

@@ -10,6 +10,7 @@ from onnx import ValueInfoProto
 
 from ptpipe import StageError, nearest
 from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.model.outputs import unlike_rows
 from ptpipe_torch.model.signature import BATCH, DTYPES, TensorSpec
 from ptpipe_torch.ort import ort
 
@@ -63,10 +64,7 @@ def found_outputs(
         raise StageError(f"ONNX Runtime can't run {path.name}: {' '.join(str(error).split())[:300]}") from error
     specs = []
     for name, *arrays in zip(names, *runs, strict=True):
-        shapes = [array.shape for array in arrays]
-        rest = shapes[0][1:]
-        if 0 in rest or any(shape != (size, *rest) for shape, size in zip(shapes, sizes, strict=True)):
-            shown = " and ".join(f"{shape} for {size}" for shape, size in zip(shapes, sizes, strict=True))
+        if (shown := unlike_rows([array.shape for array in arrays], sizes)) is not None:
             others = ", ".join(f"{old}: {new}" for old, new in outputs.items() if new != name)
             hint = f": name those that count, outputs: {{{others}}}" if others else ""
             raise StageError(
@@ -74,5 +72,5 @@ def found_outputs(
             )
         if str(arrays[0].dtype) not in DTYPES:
             raise StageError(f"{path.name}: {name} is {arrays[0].dtype}; outputs are {', '.join(DTYPES)}")
-        specs.append(TensorSpec(name, str(arrays[0].dtype), (BATCH, *rest)))
+        specs.append(TensorSpec(name, str(arrays[0].dtype), (BATCH, *arrays[0].shape[1:])))
     return tuple(specs)

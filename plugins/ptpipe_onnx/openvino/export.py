@@ -25,8 +25,9 @@ from ptpipe_onnx.hardswish_pass import use_float_hardswish
 from ptpipe_onnx.linear_pass import use_products
 from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
-from ptpipe_onnx.quantization.agreement import PairedRows, figures_of, paired_rows
+from ptpipe_onnx.quantization.agreement import PairedRows, paired_rows
 from ptpipe_torch import Data, OnnxFile
+from ptpipe_torch.parity.comparison import figures_of
 from ptpipe_torch.parity.parity import FLOAT_TOLERANCE
 
 

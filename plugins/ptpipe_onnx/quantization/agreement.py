@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.quantization.config import QuantizerConfig
 from ptpipe_torch import Data, Deployable, OnnxFile, Task
-from ptpipe_torch.parity.comparison import BATCH_SIZE, ComparedSamples, output_rows
+from ptpipe_torch.parity.comparison import ComparedSamples, figures_of, output_rows
 from ptpipe_torch.parity.parity import signal_to_noise
 
 Rows = npt.NDArray[np.float32]
@@ -71,15 +71,6 @@ class PairedRows:
         return figures
 
 
-def figures_of(outputs: Mapping[str, PairedRows]) -> dict[str, JSON]:
-    """Return the figures of all outputs, with the output's name in front where there are several."""
-    return {
-        key if len(outputs) == 1 else f"{name}.{key}": value
-        for name, pair in outputs.items()
-        for key, value in pair.figures.items()
-    }
-
-
 def paired_rows(
     ctx: Context, models: tuple[Deployable, Deployable], data: Data, split: str, num_samples: int
 ) -> Mapping[str, PairedRows]:
@@ -90,8 +81,7 @@ def paired_rows(
         num_done = 0
         with models[0].predictor() as predict_first, models[1].predictor() as predict_second:
             order_N = samples.fitting(predict_first, form).positions
-            size = min(BATCH_SIZE, data.loader.batch_size)
-            for batch in data.batches(split, order_N=order_N, batch_size=size, input_form=form):
+            for batch in data.batches(split, order_N=order_N, batch_size=samples.batch_size, input_form=form):
                 inputs = batch.input_arrays()
                 yield predict_first(inputs), predict_second(inputs)
                 num_done += len(batch)

@@ -19,13 +19,13 @@ import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from ptpipe import JSON, Context, host
-from ptpipe_onnx.quantization.agreement import Outputs, figures_of, join_rows
+from ptpipe_onnx.quantization.agreement import Outputs, join_rows
 from ptpipe_onnx.quantization.nodes import NodeNames
 from ptpipe_onnx.quantization.preparation import only_batch_size
 from ptpipe_torch import Data, OnnxFile, epoch_order
 from ptpipe_torch.model.onnx_file import session_options
 from ptpipe_torch.ort import ort
-from ptpipe_torch.parity.comparison import num_comparable
+from ptpipe_torch.parity.comparison import figures_of, num_comparable
 
 _RANKING_SAMPLES, _NUM_SAMPLES, _BATCH_SIZE = 16, 128, 16
 _MIN_AGREEMENT, _MIN_SQNR_DB = 0.99, 20.0

@@ -57,14 +57,21 @@ def specs_of(returned: Sequence[Any], num_samples: Sequence[int]) -> tuple[Tenso
     specs = []
     for name, first in named[0].items():
         shapes = [tuple(each[name].shape) if name in each else None for each in named]
-        if shapes != [(num, *first.shape[1:]) for num in num_samples]:
-            found = " and ".join(f"{shape} for {num}" for shape, num in zip(shapes, num_samples, strict=True))
+        if (found := unlike_rows(shapes, num_samples)) is not None:
             raise StageError(f"the network returns {name} of shape {found} samples; it needs a row for each sample")
         dtype = str(first.dtype).removeprefix("torch.")
         if dtype not in DTYPES:
             raise StageError(f"the network returns {name} as {dtype}; outputs are {', '.join(DTYPES)}")
         specs.append(TensorSpec(name, dtype, (BATCH, *first.shape[1:])))
     return tuple(specs)
+
+
+def unlike_rows(shapes: Sequence[tuple[int, ...] | None], num_samples: Sequence[int]) -> str | None:
+    """Return the shapes of an output for so many samples each, in words; None where they are rows, one a sample."""
+    rest = (shapes[0] or ())[1:]
+    if 0 not in rest and list(shapes) == [(num, *rest) for num in num_samples]:
+        return None
+    return " and ".join(f"{shape} for {num}" for shape, num in zip(shapes, num_samples, strict=True))
 
 
 def _named(returned: Any) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.outputs import predicted
-from ptpipe_torch.model.signature import Signature
+from ptpipe_torch.model.signature import Signature, TensorSpec
 from ptpipe_torch.parity.parity import Logits, Parity, has_floats, with_noise
 from ptpipe_torch.random_outputs import random_draws_of
 from ptpipe_torch.runtime import released_memory
@@ -54,6 +54,11 @@ class ComparedSamples:
         """In the split, of shape (N,)."""
         return epoch_order(len(self.data.splits[self.split]), self.seed, 0)[: self.max_samples]
 
+    @property
+    def batch_size(self) -> int:
+        """That of the data set at most, which its user has memory for."""
+        return min(BATCH_SIZE, self.data.loader.batch_size)
+
     def inputs(self, num_samples: int, form: InputForm = NORMALIZED) -> Arrays:
         """Return the inputs of the first ones, as one batch."""
         order_N = self.positions[:num_samples]
@@ -63,7 +68,7 @@ class ComparedSamples:
     def batches(self, form: InputForm) -> Iterator[Arrays]:
         """Yield inputs in batches; a single sample first, to test other batch sizes."""
         order_N = self.positions
-        for part_N, batch_size in ((order_N[:1], 1), (order_N[1:], min(BATCH_SIZE, self.data.loader.batch_size))):
+        for part_N, batch_size in ((order_N[:1], 1), (order_N[1:], self.batch_size)):
             for batch in self.data.batches(self.split, order_N=part_N, batch_size=batch_size, input_form=form):
                 yield batch.input_arrays()
 
@@ -134,12 +139,12 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
     with released_memory():
         of_torch = predicting.outputs_of_torch(model, exported.int8)
     task = samples.data.info.task
-    parities = {}
-    for name in found:
-        parity = _parity(exported, model, task, name, [*found[name], *of_torch[name]])
-        shape = next(spec.sample_shape for spec in model.signature.outputs if spec.name == name)
-        num_features = shape[1] if len(shape) == 2 and isinstance(shape[1], int) else None
-        parities[name] = replace(parity, num_samples=len(samples.positions), num_features=num_features)
+    num_samples = len(samples.positions)
+    parities = {
+        spec.name: _parity(exported, model, task, spec, [*found[spec.name], *of_torch[spec.name]], num_samples)
+        for spec in model.signature.outputs
+        if spec.name in found
+    }
     _report_noise(ctx, parities)
     return parities
 
@@ -193,28 +198,41 @@ class _Predicting:
         return {name: [np.concatenate(rows) for rows in zip(*of, strict=True)] for name, of in batches.items()}
 
 
-def figures_of(parities: Mapping[str, Parity]) -> dict[str, JSON]:
+class Compared(Protocol):
+    """An output that was compared."""
+
+    @property
+    def figures(self) -> Mapping[str, JSON]:
+        """What is recorded of it."""
+
+
+def figures_of(outputs: Mapping[str, Compared]) -> dict[str, JSON]:
     """Return what is recorded of all outputs; of several, with their names."""
     return {
-        name if len(parities) == 1 else f"{output}.{name}": value
-        for output, parity in parities.items()
-        for name, value in parity.figures.items()
+        name if len(outputs) == 1 else f"{output}.{name}": value
+        for output, compared in outputs.items()
+        for name, value in compared.figures.items()
     }
 
 
-def _parity(exported: Exported, model: Model, task: Task, name: str, rows: list[Logits]) -> Parity:
+def _parity(
+    exported: Exported, model: Model, task: Task, spec: TensorSpec, rows: list[Logits], num_samples: int
+) -> Parity:
     """Return the parity of one output. `rows`: those of each model."""
     exported_NK, torch_NK, *of_int8 = rows
+    num_features = spec.sample_shape[1] if len(spec.sample_shape) == 2 else None
     float_NK, rerounded_NK = of_int8 or (None, None)
     return Parity(
         exported_NK,
         torch_NK,
         float_NK,
-        None if task.output_scale else exported.steps.get(name),
-        are_class_scores=name in task.class_scores,
+        None if task.output_scale else exported.steps.get(spec.name),
+        are_class_scores=spec.name in task.class_scores,
         are_layers_proven=exported.are_layers_proven,
         rerounded_NK=rerounded_NK if has_floats(model.signature) else None,
         exported=exported.name,
+        num_samples=num_samples,
+        num_features=num_features if isinstance(num_features, int) else None,
     )
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ptpipe_quant.float_nodes import (
-    joins_of_outputs,
+    joins_behind_layers,
     masked_softmax,
     operators_converted_wrongly,
     operators_on_complex_numbers,
@@ -69,7 +69,7 @@ class Detector(nn.Module):
 
 def test_what_is_joined_behind_the_last_layers_is_left_float() -> None:
     graph = trace_network(Detector(), pictures(INPUT_SHAPE_CHW)).graph
-    found = joins_of_outputs(graph)
+    found = joins_behind_layers(graph)
     assert [node.target for node in found] == [torch.cat, "transpose"]
     assert found[0] is max(graph.graph.find_nodes(op="call_function", target=torch.cat))  # the last one
 
