@@ -20,7 +20,8 @@ from ptpipe_data.config import (
 )
 from ptpipe_data.image_config import ImageFolderConfig, ShardsConfig
 from ptpipe_data.python_config import PythonDataConfig
-from ptpipe_torch import Data
+from ptpipe_data.teacher_config import TeacherOutputsConfig
+from ptpipe_torch import Data, Deployable
 
 if TYPE_CHECKING:
     from ptpipe_data.catalog import CatalogEntry
@@ -285,6 +286,19 @@ def load_python(config: PythonDataConfig, ctx: Context) -> Data:
     return python_file.load_data(config, ctx)
 
 
+@stage("data.teacher_outputs", packages=("numpy", "torch", "onnxruntime"))
+def add_teacher_outputs(config: TeacherOutputsConfig, ctx: Context, model: Deployable, data: Data) -> Data:
+    """The samples of a data set, with what a model returns for them as targets.
+
+    With the float model as teacher, a data set without targets gets what quant.tune, quant.analyze and eval.compare
+    measure by and what quantization-aware training learns: `fidelity`, 1 where outputs are the teacher's. Any number of
+    outputs of any fixed sizes; integers among them are not compared. Every output of every sample is stored, float32.
+    """
+    from ptpipe_data.teacher_outputs import with_teacher_outputs
+
+    return with_teacher_outputs(ctx, model, data)
+
+
 @hookimpl
 def ptpipe_check(plan: Plan) -> Iterable[Problem]:
     """Find functions that are not in the files that options name, and arguments that they don't take."""
@@ -314,4 +328,5 @@ def ptpipe_stages() -> Iterable[Stage[..., Data]]:
         load_table,
         load_text,
         load_shards,
+        add_teacher_outputs,
     ]

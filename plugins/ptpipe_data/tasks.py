@@ -1,6 +1,6 @@
 """Tasks of data sets that have numbers as targets.
 
-Shape legend: N samples of train, T targets, R rows of a part.
+Shape legend: N samples of train, T targets, C channels, R rows of a part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def regression(
     names: Sequence[str], config: TaskConfig, train: npt.NDArray[Any], data_range: float | None = None
 ) -> Regression:
     """Return the task. `train`: targets, (N, T) or (N, T, ...) with positions."""
-    mean_T, std_T = mean_and_std(train.astype(np.float64)) if train.ndim == 2 else _moments(train)
+    mean_T, std_T = mean_and_std(train.astype(np.float64)) if train.ndim == 2 else moments(train)
     return Regression(
         target_names=tuple(names),
         mean=tuple(mean_T.tolist()),
@@ -45,18 +45,17 @@ def mean_and_std(values_NT: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.flo
     return mean_T, np.where(std_T > _CONSTANT * np.abs(mean_T), std_T, 1.0)
 
 
-def _moments(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return mean and standard deviation of each target over all its positions, as `mean_and_std`; in parts.
+def moments(values: npt.NDArray[Any], channel_axis: int = 1) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return mean and standard deviation of each channel over all rows and positions, as `mean_and_std`; in parts.
 
-    `values`: float32 (N, T, ...), which may lie in a file.
+    `values`: float32 (N, ...), which may lie in a file.
     """
-    axes = (0, *range(2, values.ndim))
-    num_values = values.size // values.shape[1]
-    mean_T = sum(part_R.sum(axes, dtype=np.float64) for part_R in _parts(values)) / num_values
-    mean = mean_T.reshape(-1, *(1,) * (values.ndim - 2))
-    variance_T = sum(np.square(part_R - mean).sum(axes) for part_R in _parts(values)) / num_values
-    std_T = np.sqrt(variance_T)
-    return mean_T, np.where(std_T > _CONSTANT * np.abs(mean_T), std_T, 1.0)
+    axes = tuple(axis for axis in range(values.ndim) if axis != channel_axis)
+    num_values = values.size // values.shape[channel_axis]
+    mean = sum(part_R.sum(axes, dtype=np.float64, keepdims=True) for part_R in _parts(values)) / num_values
+    variance_C = sum(np.square(part_R - mean).sum(axes) for part_R in _parts(values)) / num_values
+    mean_C, std_C = np.ravel(mean), np.sqrt(variance_C)
+    return mean_C, np.where(std_C > _CONSTANT * np.abs(mean_C), std_C, 1.0)
 
 
 def _parts(values: npt.NDArray[Any]) -> Iterable[npt.NDArray[Any]]:

@@ -46,6 +46,7 @@ from ptpipe_torch.task.multi_label import MultiLabel
 from ptpipe_torch.task.regression import Regression
 from ptpipe_torch.task.segmentation import Segmentation
 from ptpipe_torch.task.task import Metric, Task
+from ptpipe_torch.task.teacher_outputs import TeacherOutputs
 from ptpipe_torch.task.token_classification import TokenClassification
 from ptpipe_torch.task.unlabeled import Unlabeled
 from ptpipe_torch.torchvision_compat import torchvision
@@ -94,6 +95,7 @@ __all__ = [
     "Signature",
     "Split",
     "Task",
+    "TeacherOutputs",
     "TensorSpec",
     "TokenClassification",
     "TokensInfo",

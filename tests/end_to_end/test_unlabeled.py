@@ -71,6 +71,30 @@ STAGES = """
     with: {baseline: onnx_float, batch_sizes: [1], budget_s: 2, threads: [one]}
   size: {uses: gate.size, needs: {comparison: latency}, with: {candidate: static, max_ratio: 0.6}}
 """
+TAUGHT = """
+  teacher: {uses: data.teacher_outputs, needs: {model: net}}
+  observed: {uses: quant.prepare, needs: {model: net}}
+  calibrated: {uses: quant.calibrate, needs: {model: observed, data: teacher}}
+  static: {uses: quant.convert, needs: {model: calibrated}}
+  analysis: {uses: quant.analyze, needs: {model: calibrated, data: teacher}}
+  tuned: {uses: quant.tune, needs: {model: net, data: teacher}, with: {max_drop: 0.05}}
+  fake_quant: {uses: quant.prepare_qat, needs: {model: net}, with: {batch_norm: fold}}
+  finetune:
+    uses: train.supervised
+    needs: {model: fake_quant, data: teacher}
+    with: {epochs: 2, lr: 0.0001, optimizer: adamw, parallel: {mode: ddp, workers: 2}}
+  qat: {uses: quant.convert, needs: {model: finetune}}
+  onnx_float: {uses: export.onnx, needs: {model: net, data: teacher}}
+  onnx: {uses: export.onnx, needs: {model: qat, data: teacher}}
+  quantizer: {uses: quant.onnx, needs: {model: onnx_float, data: teacher}}
+  outputs: {uses: eval.predict, needs: {model: onnx, data: teacher}}
+  compare:
+    uses: eval.compare
+    needs: {models: [net, static, onnx_float, onnx, quantizer], data: teacher}
+    with: {baseline: net, batch_sizes: []}
+  good: {uses: gate.quality, needs: {comparison: compare}, with: {candidate: onnx, max_drop: 0.06}}
+  bad: {uses: gate.quality, needs: {comparison: compare}, with: {candidate: quantizer, max_drop: 0.06}}
+"""
 REFUSED = {
     "train.supervised": "there is no target to learn",
     "quant.analyze": "there is no metric that a model could be judged by",
@@ -133,3 +157,19 @@ def test_what_needs_targets_says_so(folder: Path) -> None:
     assert failed.keys() == REFUSED.keys()
     for kind, message in REFUSED.items():
         assert failed[kind].startswith("the data set is unlabeled: ") and message in failed[kind]
+
+
+def test_a_teacher_makes_a_loss_a_metric_and_gates(folder: Path) -> None:
+    code, record, errors = run(folder, DATA + TAUGHT)
+    stages = {stage["stage_id"]: stage for stage in record["stages"]}
+    assert code == 3, errors
+    assert [name for name, stage in stages.items() if stage["outcome"] != "done"] == ["bad"], errors
+    assert "points of fidelity" in stages["bad"]["message"]
+    metrics = {name: stage["metrics"] for name, stage in stages.items()}
+    compared = metrics["compare"]
+    assert compared["net.fidelity"] == 1.0 and compared["onnx_float.fidelity"] > 0.99999
+    assert 0.94 < compared["static.fidelity"] < 1 and 0.94 < compared["onnx.fidelity"] < 1
+    assert compared["quantizer.fidelity"] < 0.85  # its scores are on the grid of its boxes
+    assert metrics["outputs"]["fidelity"] == pytest.approx(compared["onnx.fidelity"], abs=1e-6)
+    assert metrics["tuned"]["is_met"] and metrics["analysis"]["float_fidelity"] > 0.99999
+    assert metrics["finetune"]["val_fidelity"] > 0.94

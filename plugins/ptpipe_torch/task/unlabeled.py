@@ -38,13 +38,16 @@ class Unlabeled(Task):
     def primary_metric(self) -> NoReturn:
         """Raises StageError: there is none."""
         raise StageError(
-            "the data set is unlabeled: there is no metric that a model could be judged by. Sizes and latencies are "
-            "compared by eval.latency; how near outputs are to the float model's, export.onnx and quant.onnx record"
+            "the data set is unlabeled: there is no metric that a model could be judged by. data.teacher_outputs makes "
+            "targets of a float model's outputs; eval.latency compares sizes and latencies alone"
         )
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> NoReturn:
         """Raises StageError: there is nothing to learn."""
-        raise StageError("the data set is unlabeled: there is no target to learn; choose another task")
+        raise StageError(
+            "the data set is unlabeled: there is no target to learn. data.teacher_outputs makes targets of a model's "
+            "outputs; else choose another task"
+        )
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {}

@@ -46,10 +46,12 @@ def test_kinds() -> None:
         "data.shards",
         "data.synthetic",
         "data.table",
+        "data.teacher_outputs",
         "data.text",
     }
     for stage in STAGES:
-        assert [port.type for port in stage.outputs] == [Data] and not stage.inputs
+        assert [port.type for port in stage.outputs] == [Data]
+        assert bool(stage.inputs) == (stage.kind == "data.teacher_outputs")
         assert stage.help
     assert hasattr(front, "hookimpl") and hookimpl is front.hookimpl
 

@@ -20,9 +20,11 @@ from ptpipe_torch import (
     Regression,
     Segmentation,
     Task,
+    TeacherOutputs,
     TokenClassification,
 )
 from ptpipe_torch.task.own_functions import OwnFunction, OwnFunctionsTask
+from ptpipe_torch.task.teacher_outputs import TeacherOutput
 
 N, L = 23, 5
 Tensors = dict[str, torch.Tensor]
@@ -75,6 +77,16 @@ CASES: dict[str, tuple[Task, Tensors, Tensors]] = {
         Regression(target_names=("a", "b"), mean=(1.0, -2.0), std=(0.5, 3.0), positions=(4, 3), data_range=2.0),
         {"predictions": randn(N, 2, 4, 3)},
         {"targets": torch.stack([randn(N, 4, 3), torch.full((N, 4, 3), 4.0)], dim=1)},
+    ),
+    "teacher": (
+        TeacherOutputs(
+            every_output=(
+                TeacherOutput(name="boxes", dtype="float32", shape=(2, 4), std=(0.5, 3.0)),
+                TeacherOutput(name="embedding", dtype="float32", shape=(), std=(2.0,)),
+            )
+        ),
+        {"boxes": randn(N, 2, 4), "embedding": randn(N)},
+        {"boxes": randn(N, 2, 4), "embedding": randn(N)},
     ),
     "pixels": (
         Segmentation(class_names=("a", "b", "never"), shape_HW=(4, 3), ignore=9),
