@@ -15,6 +15,7 @@ from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
+from ptpipe_torch.task.constants import constant
 from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric
 
@@ -65,13 +66,12 @@ class Classification(ClassTask):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, weighted by class and focal where the facts say so."""
-        import torch
         from torch.nn.functional import cross_entropy
 
         logits_BK, labels_B = outputs["logits"].float(), targets["labels"]
         losses_B = cross_entropy(logits_BK, labels_B, reduction="none", label_smoothing=self.label_smoothing)
         if self.class_weights:
-            losses_B = losses_B * torch.tensor(self.class_weights, device=labels_B.device)[labels_B]
+            losses_B = losses_B * constant(self.class_weights, labels_B.device)[labels_B]
         if self.focal_gamma:
             probability_B = logits_BK.softmax(1).gather(1, labels_B[:, None])[:, 0]
             losses_B = losses_B * (1 - probability_B) ** self.focal_gamma

@@ -15,6 +15,7 @@ from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec
+from ptpipe_torch.task.constants import constant
 from ptpipe_torch.task.task import Metric, Task, meaning_of
 
 if TYPE_CHECKING:
@@ -223,10 +224,8 @@ class Regression(Task):
 
     def _of_targets(self, numbers_T: Iterable[float], like: torch.Tensor) -> torch.Tensor:
         """Return a number for each target, as `like`, (B, T, ...), is divided by them or less them."""
-        import torch
-
         ones = (1,) * len(self.positions)
-        return torch.tensor(tuple(numbers_T), dtype=like.dtype, device=like.device).view(-1, *ones)
+        return constant(tuple(numbers_T), like.device, like.dtype).view(-1, *ones)
 
     def _sums_of_samples(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]

@@ -14,6 +14,7 @@ from ptpipe import JSON
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
+from ptpipe_torch.task.constants import constant
 from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric
 
@@ -87,13 +88,12 @@ class Segmentation(ClassTask):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, averaged over a sample's pixels that count; 0 where none does."""
-        import torch
         from torch.nn.functional import cross_entropy
 
         masks_BHW = targets[_TARGET]
         losses_BHW = cross_entropy(outputs[_OUTPUT].float(), masks_BHW, reduction="none", ignore_index=self.ignore)
         if self.class_weights:
-            weights_K = torch.tensor(self.class_weights, device=masks_BHW.device)
+            weights_K = constant(self.class_weights, masks_BHW.device)
             losses_BHW = losses_BHW * weights_K[masks_BHW.clamp(max=self.num_classes - 1)]
         num_counted_B = (masks_BHW != self.ignore).sum((1, 2))
         return losses_BHW.sum((1, 2)) / num_counted_B.clamp(min=1)

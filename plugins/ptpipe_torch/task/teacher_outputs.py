@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from ptpipe import JSON, StageError
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
+from ptpipe_torch.task.constants import constant
 from ptpipe_torch.task.task import Metric, Task
 
 if TYPE_CHECKING:
@@ -58,12 +59,10 @@ class TeacherOutput(BaseModel):
 
     def noise(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the mean squared error of each sample's channels over their variance, float32 (B, K)."""
-        import torch
-
         errors = (output.float() - target.float()).square()
         if self.shape:
             errors = errors.movedim(1 + self.channel_axis, 1)
-        variance_K = torch.tensor(self.std, dtype=torch.float32, device=errors.device).square()
+        variance_K = constant(self.std, errors.device).square()
         return errors.reshape(len(errors), len(self.std), -1).mean(2) / variance_K
 
 

@@ -17,6 +17,7 @@ from ptpipe_torch.data.tokens import LENGTH
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
 from ptpipe_torch.task.classification import f1_of, per_class
+from ptpipe_torch.task.constants import constant
 from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric
 
@@ -68,9 +69,7 @@ class TokenClassification(ClassTask):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, averaged over a sample's tokens that count; 0 where none does."""
-        import torch
-
-        weights_K = torch.tensor(self.class_weights, device=targets[_TARGET].device) if self.class_weights else None
+        weights_K = constant(self.class_weights, targets[_TARGET].device) if self.class_weights else None
         losses_BL = token_losses(outputs[_OUTPUT], targets[_TARGET], weights_K)
         return mean_of_counted(losses_BL, targets[_TARGET])
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
 
 from ptpipe_quant import PrepareQatConfig, prepare_qat
-from ptpipe_torch import FunctionRef, Model, builder
+from ptpipe_torch import ArrayColumn, Classification, Data, FunctionRef, Model, Regression, Split, builder
 from ptpipe_train.cuda_graphs import NetworkState
 
 from .conftest import NUM_CLASSES, SIDE, Lab, Reversed, Trained, assert_same_bits
@@ -58,9 +61,11 @@ def test_on_a_cpu_there_is_no_graph(lab: Lab) -> None:
     assert "cuda_graph_replays" not in lab.train(lab.make_model(), lab.make_data(), device="cpu").metrics
 
 
-def with_and_without(lab: Lab, model: Model, teacher: Model | None = None, **options: Any) -> tuple[Trained, Trained]:
+def with_and_without(
+    lab: Lab, model: Model, teacher: Model | None = None, data: Data | None = None, **options: Any
+) -> tuple[Trained, Trained]:
     """Train with and without graphs."""
-    data = lab.make_data(100, num_val=20)
+    data = data or lab.make_data(100, num_val=20)
     graph, plain = (
         lab.train_afresh(model, data, teacher, **EXACT | options, cuda_graphs=cuda_graphs)
         for cuda_graphs in (True, False)
@@ -115,6 +120,32 @@ def test_a_teacher_gives_the_same_bits(lab: Lab) -> None:
     options = {"features": {"6": "6"}, "weight": 0.5}
     graph, _ = with_and_without(lab, lab.make_model(norm=True), teacher, distillation=options, lr=0.01)
     assert graph.metrics["cuda_graph_replays"] > 8, graph.log
+
+
+@pytest.mark.parametrize("task", ["weighted classes", "regression"])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_loss_with_constants_gives_the_same_bits(lab: Lab, task: str) -> None:
+    data = lab.make_data(100, num_val=20)
+    if task == "weighted classes":
+        weighted = Classification(class_names=tuple("abcd"), class_weights=(1.0, 2.0, 0.5, 1.0))
+        data = Data(replace(data.info, task=weighted), data.splits, data.loader)
+        graph, _ = with_and_without(lab, lab.make_model(norm=True), data=data)
+    else:
+        numbers = Regression(target_names=tuple("abcd"), mean=(0.0,) * 4, std=(1.0, 2.0, 3.0, 4.0))
+        info = replace(data.info, task=numbers)
+        splits = {
+            name: Split(split.ids, split.inputs, {"targets": ArrayColumn(one_hot(split))})
+            for name, split in data.splits.items()
+        }
+        recipe = replace(lab.make_model(norm=True).recipe, signature=info.signature)
+        model = Model.from_module(recipe, lab.make_model(norm=True).build())
+        graph, _ = with_and_without(lab, model, data=Data(info, splits, data.loader))
+    assert graph.metrics["cuda_graph_replays"] > 8, graph.log
+
+
+def one_hot(split: Split) -> npt.NDArray[np.float32]:
+    return np.eye(NUM_CLASSES, dtype=np.float32)[split.targets["labels"].values()]
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
