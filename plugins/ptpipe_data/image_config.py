@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ptpipe_data.config import ClassesConfig, LabelledImageConfig, Size
+from ptpipe_data.config import ClassesConfig, ImageSide, LabelledImageConfig, Size
 from ptpipe_torch import Resizing
 from ptpipe_torch.data.images import MAX_PIXELS
 
@@ -16,7 +16,11 @@ _PATTERN = r"^[^/]+$"
 class EncodedImageConfig(LabelledImageConfig):
     """Options of images that are decoded on demand, and their classes."""
 
-    image_size: int = Field(224, ge=8, le=4096, description="side of the center crop in pixels")
+    image_size: ImageSide | tuple[ImageSide, ImageSide] = Field(
+        224,
+        description="side of the center crop, in pixels; [height, width]: both sides are resized to these, and nothing "
+        "is cropped",
+    )
     resize: int | None = Field(
         None, ge=8, le=8192, description="length of the shorter side before cropping, in pixels; none: image_size"
     )
@@ -42,9 +46,9 @@ class EncodedImageConfig(LabelledImageConfig):
     num_workers: int = Field(2, ge=0, le=256, description="worker processes that decode and augment; 0: none")
 
     @property
-    def shorter_side(self) -> int:
-        """The length of the shorter side before cropping, in pixels."""
-        return self.resize or self.image_size
+    def shorter_side(self) -> int | None:
+        """The length of the shorter side before cropping, in pixels; None: both sides are resized."""
+        return self.resize or (self.image_size if isinstance(self.image_size, int) else None)
 
     @property
     def resizing(self) -> Resizing:
@@ -62,7 +66,11 @@ class EncodedImageConfig(LabelledImageConfig):
 
     @model_validator(mode="after")
     def _crop_fits(self) -> Self:
-        if self.resize is not None and self.resize < self.image_size:
+        if self.resize is None:
+            return self
+        if not isinstance(self.image_size, int):
+            raise ValueError("resize: image_size has both sides, and nothing is cropped; leave resize out")
+        if self.resize < self.image_size:
             raise ValueError(f"resize: {self.resize} is smaller than image_size: {self.image_size}")
         return self
 

@@ -13,7 +13,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TypeAlias, get_args
@@ -143,10 +143,7 @@ def _format(column: Column) -> AnyFormat:
         assert isinstance(column.format, ImageMembers | ArrayMembers | RaggedMembers)
         return column.format
     if isinstance(column, ImageFileColumn):
-        crop = column.crop
-        return ImageMembers.model_validate(
-            {"size": crop.size, "resize": crop.resize, "channels": crop.channels, "max_pixels": crop.max_pixels}
-        )
+        return ImageMembers.model_validate(asdict(column.decoder))
     if isinstance(column, RaggedColumn):
         dtype = column.values_V.dtype.name
         return RaggedMembers.model_validate({"dtype": dtype, "padding": column.padding, "length": column.length})

@@ -20,7 +20,7 @@ from ptpipe import IntegrityError, StageError
 from ptpipe_torch.data.column import ArrayColumn, Column, RaggedColumn, SubsetColumn, flatten
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.data.data import LOADING_OPTIONS, DatasetInfo, LoaderOptions, Split
-from ptpipe_torch.data.image_members import AnyFormat
+from ptpipe_torch.data.image_members import AnyFormat, StoredSide, StoredSize
 from ptpipe_torch.data.images import ImageFileColumn
 from ptpipe_torch.data.shards import MAX_LENGTH, RaggedMembers, Shard, TarColumn, TarMembers, changed
 from ptpipe_torch.task.task import Task
@@ -68,8 +68,8 @@ class _Loader(_Part):
 class _Column(_Part):
     kind: Literal["array", "image_files", "ragged", "tar"]
     root: str = ""
-    size: int = Field(1, ge=1, le=8192)
-    resize: int = Field(1, ge=1, le=8192)
+    size: StoredSize = 1
+    resize: StoredSide | None = 1
     channels: Literal[1, 3] = 3
     max_pixels: int = Field(1, ge=1)
     padding: int = Field(0, ge=-(1 << 63), lt=1 << 63)

@@ -13,25 +13,29 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from ptpipe_torch.data.images import MAX_PIXELS, SquareCrop, open_image
+from ptpipe_torch.data.images import MAX_PIXELS, ImageDecoder, open_image
 from ptpipe_torch.data.shards import ArrayMembers, Member, MemberFormat, RaggedMembers
+
+StoredSide: TypeAlias = Annotated[int, Field(ge=1, le=8192)]
+StoredSize: TypeAlias = StoredSide | tuple[StoredSide, StoredSide]
+"""As an `ImageDecoder` has it."""
 
 
 class ImageMembers(MemberFormat):
     """Encoded images, which become pixels as those of an `ImageFileColumn` do."""
 
     kind: Literal["image"] = "image"
-    size: int = Field(ge=1, le=8192)
-    resize: int = Field(ge=1, le=8192)
+    size: StoredSize
+    resize: StoredSide | None
     channels: Literal[1, 3] = 3
     max_pixels: int = Field(MAX_PIXELS, ge=1)
 
     def decode(self, members: Iterable[Member], num_rows: int) -> npt.NDArray[np.uint8]:
-        crop = SquareCrop(self.size, self.resize, self.channels, self.max_pixels)
-        pixels_BHWC = crop.empty(num_rows)
+        decoder = ImageDecoder(self.size, self.resize, self.channels, self.max_pixels)
+        pixels_BHWC = decoder.empty(num_rows)
         for row, name, content in members:
             with open_image(BytesIO(content), name, self.max_pixels) as image:
-                pixels_BHWC[row] = crop.pixels(image, name)
+                pixels_BHWC[row] = decoder.pixels(image, name)
         return pixels_BHWC
 
 

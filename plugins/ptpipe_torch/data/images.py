@@ -42,36 +42,42 @@ number of them."""
 
 
 @dataclass(frozen=True)
-class SquareCrop:
-    """How a decoded image becomes pixels.
+class ImageDecoder:
+    """How an image becomes pixels.
 
-    The shorter side is resized to `resize` pixels (bilinear, antialiased), then a centre square of `size` pixels is
-    cropped.
+    The shorter side is resized to `resize` pixels (bilinear, antialiased), then the centre is cropped; without
+    `resize`, both sides are resized.
     """
 
-    size: int
-    resize: int
+    size: int | tuple[int, int]
+    """Height and width that it gets; one number: both."""
+    resize: int | None
     channels: int
     """3: RGB; 1: grey."""
     max_pixels: int = MAX_PIXELS
     """A larger image, or one that is larger after resizing, is refused before it is decoded."""
 
+    @property
+    def height_and_width(self) -> tuple[int, int]:
+        """Height and width."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
     def empty(self, num_images: int) -> npt.NDArray[np.uint8]:
         """Return an array for pixels, uint8 (B, H, W, C)."""
         import numpy as np
 
-        return np.empty((num_images, self.size, self.size, self.channels), dtype=np.uint8)
+        return np.empty((num_images, *self.height_and_width, self.channels), dtype=np.uint8)
 
     def pixels(self, image: PILImage, name: str) -> npt.NDArray[np.uint8]:
         """Decode an opened image: uint8 (H, W, C). Raises StageError, with its name, for one that becomes too large."""
         import numpy as np
 
-        scale = self.resize / min(image.size)
-        if scale > 1:
+        height, width = self.height_and_width if self.resize is None else (self.resize, self.resize)
+        if self.resize is not None and (scale := self.resize / min(image.size)) > 1:
             check_size(image, name, self.max_pixels, scale)
         # JPEG decodes faster at 1/2, 1/4 or 1/8 scale; twice the target size loses nothing visible.
-        image.draft(None, (2 * self.resize, 2 * self.resize))
-        return np.asarray(self._fit(image)).reshape(self.size, self.size, self.channels)
+        image.draft(None, (2 * width, 2 * height))
+        return np.asarray(self._fit(image)).reshape(*self.height_and_width, self.channels)
 
     def _fit(self, image: PILImage) -> PILImage:
         import numpy as np
@@ -82,18 +88,18 @@ class SquareCrop:
         if image.mode in ("I", "I;16", "I;16B", "I;16L"):
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # Pillow would clip 16-bit values at 255
         image = image.convert("RGB" if self.channels == 3 else "L")
-        return Resizing(shorter_side=self.resize).fit(image, (self.size, self.size))
+        return Resizing(shorter_side=self.resize).fit(image, self.height_and_width)
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFileColumn(Column):
-    """Image files that are decoded on demand, so that a data set of any size fits in memory; see `SquareCrop`."""
+    """Image files that are decoded on demand, so that a data set of any size fits in memory; see `ImageDecoder`."""
 
     root: Path
     paths_N: npt.NDArray[np.bytes_]
     """UTF-8, relative to `root`, parts joined by `/`."""
-    size: int
-    resize: int
+    size: int | tuple[int, int]
+    resize: int | None
     channels: int
     max_pixels: int = MAX_PIXELS
 
@@ -101,9 +107,9 @@ class ImageFileColumn(Column):
         return len(self.paths_N)
 
     @property
-    def crop(self) -> SquareCrop:
+    def decoder(self) -> ImageDecoder:
         """How the images become pixels."""
-        return SquareCrop(self.size, self.resize, self.channels, self.max_pixels)
+        return ImageDecoder(self.size, self.resize, self.channels, self.max_pixels)
 
     def path(self, index: int) -> Path:
         """Return the file of the sample `index`."""
@@ -112,12 +118,12 @@ class ImageFileColumn(Column):
 
     def take(self, indices_B: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return pixels, uint8 (B, H, W, C). Raises StageError, with the path, for a file that is no such image."""
-        crop = self.crop
-        pixels_BHWC = crop.empty(len(indices_B))
+        decoder = self.decoder
+        pixels_BHWC = decoder.empty(len(indices_B))
         for row, index in enumerate(indices_B):
             path = self.path(index)
             with open_image_file(path, self.max_pixels) as image:
-                pixels_BHWC[row] = crop.pixels(image, str(path))
+                pixels_BHWC[row] = decoder.pixels(image, str(path))
         return pixels_BHWC
 
 

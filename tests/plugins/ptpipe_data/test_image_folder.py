@@ -242,6 +242,31 @@ def test_large_jpeg_is_decoded_small_but_alike(tmp_path: Path, ctx: Context) -> 
     assert np.abs(got - expected).mean() < 3
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_height_and_width_are_resized_to_and_nothing_is_cropped(
+    tmp_path: Path, ctx: Context, in_memory: bool, suffix: str
+) -> None:
+    y, x = np.mgrid[0:600, 0:800] / 100
+    pixels = np.stack([np.sin(x) * 100 + 128, np.cos(y) * 100 + 128, x * 30], axis=-1).astype(np.uint8)
+    folder = tmp_path / "p" / "a"
+    folder.mkdir(parents=True)
+    for number in range(2):
+        Image.fromarray(pixels).save(folder / f"{number}.{suffix}")
+    options = {"image_size": (32, 100), "val_size": 0, "test_size": 1, "in_memory": in_memory}
+    data = front.load_image_folder(config(tmp_path / "p", **options), ctx)
+    (tmp_path / "stored").mkdir()
+    data.save(tmp_path / "stored")
+    image = data.info.inputs["images"]
+    assert image.shape_CHW == (3, 32, 100) and image.resizing == Resizing()
+    expected = np.asarray(Image.fromarray(pixels).resize((100, 32), Image.Resampling.BILINEAR)).astype(int)
+    for each in (data, Data.load(tmp_path / "stored")):
+        got = each.splits["train"].inputs["images"].take(np.arange(1))[0].astype(int)
+        assert np.abs(got - expected).max() <= (0 if suffix == "png" else 12)
+    with pytest.raises(ValidationError, match="resize: image_size has both sides, and nothing is cropped"):
+        config(tmp_path / "p", image_size=(32, 100), resize=120)
+
+
 def test_normalization(one_folder: Path, ctx: Context) -> None:
     assert front.load_image_folder(config(one_folder), ctx).info.inputs["images"].mean == (0.485, 0.456, 0.406)
     grey = front.load_image_folder(config(one_folder, channels=1, resize=20), ctx).info.inputs["images"]

@@ -9,6 +9,7 @@ import re
 import resource
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from ptpipe_torch import (
     Split,
     TokensInfo,
 )
-from ptpipe_torch.data.column import flatten
+from ptpipe_torch.data.column import SubsetColumn, flatten
 from ptpipe_torch.data.shards import TarColumn
 
 NUM = 40
@@ -58,6 +59,16 @@ def images_of_files(folder: Path) -> Data:
     image = ImageInfo(shape_CHW=(1, 8, 8), mean=(0.5,), std=(0.3,))
     splits = every(names, {"images": images}, {"labels": ArrayColumn(np.arange(NUM) % 2)})
     return Data(DatasetInfo("files", {"images": image}, Classification(class_names=("a", "b"))), splits)
+
+
+def stretched(folder: Path) -> Data:
+    data = images_of_files(folder)
+    train = data.splits["train"].inputs["images"]
+    assert isinstance(train, SubsetColumn) and isinstance(train.source, ImageFileColumn)
+    column = replace(train.source, size=(6, 10), resize=None)
+    ids = [id_ for split in ("train", "test") for id_ in data.splits[split].ids.tolist()]
+    info = replace(data.info, inputs={"images": ImageInfo(shape_CHW=(1, 6, 10), mean=(0.5,), std=(0.3,))})
+    return Data(info, every(ids, {"images": column}, {"labels": ArrayColumn(np.arange(NUM) % 2)}))
 
 
 def masks(_: Path) -> Data:
@@ -86,7 +97,12 @@ def texts(_: Path) -> Data:
     return Data(DatasetInfo("texts", inputs, task), splits, assets={"tokenizer.json": b"{}"})
 
 
-KINDS: dict[str, Callable[[Path], Data]] = {"images of files": images_of_files, "masks": masks, "texts": texts}
+KINDS: dict[str, Callable[[Path], Data]] = {
+    "images of files": images_of_files,
+    "stretched": stretched,
+    "masks": masks,
+    "texts": texts,
+}
 
 
 def config(root: Path, **options: Any) -> front.ShardsConfig:
