@@ -159,7 +159,7 @@ class _LinearLayer:
         sizes = known_shape(source(self.data))
         if sizes is not None and len(sizes) == 2:
             self._rewrite_on_matrices()
-        elif sizes is not None and len(sizes) in _CONVOLVED_AXES:
+        elif sizes is not None and len(sizes) in _CONVOLVED_AXES and not shared.has_batch_inside(sizes):
             self._rewrite_on_sequences(shared, self.data, len(sizes))
         else:
             rows = shared.rows(self.data, self.product, sizes, len(_integers(self.weight)))
@@ -204,6 +204,15 @@ class _Shared:
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
         self._made: dict[Hashable, ir.Value] = {}
+        self._batch_sizes = {sizes[0] for value in graph.inputs if (sizes := known_shape(value))} - {None}
+        """Of the graph's inputs: a symbol, or a number."""
+
+    def has_batch_inside(self, sizes: _Sizes) -> bool:
+        """Return whether samples lie along another axis than the first, as in `nn.TransformerEncoder` by default.
+
+        A convolution would take the positions of a sequence for samples of one position each: 3.7 times as slow.
+        """
+        return sizes[0] not in self._batch_sizes and not self._batch_sizes.isdisjoint(sizes[1:-1])
 
     def channels_first(self, data: ir.Node, before: ir.Node, num_axes: int) -> ir.Value:
         """Return what a DequantizeLinear returns, with its last axis behind the first one."""
@@ -231,11 +240,11 @@ class _Shared:
         integers = source(data)
         key = ("rows", integers)
         if key not in self._made:
-            middle = [None] if sizes is None else sizes[1:-1]
+            middle = [None] if sizes is None or self.has_batch_inside(sizes) else sizes[1:-1]
             known = [size for size in middle if isinstance(size, int)]
             shape = (-1, prod(known), num_inputs) if len(known) == len(middle) else (1, -1, num_inputs)
             sequence = insert_node(before, "Reshape", [integers, self._constant(shape)]).outputs[0]
-            sequence.name = f"{integers.name}{_ROWS}"
+            sequence.name = f"{integers.name}{_ROWS}_again"  # as above
             self._made[key] = insert_node(before, "DequantizeLinear", [sequence, *data.inputs[1:]]).outputs[0]
         rows = self._made[key].producer()
         assert rows is not None

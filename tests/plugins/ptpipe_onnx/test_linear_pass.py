@@ -156,6 +156,40 @@ def test_a_layer_that_is_called_several_times_stores_its_weights_once(run_onnx: 
     )
 
 
+SEQUENCE_FIRST: list[tuple[Sequence[int | str | None], Sequence[int], dict[str, int]]] = [
+    (("N", 7, 6), (1, 0, 2), {"Reshape": 4}),
+    ((1, 7, 6), (1, 0, 2), {"Reshape": 4}),
+    (("N", "L", 6), (1, 0, 2), {"Reshape": 4, "Shape": 1, "Concat": 2}),
+    (("N", 3, 2, 6), (1, 2, 0, 3), {"Reshape": 4}),
+    (("N", 2, 3, 2, 6), (0, 1, 2, 3, 4), {"Reshape": 4}),
+]
+
+
+@pytest.mark.parametrize(("shape", "order", "added"), SEQUENCE_FIRST)
+def test_positions_are_not_taken_for_samples(
+    shape: Sequence[int | str | None], order: Sequence[int], added: dict[str, int], run_onnx: Run, tmp_path
+) -> None:
+    """Layers one behind the other, whose input has its samples along another axis than the first."""
+    draft = Draft()
+    value = draft.quantize(draft.node("Transpose", ["images"], perm=order), 0.05, 120)
+    value = draft.quantize(linear(draft, value), 0.05, 100)
+    weight = draft.weight(WEIGHT_IO.T, 0.01)
+    value = draft.quantize(draft.node("MatMul", [value, weight]), 0.05, 120)
+    model = draft.finished(draft.node("Transpose", [value], perm=np.argsort(order).tolist()), shape)
+    after = applied(model)
+    types = types_of(after)
+    assert {name: types[name] for name in ("Conv", *added)} == {"Conv": 2, **added}
+    inferred = onnx.shape_inference.infer_shapes(after, data_prop=True)
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in inferred.graph.value_info}
+    num_samples = {shapes[node.input[0]][0].dim_value for node in after.graph.node if node.op_type == "Conv"}
+    assert num_samples == {1 if len(shape) < 5 else 0}  # of five axes, the first is the samples', of any number
+    given = [size if isinstance(size, int) else 5 for size in shape]
+    x = sequences(*given)
+    before = run_onnx(model.SerializeToString(), x)
+    np.testing.assert_allclose(run_onnx(after.SerializeToString(), x), before, rtol=0, atol=1e-6)
+    assert kernels_of(rewritten(model), tmp_path).integer == {"QLinearConv": 2}
+
+
 def test_a_channel_without_weights_keeps_its_bias(run_onnx: Run) -> None:
     """The weights are stored by column here: a scale belongs to one."""
     draft = Draft()
