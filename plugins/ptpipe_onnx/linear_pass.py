@@ -212,7 +212,11 @@ class _Shared:
 
         A convolution would take the positions of a sequence for samples of one position each: 3.7 times as slow.
         """
-        return sizes[0] not in self._batch_sizes and not self._batch_sizes.isdisjoint(sizes[1:-1])
+        if sizes[0] in self._batch_sizes:
+            return False
+        # Shape inference may have lost the symbol of the inputs' first axis.
+        is_unknown_inside = isinstance(sizes[0], int) and not all(isinstance(size, int) for size in sizes[1:-1])
+        return is_unknown_inside or not self._batch_sizes.isdisjoint(sizes[1:-1])
 
     def channels_first(self, data: ir.Node, before: ir.Node, num_axes: int) -> ir.Value:
         """Return what a DequantizeLinear returns, with its last axis behind the first one."""

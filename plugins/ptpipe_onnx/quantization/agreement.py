@@ -72,9 +72,18 @@ class PairedRows:
 
 
 def paired_rows(
-    ctx: Context, models: tuple[Deployable, Deployable], data: Data, split: str, num_samples: int
+    ctx: Context,
+    models: tuple[Deployable, Deployable],
+    data: Data,
+    split: str,
+    num_samples: int,
+    *,
+    is_reported: bool = True,
 ) -> Mapping[str, PairedRows]:
-    """Return the outputs of two models of one signature and input form for at most so many samples, by name."""
+    """Return the outputs of two models of one signature and input form for at most so many samples, by name.
+
+    `is_reported`: whether the progress is.
+    """
     samples, form = ComparedSamples(data, split, num_samples, ctx.seed), models[0].input_form
 
     def predicted() -> Iterator[tuple[Outputs, Outputs]]:
@@ -85,7 +94,8 @@ def paired_rows(
                 inputs = batch.input_arrays()
                 yield predict_first(inputs), predict_second(inputs)
                 num_done += len(batch)
-                ctx.progress(num_done, len(order_N), "samples")
+                if is_reported:
+                    ctx.progress(num_done, len(order_N), "samples")
 
     names = [spec.name for spec in models[0].signature.outputs if spec.is_float]
     return join_rows(data.info.task, names, predicted())

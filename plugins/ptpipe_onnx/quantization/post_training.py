@@ -16,8 +16,10 @@ from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.quantization.agreement import ConstantOutputError
 from ptpipe_onnx.quantization.calibration import CalibrationReader
 from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
+from ptpipe_onnx.quantization.float_passes import float_parts
 from ptpipe_onnx.quantization.masks import mask_nodes
 from ptpipe_onnx.quantization.nodes import nodes_to_skip
+from ptpipe_onnx.quantization.optimization import use_quicker_kernels, with_whole_operators
 from ptpipe_onnx.quantization.preparation import (
     check_inputs,
     fit_for_quantizer,
@@ -43,11 +45,14 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     """Implement the stage `quant.onnx`."""
     check_inputs(config, ctx, model, data)
     content = load_preprocessed(ctx, model)
+    if config.is_optimized:
+        content = with_whole_operators(config, ctx, model, data, content)
     fit_for_quantizer(ctx, content)
     excluded = nodes_to_skip(content, config.skip, ctx.kind)
     path = ctx.scratch / "model.onnx"
     if config.mode == "static":
-        excluded = [*dict.fromkeys([*excluded, *_masks(ctx, content)])]
+        parts = float_parts(content) if config.is_optimized else []
+        excluded = [*dict.fromkeys([*excluded, *_masks(ctx, content), *parts])]
         _quantize_static(config, ctx, content, data, excluded, path)
     else:
         _quantize_dynamic(config, ctx, content, excluded, path)
@@ -56,12 +61,15 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
         raise StageError(f"{ctx.kind}: the file has no node that mode {config.mode} quantizes{kept}")
     _keep_skipped_float(path)
     file = OnnxFile(path, model.signature, "int8" if config.mode == "static" else "int8 dynamic")
+    quantized = onnx.load(path, load_external_data=False)
+    if config.is_optimized:
+        use_quicker_kernels(config, ctx, model, data, file)
     facts: dict[str, JSON] = {"mode": config.mode, "num_skipped_nodes": len(excluded)}
     facts["reduce_range"] = config.has_reduced_range
     facts |= _kernels(ctx, file)
 
     def remedy() -> Remedy | None:
-        return _remedy(config, ctx, model, data, (content, onnx.load(file.path, load_external_data=False)), excluded)
+        return _remedy(config, ctx, model, data, (content, quantized), excluded)
 
     try:
         result = finished(config, ctx, model, file, data, facts)

@@ -71,7 +71,7 @@ def test_other_ways_have_no_such_notice(options, float_file, digits, run_stage: 
 @pytest.fixture
 def switched(float_file, digits, run_stage: Run, tmp_path) -> Callable[..., tuple[_SwitchedFile, ModelProto]]:
     def make(**options: object) -> tuple[_SwitchedFile, OnnxFile]:
-        quantized = run_stage(quantize_onnx, float_file, digits, reduce_range=False, **options)
+        quantized = run_stage(quantize_onnx, float_file, digits, reduce_range=False, optimize=False, **options)
         content = load_preprocessed(Context("a", "quant.onnx", 7, tmp_path), float_file)
         return _SwitchedFile(content, onnx.load(quantized.path), []), quantized
 

@@ -1,0 +1,155 @@
+"""Graph passes before ONNX Runtime's quantizer: operators that a file spells out, written as one, or left float.
+
+The quantizer rounds what each operator returns. Of what a HardSwish, a GELU or a layer norm consists of, that costs
+accuracy and time, as each part runs on its own: in float a runtime makes one kernel of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import ModelProto, version_converter
+from onnx_ir.passes import common
+
+from ptpipe_onnx.graph import (
+    Array,
+    add_initializer,
+    constant,
+    nodes,
+    only_consumer,
+    producer,
+    remove_unused,
+    replace,
+    source,
+)
+
+_OPSET = 18
+"""That the rules of onnxscript are written for."""
+_GATES = ("Erf", "Tanh")
+_PARTS = ("Add", "Div", "Mul", "Pow")
+"""Operators that a GELU consists of beside its gate."""
+_MAX_PARTS = 6
+"""In front of a gate."""
+
+
+def write_whole_operators(content: ModelProto) -> ModelProto:
+    """Return a file of one operator for each HardSwish and layer norm, and without scalars around convolutions."""
+    own = max((of.version for of in content.opset_import if of.domain in ("", "ai.onnx")), default=_OPSET)
+    if own < _OPSET:
+        content = version_converter.convert_version(content, _OPSET)
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(content))
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _apply_rules(model)
+    _fold_scalars(model.graph)
+    remove_unused(model)
+    content = onnx.shape_inference.infer_shapes(ir.to_proto(model))
+    stored = {tensor.name for tensor in content.graph.initializer}
+    kept = [value for value in content.graph.value_info if value.name not in stored]  # whose shape may change
+    del content.graph.value_info[:]
+    content.graph.value_info.extend(kept)
+    return content
+
+
+def _apply_rules(model: ir.Model) -> None:
+    from onnxscript import rewriter
+    from onnxscript.rewriter.rules.common import fuse_hardswish_rules
+    from onnxscript.rewriter.rules.fusion._layer_norm import layer_normalization_rules
+
+    for rules in (list(fuse_hardswish_rules()), layer_normalization_rules):
+        rewriter.RewritePass(rules)(model)
+
+
+def _fold_scalars(graph: ir.Graph) -> None:
+    """Fold products with numbers, and additions of numbers, into the convolution in front of them.
+
+    Learned scales and shifts of a whole tensor, as in PP-LCNet, which ONNX Runtime folds only if they have four axes.
+    """
+    for convolution in nodes(graph, "Conv"):
+        while (behind := only_consumer(convolution.outputs[0], "Mul", "Add")) is not None:
+            (other, *_) = (value for value in behind.inputs if value is not convolution.outputs[0])
+            number, weight, bias_O = constant(other), constant(convolution.inputs[1]), _bias(convolution)
+            if number is None or number.size != 1 or number.ndim > 4 or weight is None or bias_O is None:
+                break
+            if behind.op_type == "Mul":
+                scaled = add_initializer(graph, f"{source(convolution, 1).name}.scaled", weight * number.reshape(()))
+                convolution.replace_input_with(1, scaled)
+            bias_O = bias_O * number.reshape(()) if behind.op_type == "Mul" else bias_O + number.reshape(())
+            name = f"{source(convolution, 1).name}.bias"
+            convolution.resize_inputs(3)
+            convolution.replace_input_with(2, add_initializer(graph, name, bias_O))
+            replace(behind.outputs[0], convolution.outputs[0])
+            graph.remove(behind, safe=True)
+
+
+def _bias(convolution: ir.Node) -> Array | None:
+    """Return the bias of a convolution, zeros where it has none; None if it is not constant."""
+    if len(convolution.inputs) > 2 and convolution.inputs[2] is not None:
+        return constant(convolution.inputs[2])
+    weight = constant(convolution.inputs[1])
+    return None if weight is None else np.zeros(weight.shape[0], weight.dtype)
+
+
+def float_parts(content: ModelProto) -> list[str]:
+    """Return the names of the nodes that GELUs consist of, of layer norms, and of additions of a product's bias."""
+    graph = ir.from_proto(content).graph
+    parts = [part for gate in nodes(graph, *_GATES) for part in _gelu_parts(gate)]
+    parts += nodes(graph, "LayerNormalization")
+    parts += [add for product in nodes(graph, "MatMul") if (add := _bias_behind(product)) is not None]
+    return [str(node.name) for node in dict.fromkeys(parts)]
+
+
+def _bias_behind(product: ir.Node) -> ir.Node | None:
+    """Return the addition of a constant vector to a product with constant weights."""
+    add = only_consumer(product.outputs[0], "Add")
+    if add is None or constant(source(product, 1)) is None:
+        return None
+    (other, *_) = (value for value in add.inputs if value is not product.outputs[0])
+    bias = constant(other)
+    return add if bias is not None and bias.ndim == 1 else None
+
+
+def _gelu_parts(gate: ir.Node) -> list[ir.Node]:
+    """Return the nodes of the GELU that a node is the Erf or Tanh of; none if it is of something else.
+
+    x (1 + erf(x / sqrt(2))) / 2, or x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, halved in any place.
+    """
+    total = only_consumer(gate.outputs[0], "Add")
+    if total is None:
+        return []
+    behind, halves, operands = [total], list[ir.Node](), list[ir.Value]()
+    while len(behind) < 3 and (product := only_consumer(behind[-1].outputs[0], "Mul")) is not None:
+        (other, *_) = (*(value for value in product.inputs if value is not behind[-1].outputs[0]), None)
+        if other is None:
+            break
+        behind.append(product)
+        operands += [other] if constant(other) is None else []
+        half = producer(other, "Mul", "Div")
+        if half is not None and (halved := _only_variable(half)) is not None:
+            halves.append(half)
+            operands.append(halved)
+    for x in operands:
+        if (before := _parts_before(gate, x)) is not None:
+            return [*before, gate, *behind, *(half for half in halves if x in half.inputs)]
+    return []
+
+
+def _parts_before(gate: ir.Node, x: ir.Value) -> list[ir.Node] | None:
+    """Return the nodes that compute a gate's input from x alone; None if it depends on anything else."""
+    parts, wanted = list[ir.Node](), list(gate.inputs)
+    while wanted:
+        value = wanted.pop()
+        if value is x or constant(value) is not None:
+            continue
+        node = producer(value, *_PARTS)
+        if node is None or len(parts) == _MAX_PARTS:
+            return None
+        parts.append(node)
+        wanted += node.inputs
+    return parts
+
+
+def _only_variable(node: ir.Node) -> ir.Value | None:
+    """Return the input of a node that is not constant, if all others are."""
+    variables = [value for value in node.inputs if value is not None and constant(value) is None]
+    return variables[0] if len(variables) == 1 < len(node.inputs) else None
