@@ -11,7 +11,7 @@ import pytest
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.quantization.integer_passes import write_with_quicker_kernels
 
-from ..test_qdq_passes import Draft
+from ..test_qdq_passes import Draft, types_of
 
 Run = Callable[..., np.ndarray]
 RNG = np.random.default_rng(6)
@@ -54,12 +54,19 @@ def test_a_product_with_another_reader_keeps_its_rounding(run_onnx: Run, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("scale", "zero_point", "has_reader", "is_product"),
-    [(0.031, 128, False, True), (0.031, 128, True, False), (0.29, 128, False, False), (0.02, 60, False, False)],
-    ids=["alone", "read elsewhere", "few steps", "range above -3"],
+    ("scale", "zero_point", "has_reader", "is_exact"),
+    [
+        (0.031, 128, False, True),
+        (0.031, 128, True, False),
+        (0.29, 128, False, False),
+        (0.02, 60, False, False),
+        (0.01, 200, False, False),
+        (0.02, 0, False, False),
+    ],
+    ids=["whole steps", "read elsewhere", "few steps", "range above -3", "range within -3 and 3", "positive"],
 )
-def test_hardswish_is_a_product_of_integers_where_three_is_a_number_of_steps(
-    scale: float, zero_point: int, has_reader: bool, is_product: bool, run_onnx: Run, tmp_path
+def test_hardswish_is_a_product_of_integers(
+    scale: float, zero_point: int, has_reader: bool, is_exact: bool, run_onnx: Run, tmp_path
 ) -> None:
     draft = Draft()
     x = draft.quantize("images", scale, zero_point)
@@ -67,8 +74,24 @@ def test_hardswish_is_a_product_of_integers_where_three_is_a_number_of_steps(
     if has_reader:
         value = draft.quantize(draft.node("Add", [value, x]), 0.05, 100)
     model, kernels = written(draft, value, ("N", 4, 6, 6), tmp_path)
-    assert (kernels.integer["QLinearMul"] == 1) == is_product
-    images = RNG.uniform(-5, 5, (2, 4, 6, 6)).astype(np.float32)
+    assert kernels.integer["QLinearMul"] == 1 and not {"HardSwish", "HardSigmoid"} & set(kernels.float)
+    assert kernels.integer["QLinearAdd"] == (not is_exact) + has_reader
+    images = RNG.uniform(-6, 6, (2, 4, 6, 6)).astype(np.float32)
     before, after = (run_onnx(of, images) for of in (model.SerializeToString(), tmp_path / "quicker.onnx"))
-    differences = np.abs(after - before)
-    assert differences.max() < (0.07 if is_product else 1e-5), "half a step of x and of y, for a scale 0.3 % larger"
+    half_step_of_x, half_step_of_factor = 1.1 * 0.5 * scale * is_exact, 0.5 / 255 * (not is_exact)
+    allowed = half_step_of_x + 6 * half_step_of_factor + 0.051
+    assert np.abs(after - before).max() < allowed, "and a step of the output"
+
+
+def test_ranges_are_those_of_int8_too(run_onnx: Run, tmp_path) -> None:
+    draft = Draft()
+    grids = [
+        [draft.array(scale, np.float32), draft.array(zero, np.int8)] for scale, zero in ((0.02, -70), (0.02, -100))
+    ]
+    x = draft.node("DequantizeLinear", [draft.node("QuantizeLinear", ["images", *grids[0]]), *grids[0]])
+    y = draft.node("QuantizeLinear", [draft.node("HardSwish", [x]), *grids[1]])
+    model, _ = written(draft, draft.node("DequantizeLinear", [y, *grids[1]]), ("N", 4, 6, 6), tmp_path)
+    assert types_of(onnx.load(tmp_path / "quicker.onnx"))["Mul"] == 1  # on x86, ONNX Runtime runs it in float
+    images = RNG.uniform(-6, 6, (2, 4, 6, 6)).astype(np.float32)
+    before, after = (run_onnx(of, images) for of in (model.SerializeToString(), tmp_path / "quicker.onnx"))
+    assert np.abs(after - before).max() < 0.021
