@@ -21,6 +21,7 @@ from ptpipe_onnx.graph import Array, constant, int_attribute, only_consumer, pro
 from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.linear_pass import SequenceLayer
 from ptpipe_onnx.subpixel import Subpixel, evaluated, trimmed
+from ptpipe_onnx.volumes import KernelAxis, VolumeConvolution, arranged
 from ptpipe_torch.int8.biases import coarsening, integer_biases, sum_scales
 from ptpipe_torch.int8.layers import QuantizedWeight, quantized_weight
 
@@ -50,6 +51,8 @@ class Int8Layer:
             _SubpixelLayer.of(self).compare_interleaved(node)
         elif node.op_type == "Conv" and not hasattr(self.module, "kernel_size"):
             _ConvolvedLayer.of(self, node)._compare_product(node)
+        elif node.op_type == "Conv" and (volume := VolumeConvolution.of(node)) is not None:
+            _VolumeLayer.of(self, volume)._compare_product(node)
         elif node.op_type == "Conv" and (written := PaddedDepthwise.of(node)) is not None:
             _PaddedLayer.of(self, written)._compare_product(node)
         else:
@@ -241,6 +244,37 @@ class _PaddedLayer(_ArrangedLayer):
     @property
     def _num_groups(self) -> int:
         return super()._num_groups + self.written.num_added
+
+
+@dataclass(frozen=True)
+class _VolumeLayer(_ArrangedLayer):
+    """A convolution over volumes that the file computes as one over images; see `volumes`."""
+
+    written: VolumeConvolution
+
+    @classmethod
+    def of(cls, layer: Int8Layer, written: VolumeConvolution) -> _VolumeLayer:
+        weight, bias_O = layer.parameters
+        if weight.integers.ndim != 5:
+            raise layer._error("operator", "a convolution over volumes", type(layer.module).__name__)
+        arranged_weight = replace(weight, integers=arranged(weight.integers)), bias_O
+        return cls(layer.name, layer.module, layer.input_grids, arranged_weight, written)
+
+    def _weight(self, node: ir.Node, grid: Grid) -> QuantizedWeight:
+        if self.written.pad is not None:
+            self._compare_padding(self.written.pad, grid)
+        return super()._weight(node, grid)
+
+    def _compare_attributes(self, node: ir.Node) -> None:
+        module = self.module
+        axis = KernelAxis(module.kernel_size[0], module.stride[0], module.dilation[0], (module.padding[0],) * 2)
+        self._compare("size, stride, dilation and pads of the depth", self.written.axis, axis)
+        self._compare("padding mode", "zeros", module.padding_mode)
+        self._compare("pads", int_attribute(node, "pads", (0,) * 4), tuple(module.padding[1:]) * 2)
+        self._compare("group", int_attribute(node, "group", (1,)), (1,))
+        self._compare("groups of the model", module.groups, 1)
+        for attribute, name in (("strides", "stride"), ("dilations", "dilation")):
+            self._compare(attribute, int_attribute(node, attribute, (1, 1)), tuple(getattr(module, name)[1:]))
 
 
 def _bias(node: ir.Node) -> ir.Value | None:

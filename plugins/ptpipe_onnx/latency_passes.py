@@ -10,16 +10,23 @@ import onnx_ir as ir
 from ptpipe_onnx.added_channels import pad_channels, pad_depthwise
 from ptpipe_onnx.graph import (
     constant,
+    consumers,
+    first_consumer,
     insert_behind,
+    insert_copy,
     insert_node,
+    int_attribute,
     nodes,
     only_consumer,
     producer,
     replace,
     separate,
     source,
+    take_name,
 )
+from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.hardswish_pass import use_integer_hardswish
+from ptpipe_onnx.volumes import write_volumes_as_images
 
 
 def use_quicker_kernels(graph: ir.Graph) -> None:
@@ -27,6 +34,8 @@ def use_quicker_kernels(graph: ir.Graph) -> None:
     _keep_float_softmax(graph)
     use_integer_hardswish(graph)
     _pool_before_clipping(graph)
+    _pool_volumes_in_float(graph)
+    write_volumes_as_images(graph)
     pad_channels(graph)
     pad_depthwise(graph)
     _write_out_prelu(graph)
@@ -59,6 +68,29 @@ def _pool_before_clipping(graph: ir.Graph) -> None:
             pool.replace_input_with(0, clip.inputs[0])
             graph.remove(clip, safe=True)
             insert_behind(pool.outputs[0], "Clip", *bounds)
+
+
+def _pool_volumes_in_float(graph: ir.Graph) -> None:
+    """Compute max pooling over three axes in float, between copies: a maximum is the same in both.
+
+    ONNX Runtime's kernel for integers takes 11 times as long, and without the copies it would move the rounding in
+    front. A network of two convolutions and a pooling takes 0.5x the time.
+    """
+    for pool in nodes(graph, "MaxPool"):
+        integers, readers = pool.outputs[0], consumers(pool.outputs[0])
+        is_volume = len(int_attribute(pool, "kernel_shape", ())) == 3 and len(pool.outputs) == 1
+        grids = [node.inputs[1:] for node in readers if node.op_type == "DequantizeLinear" and Grid.of(node)]
+        if not is_volume or not grids or len(grids) < len(readers) or integers.is_graph_output():
+            continue
+        dequantize = insert_node(pool, "DequantizeLinear", [source(pool), *grids[0]])
+        pool.replace_input_with(0, insert_copy(dequantize.outputs[0], pool))
+        first = first_consumer(integers)
+        copied = insert_copy(integers, first)
+        rounded = insert_node(first, "QuantizeLinear", [copied, *grids[0]]).outputs[0]
+        for reader in readers:
+            reader.replace_input_with(0, rounded)
+        rounded.shape = integers.shape
+        take_name(rounded, integers)
 
 
 def _write_out_prelu(graph: ir.Graph) -> None:
