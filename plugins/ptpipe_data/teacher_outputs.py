@@ -33,7 +33,7 @@ def with_teacher_outputs(ctx: Context, model: Deployable, data: Data) -> Data:
     for spec in compared:
         TeacherInfo(dtype="float32").check_augment(spec.name, data.loader.augment)
     rows = _rows_of(data.splits)
-    files = {spec.name: ctx.scratch / f"{spec.name}.f32" for spec in compared}
+    files = {spec.name: ctx.scratch / f"output_{number}.f32" for number, spec in enumerate(compared)}
     try:
         with model.predictor() as predict:
             _write(_Teacher(name, predict, compared, model.input_form), ctx, data, rows, files)

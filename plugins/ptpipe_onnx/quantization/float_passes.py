@@ -22,6 +22,7 @@ from ptpipe_onnx.graph import (
     remove_unused,
     replace,
     source,
+    store,
 )
 
 _OPSET = 18
@@ -69,15 +70,13 @@ def _fold_scalars(graph: ir.Graph) -> None:
         while (behind := only_consumer(convolution.outputs[0], "Mul", "Add")) is not None:
             (other, *_) = (value for value in behind.inputs if value is not convolution.outputs[0])
             number, weight, bias_O = constant(other), constant(convolution.inputs[1]), _bias(convolution)
-            if number is None or number.size != 1 or number.ndim > 4 or weight is None or bias_O is None:
+            if number is None or weight is None or bias_O is None or number.size != 1 or number.ndim > weight.ndim:
                 break
             if behind.op_type == "Mul":
-                scaled = add_initializer(graph, f"{source(convolution, 1).name}.scaled", weight * number.reshape(()))
-                convolution.replace_input_with(1, scaled)
-            bias_O = bias_O * number.reshape(()) if behind.op_type == "Mul" else bias_O + number.reshape(())
-            name = f"{source(convolution, 1).name}.bias"
-            convolution.resize_inputs(3)
-            convolution.replace_input_with(2, add_initializer(graph, name, bias_O))
+                _set_parameter(convolution, 2, bias_O * number.reshape(()))  # while the weight has its name
+                _set_parameter(convolution, 1, weight * number.reshape(()))
+            else:
+                _set_parameter(convolution, 2, bias_O + number.reshape(()))
             replace(behind.outputs[0], convolution.outputs[0])
             graph.remove(behind, safe=True)
 
@@ -88,6 +87,18 @@ def _bias(convolution: ir.Node) -> Array | None:
         return constant(convolution.inputs[2])
     weight = constant(convolution.inputs[1])
     return None if weight is None else np.zeros(weight.shape[0], weight.dtype)
+
+
+def _set_parameter(convolution: ir.Node, index: int, content: Array) -> None:
+    """Give a convolution another weight or bias. Its name stays, or is made of the weight's: layers are known by it."""
+    assert convolution.graph is not None
+    convolution.resize_inputs(max(index + 1, len(convolution.inputs)))
+    value, weight_name = convolution.inputs[index], str(source(convolution, 1).name)
+    if value is not None and len(value.uses()) == 1:
+        store(value, content)
+        return
+    name = f"{weight_name.rpartition('.')[0] or weight_name}.bias" if value is None else str(value.name)
+    convolution.replace_input_with(index, add_initializer(convolution.graph, name, content))
 
 
 def float_parts(content: ModelProto) -> list[str]:

@@ -51,6 +51,8 @@ def write_with_quicker_kernels(quantized: Path, path: Path) -> None:
 def _add_biases_before_rounding(graph: ir.Graph) -> None:
     """Remove the rounding between a matrix product and the addition of its bias, both of which are rounded behind."""
     for add in nodes(graph, "Add"):
+        if only_consumer(add.outputs[0], "QuantizeLinear") is None:
+            continue
         for value, bias in zip(add.inputs, reversed(add.inputs), strict=True):
             dequantize = producer(value, "DequantizeLinear")
             quantize = None if dequantize is None else producer(dequantize.inputs[0], "QuantizeLinear")

@@ -22,7 +22,7 @@ from ptpipe_torch.parity.parity import FLOAT_TOLERANCE
 _NUM_SAMPLES = 16
 
 
-def with_whole_operators(
+def optimized_float(
     config: QuantizeOnnxConfig, ctx: Context, float_file: OnnxFile, data: Data, content: ModelProto
 ) -> ModelProto:
     """Return the content of a float file after `write_whole_operators`; as it was where that is impossible."""
@@ -43,7 +43,7 @@ def with_whole_operators(
     return result if is_done else content
 
 
-def use_quicker_kernels(
+def optimize_quantized(
     config: QuantizeOnnxConfig, ctx: Context, float_file: OnnxFile, data: Data, file: OnnxFile
 ) -> None:
     """Rewrite a quantized file in place by `write_with_quicker_kernels`, unless that is impossible.

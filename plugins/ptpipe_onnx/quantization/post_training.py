@@ -19,7 +19,7 @@ from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
 from ptpipe_onnx.quantization.float_passes import float_parts
 from ptpipe_onnx.quantization.masks import mask_nodes
 from ptpipe_onnx.quantization.nodes import nodes_to_skip
-from ptpipe_onnx.quantization.optimization import use_quicker_kernels, with_whole_operators
+from ptpipe_onnx.quantization.optimization import optimize_quantized, optimized_float
 from ptpipe_onnx.quantization.preparation import (
     check_inputs,
     fit_for_quantizer,
@@ -46,7 +46,7 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     check_inputs(config, ctx, model, data)
     content = load_preprocessed(ctx, model)
     if config.is_optimized:
-        content = with_whole_operators(config, ctx, model, data, content)
+        content = optimized_float(config, ctx, model, data, content)
     fit_for_quantizer(ctx, content)
     excluded = nodes_to_skip(content, config.skip, ctx.kind)
     path = ctx.scratch / "model.onnx"
@@ -63,7 +63,7 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     file = OnnxFile(path, model.signature, "int8" if config.mode == "static" else "int8 dynamic")
     quantized = onnx.load(path, load_external_data=False)
     if config.is_optimized:
-        use_quicker_kernels(config, ctx, model, data, file)
+        optimize_quantized(config, ctx, model, data, file)
     facts: dict[str, JSON] = {"mode": config.mode, "num_skipped_nodes": len(excluded)}
     facts["reduce_range"] = config.has_reduced_range
     facts |= _kernels(ctx, file)

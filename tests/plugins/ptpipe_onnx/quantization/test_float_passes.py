@@ -74,7 +74,26 @@ def test_numbers_behind_a_convolution_become_part_of_it(has_bias: bool, run_onnx
     same_outputs(run_onnx, model, after, IMAGES)
 
 
-@pytest.mark.parametrize("form", ["two readers", "two tensors", "a number for each column"])
+def test_layers_keep_their_names_and_shared_weights_their_numbers(run_onnx: Run) -> None:
+    draft = Draft()
+    weight = draft.array(RNG.normal(size=(4, 4, 1, 1)), np.float32)
+    first = draft.node("Mul", [draft.node("Conv", ["images", weight]), number(draft, 2.0)])
+    alone = draft.array(RNG.normal(size=(4, 4, 1, 1)), np.float32)
+    second = draft.node("Add", [draft.node("Conv", ["images", alone]), number(draft, 2.0)])
+    model = draft.finished(draft.node("Sum", [first, second, draft.node("Conv", ["images", weight])]))
+    for tensor, name in ((weight, "shared.weight"), (alone, "alone.weight")):
+        stored = next(own for own in model.graph.initializer if own.name == tensor)
+        stored.name = name
+        for node in model.graph.node:
+            for index, read in enumerate(node.input):
+                node.input[index] = name if read == tensor else read
+    after = write_whole_operators(model)
+    same_outputs(run_onnx, model, after, IMAGES)
+    names = [list(node.input[1:]) for node in after.graph.node if node.op_type == "Conv"]
+    assert names == [["shared.weight.1", "shared.bias"], ["alone.weight", "alone.bias"], ["shared.weight"]]
+
+
+@pytest.mark.parametrize("form", ["two readers", "two tensors", "a number for each column", "a further axis"])
 def test_what_is_no_number_behind_a_convolution_stays(form: str, run_onnx: Run) -> None:
     draft = Draft()
     value = conv(draft, "images")
@@ -83,6 +102,8 @@ def test_what_is_no_number_behind_a_convolution_stays(form: str, run_onnx: Run) 
             value = draft.node("Sub", [draft.node("Mul", [value, number(draft, 2.0)]), value])
         case "two tensors":
             value = draft.node("Add", [value, value])
+        case "a further axis":
+            value = draft.node("Mul", [value, number(draft, 2.0, 1, 1, 1, 1, 1)])
         case _:
             value = draft.node("Mul", [value, draft.array(np.arange(6), np.float32)])
     model = draft.finished(value)

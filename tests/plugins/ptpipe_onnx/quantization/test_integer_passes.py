@@ -40,6 +40,15 @@ def test_a_product_is_rounded_behind_its_bias(is_first: bool, run_onnx: Run, tmp
     assert 0 < steps.max() < 1.001, "a second rounding is gone"
 
 
+def test_a_product_whose_sum_is_not_rounded_keeps_its_rounding(tmp_path) -> None:
+    draft = Draft()
+    weight = draft.weight(RNG.integers(-127, 128, (6, 5)), 0.01)
+    product = draft.quantize(draft.node("MatMul", [draft.quantize("images", 0.05, 120), weight]), 0.1, 100)
+    total = draft.node("Add", [product, draft.array(np.ones(5), np.float32)])
+    _, kernels = written(draft, total, ("N", 7, 6), tmp_path)
+    assert kernels.integer == {"QLinearConv": 1} and kernels.float == {"Add": 1}
+
+
 def test_a_product_with_another_reader_keeps_its_rounding(run_onnx: Run, tmp_path) -> None:
     draft = Draft()
     weight = draft.weight(RNG.integers(-127, 128, (6, 5)), 0.01)
