@@ -30,6 +30,8 @@ _OPSET = 18
 _GATES = ("Erf", "Tanh")
 _PARTS = ("Add", "Div", "Mul", "Pow")
 """Operators that a GELU consists of beside its gate."""
+_STATISTICS = ("Add", "Div", "Expand", "Max", "Mul", "Pow", "ReduceMean", "ReduceSum", "Reshape", "Sub")
+"""Operators that means and variances consist of."""
 _MAX_PARTS = 6
 """In front of a gate."""
 
@@ -102,9 +104,10 @@ def _set_parameter(convolution: ir.Node, index: int, content: Array) -> None:
 
 
 def float_parts(content: ModelProto) -> list[str]:
-    """Return the names of the nodes that GELUs consist of, of layer norms, and of additions of a product's bias."""
+    """Return the names of the nodes that GELUs and normalizations consist of, and of additions of a product's bias."""
     graph = ir.from_proto(content).graph
     parts = [part for gate in nodes(graph, *_GATES) for part in _gelu_parts(gate)]
+    parts += [part for root in nodes(graph, "Sqrt") for part in _normalization_parts(root)]
     parts += nodes(graph, "LayerNormalization")
     parts += [add for product in nodes(graph, "MatMul") if (add := _bias_behind(product)) is not None]
     return [str(node.name) for node in dict.fromkeys(parts)]
@@ -118,6 +121,28 @@ def _bias_behind(product: ir.Node) -> ir.Node | None:
     (other, *_) = (value for value in add.inputs if value is not product.outputs[0])
     bias = constant(other)
     return add if bias is not None and bias.ndim == 1 else None
+
+
+def _normalization_parts(root: ir.Node) -> list[ir.Node]:
+    """Return the nodes that compute a deviation or a norm, up to the product with what it divides; none for others.
+
+    Eight bits leave nothing of squares and their means: a norm of other forms than the rules know is spelled out.
+    """
+    before, wanted = [root], [source(root)]
+    while wanted:
+        node = producer(wanted.pop(), *_STATISTICS)
+        if node is not None and node not in before:
+            before.append(node)
+            is_square = node.op_type == "Pow" or (node.op_type == "Mul" and len(set(node.inputs)) == 1)
+            wanted += [] if is_square else [value for value in node.inputs if value is not None]
+    if not any(node.op_type.startswith("Reduce") for node in before):
+        return []
+    behind = [root]
+    while (node := only_consumer(behind[-1].outputs[0], "Reciprocal", "Mul", "Div")) is not None:
+        behind.append(node)
+        if len(node.inputs) == 2 and _only_variable(node) is None:
+            break
+    return [*before, *behind[1:]]
 
 
 def _gelu_parts(gate: ir.Node) -> list[ir.Node]:

@@ -161,6 +161,36 @@ def test_all_parts_of_a_gelu_stay_float_and_nothing_else(form: str) -> None:
     assert sorted(float_parts(model)) == sorted(node.name for node in model.graph.node[before:after])
 
 
+@pytest.mark.parametrize("form", ["mean of squares", "norm", "no mean"])
+def test_what_a_normalization_divides_by_stays_float(form: str) -> None:
+    draft = Draft()
+    x = draft.node("Mul", ["images", number(draft, 2.0)])
+    axes = draft.array([-1], np.int64)
+    first = len(draft.nodes)
+    squares = draft.node("Mul", [x, x])
+    match form:
+        case "mean of squares":  # as JAX computes variances
+            mean = draft.node("ReduceMean", [x, axes])
+            mean_square = draft.node("Mul", [draft.node("ReduceSum", [squares, axes]), number(draft, 1 / 8)])
+            variance = draft.node("Sub", [mean_square, draft.node("Mul", [mean, mean])])
+            root = draft.node(
+                "Sqrt", [draft.node("Add", [draft.node("Max", [variance, number(draft, 0)]), number(draft, 1e-6)])]
+            )
+            factor = draft.node("Mul", [draft.node("Reciprocal", [root]), draft.array(RNG.normal(size=8), np.float32)])
+            value = draft.node("Mul", [x, factor])
+        case "norm":
+            value = draft.node("Div", [x, draft.node("Sqrt", [draft.node("ReduceSum", [squares, axes])])])
+        case _:
+            value = draft.node("Div", [x, draft.node("Sqrt", [squares])])
+    last = len(draft.nodes)
+    model = draft.finished(draft.node("Add", [value, x]), ("N", 5, 8))
+    name_nodes(model.graph)
+    expected = [node.name for node in model.graph.node[first:last]]
+    if form == "mean of squares":  # the mean itself is not behind a square
+        expected = [name for name in expected if not name.startswith("ReduceMean")]
+    assert sorted(float_parts(model)) == ([] if form == "no mean" else sorted(expected))
+
+
 @pytest.mark.parametrize("form", ["another tensor", "no product"])
 def test_a_gate_of_something_else_is_not_a_gelu(form: str) -> None:
     draft = Draft()
