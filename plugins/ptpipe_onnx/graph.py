@@ -70,6 +70,12 @@ def constant(value: ir.Value | None) -> Array | None:
     return None if tensor is None else tensor.numpy()
 
 
+def other_input(node: ir.Node, value: ir.Value) -> ir.Value:
+    """Return the other input of an operator of two, which reads `value` once."""
+    (other,) = (own for own in node.inputs if own is not None and own is not value)
+    return other
+
+
 def known_shape(value: ir.Value) -> tuple[int | str | None, ...] | None:
     """Return the sizes of a value's axes, each a number, a symbol or unknown; None if not even their number is known.
 

@@ -18,6 +18,7 @@ from ptpipe_onnx.graph import (
     int_attribute,
     nodes,
     only_consumer,
+    other_input,
     producer,
     replace,
     separate,
@@ -122,7 +123,7 @@ def _divide_by_roots(graph: ir.Graph) -> None:
         root, product = producer(inverse.inputs[0], "Sqrt"), only_consumer(inverse.outputs[0], "Mul")
         if root is None or product is None:
             continue
-        (x,) = (value for value in product.inputs if value is not inverse.outputs[0])
+        x = other_input(product, inverse.outputs[0])
         quotient, before = insert_node(product, "Div", [x, root.outputs[0]]).outputs[0], product.outputs[0]
         replace(before, quotient)
         graph.remove([product, inverse], safe=True)

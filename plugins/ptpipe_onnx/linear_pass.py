@@ -28,6 +28,7 @@ from ptpipe_onnx.graph import (
     known_shape,
     nodes,
     only_consumer,
+    other_input,
     producer,
     replace,
     source,
@@ -149,7 +150,7 @@ class _LinearLayer:
             return None
         if add is None:
             return cls(product, data, weight, None, quantize)
-        (bias,) = (value for value in add.inputs if value is not product.outputs[0])
+        bias = other_input(add, product.outputs[0])
         bias_O = constant(bias)
         is_by_output = bias_O is not None and bias_O.shape == _integers(weight).shape[1:]
         return cls(product, data, weight, bias, quantize) if is_by_output else None

@@ -18,6 +18,7 @@ from ptpipe_onnx.graph import (
     constant,
     nodes,
     only_consumer,
+    other_input,
     producer,
     remove_unused,
     replace,
@@ -70,8 +71,8 @@ def _fold_scalars(graph: ir.Graph) -> None:
     """
     for convolution in nodes(graph, "Conv"):
         while (behind := only_consumer(convolution.outputs[0], "Mul", "Add")) is not None:
-            (other, *_) = (value for value in behind.inputs if value is not convolution.outputs[0])
-            number, weight, bias_O = constant(other), constant(convolution.inputs[1]), _bias(convolution)
+            number = constant(other_input(behind, convolution.outputs[0]))
+            weight, bias_O = constant(convolution.inputs[1]), _bias(convolution)
             if number is None or weight is None or bias_O is None or number.size != 1 or number.ndim > weight.ndim:
                 break
             if behind.op_type == "Mul":
@@ -118,8 +119,7 @@ def _bias_behind(product: ir.Node) -> ir.Node | None:
     add = only_consumer(product.outputs[0], "Add")
     if add is None or constant(source(product, 1)) is None:
         return None
-    (other, *_) = (value for value in add.inputs if value is not product.outputs[0])
-    bias = constant(other)
+    bias = constant(other_input(add, product.outputs[0]))
     return add if bias is not None and bias.ndim == 1 else None
 
 
@@ -155,9 +155,7 @@ def _gelu_parts(gate: ir.Node) -> list[ir.Node]:
         return []
     behind, halves, operands = [total], list[ir.Node](), list[ir.Value]()
     while len(behind) < 3 and (product := only_consumer(behind[-1].outputs[0], "Mul")) is not None:
-        (other, *_) = (*(value for value in product.inputs if value is not behind[-1].outputs[0]), None)
-        if other is None:
-            break
+        other = other_input(product, behind[-1].outputs[0])
         behind.append(product)
         operands += [other] if constant(other) is None else []
         half = producer(other, "Mul", "Div")

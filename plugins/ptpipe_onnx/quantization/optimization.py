@@ -43,27 +43,29 @@ def optimized_float(
     return result if is_done else content
 
 
-def optimize_quantized(
+def optimized_int8(
     config: QuantizeOnnxConfig, ctx: Context, float_file: OnnxFile, data: Data, file: OnnxFile
-) -> None:
-    """Rewrite a quantized file in place by `write_with_quicker_kernels`, unless that is impossible.
+) -> OnnxFile:
+    """Return what `write_with_quicker_kernels` makes of a quantized file; the file where that is impossible.
 
     Outputs may differ as those of `ptpipe_torch.parity`: each rounding may fall otherwise.
     """
     path = ctx.scratch / "quicker.onnx"
+    quicker = OnnxFile(path, file.signature, file.precision)
     errors = _pairs(config, ctx, data, (float_file, file))
 
     def write() -> OnnxFile:
         write_with_quicker_kernels(file.path, path)
-        return OnnxFile(path, file.signature, file.precision)
+        return quicker
 
     def tolerance(name: str, pair: PairedRows) -> float:
         own = errors[name]
         return math.sqrt(2) * _rms(own) + FLOAT_TOLERANCE * float(np.abs(own.first_NK).max())
 
     if _is_kept(config, ctx, data, file, write, tolerance):
-        path.replace(file.path)
+        return quicker
     path.unlink(missing_ok=True)
+    return file
 
 
 def _is_kept(

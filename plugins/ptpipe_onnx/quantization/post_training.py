@@ -19,7 +19,7 @@ from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
 from ptpipe_onnx.quantization.float_passes import float_parts
 from ptpipe_onnx.quantization.masks import mask_nodes
 from ptpipe_onnx.quantization.nodes import nodes_to_skip
-from ptpipe_onnx.quantization.optimization import optimize_quantized, optimized_float
+from ptpipe_onnx.quantization.optimization import optimized_float, optimized_int8
 from ptpipe_onnx.quantization.preparation import (
     check_inputs,
     fit_for_quantizer,
@@ -61,15 +61,14 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
         raise StageError(f"{ctx.kind}: the file has no node that mode {config.mode} quantizes{kept}")
     _keep_skipped_float(path)
     file = OnnxFile(path, model.signature, "int8" if config.mode == "static" else "int8 dynamic")
-    quantized = onnx.load(path, load_external_data=False)
     if config.is_optimized:
-        optimize_quantized(config, ctx, model, data, file)
+        file = optimized_int8(config, ctx, model, data, file)
     facts: dict[str, JSON] = {"mode": config.mode, "num_skipped_nodes": len(excluded)}
     facts["reduce_range"] = config.has_reduced_range
     facts |= _kernels(ctx, file)
 
     def remedy() -> Remedy | None:
-        return _remedy(config, ctx, model, data, (content, quantized), excluded)
+        return _remedy(config, ctx, model, data, (content, onnx.load(path, load_external_data=False)), excluded)
 
     try:
         result = finished(config, ctx, model, file, data, facts)

@@ -1,7 +1,6 @@
 """What another network returns, as the targets: tensors of any shapes, such as those of detectors and embeddings.
 
-Shape legend: B samples of a batch, K channels of an output, P positions (1 where a channel is a single number),
-R resamples.
+Shape legend: B samples of a batch, K channels of an output.
 """
 
 from __future__ import annotations
@@ -105,10 +104,7 @@ class TeacherOutputs(Task):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The mean over outputs, and over the channels of each, of the logarithm of 1 plus their noise."""
-        import torch
-
-        noises = (of.noise(outputs[of.name], targets[of.name]) for of in self._compared)
-        return torch.stack([noise_BK.log1p().mean(1) for noise_BK in noises]).mean(0)
+        return _losses(self._noises(outputs, targets))
 
     def teacher_losses(
         self,
@@ -121,10 +117,8 @@ class TeacherOutputs(Task):
         return self.losses(outputs, teacher_outputs)
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {
-            _FIDELITY: self._fidelities(outputs, targets).sum(0),
-            _LOSS: self.losses(outputs, targets).double().sum(),
-        }
+        noises = self._noises(outputs, targets)
+        return {_FIDELITY: _fidelities(noises).sum(0), _LOSS: _losses(noises).double().sum()}
 
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
         """Fidelity and loss; `per_output` has the fidelity of each output that has floats."""
@@ -143,25 +137,35 @@ class TeacherOutputs(Task):
     ) -> dict[str, torch.Tensor]:
         """`prediction`: the first output that has floats; others as `prediction_NAME`; `score`: the fidelity."""
         first, *others = self._compared
-        kept = {"prediction": outputs[first.name], "score": self._fidelities(outputs, targets).mean(1).float()}
+        score_B = _fidelities(self._noises(outputs, targets)).mean(1).float()
+        kept = {"prediction": outputs[first.name], "score": score_B}
         return kept | {f"prediction_{of.name}": outputs[of.name] for of in others}
 
     def sample_sums(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        return {
-            _FIDELITY: self._fidelities(outputs, targets).mean(1),
-            _LOSS: self.losses(outputs, targets).double(),
-        }
+        noises = self._noises(outputs, targets)
+        return {_FIDELITY: _fidelities(noises).mean(1), _LOSS: _losses(noises).double()}
 
     def metric_values(
         self, totals: Mapping[str, npt.NDArray[np.float64]], num_samples: int
     ) -> dict[str, npt.NDArray[np.float64]]:
         return {name: totals[name] / num_samples for name in (_FIDELITY, _LOSS)}
 
-    def _fidelities(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the fidelity of each sample's outputs that have floats, in order: float64, a column for each."""
-        import torch
+    def _noises(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Return the noise of each output that has floats, in order: float32 (B, K)."""
+        return [of.noise(outputs[of.name], targets[of.name]) for of in self._compared]
 
-        noises = (of.noise(outputs[of.name], targets[of.name]) for of in self._compared)
-        return torch.stack([1 - noise_BK.double().clamp(max=1).mean(1) for noise_BK in noises], dim=1)
+
+def _losses(noises: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the loss of each sample, float32 (B,). `noises`: of each output, (B, K)."""
+    import torch
+
+    return torch.stack([noise_BK.log1p().mean(1) for noise_BK in noises]).mean(0)
+
+
+def _fidelities(noises: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the fidelity of each sample's outputs: float64, a column for each. `noises`: of each output, (B, K)."""
+    import torch
+
+    return torch.stack([1 - noise_BK.double().clamp(max=1).mean(1) for noise_BK in noises], dim=1)
