@@ -177,6 +177,18 @@ def remove_unused(model: ir.Model) -> None:
         common.RemoveUnusedNodesPass()(model)
 
 
+def keep_outputs_inside(model: ir.Model) -> None:
+    """Insert an Identity, in place, where a branch returns a value of an outer graph: a pass (onnx-ir 1.1) drops it."""
+    for graph in model.graphs():
+        for index, output in enumerate(graph.outputs):
+            node = output.producer()
+            is_outer = node.graph is not graph if node is not None else output not in graph.initializers.values()
+            if graph is not model.graph and is_outer:
+                identity = ir.node("Identity", [output])
+                graph.append(identity)
+                graph.outputs[index] = identity.outputs[0]
+
+
 @contextmanager
 def dropped_arrays_released(model: ir.Model) -> Iterator[None]:
     """Release the arrays of initializers that are removed inside the `with`: the graph keeps counts of their values,

@@ -9,8 +9,7 @@ Shape legend: L steps, B samples, I inputs, S features of the state.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -23,19 +22,10 @@ GATE_ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2)}
 """Which of torch's gates each of ONNX's is: i, o, f, c of i, f, c, o; z, r, h of r, z, h."""
 
 
-@contextmanager
-def recurrent_layers_replaced(network: nn.Module) -> Iterator[None]:
-    """Replace the LSTM and GRU layers of a network inside the `with`."""
-    named = network.named_modules(remove_duplicate=False)
-    layers = {name: layer for name, layer in named if name and _has_operator(layer)}
-    replacements = {layer: _Recurrent(layer) for layer in layers.values()}
-    for name, layer in layers.items():
-        network.set_submodule(name, replacements[layer])
-    try:
-        yield
-    finally:
-        for name, layer in layers.items():
-            network.set_submodule(name, layer)
+def recurrent_replacements(network: nn.Module) -> dict[nn.Module, nn.Module]:
+    """Return what calls the operators, for each LSTM and GRU layer inside a network."""
+    layers = (layer for layer in network.modules() if layer is not network and _has_operator(layer))
+    return {layer: _Recurrent(layer) for layer in layers}
 
 
 def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:

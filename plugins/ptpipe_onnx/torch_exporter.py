@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_leaves
 
 from ptpipe import StageError
 from ptpipe_onnx import recurrent
-from ptpipe_onnx.graph import dropped_arrays_released
+from ptpipe_onnx.embedding_bags import embedding_bag_replacements
+from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside
 from ptpipe_onnx.shape_pass import use_constant_shapes
 from ptpipe_torch import Signature, TensorSpec
 from ptpipe_torch.errors import export_failure, root_cause
@@ -52,7 +53,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
     Operators in place are exported with their effect on all that shares their memory: the exporter rewrites them.
     Raises StageError, with the line, for what has no ONNX form, and if the outputs are not those of the signature.
     """
-    with _silent(), torch.no_grad(), recurrent.recurrent_layers_replaced(network):
+    with _silent(), torch.no_grad(), _layers_replaced(network):
         program = _program(network, signature)
         _check_opset(network, signature, program, opset)
         _give_attention_heads(program)
@@ -77,6 +78,20 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
     assert isinstance(result.model, ir.Model)
     _order_outputs(result.model.graph.outputs, signature.outputs)
     return result.model
+
+
+@contextmanager
+def _layers_replaced(network: nn.Module) -> Iterator[None]:
+    """Put others in the place of layers that the exporter would write as loops, inside the `with`."""
+    replacements = recurrent.recurrent_replacements(network) | embedding_bag_replacements(network)
+    layers = {name: layer for name, layer in network.named_modules(remove_duplicate=False) if layer in replacements}
+    for name, layer in layers.items():
+        network.set_submodule(name, replacements[layer])
+    try:
+        yield
+    finally:
+        for name, layer in layers.items():
+            network.set_submodule(name, layer)
 
 
 def _program(network: nn.Module, signature: Signature) -> ExportedProgram:
@@ -198,8 +213,9 @@ def optimize(model: ir.Model) -> ir.Model:
             common.DeduplicateInitializersPass(),
             common.CommonSubexpressionEliminationPass(),
             common.OutputFixPass(),
-            common.NameFixPass(),
         )(model)
+        keep_outputs_inside(model)
+        common.NameFixPass()(model)
         use_constant_shapes(model.graph)
     return model
 

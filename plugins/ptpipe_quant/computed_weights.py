@@ -26,7 +26,8 @@ def store_computed_weights(graph: GraphModule, scopes: Scopes, leaves: Sequence[
     """Compute such weights once, in place; return the names of the parameters that have their values now.
 
     A weight takes the place of the largest parameter that it is computed from. One stays as it is if it is random, if
-    something else reads one of those parameters, or if `leaves` names one.
+    something else reads one of those parameters (a mask that several weights are multiplied by may be read), or if
+    `leaves` names one.
     """
     stored: list[str] = []
     for node in list(graph.graph.nodes):
@@ -75,10 +76,17 @@ class _Expression:
         values = {name: operator.attrgetter(name)(self.graph) for name in names}
         return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether one of the parameters is."""
-        return any(isinstance(tensor, nn.Parameter) and tensor.requires_grad for tensor in self.sources().values())
+    def trained(self) -> set[str]:
+        """Return the names of the parameters that training changes."""
+        return {name for name, tensor in self.sources().items() if tensor.requires_grad}
+
+    def varying(self) -> set[Node]:
+        """Return the nodes whose values training changes."""
+        trained, found = self.trained(), set[Node]()
+        for node in self.nodes:
+            if (node.op == "get_attr" and str(node.target) in trained) or not found.isdisjoint(node.all_input_nodes):
+                found.add(node)
+        return found
 
     def value(self) -> torch.Tensor:
         """Return the tensor."""
@@ -93,19 +101,18 @@ class _Expression:
 
 
 def _are_storable(expressions: Sequence[_Expression], reader: Node, leaves: Sequence[str]) -> bool:
-    """Return whether nothing but `reader` depends on their parameters, none of which belongs to `leaves`."""
+    """Return whether nothing but `reader` depends on their trained parameters, and `leaves` names no source of them."""
     if not expressions:
         return False
-    graph = expressions[0].graph
-    sources = _sources(expressions)
-    inside = {reader, *(node for expression in expressions for node in expression.nodes)}
-    readers = {node for node in graph.graph.find_nodes(op="get_attr") if str(node.target) in sources}
+    sources, own = _sources(expressions), _own_sources(expressions, reader)
+    inside = _inside(expressions, reader)
+    varying = {node for expression in expressions for node in expression.varying()}
     return (
-        len(_names(expressions)) == len(expressions)
+        all(expression.trained() <= own.keys() for expression in expressions)
+        and len(_names(expressions, own)) == len(expressions)
         and not any(belongs_to(name, leaves) for name in sources)
-        and readers <= inside
-        and all(inside.issuperset(node.users) for node in inside - {reader})
-        and tensors_of_layers(graph).isdisjoint(sources.values())
+        and all(inside.issuperset(node.users) for node in varying)
+        and tensors_of_layers(expressions[0].graph).isdisjoint(sources.values())
     )
 
 
@@ -113,23 +120,41 @@ def _sources(expressions: Sequence[_Expression]) -> dict[str, torch.Tensor]:
     return {name: tensor for expression in expressions for name, tensor in expression.sources().items()}
 
 
-def _names(expressions: Sequence[_Expression]) -> list[str]:
-    """Return, for each of the first expressions that have one, the largest parameter that no other has taken."""
+def _inside(expressions: Sequence[_Expression], reader: Node) -> set[Node]:
+    return {reader, *(node for expression in expressions for node in expression.nodes)}
+
+
+def _own_sources(expressions: Sequence[_Expression], reader: Node) -> dict[str, torch.Tensor]:
+    """Return the sources that nothing else in the network reads."""
+    inside, graph = _inside(expressions, reader), expressions[0].graph
+    shared = {
+        str(node.target)
+        for node in graph.graph.find_nodes(op="get_attr")
+        if node not in inside or not inside.issuperset(node.users)
+    }
+    return {name: tensor for name, tensor in _sources(expressions).items() if name not in shared}
+
+
+def _names(expressions: Sequence[_Expression], own: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return, for each of the first expressions that have one, the largest own source that no other has taken.
+
+    One that is trained comes first: a mask may be as large as the weight.
+    """
     names: list[str] = []
     for expression in expressions:
-        free = {name: value for name, value in expression.sources().items() if name not in names}
+        free = {name: own[name] for name in expression.sources() if name in own and name not in names}
         if not free:
             break
-        names.append(max(free, key=lambda name: free[name].numel()))
+        names.append(max(free, key=lambda name: (free[name].requires_grad, free[name].numel())))
     return names
 
 
 def _store(expressions: Sequence[_Expression], reader: Node, scopes: Scopes) -> list[str]:
     """Let `reader` take parameters with the values; return their names."""
-    module = expressions[0].graph
-    names, values = _names(expressions), [expression.value() for expression in expressions]
-    trained = [expression.is_trained for expression in expressions]
-    for source in _sources(expressions):
+    module, own = expressions[0].graph, _own_sources(expressions, reader)
+    names, values = _names(expressions, own), [expression.value() for expression in expressions]
+    trained = [bool(expression.trained()) for expression in expressions]
+    for source in own:
         path, _, attribute = source.rpartition(".")
         delattr(module.get_submodule(path), attribute)
     for expression, name, value, is_trained in zip(expressions, names, values, trained, strict=True):
@@ -141,7 +166,8 @@ def _store(expressions: Sequence[_Expression], reader: Node, scopes: Scopes) -> 
         scopes[stored.name] = scopes[reader.name]
         reader.replace_input_with(expression.nodes[-1], stored)
     for node in reversed([node for node in module.graph.nodes if any(node in part.nodes for part in expressions)]):
-        module.graph.erase_node(node)
+        if not node.users:
+            module.graph.erase_node(node)
     return names
 
 

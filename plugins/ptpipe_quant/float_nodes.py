@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ _MOVES = (
     "flatten", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous",
 )  # fmt: skip
 _POOLINGS = (nn.functional.max_pool1d, nn.functional.max_pool2d, nn.functional.max_pool3d)
+_RANKINGS = (torch.argsort, torch.sort, torch.topk, "argsort", "sort", "topk")
 _SOFTMAX = (torch.softmax, nn.functional.softmax, "softmax")
 _MASKING = (
     operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div,
@@ -36,9 +37,9 @@ def operators_to_leave_float(graph: GraphModule) -> list[Node]:
     constants = operators_on_constants(graph)
     found = [
         *(*operators_on_integers(graph), *operators_converted_wrongly(graph), *constants),
-        *(*operators_on_made_tensors(graph), *operators_on_complex_numbers(graph), *masked_softmax(graph)),
+        *(*operators_on_made_tensors(graph, constants), *operators_on_complex_numbers(graph), *masked_softmax(graph)),
         *(*products_without_kernel(graph), *operators_of_relative_precision(graph, set(constants))),
-        *(*operators_with_several_results(graph), *joins_behind_layers(graph)),
+        *(*operators_with_several_results(graph), *joins_behind_layers(graph), *operators_that_are_ranked(graph)),
     ]
     return list(dict.fromkeys(found))
 
@@ -74,19 +75,49 @@ def operators_on_constants(graph: GraphModule) -> list[Node]:
     return [node for node in constants if node.op != "get_attr"]
 
 
-def operators_on_made_tensors(graph: GraphModule) -> list[Node]:
-    """Return the operators on tensors that are made of sizes alone (`torch.zeros((len(x), 8))`), and what joins them.
+def operators_on_made_tensors(graph: GraphModule, constants: Iterable[Node]) -> list[Node]:
+    """Return the operators on tensors that are made of sizes (`torch.zeros((len(x), 8))`), and what joins them.
 
-    They have no observer, which FX (torch 2.13) looks for in front of a concatenation.
+    They have no observer, which FX (torch 2.13) looks for in front of a concatenation. `constants`: which they may be
+    combined with, see `operators_on_constants`.
     """
     made: dict[Node, None] = {}
+    fixed = {*constants, *graph.graph.find_nodes(op="get_attr")}
     for node in graph.graph.nodes:
-        if node.op in ("call_function", "call_method") and TENSOR in node.meta:
-            tensors = [source for source in node.all_input_nodes if TENSOR in source.meta]
-            if all(source in made for source in tensors) if tensors else node.target in _FACTORIES:
+        if node.op in ("call_function", "call_method") and _has_tensors(node):
+            tensors = [source for source in node.all_input_nodes if _has_tensors(source)]
+            is_made = any(source in made for source in tensors) if tensors else node.target in _FACTORIES
+            if is_made and fixed.union(made).issuperset(tensors):
                 made[node] = None
     joins = (node for node in graph.graph.nodes if node.target in JOINS and node not in made)
     return [*made, *(node for node in joins if any(source in made for source in node.all_input_nodes))]
+
+
+def operators_that_are_ranked(graph: GraphModule) -> list[Node]:
+    """Return the layers, and what is behind them, whose values `topk` or `sort` take the positions of.
+
+    Rounded values are often equal, and which of equal ones comes first differs from runtime to runtime: an expert that
+    a router chooses, or a box that a detector keeps, would be another one.
+    """
+    found: dict[Node, None] = {}
+    for node in graph.graph.nodes:
+        if node.target in _RANKINGS and _gives_positions(node):
+            _add_with_sources(graph, node, found, with_layers=True)
+    return list(found)
+
+
+def ranked_layers(graph: GraphModule) -> list[str]:
+    """Return the names of the layers with weights among `operators_that_are_ranked`."""
+    ranked = operators_that_are_ranked(graph)
+    return [str(node.target) for node in ranked if node.op == "call_module" and _has_weights(graph, node)]
+
+
+def _gives_positions(ranking: Node) -> bool:
+    """Return whether something reads the second result of `topk` or `sort`, or the only one of `argsort`."""
+    if not ranking.meta.get(SEVERAL):
+        return True
+    parts = [user.args[1] if user.target in (operator.getitem, getattr) else None for user in ranking.users]
+    return any(part not in (0, "values") for part in parts)
 
 
 def masked_softmax(graph: GraphModule) -> list[Node]:
@@ -188,14 +219,24 @@ def is_layer(graph: GraphModule, node: Any, *types: type[nn.Module]) -> bool:
     return is_call and isinstance(graph.get_submodule(str(node.target)), types)
 
 
-def _add_with_sources(graph: GraphModule, node: Node, found: dict[Node, None]) -> None:
+def _add_with_sources(graph: GraphModule, node: Node, found: dict[Node, None], *, with_layers: bool = False) -> None:
+    """Add an operator and those that it depends on, back to the last layers with weights, or including them."""
     pending = [node]
     while pending:
         node = pending.pop()
-        if node in found or _has_weights(graph, node):
+        if node in found:
+            continue
+        if _has_weights(graph, node):
+            if with_layers and node.op == "call_module":
+                found[node] = None
             continue
         found[node] = None
         pending += [source for source in node.all_input_nodes if TENSOR in source.meta]
+
+
+def _has_tensors(node: Node) -> bool:
+    """Return whether a node is a tensor, or several, as those of `torch.meshgrid`."""
+    return TENSOR in node.meta or bool(node.meta.get(SEVERAL))
 
 
 def _is_complex(node: Node) -> bool:

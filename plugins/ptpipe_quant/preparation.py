@@ -61,8 +61,10 @@ def prepare_model(
         del network
         transform, module = preparation.apply(transform)
         _report_layers(module, ctx, may_be_idle=may_be_idle)
-        if (computed := module.meta[transforms.COMPUTED]) and isinstance(config, PrepareQatConfig):
+        computed = module.meta[transforms.COMPUTED] if isinstance(config, PrepareQatConfig) else ()
+        if computed:
             ctx.notice(trained_directly(computed, "in the forward pass"))
+        is_sparse = model.recipe.is_sparse or _keeps_zeros(module, computed, ctx)
         folded = module.meta[transforms.FOLDED]
         for name in folded:
             ctx.log(f"{name} is folded into the transposed convolution in front of it: it is trained as part of it")
@@ -73,7 +75,8 @@ def prepare_model(
         if is_random and not draws_in_training(module, expected.inputs):
             ctx.notice(_LOST_NOISE)
         ctx.metric(backend=config.backend, weights=transform.arguments["weights"])
-        return Model.from_module(replace(model.recipe, prepare=(transform,), backend=config.backend), module)
+        recipe = replace(model.recipe, prepare=(transform,), backend=config.backend, is_sparse=is_sparse)
+        return Model.from_module(recipe, module)
 
 
 def for_conversion(transform: FunctionRef) -> FunctionRef:
@@ -113,7 +116,9 @@ class _Preparation:
                 raise first or error from None
         if not is_prepared(module):
             skipped = f" (skip: {', '.join(self.config.skip)})" if self.config.skip else ""
-            raise first or StageError(f"{self.ctx.kind}: no layer of this network can be quantized{skipped}")
+            reasons = [f"; {name} stays float: {why}" for name, why in module.meta[transforms.KEPT_FLOAT].items()]
+            message = f"{self.ctx.kind}: no layer of this network can be quantized{skipped}"
+            raise first or StageError("".join((message, *reasons[:3])))
         self._report(unsupported)
         return complete, module
 
@@ -217,6 +222,17 @@ def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModu
         raise StageError(f"{kind}: torch can't prepare this network for int8: {first_line(error)}") from error
     assert isinstance(prepared, GraphModule), type(prepared)
     return prepared
+
+
+def _keeps_zeros(prepared: GraphModule, computed: Iterable[str], ctx: Context) -> bool:
+    """Return whether weights that were computed have zeros, as masked ones do; training must not fill them."""
+    parameters = dict(prepared.named_parameters())
+    for name in computed:
+        weight = parameters.get(name, parameters.get(f"{name}.weight"))
+        if weight is not None and weight.dim() > 1 and 0 < weight.count_nonzero() < weight.numel():
+            ctx.log(f"{name} has zeros, as a masked weight does: training keeps them")
+            return True
+    return False
 
 
 def trained_directly(names: Sequence[str], how: str) -> str:

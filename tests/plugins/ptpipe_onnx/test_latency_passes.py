@@ -41,6 +41,43 @@ def run_types(model: onnx.ModelProto, folder: Path) -> set[str]:
     return set(types_of(onnx.load(folder / "optimized.onnx")))
 
 
+def repeated(op_type: str, axes: list[int], *, is_first: bool) -> onnx.ModelProto:
+    """Combine images with their first elements along some axes, which are repeated."""
+    draft = Draft()
+    images = draft.quantize("images", 0.05, 128)
+    ends = [draft.array(value, np.int64) for value in ([0] * len(axes), [1] * len(axes), axes)]
+    part = draft.node("Slice", [images, *ends]) if axes else images
+    part = draft.quantize(part, 0.05, 128)
+    operands = [part, images] if is_first else [images, part]
+    model = draft.finished(draft.quantize(draft.node(op_type, operands), 0.5, 128))
+    return onnx.shape_inference.infer_shapes(model)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("op_type", ["Mul", "Add"])
+@pytest.mark.parametrize(
+    ("axes", "is_float"),
+    [
+        ([2], True),
+        ([3], True),
+        ([1, 3], True),
+        ([2, 3], False),
+        ([1], False),
+        ([1, 2, 3], False),
+        ([], False),
+    ],
+)
+def test_short_runs_are_combined_in_float(
+    axes: list[int], is_float: bool, op_type: str, is_first: bool, run_onnx: Run, tmp_path: Path
+) -> None:
+    model = repeated(op_type, axes, is_first=is_first)
+    after = passed(model)
+    assert f"QLinear{op_type}" in run_types(model, tmp_path)
+    assert (f"QLinear{op_type}" not in run_types(after, tmp_path)) == is_float
+    expected = run_onnx(model.SerializeToString(), IMAGES_NCHW)
+    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), IMAGES_NCHW), expected)
+
+
 def softmax(output_scale: float = 1 / 256) -> onnx.ModelProto:
     draft = Draft()
     value = draft.node("Softmax", [draft.quantize("images", 0.05, 128)], axis=-1)

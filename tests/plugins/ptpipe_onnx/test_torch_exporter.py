@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -146,3 +147,20 @@ def test_integers_that_are_subtracted_from_a_float(run_onnx: Callable[..., np.nd
     x = np.float32([[-1, 0, 3], [1, 2, -3]])
     found = run_onnx(ir.to_proto(model).SerializeToString(), x)
     np.testing.assert_array_equal(found, Mask()(torch.from_numpy(x)).numpy())
+
+
+class Branch(nn.Module):
+    """Takes one of two branches, of which one returns what is outside of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        return torch.cond(x.sum() > 0, lambda a: a.clone(), lambda a: a * 2, (y,)) * 3
+
+
+def test_a_branch_may_return_what_is_outside_of_it(run_onnx: Callable[..., np.ndarray]) -> None:
+    signature = Signature((TensorSpec("x", "float32", (BATCH, 3)),), (TensorSpec("y", "float32", (BATCH, 3)),))
+    model = torch_exporter.optimize(torch_exporter.export(Branch().eval(), signature, 18))
+    serialized = ir.to_proto(model).SerializeToString()
+    onnx.checker.check_model(serialized, full_check=True)
+    for x in (np.float32([[1, 2, 3]]), np.float32([[1, 2, -30]])):
+        np.testing.assert_array_equal(run_onnx(serialized, x), Branch()(torch.from_numpy(x)).numpy())

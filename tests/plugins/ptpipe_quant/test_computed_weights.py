@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ptpipe import Context
-from ptpipe.events import Event, Notice
+from ptpipe.events import Event, LogLine, Notice
 from ptpipe_onnx import ExportConfig, export_onnx
 from ptpipe_quant import (
     CalibrateConfig,
@@ -25,6 +25,8 @@ from ptpipe_quant.repairs import equalize
 from ptpipe_quant.repairs.config import EqualizeConfig
 from ptpipe_quant.trace import trace_network
 from ptpipe_torch import Data, builder
+from ptpipe_train import TrainConfig
+from ptpipe_train import train as supervised
 
 from ...signatures import pictures
 from .conftest import BACKENDS, NUM_CLASSES, make_model, train
@@ -73,6 +75,33 @@ class Combined(nn.Module):
         return y * self.first.bias.mean() if self.reads else y
 
 
+class Masked(nn.Module):
+    """Causal convolutions, whose weights are multiplied by one mask; it is also read by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([1.0, 1.0, 0.0]).repeat(3, 1))
+        self.first, self.second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.mask, torch.Tensor)
+        twice = 2 * self.mask
+        y = F.relu(F.conv2d(x, self.first.weight * twice, self.first.bias, padding=1))
+        return F.conv2d(y, self.second.weight * twice, self.second.bias, padding=1) + self.mask.mean()
+
+
+class MaskedAsLarge(nn.Conv2d):
+    """A convolution with a mask of the size of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 4, 3)
+        self.register_buffer("mask", (torch.rand_like(self.weight) > 0.5).float())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.mask, torch.Tensor)
+        return F.conv2d(x, self.mask * self.weight, self.bias)
+
+
 class Computing(nn.Module):
     """A weight that something else depends on, too, or that is drawn."""
 
@@ -107,6 +136,11 @@ def joined() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), JoinedBias(), nn.Linear(24, NUM_CLASSES))
 
 
+@builder
+def masked() -> nn.Module:
+    return nn.Sequential(Masked(), nn.Flatten(), nn.Linear(256, NUM_CLASSES))
+
+
 def behind_linear(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), layer)
 
@@ -134,6 +168,14 @@ def test_a_weight_and_a_bias_of_the_same_parameters() -> None:
     layers = nn.Sequential(Combined(), nn.Flatten(), nn.Linear(216, 4))
     assert sorted(computed(layers)) == ["0.first.bias", "0.second.weight"]
     assert computed(nn.Sequential(Combined(reads=True), nn.Flatten(), nn.Linear(216, 4))) == []
+
+
+def test_a_mask_may_be_read_by_others() -> None:
+    assert computed(nn.Sequential(Masked(), nn.Flatten(), nn.Linear(256, 4))) == ["0.first.weight", "0.second.weight"]
+
+
+def test_the_weight_gives_the_name_where_a_mask_is_as_large() -> None:
+    assert computed(nn.Sequential(MaskedAsLarge(), nn.Flatten(), nn.Linear(144, 4))) == ["0.weight"]
 
 
 def test_a_weight_that_is_frozen_stays_so_beside_a_trained_bias() -> None:
@@ -179,6 +221,20 @@ def test_qat_trains_what_was_computed(digits: Data, ctx: Context, events: list[E
         "the weights of 0.weight, 2.weight are computed from other parameters (in the forward pass)"
     )
     convert(ConvertConfig(), ctx, train(prepared, digits, lr=1e-3))
+    assert metrics()["int8_layers"] == 3
+
+
+def test_qat_keeps_what_is_masked(digits: Data, ctx: Context, events: list[Event], metrics: Any) -> None:
+    prepared = prepare_qat(PrepareQatConfig(backend=BACKENDS[0]), ctx, make_model(masked))
+    assert prepared.recipe.is_sparse
+    (line,) = (event.text for event in events if isinstance(event, LogLine) and "masked" in event.text)
+    assert line == "0.first.weight has zeros, as a masked weight does: training keeps them"
+    trained = supervised(TrainConfig(epochs=1), ctx, prepared, digits)
+    for name in ("0.first.weight", "0.second.weight"):
+        assert not torch.equal(trained.tensors[name], prepared.tensors[name])
+        assert not trained.tensors[name][..., 2].any()
+        assert trained.tensors[name][..., :2].all()
+    convert(ConvertConfig(), ctx, trained)
     assert metrics()["int8_layers"] == 3
 
 

@@ -132,6 +132,11 @@ def test_a_network_that_fx_cannot_trace(digits, ctx, backend) -> None:
 MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "linspace": lambda x: torch.linspace(-1, 1, 8).view(1, 1, 8, 1).expand(x.shape[0], 1, 8, 8),
     "ones": lambda x: torch.ones(8).expand(x.shape[0], 1, 8, 8),
+    "coordinates": lambda x: (
+        torch.stack(torch.meshgrid(torch.linspace(-1, 1, x.shape[2]), torch.zeros(8)), 2)
+        .sum(2)[None, None]
+        .repeat(x.shape[0], 1, 1, 1)
+    ),
     "zeros": lambda x: torch.cat([torch.zeros(x.shape[0], 1, 8, 4), x[:, :1, :, :4]], 3),
     "full": lambda x: torch.full((x.shape[0], 1, 8, 8), 0.5),
 }

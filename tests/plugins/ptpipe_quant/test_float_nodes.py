@@ -22,6 +22,7 @@ from ptpipe_quant.float_nodes import (
 )  # fmt: skip
 from ptpipe_quant.trace import trace_network
 from ptpipe_quant.transforms import prepare_static, to_int8
+from ptpipe_torch import BATCH, TensorSpec
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.observers import is_observer
@@ -37,18 +38,55 @@ ENGINES = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
 
 def test_integers_are_followed_back_to_the_last_layer() -> None:
     def body(n: Any, x: torch.Tensor) -> torch.Tensor:
-        x = F.relu(n.stem(x) + 1)
+        x = F.relu(n.stem(x).sigmoid() + 1)
         best = (2 * x).argmax(1, keepdim=True)
         return logits(n, n.conv(x * 3).gather(1, best).expand(-1, 8, -1, -1))
 
     graph = trace_network(Net(body, conv=conv()), pictures(INPUT_SHAPE_CHW)).graph
     names = {node.name for node in operators_on_integers(graph)}
-    assert names == {"add", "relu_1", "mul", "argmax", "gather"}
+    assert names == {"sigmoid", "add", "relu_1", "mul", "argmax", "gather"}
 
 
 def test_a_network_without_integers_has_none() -> None:
     network = Net(lambda n, x: logits(n, F.relu(n.stem(x)) + 1))
     assert operators_on_integers(trace_network(network, pictures(INPUT_SHAPE_CHW)).graph) == []
+
+
+class Experts(nn.Module):
+    """Two of four experts compute each position; a router chooses them by its highest scores."""
+
+    def __init__(self, rank: Any) -> None:
+        super().__init__()
+        self.router, self.rank = nn.Linear(6, 4), rank
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.router(x).softmax(-1)
+        weights = self.rank(scores)
+        y = torch.stack([expert(x) for expert in self.experts], -1)
+        return self.head((y * weights.unsqueeze(-2)).sum(-1))
+
+
+def two_highest(scores: torch.Tensor) -> torch.Tensor:
+    _, positions = torch.topk(scores, 2)
+    return scores * F.one_hot(positions, 4).sum(-2)
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranked"),
+    [
+        (two_highest, ["router"]),
+        (lambda scores: scores * (scores.argsort(-1) > 1), ["router"]),
+        (lambda scores: scores * scores.sort(-1).indices, ["router"]),
+        (lambda scores: scores.sort(-1)[0], []),
+        (lambda scores: scores.topk(4).values, []),
+    ],
+)
+def test_layers_whose_outputs_are_ranked(rank: Any, ranked: list[str]) -> None:
+    network = trace_network(Experts(rank), (TensorSpec("x", "float32", (BATCH, 5, 6)),))
+    assert [name for name in network.float_names if name in ("router", "head", "experts.0")] == ranked
+    assert [name for name in network.kept_float if name == "router"] == ranked
 
 
 class Detector(nn.Module):

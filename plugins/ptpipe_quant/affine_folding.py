@@ -1,0 +1,179 @@
+"""Fold constants that a layer's output is multiplied by, or that are added to it, into its weight and bias.
+
+Layer scale (`x + gamma * linear(x)`), residual scaling (`x + 0.2 * conv(x)`): an operator and a rounding less. Not for
+training: gamma is often 1e-5, and a step that is right for a weight is none for the product of both.
+
+Shape legend: K output channels of a layer.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+
+from ptpipe_quant.float_nodes import operators_on_constants
+from ptpipe_quant.functional_weights import is_view, tensors_of_layers
+from ptpipe_quant.functionalize import SHAPE, TENSOR
+from ptpipe_quant.relative_precision import operators_of_relative_precision
+
+_LINEAR = (nn.Linear,)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_OPERATORS: Mapping[Any, str] = {
+    **dict.fromkeys((operator.mul, torch.mul, "mul"), "mul"),
+    **dict.fromkeys((operator.truediv, torch.div, "div"), "div"),
+    **dict.fromkeys((operator.add, torch.add, "add"), "add"),
+    **dict.fromkeys((operator.sub, torch.sub, "sub"), "sub"),
+}
+_COMMUTATIVE = ("mul", "add")
+_MOVES = (
+    torch.flatten, torch.permute, torch.reshape, torch.squeeze, torch.transpose, torch.unsqueeze,
+    "contiguous", "flatten", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """An operator on what a layer returns and a constant."""
+
+    node: Node
+    operator: str
+    moved: Node
+    """What the layer returns, its elements in their places."""
+    layer: Node
+    moves: list[Node]
+    """From `layer` to `moved`."""
+    constant: torch.Tensor
+
+
+def fold_affine(graph: GraphModule) -> None:
+    """Fold such operators, in place; the function stays the same, but for roundings of float32.
+
+    What `relative_precision` leaves float stays an operator: `log(x + eps)` says there that x is needed exactly.
+    """
+    left = operators_of_relative_precision(graph, set(operators_on_constants(graph)))
+    for node in [node for node in graph.graph.nodes if node not in left]:
+        scaled = _scaled(graph, node)
+        constant_K = None if scaled is None else _by_channel(graph, scaled)
+        if scaled is not None and constant_K is not None:
+            _FOLDS[scaled.operator](graph.get_submodule(str(scaled.layer.target)), constant_K)
+            node.replace_all_uses_with(scaled.moved)
+            _erase(graph, node)
+
+
+def _erase(graph: GraphModule, node: Node) -> None:
+    """Erase an operator, what only it reads, and parameters that nothing is left of: they would be observed."""
+    sources = node.all_input_nodes
+    graph.graph.erase_node(node)
+    for source in (source for source in sources if not source.users):
+        _erase(graph, source)
+    path, _, attribute = str(node.target).rpartition(".")
+    if node.op == "get_attr" and not any(
+        other.target == node.target for other in graph.graph.find_nodes(op="get_attr")
+    ):
+        owner = graph.get_submodule(path)
+        if getattr(owner, attribute) not in tensors_of_layers(graph):
+            delattr(owner, attribute)
+
+
+def _scaled(graph: GraphModule, node: Node) -> _Scaled | None:
+    name = _OPERATORS.get(node.target) if node.op in ("call_function", "call_method") else None
+    if name is None or len(node.args) != 2 or node.kwargs:
+        return None
+    orders = (node.args, node.args[::-1]) if name in _COMMUTATIVE else (node.args,)
+    for tensor, other in orders:
+        constant = _constant(graph, other)
+        if isinstance(tensor, Node) and constant is not None and (path := _path(graph, tensor)):
+            layer, *moves = path
+            return _Scaled(node, name, tensor, layer, moves, constant)
+    return None
+
+
+def _path(graph: GraphModule, moved: Node) -> list[Node]:
+    """Return the layer that a tensor comes from, and what moves its elements; nothing if there is no such layer."""
+    path = [moved]
+    while len(path[0].users) == 1:
+        node = path[0]
+        if node.op == "call_module":
+            layer = graph.get_submodule(str(node.target))
+            if type(layer) in (*_LINEAR, *_CONVOLUTIONS, *_BATCH_NORMS):
+                return path if getattr(layer, "weight", None) is not None else []
+            is_move = isinstance(layer, nn.Identity)
+        else:
+            is_move = node.target in _MOVES
+        if not is_move or len(node.all_input_nodes) != 1:
+            return []
+        path.insert(0, node.all_input_nodes[0])
+    return []
+
+
+def _constant(graph: GraphModule, value: Any) -> torch.Tensor | None:
+    """Return a number, or what is computed from parameters and buffers alone, as a tensor."""
+    if isinstance(value, int | float):
+        return torch.tensor(float(value))
+    if not isinstance(value, Node) or TENSOR not in value.meta:
+        return None
+    needed, waiting = {value}, [value]
+    while waiting:
+        node = waiting.pop()
+        if node.op != "get_attr" and not (len(node.all_input_nodes) == 1 and is_view(node)):
+            return None
+        needed |= set(node.all_input_nodes)
+        waiting += node.all_input_nodes
+    runner = Interpreter(graph)
+    with torch.no_grad():
+        for node in (node for node in graph.graph.nodes if node in needed):
+            runner.env[node] = runner.run_node(node)
+    constant = runner.env[value]
+    return constant.detach() if isinstance(constant, torch.Tensor) and constant.is_floating_point() else None
+
+
+def _by_channel(graph: GraphModule, scaled: _Scaled) -> torch.Tensor | None:
+    """Return the constant of each channel; None where it is another one for elements of the same channel."""
+    layer: Any = graph.get_submodule(str(scaled.layer.target))
+    num_channels, constant = len(layer.weight), scaled.constant.to(layer.weight.dtype)
+    if constant.numel() == 1:
+        fits = constant.dim() <= len(scaled.moved.meta[SHAPE])
+        return constant.reshape(1).expand(num_channels) if fits else None
+    shape = scaled.layer.meta[SHAPE]
+    axis = len(shape) - 1 if type(layer) in _LINEAR else 1
+    sizes = [num_channels if index == axis else 1 for index in range(len(shape))]
+    runner = Interpreter(graph)
+    channels = torch.arange(num_channels, device=constant.device).view(sizes).expand(shape)
+    runner.env[scaled.layer] = channels
+    for move in scaled.moves:
+        channels = runner.env[move] = runner.run_node(move)
+    try:
+        constants = constant.expand(channels.shape)
+    except RuntimeError:  # the product is larger than the layer's output
+        return None
+    constant_K = constant.new_zeros(num_channels)
+    constant_K[channels.flatten()] = constants.flatten()
+    return constant_K if torch.equal(constant_K[channels], constants) else None
+
+
+def _multiply(layer: Any, constant_K: torch.Tensor) -> None:
+    weight = layer.weight.detach()
+    scaled = weight * constant_K.view(-1, *[1] * (weight.dim() - 1))
+    layer.weight = nn.Parameter(scaled, requires_grad=layer.weight.requires_grad)  # others may read the former
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(layer.bias.detach() * constant_K, requires_grad=layer.bias.requires_grad)
+
+
+def _add(layer: Any, constant_K: torch.Tensor) -> None:
+    before_K = constant_K.new_zeros(len(constant_K)) if layer.bias is None else layer.bias.detach()
+    layer.bias = nn.Parameter(before_K + constant_K)
+
+
+_FOLDS: Mapping[str, Callable[[Any, torch.Tensor], None]] = {
+    "mul": _multiply,
+    "div": lambda layer, constant_K: _multiply(layer, 1 / constant_K),
+    "add": _add,
+    "sub": lambda layer, constant_K: _add(layer, -constant_K),
+}
