@@ -26,7 +26,6 @@ from ptpipe_onnx.graph import (
     Array,
     add_initializer,
     constant,
-    insert_behind,
     insert_node,
     insert_restoring,
     int_attribute,
@@ -55,16 +54,21 @@ class _Axis:
     num_taps: int
     pads: tuple[int, int]
     """Of the convolution."""
+    num_cropped: int
+    """How many of the outputs, behind the others, the transposed convolution does not have."""
 
     @classmethod
     def of(cls, size: int, stride: int, pads: tuple[int, int], output_padding: int) -> _Axis | None:
-        """Return None if the output is not `stride` times as long as the input."""
+        """Return None where padding crops what the convolution would have to compute from fewer inputs."""
         nearest, furthest = -((stride - 1 + pads[0]) // stride), (size - 1 - pads[0]) // stride
-        if size - sum(pads) + output_padding != stride:
+        longer_by = size - sum(pads) + output_padding - stride  # than `stride` times the input
+        num_places = -(-longer_by // stride)
+        if min(furthest, num_places - nearest) < 0:
             return None
         num_taps = furthest - nearest + 1
         before = -stride * nearest - pads[0]
-        return cls((before, stride * num_taps - before - size), num_taps, (furthest, -nearest))
+        added = (before, stride * num_taps - before - size)
+        return cls(added, num_taps, (furthest, num_places - nearest), stride * num_places - longer_by)
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Subpixel:
     def of(
         cls, kernel_K: Sequence[int], strides: Sequence[int], pads: Sequence[int], output_padding: Sequence[int]
     ) -> Subpixel | None:
-        """Return the convolution; None if the output is not `stride` times the input, in both dimensions alike.
+        """Return the convolution; None where there is none, or strides differ.
 
         `pads`: of all axes in front, then behind. Dilations and groups are 1.
         """
@@ -143,31 +147,45 @@ class Subpixel:
         value = apply("Transpose", value, perm=_ORDERS[num_axes])
         return apply("Reshape", value, (num_outputs * self.stride**num_axes, num_inputs, *self.kernel_shape))
 
+    @property
+    def _crop(self) -> list[list[int]]:
+        """Starts, ends and axes of the outputs that the transposed convolution has; empty if it has all."""
+        ends = {index: -axis.num_cropped for index, axis in enumerate(self.axes, 2) if axis.num_cropped}
+        return [[0] * len(ends), list(ends.values()), list(ends)] if ends else []
+
     def insert_interleaving(self, graph: ir.Graph, integers: ir.Value, num_outputs: int) -> None:
-        """Insert the operators that interleave the outputs of the convolution in front of all that reads them."""
+        """Insert the operators that interleave and crop the outputs of the convolution, in front of all readers."""
         if len(self.axes) == 2:
-            insert_behind(integers, "DepthToSpace", blocksize=self.stride, mode="CRD")
-            return
+            interleaved = insert_restoring(integers, ".by_place", "DepthToSpace", blocksize=self.stride, mode="CRD")
+        else:
+            interleaved = self._interleave_sequence(graph, integers, num_outputs)
+        if self._crop:
+            ends = [add_initializer(graph, "crop", np.array(numbers, np.int64)) for numbers in self._crop]
+            insert_restoring(interleaved, ".uncropped", "Slice", *ends)
+
+    def _interleave_sequence(self, graph: ir.Graph, integers: ir.Value, num_outputs: int) -> ir.Value:
         shape = add_initializer(graph, f"{integers.name}.shape", np.array([0, -1, num_outputs]))
         first = insert_restoring(integers, ".by_place", "Transpose", perm=_TO_LAST)
         second = insert_restoring(first, ".channels_last", "Reshape", shape)
-        insert_restoring(second, ".interleaved", "Transpose", perm=_TO_FIRST)
+        return insert_restoring(second, ".interleaved", "Transpose", perm=_TO_FIRST)
 
     def is_interleaved(self, quantize: ir.Node, num_outputs: int) -> bool:
         """Return whether a file has the operators of `insert_interleaving` behind a QuantizeLinear."""
-        if len(self.axes) == 2:
-            behind = only_consumer(quantize.outputs[0], "DepthToSpace")
-            if behind is None:
-                return False
-            return (int_attribute(behind, "blocksize", ()), behind.attributes["mode"].value) == ((self.stride,), "CRD")
-        found, node = [], quantize
-        for op_type in ("Transpose", "Reshape", "Transpose"):
-            reader = only_consumer(node.outputs[0], op_type)
+        types = ["DepthToSpace"] if len(self.axes) == 2 else ["Transpose", "Reshape", "Transpose"]
+        found = [quantize]
+        for op_type in types + ["Slice"] * bool(self._crop):
+            reader = only_consumer(found[-1].outputs[0], op_type)
             if reader is None:
                 return False
-            found.append(node := reader)
-        shape = constant(found[1].inputs[1])
-        orders = [int_attribute(found[index], "perm", ()) for index in (0, 2)]
+            found.append(reader)
+        numbers = [[] if (own := constant(operand)) is None else own.tolist() for operand in found[-1].inputs[1:]]
+        if self._crop and numbers != self._crop:
+            return False
+        if len(self.axes) == 2:
+            behind = found[1]
+            return (int_attribute(behind, "blocksize", ()), behind.attributes["mode"].value) == ((self.stride,), "CRD")
+        shape = constant(found[2].inputs[1])
+        orders = [int_attribute(found[index], "perm", ()) for index in (1, 3)]
         return orders == [_TO_LAST, _TO_FIRST] and shape is not None and shape.tolist() == [0, -1, num_outputs]
 
 
@@ -218,12 +236,16 @@ def write_as_convolutions(graph: ir.Graph) -> None:
 
 
 def _is_plain(node: ir.Node, weight: ir.Node) -> bool:
-    """Return whether a layer has one group, no dilation, and a constant weight with one scale, of which 0 is zero."""
-    integers, scale, zero_point = (constant(weight.inputs[index]) for index in range(3))
-    if integers is None or scale is None or zero_point is None:
+    """Return whether a layer has one group, no dilation, and a constant weight, of which 0 is zero.
+
+    Its scales are those of output channels, or there is one.
+    """
+    integers, scales, zero_points = (constant(weight.inputs[index]) for index in range(3))
+    if integers is None or scales is None or zero_points is None or zero_points.any():
         return False
     is_dense = int_attribute(node, "group", (1,)) == (1,)
-    return is_dense and scale.size == 1 and not zero_point.any() and set(int_attribute(node, "dilations", (1,))) == {1}
+    is_by_channel = scales.size == 1 or int_attribute(weight, "axis", (1,))[0] % integers.ndim == 1
+    return is_dense and is_by_channel and set(int_attribute(node, "dilations", (1,))) == {1}
 
 
 def _rewrite(graph: ir.Graph, node: ir.Node, quantize: ir.Node, weight: ir.Node) -> None:
@@ -235,20 +257,42 @@ def _rewrite(graph: ir.Graph, node: ir.Node, quantize: ir.Node, weight: ir.Node)
     strides = int_attribute(node, "strides", (1,) * num_axes)
     added = int_attribute(node, "output_padding", (0,) * num_axes)
     form = Subpixel.of(kernel.shape[2:], strides, pads, added)
-    if form is None:
+    bias_O = _bias(node)
+    if form is None or (bias_O is None and len(node.inputs) == 3):
         return
     if kernel.shape != content.shape and owns_weight(node, weight):
         store(stored, kernel)
     elif kernel.shape != content.shape:
         stored = add_initializer(graph, str(stored.name), kernel)
     integers = form.insert_arranged(graph, stored, node)
-    floats = insert_node(node, "DequantizeLinear", [integers, *weight.inputs[1:]]).outputs[0]
+    grid = [_by_convolution(graph, source(weight, index), form) for index in (1, 2)]
+    floats = insert_node(node, "DequantizeLinear", [integers, *grid], axis=0).outputs[0]
     inputs = [node.inputs[0], floats]
-    bias_O = constant(node.inputs[2]) if len(node.inputs) == 3 else None
     if bias_O is not None:
-        inputs.append(add_initializer(graph, str(source(node, 2).name), form.repeated(bias_O)))
+        name = f"{source(node, 2).name}{'' if constant(node.inputs[2]) is not None else '.by_place'}"
+        inputs.append(add_initializer(graph, name, form.repeated(bias_O)))
     convolution = insert_node(node, "Conv", inputs, pads=form.pads, kernel_shape=form.kernel_shape)
     replace(node.outputs[0], convolution.outputs[0])
     graph.remove(node, safe=True)
     if form.stride > 1:
         form.insert_interleaving(graph, quantize.outputs[0], kernel.shape[1])
+
+
+def _bias(node: ir.Node) -> Array | None:
+    """Return a constant bias, which a quantizer may have stored as integers."""
+    value = node.inputs[2] if len(node.inputs) == 3 else None
+    dequantize = producer(value, "DequantizeLinear")
+    if dequantize is None:
+        return constant(value)
+    integers, scales = (constant(operand) for operand in dequantize.inputs[:2])
+    return None if integers is None or scales is None else integers.astype(np.float32) * scales
+
+
+def _by_convolution(graph: ir.Graph, stored: ir.Value, form: Subpixel) -> ir.Value:
+    """Return scales or zero points of a weight as the convolution takes them; one alone has no axis."""
+    content = constant(stored)
+    assert content is not None
+    if not content.ndim:
+        return stored
+    own = content.reshape(()) if content.size == 1 else form.repeated(content)
+    return add_initializer(graph, str(stored.name), own)

@@ -18,6 +18,8 @@ from ptpipe_torch.ort import ort
 
 MIN_OPSET = 13
 """The first one in which QuantizeLinear takes a scale for each channel."""
+_BIASED = ("Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization")
+"""Operators whose third input the quantizer takes for a bias."""
 
 
 def check_inputs(config: QuantizerConfig, ctx: Context, model: OnnxFile, data: Data) -> None:
@@ -79,6 +81,7 @@ def load_preprocessed(ctx: Context, model: OnnxFile) -> ModelProto:
 def fit_for_quantizer(ctx: Context, content: ModelProto) -> None:
     """Write what ONNX Runtime's quantizer of activations fails on in another form, in place."""
     _flatten_biases(content.graph)
+    _separate_biases(content.graph)
     with quantizer_tools(ctx, "ONNX Runtime can't run the file after its own pre-processing"):
         _declare_types(content)
 
@@ -137,6 +140,28 @@ def _flatten_biases(graph: GraphProto) -> None:
         else:
             flat.name = node.input[2] = f"{node.name}_bias"
             graph.initializer.append(flat)
+
+
+def _separate_biases(graph: GraphProto) -> None:
+    """Give each node a bias of its own: the quantizer's copies (1.32) may have the name of another tensor.
+
+    That of `val_33` is `val_330`.
+    """
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    taken = {*stored, *(name for node in graph.node for name in node.output)}
+    read: set[str] = set()
+    for node in graph.node:
+        if node.op_type not in _BIASED or len(node.input) < 3 or (bias := stored.get(node.input[2])) is None:
+            continue
+        if bias.name in read:
+            own = TensorProto.FromString(bias.SerializeToString())
+            own.name = f"{node.name}.bias"
+            while own.name in taken:
+                own.name += "_"
+            taken.add(own.name)
+            node.input[2] = own.name
+            graph.initializer.append(own)
+        read.add(bias.name)
 
 
 def only_batch_size(content: ModelProto) -> int | None:

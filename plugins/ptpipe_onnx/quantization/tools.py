@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
@@ -28,15 +29,17 @@ class _RunLog(logging.Handler):
 
 @contextmanager
 def quantizer_tools(ctx: Context, failed: str) -> Iterator[None]:
-    """Let the tools work: what they print and log goes to the run's log, and the process's logging stays as it was.
+    """Let the tools work: what they print, log and warn of goes to the run's log, and logging stays as it was.
 
     `failed`: what to say where they raise anything, which becomes a StageError with their reason.
     """
     root, handler, printed = logging.getLogger(), _RunLog(ctx), io.StringIO()
     level = root.level
     root.addHandler(handler)  # also keeps `logging.basicConfig`, which they call when imported, from adding its own
+    warned: list[warnings.WarningMessage] = []
     try:
-        with redirect_stdout(printed):
+        with redirect_stdout(printed), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("default")
             yield
     except PtpipeError:
         raise
@@ -46,7 +49,8 @@ def quantizer_tools(ctx: Context, failed: str) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
-        for line in dict.fromkeys(printed.getvalue().splitlines()):  # some are printed for each batch
+        lines = [*printed.getvalue().splitlines(), *(str(warning.message) for warning in warned)]
+        for line in dict.fromkeys(lines):  # some are printed for each batch
             ctx.log(f"onnxruntime: {_one_line(line)}")
 
 

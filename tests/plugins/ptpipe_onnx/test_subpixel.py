@@ -21,6 +21,7 @@ from torch import nn
 
 from ptpipe import Context, StageError
 from ptpipe_onnx import ExportConfig, export_onnx
+from ptpipe_onnx.graph import add_initializer
 from ptpipe_onnx.saturation import saturation_of
 from ptpipe_onnx.subpixel import Subpixel, evaluated, trimmed, write_as_convolutions
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
@@ -51,33 +52,33 @@ def test_the_form_computes_what_the_transposed_convolution_does(
     form = Subpixel.of(kernel, (stride, stride), pads * 2, added)
     sides = zip((4, 5), pads, kernel, added, strict=True)
     sizes = [stride * (size - 1) - 2 * pad + num_taps + more for size, pad, num_taps, more in sides]
-    if form is None:
-        assert sizes != [4 * stride, 5 * stride]
+    if form is None or min(sizes) < 1:
+        assert any(size < given * stride for size, given in zip(sizes, (4, 5), strict=True))
         return
-    assert sizes == [4 * stride, 5 * stride]
     weight_IOHW = RNG.integers(-9, 10, (3, 2, *kernel)).astype(np.float64)
     x = torch.from_numpy(RNG.integers(-9, 10, (2, 3, 4, 5)).astype(np.float64))
     expected = F.conv_transpose2d(x, torch.from_numpy(weight_IOHW), None, stride, pads, added)
     top, left, bottom, right = form.pads
     weight_OIHW = torch.from_numpy(np.ascontiguousarray(form.arranged(weight_IOHW)))
     found = F.conv2d(F.pad(x, (left, right, top, bottom)), weight_OIHW)
-    assert torch.equal(F.pixel_shuffle(found, stride), expected)
+    assert torch.equal(F.pixel_shuffle(found, stride)[..., : sizes[0], : sizes[1]], expected)
+    assert [stride * size - axis.num_cropped for size, axis in zip(found.shape[2:], form.axes, strict=True)] == sizes
 
 
 @given(kernel=st.integers(1, 9), stride=st.integers(1, 5), pad=st.integers(0, 4), added=st.integers(0, 3))
 def test_along_one_axis(kernel: int, stride: int, pad: int, added: int) -> None:
     added = min(added, stride - 1)
     form = Subpixel.of((kernel,), (stride,), (pad, pad), (added,))
-    is_stride_times = kernel - 2 * pad + added == stride
-    assert (form is not None) == is_stride_times
-    if form is None:
+    size = stride * 6 - 2 * pad + kernel + added
+    if form is None or size < 1:
+        assert size < 7 * stride
         return
     weight_IOK = RNG.integers(-9, 10, (3, 2, kernel)).astype(np.float64)
     x, bias_O = (torch.from_numpy(RNG.integers(-9, 10, shape).astype(np.float64)) for shape in ((2, 3, 7), (2,)))
     expected = F.conv_transpose1d(x, torch.from_numpy(weight_IOK), bias_O, stride, pad, added)
     weight = torch.from_numpy(np.ascontiguousarray(form.arranged(weight_IOK)))
     by_place = F.conv1d(F.pad(x, form.pads), weight, torch.from_numpy(form.repeated(bias_O.numpy())))
-    assert torch.equal(by_place.transpose(1, 2).reshape(2, -1, 2).transpose(1, 2), expected)
+    assert torch.equal(by_place.transpose(1, 2).reshape(2, -1, 2).transpose(1, 2)[..., :size], expected)
 
 
 def test_three_axes_have_no_form() -> None:
@@ -92,7 +93,12 @@ def upsampling(
     weight_IOHW = RNG.integers(-127, 128, (4, 6 // group, kernel, kernel))
     draft = Draft()
     value = draft.quantize("images", 0.05, 90) if options.get("is_int8", True) else "images"
-    inputs = [value, draft.weight(weight_IOHW, 0.01), draft.array(RNG.normal(size=6), np.float32)]
+    scales = np.linspace(0.005, 0.02, 6) if options.get("per_channel") else options.get("scale", 0.01)
+    bias = draft.array(RNG.normal(size=6), np.float32)
+    if options.get("has_integer_bias"):
+        grid = [draft.array(0.05 * scales, np.float32), draft.array(np.zeros(np.shape(scales)), np.int32)]
+        bias = draft.node("DequantizeLinear", [draft.array(RNG.integers(-999, 999, 6), np.int32), *grid], axis=0)
+    inputs = [value, draft.weight(weight_IOHW, scales, axis=1), bias]
     sizes = {"strides": [stride] * 2, "pads": [padding] * 4, "output_padding": [added] * 2, "dilations": [dilation] * 2}
     value = draft.node("ConvTranspose", inputs, group=group, **sizes)
     return draft.finished(draft.quantize(value, 0.1, 128), ("N", 4, 6, 6))
@@ -106,7 +112,11 @@ IMAGES_NCHW = (RNG.normal(size=(3, 4, 6, 6)) * 4).astype(np.float32)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "padding", "stride", "added"), [(2, 0, 2, 0), (3, 1, 2, 1), (4, 1, 2, 0), (3, 1, 1, 0), (5, 1, 3, 0)]
+    ("kernel", "padding", "stride", "added"),
+    [
+        *((2, 0, 2, 0), (3, 1, 2, 1), (4, 1, 2, 0), (3, 1, 1, 0), (5, 1, 3, 0)),
+        *((3, 0, 2, 0), (4, 0, 2, 0), (3, 1, 2, 0), (5, 0, 1, 0), (7, 2, 3, 1)),  # of other lengths
+    ],
 )
 def test_the_graph_computes_the_same(kernel: int, padding: int, stride: int, added: int, run_onnx: Run) -> None:
     model = upsampling(kernel, padding, stride=stride, added=added)
@@ -118,6 +128,32 @@ def test_the_graph_computes_the_same(kernel: int, padding: int, stride: int, add
     found = run_onnx(after.SerializeToString(), IMAGES_NCHW)
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.101)  # sums of floats in another order, at a tie
     assert (found != expected).mean() < 1e-3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"per_channel": True}, {"per_channel": True, "has_integer_bias": True}, {"has_integer_bias": True}],
+    ids=str,
+)
+def test_what_a_quantizer_writes(options: dict[str, bool], run_onnx: Run) -> None:
+    """A scale for each output channel, and a bias of integers."""
+    model = upsampling(4, 0, **options)
+    after = rewritten(model)
+    assert types_of(after)["ConvTranspose"] == 0
+    expected = run_onnx(model.SerializeToString(), IMAGES_NCHW)
+    np.testing.assert_allclose(run_onnx(after.SerializeToString(), IMAGES_NCHW), expected, rtol=0, atol=0.101)
+
+
+def test_one_scale_along_an_axis(run_onnx: Run) -> None:
+    """As a quantizer writes that of a layer with one output channel."""
+    draft = Draft()
+    weight_IOHW = RNG.integers(-127, 128, (4, 1, 4, 4))
+    inputs = [draft.quantize("images", 0.05, 90), draft.weight(weight_IOHW, [0.01], axis=1)]
+    value = draft.node("ConvTranspose", inputs, strides=[2, 2])
+    model = draft.finished(draft.quantize(value, 0.1, 128), ("N", 4, 6, 6))
+    expected = run_onnx(model.SerializeToString(), IMAGES_NCHW)
+    found = run_onnx(rewritten(model).SerializeToString(), IMAGES_NCHW)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.101)
 
 
 def test_weights_take_no_more_bytes() -> None:
@@ -140,7 +176,7 @@ def test_an_integer_kernel_runs_it(tmp_path: Path) -> None:
     [
         pytest.param({"group": 2}, id="groups"),
         pytest.param({"dilation": 2}, id="dilation"),
-        pytest.param({"kernel": 3, "padding": 0}, id="a row more than twice the input"),
+        pytest.param({"kernel": 2, "padding": 2, "stride": 1}, id="cropped by more than the kernel"),
         pytest.param({"is_int8": False}, id="float input"),
     ],
 )
@@ -180,7 +216,7 @@ def int8(ctx: Context, data: Data, backend: str, build: Callable[..., nn.Module]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("sizes", [(2, 0, 0), (3, 1, 1), (4, 1, 0)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 0, 0), (3, 1, 1), (4, 1, 0), (3, 0, 0)], ids=str)
 def test_every_layer_of_a_decoder_is_int8(
     sizes: tuple[int, int, int], backend: str, digits: Data, ctx: Context, events: RecordedEvents
 ) -> None:
@@ -215,7 +251,7 @@ def sequences(*, kernel: int, padding: int, added: int, num_layers: int) -> nn.M
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("sizes", [(2, 0, 0, 2), (3, 1, 1, 1), (8, 3, 0, 1)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 0, 0, 2), (3, 1, 1, 1), (8, 3, 0, 1), (8, 0, 0, 1), (5, 1, 0, 2)], ids=str)
 def test_layers_of_sequences_are_int8(
     sizes: tuple[int, int, int, int], backend: str, digits: Data, ctx: Context, events: RecordedEvents, tmp_path: Path
 ) -> None:
@@ -249,6 +285,28 @@ def test_a_file_with_another_layer_of_sequences_is_refused(
     monkeypatch.setattr(qdq_passes, "write_as_convolutions", tampered)
     model = int8(ctx, digits, BACKENDS[0], sequences, kernel=8, padding=3, added=0, num_layers=1)
     with pytest.raises(StageError, match=r"layer ups\.0 is not the model's: its (int8 weights|outputs interleaved)"):
+        export_onnx(ExportConfig(num_samples=64), ctx, model, digits)
+
+
+@pytest.mark.parametrize("tampered_with", ["crop", "axes", "nothing"])
+def test_a_file_that_crops_otherwise_is_refused(
+    tampered_with: str, digits: Data, ctx: Context, monkeypatch: Any
+) -> None:
+    from ptpipe_onnx import qdq_passes
+
+    def tampered(graph: ir.Graph) -> None:
+        write_as_convolutions(graph)
+        (crop,) = (node for node in graph if node.op_type == "Slice" and len(node.inputs) == 4)
+        numbers = {"crop": (2, [-2, -2]), "axes": (3, [2, 1]), "nothing": (2, [-1, -1])}
+        index, values = numbers[tampered_with]
+        crop.replace_input_with(index, add_initializer(graph, "other", np.array(values)))
+
+    monkeypatch.setattr(qdq_passes, "write_as_convolutions", tampered)
+    model = int8(ctx, digits, BACKENDS[0], kernel=3, padding=0, added=0)
+    if tampered_with == "nothing":
+        export_onnx(ExportConfig(num_samples=64), ctx, model, digits)
+        return
+    with pytest.raises(StageError, match="layer 2 is not the model's: its outputs interleaved by the stride"):
         export_onnx(ExportConfig(num_samples=64), ctx, model, digits)
 
 

@@ -298,6 +298,21 @@ def test_biases_of_other_shapes(shape, float_file, digits, run_stage: Run, tmp_p
     assert list(stored.dims) == [10]
 
 
+def test_a_bias_of_two_layers_beside_a_tensor_of_a_like_name(float_file, digits, run_stage: Run, tmp_path) -> None:
+    """The quantizer copies the bias `b` as `b0`, which is taken here."""
+    weight_DK = np.random.default_rng(0).normal(size=(256, 10))
+    file = linear_file(tmp_path / "linear.onnx", float_file, weight_DK)
+    content = onnx.load(file.path)
+    first = content.graph.node[-1]
+    second = type(first).FromString(first.SerializeToString())
+    first.output[0], second.output[0], second.input[1] = "b0", "sums", "w2"
+    content.graph.initializer.append(numpy_helper.from_array(weight_DK[:, ::-1].astype(np.float32), "w2"))
+    content.graph.node.extend([second, helper.make_node("Add", ["b0", "sums"], ["logits"])])
+    onnx.save_model(content, file.path)
+    quantized = run_stage(quantize_onnx, file, digits)
+    assert quantized.parity["sqnr_db"] > 25
+
+
 def scaled(path: Path, file: OnnxFile) -> OnnxFile:
     """Flatten, then scale as scikit-learn's files do: ONNX infers no types behind operators of its `ai.onnx.ml`."""
     content = onnx.load(file.path)
