@@ -25,7 +25,7 @@ from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
 from torch.utils._pytree import tree_leaves
 
 from ptpipe import StageError
-from ptpipe_onnx import recurrent
+from ptpipe_onnx import patches, recurrent
 from ptpipe_onnx.embedding_bags import embedding_bag_replacements
 from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside
 from ptpipe_onnx.shape_pass import use_constant_shapes
@@ -70,7 +70,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
                     opset_version=opset,
                     input_names=[spec.name for spec in signature.inputs],
                     output_names=names,
-                    custom_translation_table=dict(recurrent.translations()),
+                    custom_translation_table={**recurrent.translations(), **patches.translations()},
                 )
         except Exception as error:  # the exporter lets any exception of its steps through
             raise _untranslated(network, signature, error) from error

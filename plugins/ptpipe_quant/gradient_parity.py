@@ -32,6 +32,7 @@ from ptpipe_quant.prepared_parity import (
     in_mode,
     rounded_otherwise,
 )
+from ptpipe_torch.errors import first_line
 from ptpipe_torch.model.example_inputs import copies
 from ptpipe_torch.model.outputs import tensors_of
 
@@ -61,12 +62,20 @@ def check_gradients(
     """Check that a prepared network, which is left as it was, has the gradients of the one that `build` builds.
 
     `train`: compare in train mode, else in eval mode, in which a network may switch gradients off. `route`: by which it
-    was traced. Raises StageError with the parameter whose gradient differs most.
+    was traced. Raises StageError with the parameter whose gradient differs most, and where there are no gradients.
     """
     compute = functools.partial(_gradients, train=train)
-    expected = compute(build(), inputs)
-    with float_weights(prepared):
-        found = compute(prepared, inputs)
+    try:
+        with float_weights(prepared):
+            found = compute(prepared, inputs)
+    except RuntimeError as error:
+        raise StageError(f"{ctx.kind}: this network can't be trained: {first_line(error)}") from error
+    try:
+        expected = compute(build(), inputs)
+    except RuntimeError as error:  # of an operator in place, which the graph does not have
+        reason = first_line(error).partition(": ")[0]
+        ctx.notice(f"gradients are not compared, since only the prepared network can be trained ({reason})")
+        return
     differences = _differences(expected, found, may_be_off=not train)
     beyond = {name: difference for name, difference in differences.items() if not difference <= TOLERANCE}
     if beyond:

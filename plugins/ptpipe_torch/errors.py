@@ -9,6 +9,9 @@ _MAX_LENGTH = 300
 _CONSTANT_AXIS = re.compile(r"You marked (\w+) as dynamic but your code specialized it to be a constant")
 _AXIS_DECIDES = re.compile(r"Constraints violated \((\w+)")
 _VALUES_DECIDE = re.compile(r"data-dependent expression|Dynamic control flow is not supported")
+_CHANGED_PARAMETER = re.compile(
+    r"fake tensor in the exported program constant's list.*?model attribute: ([\w.]*\w)", re.DOTALL
+)
 _FIXED_FORMS = (
     "Compute all cases and choose one by torch.where, give sizes as numbers, multiply by a mask in place of selecting "
     "by it (x[mask]), or compute that part outside of the network"
@@ -43,6 +46,13 @@ def export_failure(error: BaseException, *, remedy: str = "", place: str = "") -
         return f"which operators it runs depends on the size of the axis {axis[1]}: take the same ones for all sizes"
     if depends_on_values(error):
         return f"a branch, a loop or a size depends on values of tensors{place}. {_FIXED_FORMS}"
+    changed = _CHANGED_PARAMETER.search(str(error))
+    if changed is not None:
+        module = changed[1].rpartition(".")[0] or "the network"
+        return (
+            f"the forward pass of {module} changes a parameter (weight.data *= mask) or makes a tensor that it keeps"
+            f"{place}: compute a new tensor, as F.conv2d(x, weight * mask, bias) does, which also becomes int8"
+        )
     error = root_cause(error)
     line = "".join(char if char.isprintable() else " " for char in first_line(error))
     return f"{line if line == type(error).__name__ else f'{type(error).__name__}: {line}'}{place}"

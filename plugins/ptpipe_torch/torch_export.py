@@ -62,6 +62,9 @@ def export_program(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: An
 
 
 def _exported(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any) -> ExportedProgram:
+    from torch._dynamo import trace_rules  # takes a second
+
+    trace_rules.is_builtin_callable(len)  # fills a table of built-in functions, before one of them is another
     printed, graph = StringIO(), ""
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     level = logger.level

@@ -301,7 +301,8 @@ class Training:
 
     def _refuse_weights_not_finite(self) -> None:
         # A step's loss is that of the weights before it: it can't show what the last step did to them.
-        parameters = [parameter.detach() for parameter in parameters_of(self.state.optimizer)]
+        trained = (parameter.detach() for parameter in parameters_of(self.state.optimizer))
+        parameters = [torch.view_as_real(own) if own.is_complex() else own for own in trained]
         # Both are nan where any weight is; `isfinite` would take as much memory as the weights.
         limits = [limit for weights in parameters if weights.numel() for limit in torch.aminmax(weights)]
         if limits and not torch.stack(limits).isfinite().all().item():

@@ -110,6 +110,26 @@ class Empty(nn.Module):
         return x + nn.functional.layer_norm(x[..., :0], (0,)).sum(-1, keepdim=True)
 
 
+class Masked(nn.Module):
+    """Changes its weight in the forward pass, as masked convolutions of PixelCNN are often written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16, 16))
+        self.register_buffer("mask", torch.ones(16, 16).tril())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data *= self.mask
+        return x @ self.weight
+
+
+class MaskedProduct(Masked):
+    """The remedy."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.weight * self.mask)
+
+
 class Other(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise TypeError("x\n\x1b[31mis of another kind")
@@ -119,7 +139,7 @@ BLOCKS = {
     kind.__name__: kind
     for kind in (
         *(Eigenvalues, Rotation, ExportableRotation, Branch, Choice, Count, FixedCount, FiveAxes, FourAxes),
-        *(OnnxAttention, Other, Empty),
+        *(OnnxAttention, Masked, MaskedProduct, Other, Empty),
     )
 }
 
@@ -154,6 +174,8 @@ UNTRANSLATABLE = {
     "Count": "a branch, a loop or a size depends on values of tensors"
     + place("return x * nn.functional.one_hot(x.flatten(1).argmax(1)).sum()")
     + VALUES_DECIDE,
+    "Masked": "the forward pass of 2.0 changes a parameter (weight.data *= mask) or makes a tensor that it keeps: "
+    "compute a new tensor, as F.conv2d(x, weight * mask, bias) does, which also becomes int8",
     "Other": "TypeError: x" + place('raise TypeError("x\\n\\x1b[31mis of another kind")'),
 }
 
@@ -198,7 +220,7 @@ def test_what_onnx_runtime_cannot_run_is_one_line(
         run_export(model)
 
 
-@pytest.mark.parametrize("kind", ["ExportableRotation", "Choice", "FixedCount", "FourAxes"])
+@pytest.mark.parametrize("kind", ["ExportableRotation", "Choice", "FixedCount", "FourAxes", "MaskedProduct"])
 def test_the_remedies_work(kind: str, run_export: Export) -> None:
     assert run_export(model_of(kind)).parity["num_samples"] == 200
 

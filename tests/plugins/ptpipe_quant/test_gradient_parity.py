@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ptpipe import StageError
+from ptpipe.events import Notice
 from ptpipe_quant import ConvertConfig, PrepareConfig, PrepareQatConfig, convert, gradient_parity, prepare, prepare_qat
 from ptpipe_torch import Data, Model, builder
 from ptpipe_torch.int8.engine import quantized_engine
@@ -207,11 +208,33 @@ class Frozen(TwoParts):
         self.features.requires_grad_(False)
 
 
+class ChangedInPlace(TwoParts):
+    """Changes what the batch norm in front of it needs for its gradient: torch can't train it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8)
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.features(x)
+        y = self.norm(x)
+        x += 1
+        return x + y
+
+
+class Underivable(TwoParts):
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.features(x)
+        return x + torch.special.zeta(x.abs() + 2, 1.0)
+
+
 KEPT = (
     *(NoGrad, Decorated, InInferenceMode, NotInInferenceMode, WithoutGradientOfTheInput, Reversal, StoredReversal),
     *(Binary, Frugal, Checkpointed, OffInEvalMode, Frozen, RootOfZero),
 )
-NETWORKS: dict[str, Any] = {type_.__name__: type_ for type_ in (*KEPT, Hooked, Switched, InSubmodule, TwoParts)}
+NETWORKS: dict[str, Any] = {
+    type_.__name__: type_ for type_ in (*KEPT, Hooked, Switched, InSubmodule, TwoParts, ChangedInPlace, Underivable)
+}
 
 
 @builder
@@ -238,6 +261,19 @@ def few(digits: Data) -> Data:
 def test_gradients_are_those_of_the_network(ctx, metrics, type_, batch_norm) -> None:
     prepared(ctx, type_, batch_norm=batch_norm)
     assert metrics()["gradient_difference"] < 1e-4
+
+
+def test_only_the_graph_can_be_trained(ctx, metrics, few, events) -> None:
+    model = prepared(ctx, ChangedInPlace)
+    (notice,) = (event.text for event in events if isinstance(event, Notice))
+    assert notice.startswith("gradients are not compared, since only the prepared network can be trained (one of the")
+    assert "gradient_difference" not in metrics()
+    convert(ConvertConfig(), ctx, train(model, few, lr=0.01))
+
+
+def test_a_network_without_a_derivative_is_refused(ctx) -> None:
+    with pytest.raises(StageError, match=r"this network can't be trained: .*zeta.* is not implemented"):
+        prepared(ctx, Underivable)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

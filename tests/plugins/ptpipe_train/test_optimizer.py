@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from ptpipe_torch import FunctionRef, builder
 from ptpipe_train import TrainConfig
 from ptpipe_train.optimizer import load_optimizer, make_optimizer, optimizer_tensors, peak_lr, set_lr
+
+from .conftest import NUM_CLASSES, SIDE, Lab
 
 
 def make_net() -> nn.Sequential:
@@ -50,6 +53,47 @@ def test_it_is_torchs_optimizer(options: dict[str, Any], make: Any) -> None:
     take_steps(other, make(list(other.parameters())), 5)
     for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+class Spectral(nn.Module):
+    """A filter of frequencies, as neural operators have them: a complex parameter."""
+
+    def __init__(self, num_frequencies: int = 3) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(num_frequencies, dtype=torch.complex64))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(torch.fft.rfft(images) * self.filter, images.shape[-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "make"),
+    [
+        (SGD, lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, nesterov=True, weight_decay=0.01)),
+        (ADAMW, lambda p: torch.optim.AdamW(p, 0.01)),
+    ],
+)
+def test_complex_parameters(options: dict[str, Any], make: Any) -> None:
+    torch.manual_seed(0)
+    one, other = Spectral(), Spectral()
+    other.load_state_dict(one.state_dict())
+    take_steps(one, make_optimizer(TrainConfig(**options, decay_norm_and_bias=True), one.named_parameters(), {}), 3)
+    take_steps(other, make(list(other.parameters())), 3)
+    torch.testing.assert_close(one.filter, other.filter)
+
+
+@builder
+def spectral_net() -> nn.Module:
+    return nn.Sequential(Spectral(SIDE // 2 + 1), nn.Flatten(), nn.Linear(SIDE * SIDE, NUM_CLASSES))
+
+
+@pytest.mark.parametrize("options", [SGD, ADAMW])
+def test_networks_with_complex_parameters_are_trained(options: dict[str, Any], lab: Lab) -> None:
+    model = lab.make_model(FunctionRef.to(spectral_net))
+    extra = {"ema": {"decay": 0.5}, "clip_grad_norm": 1.0, "checkpoint_every_s": 1e-9}
+    trained = lab.train(model, lab.make_data(num_val=20), epochs=2, **options, **extra)
+    assert trained.model.tensors["0.filter"].is_complex()
+    assert not torch.equal(trained.model.tensors["0.filter"], model.tensors["0.filter"])
 
 
 @pytest.mark.parametrize("options", [SGD, ADAMW])
