@@ -42,6 +42,7 @@ from ptpipe_torch.int8.layers import dynamic_weights, replace_layers, stored_wei
 from ptpipe_torch.int8.recurrent import recurrent_weights
 from ptpipe_torch.model.exact_session import may_saturate
 from ptpipe_torch.model.outputs import returned_names
+from ptpipe_torch.model.reparametrized import remove_parametrizations
 from ptpipe_torch.parity.comparison import (
     BATCH_SIZE,
     Arrays,
@@ -228,7 +229,9 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
     Raises StageError for a model that can't be exported.
     """
     if not model.recipe.backend:
-        return BuiltGraph(torch_exporter.optimize(_export(model, model.build(), opset)), "float32")
+        network = model.build()
+        remove_parametrizations(network)  # what computes them may have no ONNX form
+        return BuiltGraph(torch_exporter.optimize(_export(model, network, opset)), "float32")
     if not model.recipe.prepare:
         return _dynamic_graph(model, opset)
     with quantized_engine(model.recipe.backend):

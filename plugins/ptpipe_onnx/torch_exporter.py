@@ -25,7 +25,7 @@ from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
 from torch.utils._pytree import tree_leaves
 
 from ptpipe import StageError
-from ptpipe_onnx import patches, recurrent
+from ptpipe_onnx import recurrent, translations
 from ptpipe_onnx.embedding_bags import embedding_bag_replacements
 from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside
 from ptpipe_onnx.shape_pass import use_constant_shapes
@@ -56,6 +56,9 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
     with _silent(), torch.no_grad(), _layers_replaced(network):
         program = _program(network, signature)
         _check_opset(network, signature, program, opset)
+        for node in translations.without_form(program.graph):
+            operator, place = _origin(network, signature, node)
+            raise StageError(f"{_FAILED}: the positions that {operator} returns have no ONNX form{place}. {_REMEDY}")
         _give_attention_heads(program)
         _subtract_from_floats(program)
         _write_global_averages_out(program)
@@ -70,7 +73,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
                     opset_version=opset,
                     input_names=[spec.name for spec in signature.inputs],
                     output_names=names,
-                    custom_translation_table={**recurrent.translations(), **patches.translations()},
+                    custom_translation_table={**recurrent.translations(), **translations.translations()},
                 )
         except Exception as error:  # the exporter lets any exception of its steps through
             raise _untranslated(network, signature, error) from error
@@ -105,6 +108,9 @@ def _program(network: nn.Module, signature: Signature) -> ExportedProgram:
     try:
         return export_program(network, inputs, dynamic_shapes)
     except Exception as error:  # a network may raise anything while it is traced
+        if scripted := [name for name, part in network.named_modules() if isinstance(part, torch.jit.ScriptModule)]:
+            message = f"{scripted[0] or 'the network'} is TorchScript, which torch.export can't trace"
+            raise StageError(f"{_FAILED}: {message}: take the module that was scripted") from error
         place = place_of_error(network, error, __file__).in_parentheses
         raise StageError(f"{_FAILED}: {export_failure(error, place=place)}") from error
 

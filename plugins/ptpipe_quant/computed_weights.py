@@ -1,7 +1,7 @@
 """Store weights that a forward pass computes from parameters alone, as parameters, which layers can own.
 
 Weight standardization (`F.conv2d(x, standardized(self.weight))`) and joined biases (`torch.cat((q, zeros, v))`) are
-such. Weight norm and other parametrizations are stored by `layer_forms.store_weights`.
+such. Weight norm and other parametrizations are stored by `ptpipe_torch.model.reparametrized`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.dry_run import check_runs, freeze_ranges
 from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_layers, idle_patterns, names_to_quantize
 from ptpipe_quant.int8_parity import check_int8
-from ptpipe_quant.layer_forms import reparametrized_layers
 from ptpipe_quant.preparation import for_conversion, prepare_model, trained_directly, truncated
 from ptpipe_quant.separate_attention import is_attention, separable_layers, separate_projections
 from ptpipe_quant.trace import float_names, layers_to_quantize
@@ -39,6 +38,7 @@ from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.int8_state import pack_state
 from ptpipe_torch.int8.layers import STORABLE_LAYERS, round_weights, storable_layers
 from ptpipe_torch.model.example_inputs import probe_inputs, zeros
+from ptpipe_torch.model.reparametrized import reparametrized_layers
 from ptpipe_torch.runtime import large_blocks_mapped, released_memory
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

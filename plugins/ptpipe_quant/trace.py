@@ -19,7 +19,7 @@ from ptpipe_quant.float_nodes import operators_to_leave_float, products_without_
 from ptpipe_quant.functional_attention import write_out_functional_attention
 from ptpipe_quant.functional_weights import transposed_layers, use_layers
 from ptpipe_quant.functionalize import ChangedViewError, functionalize
-from ptpipe_quant.layer_forms import store_weights, use_foldable_batch_norms
+from ptpipe_quant.layer_forms import use_foldable_batch_norms
 from ptpipe_quant.movement import use_known_moves
 from ptpipe_quant.normalize import normalize, pass_inputs_by_position
 from ptpipe_quant.own_gradients import detach_without_gradients, recorded_functions
@@ -32,6 +32,7 @@ from ptpipe_quant.weighted_einsum import use_matrices
 from ptpipe_torch.errors import ON_VALUES, depends_on_values, first_line
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
 from ptpipe_torch.int8.tracer import SOURCE_LINE, DataDependentError, Scopes
+from ptpipe_torch.model.reparametrized import remove_parametrizations
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.torch_export import place_of_error
 from ptpipe_torch.traced_autocast import remove_autocast_regions
@@ -148,7 +149,7 @@ def trace_network(
 
     Raises UntraceableError with the line of the model that can't be traced, or can't be made out of place.
     """
-    store_weights(module)
+    remove_parametrizations(module)
     kept_float = {name: reason for name, reason in derived_attention(module).items() if name not in leaves}
     leaves = [*leaves, *kept_float]
     use_traceable_layers(module, leaves)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import traceback
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -149,7 +150,8 @@ class Model(Deployable):
         max_values = _SPARE_VALUES + 4 * _num_bytes(self._int8_tensors or self._tensors)
 
         def initial() -> nn.Module:
-            with _limited_values(max_values):
+            # What its code warns of was shown when it was built for the first time.
+            with _limited_values(max_values), warnings.catch_warnings(action="ignore"):
                 return _apply(self.recipe.builder, "builder")
 
         with torch.random.fork_rng(devices=[]):  # what is drawn is overwritten: it must not advance the caller's stream

@@ -287,10 +287,18 @@ def of_length(features: int) -> nn.Module:
     return OfLength(features)
 
 
+@builder
+def orthogonal(*, features: int) -> nn.Module:
+    """A layer whose weight is computed by an operator without an ONNX form."""
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(256, features))
+    return nn.Sequential(nn.Flatten(), layer, nn.Tanh(), nn.utils.parametrizations.weight_norm(nn.Linear(features, 10)))
+
+
 @pytest.mark.parametrize(
     "reference",
     [
         FunctionRef.to(of_length, features=256),
+        FunctionRef.to(orthogonal, features=16),
         FunctionRef.to(shared_memory, activation="ReLU"),
         FunctionRef.to(shared_memory, activation="ReLU6"),
         FunctionRef.to(padded, mode="reflect"),

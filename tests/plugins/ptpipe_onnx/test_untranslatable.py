@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -130,6 +132,17 @@ class MaskedProduct(Masked):
         return x @ (self.weight * self.mask)
 
 
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings(action="ignore"):  # torch prefers torch.export
+            self.part: Any = torch.jit.script(nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.part(x)
+        return result
+
+
 class Other(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise TypeError("x\n\x1b[31mis of another kind")
@@ -139,7 +152,7 @@ BLOCKS = {
     kind.__name__: kind
     for kind in (
         *(Eigenvalues, Rotation, ExportableRotation, Branch, Choice, Count, FixedCount, FiveAxes, FourAxes),
-        *(OnnxAttention, Masked, MaskedProduct, Other, Empty),
+        *(OnnxAttention, Masked, MaskedProduct, Scripted, Other, Empty),
     )
 }
 
@@ -176,6 +189,7 @@ UNTRANSLATABLE = {
     + VALUES_DECIDE,
     "Masked": "the forward pass of 2.0 changes a parameter (weight.data *= mask) or makes a tensor that it keeps: "
     "compute a new tensor, as F.conv2d(x, weight * mask, bias) does, which also becomes int8",
+    "Scripted": "2.0.part is TorchScript, which torch.export can't trace: take the module that was scripted",
     "Other": "TypeError: x" + place('raise TypeError("x\\n\\x1b[31mis of another kind")'),
 }
 

@@ -1,0 +1,131 @@
+"""Operators of torch for which its exporter (2.13) has no ONNX form, or a slow one.
+
+Shape legend: N samples, C channels, H and W height and width, K positions of a kernel, L of its places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Graph, Node
+
+_LAST = np.iinfo(np.int64).max
+_MAX_POOLS = tuple(getattr(torch.ops.aten, f"adaptive_max_pool{number}d").default for number in (1, 2, 3))
+
+
+def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
+    """Return what the exporter makes of the operators in this module."""
+    aten = torch.ops.aten
+    return {
+        aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
+        **dict.fromkeys(_MAX_POOLS, _adaptive_max_pool),
+        aten.hypot.default: _hypot,
+        aten.im2col.default: _unfold,
+        aten.kthvalue.default: _kthvalue,
+        aten.median.dim: _median,
+        aten.rrelu.default: _rrelu,
+    }
+
+
+def without_form(graph: Graph) -> Iterator[Node]:
+    """Yield the operators that have a form, but one without results that the network reads: positions of maxima."""
+    for node in graph.nodes:
+        if node.target in _MAX_POOLS and any(result.args[1] == 1 and result.users for result in node.users):
+            yield node
+
+
+def _unfold(
+    x: Any, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Any:
+    """Return (N, C K, L) for (N, C, H, W), a slice for each position of the kernel; K is by row and column, as L is.
+
+    torch's exporter looks the elements up, by indices along two axes, which takes 8 times as long.
+    """
+    from onnxscript import opset18 as op
+
+    num_channels = x.shape[1]
+    if any(padding):
+        x = op.Pad(x, _numbers(0, 0, *padding, 0, 0, *padding))
+    parts = []
+    for place in product(*map(range, kernel_size)):
+        starts = [index * step for index, step in zip(place, dilation, strict=True)]
+        behind = [(size - 1 - index) * step for size, index, step in zip(kernel_size, place, dilation, strict=True)]
+        ends = [-number if number else _LAST for number in behind]
+        part = op.Slice(x, _numbers(*starts), _numbers(*ends), _numbers(2, 3), _numbers(*stride))
+        parts.append(op.Unsqueeze(part, _numbers(2)))
+    return op.Reshape(op.Concat(*parts, axis=2), _numbers(0, num_channels * len(parts), -1))
+
+
+def _adaptive_max_pool(x: Any, output_size: Sequence[int]) -> Any:
+    """Return the largest values, and something in the place of their positions, which nothing may read."""
+    from onnxscript import opset18 as op
+
+    if (kernel := _kernel(x, output_size)) is not None:
+        return op.MaxPool(x, kernel_shape=kernel, strides=kernel)
+    return _reduced_by_axis(x, output_size, op.ReduceMax), _numbers(0)
+
+
+def _adaptive_avg_pool(x: Any, output_size: Sequence[int]) -> Any:
+    from onnxscript import opset18 as op
+
+    if (kernel := _kernel(x, output_size)) is not None:
+        return op.AveragePool(x, kernel_shape=kernel, strides=kernel)
+    return _reduced_by_axis(x, output_size, op.ReduceMean)  # a window's mean is that of the means of its rows
+
+
+def _kernel(x: Any, output_size: Sequence[int]) -> list[int] | None:
+    """Return the kernel of a pooling whose windows do not overlap; None where sizes are no multiples."""
+    sizes = x.shape[-len(output_size) :]
+    if any(given % wanted for given, wanted in zip(sizes, output_size, strict=True)):
+        return None
+    return [given // wanted for given, wanted in zip(sizes, output_size, strict=True)]
+
+
+def _reduced_by_axis(x: Any, output_size: Sequence[int], reduce: Any) -> Any:
+    """Return what `reduce` makes of each window, one axis after the other."""
+    from onnxscript import opset18 as op
+
+    rank, sizes = len(x.shape), x.shape[-len(output_size) :]
+    for axis, given, wanted in zip(range(rank - len(sizes), rank), sizes, output_size, strict=True):
+        ends = [(place * given // wanted, -(-(place + 1) * given // wanted)) for place in range(wanted)]
+        windows = (op.Slice(x, _numbers(start), _numbers(end), _numbers(axis)) for start, end in ends)
+        parts = [reduce(window, _numbers(axis), keepdims=1) for window in windows]
+        x = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)
+    return x
+
+
+def _kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """Return the kth smallest value and where it is."""
+    from onnxscript import opset18 as op
+
+    smallest = op.TopK(x, _numbers(k), axis=dim, largest=0)
+    last = [op.Slice(part, _numbers(k - 1), _numbers(k), _numbers(dim)) for part in smallest]
+    return tuple(last if keepdim else (op.Squeeze(part, _numbers(dim)) for part in last))
+
+
+def _median(x: Any, dim: int = -1, keepdim: bool = False) -> Any:
+    """Return the lower one of two medians and where it is."""
+    return _kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+
+
+def _rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: object = None) -> Any:
+    """Return a leaky ReLU with the mean slope, which it is in eval mode."""
+    from onnxscript import opset18 as op
+
+    return op.LeakyRelu(x, alpha=(lower + upper) / 2)
+
+
+def _hypot(x: Any, y: Any) -> Any:
+    from onnxscript import opset18 as op
+
+    return op.Sqrt(op.Add(op.Mul(x, x), op.Mul(y, y)))
+
+
+def _numbers(*values: int) -> Any:
+    from onnxscript import opset18 as op
+
+    return op.Constant(value_ints=list(values))
