@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import Any
 
 import onnx_ir as ir
 
@@ -35,14 +36,20 @@ from ptpipe_onnx.hardswish_pass import use_integer_hardswish
 from ptpipe_onnx.volumes import write_volumes_as_images
 
 _SHORT_RUN = 16
+_INTEGER_KERNELS = (
+    "Add", "AveragePool", "Concat", "Conv", "ConvTranspose", "Gemm", "GlobalAveragePool", "LeakyRelu", "MatMul", "Mul",
+    "Sigmoid", "Softmax", "Where",
+)  # fmt: skip
 
 
 def use_quicker_kernels(graph: ir.Graph) -> None:
     """Apply all passes to a graph in the form of `qdq_passes`, in place."""
     _keep_float_softmax(graph)
     _keep_short_broadcasts_float(graph)
+    _average_in_float(graph)
     use_integer_hardswish(graph)
     _pool_before_clipping(graph)
+    _pool_before_rounding(graph)
     _pool_volumes_in_float(graph)
     write_volumes_as_images(graph)
     pad_channels(graph)
@@ -78,6 +85,19 @@ def _keep_short_broadcasts_float(graph: ir.Graph) -> None:
             separate(node)
 
 
+def _average_in_float(graph: ir.Graph) -> None:
+    """Compute average pooling over one or three axes in float.
+
+    ONNX Runtime's integer kernel is quick over two: 32 x 32 x 32 values under a window of 5 along one of three axes
+    take 276 us, in float 24; 152 x 64 under a window of 25 along one axis 73 us, in float 35.
+    """
+    for pool in nodes(graph, "AveragePool"):
+        is_over_image = len(int_attribute(pool, "kernel_shape", ())) == 2
+        is_rounded = only_consumer(pool.outputs[0], "QuantizeLinear") is not None
+        if not is_over_image and is_rounded and producer(pool.inputs[0], "DequantizeLinear"):
+            separate(pool)
+
+
 def _run_length(first: Sequence[int | str | None], second: Sequence[int | str | None]) -> float:
     """Return how many elements two operands have in a row before one of them is repeated; infinity if none is."""
     length, kinds = 1, set[str]()
@@ -106,6 +126,36 @@ def _pool_before_clipping(graph: ir.Graph) -> None:
             pool.replace_input_with(0, clip.inputs[0])
             graph.remove(clip, safe=True)
             insert_behind(pool.outputs[0], "Clip", *bounds)
+
+
+def _pool_before_rounding(graph: ir.Graph) -> None:
+    """Rewrite Q-MaxPool of what a float operator computes as MaxPool-Q: rounding is monotone, and fewer are rounded.
+
+    ONNX Runtime's kernel for integers is quick with channels last alone, as integer convolutions compute: behind a
+    response normalization, 32 x 32 x 32 values take 15 us in place of 103. Without a copy it would move Q back.
+    """
+    for pool in nodes(graph, "MaxPool"):
+        quantize = producer(pool.inputs[0], "QuantizeLinear")
+        if quantize is None or len(pool.outputs) > 1 or only_consumer(quantize.outputs[0]) is not pool:
+            continue
+        if pool.outputs[0].is_graph_output() or _is_integer_kernel(quantize):
+            continue
+        integers, readers = pool.outputs[0], list(pool.outputs[0].uses())
+        options = dict[str, Any](pool.attributes)
+        pooled = insert_node(pool, "MaxPool", [quantize.inputs[0]], **options).outputs[0]
+        copied = insert_copy(pooled, pool)
+        rounded = insert_node(pool, "QuantizeLinear", [copied, *quantize.inputs[1:]]).outputs[0]
+        for reader, index in readers:
+            reader.replace_input_with(index, rounded)
+        rounded.type, rounded.shape = integers.type, integers.shape
+        take_name(rounded, integers)
+        graph.remove([pool, quantize], safe=True)
+
+
+def _is_integer_kernel(quantize: ir.Node) -> bool:
+    """Return whether what is rounded may be computed as integers: by such an operator, behind a DequantizeLinear."""
+    node = producer(quantize.inputs[0], *_INTEGER_KERNELS)
+    return node is not None and any(producer(value, "DequantizeLinear") for value in node.inputs)
 
 
 def _pool_volumes_in_float(graph: ir.Graph) -> None:

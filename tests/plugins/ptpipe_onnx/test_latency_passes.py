@@ -78,6 +78,58 @@ def test_short_runs_are_combined_in_float(
     np.testing.assert_array_equal(run_onnx(after.SerializeToString(), IMAGES_NCHW), expected)
 
 
+def averaged(draft: Draft, kernel: list[int], value: str) -> str:
+    """Pool images, sequences or volumes made of `value`."""
+    shape = {1: [0, 4, 36], 2: [0, 4, 6, 6], 3: [0, 1, 4, 6, 6]}[len(kernel)]
+    reshaped = draft.node("Reshape", [value, draft.array(shape, np.int64)])
+    return draft.node("AveragePool", [draft.quantize(reshaped, 0.05, 128)], kernel_shape=kernel)
+
+
+@pytest.mark.parametrize(("kernel", "is_float"), [([5], True), ([2, 2], False), ([3, 1, 1], True)])
+def test_averages_along_other_than_two_axes_are_computed_in_float(
+    kernel: list[int], is_float: bool, run_onnx: Run, tmp_path: Path
+) -> None:
+    draft = Draft()
+    model = draft.finished(draft.quantize(averaged(draft, kernel, draft.quantize("images", 0.05, 128)), 0.05, 128))
+    after = passed(model)
+    assert "QLinearAveragePool" in run_types(model, tmp_path)
+    assert ("QLinearAveragePool" not in run_types(after, tmp_path)) == is_float
+    expected = run_onnx(model.SerializeToString(), IMAGES_NCHW)
+    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), IMAGES_NCHW), expected)
+
+
+def largest(op_type: str) -> onnx.ModelProto:
+    """Max pooling of what an operator computes."""
+    draft = Draft()
+    images = draft.quantize("images", 0.05, 128)
+    value = conv(draft, images) if op_type == "Conv" else draft.node(op_type, [images])
+    pool = draft.node("MaxPool", [draft.quantize(value, 0.05, 100, dequantize=False)], kernel_shape=[2, 2])
+    grid = [draft.array(0.05, np.float32), draft.array(100, np.uint8)]
+    return draft.finished(draft.node("DequantizeLinear", [pool, *grid]))
+
+
+@pytest.mark.parametrize(("op_type", "is_float"), [("Tanh", True), ("Sigmoid", False), ("Conv", False)])
+def test_largest_values_of_float_operators_are_taken_before_rounding(
+    op_type: str, is_float: bool, run_onnx: Run, tmp_path: Path
+) -> None:
+    model = largest(op_type)
+    after = passed(model)
+    (pool,) = (node for node in after.graph.node if node.op_type == "MaxPool")
+    sources = {output: node.op_type for node in after.graph.node for output in node.output}
+    assert (sources[pool.input[0]] == op_type) == is_float
+    expected = run_onnx(model.SerializeToString(), IMAGES_NCHW)
+    for optimize in (False, True):
+        found = run_onnx(after.SerializeToString(), IMAGES_NCHW, optimize=optimize)
+        np.testing.assert_allclose(found, expected, atol=0 if not optimize else 0.0501)
+    optimized = onnx.load(tmp_path / "optimized.onnx") if run_types(after, tmp_path) else None
+    assert optimized is not None
+    if is_float:  # the runtime doesn't move the rounding back
+        (pool,) = (node for node in optimized.graph.node if node.op_type == "MaxPool")
+        assert {own.name for own in optimized.graph.initializer if own.data_type == onnx.TensorProto.UINT8}
+        names = {output: node.op_type for node in optimized.graph.node for output in node.output}
+        assert names[pool.input[0]] == op_type
+
+
 def softmax(output_scale: float = 1 / 256) -> onnx.ModelProto:
     draft = Draft()
     value = draft.node("Softmax", [draft.quantize("images", 0.05, 128)], axis=-1)
