@@ -23,8 +23,9 @@ from ptpipe_quant.functionalize import SHAPE, TENSOR
 from ptpipe_quant.relative_precision import operators_of_relative_precision
 
 _LINEAR = (nn.Linear,)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_WITH_CHANNELS_SECOND = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+)  # fmt: skip
 _OPERATORS: Mapping[Any, str] = {
     **dict.fromkeys((operator.mul, torch.mul, "mul"), "mul"),
     **dict.fromkeys((operator.truediv, torch.div, "div"), "div"),
@@ -57,7 +58,7 @@ def fold_affine(graph: GraphModule) -> None:
 
     What `relative_precision` leaves float stays an operator: `log(x + eps)` says there that x is needed exactly.
     """
-    left = operators_of_relative_precision(graph, set(operators_on_constants(graph)))
+    left = set(operators_of_relative_precision(graph, set(operators_on_constants(graph))))
     for node in [node for node in graph.graph.nodes if node not in left]:
         scaled = _scaled(graph, node)
         constant_K = None if scaled is None else _by_channel(graph, scaled)
@@ -102,7 +103,7 @@ def _path(graph: GraphModule, moved: Node) -> list[Node]:
         node = path[0]
         if node.op == "call_module":
             layer = graph.get_submodule(str(node.target))
-            if type(layer) in (*_LINEAR, *_CONVOLUTIONS, *_BATCH_NORMS):
+            if type(layer) in (*_LINEAR, *_WITH_CHANNELS_SECOND):
                 return path if getattr(layer, "weight", None) is not None else []
             is_move = isinstance(layer, nn.Identity)
         else:
@@ -135,27 +136,38 @@ def _constant(graph: GraphModule, value: Any) -> torch.Tensor | None:
 
 
 def _by_channel(graph: GraphModule, scaled: _Scaled) -> torch.Tensor | None:
-    """Return the constant of each channel; None where it is another one for elements of the same channel."""
+    """Return the constant of each channel; None where elements of one channel have several.
+
+    Which they have is asked, not their values: a graph is rebuilt for weights that are yet to be loaded.
+    """
     layer: Any = graph.get_submodule(str(scaled.layer.target))
     num_channels, constant = len(layer.weight), scaled.constant.to(layer.weight.dtype)
+    if SHAPE not in scaled.layer.meta or SHAPE not in scaled.moved.meta:
+        return None
     if constant.numel() == 1:
         fits = constant.dim() <= len(scaled.moved.meta[SHAPE])
         return constant.reshape(1).expand(num_channels) if fits else None
-    shape = scaled.layer.meta[SHAPE]
+    channels = _moved_channels(graph, scaled, num_channels)
+    try:
+        places = torch.arange(constant.numel()).view(constant.shape).expand(channels.shape)
+    except RuntimeError:  # the product is larger than the layer's output
+        return None
+    place_K = places.new_zeros(num_channels)
+    place_K[channels.flatten()] = places.flatten()
+    return constant.flatten()[place_K] if torch.equal(place_K[channels], places) else None
+
+
+def _moved_channels(graph: GraphModule, scaled: _Scaled, num_channels: int) -> torch.Tensor:
+    """Return the channel that each element of `scaled.moved` is of."""
+    shape, layer = scaled.layer.meta[SHAPE], graph.get_submodule(str(scaled.layer.target))
     axis = len(shape) - 1 if type(layer) in _LINEAR else 1
     sizes = [num_channels if index == axis else 1 for index in range(len(shape))]
     runner = Interpreter(graph)
-    channels = torch.arange(num_channels, device=constant.device).view(sizes).expand(shape)
+    channels = torch.arange(num_channels).view(sizes).expand(shape)
     runner.env[scaled.layer] = channels
     for move in scaled.moves:
         channels = runner.env[move] = runner.run_node(move)
-    try:
-        constants = constant.expand(channels.shape)
-    except RuntimeError:  # the product is larger than the layer's output
-        return None
-    constant_K = constant.new_zeros(num_channels)
-    constant_K[channels.flatten()] = constants.flatten()
-    return constant_K if torch.equal(constant_K[channels], constants) else None
+    return channels
 
 
 def _multiply(layer: Any, constant_K: torch.Tensor) -> None:

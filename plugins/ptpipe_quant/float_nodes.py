@@ -25,6 +25,7 @@ _MOVES = (
 )  # fmt: skip
 _POOLINGS = (nn.functional.max_pool1d, nn.functional.max_pool2d, nn.functional.max_pool3d)
 _RANKINGS = (torch.argsort, torch.sort, torch.topk, "argsort", "sort", "topk")
+_SUMS = (torch.bmm, torch.cdist, torch.einsum, torch.matmul, torch.mean, torch.norm, torch.sum, "mean", "norm", "sum")
 _SOFTMAX = (torch.softmax, nn.functional.softmax, "softmax")
 _MASKING = (
     operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div,
@@ -97,12 +98,20 @@ def operators_that_are_ranked(graph: GraphModule) -> list[Node]:
     """Return the layers, and what is behind them, whose values `topk` or `sort` take the positions of.
 
     Rounded values are often equal, and which of equal ones comes first differs from runtime to runtime: an expert that
-    a router chooses, or a box that a detector keeps, would be another one.
+    a router chooses, or a box that a detector keeps, would be another one. Sums of many rounded values, as distances
+    between points, are seldom equal: layers in front of such stay int8.
     """
-    found: dict[Node, None] = {}
-    for node in graph.graph.nodes:
-        if node.target in _RANKINGS and _gives_positions(node):
-            _add_with_sources(graph, node, found, with_layers=True)
+    rankings = [node for node in graph.graph.nodes if node.target in _RANKINGS and _gives_positions(node)]
+    found, pending = dict.fromkeys(rankings), list(rankings)
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if source in found or TENSOR not in source.meta or source.target in _SUMS:
+                continue
+            is_layer_with_weights = _has_weights(graph, source)
+            if not is_layer_with_weights or source.op == "call_module":
+                found[source] = None
+            if not is_layer_with_weights:
+                pending.append(source)
     return list(found)
 
 
@@ -219,16 +228,11 @@ def is_layer(graph: GraphModule, node: Any, *types: type[nn.Module]) -> bool:
     return is_call and isinstance(graph.get_submodule(str(node.target)), types)
 
 
-def _add_with_sources(graph: GraphModule, node: Node, found: dict[Node, None], *, with_layers: bool = False) -> None:
-    """Add an operator and those that it depends on, back to the last layers with weights, or including them."""
+def _add_with_sources(graph: GraphModule, node: Node, found: dict[Node, None]) -> None:
     pending = [node]
     while pending:
         node = pending.pop()
-        if node in found:
-            continue
-        if _has_weights(graph, node):
-            if with_layers and node.op == "call_module":
-                found[node] = None
+        if node in found or _has_weights(graph, node):
             continue
         found[node] = None
         pending += [source for source in node.all_input_nodes if TENSOR in source.meta]

@@ -32,7 +32,7 @@ class Affine(nn.Module):
         self.second.weight = self.linear.weight
         self.gamma, self.gains = nn.Parameter(torch.linspace(-1, 2, 6)), nn.Parameter(torch.tensor([0.5, 3.0]))
         self.register_buffer("offset", torch.linspace(0, 1, 6).view(6, 1, 1))
-        self.positions = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+        self.positions, self.ones = nn.Parameter(torch.linspace(0.5, 1.5, 8)), nn.Parameter(torch.ones(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.body(self, x)
@@ -64,6 +64,7 @@ FOLDED: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 }
 LEFT: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "by position": lambda n, x: n.conv(x) * n.positions,
+    "by position, equal until it is trained": lambda n, x: n.conv(x) * n.ones,
     "larger": lambda n, x: n.conv(x)[..., :1].mean(1, keepdim=True) * n.gamma[:, None, None],
     "of inputs": lambda n, x: n.conv(x) * x.mean(1, keepdim=True),
     "an activation between": lambda n, x: n.conv(x).relu() * n.gamma[:, None, None],

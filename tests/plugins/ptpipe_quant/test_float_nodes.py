@@ -89,6 +89,20 @@ def test_layers_whose_outputs_are_ranked(rank: Any, ranked: list[str]) -> None:
     assert [name for name in network.kept_float if name == "router"] == ranked
 
 
+def test_distances_are_not_ranked_layers() -> None:
+    """Nearest neighbors of points, as networks of point clouds look them up."""
+
+    def body(n: Any, x: torch.Tensor) -> torch.Tensor:
+        points = n.stem(x).flatten(2).transpose(1, 2)
+        squares = (points**2).sum(-1, keepdim=True)
+        distances = squares - 2 * points @ points.transpose(1, 2) + squares.transpose(1, 2)
+        nearest = distances.topk(2)[1][..., 1:].expand(-1, -1, 8)
+        return logits(n, torch.gather(points, 1, nearest).transpose(1, 2).reshape(x.shape[0], 8, *x.shape[2:]))
+
+    network = trace_network(Net(body), pictures(INPUT_SHAPE_CHW))
+    assert "stem" not in network.float_names
+
+
 class Detector(nn.Module):
     """Boxes in pixels and scores of 0 to 1 in one tensor, also in another order of axes; and a join that is read on."""
 

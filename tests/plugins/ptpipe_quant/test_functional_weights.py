@@ -161,7 +161,7 @@ def test_int8_and_its_file(backend, is_qat, noise, ctx, metrics) -> None:
     assert {"w", "packed_0", "packed_1", "packed_2", "head", "stem", "fc"} <= int8
     export_onnx(ExportConfig(num_samples=32), ctx, converted, noise)  # with its parity checks
     coverage = metrics()["integer_coverage"]
-    assert coverage.startswith("2 of 2 convolutions, 0 of 1 transposed convolutions")
+    assert coverage.startswith("3 of 3 convolutions")
     assert coverage.endswith("5 of 5 linear layers, 2 of 2 matrix products")
 
 
