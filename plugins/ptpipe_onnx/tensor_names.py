@@ -1,4 +1,4 @@
-"""Names of quantized tensors: a file's integers have the names of the reference network's quantize nodes.
+"""Names of tensors: a file's integers have the names of the reference network's quantize nodes.
 
 The comparison layer by layer finds a file's tensors by these names. A name alone proves nothing: a tensor under a
 wrong one differs from what the reference network computes, and the file is refused.
@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
-from ptpipe_onnx.graph import nodes
+from ptpipe_onnx.graph import nodes, source
 from ptpipe_onnx.grid import Grid
 from ptpipe_torch.int8.layer_parity import quantize_nodes
 
@@ -33,6 +33,16 @@ def name_quantized_tensors(model: ir.Model, reference: GraphModule) -> None:
         )
     for node, quantize in zip(written, quantizes, strict=True):
         node.outputs[0].name = quantize.name
+
+
+def name_transposed_weights(graph: ir.Graph) -> None:
+    """Name the transposes of weights after these, in place: they are stored, and layers are called by their weights."""
+    named: set[str] = set()
+    for node in nodes(graph, "Transpose"):
+        weight = source(node)
+        if weight.is_initializer() and weight.name not in named and not node.outputs[0].is_graph_output():
+            named.add(str(weight.name))
+            node.outputs[0].name = f"{weight.name}.transposed"
 
 
 def grid_of(quantize: Node) -> Grid:

@@ -29,6 +29,7 @@ from ptpipe_onnx import recurrent, translations
 from ptpipe_onnx.embedding_bags import embedding_bag_replacements
 from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside
 from ptpipe_onnx.shape_pass import use_constant_shapes
+from ptpipe_onnx.tensor_names import name_transposed_weights
 from ptpipe_torch import Signature, TensorSpec
 from ptpipe_torch.errors import export_failure, root_cause
 from ptpipe_torch.model.example_inputs import zeros
@@ -208,6 +209,7 @@ def optimize(model: ir.Model) -> ir.Model:
     rules = rewriter._DEFAULT_REWRITE_RULES
     with _silent(), dropped_arrays_released(model), _exact_constants(rules):
         common.InlinePass()(model)
+        name_transposed_weights(model.graph)
         optimizer.fold_constants_ir(model, onnx_shape_inference=True)
         ir.passes.Sequential(
             rewriter.RewritePass([_RootedRule(rule) for rule in rules]),

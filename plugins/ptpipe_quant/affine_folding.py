@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from ptpipe_quant.float_nodes import operators_on_constants
+from ptpipe_quant.float_nodes import MOVES, operators_on_constants
 from ptpipe_quant.functional_weights import is_view, tensors_of_layers
 from ptpipe_quant.functionalize import SHAPE, TENSOR
 from ptpipe_quant.relative_precision import operators_of_relative_precision
@@ -33,10 +33,6 @@ _OPERATORS: Mapping[Any, str] = {
     **dict.fromkeys((operator.sub, torch.sub, "sub"), "sub"),
 }
 _COMMUTATIVE = ("mul", "add")
-_MOVES = (
-    torch.flatten, torch.permute, torch.reshape, torch.squeeze, torch.transpose, torch.unsqueeze,
-    "contiguous", "flatten", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ def _path(graph: GraphModule, moved: Node) -> list[Node]:
                 return path if getattr(layer, "weight", None) is not None else []
             is_move = isinstance(layer, nn.Identity)
         else:
-            is_move = node.target in _MOVES
+            is_move = node.target in MOVES
         if not is_move or len(node.all_input_nodes) != 1:
             return []
         path.insert(0, node.all_input_nodes[0])

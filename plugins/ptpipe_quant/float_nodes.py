@@ -19,10 +19,11 @@ _ARITHMETIC = (operator.add, operator.mul, torch.add, torch.mul)
 _ARITHMETIC_METHODS = ("add", "mul")
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _FACTORIES = (torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros)
-_MOVES = (
+MOVES = (
     torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.squeeze, torch.unsqueeze,
     "flatten", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous",
 )  # fmt: skip
+"""What moves elements of one tensor, in the spellings that `normalize` leaves."""
 _POOLINGS = (nn.functional.max_pool1d, nn.functional.max_pool2d, nn.functional.max_pool3d)
 _RANKINGS = (torch.argsort, torch.sort, torch.topk, "argsort", "sort", "topk")
 _SUMS = (torch.bmm, torch.cdist, torch.einsum, torch.matmul, torch.mean, torch.norm, torch.sum, "mean", "norm", "sum")
@@ -58,7 +59,7 @@ def joins_behind_layers(graph: GraphModule) -> list[Node]:
             behind_layers.add(node)
     found: dict[Node, None] = {}
     for node in graph.graph.nodes:
-        moves = node.target in _MOVES or is_layer(graph, node, nn.Flatten)
+        moves = node.target in MOVES or is_layer(graph, node, nn.Flatten)
         is_moved = moves and any(source in found for source in node.all_input_nodes)
         if node in behind_layers and (node.target in JOINS or is_moved):
             found[node] = None

@@ -49,7 +49,7 @@ class NodeNames:
     def _layers(self, node: NodeProto) -> Iterator[str]:
         added = [after for after in self.readers(node.output[0]) if after.op_type == "Add"] if node.output else []
         for tensor in (*node.input, *(name for after in added[:1] for name in after.input)):
-            layer, dot, _ = tensor.rpartition(".")
+            layer, dot, _ = tensor.removesuffix(".transposed").rpartition(".")
             if dot and tensor in self._stored:
                 yield layer
 

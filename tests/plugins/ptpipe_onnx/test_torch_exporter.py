@@ -15,6 +15,8 @@ from torch import nn
 
 from ptpipe_onnx import torch_exporter
 from ptpipe_onnx.export import build_graph
+from ptpipe_onnx.file_layers import layers_of
+from ptpipe_onnx.quantization.nodes import NodeNames
 from ptpipe_torch import BATCH, Model, Signature, TensorSpec
 
 
@@ -164,3 +166,15 @@ def test_a_branch_may_return_what_is_outside_of_it(run_onnx: Callable[..., np.nd
     onnx.checker.check_model(serialized, full_check=True)
     for x in (np.float32([[1, 2, 3]]), np.float32([[1, 2, -30]])):
         np.testing.assert_array_equal(run_onnx(serialized, x), Branch()(torch.from_numpy(x)).numpy())
+
+
+def test_layers_on_sequences_keep_their_names() -> None:
+    network = nn.Sequential(nn.Linear(5, 3, bias=False), nn.ReLU(), nn.Linear(3, 2)).eval()
+    ends = [TensorSpec(name, "float32", (BATCH, 4, size)) for name, size in (("x", 5), ("y", 2))]
+    exported = torch_exporter.export(network, Signature((ends[0],), (ends[1],)), 18)
+    graph = torch_exporter.optimize(exported).graph
+    assert {"0.weight.transposed", "2.weight.transposed"} <= set(graph.initializers)
+    assert [layer.name for layer in layers_of(graph)] == ["0", "2"]
+    names = NodeNames(ir.to_proto(exported).graph)
+    products = [node for node in ir.to_proto(exported).graph.node if node.op_type == "MatMul"]
+    assert [names.layer(node) for node in products] == ["0", "2"]
