@@ -33,6 +33,9 @@ _MASKING = (
     torch.masked_fill, torch.where, torch.reshape, "add", "sub", "mul", "div", "masked_fill", "reshape",
 )  # fmt: skip
 
+_RANKED = "topk or sort ranks its outputs, of which many would be equal if they were rounded"
+_EXPECTATION = "it computes the mean of a distribution (softmax), which would be one of 256 numbers"
+
 
 def operators_to_leave_float(graph: GraphModule) -> list[Node]:
     """Return the operators for which one of the reasons in this module, or `relative_precision`, holds."""
@@ -41,29 +44,62 @@ def operators_to_leave_float(graph: GraphModule) -> list[Node]:
         *(*operators_on_integers(graph), *operators_converted_wrongly(graph), *constants),
         *(*operators_on_made_tensors(graph, constants), *operators_on_complex_numbers(graph), *masked_softmax(graph)),
         *(*products_without_kernel(graph), *operators_of_relative_precision(graph, set(constants))),
-        *(*operators_with_several_results(graph), *joins_behind_layers(graph), *operators_that_are_ranked(graph)),
+        *(*operators_with_several_results(graph), *operators_behind_layers(graph), *operators_that_are_ranked(graph)),
+        *expectations(graph),
     ]
     return list(dict.fromkeys(found))
 
 
-def joins_behind_layers(graph: GraphModule) -> list[Node]:
-    """Return the concatenations behind the last layers, and what moves their values.
+def operators_behind_layers(graph: GraphModule) -> list[Node]:
+    """Return the concatenations, sums and products behind the last layers, and what is behind these.
 
-    In int8 all that is joined is on one grid: beside boxes in pixels, a detector's scores of 0 to 1 would all be 0. No
-    layer reads the joined tensor, so that int8 would save little.
+    In int8 all that is joined is on one grid: beside boxes in pixels, a detector's scores of 0 to 1 would all be 0. The
+    box itself, an anchor and a distance from it, would have one of 256 positions. No layer reads the results, so that
+    int8 would save little.
     """
-    behind_layers: set[Node] = set()
-    for node in reversed(graph.graph.nodes):
-        is_last = node.users and behind_layers.issuperset(node.users) and not _has_weights(graph, node)
-        if node.op == "output" or is_last:
-            behind_layers.add(node)
-    found: dict[Node, None] = {}
+    behind_layers, found = _behind_layers(graph), dict[Node, None]()
     for node in graph.graph.nodes:
-        moves = node.target in MOVES or is_layer(graph, node, nn.Flatten)
-        is_moved = moves and any(source in found for source in node.all_input_nodes)
-        if node in behind_layers and (node.target in JOINS or is_moved):
+        combines = node.target in JOINS or _is_arithmetic(node)
+        follows = node.target is not torch.matmul and any(source in found for source in node.all_input_nodes)
+        if node in behind_layers and node.op != "output" and (combines or follows):
             found[node] = None
     return list(found)
+
+
+def expectations(graph: GraphModule) -> list[Node]:
+    """Return the last layers, and products with constants, that take the probabilities of a softmax.
+
+    They compute the mean of a distribution, as heads of detectors do for each side of a box: a number that has more
+    than 256 values, of few products.
+    """
+    behind_layers, constants = _behind_layers(graph), set(operators_on_constants(graph))
+    found = []
+    for node in graph.graph.nodes:
+        is_last = node.op != "output" and bool(node.users) and behind_layers.issuperset(node.users)
+        is_layer_with_weights = node.op == "call_module" and _has_weights(graph, node)
+        if not is_last or not (is_layer_with_weights or node.target is torch.matmul):
+            continue
+        varying = [source for source in node.all_input_nodes if source.op != "get_attr" and source not in constants]
+        if len(varying) == 1 and _is_softmax(graph, _unmoved(graph, varying[0])):
+            found.append(node)
+    return found
+
+
+def _unmoved(graph: GraphModule, node: Node) -> Node:
+    """Return what computes the elements that a node has in another shape or order."""
+    while node.target in MOVES or is_layer(graph, node, nn.Flatten):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _behind_layers(graph: GraphModule) -> set[Node]:
+    """Return the nodes that no layer with weights is behind, and which are none themselves."""
+    found: set[Node] = set()
+    for node in reversed(graph.graph.nodes):
+        is_last = node.users and found.issuperset(node.users) and not _has_weights(graph, node)
+        if node.op == "output" or is_last:
+            found.add(node)
+    return found
 
 
 def operators_on_constants(graph: GraphModule) -> list[Node]:
@@ -116,10 +152,11 @@ def operators_that_are_ranked(graph: GraphModule) -> list[Node]:
     return list(found)
 
 
-def ranked_layers(graph: GraphModule) -> list[str]:
-    """Return the names of the layers with weights among `operators_that_are_ranked`."""
-    ranked = operators_that_are_ranked(graph)
-    return [str(node.target) for node in ranked if node.op == "call_module" and _has_weights(graph, node)]
+def layers_left_float(graph: GraphModule) -> dict[str, str]:
+    """Return the layers with weights that `operators_to_leave_float` names, and why."""
+    by_reason = {_RANKED: operators_that_are_ranked(graph), _EXPECTATION: expectations(graph)}
+    named = [(node, reason) for reason, nodes in by_reason.items() for node in nodes if node.op == "call_module"]
+    return {str(node.target): reason for node, reason in named if _has_weights(graph, node)}
 
 
 def _gives_positions(ranking: Node) -> bool:
@@ -134,7 +171,7 @@ def masked_softmax(graph: GraphModule) -> list[Node]:
     """Return each softmax behind a product of activations, and what masks its input: -inf has no range."""
     found: dict[Node, None] = {}
     for node in graph.graph.nodes:
-        if node.target not in _SOFTMAX and not is_layer(graph, node, nn.Softmax):
+        if not _is_softmax(graph, node):
             continue
         passed, waiting, has_product = {node: None}, list(node.all_input_nodes[:1]), False
         while waiting:
@@ -146,6 +183,10 @@ def masked_softmax(graph: GraphModule) -> list[Node]:
         if has_product:
             found |= passed
     return list(found)
+
+
+def _is_softmax(graph: GraphModule, node: Node) -> bool:
+    return node.target in _SOFTMAX or is_layer(graph, node, nn.Softmax)
 
 
 def products_without_kernel(graph: GraphModule) -> list[Node]:
@@ -211,9 +252,12 @@ def operators_with_several_results(graph: GraphModule) -> list[Node]:
     ]
 
 
+def _is_arithmetic(node: Node) -> bool:
+    return node.target in (_ARITHMETIC_METHODS if node.op == "call_method" else _ARITHMETIC)
+
+
 def _is_with_number(node: Node) -> bool:
-    is_method = node.op == "call_method" and node.target in _ARITHMETIC_METHODS
-    if not is_method and node.target not in _ARITHMETIC:
+    if not _is_arithmetic(node):
         return False
     tensors = [operand for operand in node.args if isinstance(operand, Node) and TENSOR in operand.meta]
     return len(tensors) < 2 or bool(node.kwargs.get("alpha", 1) != 1)

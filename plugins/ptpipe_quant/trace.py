@@ -15,7 +15,7 @@ from ptpipe import StageError, nearest
 from ptpipe_quant.affine_folding import fold_affine
 from ptpipe_quant.attention import derived_attention, layer_types, write_out_attention
 from ptpipe_quant.computed_weights import store_computed_weights
-from ptpipe_quant.float_nodes import operators_to_leave_float, products_without_kernel, ranked_layers
+from ptpipe_quant.float_nodes import layers_left_float, operators_to_leave_float, products_without_kernel
 from ptpipe_quant.functional_attention import write_out_functional_attention
 from ptpipe_quant.functional_weights import transposed_layers, use_layers
 from ptpipe_quant.functionalize import ChangedViewError, functionalize
@@ -41,7 +41,6 @@ _BRANCH_REMEDY = (
     "No route traces a branch or a loop that depends on values: write it with torch.where, move it out of forward"
 )
 _NO_PRODUCT = "torch has int8 products of matrices, and of batches of one shape, alone"
-_RANKED = "topk or sort ranks its outputs, of which many would be equal if they were rounded"
 _OWN_GRADIENT = "its backward pass is not the derivative of its forward pass, so it is not traced into"
 
 
@@ -185,7 +184,7 @@ def _reasons(graph: GraphModule, known: Mapping[str, str]) -> dict[str, str]:
     lines = {node.name: str(node.meta.get(SOURCE_LINE, node.name)) for node in graph.graph.nodes}
     by_reason = {_NO_PRODUCT: products_without_kernel(graph), _OWN_GRADIENT: recorded_functions(graph)}
     reasons = {node.name: reason for reason, nodes in by_reason.items() for node in nodes} | dict(known)
-    return {lines[name]: reason for name, reason in reasons.items()} | dict.fromkeys(ranked_layers(graph), _RANKED)
+    return {lines[name]: reason for name, reason in reasons.items()} | layers_left_float(graph)
 
 
 def _layers_left_float(graph: GraphModule, scopes: Scopes, float_operators: Sequence[str]) -> Iterator[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -190,3 +192,15 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def warnings_silenced() -> Iterator[None]:
+    """Show no warning inside the `with`, and no message that is logged below the level of an error."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)

@@ -24,6 +24,7 @@ from ptpipe_torch.answering_builtins import Answer, answering_builtins
 from ptpipe_torch.errors import makes_constant_of_size
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.tracer import SOURCE_LINE
+from ptpipe_torch.kept_attributes import forget_sizes
 from ptpipe_torch.source_line import TORCH_FOLDER
 from ptpipe_torch.whole_quotients import symbolic_quotients
 
@@ -49,12 +50,14 @@ class Place:
 def export_program(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any) -> ExportedProgram:
     """Call `torch.export.export` without the graph that it prints to stderr, and the warning, when it fails.
 
-    A network that makes a constant of a size is tried once more, see `whole_quotients`.
-    Raises whatever torch.export raises.
+    A network that makes a constant of a size is tried once more, see `whole_quotients`; one that keeps sizes from its
+    last call, without those. Raises whatever torch.export raises.
     """
     try:
         return _exported(network, inputs, dynamic_shapes)
     except Exception as error:
+        if forget_sizes(network, inputs):
+            return _exported(network, inputs, dynamic_shapes)
         if not makes_constant_of_size(error):
             raise
         with symbolic_quotients(network):

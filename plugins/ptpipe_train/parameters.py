@@ -19,13 +19,16 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> None:
     A batch norm of which no weight is left to train is put in eval mode: it normalizes by its running statistics and
     keeps them. Raises StageError for a pattern that matches no parameter, and where none is left to train.
     """
-    if not patterns:
-        return
     names = _names(module)
+    if not any(parameter.requires_grad for parameter in names.values()):
+        raise StageError(
+            f"nothing to train: none of the network's {len(names)} parameters requires a gradient. If they were "
+            "loaded so, call requires_grad_() on the network in the function that makes it"
+        )
     for pattern in patterns:
         for name in _matching("freeze", pattern, names):
             names[name].requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in module.parameters()):
+    if not any(parameter.requires_grad for parameter in names.values()):
         raise StageError(f"freeze: no parameter is left to train ({', '.join(patterns)} freeze all {len(names)})")
     frozen = {id(parameter) for name, parameter in names.items() if any(fnmatchcase(name, p) for p in patterns)}
     for layer in batch_norms(module):

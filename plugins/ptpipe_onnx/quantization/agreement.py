@@ -22,6 +22,9 @@ from ptpipe_torch.parity.parity import signal_to_noise
 Rows = npt.NDArray[np.float32]
 Outputs = Mapping[str, npt.NDArray[Any]]
 
+_ROUNDING = 1e-5
+"""Differences between samples, of the largest value, that may be rounding of float32, as in untrained detectors."""
+
 
 class ConstantOutputError(StageError):
     """An output is the same for all samples, and the float file's is not."""
@@ -123,7 +126,8 @@ def _check(ctx: Context, name: str, pair: PairedRows) -> None:
         if not np.isfinite(rows_NK).all():
             raise StageError(f"{ctx.kind}: {name} of the {which} file has values that are not finite")
     float_N, quantized_N = (rows_NK.reshape(pair.num_samples, -1) for rows_NK in (pair.first_NK, pair.second_NK))
-    if np.ptp(quantized_N, axis=0).max() == 0 and np.ptp(float_N, axis=0).max() > 0:
+    differs = np.ptp(float_N, axis=0).max() > _ROUNDING * np.abs(float_N).max()
+    if differs and np.ptp(quantized_N, axis=0).max() == 0:
         raise ConstantOutputError(
             f"{ctx.kind}: {name} of the quantized file is the same for all {pair.num_samples} samples: its ranges cut "
             "off what tells them apart. Calibrate on real samples, or keep layers float (`skip`)"

@@ -118,18 +118,28 @@ class DeviceProxy(Attribute):
 class SizedTracer(NetworkTracer):
     """Runs the network while it traces it, so that branches on sizes (`if x.shape[-1] > 8:`) can be decided.
 
-    Likewise on types and devices. The graph is right for inputs of these shapes, in batches of any size.
+    Likewise on types and devices. The graph is right for inputs of these shapes, in batches of any size. `was_called`:
+    whether the network runs once before, so that what it keeps from its first call are constants of the graph.
     """
 
-    def __init__(self, leaves: Iterable[str], inputs: Sequence[TensorSpec], functions: Mapping[Any, bool]) -> None:
+    def __init__(
+        self,
+        leaves: Iterable[str],
+        inputs: Sequence[TensorSpec],
+        functions: Mapping[Any, bool],
+        *,
+        was_called: bool = True,
+    ) -> None:
         super().__init__(leaves, len(inputs), functions)
+        self._was_called = was_called
         self._specs = inputs
         self._inputs = [iter(zeros(inputs, *sizes)) for sizes in zip(_BATCH_SIZES, _SYMBOL_SIZES, strict=True)]
         self._is_running = False
 
     def trace(self, root: Any, concrete_args: Any = None) -> Graph:
-        with torch.no_grad():
-            root(*zeros(self._specs, _BATCH_SIZES[0]))  # a network may keep tensors from its first call
+        if self._was_called:
+            with torch.no_grad():
+                root(*zeros(self._specs, _BATCH_SIZES[0]))  # a network may keep tensors from its first call
         with _sizes_recorded():
             return super().trace(root, concrete_args)
 

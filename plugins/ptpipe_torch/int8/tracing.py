@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import nn
 from torch.fx import Graph
 
 from ptpipe_torch.int8 import einops_proxies
-from ptpipe_torch.int8.removed_proxies import proxies_removed
 from ptpipe_torch.int8.sized_tracer import NumberOfBatchError, SizedTracer, whole_number
 from ptpipe_torch.int8.tensor_properties import resolve_properties
 from ptpipe_torch.int8.tracer import NetworkTracer, Scopes
+from ptpipe_torch.kept_attributes import KeptAttributes, forget_sizes
+from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.traced_gradients import functions_with_own_gradient
 from ptpipe_torch.whole_quotients import own_int
@@ -41,18 +43,34 @@ def trace_graph(
 def _traced(
     module: nn.Module, inputs: Sequence[TensorSpec], leaves: Sequence[str], functions: Mapping[Any, bool]
 ) -> tuple[Graph, NetworkTracer]:
-    tracer: NetworkTracer = NetworkTracer(leaves, len(inputs), functions)
     with torch.no_grad():  # or autograd functions want to save what are proxies
-        # A network may raise anything, given proxies in the place of values.
-        with suppress(Exception), proxies_removed(module):
-            return tracer.trace(module), tracer
+        with suppress(Exception):  # a network may raise anything, given proxies in the place of values
+            return _recorded(module, NetworkTracer(leaves, len(inputs), functions))
+        make_tracer = functools.partial(SizedTracer, leaves, inputs, functions)
         try:
-            return _traced_with_sizes(module, SizedTracer(leaves, inputs, functions))
+            return _traced_with_sizes(module, make_tracer)
+        except Exception:
+            if not forget_sizes(module, zeros(inputs, 2)):
+                raise
+            return _traced_with_sizes(module, functools.partial(make_tracer, was_called=False))
+
+
+def _traced_with_sizes(module: nn.Module, make_tracer: Callable[[], SizedTracer]) -> tuple[Graph, NetworkTracer]:
+    with torch.random.fork_rng(devices=[]):
+        try:
+            return _recorded(module, make_tracer())
         except NumberOfBatchError:
             with own_int(module, whole_number):
-                return _traced_with_sizes(module, SizedTracer(leaves, inputs, functions))
+                return _recorded(module, make_tracer())
 
 
-def _traced_with_sizes(module: nn.Module, tracer: SizedTracer) -> tuple[Graph, NetworkTracer]:
-    with torch.random.fork_rng(devices=[]), proxies_removed(module):
-        return tracer.trace(module), tracer
+def _recorded(module: nn.Module, tracer: NetworkTracer) -> tuple[Graph, NetworkTracer]:
+    """Trace a network, in which no proxies stay; if that fails, it is left as it was."""
+    kept = KeptAttributes(module)
+    try:
+        graph = tracer.trace(module)
+    except Exception:
+        kept.restore()
+        raise
+    kept.remove_proxies()
+    return graph, tracer

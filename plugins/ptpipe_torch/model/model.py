@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import traceback
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,13 @@ from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.function_ref import FunctionRef
 from ptpipe_torch.model.recipe import Recipe
 from ptpipe_torch.model.signature import Signature
-from ptpipe_torch.runtime import freed_memory_kept, large_blocks_mapped, released_memory, torch_threads
+from ptpipe_torch.runtime import (
+    freed_memory_kept,
+    large_blocks_mapped,
+    released_memory,
+    torch_threads,
+    warnings_silenced,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -150,8 +155,8 @@ class Model(Deployable):
         max_values = _SPARE_VALUES + 4 * _num_bytes(self._int8_tensors or self._tensors)
 
         def initial() -> nn.Module:
-            # What its code warns of was shown when it was built for the first time.
-            with _limited_values(max_values), warnings.catch_warnings(action="ignore"):
+            # What its code warns of, or logs, was shown when it was built for the first time.
+            with _limited_values(max_values), warnings_silenced():
                 return _apply(self.recipe.builder, "builder")
 
         with torch.random.fork_rng(devices=[]):  # what is drawn is overwritten: it must not advance the caller's stream

@@ -119,9 +119,12 @@ def tensors_of(returned: Any) -> list[torch.Tensor]:
 
 
 def describe(returned: Any) -> str:
-    """Return what a network returned, in a few words: `a dict of aux, out`."""
+    """Return what a network returned, in a few words: `a dict of aux, out`, `a tuple of 2 values (Tensor, dict)`."""
     if isinstance(returned, Mapping):
         return f"a {type(returned).__name__} of {', '.join(map(str, returned))}"
     if isinstance(returned, list | tuple):
-        return f"a {type(returned).__name__} of {len(returned)} values"
+        types = [type(value).__name__ for value in returned]
+        are_tensors = all(isinstance(value, torch.Tensor) for value in returned)
+        shown = "" if are_tensors else f" ({', '.join(types[:5])})"
+        return f"a {type(returned).__name__} of {len(types)} values{shown}"
     return f"a {type(returned).__name__}"

@@ -103,6 +103,33 @@ def test_a_layer_that_can_not_be_traced_stays_float(ctx, events: list[Event], st
     assert notice.endswith("; torch.where in its place could become int8")
 
 
+class Gridded(nn.Module):
+    """Keeps a table for inputs of the same sizes."""
+
+    sizes = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.sizes != x.shape:
+            self.grid, self.sizes = torch.arange(x.shape[-1], device=x.device) / 4, x.shape
+        return self.conv(x) + self.grid
+
+
+@builder
+def gridded() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), Gridded(), nn.Flatten(), nn.Linear(144, NUM_CLASSES))
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_what_a_layer_keeps_of_its_last_call_is_no_obstacle(ctx, events: list[Event], stage, config) -> None:
+    prepared = stage(config(backend=FIRST), ctx, make_model(gridded))
+    assert not notices(events)
+    assert prepared.recipe.prepare[0].arguments["skip"] == []
+
+
 class Shifting(nn.Module):
     """Changes a part of a tensor in place, and uses the whole."""
 

@@ -87,10 +87,12 @@ class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.left, self.right, self.last = nn.Conv2d(1, 2, 1), nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1)
+        self.head = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         left, right = self.left(x), self.right(x) * 1
-        return torch.cat([left, right], 1).mean((2, 3)) + torch.cat([self.last(left), left], 1).mean((2, 3))
+        means = torch.cat([left, right], 1).mean((2, 3)) + torch.cat([self.last(left), left], 1).mean((2, 3))
+        return self.head(means)
 
 
 def test_a_range_of_several_places_advances_once_a_batch() -> None:

@@ -29,6 +29,11 @@ def two_norms() -> nn.Module:
 
 
 @builder
+def frozen() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).requires_grad_(False)
+
+
+@builder
 def one_value_norm() -> nn.Module:
     """Batch norm of a single value per sample and channel."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
@@ -114,6 +119,11 @@ def test_learned_ranges_are_trained_and_never_decay(lab: Lab) -> None:
     assert_same_bits(without, with_decay)
     frozen = lab.train_afresh(model, lab.make_data(64), epochs=1, lr=1e-3, freeze=["*.log_part"]).model
     assert changed(model, frozen).isdisjoint(names)
+
+
+def test_a_network_without_gradients_is_refused(lab: Lab) -> None:
+    with pytest.raises(StageError, match=r"^nothing to train: none of the network's 2 parameters requires a gradient"):
+        lab.train(lab.make_model(FunctionRef.to(frozen)), lab.make_data(32), epochs=1)
 
 
 def test_single_samples_are_taken_where_every_norm_is_frozen(lab: Lab) -> None:

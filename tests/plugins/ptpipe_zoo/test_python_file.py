@@ -53,6 +53,12 @@ def dropping(**training):
             return super().forward(nn.functional.dropout(x, 0.5, **training))
     return Dropping(nn.Flatten(), nn.Linear(144, 5))
 
+def talking():
+    import logging, warnings
+    logging.getLogger("mine").warning("made with 5 classes")
+    warnings.warn("made with 5 classes")
+    return make_net()
+
 def not_dropping(): return dropping(training=False)
 
 class Several(nn.Module):
@@ -122,6 +128,13 @@ def test_a_network_of_any_outputs_where_data_is_unlabeled(bench: Bench, unlabele
     assert {name: output.shape for name, output in outputs.items()} == {"boxes": (3, 4, 9), "embedding": (3, 5)}
     with pytest.raises(StageError, match=r"^mine.py: first_sample\(\): the network returns output of shape \(144,\)"):
         bench.run(python_model, {"file": "mine.py", "function": "first_sample"}, data=unlabeled)
+
+
+def test_what_its_code_says_when_it_builds_is_shown_once(ctx: Any, make_data: Any, mine: Path, caplog: Any) -> None:
+    with pytest.warns(UserWarning, match="made with 5 classes") as warned:
+        model = python_model(config("talking"), ctx, make_data())
+        model.build()
+    assert (len(warned), caplog.messages) == (1, ["made with 5 classes"])
 
 
 def test_the_recipe_has_no_path(ctx: Any, make_data: Any, mine: Path) -> None:

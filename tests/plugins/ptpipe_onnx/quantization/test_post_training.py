@@ -271,12 +271,14 @@ def test_a_calibration_sample_that_is_not_finite_is_named(digits, tmp_path) -> N
         reader.get_next()
 
 
-def linear_file(path: Path, float_file: OnnxFile, weight_DK: np.ndarray, opset: int = 17) -> OnnxFile:
+def linear_file(
+    path: Path, float_file: OnnxFile, weight_DK: np.ndarray, opset: int = 17, bias: float = 0.0
+) -> OnnxFile:
     """Flatten and Gemm."""
     tensor = helper.make_tensor_value_info
     ends = [tensor("images", TensorProto.FLOAT, ["N", 1, 16, 16]), tensor("logits", TensorProto.FLOAT, ["N", 10])]
     nodes = [helper.make_node("Flatten", ["images"], ["x"]), helper.make_node("Gemm", ["x", "w", "b"], ["logits"])]
-    arrays = {"w": weight_DK.astype(np.float32), "b": np.zeros(10, np.float32)}
+    arrays = {"w": weight_DK.astype(np.float32), "b": np.full(10, bias, np.float32)}
     weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     graph = helper.make_graph(nodes, "linear", ends[:1], ends[1:], weights)
     onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
@@ -365,6 +367,9 @@ def test_outputs_of_no_use_are_refused(float_file, digits, tmp_path) -> None:
     with pytest.raises(StageError, match="logits of the quantized file has values that are not finite"):
         agreement(QuantizeOnnxConfig(), ctx, float_file, infinite, digits)
     assert agreement(QuantizeOnnxConfig(), ctx, constant, constant, digits)["top1_agreement"] == 1.0
+    nearly = linear_file(tmp_path / "nearly.onnx", float_file, weight_DK * 1e-7, bias=1.0)  # as an untrained detector
+    constant = linear_file(tmp_path / "constant.onnx", float_file, weight_DK * 0, bias=1.0)
+    assert agreement(QuantizeOnnxConfig(), ctx, nearly, constant, digits)["max_abs_logit_difference"] > 0
 
 
 def test_an_opset_too_old_is_converted(float_file, digits, run_stage: Run, tmp_path) -> None:

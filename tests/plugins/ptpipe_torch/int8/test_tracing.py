@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from ptpipe_torch import BATCH, TensorSpec
 from ptpipe_torch.int8.tracing import trace_graph
@@ -226,6 +227,30 @@ def test_what_a_forward_pass_keeps_is_not_left_in_the_network(is_sized: bool) ->
     assert (network.last, network.seen, network.by_name) == (None, [], {})
     assert not hasattr(network, "new")
     assert network.others
+
+
+class Gridded(nn.Module):
+    """Makes a table where sizes are others than those of its last call, as heads of detectors do."""
+
+    sizes = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        if self.sizes != images_BCHW.shape:
+            self.grid = torch.arange(images_BCHW.shape[-1], device=images_BCHW.device) / 4
+            self.sizes = images_BCHW.shape
+        return self.conv(images_BCHW) + self.grid
+
+
+def test_sizes_of_the_last_call_are_not_those_of_the_next() -> None:
+    network = Gridded().eval()
+    graph, _ = trace_graph(network, pictures(SHAPE_CHW), ())
+    assert not hasattr(network, "grid")
+    images_BCHW = torch.rand(5, *SHAPE_CHW)
+    assert torch.equal(GraphModule(network, graph)(images_BCHW), network(images_BCHW))
 
 
 class Trying(nn.Module):

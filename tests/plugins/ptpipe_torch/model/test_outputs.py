@@ -43,7 +43,10 @@ def test_names_and_shapes(make, expected) -> None:
         (lambda num: rows(num, num), r"returns output of shape \(2, 2\) for 2 and \(1, 1\) for 1"),
         (lambda num: {"a": rows(num)} if num == 2 else {"b": rows(num)}, r"a of shape \(2,\) for 2 and None for 1"),
         (lambda num: rows(num, 3, dtype=torch.float16), "returns output as float16; outputs are float32, float64"),
-        (lambda num: [rows(num), [rows(num)]], "returns a list of 2 values; it must return a tensor, several"),
+        (
+            lambda num: [rows(num), [rows(num)]],
+            r"returns a list of 2 values \(Tensor, list\); it must return a tensor, several",
+        ),
         (lambda num: {"a b": rows(num)}, "returns a dict of a b; it must return"),
         (lambda num: {1: rows(num)}, "returns a dict of 1; it must return"),
         (lambda num: None, "returns a NoneType; it must return"),

@@ -117,7 +117,7 @@ def test_outputs_by_name_and_by_position() -> None:
         (None, "a NoneType"),
         ({"out": torch.ones(2, 3)}, "a dict of out"),
         ((torch.ones(2, 3), torch.ones(1)), "a tuple of 2 values"),
-        ([3.0], "a list of 1 values"),
+        ([3.0], r"a list of 1 values \(float\)"),
     ],
 )
 def test_other_outputs_are_named(returned: object, found: str) -> None:
