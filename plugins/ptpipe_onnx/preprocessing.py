@@ -5,7 +5,7 @@ Shape legend: B samples of a batch, C places of axis 1, which have a scale and a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -47,30 +47,46 @@ def add_preprocessing(graph: ir.Graph, forms: Mapping[str, RawForm]) -> None:
 
 
 def _normalized(graph: ir.Graph, before: ir.Node, raw: ir.Value, former: ir.Value, form: RawForm) -> ir.Value:
-    """Insert the nodes that compute the normalized values, in front of a node."""
+    """Insert the nodes that compute the normalized values, in front of a node.
+
+    Between two Reshapes ONNX Runtime (1.32) transposes images first and normalizes channel after channel: 0.3 ms, up to
+    the first int8 convolution, of 224 x 224. Without, it transposes last, and normalizes 3 values at a time: 1.4 ms.
+    """
     assert former.shape is not None
-    per_place = (len(form.scale_C), *(1 for _ in former.shape.dims[2:]))
+    num_places, dims = len(form.scale_C), former.shape.dims[2:]
+    sizes = [size for size in dims if isinstance(size, int)]
+    merges = bool(form.transpose) and num_places > 1 and len(sizes) == len(dims)
     name, dtype = str(raw.name), np.dtype(form.dtype)
+
+    def constant(what: str, values: Sequence[float], dtype: npt.DTypeLike, *shape: int) -> ir.Value:
+        return add_initializer(graph, f"{name}.{what}", np.array(values, dtype).reshape(shape))
+
+    per_place = (num_places, 1) if merges else (num_places, *(1 for _ in dims))
     scale, offset = (
-        add_initializer(graph, f"{name}.{what}", np.array(values, dtype).reshape(per_place))
+        constant(what, values, dtype, *per_place)
         for what, values in (("scale", form.scale_C), ("offset", form.offset_C))
     )
     value = raw if form.resizing is None else add_resizing(graph, before, raw, form, _size(former))
 
-    def insert(op_type: str, *further: ir.Value, **attributes: Any) -> None:
+    def insert(op_type: str, *further: ir.Value, suffix: str = form.dtype, **attributes: Any) -> None:
         nonlocal value
-        node = ir.node(op_type, [value, *further], attributes, name=f"{name}.{op_type}.{form.dtype}")
+        node = ir.node(op_type, [value, *further], attributes, name=f"{name}.{op_type}.{suffix}")
         graph.insert_before(before, node)
         value = node.outputs[0]
 
-    if form.transpose:
+    if merges:
+        insert("Reshape", constant("positions", (0, -1, num_places), np.int64, -1), suffix="positions")
+        insert("Transpose", perm=(0, 2, 1))
+    elif form.transpose:
         insert("Transpose", perm=form.transpose)  # of bytes: they are a quarter of the floats
     if form.spec.dtype != form.dtype:
         insert("Cast", to=_onnx_type(form.dtype))
     insert("Mul", scale)
     insert("Add", offset)
+    if merges:
+        insert("Reshape", constant("sizes", (0, num_places, *sizes), np.int64, -1), suffix="sizes")
     if form.dtype != "float32":
-        insert("Cast", to=ir.DataType.FLOAT)
+        insert("Cast", to=ir.DataType.FLOAT, suffix="float32")
     value.name, value.shape, value.type = former.name, former.shape, former.type
     return value
 
