@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ptpipe import StageError
 from ptpipe_onnx import graph
+from ptpipe_onnx.latency_passes import merge_axes_behind_softmax
 from ptpipe_onnx.postprocessing import AddedOutputs, add_postprocessing
 from ptpipe_onnx.preprocessing import add_preprocessing
 from ptpipe_onnx.resizing import described, of_any_size
@@ -44,6 +45,7 @@ def with_interface(
     if forms:
         add_preprocessing(content.graph, forms)
     add_postprocessing(content.graph, added)
+    merge_axes_behind_softmax(content.graph)
     inputs = [forms[spec.name].spec if forms else spec for spec in former.inputs]
     meanings = dict(former.meanings)
     for own in added:

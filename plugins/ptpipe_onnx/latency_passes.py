@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ptpipe_onnx.added_channels import pad_channels, pad_depthwise
 from ptpipe_onnx.graph import (
+    add_initializer,
     constant,
     consumers,
     first_consumer,
@@ -56,6 +58,7 @@ def use_quicker_kernels(graph: ir.Graph) -> None:
     pad_depthwise(graph)
     _write_out_prelu(graph)
     _divide_by_roots(graph)
+    merge_axes_behind_softmax(graph)
 
 
 def _keep_float_softmax(graph: ir.Graph) -> None:
@@ -68,6 +71,31 @@ def _keep_float_softmax(graph: ir.Graph) -> None:
         is_read_as_integers = only_consumer(softmax.outputs[0], "QuantizeLinear") is not None
         if is_read_as_integers and producer(softmax.inputs[0], "DequantizeLinear"):
             separate(softmax)
+
+
+def merge_axes_behind_softmax(graph: ir.Graph) -> None:
+    """Compute a softmax over an axis that several are behind, as of classes of pixels, with one axis in their place.
+
+    ONNX Runtime swaps the axis with the last one, which is slow unless it is next to it. The values are equal: 16 x 4 x
+    336 of a detector's boxes take 23 us in place of 133; 21 classes of 128 x 128 pixels 0.47 ms in place of 2.6.
+    (AVX2: not measured.)
+    """
+    for softmax in nodes(graph, "Softmax", "LogSoftmax"):
+        x, before = source(softmax), softmax.outputs[0]
+        shape, (axis,) = known_shape(x) or (), int_attribute(softmax, "axis", (-1,))
+        axis %= max(1, len(shape))
+        sizes = [size if isinstance(size, int) else -1 for size in shape[axis + 1 :]]
+        if len(sizes) < 2 or sizes.count(-1) > 1:
+            continue
+        kept = [0] * (axis + 1)
+        merged, former = (
+            add_initializer(graph, f"{before.name}.{what}", np.array([*kept, *rest], np.int64))
+            for what, rest in (("merged", [-1]), ("sizes", sizes))
+        )
+        flat = insert_node(softmax, "Reshape", [x, merged]).outputs[0]
+        normalized = insert_node(softmax, softmax.op_type, [flat], axis=axis).outputs[0]
+        replace(before, insert_node(softmax, "Reshape", [normalized, former]).outputs[0])
+        graph.remove(softmax, safe=True)
 
 
 def _keep_short_broadcasts_float(graph: ir.Graph) -> None:

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ptpipe_onnx.latency_passes import use_quicker_kernels
+from ptpipe_onnx.latency_passes import merge_axes_behind_softmax, use_quicker_kernels
 from ptpipe_torch.model.onnx_file import session_options
 from ptpipe_torch.ort import ort
 
@@ -152,6 +152,26 @@ def test_a_softmax_that_is_float_anyway_is_left_alone() -> None:
     draft = Draft()
     value = draft.node("Softmax", [draft.quantize("images", 0.05, 128)], axis=-1)
     assert types_of(passed(draft.finished(value)))["Max"] == 0
+
+
+@pytest.mark.parametrize(
+    ("op_type", "axis", "shape", "is_merged"),
+    [
+        ("Softmax", 1, ("N", 4, 6, 6), True),
+        ("LogSoftmax", 1, ("N", 4, 6, 6), True),
+        ("Softmax", -3, ("N", 4, "H", 6), True),
+        ("Softmax", 1, ("N", 4, "H", "W"), False),
+        ("Softmax", 2, ("N", 4, 6, 6), False),
+        ("Softmax", -1, ("N", 4, 6, 6), False),
+    ],
+)
+def test_a_softmax_of_channels_has_one_axis_behind_it(op_type, axis, shape, is_merged, run_onnx: Run) -> None:
+    draft = Draft()
+    model = draft.finished(draft.node(op_type, ["images"], axis=axis), shape)
+    after = passed(model, merge_axes_behind_softmax)
+    assert types_of(after)["Reshape"] == 2 * is_merged
+    expected, found = (run_onnx(of.SerializeToString(), IMAGES_NCHW) for of in (model, after))
+    assert np.array_equal(found, expected)
 
 
 def pooled(*, is_clip_read_twice: bool = False) -> onnx.ModelProto:
