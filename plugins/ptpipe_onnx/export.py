@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,10 @@ from ptpipe_torch.parity.comparison import (
 from ptpipe_torch.parity.parity import Parity
 from ptpipe_torch.runtime import large_blocks_mapped, released_memory
 
+_RANKS = (
+    "The network ranks values (topk, sort), and nearly equal ones come in another order in every runtime: return what "
+    "is ranked, and rank it outside of the network"
+)
 MAX_BYTES = 2**31 - 2**20
 """protobuf's limit, minus some room for everything but weights."""
 
@@ -118,7 +123,8 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
             if written.networks is not None:
                 int8 = written.networks.int8
                 inputs = samples.inputs(layerwise.MAX_SAMPLES)
-                compare_layers(ctx, network_path, model, written.networks, inputs)
+                with _rankings_named(network_path):
+                    compare_layers(ctx, network_path, model, written.networks, inputs)
                 written = replace(written, networks=None)  # releases the reference
         file = _completed(config, ctx, OnnxFile(network_path, model.signature, written.precision), samples, written)
         onnx.checker.check_model(str(file.path), full_check=True)
@@ -129,12 +135,24 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
         parities = compare_outputs(ctx, _exported(file, written, int8), model, samples)
     figures = figures_of(parities)
     ctx.metric(**figures)
-    for parity in parities.values():
-        parity.check()
+    with _rankings_named(file.path):
+        for parity in parities.values():
+            parity.check()
     if written.saturation.saturating and may_saturate():
         _report_saturation_here(config, ctx, file, data)
     vectors = _write_vectors(config, ctx, file, samples, parities, written.added)
     return OnnxFile(file.path, file.signature, file.precision, figures, vectors, file.interface)
+
+
+@contextmanager
+def _rankings_named(path: Path) -> Iterator[None]:
+    """Add to the StageError of a comparison that the file ranks values, where it does."""
+    try:
+        yield
+    except StageError as error:
+        if any(node.op_type == "TopK" for node in onnx.load(str(path)).graph.node):
+            raise StageError(f"{error}. {_RANKS}") from error
+        raise
 
 
 def _exported(file: OnnxFile, written: WrittenFile, int8: nn.Module | None) -> Exported:

@@ -189,6 +189,18 @@ def keep_outputs_inside(model: ir.Model) -> None:
                 graph.outputs[index] = identity.outputs[0]
 
 
+def register_constants(model: ir.Model) -> None:
+    """Register constants, in place, that nodes read and no graph has.
+
+    A rule of onnxscript (0.7) names the shapes of all that flattens one value alike, and the last one alone stays.
+    """
+    registered = {value for graph in model.graphs() for value in graph.initializers.values()}
+    for value in [value for node in model.graph.all_nodes() for value in node.inputs if value is not None]:
+        if value.const_value is not None and value.producer() is None and value not in registered:
+            model.graph.register_initializer(value)
+            registered.add(value)
+
+
 @contextmanager
 def dropped_arrays_released(model: ir.Model) -> Iterator[None]:
     """Release the arrays of initializers that are removed inside the `with`: the graph keeps counts of their values,

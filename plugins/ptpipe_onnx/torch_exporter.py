@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from ptpipe import StageError
 from ptpipe_onnx import recurrent, translations
 from ptpipe_onnx.embedding_bags import embedding_bag_replacements
-from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside
+from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside, register_constants
 from ptpipe_onnx.shape_pass import use_constant_shapes
 from ptpipe_onnx.tensor_names import name_transposed_weights
 from ptpipe_torch import Signature, TensorSpec
@@ -224,6 +224,7 @@ def optimize(model: ir.Model) -> ir.Model:
         )(model)
         keep_outputs_inside(model)
         common.NameFixPass()(model)
+        register_constants(model)
         use_constant_shapes(model.graph)
     return model
 

@@ -319,3 +319,15 @@ def test_unusual_spellings_of_usual_networks(
         expected_NK = model.build()(batch.inputs["images"]).numpy()
     found_NK = run_onnx(file.path, batch.inputs["images"].numpy())
     np.testing.assert_allclose(found_NK, expected_NK, atol=2e-5 * np.abs(expected_NK).max())
+
+
+def test_rows_in_the_order_of_nearly_equal_scores_are_named(run_export: Export) -> None:
+    """Columns of a softmax have the sum 1, up to rounding, which decides the order."""
+    scores = "(x.flatten(1)[:, :, None] * x.flatten(1)[:, None]).softmax(1).sum(1)"
+    with pytest.raises(StageError, match=r"disagree: .*\. The network ranks values \(topk, sort\), and nearly equal"):
+        run_export(model_of(f"x.flatten(1).gather(1, {scores}.topk(10)[1])"))
+
+
+def test_a_value_that_is_flattened_twice(run_export: Export) -> None:
+    """As by two heads: a rule of onnxscript calls both shapes alike."""
+    run_export(model_of("x.flatten(1)[:, :10] + 2 * x.flatten(1)[:, 10:20]"))
