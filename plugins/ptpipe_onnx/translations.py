@@ -23,6 +23,7 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
     return {
         aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
         **dict.fromkeys(_MAX_POOLS, _adaptive_max_pool),
+        aten.cdist.default: _distances,
         aten.hypot.default: _hypot,
         aten.im2col.default: _unfold,
         aten.kthvalue.default: _kthvalue,
@@ -123,6 +124,23 @@ def _hypot(x: Any, y: Any) -> Any:
     from onnxscript import opset18 as op
 
     return op.Sqrt(op.Add(op.Mul(x, x), op.Mul(y, y)))
+
+
+def _distances(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
+    """Return the p-norms of the differences of each vector of `x` (..., K, C) and each of `y` (..., L, C)."""
+    from onnxscript import opset18 as op
+
+    differences = op.Abs(op.Sub(op.Unsqueeze(x, _numbers(-2)), op.Unsqueeze(y, _numbers(-3))))
+    if p == 0.0:
+        return op.ReduceSum(op.Sign(differences), _numbers(-1), keepdims=0)
+    if p == 1.0:
+        return op.ReduceSum(differences, _numbers(-1), keepdims=0)
+    if p == float("inf"):
+        return op.ReduceMax(differences, _numbers(-1), keepdims=0)
+    if p == 2.0:
+        return op.Sqrt(op.ReduceSum(op.Mul(differences, differences), _numbers(-1), keepdims=0))
+    powers = op.ReduceSum(op.Pow(differences, op.Constant(value_float=p)), _numbers(-1), keepdims=0)
+    return op.Pow(powers, op.Constant(value_float=1 / p))
 
 
 def _numbers(*values: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +97,10 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "median of an odd number": lambda x: x.median(-1, keepdim=True).values,
     "randomized ReLU": lambda x: F.rrelu(x, 0.1, 0.5),
     "hypotenuse": lambda x: torch.hypot(x, x + 1),
+    **{
+        f"distances, p = {p}": lambda x, p=p: torch.cdist(x, 2 * x[:, :, :3] + 1, p)
+        for p in (0.0, 1.0, 2.0, 2.5, math.inf)
+    },
 }
 
 
