@@ -280,9 +280,9 @@ def python_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
     """Build a network of your own: what a function in a Python file returns, or a class in it is.
 
     The file needs to know nothing of ptpipe; code under `if __name__ == "__main__":` does not run. The network gets the
-    data set's input columns, in order, and returns one tensor, several in order, or a dict by name. It is called once,
-    on two samples, to see that its outputs fit. Random initial weights depend on the seed alone. The result is
-    invalidated by any change of the file's code, or of what it imports from its own folder; comments don't count.
+    data set's input columns, in order, and returns one tensor, several in order, or a dict by name. It is called
+    on two samples and on one, to see that its outputs fit. Random initial weights depend on the seed alone. The result
+    is invalidated by any change of the file's code, or of what it imports from its own folder; comments don't count.
     """
     from ptpipe_zoo import python_file
 

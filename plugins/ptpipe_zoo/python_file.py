@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from ptpipe import Context, StageError
 from ptpipe_torch import Data, FunctionRef, Model, seeded
+from ptpipe_torch.errors import first_line
 from ptpipe_torch.model.example_inputs import copies, zeros
 from ptpipe_torch.model.outputs import describe, named_outputs, specs_of, with_outputs
 from ptpipe_torch.model.signature import Signature
@@ -46,6 +47,8 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
             f"{maker}: the network ends in {name}, but its task takes logits, which are what comes before {name}: "
             "return those, else it learns and is measured wrongly"
         )
+    if reason := _fails_alone(network, inputs, signature, maker):
+        ctx.notice(f"{maker}: {reason}")
     if reason := random_draws(network, inputs):
         ctx.notice(f"{maker}: {reason}")
     model = nets.with_signature(reference, network, signature, ctx)
@@ -110,6 +113,23 @@ def _call(
                 f"{maker}: the network returns {spec.name} as {outputs[spec.name].dtype}, not {spec.dtype}"
             )
     return outputs
+
+
+def _fails_alone(network: nn.Module, inputs: Sequence[torch.Tensor], signature: Signature, maker: str) -> str | None:
+    """Return why a network can't take one sample; None if it can. Raises StageError where it drops the batch's axis."""
+    try:
+        with seeded(0), torch.no_grad():
+            returned = network(*copies([tensor[:1] for tensor in inputs]))
+    except Exception as error:  # noqa: BLE001  # as norms by the batch's own statistics
+        return f"the network fails for a single sample, as for latencies of one: {first_line(error)}"
+    try:
+        named_outputs(returned, signature.outputs)
+    except StageError as error:
+        raise StageError(
+            f"{maker}: {error}, also for a single sample; squeeze() drops the axis of the batch then: flatten(1), or "
+            "squeeze with the axes to drop, does not"
+        ) from error
+    return None
 
 
 def _squashing_operator(output: torch.Tensor) -> str | None:

@@ -321,11 +321,20 @@ def _load(module: nn.Module, state: Mapping[str, Any]) -> None:
     # As `state_dict` has it, which would unpack int8 weights.
     versions = {name: {"version": part._version} for name, part in module.named_modules(remove_duplicate=False)}
     present._metadata = versions  # type: ignore[attr-defined]  # where torch looks for it
+    _separate_elements(module)
     try:
         module.load_state_dict(present)
     except (RuntimeError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise IntegrityError(f"the tensors don't fit the network: {reason}") from error
+
+
+def _separate_elements(module: nn.Module) -> None:
+    """Give elements of expanded buffers, into which torch can't copy, memory of their own."""
+    for layer in module.modules():
+        for name, buffer in layer.named_buffers(recurse=False):
+            if not buffer.is_sparse and 0 in buffer.stride() and not buffer.is_contiguous():
+                layer._buffers[name] = buffer.contiguous()
 
 
 def _read(tensors: Mapping[str, torch.Tensor] | Path) -> Mapping[str, torch.Tensor]:

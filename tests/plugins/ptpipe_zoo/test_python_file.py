@@ -71,6 +71,15 @@ class Several(nn.Module):
 
 def several(): return Several()
 
+class Squeezed(nn.Sequential):
+    def forward(self, x): return self[0](x.mean((2, 3)).expand(-1, 144).squeeze()[..., None].squeeze())
+
+class ByBatch(nn.Sequential):
+    def forward(self, x): return super().forward(x.flatten(1) / (len(x) > 1 or 1 // 0))
+
+def squeezed(): return Squeezed(nn.Linear(144, 5))
+def by_batch(): return ByBatch(nn.Linear(144, 5))
+
 class FirstSample(nn.Module):
     def forward(self, x): return x[0].flatten()
 
@@ -186,6 +195,10 @@ def test_code_that_changed_builds_nothing(ctx: Any, make_data: Any, mine: Path) 
         ("returns_meta", r"returns_meta\(\): 1.weight is on meta; return the network on the CPU"),
         ("returns_double", "the network returns logits as torch.float64, not float32"),
         ("fails", r"mine.py: fails\(\) raised TypeError: .*\(mine.py:22: def fails"),
+        (
+            "squeezed",
+            r"returns logits of shape \(5,\); it must .*, also for a single sample; squeeze\(\) drops the axis",
+        ),
         ("Hidden", r"Hidden\(\): the network, rebuilt with the same weights, returns another logits"),
     ],
 )
@@ -204,6 +217,12 @@ def test_a_network_of_probabilities_is_reported(bench: Bench, make_data: Any, mi
 def test_log_softmax_does_no_harm(bench: Bench, make_data: Any, mine: Path) -> None:
     bench.run(python_model, {"file": "mine.py", "function": "log_softmax"}, data=make_data())
     assert bench.notices == []
+
+
+def test_a_network_that_fails_for_a_single_sample_is_reported(bench: Bench, make_data: Any, mine: Path) -> None:
+    bench.run(python_model, {"file": "mine.py", "function": "by_batch"}, data=make_data())
+    (notice,) = bench.notices
+    assert notice.startswith("mine.py: by_batch(): the network fails for a single sample, as for latencies of one: ")
 
 
 def test_a_network_that_drops_in_eval_mode_is_reported(bench: Bench, make_data: Any, mine: Path) -> None:

@@ -42,6 +42,14 @@ def secretive() -> nn.Module:
     return Secretive()
 
 
+@builder
+def expanded() -> nn.Module:
+    """A network with a buffer of one row that is repeated, as `torch.meshgrid` returns it."""
+    module = nn.Linear(3, 3)
+    module.register_buffer("grid", torch.arange(3.0).expand(3, 3))
+    return module
+
+
 class Times(nn.Module):
     def __init__(self, factor: int) -> None:
         super().__init__()
@@ -97,6 +105,12 @@ def test_the_size_is_that_of_the_file(model, tmp_path) -> None:
     again = stored(model, tmp_path / "a")
     assert again.size_bytes == model.size_bytes == (tmp_path / "a" / "tensors.safetensors").stat().st_size
     assert model.summary() == {"format": "torch float32", "size_bytes": model.size_bytes}
+
+
+def test_expanded_buffers(tmp_path) -> None:
+    model = Model.from_module(Recipe(FunctionRef.to(expanded), classifier((1, 1, 3), 3)), expanded())
+    model.save(tmp_path)
+    assert torch.equal(Model.load(tmp_path).build().get_buffer("grid"), torch.arange(3.0).repeat(3, 1))
 
 
 def test_transforms_before_and_after_the_tensors(model) -> None:
