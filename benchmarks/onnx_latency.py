@@ -1,5 +1,7 @@
 """One sample through ONNX Runtime: the float file, our int8 file, and what ONNX Runtime's own quantize_static makes.
 
+Of networks for images also our int8 file with `preprocessing: nhwc`, which takes pixels.
+
 Networks: model.small_cnn at 28x28; torchvision's at 224x224; model.text_transformer, texts of 64 tokens; random weights
 (a latency does not depend on them), batch norm statistics and ranges from the same synthetic samples for all. Our file
 is what quant.prepare, quant.calibrate, quant.convert and export.onnx make. quantize_static gets our float file, QDQ
@@ -56,6 +58,7 @@ from ptpipe_zoo import (
 )
 
 NUM_CALIBRATION = 64
+OURS = "export.onnx int8"
 NETWORKS = [
     *("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "mobilenet_v3_large", "shufflenet_v2_x1_0"),
     *("vit_b_16", "text_transformer", "small_cnn"),
@@ -119,14 +122,18 @@ def float_model(network: str, data: Data, folder: Path) -> Model:
     return model.with_state_dict_of(module)
 
 
-def our_files(model: Model, data: Data, backend: str, folder: Path) -> tuple[OnnxFile, OnnxFile]:
-    """Give the float file and the int8 one."""
+def our_files(model: Model, data: Data, backend: str, folder: Path) -> dict[str, OnnxFile]:
+    """Give the float file, the int8 one and, of images, the int8 one that takes pixels."""
     options = ExportConfig(num_samples=8)
     float_file = export_onnx(options, context(folder, "float"), model, data)
     prepared = prepare(PrepareConfig.model_validate({"backend": backend}), context(folder, "prepare"), model)
     calibrated = calibrate(CalibrateConfig(), context(folder, "calibrate"), prepared, data).model
     int8 = convert(ConvertConfig(), context(folder, "convert"), calibrated)
-    return float_file, export_onnx(options, context(folder, "int8"), int8, data)
+    files = {"float": float_file, OURS: export_onnx(options, context(folder, "int8"), int8, data)}
+    if "images" in data.info.inputs:
+        options = ExportConfig(num_samples=8, preprocessing="nhwc")
+        files[f"{OURS}, pixels"] = export_onnx(options, context(folder, "pixels"), int8, data)
+    return files
 
 
 def static_file(float_file: OnnxFile, data: Data, folder: Path) -> OnnxFile:
@@ -159,8 +166,15 @@ def static_file(float_file: OnnxFile, data: Data, folder: Path) -> OnnxFile:
     return OnnxFile(path, float_file.signature, "int8")
 
 
-def measured(files: dict[str, OnnxFile], inputs: Inputs, rounds: int) -> dict[str, float]:
+def inputs_of(file: OnnxFile, data: Data) -> Inputs:
+    """Give one sample in the form that a file takes."""
+    (first, *_) = data.batches("test", batch_size=1, input_form=file.input_form)
+    return {name: np.ascontiguousarray(array) for name, array in first.input_arrays().items()}
+
+
+def measured(files: dict[str, OnnxFile], data: Data, rounds: int) -> dict[str, float]:
     """Give the median time of a call in ms, by file."""
+    inputs = {name: inputs_of(file, data) for name, file in files.items()}
     times_s: dict[str, list[float]] = {name: [] for name in files}
     opened = {name: file.predictor(num_threads=1) for name, file in files.items()}
     predictors = {name: predictor.__enter__() for name, predictor in opened.items()}
@@ -168,10 +182,10 @@ def measured(files: dict[str, OnnxFile], inputs: Inputs, rounds: int) -> dict[st
     for round_ in range(-3, rounds):
         order = order[1:] + order[:1]
         for name in order:
-            predictors[name](inputs)
+            predictors[name](inputs[name])
             for _ in range(4):
                 start = time.perf_counter()
-                predictors[name](inputs)
+                predictors[name](inputs[name])
                 if round_ >= 0:
                     times_s[name].append(time.perf_counter() - start)
     for predictor in opened.values():
@@ -191,12 +205,10 @@ def operators(path: Path, folder: Path) -> Counter[str]:
 
 def report(network: str, backend: str, rounds: int, folder: Path, *, list_operators: bool) -> None:
     data = data_for(network, folder)
-    float_file, int8_file = our_files(float_model(network, data, folder), data, backend, folder)
-    rival = static_file(float_file, data, folder)
-    files = {"float": float_file, f"export.onnx int8 ({backend})": int8_file, "quantize_static": rival}
-    (first, *_) = data.batches("test", batch_size=1)
-    inputs = {name: np.ascontiguousarray(array) for name, array in first.input_arrays().items()}
-    medians_ms = measured(files, inputs, rounds)
+    files = our_files(float_model(network, data, folder), data, backend, folder)
+    float_file = files["float"]
+    files["quantize_static"] = static_file(float_file, data, folder)
+    medians_ms = measured(files, data, rounds)
     for name, file in files.items():
         kernels = Kernels.of(file.path, folder)
         latency_ms = medians_ms[name]
@@ -207,7 +219,7 @@ def report(network: str, backend: str, rounds: int, folder: Path, *, list_operat
             flush=True,
         )
     if list_operators:
-        ours, theirs = (operators(file.path, folder) for file in (int8_file, rival))
+        ours, theirs = (operators(files[name].path, folder) for name in (OURS, "quantize_static"))
         for op_type in sorted(ours | theirs):
             print(f"    {op_type:28} {ours[op_type]:5} {theirs[op_type]:5}")
 
