@@ -35,6 +35,7 @@ from ptpipe_onnx.graph import (
 )
 from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.hardswish_pass import use_integer_hardswish
+from ptpipe_onnx.upsampling import copy_pixels
 from ptpipe_onnx.volumes import write_volumes_as_images
 
 _SHORT_RUN = 16
@@ -59,6 +60,7 @@ def use_quicker_kernels(graph: ir.Graph) -> None:
     _write_out_prelu(graph)
     _divide_by_roots(graph)
     merge_axes_behind_softmax(graph)
+    copy_pixels(graph)
 
 
 def _keep_float_softmax(graph: ir.Graph) -> None:

@@ -26,6 +26,7 @@ from ptpipe_onnx.linear_pass import use_products
 from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
 from ptpipe_onnx.quantization.agreement import PairedRows, paired_rows
+from ptpipe_onnx.upsampling import use_resizing
 from ptpipe_onnx.volumes import write_as_volumes
 from ptpipe_torch import Data, OnnxFile
 from ptpipe_torch.parity.comparison import figures_of
@@ -60,9 +61,8 @@ def _source(ctx: Context, file: OnnxFile) -> Path:
     if not file.precision.startswith("int8"):
         return file.path
     model = ir.load(file.path)
-    undone = [
-        undo(model.graph) for undo in (use_products, drop_depthwise_padding, use_float_hardswish, write_as_volumes)
-    ]
+    undoing = (use_products, drop_depthwise_padding, use_float_hardswish, write_as_volumes, use_resizing)
+    undone = [undo(model.graph) for undo in undoing]
     if not any(undone):
         return file.path
     remove_unused(model)
