@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from ptpipe_onnx.latency_passes import use_quicker_kernels
 from ptpipe_onnx.metadata import metadata_of, origin_of, reduced_range
 from ptpipe_onnx.postprocessing import AddedOutputs, check_postprocessing, outputs_to_add
 from ptpipe_onnx.preprocessing import check_preprocessing, check_resizing
+from ptpipe_onnx.probes import RankedFile, rankings_named, rankings_of
 from ptpipe_onnx.quantization.agreement import paired_rows
 from ptpipe_onnx.reproduction import stored_environment
 from ptpipe_onnx.saturation import Saturation, saturation_of
@@ -56,10 +56,6 @@ from ptpipe_torch.parity.comparison import (
 from ptpipe_torch.parity.parity import Parity
 from ptpipe_torch.runtime import large_blocks_mapped, released_memory
 
-_RANKS = (
-    "The network ranks values (topk, sort), and nearly equal ones come in another order in every runtime: return what "
-    "is ranked, and rank it outside of the network"
-)
 MAX_BYTES = 2**31 - 2**20
 """protobuf's limit, minus some room for everything but weights."""
 
@@ -123,7 +119,7 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
             if written.networks is not None:
                 int8 = written.networks.int8
                 inputs = samples.inputs(layerwise.MAX_SAMPLES)
-                with _rankings_named(network_path):
+                with rankings_named(network_path):
                     compare_layers(ctx, network_path, model, written.networks, inputs)
                 written = replace(written, networks=None)  # releases the reference
         file = _completed(config, ctx, OnnxFile(network_path, model.signature, written.precision), samples, written)
@@ -132,10 +128,11 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
         if written.precision != "float32":
             with released_memory():
                 _report_kernels(ctx, file.path, written)
-        parities = compare_outputs(ctx, _exported(file, written, int8), model, samples)
+        with rankings_named(file.path):
+            parities = compare_outputs(ctx, _exported(ctx, file, written, int8), model, samples)
     figures = figures_of(parities)
     ctx.metric(**figures)
-    with _rankings_named(file.path):
+    with rankings_named(file.path):
         for parity in parities.values():
             parity.check()
     if written.saturation.saturating and may_saturate():
@@ -144,21 +141,12 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     return OnnxFile(file.path, file.signature, file.precision, figures, vectors, file.interface)
 
 
-@contextmanager
-def _rankings_named(path: Path) -> Iterator[None]:
-    """Add to the StageError of a comparison that the file ranks values, where it does."""
-    try:
-        yield
-    except StageError as error:
-        if any(node.op_type == "TopK" for node in onnx.load(str(path)).graph.node):
-            raise StageError(f"{error}. {_RANKS}") from error
-        raise
-
-
-def _exported(file: OnnxFile, written: WrittenFile, int8: nn.Module | None) -> Exported:
-    check = partial(check_postprocessing, written.added)
-    proven = whole(file).with_exact_sums()
-    return Exported(proven, "ONNX file", written.steps, file.precision == "int8", file.input_form, check, int8)
+def _exported(ctx: Context, file: OnnxFile, written: WrittenFile, int8: nn.Module | None) -> Exported:
+    check, is_proven = partial(check_postprocessing, written.added), file.precision == "int8"
+    proven, rankings = whole(file).with_exact_sums(), rankings_of(file.path)
+    if rankings:
+        proven = RankedFile.of(file, rankings, ctx.scratch / "ranked.onnx")
+    return Exported(proven, "ONNX file", written.steps, is_proven, file.input_form, check, int8, rankings)
 
 
 def _completed(

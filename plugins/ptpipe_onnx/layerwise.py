@@ -4,7 +4,7 @@ ONNX Runtime runs the very bytes of the file with its usual optimizations; only 
 integers of each quantized tensor. Asking for these leaves its integer kernels fused: it computes such a tensor in any
 case. Where its usual kernels may saturate, it runs those that don't: see `exact_session`. Each layer of the reference
 network is then given the integers that the file's layer had, and what it computes is compared with what the file's
-layer computed (`ptpipe_torch.int8.layer_parity`).
+layer computed (`ptpipe_torch.int8.layer_parity`). Where values are ranked, it computes with the file's positions.
 
 What may differ, for a layer whose sums of products are sum_i x_i w_i + b on the grid s_x * s_w and whose output has
 the step s_y: the file adds round(b), off by up to half of s_x s_w if the conversion left b unrounded, and ONNX Runtime
@@ -16,7 +16,6 @@ average where biases are unrounded; averages and sums of a few integers often ar
 from __future__ import annotations
 
 import operator
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,11 +30,13 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import JSON, StageError, host
+from ptpipe_onnx.probes import rankings_of, write_probe
 from ptpipe_onnx.tensor_names import grid_of
 from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers, quantize_nodes, source_nodes
 from ptpipe_torch.int8.reference_nodes import quantized_before, repeated_nodes
 from ptpipe_torch.model.exact_session import exact_session
 from ptpipe_torch.model.onnx_file import one_line_errors, session_options
+from ptpipe_torch.parity.rankings import Rankings
 
 MAX_STEPS = 1
 MAX_FRACTION, MAX_PRODUCT_FRACTION = 0.5, 0.1
@@ -96,15 +97,18 @@ def compare_file(
     used as the integers of all layers fit a fixed amount of memory, at least one. `scratch`: folder for a copy of the
     file, which is removed.
     """
-    names = _names_in_file(path, reference)
-    with _session_with_outputs(path, names, scratch) as session:
+    names, positions = _names_in_file(path, reference), [ranking.positions for ranking in rankings_of(path)]
+    returned = list(dict.fromkeys([*outputs, *names, *positions]))
+    with _session_with_outputs(path, returned[len(outputs) :], scratch) as session:
         num_samples = _num_samples(session.run(names, _first(inputs, 1)))
         inputs = _first(inputs, num_samples)
-        computed = [torch.from_numpy(array) for array in session.run([*outputs, *names], inputs)]
-    found = dict(zip(names, computed[len(outputs) :], strict=True))
+        arrays = session.run(returned, inputs)
+    computed = {name: torch.from_numpy(array) for name, array in zip(returned, arrays, strict=True)}
+    found = {name: computed[name] for name in names}
     _add_merged(reference, found)
     tensors = [torch.from_numpy(array) for array in inputs.values()]
-    difference = compare_layers(reference, tensors, found, computed[: len(outputs)])
+    with Rankings([computed[name] for name in positions]):
+        difference = compare_layers(reference, tensors, found, [computed[name] for name in outputs])
     products = frozenset(node.name for node in quantize_nodes(reference) if _is_product(node, reference))
     return LayerParity(difference, num_samples, products)
 
@@ -147,15 +151,9 @@ def _num_samples(integers: Sequence[npt.NDArray[Any]]) -> int:
 
 @contextmanager
 def _session_with_outputs(path: Path, names: Sequence[str], scratch: Path) -> Iterator[Any]:
-    """Yield a session of the file that also returns these tensors.
-
-    A message of protobuf behind another one is merged with it: outputs are added to a file by appending them.
-    """
-    outputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.UINT8, None) for name in names]
+    """Yield a session of the file that also returns these tensors."""
     probe = scratch / "layers.onnx"
-    shutil.copyfile(path, probe)
-    with probe.open("ab") as file:
-        file.write(onnx.ModelProto(graph=onnx.GraphProto(output=outputs)).SerializeToString())
+    write_probe(path, names, probe)
     with one_line_errors(path):
         try:
             session = exact_session(probe, session_options(host.num_threads()))

@@ -14,6 +14,7 @@ from ptpipe_quant.functionalize import SEVERAL, SHAPE, TENSOR
 from ptpipe_quant.normalize import JOINS
 from ptpipe_quant.relative_precision import operators_of_relative_precision
 from ptpipe_torch.int8.tensor_properties import reads_device
+from ptpipe_torch.parity.rankings import TARGETS as RANKINGS
 
 _ARITHMETIC = (operator.add, operator.mul, torch.add, torch.mul)
 _ARITHMETIC_METHODS = ("add", "mul")
@@ -25,7 +26,10 @@ MOVES = (
 )  # fmt: skip
 """What moves elements of one tensor, in the spellings that `normalize` leaves."""
 _POOLINGS = (nn.functional.max_pool1d, nn.functional.max_pool2d, nn.functional.max_pool3d)
-_RANKINGS = (torch.argsort, torch.sort, torch.topk, "argsort", "sort", "topk")
+_LIKE = (
+    "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros",
+    torch.empty_like, torch.full_like, torch.ones_like, torch.zeros_like,
+)  # fmt: skip
 _SUMS = (torch.bmm, torch.cdist, torch.einsum, torch.matmul, torch.mean, torch.norm, torch.sum, "mean", "norm", "sum")
 _SOFTMAX = (torch.softmax, nn.functional.softmax, "softmax")
 _MASKING = (
@@ -138,11 +142,11 @@ def operators_that_are_ranked(graph: GraphModule) -> list[Node]:
     a router chooses, or a box that a detector keeps, would be another one. Sums of many rounded values, as distances
     between points, are seldom equal: layers in front of such stay int8.
     """
-    rankings = [node for node in graph.graph.nodes if node.target in _RANKINGS and _gives_positions(node)]
+    rankings = [node for node in graph.graph.nodes if node.target in RANKINGS and _gives_positions(node)]
     found, pending = dict.fromkeys(rankings), list(rankings)
     while pending:
-        for source in pending.pop().all_input_nodes:
-            if source in found or TENSOR not in source.meta or source.target in _SUMS:
+        for source in _with_values_read(pending.pop()):
+            if source in found or not _has_tensors(source) or source.target in _SUMS:
                 continue
             is_layer_with_weights = _has_weights(graph, source)
             if not is_layer_with_weights or source.op == "call_module":
@@ -150,6 +154,13 @@ def operators_that_are_ranked(graph: GraphModule) -> list[Node]:
             if not is_layer_with_weights:
                 pending.append(source)
     return list(found)
+
+
+def _with_values_read(node: Node) -> Sequence[Node]:
+    """Return the inputs of a node without those that give it a type and a device alone."""
+    if node.target in _LIKE:
+        return ()
+    return node.all_input_nodes[:1] if node.target == "type_as" else node.all_input_nodes
 
 
 def layers_left_float(graph: GraphModule) -> dict[str, str]:

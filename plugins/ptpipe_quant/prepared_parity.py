@@ -30,12 +30,14 @@ from ptpipe_torch.int8.observers import is_observer
 from ptpipe_torch.model.example_inputs import NUM_PROBES, copies, probe_inputs
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
 from ptpipe_torch.model.signature import Signature
+from ptpipe_torch.parity.rankings import Rankings, ranks_values
 from ptpipe_torch.random_outputs import refuse_random_outputs
 from ptpipe_torch.runtime import cpu_random_states, seeded
 from ptpipe_torch.training_layers import may_act_in_training_alone
 
 Inputs: TypeAlias = Sequence[torch.Tensor]
 Computed = TypeVar("Computed")
+Compute: TypeAlias = Callable[[nn.Module, Inputs], list[torch.Tensor]]
 
 TOLERANCE = 1e-3
 """Of the largest value."""
@@ -103,11 +105,12 @@ def check_prepared(
         for mode, expected_outputs in modes.items():
             if expected_outputs is None:
                 continue
-            with in_mode(prepared, train=mode == "train"):
-                found = tensors_of(FloatInterpreter(prepared).run(*copies(expected.inputs)))
+            outputs: Compute = functools.partial(_outputs, train=mode == "train")
+            if ranks_values(prepared):
+                expected_outputs, outputs = _in_order(outputs, build(), expected.inputs)
+            found = outputs(prepared, expected.inputs)
             figures[mode], tolerance = _difference(found, expected_outputs), TOLERANCE
             if not figures[mode] <= tolerance:
-                outputs = functools.partial(_outputs, train=mode == "train")
                 others = rounded_otherwise(build(), expected.inputs, outputs)
                 figures[mode], tolerance = _beside_own_rounding(found, expected_outputs, others)
             if not figures[mode] <= tolerance:
@@ -124,7 +127,26 @@ def check_prepared(
 
 def _outputs(network: nn.Module, inputs: Inputs, *, train: bool) -> list[torch.Tensor]:
     with in_mode(network, train=train):
-        return [value.float() for value in tensors_of(network(*inputs))]
+        returned = tensors_of(float_forward(network)(*copies(inputs)))
+    return [value.float() if value.dtype == torch.float64 else value for value in returned]
+
+
+def _in_order(compute: Compute, network: nn.Module, inputs: Inputs) -> tuple[list[torch.Tensor], Compute]:
+    """Return what `compute` makes of a network that ranks values, and what computes others in its order.
+
+    Both return the ranked values, too.
+    """
+    with Rankings() as own:
+        expected = compute(network, inputs)
+
+    def compute_in_order(other: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
+        with Rankings(own.positions) as rankings:
+            outputs = compute(other, inputs)
+        if len(rankings.values) != len(own.values):  # one whose result is not used may be gone
+            return [*compute(other, inputs), *own.values]
+        return [*outputs, *(values.to(of.dtype) for values, of in zip(rankings.values, own.values, strict=True))]
+
+    return [*expected, *own.values], compute_in_order
 
 
 class _Frozen(nn.Module):

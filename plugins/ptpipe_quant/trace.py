@@ -135,11 +135,11 @@ def trace_network(
 ) -> TracedNetwork:
     """Trace the network's forward pass in eval mode, for these inputs, and normalize it.
 
-    The result is the same function. Submodules named by `leaves` are not traced into and stay float. Weights are plain
-    parameters, in-place operators out of place, each layer is called once, padding other than with zeros is an operator
-    of its own; attention is linear layers and products, which are `torch.matmul`; each ReLU, function or module, is a
-    separate module, which fuses with the layer before it; `nn.Flatten` is a function, which has an int8 form; dropout
-    is an `nn.Identity` that keeps it as `_for_training`.
+    The result is the same function, without what it does not return. Submodules named by `leaves` are not traced into
+    and stay float. Weights are plain parameters, in-place operators out of place, each layer is called once, padding
+    other than with zeros is an operator of its own; attention is linear layers and products, which are `torch.matmul`;
+    each ReLU, function or module, is a separate module, which fuses with the layer before it; `nn.Flatten` is a
+    function, which has an int8 form; dropout is an `nn.Identity` that keeps it as `_for_training`.
 
     `route`: how it is traced, see `TracedConfig`. `float_operators`: further ones to leave float, by their names in the
     graph. `purpose`: `qat` keeps what matters in training alone, as far as tracing finds it: where autocast is switched
@@ -156,6 +156,7 @@ def trace_network(
     graph, scopes = _traced(module.eval(), inputs, leaves, route, purpose == "qat")
     pass_inputs_by_position(graph)
     _make_functional(graph, scopes, inputs)
+    graph.graph.eliminate_dead_code()  # heads whose outputs are not returned, sizes that are not used
     if purpose == "qat":
         detach_without_gradients(graph, scopes)
     use_matrices(graph, scopes)

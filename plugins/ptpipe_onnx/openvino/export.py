@@ -25,6 +25,7 @@ from ptpipe_onnx.hardswish_pass import use_float_hardswish
 from ptpipe_onnx.linear_pass import use_products
 from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
+from ptpipe_onnx.probes import rankings_named
 from ptpipe_onnx.quantization.agreement import PairedRows, paired_rows
 from ptpipe_onnx.upsampling import use_resizing
 from ptpipe_onnx.volumes import write_as_volumes
@@ -52,7 +53,8 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
     ctx.metric(**figures_of(outputs))
     for name, pair in outputs.items():
         prefix = "" if len(outputs) == 1 else f"{name}."
-        _check(ctx, file, name, pair, file.parity.get(f"{prefix}rms_quantization_error"))
+        with rankings_named(file.path):
+            _check(ctx, file, name, pair, file.parity.get(f"{prefix}rms_quantization_error"))
     return model
 
 

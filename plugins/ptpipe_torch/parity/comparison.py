@@ -5,13 +5,16 @@ Shape legend: N samples, K columns of an output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
 
 from ptpipe import JSON, Context, StageError
@@ -24,11 +27,13 @@ from ptpipe_torch.model.deployable import Deployable, Predictor
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.model import Model
 from ptpipe_torch.model.outputs import predicted
-from ptpipe_torch.model.signature import Signature, TensorSpec
+from ptpipe_torch.model.signature import BATCH, Signature, TensorSpec
 from ptpipe_torch.parity.parity import Logits, Parity, has_floats, with_noise
+from ptpipe_torch.parity.rankings import RankedTensors, Rankings, comparable
 from ptpipe_torch.random_outputs import random_draws_of
 from ptpipe_torch.runtime import released_memory
 from ptpipe_torch.task.task import Task
+from ptpipe_torch.task.unlabeled import Unlabeled
 
 BATCH_SIZE = 64
 _MAX_VALUES = 1 << 25
@@ -105,6 +110,8 @@ class Exported:
     """Checks the outputs of a batch that the torch model doesn't have."""
     int8: nn.Module | None = None
     """The network of `Model.build` of a static or QAT int8 model, where the exporter has it; not changed."""
+    rankings: Sequence[RankedTensors] = ()
+    """Further outputs of its predictors: what it ranks, one after the other."""
 
 
 def check_exportable(ctx: Context, model: Model, data: Data, split: str) -> None:
@@ -123,21 +130,25 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
 
     Integers and truth values are left out: rounding decides between nearly equal classes, and they follow from floats.
 
+    Where values are ranked, torch's networks compute with the positions that the exported model found. Raises
+    StageError where they rank other values.
+
     The exported model has predicted all samples before torch's are built: each takes the memory of the weights at
     least once.
     """
     with exported.model.predictor() as predict:  # which returns its memory
         samples = samples.fitting(predict, exported.input_form)
-        predicting = _Predicting(ctx, model.signature, samples)
+        predicting = _Predicting(ctx, model.signature, samples, exported.rankings)
 
         def exported_outputs(inputs: Arrays) -> tuple[Arrays, ...]:
             outputs = predict(inputs)
             exported.check(outputs)
-            return (outputs,)
+            return (predicting.with_order_kept(outputs),)
 
         found = predicting.outputs(exported_outputs, exported.input_form)
     with released_memory():
         of_torch = predicting.outputs_of_torch(model, exported.int8)
+    _check_rankings(exported, model, found, of_torch)
     task = samples.data.info.task
     num_samples = len(samples.positions)
     parities = {
@@ -147,6 +158,17 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
     }
     _report_noise(ctx, parities)
     return parities
+
+
+def _check_rankings(
+    exported: Exported, model: Model, found: Mapping[str, list[Logits]], of_torch: Mapping[str, list[Logits]]
+) -> None:
+    for name in (of.comparable for of in exported.rankings if of.comparable in of_torch):
+        spec, rows = TensorSpec("ranked_values", "float32", (BATCH,)), [*found[name], *of_torch[name]]
+        try:
+            _parity(exported, model, Unlabeled(), spec, rows, len(rows[0])).check()
+        except StageError as error:
+            raise StageError(f"where values are ranked (topk, sort): {error}") from error
 
 
 def _report_noise(ctx: Context, parities: Mapping[str, Parity]) -> None:
@@ -171,31 +193,56 @@ class _Predicting:
     ctx: Context
     signature: Signature
     samples: ComparedSamples
+    rankings: Sequence[RankedTensors] = ()
+    order: list[list[torch.Tensor]] = field(default_factory=list)
+    """The positions that the exported model found, in each batch."""
     num_done: int = 0
+
+    def with_order_kept(self, outputs: Arrays) -> Arrays:
+        """Keep the positions that the exported model found in a batch; return its outputs with the values ranked."""
+        self.order.append([torch.from_numpy(outputs[of.positions]) for of in self.rankings])
+        values = [(of, torch.from_numpy(outputs[of.values])) for of in self.rankings]
+        return {**outputs, **{of.comparable: comparable(ranked, ranked, of.axis).numpy() for of, ranked in values}}
 
     def outputs_of_torch(self, model: Model, int8: nn.Module | None) -> dict[str, list[Logits]]:
         """Return outputs of the model; for an int8 one also of its float network, and its own of noisy inputs."""
-        generator = np.random.default_rng(self.samples.seed)
+        generator, order = np.random.default_rng(self.samples.seed), iter(self.order)
         with torch_predictors(model, int8) as (predict, float_predict):
 
             def outputs(inputs: Arrays) -> tuple[Arrays, ...]:
+                of = partial(self._in_order, next(order))
                 if float_predict is None:
-                    return (predict(inputs),)
-                return predict(inputs), float_predict(inputs), predict(with_noise(inputs, generator))
+                    return (of(predict, inputs),)
+                return of(predict, inputs), of(float_predict, inputs), of(predict, with_noise(inputs, generator))
 
             return self.outputs(outputs, NORMALIZED)
 
     def outputs(self, predict: Callable[[Arrays], tuple[Arrays, ...]], form: InputForm) -> dict[str, list[Logits]]:
         """Return each output by its name: of all samples, from each model whose outputs `predict` returns."""
         num_samples, task = len(self.samples.positions), self.samples.data.info.task
-        batches: dict[str, list[list[Logits]]] = {spec.name: [] for spec in self.signature.outputs if spec.is_float}
+        names = [spec.name for spec in self.signature.outputs if spec.is_float]
+        batches = defaultdict[str, list[list[Logits]]](list)
         for inputs in self.samples.batches(form):
             predictions = predict(inputs)
-            for name, of in batches.items():
-                of.append([output_rows(task, name, outputs[name]) for outputs in predictions])
+            for name in names:
+                batches[name].append([output_rows(task, name, outputs[name]) for outputs in predictions])
+            for name in (of.comparable for of in self.rankings):
+                if all(name in outputs for outputs in predictions):
+                    batches[name].append([_ranked_rows(outputs[name]) for outputs in predictions])
             self.num_done += len(next(iter(inputs.values())))
             self.ctx.progress(self.num_done, 2 * num_samples, "predictions")
         return {name: [np.concatenate(rows) for rows in zip(*of, strict=True)] for name, of in batches.items()}
+
+    def _in_order(self, order: Sequence[torch.Tensor], predict: Predictor, inputs: Arrays) -> Arrays:
+        """Return what a torch model predicts with the positions of `order`, and the values that it ranks itself."""
+        if order:
+            with Rankings(order) as rankings:
+                outputs = predict(inputs)
+            are_the_same = [own.shape for own in rankings.positions] == [given.shape for given in order]
+            if are_the_same:  # else the exported model has left one out whose result is not used
+                values = zip(self.rankings, rankings.values, strict=True)
+                return {**outputs, **{of.comparable: ranked.numpy() for of, ranked in values}}
+        return predict(inputs)
 
 
 class Compared(Protocol):
@@ -242,6 +289,12 @@ def output_rows(task: Task, name: str, output: npt.NDArray[Any]) -> Logits:
     axis = task.class_scores.get(name, 1)
     rows = output.reshape(len(output), -1) if output.ndim < 3 else np.moveaxis(output, axis, -1)
     return rows.reshape(-1, rows.shape[-1]).astype(np.float32, copy=False)
+
+
+def _ranked_rows(values: npt.NDArray[Any]) -> Logits:
+    """Return values along the last axis as rows; what masks some (-inf) counts as 0."""
+    rows = values.reshape(-1, values.shape[-1]).astype(np.float32)
+    return np.where(np.isfinite(rows), rows, np.float32(0))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 from ptpipe import StageError
@@ -321,11 +322,48 @@ def test_unusual_spellings_of_usual_networks(
     np.testing.assert_allclose(found_NK, expected_NK, atol=2e-5 * np.abs(expected_NK).max())
 
 
-def test_rows_in_the_order_of_nearly_equal_scores_are_named(run_export: Export) -> None:
+def test_rows_in_the_order_of_nearly_equal_scores(run_export: Export) -> None:
     """Columns of a softmax have the sum 1, up to rounding, which decides the order."""
     scores = "(x.flatten(1)[:, :, None] * x.flatten(1)[:, None]).softmax(1).sum(1)"
-    with pytest.raises(StageError, match=r"disagree: .*\. The network ranks values \(topk, sort\), and nearly equal"):
-        run_export(model_of(f"x.flatten(1).gather(1, {scores}.topk(10)[1])"))
+    file = run_export(model_of(f"x.flatten(1).gather(1, {scores}.topk(10)[1])"))
+    assert file.parity["max_abs_logit_difference"] == 0
+    assert [spec.name for spec in file.signature.outputs] == ["logits"]
+
+
+def ranks_the_smallest(model: onnx.ModelProto, ranking: onnx.NodeProto) -> None:
+    (largest,) = (attribute for attribute in ranking.attribute if attribute.name == "largest")
+    largest.i = 0
+
+
+def ranks_in_other_places(model: onnx.ModelProto, ranking: onnx.NodeProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(256)[::-1].copy(), "places"))
+    moved = onnx.helper.make_node("Gather", [ranking.input[0], "places"], ["moved"], axis=1)
+    model.graph.node.insert(list(model.graph.node).index(ranking), moved)
+    ranking.input[0] = "moved"
+
+
+@pytest.mark.parametrize("fault", [ranks_the_smallest, ranks_in_other_places])
+def test_a_file_that_ranks_otherwise_is_refused(
+    fault: Callable[..., None], run_export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = export_module.graph.write
+
+    def write_badly(content: object, path: Path) -> None:
+        write(content, path)
+        model = onnx.load(path)
+        (ranking,) = (node for node in model.graph.node if node.op_type == "TopK")
+        fault(model, ranking)
+        onnx.save(model, path)
+
+    monkeypatch.setattr(export_module.graph, "write", write_badly)
+    with pytest.raises(StageError, match=r"^where values are ranked .* disagree: .*\. The network ranks values"):
+        run_export(model_of("x.flatten(1).gather(1, x.flatten(1).cumsum(1).topk(10)[1])"))
+
+
+def test_rankings_that_the_file_leaves_out(run_export: Export) -> None:
+    """Then positions can't be imposed one by one, and the outputs are compared as they are."""
+    file = run_export(model_of("(x.flatten(1).topk(10), x.flatten(1).cumsum(1).topk(10)[0])[1]"))
+    assert [node.op_type for node in onnx.load(file.path).graph.node].count("TopK") == 1
 
 
 def test_a_value_that_is_flattened_twice(run_export: Export) -> None:

@@ -7,11 +7,15 @@ import warnings
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ptpipe import Context
+from ptpipe_onnx import ExportConfig, export_onnx
+from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
 from ptpipe_quant.float_nodes import (
     expectations,
     masked_softmax,
@@ -23,14 +27,14 @@ from ptpipe_quant.float_nodes import (
 )  # fmt: skip
 from ptpipe_quant.trace import trace_network
 from ptpipe_quant.transforms import prepare_static, to_int8
-from ptpipe_torch import BATCH, TensorSpec
+from ptpipe_torch import BATCH, Data, TensorSpec, builder
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.observers import is_observer
 
 from ...processor import reduced
 from ...signatures import pictures, stored_pictures
-from .conftest import BACKENDS
+from .conftest import BACKENDS, make_model
 from .library_styles import build as build_library_style
 from .spellings import ARITHMETIC, INPUT_SHAPE_CHW, Net, behind, build, conv, logits, with_layer
 
@@ -80,6 +84,9 @@ def two_highest(scores: torch.Tensor) -> torch.Tensor:
         (two_highest, ["router"]),
         (lambda scores: scores * (scores.argsort(-1) > 1), ["router"]),
         (lambda scores: scores * scores.sort(-1).indices, ["router"]),
+        (lambda scores: scores * scores.unflatten(-1, (4, 1)).max(-1)[0].topk(4)[1], ["router"]),  # behind a tuple
+        (lambda scores: scores * torch.arange(4.0).type_as(scores).expand(2, 5, 4).argsort(-1), []),
+        (lambda scores: scores * scores.new_ones(2, 5, 4).argsort(-1), []),
         (lambda scores: scores.sort(-1)[0], []),
         (lambda scores: scores.topk(4).values, []),
     ],
@@ -143,6 +150,56 @@ def test_scores_beside_boxes_keep_their_grid(backend: str) -> None:
     scores, expected_scores = found[..., 4:], expected[..., 4:]
     assert expected[..., :4].abs().max() > 100 and expected_scores.std() > 0.1
     assert (scores - expected_scores).abs().max() < 0.05
+
+
+class BestBoxes(nn.Module):
+    """The two boxes of the highest scores, as heads without non-maximum suppression return them: `class` as a float.
+
+    Scores are highest, and equal, where a picture is empty.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.boxes, self.scores = nn.Conv2d(1, 8, 3, bias=False), nn.Conv2d(8, 3, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.stem(x).relu()
+        boxes = 100 * self.boxes(y).flatten(2)
+        scores = self.scores(-4 * y).flatten(2).sigmoid()
+        joined = torch.cat([boxes, scores], 1).transpose(1, 2)
+        batch_size, _, _ = joined.shape  # noqa: RUF059  # as many unpack all sizes
+        boxes, scores = joined.split([3, 4], -1)
+        best = scores.max(-1)[0].topk(2)[1][..., None]
+        values, classes = scores.gather(1, best.expand(-1, -1, 4)).max(-1)
+        found = [boxes.gather(1, best.expand(-1, -1, 3)), values[..., None], classes[..., None].float()]
+        return torch.cat(found, -1).flatten(1)
+
+
+@builder
+def best_boxes() -> nn.Module:
+    network = BestBoxes()
+    for layer in (network.stem, network.scores):
+        layer.weight.data.abs_()
+    return network
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_boxes_and_classes_of_a_ranking_head(backend: str, ctx: Context, digits: Data) -> None:
+    """Joined in int8 they were on one grid: scores of 0 to 1 were 0 or 1, and classes no whole numbers.
+
+    Of equal scores, ONNX Runtime and torch may rank others first.
+    """
+    model = make_model(best_boxes)
+    calibrated = calibrate(CalibrateConfig(), ctx, prepare(PrepareConfig(backend=backend), ctx, model), digits).model
+    file = export_onnx(ExportConfig(), ctx, convert(ConvertConfig(), ctx, calibrated), digits)
+    (batch,) = digits.batches("test", batch_size=50, order_N=np.arange(50))
+    with file.predictor() as predict:
+        found = predict(batch.input_arrays())["logits"].reshape(-1, 2, 5)
+    with torch.no_grad():
+        expected = model.build()(batch.inputs["images"]).numpy().reshape(-1, 2, 5)
+    assert np.abs(expected[..., :3]).max() > 20
+    assert np.isin(found[..., 4], (0, 1, 2, 3)).all()
+    assert np.abs(found[..., 3] - expected[..., 3]).max() < 0.02
 
 
 class Distances(nn.Module):

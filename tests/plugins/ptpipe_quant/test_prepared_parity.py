@@ -127,6 +127,30 @@ def test_rounding_that_the_users_network_amplifies_is_no_difference(ctx, monkeyp
 
 
 @builder
+def ranking() -> nn.Module:
+    """Values in the order of nearly equal ones: columns of a softmax have the sum 1, up to rounding."""
+
+    class Ranking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)
+            self.norm.running_var.fill_(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(self.conv(x)).flatten(1)
+            scores = (y[:, :, None] * y[:, None]).softmax(1).sum(1)
+            return y.gather(1, scores.topk(NUM_CLASSES)[1])
+
+    return Ranking()
+
+
+@pytest.mark.parametrize(("stage", "config"), STAGES)
+def test_networks_that_rank_are_compared_in_one_order(ctx, metrics, stage, config) -> None:
+    stage(config(backend=FIRST), ctx, make_model(ranking))
+    assert metrics()["prepared_difference"] < 1e-5
+
+
+@builder
 def sines_above(threshold: float) -> nn.Module:
     """Sines of large numbers, where values are above this: nothing is left of their digits."""
 

@@ -104,6 +104,25 @@ def test_properties_of_a_parameter_are_known() -> None:
     assert device.args[0].op == "placeholder"  # the network may be trained on another device
 
 
+class WithUnusedHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head, self.unused = nn.Conv2d(1, 8, 3), nn.Linear(8, 10), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.stem(x)
+        samples, channels = y.size(0), y.shape[1]  # noqa: F841  # as many unpack all sizes
+        y = y.relu().mean((2, 3))
+        outputs = {"logits": self.head(y), "auxiliary": self.unused(y)}
+        return outputs["logits"]
+
+
+def test_what_is_not_returned_is_left_out() -> None:
+    graph = trace_network(WithUnusedHead(), pictures((1, 8, 8))).graph
+    assert operators(graph) == [nn.Conv2d, nn.ReLU, F.adaptive_avg_pool2d, torch.flatten, nn.Linear]
+    assert "unused" not in dict(graph.named_children())
+
+
 def test_dropout_is_kept_aside() -> None:
     graph = trace_network(Functions(), pictures((4, 5, 5))).graph
     kept = [layer.__dict__["_for_training"] for layer in graph.modules() if type(layer) is nn.Identity]
