@@ -47,6 +47,8 @@ API = {
     "ptpipe_torch": "plugins/ptpipe_torch/__init__.py",
 }
 PROJECT = {
+    "Measurements": "docs/measurements.md",
+    "Guarantees": "docs/guarantees.md",
     "The core": "pipeline/README.md",
     "Benchmarks": "benchmarks/README.md",
     "Security": "SECURITY.md",
