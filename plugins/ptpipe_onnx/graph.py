@@ -125,6 +125,13 @@ def insert_node(
     return node
 
 
+def insert_reshape(before: ir.Node, value: ir.Value, shape: Sequence[int]) -> ir.Value:
+    """Insert a Reshape of `value` to `shape` in front of a node; return its output. 0: as before; -1: what is left."""
+    assert before.graph is not None
+    sizes = add_initializer(before.graph, "sizes", np.array(shape, np.int64))
+    return insert_node(before, "Reshape", [value, sizes]).outputs[0]
+
+
 def insert_behind(value: ir.Value, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
     """Insert a new node of a value and these inputs in front of all that reads the value; return the new value.
 

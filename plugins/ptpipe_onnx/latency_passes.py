@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from ptpipe_onnx.added_channels import pad_channels, pad_depthwise
 from ptpipe_onnx.graph import (
-    add_initializer,
     constant,
     consumers,
     first_consumer,
     insert_behind,
     insert_copy,
     insert_node,
+    insert_reshape,
     int_attribute,
     known_shape,
     nodes,
@@ -90,13 +89,9 @@ def merge_axes_behind_softmax(graph: ir.Graph) -> None:
         if len(sizes) < 2 or sizes.count(-1) > 1:
             continue
         kept = [0] * (axis + 1)
-        merged, former = (
-            add_initializer(graph, f"{before.name}.{what}", np.array([*kept, *rest], np.int64))
-            for what, rest in (("merged", [-1]), ("sizes", sizes))
-        )
-        flat = insert_node(softmax, "Reshape", [x, merged]).outputs[0]
+        flat = insert_reshape(softmax, x, [*kept, -1])
         normalized = insert_node(softmax, softmax.op_type, [flat], axis=axis).outputs[0]
-        replace(before, insert_node(softmax, "Reshape", [normalized, former]).outputs[0])
+        replace(before, insert_reshape(softmax, normalized, [*kept, *sizes]))
         graph.remove(softmax, safe=True)
 
 

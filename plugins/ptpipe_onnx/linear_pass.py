@@ -23,6 +23,7 @@ from ptpipe_onnx.graph import (
     add_initializer,
     constant,
     insert_node,
+    insert_reshape,
     insert_restoring,
     int_attribute,
     known_shape,
@@ -248,7 +249,7 @@ class _Shared:
             middle = [None] if sizes is None or self.has_batch_inside(sizes) else sizes[1:-1]
             known = [size for size in middle if isinstance(size, int)]
             shape = (-1, prod(known), num_inputs) if len(known) == len(middle) else (1, -1, num_inputs)
-            sequence = insert_node(before, "Reshape", [integers, self._constant(shape)]).outputs[0]
+            sequence = insert_reshape(before, integers, shape)
             sequence.name = f"{integers.name}{_ROWS}_again"  # as above
             self._made[key] = insert_node(before, "DequantizeLinear", [sequence, *data.inputs[1:]]).outputs[0]
         rows = self._made[key].producer()

@@ -20,6 +20,7 @@ from ptpipe_onnx.graph import (
     consumers,
     first_consumer,
     insert_node,
+    insert_reshape,
     int_attribute,
     known_shape,
     nodes,
@@ -44,14 +45,15 @@ def copy_pixels(graph: ir.Graph) -> None:
         dequantize = producer(resize.inputs[0], "DequantizeLinear")
         quantize = only_consumer(resize.outputs[0], "QuantizeLinear")
         factors = _factors(resize)
-        if dequantize is None or quantize is None or factors is None or Grid.of(dequantize) != Grid.of(quantize):
+        if dequantize is None or quantize is None or factors is None:
             continue
         integers, before = source(dequantize), quantize.outputs[0]
         shape = known_shape(integers) or known_shape(dequantize.outputs[0]) or ()
         sizes = [size for size in shape[1:] if isinstance(size, int)]
-        if Grid.of(quantize) is None or len(sizes) != 3 or before.is_graph_output():
+        grid = Grid.of(quantize)
+        if grid is None or Grid.of(dequantize) != grid or len(sizes) != 3 or before.is_graph_output():
             continue
-        copied = _copied(graph, resize, integers, sizes, factors)
+        copied = _copied(resize, integers, sizes, factors)
         copied.shape, copied.type = before.shape, before.type
         before.replace_all_uses_with(copied)
         take_name(copied, before)
@@ -98,20 +100,14 @@ def _factors(resize: ir.Node) -> tuple[int, int] | None:
     return (height, width) if (samples, channels) == (1, 1) and height * width > 1 else None
 
 
-def _copied(
-    graph: ir.Graph, before: ir.Node, integers: ir.Value, sizes_CHW: list[int], factors: tuple[int, int]
-) -> ir.Value:
+def _copied(before: ir.Node, integers: ir.Value, sizes_CHW: list[int], factors: tuple[int, int]) -> ir.Value:
     channels, height, width = sizes_CHW
-
-    def reshaped(value: ir.Value, *shape: int) -> ir.Value:
-        wanted = add_initializer(graph, f"{integers.name}.sizes", np.array(shape, np.int64))
-        return insert_node(before, "Reshape", [value, wanted]).outputs[0]
 
     def repeated(value: ir.Value, number: int) -> ir.Value:
         return insert_node(before, "Concat", [value] * number, axis=2).outputs[0]
 
     value = insert_node(before, "Transpose", [integers], perm=_TO_CHANNELS_LAST).outputs[0]
-    pixels = repeated(reshaped(value, 0, height * width, 1, channels), factors[1])
-    rows = repeated(reshaped(pixels, 0, height, 1, width * factors[1] * channels), factors[0])
-    value = reshaped(rows, 0, height * factors[0], width * factors[1], channels)
+    pixels = repeated(insert_reshape(before, value, (0, height * width, 1, channels)), factors[1])
+    rows = repeated(insert_reshape(before, pixels, (0, height, 1, width * factors[1] * channels)), factors[0])
+    value = insert_reshape(before, rows, (0, height * factors[0], width * factors[1], channels))
     return insert_node(before, "Transpose", [value], perm=_TO_CHANNELS_FIRST).outputs[0]

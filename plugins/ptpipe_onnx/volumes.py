@@ -20,6 +20,7 @@ from ptpipe_onnx.graph import (
     add_initializer,
     constant,
     insert_node,
+    insert_reshape,
     insert_restoring,
     int_attribute,
     known_shape,
@@ -133,8 +134,7 @@ class _Rewriting:
             for start, end in axis.ranges(num_outputs)
         ]
         joined = insert_node(before, "Concat", parts, axis=_CHANNELS).outputs[0]
-        shape = self._constant((-1, axis.size * num_inputs, *size_HW))
-        images = insert_node(before, "Reshape", [joined, shape]).outputs[0]
+        images = insert_reshape(before, joined, (-1, axis.size * num_inputs, *size_HW))
         number = len(integers.uses())
         images.name = f"{integers.name}{_SLICES}.{number}"  # several convolutions may read the same integers
         return images
@@ -155,8 +155,7 @@ class _Rewriting:
         transpose = producer(volume)
         assert transpose is not None
         depth, *size_HW = num_outputs
-        shape = self._constant((-1, depth, len(self.weight_OIDHW), *size_HW))
-        slices = insert_node(transpose, "Reshape", [source(transpose), shape]).outputs[0]
+        slices = insert_reshape(transpose, source(transpose), (-1, depth, len(self.weight_OIDHW), *size_HW))
         transpose.replace_input_with(0, slices)
 
     def _constant(self, numbers: Sequence[int]) -> ir.Value:
