@@ -10,6 +10,9 @@ from onnx import GraphProto, ModelProto, NodeProto
 
 from ptpipe import StageError, nearest
 
+LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
+"""Operators of layers with weights."""
+
 
 def name_nodes(graph: GraphProto) -> None:
     """Give a name of its own to each node that has none, or another's: quantizers know nodes by their names."""
@@ -73,3 +76,15 @@ def _hint(pattern: str, known: Mapping[str, set[str]]) -> str:
         return f"(did you mean {close!r}?)"
     shown = ", ".join(words[:12])
     return f"(there are {shown}{', ...' if len(words) > 12 else ''})"
+
+
+def in_front_of_layers(graph: GraphProto) -> set[str]:
+    """Return the names of the nodes whose outputs reach a node with weights."""
+    found, needed = set[str](), set[str]()
+    for node in reversed(graph.node):  # in topological order
+        is_inner = not needed.isdisjoint(node.output)
+        if is_inner:
+            found.add(node.name)
+        if is_inner or node.op_type in LAYERS:
+            needed.update(node.input)
+    return found

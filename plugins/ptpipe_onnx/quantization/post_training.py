@@ -26,8 +26,9 @@ from ptpipe_onnx.quantization.preparation import (
     load_preprocessed,
     only_batch_size,
 )
+from ptpipe_onnx.quantization.ranked import ranked_nodes, ranks_values
 from ptpipe_onnx.quantization.result import finished
-from ptpipe_onnx.quantization.rounding_effects import Remedy, find_remedy, is_poor
+from ptpipe_onnx.quantization.rounding_effects import Remedy, describe_poor, find_remedy, is_poor
 from ptpipe_onnx.quantization.tools import quantizer_tools
 from ptpipe_onnx.runtime_passes import prevent_fusions
 from ptpipe_torch import Data, OnnxFile
@@ -51,7 +52,7 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     excluded = nodes_to_skip(content, config.skip, ctx.kind)
     path = ctx.scratch / "model.onnx"
     if config.mode == "static":
-        parts = float_parts(content) if config.is_optimized else []
+        parts = [*float_parts(content), *_ranked(ctx, content)] if config.is_optimized else []
         excluded = [*dict.fromkeys([*excluded, *_masks(ctx, content), *parts])]
         _quantize_static(config, ctx, content, data, excluded, path)
     else:
@@ -75,11 +76,22 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     except ConstantOutputError as error:
         found = remedy()
         raise StageError(f"{error}. In detail: {found.describe(config.skip)}" if found else str(error)) from error
-    if is_poor(result.parity) and (found := remedy()):
-        ctx.notice(found.describe(config.skip))
-        noise_db: dict[str, JSON] = {name: value if isfinite(value) else None for name, value in found.noise_db.items()}
-        ctx.metric(suggested_skip=[*config.skip, *found.skip], sqnr_db_alone=noise_db)
+    if is_poor(result.parity):
+        ranks = ranks_values(content.graph)
+        _report_poor(config, ctx, result, None if ranks else remedy(), ranks=ranks)
     return result
+
+
+def _report_poor(
+    config: QuantizeOnnxConfig, ctx: Context, result: OnnxFile, remedy: Remedy | None, *, ranks: bool
+) -> None:
+    """Give a notice that outputs are poor, and what to do if that is known. `ranks`: see `describe_poor`."""
+    if remedy is None:
+        ctx.notice(describe_poor(result.parity, ranks=ranks))
+        return
+    ctx.notice(remedy.describe(config.skip))
+    noise_db: dict[str, JSON] = {name: value if isfinite(value) else None for name, value in remedy.noise_db.items()}
+    ctx.metric(suggested_skip=[*config.skip, *remedy.skip], sqnr_db_alone=noise_db)
 
 
 def _remedy(
@@ -99,6 +111,13 @@ def _remedy(
     except StageError as error:  # the file is what was asked for, with or without an explanation
         ctx.log(str(error))
         return None
+
+
+def _ranked(ctx: Context, content: ModelProto) -> list[str]:
+    names = ranked_nodes(content.graph)
+    if names:
+        ctx.log(f"stay float, since the file ranks values (TopK): {', '.join(names)}")
+    return names
 
 
 def _masks(ctx: Context, content: ModelProto) -> list[str]:

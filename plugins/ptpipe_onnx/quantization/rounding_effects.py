@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from ptpipe import JSON, Context, host
 from ptpipe_onnx.quantization.agreement import Outputs, join_rows
-from ptpipe_onnx.quantization.nodes import NodeNames
+from ptpipe_onnx.quantization.nodes import LAYERS, NodeNames, in_front_of_layers
 from ptpipe_onnx.quantization.preparation import only_batch_size
 from ptpipe_torch import Data, OnnxFile, epoch_order
 from ptpipe_torch.model.onnx_file import session_options
@@ -34,8 +34,6 @@ _FINE_SQNR_DB = 30.0
 _MAX_SKIPPED = 8
 _SMALL_DB, _SMALL_AGREEMENT = 1.0, 0.005
 """For so little, no further group is kept float."""
-_BY_LAYER = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU"}
-"""Operators whose nodes are groups of their own: keeping all of them float leaves nothing to quantize."""
 Figures = Mapping[str, JSON]
 
 
@@ -62,6 +60,17 @@ class Remedy:
             f"outputs lose most where these alone are rounded: {alone}. `skip: [{', '.join([*skip, *self.skip])}]` "
             f"keeps them float: {_shown(self.after)} instead of {_shown(self.before)} on {num_samples} samples"
         )
+
+
+def describe_poor(figures: Figures, *, ranks: bool) -> str:
+    """Return what to say of outputs that are poor for no reason that is known. `ranks`: whether the file ranks values.
+
+    Then rows change places where values are nearly equal, and can't be compared one by one.
+    """
+    found = f"outputs are far from the float file's ({_shown(figures)})"
+    if ranks:
+        return f"{found}, row by row, as the file ranks values (TopK): judge it by a metric of your own"
+    return f"{found}; no few nodes are known to cause that"
 
 
 def is_poor(figures: Figures) -> bool:
@@ -179,31 +188,19 @@ class _SwitchedFile:
 
 def _groups_by_tensor(graph: GraphProto, skipped: Collection[str]) -> dict[str, frozenset[str]]:
     """Return the groups that want a tensor as integers."""
-    names, (quantizable, passing), inner = NodeNames(graph), _operators(), _in_front_of_layers(graph)
+    names, (quantizable, passing), inner = NodeNames(graph), _operators(), in_front_of_layers(graph)
     groups: dict[str, frozenset[str]] = {}
     for node in graph.node:  # in topological order
         if node.op_type not in quantizable or node.name in skipped:
             continue
         tensors = [*node.input, *node.output]
         operator = node.op_type if node.name in inner else node.name
-        wanting = frozenset({names.layer(node) if node.op_type in _BY_LAYER else operator})
+        wanting = frozenset({names.layer(node) if node.op_type in LAYERS else operator})
         if node.op_type in passing:
             tensors, wanting = [*node.output], groups.get(node.input[0], frozenset())
         for tensor in tensors:
             groups[tensor] = groups.get(tensor, frozenset()) | wanting
     return groups
-
-
-def _in_front_of_layers(graph: GraphProto) -> set[str]:
-    """Return the names of the nodes whose outputs reach a node with weights."""
-    found, needed = set[str](), set[str]()
-    for node in reversed(graph.node):  # in topological order
-        is_inner = not needed.isdisjoint(node.output)
-        if is_inner:
-            found.add(node.name)
-        if is_inner or node.op_type in _BY_LAYER:
-            needed.update(node.input)
-    return found
 
 
 def _add_switches(graph: GraphProto, quantized: GraphProto) -> list[str]:

@@ -63,9 +63,11 @@ def test_a_file_of_one_batch_size(float_file, digits, run_stage: Run, events: Re
 
 
 @pytest.mark.parametrize("options", [{"mode": "dynamic"}, {"format": "qoperator"}])
-def test_other_ways_have_no_such_notice(options, float_file, digits, run_stage: Run, events, tmp_path) -> None:
-    run_stage(quantize_onnx, with_offset(tmp_path / "harmed.onnx", float_file, 3000.0), digits, **options)
-    assert notices(events) == [] and "suggested_skip" not in events.metrics
+def test_other_ways_name_no_nodes(options, float_file, digits, run_stage: Run, events, tmp_path) -> None:
+    file = run_stage(quantize_onnx, with_offset(tmp_path / "harmed.onnx", float_file, 3000.0), digits, **options)
+    poor = "outputs are far from the float file's (64.7 % agreement); no few nodes are known to cause that"
+    assert notices(events) == ([poor] if file.parity["top1_agreement"] < 0.9 else [])
+    assert "suggested_skip" not in events.metrics
 
 
 @pytest.fixture
