@@ -130,11 +130,10 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
                 _report_kernels(ctx, file.path, written)
         with rankings_named(file.path):
             parities = compare_outputs(ctx, _exported(ctx, file, written, int8), model, samples)
-    figures = figures_of(parities)
-    ctx.metric(**figures)
-    with rankings_named(file.path):
-        for parity in parities.values():
-            parity.check()
+            figures = figures_of(parities)
+            ctx.metric(**figures)
+            for parity in parities.values():
+                parity.check()
     if written.saturation.saturating and may_saturate():
         _report_saturation_here(config, ctx, file, data)
     vectors = _write_vectors(config, ctx, file, samples, parities, written.added)

@@ -52,8 +52,7 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     excluded = nodes_to_skip(content, config.skip, ctx.kind)
     path = ctx.scratch / "model.onnx"
     if config.mode == "static":
-        parts = [*float_parts(content), *_ranked(ctx, content)] if config.is_optimized else []
-        excluded = [*dict.fromkeys([*excluded, *_masks(ctx, content), *parts])]
+        excluded = [*dict.fromkeys([*excluded, *_nodes_kept_float(config, ctx, content)])]
         _quantize_static(config, ctx, content, data, excluded, path)
     else:
         _quantize_dynamic(config, ctx, content, excluded, path)
@@ -113,18 +112,16 @@ def _remedy(
         return None
 
 
-def _ranked(ctx: Context, content: ModelProto) -> list[str]:
-    names = ranked_nodes(content.graph)
-    if names:
-        ctx.log(f"stay float, since the file ranks values (TopK): {', '.join(names)}")
-    return names
-
-
-def _masks(ctx: Context, content: ModelProto) -> list[str]:
-    names = mask_nodes(content.graph)
-    if names:
-        ctx.log(f"stay float, since they apply attention masks: {', '.join(names)}")
-    return names
+def _nodes_kept_float(config: QuantizeOnnxConfig, ctx: Context, content: ModelProto) -> list[str]:
+    """Return the names of the nodes that a static file keeps float besides those of `skip`."""
+    by_reason = {"they apply attention masks": mask_nodes(content.graph)}
+    if config.is_optimized:
+        by_reason["the file ranks values (TopK)"] = ranked_nodes(content.graph)
+    for reason, names in by_reason.items():
+        if names:
+            ctx.log(f"stay float, since {reason}: {', '.join(names)}")
+    parts = float_parts(content) if config.is_optimized else []
+    return [*(name for names in by_reason.values() for name in names), *parts]
 
 
 def _quantize_static(

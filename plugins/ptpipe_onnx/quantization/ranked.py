@@ -7,7 +7,7 @@ float (`ptpipe_quant.float_nodes`).
 
 from __future__ import annotations
 
-from onnx import GraphProto
+from onnx import GraphProto, NodeProto
 
 from ptpipe_onnx.quantization.nodes import LAYERS, in_front_of_layers
 
@@ -33,7 +33,13 @@ def ranked_nodes(graph: GraphProto) -> list[str]:
         node = pending.pop()
         if node.name not in ranked:
             ranked.add(node.name)
-            values = () if node.op_type in LAYERS else node.input[:1] if node.op_type in _BY_POSITION else node.input
-            pending += [producers[name] for name in values if name in producers]
+            pending += [producers[name] for name in _values(node) if name in producers]
     inner = in_front_of_layers(graph)
     return [node.name for node in graph.node if node.name in ranked or node.name not in inner]
+
+
+def _values(node: NodeProto) -> list[str]:
+    """Return the inputs whose values decide the order of what a node returns; none of a layer."""
+    if node.op_type in LAYERS:
+        return []
+    return list(node.input[:1] if node.op_type in _BY_POSITION else node.input)
