@@ -118,6 +118,7 @@ NETWORKS = {
         1.3, 128, lambda *sizes: images(1, 28, *sizes), lambda *where: small_cnn(SmallCnnConfig(), *where)
     ),
     "mobilenet_v2": Network(1.6, 32, lambda *sizes: images(3, 64, *sizes), of_torchvision("mobilenet_v2")),
+    "mobilenet_v3_small": Network(1.6, 32, lambda *sizes: images(3, 64, *sizes), of_torchvision("mobilenet_v3_small")),
     "resnet18": Network(1.3, 32, lambda *sizes: images(3, 64, *sizes), of_torchvision("resnet18")),
     "text_transformer": Network(1.5, 32, texts, lambda *where: text_transformer(TextTransformerConfig(), *where)),
 }

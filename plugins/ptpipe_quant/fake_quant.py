@@ -25,6 +25,7 @@ from torch import nn
 
 from ptpipe_torch.int8.hardswish_grids import has_whole_steps, whole_steps
 from ptpipe_torch.int8.observers import (
+    FixedQParamsFakeQuantize,
     FusedMovingAvgObsFakeQuantize,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
@@ -75,8 +76,7 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         return _straight_through(x, self._grid(self.scale, self.zero_point))
 
     def _grid(self, scale: torch.Tensor, zero_point: torch.Tensor) -> Grid:
-        offset, observer = int(zero_point.item()), self.activation_post_process
-        return Grid(scale.reciprocal().item(), scale.item(), observer.quant_min - offset, observer.quant_max - offset)
+        return _grid_of(self.activation_post_process, scale, zero_point)
 
     def has_range(self) -> bool:
         """Return whether any batch was observed; until then values pass unchanged."""
@@ -139,8 +139,26 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         return torch.where(is_rounded, self._round_on_device(x), x)
 
     def _round_on_device(self, x: torch.Tensor) -> torch.Tensor:
-        limits = self.activation_post_process.quant_min, self.activation_post_process.quant_max
-        return torch.fake_quantize_per_tensor_affine(x.float(), self.scale, self.zero_point, *limits).to(x.dtype)
+        return _round_on_device(self, x)
+
+
+class FixedFakeQuant(FixedQParamsFakeQuantize):
+    """Fake quantization whose grid is given. On an accelerator it reads nothing back; torch's own does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Fake-quantize `x`."""
+        if x.device.type != "cpu":
+            return torch.where(self.fake_quant_enabled.bool(), _round_on_device(self, x), x)
+        if not self.fake_quant_enabled.item():
+            return x
+        return _straight_through(x, _grid_of(self.activation_post_process, self.scale, self.zero_point))
+
+
+def use_fixed_grids(prepared: nn.Module) -> None:
+    """Let fake quantization whose grid is given be `FixedFakeQuant`, in place."""
+    for layer in prepared.modules():
+        if type(layer) is FixedQParamsFakeQuantize:
+            layer.__class__ = FixedFakeQuant
 
 
 class WeightFakeQuant(FusedMovingAvgObsFakeQuantize):
@@ -240,15 +258,16 @@ class LearnedActivationFakeQuant(ActivationFakeQuant):
     def _round(self, x: torch.Tensor) -> torch.Tensor:
         low, high = self._limits()
         self._record(low.detach(), high.detach())
-        grid = self._grid(self.scale, self.zero_point) if x.device.type == "cpu" else self._grid_on_device()
-        num_features = x.numel() / max(1, len(x))  # of a sample: the loss is a mean over samples
+        grid = self._grid(self.scale, self.zero_point) if x.device.type == "cpu" else self._grid_on_device(x.dim())
+        num_features = x.shape[1:].numel()  # of a sample: the loss is a mean over samples
         factor = _gradient_factor(num_features, self.activation_post_process.quant_max, self.scale).reshape(())
         return _learned(x, low, high, grid, factor)
 
-    def _grid_on_device(self) -> Grid:
-        """Return the recorded grid, without reading it back."""
+    def _grid_on_device(self, num_dims: int) -> Grid:
+        """Return the recorded grid for a tensor of `num_dims` axes, without reading it back."""
         observer, scale = self.activation_post_process, self.scale.squeeze()
-        offset = self.zero_point.float()
+        # An axis makes numbers of 16 bits comparable with it in float32; a tensor without one would get one.
+        offset = self.zero_point.float().reshape([1] * min(1, num_dims))
         return Grid(scale.reciprocal(), scale, observer.quant_min - offset, observer.quant_max - offset)
 
 
@@ -339,6 +358,18 @@ def qat_qconfig(
 
 def _factory(type_: Any, **arguments: Any) -> Any:
     return type_.with_args(**arguments)
+
+
+def _grid_of(observer: Any, scale: torch.Tensor, zero_point: torch.Tensor) -> Grid:
+    """Return the grid as numbers; they are read back."""
+    offset = int(zero_point.item())
+    return Grid(scale.reciprocal().item(), scale.item(), observer.quant_min - offset, observer.quant_max - offset)
+
+
+def _round_on_device(fake_quant: Any, x: torch.Tensor) -> torch.Tensor:
+    observer = fake_quant.activation_post_process
+    grid = fake_quant.scale, fake_quant.zero_point, observer.quant_min, observer.quant_max
+    return torch.fake_quantize_per_tensor_affine(x.float(), *grid).to(x.dtype)
 
 
 def _straight_through(x: torch.Tensor, grid: Grid) -> torch.Tensor:

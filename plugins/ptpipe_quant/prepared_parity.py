@@ -378,6 +378,6 @@ def _recorder(name: str, layers: list[tuple[str, nn.Module, torch.Tensor]]) -> C
 
 
 def evenly_sampled(value: torch.Tensor) -> torch.Tensor:
-    """Return some values of a tensor, evenly spaced, as a copy."""
-    flat = value.reshape(-1)
+    """Return some values of a tensor, evenly spaced, as a copy; a complex one's real and imaginary parts."""
+    flat = torch.view_as_real(value).reshape(-1) if value.is_complex() else value.reshape(-1)
     return flat[:: max(1, len(flat) // _SAMPLE_VALUES)].float().clone()

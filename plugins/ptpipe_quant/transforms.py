@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ptpipe_quant.fake_quant import fit_learned_ranges, qat_qconfig
+from ptpipe_quant.fake_quant import fit_learned_ranges, qat_qconfig, use_fixed_grids
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
 from ptpipe_quant.layer_forms import fold_into_transposed
 from ptpipe_quant.layer_options import Options, OptionsByLayer, QConfigs, layer_rules
@@ -169,6 +169,7 @@ def prepare_qat(
     if not learned_step_size:  # its gradients are those of any grid
         use_whole_steps(prepared)
     fit_learned_ranges(prepared)
+    use_fixed_grids(prepared)
     return conversion_graph(prepared) if freeze_at is None else training_graph(prepared, freeze_at=freeze_at)
 
 

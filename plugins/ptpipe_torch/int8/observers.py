@@ -14,6 +14,7 @@ from ptpipe_torch.int8.engine import deprecations_silenced
 with deprecations_silenced():
     from torch.ao.quantization import (
         FakeQuantizeBase,
+        FixedQParamsFakeQuantize,
         FixedQParamsObserver,
         FusedMovingAvgObsFakeQuantize,
         MinMaxObserver,
@@ -26,7 +27,7 @@ with deprecations_silenced():
     )
 
 # Re-exported from torch.ao.
-__all__ = ["FusedMovingAvgObsFakeQuantize", "MovingAverageMinMaxObserver"]
+__all__ = ["FixedQParamsFakeQuantize", "FusedMovingAvgObsFakeQuantize", "MovingAverageMinMaxObserver"]
 __all__ += ["MovingAveragePerChannelMinMaxObserver", "PlaceholderObserver"]
 
 ACTIVATION_OBSERVERS: dict[str, Any] = {

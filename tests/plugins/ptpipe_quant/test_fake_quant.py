@@ -12,15 +12,20 @@ from hypothesis import strategies as st
 
 from ptpipe_quant.fake_quant import (
     ActivationFakeQuant,
+    FixedFakeQuant,
     LearnedActivationFakeQuant,
     LearnedWeightFakeQuant,
     WeightFakeQuant,
     qat_qconfig,
+    use_fixed_grids,
 )
 from ptpipe_torch import TrainingCallback, Undecayed
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.observers import FusedMovingAvgObsFakeQuantize, MovingAverageMinMaxObserver
 from ptpipe_torch.int8.straight_through import Grid, StraightThrough
+
+with deprecations_silenced():
+    from torch.ao.quantization import fake_quantize
 
 
 def activation(**options: bool | float) -> ActivationFakeQuant:
@@ -241,6 +246,28 @@ class TestObserving:
         assert list(activation().state_dict()) == list(stock.state_dict())
 
 
+class TestFixed:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("limits", ["range_0to1", "range_neg1to1"])
+    def test_it_has_the_bits_of_torchs_own(self, limits, dtype: torch.dtype) -> None:
+        x = torch.linspace(-1.5, 1.5, 5000).to(dtype)
+        with deprecations_silenced():
+            factory = getattr(fake_quantize, f"default_fixed_qparams_{limits}_fake_quant")
+            stock, fixed = factory(), factory()
+            use_fixed_grids(torch.nn.Sequential(fixed))
+        assert isinstance(fixed, FixedFakeQuant)
+        for is_enabled in (True, False):
+            results = []
+            for fake_quant in (stock, fixed):
+                fake_quant.enable_fake_quant(is_enabled)
+                values = x.clone().requires_grad_()
+                y = fake_quant(values)
+                y.backward(x)
+                results.append((y, values.grad))
+            assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+            assert len(results[1][0].unique()) == (256 if is_enabled else len(x.unique()))
+
+
 LEARNED = {"reduce_range": False, "freeze_at": 1.0, "learned_step_size": True}
 
 
@@ -306,7 +333,7 @@ class TestLearned:
     def test_on_an_accelerator_it_has_the_same_bits(self, calls: list[bool | None], dtype: torch.dtype) -> None:
         torch.manual_seed(0)
         waiting, other = (learned_activation().train() for _ in range(2))
-        other._grid = lambda *recorded: other._grid_on_device()
+        other._grid = lambda *recorded: other._grid_on_device(2)
         for step, scale in enumerate((1.0, 2.0, 0.3, 100.0)):
             for fake_quant in (waiting, other):
                 fake_quant.on_progress(step / 4)

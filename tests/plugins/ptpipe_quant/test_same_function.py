@@ -99,3 +99,16 @@ def test_qat(name) -> None:
             standard = prepare_qat(copy.deepcopy(network), **options, freeze_at=None)
             standard.load_state_dict(graph.state_dict())
             assert rounding(converted(standard, backend, x.clone()), trained) < 0.12, batch_norm
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", [*NETWORKS, *FUNCTIONAL, *LIBRARY_STYLES])
+def test_qat_reads_nothing_back_from_an_accelerator(name, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the device is slow there, and can't be captured as a CUDA graph. Meta tensors have no values."""
+    for operator in ("fake_quantize_per_tensor_affine", "fused_moving_avg_obs_fake_quant"):  # without a meta kernel
+        monkeypatch.setattr(torch, operator, lambda x, *_, **__: x.clone())
+    options = {**scheme(ENGINES[-1]), "batch_norm": "train", "freeze_at": 1.0}
+    for learned_step_size in (False, True):
+        graph = prepare_qat(build(name), **options, learned_step_size=learned_step_size).to("meta").train()
+        with torch.enable_grad():
+            graph(images().to("meta")).sum().backward()

@@ -148,7 +148,7 @@ def max_difference(one: Model, other: Model) -> float:
     return max(
         ((tensor - other.tensors[name]).abs().max() / tensor.abs().max().clamp_min(1e-12)).item()
         for name, tensor in one.tensors.items()
-        if tensor.is_floating_point()
+        if tensor.is_floating_point() or tensor.is_complex()
     )
 
 

@@ -17,6 +17,7 @@ from ptpipe_torch import ArrayColumn, Classification, Data, FunctionRef, Model, 
 from ptpipe_train.cuda_graphs import NetworkState
 
 from .conftest import NUM_CLASSES, SIDE, Lab, Reversed, Trained, assert_same_bits
+from .device_nets import NETWORKS
 
 EXACT = {"epochs": 3, "lr": 0.05, "device": "cuda"}
 
@@ -219,6 +220,18 @@ def test_what_depends_on_python_is_not_captured(lab: Lab, build: Any, reason: st
     graph, _ = with_and_without(lab, lab.make_model(FunctionRef.to(build)))
     assert not graph.metrics["cuda_graph_replays"]
     assert any(line.startswith("no CUDA graph: ") and reason in line for line in graph.log), graph.log
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("build", NETWORKS)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_network_gives_the_same_bits(lab: Lab, build: Any, precision: str) -> None:
+    model = lab.make_model(FunctionRef.to(build))
+    for trained in (model, prepare_qat(PrepareQatConfig(), lab.context(), model)):
+        for optimizer in ("sgd", "adamw"):
+            graph, _ = with_and_without(lab, trained, lr=0.002, precision=precision, optimizer=optimizer)
+            assert graph.metrics["cuda_graph_replays"] > 8, graph.log
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_norm": "fold", "freeze_at": 0.5}], ids=str)

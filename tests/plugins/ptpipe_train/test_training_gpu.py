@@ -14,6 +14,7 @@ from ptpipe_quant import ConvertConfig, PrepareQatConfig, convert, prepare_qat
 from ptpipe_torch import FunctionRef, Model, builder
 
 from .conftest import NUM_CLASSES, SIDE, Lab, Trained, assert_same_bits, max_difference
+from .device_nets import NETWORKS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -94,6 +95,23 @@ def test_a_teacher_gives_what_it_gives_on_the_cpu(lab: Lab) -> None:
 def test_attention_and_an_lstm_train_as_on_the_cpu(lab: Lab) -> None:
     cuda, cpu = on_both(lab, lab.make_model(FunctionRef.to(attending_net)))
     assert max_difference(cuda.model, cpu.model) < 1e-3
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("build", NETWORKS)
+def test_a_network_trains_as_on_the_cpu(lab: Lab, build: Any, optimizer: str) -> None:
+    cuda, cpu = on_both(lab, lab.make_model(FunctionRef.to(build)), optimizer=optimizer, lr=0.002)
+    assert max_difference(cuda.model, cpu.model) < 1e-3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("build", NETWORKS)
+def test_a_network_s_quantization_aware_training_converts(lab: Lab, build: Any, precision: str) -> None:
+    model = lab.make_model(FunctionRef.to(build))
+    prepared = prepare_qat(PrepareQatConfig(), lab.context(), model)
+    cuda, cpu = on_both(lab, prepared, precision=precision, lr=0.002)
+    assert max_difference(cuda.model, cpu.model) < (0.1 if precision == "bf16" else 0.02)
+    assert convert(ConvertConfig(), lab.context(), cuda.model).tensors.keys()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
