@@ -94,7 +94,7 @@ def pass_inputs_by_position(graph: GraphModule) -> None:
 
 def _pass_by_position(node: Node, function: Any) -> None:
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
     except ValueError:
         parameters = []
     by_position = [parameter for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]

@@ -156,7 +156,6 @@ def trace_network(
     graph, scopes = _traced(module.eval(), inputs, leaves, route, purpose == "qat")
     pass_inputs_by_position(graph)
     _make_functional(graph, scopes, inputs)
-    graph.graph.eliminate_dead_code()  # heads whose outputs are not returned, sizes that are not used
     if purpose == "qat":
         detach_without_gradients(graph, scopes)
     use_matrices(graph, scopes)
@@ -219,6 +218,7 @@ def _traced(
 def _make_functional(graph: GraphModule, scopes: Scopes, inputs: Sequence[TensorSpec]) -> None:
     try:
         functionalize(graph, inputs)
+        graph.graph.eliminate_dead_code()  # heads whose outputs are not returned, sizes that are not used
         if write_out_functional_attention(graph, scopes):
             functionalize(graph, inputs)  # records types and shapes of the new nodes
     except ChangedViewError as error:

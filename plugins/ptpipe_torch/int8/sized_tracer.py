@@ -29,6 +29,7 @@ _VALUES = "_values_at_sizes"
 """Attribute of a proxy; one of a tensor or a result has no such name."""
 _OPERANDS = "_operands"
 _IF_EQUAL: dict[Any, bool] = {operator.eq: True, operator.ne: False}
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 _len = len  # which is another function while a network is traced
 
 
@@ -120,7 +121,11 @@ class SizedTracer(NetworkTracer):
 
     Likewise on types and devices. The graph is right for inputs of these shapes, in batches of any size. `was_called`:
     whether the network runs once before, so that what it keeps from its first call are constants of the graph.
+    `decides_for_samples`: whether to decide branches that are the same for all batches but that of one sample.
     """
+
+    may_differ_for_one_sample = False
+    """Whether such a branch was decided."""
 
     def __init__(
         self,
@@ -129,9 +134,10 @@ class SizedTracer(NetworkTracer):
         functions: Mapping[Any, bool],
         *,
         was_called: bool = True,
+        decides_for_samples: bool = True,
     ) -> None:
         super().__init__(leaves, len(inputs), functions)
-        self._was_called = was_called
+        self._was_called, self._decides_for_samples = was_called, decides_for_samples
         self._specs = inputs
         self._inputs = [iter(zeros(inputs, *sizes)) for sizes in zip(_BATCH_SIZES, _SYMBOL_SIZES, strict=True)]
         self._is_running = False
@@ -168,7 +174,10 @@ class SizedTracer(NetworkTracer):
         return attr_val if self._is_running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def to_bool(self, obj: Proxy) -> bool:
-        """Decide a branch on dtype, layout, or two sizes that are the same; refuse any other that is recorded."""
+        """Decide a branch on dtype, layout, or two sizes that are the same; refuse any other that is recorded.
+
+        One that is the same for all batches of several samples is decided for them, and the tracer marked.
+        """
         values = _value_of(obj, 0), _value_of(obj, 1)
         if obj.node.target in _DECIDED:
             return bool(values[0])
@@ -176,6 +185,9 @@ class SizedTracer(NetworkTracer):
             raise DataDependentError
         # Sizes are multiples of the batch size: equal at two of them, they are equal at all.
         if _IF_EQUAL.get(obj.node.target) == values[0] == values[1]:
+            return bool(values[0])
+        if self._decides_for_samples and _sets_one_sample_apart(obj):
+            self.may_differ_for_one_sample = True
             return bool(values[0])
         return super().to_bool(obj)
 
@@ -232,6 +244,17 @@ def whole_number(value: Any) -> Any:
         return None
     size, divisor = value.__dict__[_OPERANDS]
     return size // int(divisor) if isinstance(_value_of(size, 0), int) and is_whole(divisor) else None
+
+
+def _sets_one_sample_apart(comparison: Proxy) -> bool:
+    """Return whether a multiple of the batch size is compared with a number that it exceeds for several samples."""
+    operands = comparison.__dict__[_OPERANDS]
+    if comparison.node.target not in _COMPARISONS or not all(isinstance(_value_of(each, 0), int) for each in operands):
+        return False
+    sizes = [each for each in operands if isinstance(each, Proxy)]
+    numbers = [each for each in operands if not isinstance(each, Proxy)]
+    is_of_batch = all(_value_of(size, 0) * _BATCH_SIZES[1] == _value_of(size, 1) * _BATCH_SIZES[0] for size in sizes)
+    return len(sizes) == 1 and is_of_batch and numbers[0] < _value_of(sizes[0], 0)
 
 
 def _value_of(value: Any, index: int) -> Any:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
 
 from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.sized_tracer import NumberOfBatchError, SizedTracer, whole_number
 from ptpipe_torch.int8.tensor_properties import resolve_properties
 from ptpipe_torch.int8.tracer import NetworkTracer, Scopes
 from ptpipe_torch.kept_attributes import KeptAttributes, forget_sizes
-from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.model.example_inputs import copies, probe_inputs, zeros
+from ptpipe_torch.model.outputs import tensors_of
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.traced_gradients import functions_with_own_gradient
 from ptpipe_torch.whole_quotients import own_int
+
+_Tracer = TypeVar("_Tracer", bound=NetworkTracer)
 
 
 def trace_graph(
@@ -48,23 +51,43 @@ def _traced(
             return _recorded(module, NetworkTracer(leaves, len(inputs), functions))
         make_tracer = functools.partial(SizedTracer, leaves, inputs, functions)
         try:
-            return _traced_with_sizes(module, make_tracer)
+            return _traced_with_sizes(module, inputs, make_tracer)
         except Exception:
             if not forget_sizes(module, zeros(inputs, 2)):
                 raise
-            return _traced_with_sizes(module, functools.partial(make_tracer, was_called=False))
+            return _traced_with_sizes(module, inputs, functools.partial(make_tracer, was_called=False))
 
 
-def _traced_with_sizes(module: nn.Module, make_tracer: Callable[[], SizedTracer]) -> tuple[Graph, NetworkTracer]:
+def _traced_with_sizes(
+    module: nn.Module, inputs: Sequence[TensorSpec], make_tracer: Callable[..., SizedTracer]
+) -> tuple[Graph, NetworkTracer]:
     with torch.random.fork_rng(devices=[]):
-        try:
+        graph, tracer = _recorded_with_sizes(module, make_tracer)
+        if tracer.may_differ_for_one_sample and not _computes_one_sample(module, graph, inputs):
+            return _recorded_with_sizes(module, functools.partial(make_tracer, decides_for_samples=False))
+    return graph, tracer
+
+
+def _recorded_with_sizes(module: nn.Module, make_tracer: Callable[[], SizedTracer]) -> tuple[Graph, SizedTracer]:
+    try:
+        return _recorded(module, make_tracer())
+    except NumberOfBatchError:
+        with own_int(module, whole_number):
             return _recorded(module, make_tracer())
-        except NumberOfBatchError:
-            with own_int(module, whole_number):
-                return _recorded(module, make_tracer())
 
 
-def _recorded(module: nn.Module, tracer: NetworkTracer) -> tuple[Graph, NetworkTracer]:
+def _computes_one_sample(module: nn.Module, graph: Graph, inputs: Sequence[TensorSpec]) -> bool:
+    """Return whether a graph computes of one sample what its network does."""
+    try:
+        one = [value[:1] for value in probe_inputs(module, inputs)]
+        expected, found = (tensors_of(network(*copies(one))) for network in (module, GraphModule(module, graph)))
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    except Exception:  # noqa: BLE001  # a network may raise anything for one sample
+        return False
+    return True
+
+
+def _recorded(module: nn.Module, tracer: _Tracer) -> tuple[Graph, _Tracer]:
     """Trace a network, in which no proxies stay; if that fails, it is left as it was."""
     kept = KeptAttributes(module)
     try:

@@ -99,6 +99,15 @@ class ReadingWeights(nn.Module):
         return F.multi_head_attention_forward(x, y, y, *arguments)
 
 
+class DiscardingWeights(ReadingWeights):
+    """As transformers' WavLM does."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        attended, weights = super().forward(x, y)
+        weights[:, None].expand(-1, H, -1, -1)
+        return attended
+
+
 def traced(module: nn.Module, route: str = "fx", purpose: Any = "static") -> TracedNetwork:
     """Trace the network; the graph computes the same."""
     torch.manual_seed(0)
@@ -158,6 +167,10 @@ def test_other_keys_stay_float(changes: dict[str, Any]) -> None:
 
 def test_weights_that_are_read_stay_float() -> None:
     assert calls(traced(ReadingWeights())) == 1
+
+
+def test_weights_that_are_not_returned_are_no_reason() -> None:
+    assert calls(traced(DiscardingWeights())) == 0
 
 
 def test_dropout_acts_in_training() -> None:

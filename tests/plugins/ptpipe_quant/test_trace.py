@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -371,6 +372,43 @@ def test_the_line_that_cannot_be_traced_is_named() -> None:
 def test_what_is_left_float_need_not_be_traceable() -> None:
     graph = trace_network(Outer(), pictures((1, 8, 8)), leaves=["gate"]).graph
     assert operators(graph) == [nn.Conv2d, Branching]
+
+
+def with_default(function: Any) -> Any:
+    """Give an argument its default by its name, as transformers does: it must not have a position, then."""
+
+    @functools.wraps(function)
+    def wrapper(self: Any, *arguments: Any, **named: Any) -> Any:
+        return function(self, *arguments, **{"scale": self.scale} | named)
+
+    return wrapper
+
+
+class Wrapped(nn.Module):
+    """It is called by names, of which a decorator reads one."""
+
+    scale = 2.0
+
+    @with_default
+    def forward(self, x: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        return x * scale
+
+
+class Calling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.wrapped = nn.Conv2d(1, 2, 3), Wrapped()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.wrapped(x=self.conv(x), scale=3.0)
+        return scaled
+
+
+def test_a_wrapped_module_that_is_left_float_is_called_by_names() -> None:
+    torch.manual_seed(0)
+    module, x = Calling().eval(), torch.randn(2, 1, 8, 8)
+    graph = trace_network(module, pictures((1, 8, 8)), leaves=["wrapped"]).graph
+    torch.testing.assert_close(graph(x), module(x))
 
 
 class TestSkip:

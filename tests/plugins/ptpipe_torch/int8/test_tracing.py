@@ -113,10 +113,18 @@ def with_numpy_numbers(x: torch.Tensor) -> torch.Tensor:
     return np.sqrt(8) * x + x * np.float32(0.5) - np.int64(2)
 
 
+def expanding(x: torch.Tensor) -> torch.Tensor:
+    """As masks of transformers do: for one sample the branch is not taken, and changes nothing."""
+    positions = torch.arange(x.shape[1]).unsqueeze(0)
+    if x.shape[0] != positions.shape[0]:
+        positions = positions.expand(x.shape[0], -1)
+    return x + positions[:, :, None, None] if x.shape[0] * x.shape[1] > 1 else x - x
+
+
 BODIES: list[Body] = [
     *(refusing, asserting, searching, choosing, calling, with_attribute, with_named_fields, of_several, of_a_type),
     *(by_length, as_tensor, with_list, with_numpy_numbers, with_named_results),
-    by_equal_shapes,
+    *(by_equal_shapes, expanding),
 ]
 
 
@@ -173,6 +181,35 @@ def test_tracing_leaves_python_as_it_was(body: Body) -> None:
 def test_a_branch_on_the_size_of_the_batch_is_refused(size: int) -> None:
     with pytest.raises(torch.fx.proxy.TraceError):
         trace_graph(Network(lambda x: x + 1 if x.shape[0] == size else x).eval(), pictures(SHAPE_CHW), ())
+
+
+def only_together(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] < 2:
+        raise ValueError("one sample alone")
+    return x
+
+
+def squeezed(x: torch.Tensor) -> torch.Tensor:
+    return x[0] if len(x) <= 1 else x
+
+
+@pytest.mark.parametrize("body", [only_together, squeezed, lambda x: x * 2 if x.shape[0] > 1 else x])
+def test_a_branch_that_sets_one_sample_apart_is_refused(body: Body) -> None:
+    with pytest.raises(torch.fx.proxy.TraceError):
+        trace_graph(Network(body).eval(), pictures(SHAPE_CHW), ())
+
+
+def test_a_branch_on_an_axis_of_any_size_is_refused() -> None:
+    specs = (TensorSpec("signal", "float32", (BATCH, "length")),)
+    with pytest.raises(torch.fx.proxy.TraceError):
+        trace_graph(Branching().eval(), specs, ())
+
+
+class Branching(nn.Module):
+    """Treats short signals in another way."""
+
+    def forward(self, signal_BL: torch.Tensor) -> torch.Tensor:
+        return signal_BL.mean(1) if signal_BL.shape[1] > 4 else signal_BL.sum(1)
 
 
 def test_a_loop_over_the_batch_is_refused() -> None:
