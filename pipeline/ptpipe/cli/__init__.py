@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -170,6 +171,7 @@ def main() -> NoReturn:
     """Run the command line and exit with its code; a traceback is shown only for a bug in ptpipe."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may be ASCII
+    show_warnings_once()
     handlers = SignalHandlers()
     handlers.install()
     try:
@@ -184,6 +186,24 @@ def main() -> NoReturn:
         except BrokenPipeError:
             _let_go_of(stream)
     _leave(code)
+
+
+def show_warnings_once() -> None:
+    """Show each warning of a line once, unless Python was told which to show (`-W`, `PYTHONWARNINGS`).
+
+    Python's own memory of what it has shown ends whenever a library saves its filters (`catch_warnings`).
+    """
+    if sys.warnoptions:
+        return
+    show, shown = warnings.showwarning, set[tuple[Any, ...]]()
+
+    def show_once(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+        warning = str(message), category, filename, lineno
+        if warning not in shown:
+            shown.add(warning)
+            show(message, category, filename, lineno, *more)
+
+    warnings.showwarning = show_once  # type: ignore[assignment]  # called with positions alone
 
 
 def _leave(code: int) -> NoReturn:
