@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ptpipe import Context, StageError
 from ptpipe_quant.attention import layer_types
+from ptpipe_quant.linear_forms import linear_form
 from ptpipe_quant.trace import float_modules, float_names
 from ptpipe_torch import Model
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
@@ -109,6 +110,7 @@ def idle_patterns(module: nn.Module, skip: Sequence[str], *types: type[nn.Module
     """Return the patterns of `skip` that keep no layer of these types float."""
     names = {type_.__name__ for type_ in types}
     layers = [f"{name}." for name, type_ in layer_types(module).items() if type_ in names]
+    layers += [f"{name}." for name, layer in module.named_modules() if linear_form(layer)]
     return [
         pattern
         for pattern in skip
@@ -136,7 +138,7 @@ def _layers(module: nn.Module, skip: Sequence[str]) -> dict[tuple[str, ...], nn.
     left_float = {layer for part in float_modules(module, skip) for layer in part.modules()}
     names: dict[nn.Module, list[str]] = {}
     for name, layer in module.named_modules(remove_duplicate=False):
-        if name and (type(layer) is nn.Linear or isinstance(layer, nn.RNNBase)) and layer not in left_float:
+        if name and layer not in left_float and (isinstance(layer, nn.RNNBase) or linear_form(layer)):
             names.setdefault(layer, []).append(name)
     return {tuple(found): layer for layer, found in names.items()}
 
@@ -149,7 +151,7 @@ def _peculiarity(layer: Any) -> str | None:
     if layer._forward_hooks or layer._forward_pre_hooks:
         return "it has hooks (as weight_norm and spectral_norm have)"
     is_recurrent = isinstance(layer, nn.RNNBase)
-    names = set(layer._flat_weights_names) if is_recurrent else {"weight", "bias"}
+    names = set(layer._flat_weights_names if is_recurrent else ("weight", "bias") if type(layer) is nn.Linear else ())
     if "forward" in vars(layer) or not names <= layer._parameters.keys():
         return "its weight, bias or forward function has been replaced"
     if is_recurrent and layer.proj_size:
@@ -162,13 +164,18 @@ class _StandIn(nn.Module):
     """Computes what a layer does; notes what the network does with it that an int8 layer does not offer."""
 
     offered: tuple[str, ...] = ("in_features", "out_features")
+    methods: tuple[str, ...] = ("weight", "bias")
+    """What an int8 layer has as methods: networks that ask whether the weight is a tensor need no float one."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.__dict__["_layer"] = layer  # not a submodule
         for name in self.offered:
-            setattr(self, name, getattr(layer, name))
+            if hasattr(layer, name):
+                setattr(self, name, getattr(layer, name))
         self.reason: str | None = _UNUSED
+        self.read = ""
+        """Which of `methods` the network has read; why the layer stays float if the network does not work so."""
 
     def forward(self, input: Any, *arguments: Any, **keywords: Any) -> Any:  # the name that the layers give it
         """Return what the layer does."""
@@ -182,8 +189,17 @@ class _StandIn(nn.Module):
 
     def __getattr__(self, name: str) -> Any:  # of what a module without parameters does not have
         value = getattr(self.__dict__["_layer"], name)
-        self.reason = f"the network reads its {name} itself"
+        if name in self.methods:
+            self.read = name
+            return lambda: value
+        self.reason = _reads(name)
         return value
+
+    def reason_to_stay(self, *, works: bool) -> str | None:
+        """Return why the layer has to stay float, or None. `works`: whether the network computed the same."""
+        if works or self.reason not in (None, _UNUSED):
+            return self.reason
+        return _reads(self.read) if self.read else self.reason
 
 
 class _RecurrentStandIn(_StandIn):
@@ -192,8 +208,14 @@ class _RecurrentStandIn(_StandIn):
         "proj_size",
     )
 
+    methods = ()
+
     def flatten_parameters(self) -> None:
         """Do nothing, as the int8 layer."""
+
+
+def _reads(name: str) -> str:
+    return f"the network reads its {name} itself"
 
 
 def _try(build: Build, candidates: Sequence[tuple[str, ...]], run: FloatRun) -> tuple[bool, dict[tuple[str, ...], str]]:
@@ -207,7 +229,9 @@ def _try(build: Build, candidates: Sequence[tuple[str, ...]], run: FloatRun) -> 
 
     replace_layers(network, [name for names in candidates for name in names], stand_in)
     works = run.is_reproduced_by(network)
-    reasons = {names: reason for names, layer in layers.items() if (reason := stand_ins[layer].reason)}
+    reasons = {
+        names: reason for names, layer in layers.items() if (reason := stand_ins[layer].reason_to_stay(works=works))
+    }
     if not works:  # nor did it call all the others if it stopped half-way
         reasons = {names: reason for names, reason in reasons.items() if reason != _UNUSED}
     return works, reasons

@@ -26,6 +26,7 @@ from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.dry_run import check_runs, freeze_ranges
 from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_layers, idle_patterns, names_to_quantize
 from ptpipe_quant.int8_parity import check_int8
+from ptpipe_quant.linear_forms import linear_forms
 from ptpipe_quant.preparation import for_conversion, prepare_model, trained_directly, truncated
 from ptpipe_quant.separate_attention import is_attention, separable_layers, separate_projections
 from ptpipe_quant.trace import float_names, layers_to_quantize
@@ -54,15 +55,17 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     attention = separable_layers(model.build, run.is_reproduced_by, ctx)
     layers = names_to_quantize(lambda: separate_projections(model.build(), attention), skipped, run, ctx)
     options = {"weights": config.weights, "narrow_weights": reduced, "layers": layers}
-    quantize = FunctionRef.to(transforms.to_dynamic_int8, **options)
-    has_attention = any(map(is_attention, module.modules()))
-    separate = [FunctionRef.to(transforms.separate_attention, layers=attention)] * has_attention
+    steps = [FunctionRef.to(transforms.to_dynamic_int8, **options)]
+    if forms := linear_forms(separate_projections(model.build(), attention), layers):
+        steps.insert(0, FunctionRef.to(transforms.use_linear_layers, forms=forms))
+    if any(map(is_attention, module.modules())):
+        steps.insert(0, FunctionRef.to(transforms.separate_attention, layers=attention))
     storable = [type_ for type_ in STORABLE_LAYERS if config.convolutions == "store_int8" or type_ not in _CONVOLUTIONS]
     for pattern in idle_patterns(module, config.skip, nn.Linear, nn.MultiheadAttention, *storable):
         ctx.notice(f"skip: {pattern!r} matches no layer that {ctx.kind} would quantize")
     names = [name for name in layers_to_quantize(module, config.skip, *storable) if name not in layers]
     stored = round_weights(module, storable_layers(module, names), per_channel=config.weights == "per_channel")
-    recipe = replace(model.recipe, convert=(*separate, quantize), backend=config.backend)
+    recipe = replace(model.recipe, convert=tuple(steps), backend=config.backend)
     converted = _int8(Model.from_module(recipe, module), ctx, stored)
     check_dynamic_layers(converted, run.inputs, ctx.kind)
     return converted

@@ -15,6 +15,7 @@ from ptpipe_quant.fake_quant import fit_learned_ranges, qat_qconfig, use_fixed_g
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
 from ptpipe_quant.layer_forms import fold_into_transposed
 from ptpipe_quant.layer_options import Options, OptionsByLayer, QConfigs, layer_rules
+from ptpipe_quant.linear_forms import LinearForm, as_linear
 from ptpipe_quant.qat_graph import calibration_graph, conversion_graph, training_graph
 from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.separate_attention import separate_projections
@@ -25,7 +26,7 @@ from ptpipe_torch.int8.additions import use_additions_of_any_form
 from ptpipe_torch.int8.fixed_ranges import layers_behind_fixed_ranges
 from ptpipe_torch.int8.fx import add_observers, backend_config, convert, fold_batch_norms, qconfig_mapping
 from ptpipe_torch.int8.hardswish_grids import use_whole_steps
-from ptpipe_torch.int8.layers import swap_dynamic_linears
+from ptpipe_torch.int8.layers import replace_layers, swap_dynamic_linears
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, static_qconfig
 from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, swap_dynamic_recurrent
 from ptpipe_torch.int8.transposed import use_computed_forms
@@ -192,6 +193,13 @@ def to_int8(module: nn.Module, *, backend: str) -> GraphModule:
 def separate_attention(module: nn.Module, *, layers: Sequence[str]) -> nn.Module:
     """Let these attention layers call linear layers."""
     return separate_projections(module, layers)
+
+
+@transform
+def use_linear_layers(module: nn.Module, *, forms: Mapping[str, LinearForm]) -> nn.Module:
+    """Let these layers, by name, be the `nn.Linear` that computes the same."""
+    form_of = {module.get_submodule(name): form for name, form in forms.items()}
+    return replace_layers(module, forms, lambda layer: as_linear(layer, form_of[layer]))
 
 
 @transform

@@ -16,8 +16,9 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from ptpipe import StageError
+from ptpipe import Context, StageError
 from ptpipe_onnx.kernels import Kernels
+from ptpipe_quant import DynamicConfig, dynamic
 from ptpipe_torch import FunctionRef, Model, OnnxFile, Recipe, builder, transform
 from ptpipe_torch.int8.int8_state import pack_state
 from ptpipe_torch.int8.layers import dynamic_weights, round_weights, swap_dynamic_linears
@@ -87,6 +88,22 @@ class ViewBehindConvolution(nn.Module):
     def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
         x_NCHW = self.conv(images_NCHW)
         return self.head(x_NCHW.view(x_NCHW.size(0), -1))
+
+
+class Transposed(nn.Module):
+    """GPT-2's linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(256, 16) / 16), nn.Parameter(torch.randn(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.bias, x.view(-1, 256), self.weight).view(*x.shape[:-1], 16)
+
+
+@builder
+def transposed_layer() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Transposed(), nn.ReLU(), nn.Linear(16, 10))
 
 
 _UNUSUAL = {
@@ -201,6 +218,18 @@ def test_shared_weights_and_names(type_, run_export: Export) -> None:
     num_float = sum(array.size for array in arrays_of(file).values() if array.ndim == 2 and array.dtype == np.float32)
     shared = {TiedLinears: 16 * 16, TiedEmbedding: 10 * 16, Encoder: 16 * 4 * 16}.get(type_, 0)  # attention is float
     assert num_float == shared
+
+
+def test_a_transposed_weight(run_export: Export, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    recipe = Recipe(FunctionRef.to(transposed_layer), classifier((1, 16, 16), 10))
+    model = Model.from_module(recipe, transposed_layer())
+    ctx = Context("int8", "quant.dynamic", 7, tmp_path)
+    file = run_export(dynamic(DynamicConfig(backend="qnnpack"), ctx, model))
+    assert Counter(node.op_type for node in onnx.load(file.path).graph.node)["MatMulInteger"] == 2
+    assert {name: array.dtype for name, array in arrays_of(file).items() if array.ndim == 2} == {
+        "1.weight": np.int8, "3.weight": np.int8,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("backend", "transposed"), [("fbgemm", False), ("fbgemm", True), ("qnnpack", True)])

@@ -271,6 +271,74 @@ class ViewBehindConvolution(Network):
         return x_NCHW.view(x_NCHW.size(0), -1)
 
 
+class Transposed(nn.Module):
+    """As GPT-2's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(D, D) / 3), nn.Parameter(torch.zeros(D))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, D), self.weight).view(x.shape)
+
+
+class OwnLinear(nn.Linear):
+    """As Falcon's."""
+
+    def forward(self, x):
+        return x @ self.weight.T + self.bias
+
+
+class Rectified(nn.Linear):
+    """It is not linear."""
+
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class WithTransposed(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Transposed()
+
+
+class WithOwnLinear(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = OwnLinear(D, D)
+
+
+class WithRectified(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Rectified(D, D)
+
+
+class ReadsSizes(WithTransposed):
+    """Of a layer that has others than `nn.Linear`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner.num_outputs = D
+
+    def hidden(self, x_NTD):
+        return super().hidden(x_NTD).reshape(-1, D, self.inner.num_outputs)
+
+
+class AsksForAWeight(Network):
+    """As T5 does: an int8 layer has no float weight, and needs none."""
+
+    def hidden(self, x_NTD):
+        if isinstance(self.inner.weight, torch.Tensor):
+            x_NTD = x_NTD.to(self.inner.weight.dtype)
+        return super().hidden(x_NTD)
+
+
+class ReadsAType(Network):
+    def hidden(self, x_NTD):
+        return super().hidden(x_NTD.to(self.inner.weight.dtype))
+
+
 _INNER_FLOAT = {
     BareWeight: "the network reads its bias itself",
     AskedForItsType: "the network computes something else when its type is another",
@@ -279,6 +347,8 @@ _INNER_FLOAT = {
     Listed: "the network does not call it in eval mode",
     OnlyInTraining: "the network does not call it in eval mode",
     Double: "its weight is torch.float64",
+    ReadsSizes: "the network reads its num_outputs itself",
+    ReadsAType: "the network reads its weight itself",
 }
 _LSTM_FLOAT = {
     ProjectedState: "torch has no int8 kernel for a projected state (proj_size: 8)",
@@ -289,6 +359,7 @@ _LSTM_FLOAT = {
 }
 _FLOAT_LAYERS = {
     **{network: {"inner"} for network in _INNER_FLOAT},
+    WithRectified: {"inner"},
     WeightNorm: {"inner", "conv"},
     AllAskedForTheirTypes: {"outer"},
     Parametrized: {"inner"},
@@ -307,6 +378,9 @@ _NETWORKS = [
     TwoNames,
     TiedToAnEmbedding,
     TableOfPixels,
+    WithTransposed,
+    WithOwnLinear,
+    AsksForAWeight,
 ]
 
 
@@ -331,7 +405,9 @@ def test_what_an_int8_layer_does_not_offer_stays_float(type_, backend, ctx, even
     model = float_model(type_)
     int8 = dynamic(DynamicConfig(backend=backend), ctx, model)
     parts = [part.rstrip(")").split(" (") for part in metrics()["float_layers"] if part.endswith(")")]
-    assert {name for name, kind in parts if "Linear" in kind or "Conv" in kind} == _FLOAT_LAYERS.get(type_, set())
+    found = {name for name, kind in parts if "Linear" in kind or "Conv" in kind}
+    found |= {"inner" for name, _ in parts if name == "inner.weight"}  # of another class
+    assert found == _FLOAT_LAYERS.get(type_, set())
     lines = [event.text for event in events if isinstance(event, LogLine)]
     if type_ in _INNER_FLOAT:
         assert f"inner stays float: {_INNER_FLOAT[type_]}" in lines
@@ -340,8 +416,7 @@ def test_what_an_int8_layer_does_not_offer_stays_float(type_, backend, ctx, even
     if type_ is Sequences:
         assert "plain stays float: torch has no int8 kernel for nn.RNN" in lines
     with quantized_engine(backend):
-        layers = int8.build().modules()
-    num_recurrent = sum(isinstance(layer, DynamicRecurrent) for layer in layers)
+        num_recurrent = sum(isinstance(layer, DynamicRecurrent) for layer in int8.build().modules())
     assert num_recurrent == (2 if type_ in (Recurrent, Sequences) else 0)
     assert metrics()["int8_layers"] == num_int8_layers(int8.build())
 
@@ -367,6 +442,7 @@ def test_a_layer_with_two_names_is_int8_under_both(ctx) -> None:
 @pytest.mark.parametrize("skip", ["LayerNorm", "inner.layers.0.norm1"])
 def test_a_pattern_that_keeps_nothing_float_is_reported(skip, ctx, events) -> None:
     dynamic(DynamicConfig(backend=ENGINES[0], skip=("head", skip)), ctx, float_model(Encoder))
+    dynamic(DynamicConfig(backend=ENGINES[0], skip=("inner",)), ctx, float_model(WithTransposed))
     notices = [event.text for event in events if isinstance(event, Notice)]
     assert notices == [f"skip: {skip!r} matches no layer that quant.test would quantize"]
 

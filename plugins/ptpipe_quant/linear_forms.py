@@ -1,0 +1,71 @@
+"""Layers that compute what `nn.Linear` does and are of another class: GPT-2's, with a transposed weight; subclasses.
+
+Shape legend: I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+LinearForm: TypeAlias = Literal["linear", "transposed"]
+"""Whether a layer's weight is (O, I), as that of `nn.Linear`, or (I, O)."""
+
+_LEADING_SHAPES = ((3,), (2, 3))
+"""A layer that takes no input of three axes is not looked for: all that are known do."""
+
+
+def linear_form(layer: nn.Module) -> LinearForm | None:
+    """Return the form of a layer that is linear with a weight and a bias of its own; None for all others.
+
+    It is called with random ones, whatever its own are.
+    """
+    if type(layer) is nn.Linear:
+        return "linear"
+    weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+    has_others = layer._modules or layer._buffers or layer._parameters.keys() - {"weight", "bias"}
+    # The last are parts of attention, which gives their weights to one operator.
+    if has_others or weight is None or weight.dim() != 2 or isinstance(layer, NonDynamicallyQuantizableLinear):
+        return None
+    forms: tuple[LinearForm, ...] = ("linear", "transposed")
+    return next((form for form in forms if _has_form(layer, form, weight, bias)), None)
+
+
+def linear_forms(module: nn.Module, names: Sequence[str]) -> dict[str, LinearForm]:
+    """Return the forms of those of these layers that are linear and no `nn.Linear`, by name."""
+    layers = {name: module.get_submodule(name) for name in names}
+    forms = {name: linear_form(layer) for name, layer in layers.items() if type(layer) is not nn.Linear}
+    return {name: form for name, form in forms.items() if form}
+
+
+def as_linear(layer: nn.Module, form: LinearForm) -> nn.Linear:
+    """Return the `nn.Linear` of such a layer."""
+    parameters = dict(layer.named_parameters(recurse=False))
+    weight_OI = parameters["weight"].detach() if form == "linear" else parameters["weight"].detach().t().contiguous()
+    bias_O = parameters.get("bias")
+    linear = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=bias_O is not None, device="meta")
+    linear.weight = nn.Parameter(weight_OI)
+    linear.bias = bias_O  # type: ignore[assignment]  # None is allowed
+    return linear.train(layer.training)
+
+
+def _has_form(layer: nn.Module, form: LinearForm, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    random = torch.Generator().manual_seed(0)
+    drawn = {"weight": torch.randn(weight.shape, generator=random)}
+    if bias is not None:
+        drawn["bias"] = torch.randn(bias.shape, generator=random)
+    weight_OI = drawn["weight"] if form == "linear" else drawn["weight"].t()
+    inputs = [torch.randn(*leading, weight_OI.shape[1], generator=random) for leading in _LEADING_SHAPES]
+    try:
+        with torch.no_grad():
+            for x in inputs:
+                expected = nn.functional.linear(x, weight_OI, drawn.get("bias"))
+                torch.testing.assert_close(functional_call(layer, drawn, x.clone()), expected, rtol=1e-4, atol=1e-4)
+    except Exception:  # noqa: BLE001  # a layer may raise anything for what it does not take
+        return False
+    return True
