@@ -189,7 +189,7 @@ def main() -> NoReturn:
 
 
 def show_warnings_once() -> None:
-    """Show each warning of a line once, unless Python was told which to show (`-W`, `PYTHONWARNINGS`).
+    """Show each warning of a line once, unless Python's options say which to show (`-W`, `PYTHONWARNINGS`).
 
     Python's own memory of what it has shown ends whenever a library saves its filters (`catch_warnings`).
     """

@@ -50,8 +50,8 @@ class Checked(nn.Module):
         self.head = nn.Linear(8 * 16, NUM_CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.numel() == 0:
-            raise ValueError("no images")
+        if x.numel() > 10**6:
+            raise ValueError("too many images")
         x = self.stem(x).relu_()
         for block in self.blocks:
             x = x + torch.relu(block(x))
@@ -121,7 +121,7 @@ def test_static_int8_is_that_of_the_other_route(digits, ctx, backend) -> None:
 @pytest.mark.parametrize("backend", TARGETS)
 def test_a_network_that_fx_cannot_trace(digits, ctx, backend) -> None:
     model = with_statistics(make_model(checked_net), digits)
-    with pytest.raises(StageError, match=r"x\.numel\(\) == 0.*\(route: export\)"):
+    with pytest.raises(StageError, match=r"x\.numel\(\) > 10.*\(route: export\)"):
         prepare(PrepareConfig.model_validate({"backend": backend}), ctx, model)
     int8 = static(model, digits, ctx, backend, "export")
     assert num_int8(int8) == 4
@@ -250,7 +250,7 @@ class Condition(nn.Module):
 
 @pytest.mark.parametrize(
     "condition",
-    [lambda x: x.shape[0] > 1, lambda x: int(x.shape[0]) > 1, lambda x: x.numel() > 1],
+    [lambda x: x.shape[0] > 1, lambda x: int(x.shape[0]) > 1, lambda x: x.numel() > 64],
     ids=["size", "int of a size", "numel"],
 )
 def test_it_is_advised_where_a_branch_depends_on_sizes_alone(condition: Callable[[torch.Tensor], Any]) -> None:
