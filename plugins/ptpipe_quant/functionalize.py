@@ -32,6 +32,7 @@ SHAPE = "shape"
 """Key of `Node.meta`: shape of that tensor, for batches of some size."""
 
 _BATCH_SIZE = 2
+_ASSIGNING = ("copy_", "fill_", "zero_")
 
 
 def functionalize(graph: GraphModule, inputs: Sequence[TensorSpec]) -> None:
@@ -94,6 +95,7 @@ class _Run(Interpreter):
             if node.op == "output":
                 break
             versions = [(tensor, tensor._version) for value in self.env.values() for tensor in _tensors(value)]
+            self._assign(node)
             self.env[node] = self._value(node)
             changed = [tensor for tensor, version in versions if tensor._version != version]
             self._replace(node, changed)
@@ -104,6 +106,17 @@ class _Run(Interpreter):
             self.env = {key: value for key, value in self.env.items() if self._is_used_after(key, node)}
         for layer in self._in_place_layers:
             layer.inplace = False
+
+    def _assign(self, node: Node) -> None:
+        """Let `x[i].copy_(y)` be `x[i] = y`, and likewise `fill_` and `zero_`, where nothing else reads that part."""
+        part: Any = node.args[0] if node.op == "call_method" and node.target in _ASSIGNING else None
+        if not isinstance(part, Node) or part.target is not operator.getitem:
+            return
+        (whole, index), given = part.args, node.args[1:] or ([0] if node.target == "zero_" else [])
+        is_alone = not node.users and list(part.users) == [node]
+        if is_alone and given and _share_memory(self.env.get(whole), self.env[part]):  # type: ignore[arg-type]
+            node.op, node.target = "call_function", operator.setitem
+            node.args, node.kwargs = (whole, index, given[0]), {}
 
     def _value(self, node: Node) -> Any:
         try:
@@ -209,6 +222,12 @@ def _is_same(value: Any, written: torch.Tensor | None) -> bool:
         and (value.storage_offset(), value.shape, value.stride())
         == (written.storage_offset(), written.shape, written.stride())
     )
+
+
+def _share_memory(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _overlaps(one: torch.Tensor, other: torch.Tensor) -> bool:

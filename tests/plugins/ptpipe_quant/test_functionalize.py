@@ -29,8 +29,9 @@ def through_a_view(n: Any, x: torch.Tensor) -> torch.Tensor:
 
 def copied_into(n: Any, x: torch.Tensor) -> torch.Tensor:
     x = n.stem(x)
-    x[:, 0].zero_()
-    return logits(n, x)
+    part = x[:, 0]
+    part.zero_()
+    return logits(n, x) + part.mean()
 
 
 def without_another_form(n: Any, x: torch.Tensor) -> torch.Tensor:
@@ -93,6 +94,27 @@ def test_parts_of_a_tensor_are_updated_out_of_place() -> None:
     network.load_state_dict(graph.state_dict())
     x = torch.randn(3, *INPUT_SHAPE_CHW)
     assert torch.equal(graph(x.clone()), network(x.clone()))
+
+
+def test_parts_of_a_tensor_are_assigned_out_of_place() -> None:
+    def assigning(n: Any, x: torch.Tensor) -> torch.Tensor:
+        x = n.stem(x)
+        y = x.new_empty(x.shape)
+        y[:, :4].copy_(x[:, 4:])
+        y[:, 4:].fill_(x.mean())
+        y[:, 0, ::2].zero_()
+        y[:, 1:2].copy_(x[:, :1] > 0)
+        y[y > 100].zero_()  # of a copy, which nothing reads
+        y[[0, 1]].fill_(7)
+        x.split(4, 1)[0].zero_()
+        return logits(n, y)
+
+    graph = graph_of(Net(assigning))
+    network = Net(assigning).eval()
+    network.load_state_dict(graph.state_dict())
+    x = torch.randn(3, *INPUT_SHAPE_CHW)
+    with torch.no_grad():  # parts of several outputs may not be changed with gradients
+        assert torch.equal(graph(x.clone()), network(x.clone()))
 
 
 def test_an_updated_part_that_is_used_again_is_refused() -> None:
