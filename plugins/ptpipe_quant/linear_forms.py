@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 LinearForm: TypeAlias = Literal["linear", "transposed"]
 """Whether a layer's weight is (O, I), as that of `nn.Linear`, or (I, O)."""
@@ -27,10 +26,11 @@ def linear_form(layer: nn.Module) -> LinearForm | None:
     """
     if type(layer) is nn.Linear:
         return "linear"
+    if type(layer).__module__.startswith("torch.") or isinstance(layer, nn.Embedding):  # known, and often large
+        return None
     weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
     has_others = layer._modules or layer._buffers or layer._parameters.keys() - {"weight", "bias"}
-    # The last are parts of attention, which gives their weights to one operator.
-    if has_others or weight is None or weight.dim() != 2 or isinstance(layer, NonDynamicallyQuantizableLinear):
+    if has_others or weight is None or weight.dim() != 2:
         return None
     forms: tuple[LinearForm, ...] = ("linear", "transposed")
     return next((form for form in forms if _has_form(layer, form, weight, bias)), None)

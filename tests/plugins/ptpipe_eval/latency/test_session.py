@@ -80,7 +80,9 @@ def test_models_of_every_format_are_measured_together(session, numpy_model, torc
         for cell in one.latencies:
             assert (cell.speed == "baseline") == (position == 1)
             assert 0 < cell.median_ms < 100 and cell.ratio > 0 and cell.num_runs > 100 and cell.cpu_ms > 0
-            assert cell.p10_ms <= cell.p90_ms <= cell.p99_ms
+            assert cell.p10_ms <= cell.p90_ms
+            # A busy machine times fewer.
+            assert cell.p90_ms <= cell.p99_ms if cell.num_runs >= 299 else cell.p99_ms is None
             assert len(cell.round_ratios) >= cell.num_starts
         assert one.start_up.load_ms > 0 and one.start_up.first_call_ms > 0
     assert all(cell.ratio == 1 for cell in measured[1].latencies)
