@@ -107,7 +107,9 @@ def check_dynamic_layers(model: Model, inputs: Sequence[torch.Tensor], kind: str
 
 
 def idle_patterns(module: nn.Module, skip: Sequence[str], *types: type[nn.Module]) -> list[str]:
-    """Return the patterns of `skip` that keep no layer of these types float."""
+    """Return the patterns of `skip` that keep no layer of these types, nor one that is linear, float."""
+    if not skip:  # a search for linear layers calls those of a network's own classes
+        return []
     names = {type_.__name__ for type_ in types}
     layers = [f"{name}." for name, type_ in layer_types(module).items() if type_ in names]
     layers += [f"{name}." for name, layer in module.named_modules() if linear_form(layer)]
@@ -151,7 +153,11 @@ def _peculiarity(layer: Any) -> str | None:
     if layer._forward_hooks or layer._forward_pre_hooks:
         return "it has hooks (as weight_norm and spectral_norm have)"
     is_recurrent = isinstance(layer, nn.RNNBase)
-    names = set(layer._flat_weights_names if is_recurrent else ("weight", "bias") if type(layer) is nn.Linear else ())
+    names = set[str]()  # of a layer of another class, `linear_form` has seen that it has its own
+    if is_recurrent:
+        names = set(layer._flat_weights_names)
+    elif type(layer) is nn.Linear:
+        names = {"weight", "bias"}
     if "forward" in vars(layer) or not names <= layer._parameters.keys():
         return "its weight, bias or forward function has been replaced"
     if is_recurrent and layer.proj_size:

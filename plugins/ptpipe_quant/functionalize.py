@@ -148,7 +148,7 @@ class _Run(Interpreter):
         for tensor in _tensors(self.env[other]):
             if tensor.untyped_storage()._cdata not in storages:
                 continue
-            if written is None or tensor.untyped_storage()._cdata != written.untyped_storage()._cdata:
+            if written is None or not _share_memory(tensor, written):
                 return True
             if _overlaps(tensor, written):
                 return True
@@ -216,9 +216,8 @@ def _is_same(value: Any, written: torch.Tensor | None) -> bool:
     """Return whether a value is the written tensor, under whatever name."""
     return (
         written is not None
-        and isinstance(value, torch.Tensor)
+        and _share_memory(value, written)
         and value.dtype == written.dtype
-        and value.untyped_storage()._cdata == written.untyped_storage()._cdata
         and (value.storage_offset(), value.shape, value.stride())
         == (written.storage_offset(), written.shape, written.stride())
     )

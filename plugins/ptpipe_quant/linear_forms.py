@@ -5,7 +5,7 @@ Shape legend: I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -28,12 +28,14 @@ def linear_form(layer: nn.Module) -> LinearForm | None:
         return "linear"
     if type(layer).__module__.startswith("torch.") or isinstance(layer, nn.Embedding):  # known, and often large
         return None
-    weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+    weight = layer._parameters.get("weight")
     has_others = layer._modules or layer._buffers or layer._parameters.keys() - {"weight", "bias"}
     if has_others or weight is None or weight.dim() != 2:
         return None
-    forms: tuple[LinearForm, ...] = ("linear", "transposed")
-    return next((form for form in forms if _has_form(layer, form, weight, bias)), None)
+    random = torch.Generator().manual_seed(0)
+    drawn = {name: torch.randn(own.shape, generator=random) for name, own in layer.named_parameters()}
+    forms: dict[LinearForm, torch.Tensor] = {"linear": drawn["weight"], "transposed": drawn["weight"].t()}
+    return next((form for form, weight_OI in forms.items() if _multiplies_by(layer, weight_OI, drawn)), None)
 
 
 def linear_forms(module: nn.Module, names: Sequence[str]) -> dict[str, LinearForm]:
@@ -45,27 +47,26 @@ def linear_forms(module: nn.Module, names: Sequence[str]) -> dict[str, LinearFor
 
 def as_linear(layer: nn.Module, form: LinearForm) -> nn.Linear:
     """Return the `nn.Linear` of such a layer."""
-    parameters = dict(layer.named_parameters(recurse=False))
-    weight_OI = parameters["weight"].detach() if form == "linear" else parameters["weight"].detach().t().contiguous()
-    bias_O = parameters.get("bias")
+    parameters = dict(layer.named_parameters())
+    weight, bias_O = parameters["weight"].detach(), parameters.get("bias")
+    weight_OI = weight if form == "linear" else weight.t().contiguous()
     linear = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=bias_O is not None, device="meta")
     linear.weight = nn.Parameter(weight_OI)
     linear.bias = bias_O  # type: ignore[assignment]  # None is allowed
     return linear.train(layer.training)
 
 
-def _has_form(layer: nn.Module, form: LinearForm, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    random = torch.Generator().manual_seed(0)
-    drawn = {"weight": torch.randn(weight.shape, generator=random)}
-    if bias is not None:
-        drawn["bias"] = torch.randn(bias.shape, generator=random)
-    weight_OI = drawn["weight"] if form == "linear" else drawn["weight"].t()
+def _multiplies_by(layer: nn.Module, weight_OI: torch.Tensor, drawn: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether a layer with the parameters `drawn` is a product with this weight, and a bias."""
+    random = torch.Generator().manual_seed(1)
     inputs = [torch.randn(*leading, weight_OI.shape[1], generator=random) for leading in _LEADING_SHAPES]
     try:
         with torch.no_grad():
             for x in inputs:
                 expected = nn.functional.linear(x, weight_OI, drawn.get("bias"))
-                torch.testing.assert_close(functional_call(layer, drawn, x.clone()), expected, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(
+                    functional_call(layer, dict(drawn), x.clone()), expected, rtol=1e-4, atol=1e-4
+                )
     except Exception:  # noqa: BLE001  # a layer may raise anything for what it does not take
         return False
     return True

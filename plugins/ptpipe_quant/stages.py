@@ -55,11 +55,12 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     attention = separable_layers(model.build, run.is_reproduced_by, ctx)
     layers = names_to_quantize(lambda: separate_projections(model.build(), attention), skipped, run, ctx)
     options = {"weights": config.weights, "narrow_weights": reduced, "layers": layers}
-    steps = [FunctionRef.to(transforms.to_dynamic_int8, **options)]
-    if forms := linear_forms(separate_projections(model.build(), attention), layers):
-        steps.insert(0, FunctionRef.to(transforms.use_linear_layers, forms=forms))
+    steps = []
     if any(map(is_attention, module.modules())):
-        steps.insert(0, FunctionRef.to(transforms.separate_attention, layers=attention))
+        steps.append(FunctionRef.to(transforms.separate_attention, layers=attention))
+    if forms := linear_forms(separate_projections(model.build(), attention), layers):
+        steps.append(FunctionRef.to(transforms.use_linear_layers, forms=forms))
+    steps.append(FunctionRef.to(transforms.to_dynamic_int8, **options))
     storable = [type_ for type_ in STORABLE_LAYERS if config.convolutions == "store_int8" or type_ not in _CONVOLUTIONS]
     for pattern in idle_patterns(module, config.skip, nn.Linear, nn.MultiheadAttention, *storable):
         ctx.notice(f"skip: {pattern!r} matches no layer that {ctx.kind} would quantize")
