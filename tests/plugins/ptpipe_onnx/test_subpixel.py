@@ -224,7 +224,7 @@ def test_every_layer_of_a_decoder_is_int8(
     model = int8(ctx, digits, backend, kernel=kernel, padding=padding, added=added)
     file = export_onnx(ExportConfig(num_samples=64), ctx, model, digits)  # compares all integers with the model's
     assert events.metrics["num_float_layers"] == 0
-    assert events.metrics["max_layer_difference_steps"] == 1
+    assert events.metrics["max_layer_difference_steps"] <= 1
     bounds = saturation_of(ir.load(file.path).graph, {}, {}).layers
     assert [bound.name for bound in bounds] == ["0.0", "2", "5"]
     (weight,) = (array for array in onnx.load(file.path).graph.initializer if array.dims[:2] == [8, 6])
@@ -260,7 +260,7 @@ def test_layers_of_sequences_are_int8(
     model = int8(ctx, digits, backend, sequences, **options)
     file = export_onnx(ExportConfig(num_samples=64), ctx, model, digits)
     assert events.metrics["layers_identical"] == num_layers + 1
-    assert events.metrics["max_layer_difference_steps"] == 1
+    assert events.metrics["max_layer_difference_steps"] <= 1
     assert events.metrics["integer_coverage"] == f"{num_layers + 1} of {num_layers + 1} convolutions"
     assert not {"ConvTranspose", "DepthToSpace"} & run_types(onnx.load(file.path), tmp_path)
 

@@ -19,6 +19,7 @@ from ptpipe_quant.trace import trace_network
 from ptpipe_quant.transforms import prepare_static, to_int8
 from ptpipe_torch.int8.engine import quantized_engine
 
+from ...processor import reduced
 from ...signatures import pictures, stored_pictures
 from .conftest import BACKENDS
 from .spellings import INPUT_SHAPE_CHW, Net, conv, logits
@@ -179,7 +180,7 @@ def rounding(step: Step, backend: str) -> float:
     options = {"inputs": stored_pictures(INPUT_SHAPE_CHW), "backend": backend, "weights": "per_channel"}
     with quantized_engine(backend), torch.no_grad(), warnings.catch_warnings(action="ignore"):
         expected = network(x)
-        options |= {"reduce_range": backend == "fbgemm", "skip": ("stem",), "observer": "min_max"}
+        options |= {"reduce_range": reduced(backend), "skip": ("stem",), "observer": "min_max"}
         prepared = prepare_static(network, **options, calibrating=False)
         prepared(x)
         found = to_int8(prepared, backend=backend)(x)
