@@ -57,10 +57,10 @@ def _compared(name: str, outputs: Sequence[TensorSpec]) -> list[TensorSpec]:
     if not compared:
         raise StageError(f"{name} returns {', '.join(map(str, outputs))}: no floats that a network could learn")
     for spec in compared:
-        if symbols := [size for size in spec.sample_shape if isinstance(size, str)]:
+        if spec.symbols:
             raise StageError(
-                f"{name} returns {spec}, whose {symbols[0]} differs from batch to batch: only outputs of a fixed size "
-                "can be targets"
+                f"{name} returns {spec}, whose {spec.symbols[0]} differs from batch to batch: only outputs of a fixed "
+                "size can be targets"
             )
     return compared
 

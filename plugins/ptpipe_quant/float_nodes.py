@@ -37,6 +37,8 @@ _MASKING = (
     torch.masked_fill, torch.where, torch.reshape, "add", "sub", "mul", "div", "masked_fill", "reshape",
 )  # fmt: skip
 
+_FILLING = (torch.masked_fill, torch.where, "masked_fill")
+
 _RANKED = "topk or sort ranks its outputs, of which many would be equal if they were rounded"
 _EXPECTATION = "it computes the mean of a distribution (softmax), which would be one of 256 numbers"
 
@@ -179,19 +181,19 @@ def _gives_positions(ranking: Node) -> bool:
 
 
 def masked_softmax(graph: GraphModule) -> list[Node]:
-    """Return each softmax behind a product of activations, and what masks its input: -inf has no range."""
+    """Return each softmax of attention, behind a product or a mask, and what masks its input: -inf has no range."""
     found: dict[Node, None] = {}
     for node in graph.graph.nodes:
         if not _is_softmax(graph, node):
             continue
-        passed, waiting, has_product = {node: None}, list(node.all_input_nodes[:1]), False
+        passed, waiting, is_attention = {node: None}, list(node.all_input_nodes[:1]), False
         while waiting:
             source = waiting.pop()
-            has_product |= source.target is torch.matmul
+            is_attention |= source.target in (torch.matmul, *_FILLING)
             if source.target in _MASKING and source not in passed:
                 passed[source] = None
                 waiting += [before for before in source.all_input_nodes if TENSOR in before.meta]
-        if has_product:
+        if is_attention:
             found |= passed
     return list(found)
 

@@ -20,8 +20,8 @@ from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
 _PRODUCTS = (operator.matmul, torch.bmm, torch.mm, torch.linalg.matmul, "bmm", "matmul", "mm")
 _SECOND_OPERAND = ("other", "mat2", "tensor2")
 _EINSUM = re.compile(r"((?:\.\.\.)?[a-zA-Z]+),((?:\.\.\.)?[a-zA-Z]+)->((?:\.\.\.)?[a-zA-Z]+)")
-_NUM_BADDBMM = 3
-"""Positional arguments of `baddbmm`: what is added, and both operands."""
+_BADDBMM = ("input", "batch1", "batch2")
+"""What `baddbmm` adds, and both operands."""
 
 
 def use_matmul(graph: GraphModule, scopes: Scopes) -> None:
@@ -124,10 +124,11 @@ class _Writer(GraphWriter):
 
     def write_addition(self, node: Node) -> None:
         """Replace `baddbmm`, beta * added + alpha * left @ right."""
-        if len(node.args) != _NUM_BADDBMM or node.kwargs.keys() - {"alpha", "beta"}:
+        given = dict(zip(_BADDBMM, node.args, strict=False)) | node.kwargs
+        if len(node.args) > len(_BADDBMM) or given.keys() - {"alpha", "beta"} != set(_BADDBMM):
             return
-        added, *operands = node.args
-        beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
+        added, *operands = (given[name] for name in _BADDBMM)
+        beta, alpha = (given.get(name, 1) for name in ("beta", "alpha"))
         if alpha == 1 and beta == 0:  # what is added may be memory that holds no numbers
             _become(node, "call_function", torch.matmul, *operands)
             return

@@ -52,7 +52,7 @@ class _Search:
         steep = {node: value for node in graph.graph.nodes if (value := self._argument(node)) is not None}
         self.found |= dict.fromkeys(steep)
         for node in steep:
-            self._add_results(node, is_factor=_name(node) in {"pow", *_INVERSES, *_DIVISIONS})
+            self._add_results(node, is_factor=operator_name(node) in {"pow", *_INVERSES, *_DIVISIONS})
         for argument in reversed(steep.values()):
             self._add_argument(argument)
         for node in reversed(graph.graph.nodes):
@@ -61,7 +61,7 @@ class _Search:
 
     def _argument(self, node: Node) -> Node | None:
         """Return the activation that a steep function takes; None if this is no such function."""
-        name, value = _name(node), None
+        name, value = operator_name(node), None
         if name in {"sqrt", *_LOGARITHMS, *_INVERSES, *_ANGULAR} or (name == "pow" and _is_steep_power(node)):
             value = node.args[0] if node.args else None
         elif name in _DIVISIONS:
@@ -75,7 +75,7 @@ class _Search:
         """Add an argument of a steep function, and what computes it."""
         if node in self.found or not self._is_activation(node):
             return
-        name = _name(node)
+        name = operator_name(node)
         is_alone = all(user in self.found for user in node.users)
         if name in _REDUCTIONS or (name in _PASSED and is_alone) or self._is_filter_bank(node):
             self.found[node] = None
@@ -85,7 +85,7 @@ class _Search:
     def _add_results(self, node: Node, *, is_factor: bool) -> None:
         """Add what scales and shifts a result by constants and, if it is a factor, what it is multiplied by."""
         for user in node.users:
-            name = _name(user)
+            name = operator_name(user)
             others = [value for value in user.args if isinstance(value, Node) and value is not node]
             by_constant = not any(map(self._is_activation, others))
             if user in self.found or name not in _PRODUCTS | _SUMS | _MOVES:
@@ -95,12 +95,12 @@ class _Search:
                 self._add_results(user, is_factor=is_factor and name in _MOVES)
 
     def _is_read_by_these_alone(self, node: Node) -> bool:
-        is_arithmetic = self._is_activation(node) and _name(node) in _ARITHMETIC
+        is_arithmetic = self._is_activation(node) and operator_name(node) in _ARITHMETIC
         return is_arithmetic and bool(node.users) and all(user in self.found for user in node.users)
 
     def _is_filter_bank(self, node: Node) -> bool:
         """Return whether a node is a fixed matrix, a convolution or a product in front of all layers with weights."""
-        if not self._is_fixed_layer(node) and _name(node) not in _MATRIX_PRODUCTS:
+        if not self._is_fixed_layer(node) and operator_name(node) not in _MATRIX_PRODUCTS:
             return False
         waiting, seen = self._tensors_of(node), set[Node]()
         while waiting:
@@ -115,7 +115,7 @@ class _Search:
 
     def _tensors_of(self, node: Node) -> list[Node]:
         """Return the tensors whose values a node takes."""
-        sources = () if _name(node) in _MADE else node.all_input_nodes
+        sources = () if operator_name(node) in _MADE else node.all_input_nodes
         return [source for source in sources if TENSOR in source.meta]
 
     def _is_fixed_layer(self, node: Node) -> bool:
@@ -138,7 +138,7 @@ def _is_steep_power(node: Node) -> bool:
     return isinstance(exponent, int | float) and (exponent < 0 or exponent != int(exponent))
 
 
-def _name(node: Node) -> str:
+def operator_name(node: Node) -> str:
     """Return what a function or method is called."""
     if node.op == "call_method":
         return str(node.target)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ptpipe import StageError, nearest
+from ptpipe_quant.activations import use_activations
 from ptpipe_quant.affine_folding import fold_affine
 from ptpipe_quant.attention import derived_attention, layer_types, write_out_attention
 from ptpipe_quant.computed_weights import store_computed_weights
@@ -138,8 +139,9 @@ def trace_network(
     The result is the same function, without what it does not return. Submodules named by `leaves` are not traced into
     and stay float. Weights are plain parameters, in-place operators out of place, each layer is called once, padding
     other than with zeros is an operator of its own; attention is linear layers and products, which are `torch.matmul`;
-    each ReLU, function or module, is a separate module, which fuses with the layer before it; `nn.Flatten` is a
-    function, which has an int8 form; dropout is an `nn.Identity` that keeps it as `_for_training`.
+    each ReLU, function or module, is a separate module, which fuses with the layer before it; other activations that
+    are written out are functions of torch; `nn.Flatten` is a function, which has an int8 form; dropout is an
+    `nn.Identity` that keeps it as `_for_training`.
 
     `route`: how it is traced, see `TracedConfig`. `float_operators`: further ones to leave float, by their names in the
     graph. `purpose`: `qat` keeps what matters in training alone, as far as tracing finds it: where autocast is switched
@@ -166,6 +168,7 @@ def trace_network(
     use_known_moves(graph, scopes)
     copies = separate_calls(graph)
     use_foldable_batch_norms(graph)
+    use_activations(graph, scopes)
     normalize(graph, scopes, for_training=purpose == "qat")
     if purpose == "static":
         fold_affine(graph)

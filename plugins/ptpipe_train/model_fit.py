@@ -18,11 +18,10 @@ def check_pipelined(mode: str, signature: Signature) -> None:
     if len(signature.inputs) > 1:
         raise StageError(f"parallel mode {mode} takes networks of one input, not of {signature}")
     (spec,) = signature.inputs
-    symbols = [size for size in spec.sample_shape if isinstance(size, str)]
-    if symbols:
+    if spec.symbols:
         raise StageError(
-            f"parallel mode {mode} needs batches of one shape, and {spec} has the {symbols[0]} of each batch: give all "
-            "the same (`padding: max_length` of data.text), or use mode ddp"
+            f"parallel mode {mode} needs batches of one shape, and {spec} has the {spec.symbols[0]} of each batch: "
+            "give all the same (`padding: max_length` of data.text), or use mode ddp"
         )
 
 

@@ -63,7 +63,7 @@ def transformers_network(  # noqa: PLR0913  # by keyword: the arguments of a rec
     head: str,
     config: Mapping[str, JSON],
     padding_id: int = 0,
-    length: int | None = None,
+    length: object = None,
     form: Sequence[str] = (),
     scale: Sequence[float] = (),
     shift: Sequence[float] = (),
@@ -74,7 +74,7 @@ def transformers_network(  # noqa: PLR0913  # by keyword: the arguments of a rec
         head: of `_HEADS`.
         config: as in a `config.json`.
         padding_id: of the token ids.
-        length: L where all texts are padded to one, else None.
+        length: not used; former recipes have it.
         form: of `_FORMS`: which inputs are computed from the ids instead of by the network, and how.
         scale: of each output, to the units of a regression's targets; empty: none.
         shift: added after it.
@@ -85,7 +85,7 @@ def transformers_network(  # noqa: PLR0913  # by keyword: the arguments of a rec
     if head == "image":
         return ImageNetwork(network)
     rescale = Rescale(scale, shift) if scale else None
-    return TokenNetwork(network, TokenInputs(padding_id, length, tuple(form)), rescale)
+    return TokenNetwork(network, TokenInputs(padding_id, tuple(form)), rescale)
 
 
 class ImageNetwork(nn.Module):
@@ -110,7 +110,6 @@ class TokenInputs:
     """
 
     padding_id: int
-    length: int | None
     form: tuple[str, ...]
 
     def mask(self, tokens_BL: torch.Tensor) -> torch.Tensor:
@@ -144,8 +143,6 @@ class TokenNetwork(nn.Module):
         """Return float32 (B, K), or (B, L, K) for a network with outputs for each token. `tokens_BL`: int64."""
         mask, others = self.inputs.mask(tokens_BL), self.inputs.others(tokens_BL)
         given: Any = tokens_BL
-        if isinstance(given, Proxy) and self.inputs.length is None:  # its sizes would become constants of the graph
-            raise RuntimeError("it needs texts of one length: set padding: max_length in data.text")
         if isinstance(given, Proxy) or torch.compiler.is_exporting():
             # Of a mixture of experts: the default is for devices, and has no ONNX form.
             config: Any = self.network.config
@@ -200,8 +197,7 @@ def _arguments(content: Mapping[str, JSON], info: DatasetInfo) -> dict[str, Any]
     if not sizes.is_language_model:
         own["num_labels"] = sizes.num_outputs
     head = "next_token" if sizes.is_language_model else "tokens" if sizes.per_token else "text"
-    length = _tokens(info).length
-    options: dict[str, Any] = {"padding_id": sizes.padding_id, "length": length if isinstance(length, int) else None}
+    options: dict[str, Any] = {"padding_id": sizes.padding_id}
     options |= {"scale": sizes.scale, "shift": sizes.shift}
     return {"head": head, "config": {**content, **own}, **options}
 

@@ -49,9 +49,9 @@ class MixOptions:
                 raise StageError(
                     f"cutmix_alpha: the input {spec} is no image (C, H, W) with a box to cut: leave the option out"
                 )
-            if symbols := [size for size in spec.sample_shape if isinstance(size, str)]:
+            if spec.symbols:
                 raise StageError(
-                    f"mixup_alpha: the input {spec} has another {symbols[0]} in each batch: leave the option out"
+                    f"mixup_alpha: the input {spec} has another {spec.symbols[0]} in each batch: leave the option out"
                 )
         if self.cutmix_alpha:
             self._check_sizes(info)

@@ -15,11 +15,14 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import Attribute
 
 from ptpipe_torch.int8.tracer import DataDependentError, NetworkProxy, NetworkTracer
+from ptpipe_torch.kept_attributes import KeptAttributes
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.whole_quotients import is_whole
 
-_BATCH_SIZES, _SYMBOL_SIZES = (2, 3), (16, 8)
+_BATCH_SIZES = (2, 3)
+_SYMBOL_SIZES = (16, 9, 8)
+"""Of the other axes that have no fixed one: the first, and what to try for the second."""
 _FACTORIES = ("as_tensor", "empty", "full", "ones", "tensor", "zeros")
 _SIZED_METHODS = ("expand", "new_empty", "new_full", "new_ones", "new_zeros", "repeat", "reshape", "tile", "view")
 _DECIDED_METHODS = ("is_complex", "is_contiguous", "is_floating_point")
@@ -28,7 +31,6 @@ _DECIDED = (*_DECIDED_METHODS, torch.is_complex, torch.is_floating_point)
 _VALUES = "_values_at_sizes"
 """Attribute of a proxy; one of a tensor or a result has no such name."""
 _OPERANDS = "_operands"
-_IF_EQUAL: dict[Any, bool] = {operator.eq: True, operator.ne: False}
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 _len = len  # which is another function while a network is traced
 
@@ -119,8 +121,9 @@ class DeviceProxy(Attribute):
 class SizedTracer(NetworkTracer):
     """Runs the network while it traces it, so that branches on sizes (`if x.shape[-1] > 8:`) can be decided.
 
-    Likewise on types and devices. The graph is right for inputs of these shapes, in batches of any size. `was_called`:
-    whether the network runs once before, so that what it keeps from its first call are constants of the graph.
+    Likewise on types and devices. The graph is right for inputs of these shapes, in batches of any size.
+    `symbol_sizes`: two sizes for the axes that have no fixed one; see `sizes_of_symbols`. `was_called`: whether the
+    network runs once before, so that what it keeps from its first call are constants of the graph.
     `decides_for_samples`: whether to decide branches that are the same for all batches but that of one sample.
     """
 
@@ -133,13 +136,14 @@ class SizedTracer(NetworkTracer):
         inputs: Sequence[TensorSpec],
         functions: Mapping[Any, bool],
         *,
+        symbol_sizes: tuple[int, int],
         was_called: bool = True,
         decides_for_samples: bool = True,
     ) -> None:
         super().__init__(leaves, len(inputs), functions)
         self._was_called, self._decides_for_samples = was_called, decides_for_samples
         self._specs = inputs
-        self._inputs = [iter(zeros(inputs, *sizes)) for sizes in zip(_BATCH_SIZES, _SYMBOL_SIZES, strict=True)]
+        self._inputs = [iter(zeros(inputs, *sizes)) for sizes in zip(_BATCH_SIZES, symbol_sizes, strict=True)]
         self._is_running = False
 
     def trace(self, root: Any, concrete_args: Any = None) -> Graph:
@@ -183,8 +187,7 @@ class SizedTracer(NetworkTracer):
             return bool(values[0])
         if _reads_values(obj):
             raise DataDependentError
-        # Sizes are multiples of the batch size: equal at two of them, they are equal at all.
-        if _IF_EQUAL.get(obj.node.target) == values[0] == values[1]:
+        if _compares_equals(obj):
             return bool(values[0])
         if self._decides_for_samples and _sets_one_sample_apart(obj):
             self.may_differ_for_one_sample = True
@@ -205,6 +208,30 @@ class SizedTracer(NetworkTracer):
                 return target(*args, **kwargs) if kind == "call_function" else operator.attrgetter(target)(self.root)
         finally:
             self._is_running = False
+
+
+def sizes_of_symbols(network: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[int, int]:
+    """Return two sizes for the axes of inputs that have no fixed one. The network is left as it was.
+
+    They have no common divisor, where the network takes such sizes: a remainder that is the same for both
+    (`if length % 4:`) would be taken for that of all.
+    """
+    first, *others = _SYMBOL_SIZES
+    has_symbols = any(spec.symbols for spec in inputs)
+    taken = (size for size in others if has_symbols and _runs(network, zeros(inputs, _BATCH_SIZES[1], size)))
+    return first, next(taken, others[-1])
+
+
+def _runs(network: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
+    kept = KeptAttributes(network)
+    try:
+        with torch.no_grad():
+            network(*inputs)
+    except Exception:  # noqa: BLE001  # a network may raise anything for sizes that it does not take
+        return False
+    finally:
+        kept.restore()
+    return True
 
 
 @contextmanager
@@ -244,6 +271,17 @@ def whole_number(value: Any) -> Any:
         return None
     size, divisor = value.__dict__[_OPERANDS]
     return size // int(divisor) if isinstance(_value_of(size, 0), int) and is_whole(divisor) else None
+
+
+def _compares_equals(comparison: Proxy) -> bool:
+    """Return whether the two sides of a comparison are equal.
+
+    Sizes grow with that of the batch, or of another axis: equal at two of them, they are equal at all.
+    """
+    if comparison.node.target not in _COMPARISONS:
+        return False
+    left, right = comparison.__dict__[_OPERANDS]
+    return all(bool(_value_of(left, index) == _value_of(right, index)) for index in range(len(_BATCH_SIZES)))
 
 
 def _sets_one_sample_apart(comparison: Proxy) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 from ptpipe_torch.int8 import einops_proxies
-from ptpipe_torch.int8.sized_tracer import NumberOfBatchError, SizedTracer, whole_number
+from ptpipe_torch.int8.sized_tracer import NumberOfBatchError, SizedTracer, sizes_of_symbols, whole_number
 from ptpipe_torch.int8.tensor_properties import resolve_properties
 from ptpipe_torch.int8.tracer import NetworkTracer, Scopes
 from ptpipe_torch.kept_attributes import KeptAttributes, forget_sizes
@@ -49,7 +49,8 @@ def _traced(
     with torch.no_grad():  # or autograd functions want to save what are proxies
         with suppress(Exception):  # a network may raise anything, given proxies in the place of values
             return _recorded(module, NetworkTracer(leaves, len(inputs), functions))
-        make_tracer = functools.partial(SizedTracer, leaves, inputs, functions)
+        sizes = sizes_of_symbols(module, inputs)
+        make_tracer = functools.partial(SizedTracer, leaves, inputs, functions, symbol_sizes=sizes)
         try:
             return _traced_with_sizes(module, inputs, make_tracer)
         except Exception:

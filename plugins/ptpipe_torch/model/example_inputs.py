@@ -16,6 +16,8 @@ from ptpipe_torch.model.signature import BATCH, TensorSpec
 _MAX_VALUES = 1 << 26
 """Of one sample: a stored recipe, which may come from anywhere, names the size that is allocated."""
 _SYMBOL_SIZE = 16
+_PROBE_SIZES = (11, _SYMBOL_SIZE)
+"""Of the axes of `probe_inputs` that may have any size: one at which no network was traced, where it takes that."""
 NUM_PROBES = 4
 """Samples of `probe_inputs`."""
 _VOCABULARIES = (256, 16, 2, 1)
@@ -42,9 +44,11 @@ def probe_inputs(network: Callable[..., Any], specs: Sequence[TensorSpec]) -> Se
     has: zeros alone may all be padding, of which a network computes nothing. Raises what the network raises for zeros.
     """
     random = torch.Generator().manual_seed(0)
-    empty = zeros(specs, NUM_PROBES)
-    has_integers = any(value.dtype in _INTEGERS for value in empty)
-    for vocabulary_size, draw in product(_VOCABULARIES if has_integers else (1,), (_normal, torch.rand)):
+    has_integers = any(getattr(torch, spec.dtype) in _INTEGERS for spec in specs)
+    symbol_sizes = _PROBE_SIZES if any(spec.symbols for spec in specs) else (_SYMBOL_SIZE,)
+    vocabularies, draws = _VOCABULARIES if has_integers else (1,), (_normal, torch.rand)
+    for vocabulary_size, draw, size in product(vocabularies, draws, symbol_sizes):
+        empty = zeros(specs, NUM_PROBES, size)
         inputs = [_drawn(value, draw, vocabulary_size, random) for value in empty]
         try:
             with torch.no_grad():
@@ -52,6 +56,7 @@ def probe_inputs(network: Callable[..., Any], specs: Sequence[TensorSpec]) -> Se
                     return inputs
         except Exception:  # noqa: BLE001, S112  # a network may raise anything for values that it does not take
             continue
+    empty = zeros(specs, NUM_PROBES)
     with torch.no_grad():
         network(*copies(empty))
     return empty

@@ -47,6 +47,11 @@ class TensorSpec:
         return self.shape[1:]
 
     @property
+    def symbols(self) -> tuple[str, ...]:
+        """The axes of a sample that may have any size."""
+        return tuple(size for size in self.sample_shape if isinstance(size, str))
+
+    @property
     def is_float(self) -> bool:
         """Whether it has floating-point numbers: those of two models can be compared up to rounding."""
         return self.dtype.startswith("float")

@@ -314,6 +314,16 @@ def test_what_masks_attention_is_left_float() -> None:
     assert [node.name for node in operators_on_constants(graph)] == ["exp"]
 
 
+def test_a_mask_without_a_product_is_left_float() -> None:
+    def body(n: Any, images_NCHW: torch.Tensor) -> torch.Tensor:
+        scores_NHW = n.conv(n.stem(images_NCHW))[:, 0]
+        mask_NHW = torch.zeros_like(scores_NHW).masked_fill(images_NCHW[:, 0] > 1, -torch.inf)
+        return logits(n, n.stem(images_NCHW) * F.softmax(scores_NHW + mask_NHW, -1).unsqueeze(1))
+
+    graph = trace_network(Net(body, conv=conv()), pictures(INPUT_SHAPE_CHW)).graph
+    assert {node.name for node in masked_softmax(graph)} == {"masked_fill", "add", "softmax"}
+
+
 def test_no_range_takes_in_what_hides_scores() -> None:
     graph, x = prepared_on(Masked(), ENGINES[0]), torch.randn(4, *INPUT_SHAPE_CHW)
     assert graph(x).isfinite().all()

@@ -72,6 +72,7 @@ PRODUCTS: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "mm_method": lambda x, y: merged(x)[0].mm(merged(y)[0].T),
     "baddbmm": baddbmm,
     "baddbmm_scaled": lambda x, y: baddbmm(x, y, beta=0.5, alpha=0.3),
+    "baddbmm_by_names": lambda x, y: merged(x)[..., :1].baddbmm(batch1=merged(x), batch2=merged(y).mT, beta=0.5),
     "baddbmm_of_nothing": lambda x, y: baddbmm(x, y, beta=0),
     "baddbmm_of_nothing_scaled": lambda x, y: merged(x)[..., :1].baddbmm(merged(x), merged(y).mT, beta=0, alpha=2),
     "scores": lambda x, y: torch.einsum("bhqd,bhkd->bhqk", x, y),

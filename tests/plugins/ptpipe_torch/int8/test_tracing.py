@@ -6,6 +6,7 @@ Shape legend: B images, C channels, H height, W width.
 from __future__ import annotations
 
 import builtins
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.nn import functional as F
 
 from ptpipe_torch import BATCH, TensorSpec
 from ptpipe_torch.int8.tracing import trace_graph
@@ -203,6 +205,55 @@ def test_a_branch_on_an_axis_of_any_size_is_refused() -> None:
     specs = (TensorSpec("signal", "float32", (BATCH, "length")),)
     with pytest.raises(torch.fx.proxy.TraceError):
         trace_graph(Branching().eval(), specs, ())
+
+
+class Sized(nn.Module):
+    """Computes a function of a signal of any length."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, signal_BL: torch.Tensor) -> torch.Tensor:
+        return self.function(signal_BL)
+
+
+SIGNAL = (TensorSpec("signal", "float32", (BATCH, "length")),)
+
+
+def padded_to_even(x: torch.Tensor) -> torch.Tensor:
+    return F.pad(x, (0, 1)) if x.shape[1] % 2 else x * 1
+
+
+def padded_to_four(x: torch.Tensor) -> torch.Tensor:
+    return F.pad(x, (0, 4 - x.shape[1] % 4)) if x.shape[1] % 4 != 0 else x * 1
+
+
+@pytest.mark.parametrize("function", [padded_to_even, padded_to_four])
+def test_a_branch_on_a_remainder_is_refused(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(torch.fx.proxy.TraceError):
+        trace_graph(Sized(function).eval(), SIGNAL, ())
+
+
+@pytest.mark.parametrize("compare", [operator.gt, operator.lt, operator.ge, operator.le, operator.ne, operator.eq])
+def test_a_branch_on_sizes_that_are_always_equal_is_decided(compare: Callable[[Any, Any], Any]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        missing = x.shape[1] + 1 - F.pad(x, (0, 1)).shape[1]
+        return x + 1 if compare(missing, 0) else x - 1
+
+    graph, _ = trace_graph(Sized(function).eval(), SIGNAL, ())
+    x = torch.randn(3, 5)
+    assert torch.equal(torch.fx.GraphModule(nn.Module(), graph)(x), function(x))
+
+
+def test_a_network_of_lengths_in_eights_is_traced() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        blocks = x.reshape(x.shape[0], -1, 8)
+        return blocks * len(x[0, :8]) if blocks.dim() == 3 and blocks.shape[2] == 8 else x
+
+    graph, _ = trace_graph(Sized(function).eval(), SIGNAL, ())
+    x = torch.randn(3, 24)
+    assert torch.equal(torch.fx.GraphModule(nn.Module(), graph)(x), function(x))
 
 
 class Branching(nn.Module):

@@ -1,0 +1,38 @@
+"""Inputs for networks where no data is at hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ptpipe_torch import BATCH, TensorSpec
+from ptpipe_torch.model.example_inputs import NUM_PROBES, probe_inputs, zeros
+
+TOKENS = TensorSpec("tokens", "int64", (BATCH, "length"))
+SIGNAL = TensorSpec("signal", "float32", (BATCH, 3, "length"))
+
+
+def test_probes_of_any_length_have_one_that_no_network_was_traced_at() -> None:
+    tokens_BL, signal_BCL = probe_inputs(lambda tokens, signal: signal.sum(1) + tokens, (TOKENS, SIGNAL))
+    assert tokens_BL.shape == (NUM_PROBES, 11)
+    assert signal_BCL.shape == (NUM_PROBES, 3, 11)
+
+
+def test_a_network_that_does_not_take_that_length_gets_another() -> None:
+    (signal_BCL,) = probe_inputs(lambda signal: signal.reshape(len(signal), -1, 8), (SIGNAL,))
+    assert signal_BCL.shape == (NUM_PROBES, 3, 16)
+    assert signal_BCL.any()
+
+
+def test_what_a_network_raises_for_all_of_them_is_raised() -> None:
+    def network(signal: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"{signal.shape[2]} samples")
+
+    with pytest.raises(ValueError, match="16 samples"):
+        probe_inputs(network, (SIGNAL,))
+
+
+def test_fixed_sizes_stay() -> None:
+    spec = TensorSpec("image", "float32", (BATCH, 3, 8, 8))
+    assert [value.shape for value in probe_inputs(lambda image: image, (spec,))] == [(NUM_PROBES, 3, 8, 8)]
+    assert [value.shape for value in zeros((spec, SIGNAL), 2, 5)] == [(2, 3, 8, 8), (2, 3, 5)]
