@@ -32,9 +32,9 @@ from ptpipe_onnx.shape_pass import use_constant_shapes
 from ptpipe_onnx.tensor_names import name_transposed_weights
 from ptpipe_torch import Signature, TensorSpec
 from ptpipe_torch.errors import export_failure, root_cause
-from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.outputs import exported_names
-from ptpipe_torch.torch_export import export_program, original_names, place_of_error, place_of_operator
+from ptpipe_torch.sized_export import export_sized
+from ptpipe_torch.torch_export import original_names, place_of_error, place_of_operator
 
 _FAILED = "this network can't be exported to ONNX"
 _REMEDY = "Write it with other operators, or compute that part outside of the network"
@@ -100,14 +100,8 @@ def _layers_replaced(network: nn.Module) -> Iterator[None]:
 
 def _program(network: nn.Module, signature: Signature) -> ExportedProgram:
     """Trace a network. Raises StageError, with the line, for one that torch.export can't trace."""
-    inputs = zeros(signature.inputs, 2)  # a batch size of 1 would be specialized to a constant
-    symbols = {size for spec in signature.inputs for size in spec.shape if isinstance(size, str)}
-    dims = {symbol: torch.export.Dim(symbol) for symbol in symbols}
-    dynamic_shapes = tuple(
-        {axis: dims[size] for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in signature.inputs
-    )
     try:
-        return export_program(network, inputs, dynamic_shapes)
+        return export_sized(network, signature.inputs)
     except Exception as error:  # a network may raise anything while it is traced
         if scripted := [name for name, part in network.named_modules() if isinstance(part, torch.jit.ScriptModule)]:
             message = f"{scripted[0] or 'the network'} is TorchScript, which torch.export can't trace"

@@ -63,6 +63,11 @@ def makes_constant_of_size(error: BaseException) -> bool:
     return _CONSTANT_AXIS.search(str(error)) is not None
 
 
+def depends_on_size(error: BaseException) -> bool:
+    """Return whether `torch.export` stopped since a branch depends on the size of an axis that is not fixed."""
+    return _AXIS_DECIDES.search(str(error)) is not None
+
+
 def depends_on_values(error: BaseException) -> bool:
     """Return whether `torch.export` stopped at a branch, a loop or a size that depends on the values of a tensor."""
     return _VALUES_DECIDE.search(str(error)) is not None

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -47,24 +48,30 @@ class Place:
         return f" ({', '.join(filter(None, parts))})" if any(parts) else ""
 
 
-def export_program(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any) -> ExportedProgram:
+def export_program(
+    network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any, *, asserts_assumptions: bool = False
+) -> ExportedProgram:
     """Call `torch.export.export` without the graph that it prints to stderr, and the warning, when it fails.
 
     A network that makes a constant of a size is tried once more, see `whole_quotients`; one that keeps sizes from its
-    last call, without those. Raises whatever torch.export raises.
+    last call, without those. `asserts_assumptions`: the program asserts what it assumes of sizes, where torch.export
+    would refuse the network. Raises whatever torch.export raises.
     """
+    export = partial(_exported, network, inputs, dynamic_shapes, asserts_assumptions)
     try:
-        return _exported(network, inputs, dynamic_shapes)
+        return export()
     except Exception as error:
         if forget_sizes(network, inputs):
-            return _exported(network, inputs, dynamic_shapes)
+            return export()
         if not makes_constant_of_size(error):
             raise
         with symbolic_quotients(network):
-            return _exported(network, inputs, dynamic_shapes)
+            return export()
 
 
-def _exported(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any) -> ExportedProgram:
+def _exported(
+    network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any, asserts_assumptions: bool
+) -> ExportedProgram:
     from torch._dynamo import trace_rules  # takes a second
 
     trace_rules.is_builtin_callable(len)  # fills a table of built-in functions, before one of them is another
@@ -74,7 +81,13 @@ def _exported(network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any) ->
     logger.setLevel(logging.ERROR)
     try:
         with redirect_stderr(printed), answering_builtins(("len",), torch.Tensor, _first_size, (TORCH_FOLDER,)):
-            return torch.export.export(network, tuple(inputs), dynamic_shapes=dynamic_shapes, strict=False)
+            return torch.export.export(
+                network,
+                tuple(inputs),
+                dynamic_shapes=dynamic_shapes,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=asserts_assumptions,
+            )
     except Exception as error:
         graph = getattr(error, "partial_fx_graph", "")
         raise

@@ -15,7 +15,7 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import Attribute
 
 from ptpipe_torch.int8.tracer import DataDependentError, NetworkProxy, NetworkTracer
-from ptpipe_torch.kept_attributes import KeptAttributes
+from ptpipe_torch.largest_size import is_largest_size, takes
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.whole_quotients import is_whole
@@ -24,7 +24,11 @@ _BATCH_SIZES = (2, 3)
 _SYMBOL_SIZES = (16, 9, 8)
 """Of the other axes that have no fixed one: the first, and what to try for the second."""
 _FACTORIES = ("as_tensor", "empty", "full", "ones", "tensor", "zeros")
-_SIZED_METHODS = ("expand", "new_empty", "new_full", "new_ones", "new_zeros", "repeat", "reshape", "tile", "view")
+_SIZED_METHODS = (
+    *("__getitem__", "expand", "new_empty", "new_full", "new_ones", "new_zeros", "repeat", "reshape", "tile", "view"),
+)
+_TARGETS: Mapping[str, Any] = {"__getitem__": operator.getitem}
+"""As what methods are recorded that Python has a spelling of its own for."""
 _DECIDED_METHODS = ("is_complex", "is_contiguous", "is_floating_point")
 _READING_METHODS = ("item", "tolist")
 _DECIDED = (*_DECIDED_METHODS, torch.is_complex, torch.is_floating_point)
@@ -143,6 +147,7 @@ class SizedTracer(NetworkTracer):
         super().__init__(leaves, len(inputs), functions)
         self._was_called, self._decides_for_samples = was_called, decides_for_samples
         self._specs = inputs
+        self._symbol_sizes = symbol_sizes
         self._inputs = [iter(zeros(inputs, *sizes)) for sizes in zip(_BATCH_SIZES, symbol_sizes, strict=True)]
         self._is_running = False
 
@@ -180,7 +185,8 @@ class SizedTracer(NetworkTracer):
     def to_bool(self, obj: Proxy) -> bool:
         """Decide a branch on dtype, layout, or two sizes that are the same; refuse any other that is recorded.
 
-        One that is the same for all batches of several samples is decided for them, and the tracer marked.
+        So is one that is the same for all sizes that the network takes (`assert length <= 1024`). One that is the same
+        for all batches of several samples is decided for them, and the tracer marked.
         """
         values = _value_of(obj, 0), _value_of(obj, 1)
         if obj.node.target in _DECIDED:
@@ -189,10 +195,34 @@ class SizedTracer(NetworkTracer):
             raise DataDependentError
         if _compares_equals(obj):
             return bool(values[0])
+        if self._is_refusal(obj):
+            return bool(values[0])
         if self._decides_for_samples and _sets_one_sample_apart(obj):
             self.may_differ_for_one_sample = True
             return bool(values[0])
         return super().to_bool(obj)
+
+    def _is_refusal(self, comparison: Proxy) -> bool:
+        """Return whether a comparison has another outcome for sizes alone that the network does not take."""
+        operands = comparison.__dict__[_OPERANDS]
+        numbers = [each for each in operands if isinstance(each, int)]
+        sizes = [tuple(_value_of(each, index) for index in (0, 1)) for each in operands if isinstance(each, Proxy)]
+        if comparison.node.target not in _COMPARISONS or len(numbers) != 1 or sizes != [self._symbol_sizes]:
+            return False
+        compare: Any = comparison.node.target
+
+        def outcome(size: int) -> bool:
+            return bool(compare(*(size if isinstance(each, Proxy) else each for each in operands)))
+
+        known = outcome(self._symbol_sizes[0])
+        last = [size for size in (numbers[0] - 1, numbers[0]) if outcome(size) == known != outcome(size + 1)]
+        if not last or last[0] < max(self._symbol_sizes):
+            return False
+        self._is_running = True
+        try:
+            return is_largest_size(self.root, self._specs, last[0])
+        finally:
+            self._is_running = False
 
     def _value(self, kind: str, target: Any, args: Any, kwargs: Any, index: int) -> Any:
         if kind == "placeholder":
@@ -218,20 +248,8 @@ def sizes_of_symbols(network: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[
     """
     first, *others = _SYMBOL_SIZES
     has_symbols = any(spec.symbols for spec in inputs)
-    taken = (size for size in others if has_symbols and _runs(network, zeros(inputs, _BATCH_SIZES[1], size)))
+    taken = (size for size in others if has_symbols and takes(network, inputs, size, batch_size=_BATCH_SIZES[1]))
     return first, next(taken, others[-1])
-
-
-def _runs(network: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
-    kept = KeptAttributes(network)
-    try:
-        with torch.no_grad():
-            network(*inputs)
-    except Exception:  # noqa: BLE001  # a network may raise anything for sizes that it does not take
-        return False
-    finally:
-        kept.restore()
-    return True
 
 
 @contextmanager
@@ -241,21 +259,23 @@ def _sizes_recorded() -> Iterator[None]:
     with ExitStack() as restored:
         for name in _FACTORIES:
             restored.callback(setattr, torch, name, getattr(torch, name))
-            setattr(torch, name, _recorded_for_proxies(getattr(torch, name), "call_function"))
+            setattr(torch, name, _recorded_for_proxies(getattr(torch, name), getattr(torch, name)))
         for name in _SIZED_METHODS:  # which torch.Tensor inherits
-            setattr(tensor, name, _recorded_for_proxies(getattr(tensor, name), "call_method"))
+            setattr(tensor, name, _recorded_for_proxies(getattr(tensor, name), _TARGETS.get(name, name)))
             restored.callback(delattr, tensor, name)
         yield
 
 
-def _recorded_for_proxies(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
+def _recorded_for_proxies(original: Callable[..., Any], target: Any) -> Callable[..., Any]:
+    """Return a function that records a call of `target`, a function or a method's name, where it gets a proxy."""
+
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         proxies: list[Proxy] = []
         map_aggregate((args, kwargs), lambda value: proxies.append(value) if isinstance(value, Proxy) else None)
         if not proxies:
             return original(*args, **kwargs)
-        target = original if kind == "call_function" else original.__name__
+        kind = "call_method" if isinstance(target, str) else "call_function"
         return proxies[0].tracer.create_proxy(kind, target, args, kwargs)
 
     return function

@@ -36,18 +36,21 @@ def zeros(specs: Sequence[TensorSpec], batch_size: int, symbol_size: int = _SYMB
     return tuple(torch.zeros(_shape(spec, batch_size, symbol_size), dtype=getattr(torch, spec.dtype)) for spec in specs)
 
 
-def probe_inputs(network: Callable[..., Any], specs: Sequence[TensorSpec]) -> Sequence[torch.Tensor]:
+def probe_inputs(
+    network: Callable[..., Any], specs: Sequence[TensorSpec], symbol_sizes: Sequence[int] = _PROBE_SIZES
+) -> Sequence[torch.Tensor]:
     """Return seeded inputs of four samples on which the network's outputs are finite.
 
     Floats are normal, in every second sample large; for networks that take no negative values, those of 0 to 1, else
     zeros. Integers are below the largest of `_VOCABULARIES` that the network takes, else zeros, which every vocabulary
-    has: zeros alone may all be padding, of which a network computes nothing. Raises what the network raises for zeros.
+    has: zeros alone may all be padding, of which a network computes nothing. `symbol_sizes`: of axes that may have any
+    size; the first that the network takes. Raises what the network raises for zeros.
     """
     random = torch.Generator().manual_seed(0)
     has_integers = any(getattr(torch, spec.dtype) in _INTEGERS for spec in specs)
-    symbol_sizes = _PROBE_SIZES if any(spec.symbols for spec in specs) else (_SYMBOL_SIZE,)
+    sizes = symbol_sizes if any(spec.symbols for spec in specs) else symbol_sizes[:1]
     vocabularies, draws = _VOCABULARIES if has_integers else (1,), (_normal, torch.rand)
-    for vocabulary_size, draw, size in product(vocabularies, draws, symbol_sizes):
+    for vocabulary_size, draw, size in product(vocabularies, draws, sizes):
         empty = zeros(specs, NUM_PROBES, size)
         inputs = [_drawn(value, draw, vocabulary_size, random) for value in empty]
         try:
@@ -56,7 +59,7 @@ def probe_inputs(network: Callable[..., Any], specs: Sequence[TensorSpec]) -> Se
                     return inputs
         except Exception:  # noqa: BLE001, S112  # a network may raise anything for values that it does not take
             continue
-    empty = zeros(specs, NUM_PROBES)
+    empty = zeros(specs, NUM_PROBES, symbol_sizes[-1])
     with torch.no_grad():
         network(*copies(empty))
     return empty

@@ -246,6 +246,44 @@ def test_a_branch_on_sizes_that_are_always_equal_is_decided(compare: Callable[[A
     assert torch.equal(torch.fx.GraphModule(nn.Module(), graph)(x), function(x))
 
 
+class Positions(nn.Module):
+    """Has positions for so many tokens, and a mask of as many."""
+
+    def __init__(self, condition: Callable[[Any, int], Any], *, raises: bool = True, size: int = 24) -> None:
+        super().__init__()
+        self.condition, self.raises, self.size = condition, raises, size
+        self.register_buffer("mask", torch.tril(torch.ones(size, size)))
+
+    def forward(self, signal_BL: torch.Tensor) -> torch.Tensor:
+        length = signal_BL.shape[1]
+        if self.condition(length, self.size):
+            if self.raises:
+                raise ValueError(f"{length} values are too many")
+            return signal_BL[:, :1]
+        number_L = torch.arange(length, device=signal_BL.device)
+        return (signal_BL + number_L) @ self.mask[:length, :length]
+
+
+CONDITIONS: list[Callable[[Any, int], Any]] = [
+    *(operator.gt, lambda length, size: length >= size + 1, lambda length, size: not length <= size),
+    *(lambda length, size: size < length, lambda length, size: length > size - 4),
+]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_branch_that_refuses_sizes_is_decided(condition: Callable[[Any, int], Any]) -> None:
+    network = Positions(condition).eval()
+    graph, _ = trace_graph(network, SIGNAL, ())
+    for length in (1, 5, 20):
+        x = torch.randn(2, length)
+        assert torch.equal(GraphModule(network, graph)(x), network(x))
+
+
+def test_a_branch_for_sizes_that_are_taken_is_refused() -> None:
+    with pytest.raises(torch.fx.proxy.TraceError):
+        trace_graph(Positions(operator.gt, raises=False).eval(), SIGNAL, ())
+
+
 def test_a_network_of_lengths_in_eights_is_traced() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         blocks = x.reshape(x.shape[0], -1, 8)

@@ -1,0 +1,112 @@
+"""Export of networks that branch on the size of an axis that has no fixed one.
+
+Shape legend: N samples, L tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from ptpipe_torch import BATCH, TensorSpec
+from ptpipe_torch.largest_size import is_largest_size, takes
+from ptpipe_torch.sized_export import export_sized
+
+TOKENS = (TensorSpec("tokens", "int64", (BATCH, "length")),)
+SIGNAL = (TensorSpec("signal", "float32", (BATCH, "length")),)
+MAX_LENGTH = 24
+
+
+class Decoder(nn.Module):
+    """One layer of attention that does not see what follows, as nanoGPT has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(40, 8), nn.Embedding(MAX_LENGTH, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.register_buffer("mask", torch.tril(torch.ones(MAX_LENGTH, MAX_LENGTH))[None])
+
+    def forward(self, tokens_NL: torch.Tensor) -> torch.Tensor:
+        length = tokens_NL.size(1)
+        assert length <= MAX_LENGTH, f"{length} tokens, only {MAX_LENGTH} have positions"
+        x_NLC = self.tokens(tokens_NL) + self.positions(torch.arange(length, device=tokens_NL.device))
+        q_NLC, k_NLC, v_NLC = self.qkv(x_NLC).split(8, dim=2)
+        scores_NLL = (q_NLC @ k_NLC.transpose(1, 2)).masked_fill(self.mask[:, :length, :length] == 0, -torch.inf)
+        return scores_NLL.softmax(-1) @ v_NLC
+
+
+class Sized(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, signal_NL: torch.Tensor) -> torch.Tensor:
+        return self.function(signal_NL)
+
+
+def test_the_largest_size_is_that_of_the_positions() -> None:
+    network = Decoder().eval()
+    assert is_largest_size(network, TOKENS, MAX_LENGTH)
+    assert not is_largest_size(network, TOKENS, MAX_LENGTH - 1)
+    assert not is_largest_size(network, TOKENS, MAX_LENGTH + 1)
+    assert not is_largest_size(Sized(torch.tanh), SIGNAL, MAX_LENGTH)
+    assert takes(network, TOKENS, 1)
+
+
+def test_what_a_tried_network_keeps_is_forgotten() -> None:
+    class Keeping(nn.Module):
+        last: torch.Tensor | None = None
+
+        def forward(self, signal_NL: torch.Tensor) -> torch.Tensor:
+            self.last = signal_NL
+            return signal_NL
+
+    network = Keeping()
+    assert takes(network, SIGNAL, 3)
+    assert network.last is None
+
+
+def test_a_decoder_is_exported_for_every_length_that_it_takes() -> None:
+    torch.manual_seed(0)
+    network = Decoder().eval()
+    program = export_sized(network, TOKENS)
+    assert max(int(limits.upper) for limits in program.range_constraints.values() if limits.upper < 999) == MAX_LENGTH
+    computing = program.module(check_guards=False)
+    for length in (1, 2, 15, MAX_LENGTH - 1):
+        tokens_NL = torch.randint(40, (3, length))
+        torch.testing.assert_close(computing(tokens_NL), network(tokens_NL))
+
+
+def test_a_length_for_which_a_branch_makes_no_difference() -> None:
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape) + 1 if x.shape[1] - 1 == 5 else x + 1
+
+    network = Sized(halves).eval()
+    program = export_sized(network, SIGNAL)
+    x = torch.randn(3, 9)
+    torch.testing.assert_close(program.module(check_guards=False)(x), network(x))
+
+
+def above_four(x: torch.Tensor) -> torch.Tensor:
+    return x.mean(1) if x.shape[1] > 4 else x.sum(1)
+
+
+def of_one_length(x: torch.Tensor) -> torch.Tensor:
+    return x + 1 if x.shape[1] - 1 == 5 else x
+
+
+def of_even_lengths(x: torch.Tensor) -> torch.Tensor:
+    return x + 1 if x.shape[1] % 2 else x * 1
+
+
+def of_long_ones(x: torch.Tensor) -> torch.Tensor:
+    return x.mean(1) if x.shape[1] < 100 else x.sum(1)
+
+
+@pytest.mark.parametrize("function", [above_four, of_one_length, of_even_lengths, of_long_ones])
+def test_a_branch_that_makes_a_difference_is_refused(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(Exception, match=r"Constraints violated \(length\)"):
+        export_sized(Sized(function).eval(), SIGNAL)
