@@ -7,9 +7,8 @@ on numbers, and compared with the functions of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -32,20 +31,29 @@ _BENDS = {
     *("clamp_min", "clamp_max", "max", "maximum", "min", "minimum", "where"),
 }
 """One of these is in each activation."""
-_ENDS = {"mul", "multiply", "truediv", "div", "divide", "true_divide", "add", "max", "maximum", "where"}
+_ENDS = {
+    "mul",
+    "multiply",
+    "truediv",
+    "div",
+    "divide",
+    "true_divide",
+    "add",
+    "sub",
+    "subtract",
+    "max",
+    "maximum",
+    "where",
+}
 _LAYERS = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus)
 _MAX_OPERATORS = 16
 _X = torch.cat([torch.linspace(-20, 20, 4001, dtype=torch.float64), torch.tensor([-1e3, -50.0, 50.0, 1e3])])
 _TOLERANCE = 2e-6
 """Of the larger of 1 and |x|: constants are written with six digits or more. Both forms of GELU differ by 5e-4."""
-_FUNCTIONS: Mapping[Callable[..., torch.Tensor], Mapping[str, str]] = {
-    partial(F.gelu, approximate="tanh"): {"approximate": "tanh"},
-    F.gelu: {},
-    F.silu: {},
-    F.hardswish: {},
-    F.hardsigmoid: {},
-    F.mish: {},
-}
+_FUNCTIONS: Sequence[tuple[Any, Mapping[str, Any]]] = (
+    (F.gelu, {"approximate": "tanh"}),
+    *((function, {}) for function in (F.gelu, F.silu, F.hardswish, F.hardsigmoid, F.mish)),
+)
 
 
 def use_activations(graph: GraphModule, scopes: Scopes) -> None:
@@ -63,8 +71,8 @@ class _Activation:
     source: Node
     """Its input."""
     function: Any
-    arguments: tuple[float, ...]
-    named: Mapping[str, str]
+    named: Mapping[str, Any]
+    """Its other arguments."""
 
     @classmethod
     def of(cls, graph: GraphModule, node: Node, numbers: Mapping[Node, int]) -> _Activation | None:
@@ -74,18 +82,17 @@ class _Activation:
                 continue
             if (computed := _computed(graph, source, operators)) is None:
                 return None
-            for function, named in _FUNCTIONS.items():
-                if _is_same(computed, function(_X)):
-                    return cls(source, getattr(function, "func", function), (), named)
             slope = float(computed[0] / _X[0])
-            if 0 < slope < 1 and _is_same(computed, F.leaky_relu(_X, slope)):
-                return cls(source, F.leaky_relu, (slope,), {})
+            leaky = [(F.leaky_relu, {"negative_slope": slope})] if 0 < slope < 1 else []
+            for function, named in (*_FUNCTIONS, *leaky):
+                if _is_same(computed, function(_X, **named)):
+                    return cls(source, function, named)
         return None
 
     def replace(self, graph: GraphModule, node: Node, scopes: Scopes) -> None:
         """Write the function in the place of a node."""
         with graph.graph.inserting_before(node):
-            new = graph.graph.call_function(self.function, (self.source, *self.arguments), dict(self.named))
+            new = graph.graph.call_function(self.function, (self.source,), dict(self.named))
         scopes[new.name] = scopes[node.name]
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)

@@ -36,6 +36,8 @@ _VALUES = "_values_at_sizes"
 """Attribute of a proxy; one of a tensor or a result has no such name."""
 _OPERANDS = "_operands"
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+_STEPS = (operator.floordiv, operator.mod)
+"""Whose results may be equal at two sizes and differ at a third."""
 _len = len  # which is another function while a network is traced
 
 
@@ -150,6 +152,7 @@ class SizedTracer(NetworkTracer):
         self._symbol_sizes = symbol_sizes
         self._inputs = [iter(zeros(inputs, *sizes)) for sizes in zip(_BATCH_SIZES, symbol_sizes, strict=True)]
         self._is_running = False
+        self._steps = set[Node]()
 
     def trace(self, root: Any, concrete_args: Any = None) -> Graph:
         if self._was_called:
@@ -172,6 +175,8 @@ class SizedTracer(NetworkTracer):
         values = tuple(self._value(kind, target, args, kwargs, index) for index in range(len(_BATCH_SIZES)))
         proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
         proxy.__dict__ |= {_VALUES: values, _OPERANDS: args}
+        if target in _STEPS and values[0] == values[1]:
+            self._steps.add(proxy.node)
         return proxy
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -193,7 +198,7 @@ class SizedTracer(NetworkTracer):
             return bool(values[0])
         if _reads_values(obj):
             raise DataDependentError
-        if _compares_equals(obj):
+        if _compares_equals(obj) and self._steps.isdisjoint(_needed(obj)):
             return bool(values[0])
         if self._is_refusal(obj):
             return bool(values[0])
@@ -326,8 +331,14 @@ def _value_of(value: Any, index: int) -> Any:
 
 def _reads_values(proxy: Proxy) -> bool:
     """Return whether a proxy is a tensor, or a number that was read from one, and not one of sizes or strides alone."""
+    is_tensor = isinstance(_value_of(proxy, 0), torch.Tensor)
+    return is_tensor or any(node.target in _READING_METHODS for node in _needed(proxy))
+
+
+def _needed(proxy: Proxy) -> set[Node]:
+    """Return the nodes that a value is computed from, its own included."""
     needed = {proxy.node}
     for node in reversed(proxy.node.graph.nodes):
         if node in needed:
             needed.update(node.all_input_nodes)
-    return isinstance(_value_of(proxy, 0), torch.Tensor) or any(node.target in _READING_METHODS for node in needed)
+    return needed

@@ -71,6 +71,10 @@ def in_halves(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(min=0) + 0.3 * x.clamp(max=0)
 
 
+def subtracted(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x) - 0.25 * torch.relu(-x)
+
+
 def gate(x: torch.Tensor) -> torch.Tensor:
     return F.relu6(x + 3) / 6
 
@@ -78,7 +82,7 @@ def gate(x: torch.Tensor) -> torch.Tensor:
 TARGETS: dict[Step, set[Any]] = {
     **{step: {F.gelu} for step in (gpt2, bloom, with_a_constant, with_erf, with_few_digits)},
     **{step: {nn.Hardswish} for step in (divided_last, clamped)},
-    **{step: {nn.LeakyReLU} for step in (largest, chosen, in_halves)},
+    **{step: {nn.LeakyReLU} for step in (largest, chosen, in_halves, subtracted)},
     with_log1p: {F.mish},
     gate: {F.hardsigmoid},
     gated: {torch.sigmoid, torch.mul},  # the int8 form of SiLU

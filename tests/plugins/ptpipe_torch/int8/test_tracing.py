@@ -229,8 +229,18 @@ def padded_to_four(x: torch.Tensor) -> torch.Tensor:
     return F.pad(x, (0, 4 - x.shape[1] % 4)) if x.shape[1] % 4 != 0 else x * 1
 
 
-@pytest.mark.parametrize("function", [padded_to_even, padded_to_four])
-def test_a_branch_on_a_remainder_is_refused(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def in_blocks(x: torch.Tensor) -> torch.Tensor:
+    return x + 1 if x.shape[1] // 20 > 0 else x - 1
+
+
+def within_a_block(x: torch.Tensor) -> torch.Tensor:
+    return x - 1 if x.shape[1] == x.shape[1] % 20 + x.shape[1] // 20 else x + 1
+
+
+@pytest.mark.parametrize("function", [padded_to_even, padded_to_four, in_blocks, within_a_block])
+def test_a_branch_on_a_remainder_or_a_whole_quotient_is_refused(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     with pytest.raises(torch.fx.proxy.TraceError):
         trace_graph(Sized(function).eval(), SIGNAL, ())
 
