@@ -31,19 +31,10 @@ _BENDS = {
     *("clamp_min", "clamp_max", "max", "maximum", "min", "minimum", "where"),
 }
 """One of these is in each activation."""
+_OPERATORS = _ARITHMETIC | _BENDS
 _ENDS = {
-    "mul",
-    "multiply",
-    "truediv",
-    "div",
-    "divide",
-    "true_divide",
-    "add",
-    "sub",
-    "subtract",
-    "max",
-    "maximum",
-    "where",
+    *("mul", "multiply", "truediv", "div", "divide", "true_divide", "add", "sub", "subtract"),
+    *("max", "maximum", "where"),
 }
 _LAYERS = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus)
 _MAX_OPERATORS = 16
@@ -59,9 +50,13 @@ _FUNCTIONS: Sequence[tuple[Any, Mapping[str, Any]]] = (
 def use_activations(graph: GraphModule, scopes: Scopes) -> None:
     """Replace operators that together are GELU, SiLU, HardSwish, hard-sigmoid, Mish or leaky ReLU by it, in place."""
     numbers = {node: number for number, node in enumerate(graph.graph.nodes)}
+    is_changed = False
     for node in reversed(list(graph.graph.nodes)):
-        if node.users and _name(graph, node) in _ENDS and (found := _Activation.of(graph, node, numbers)) is not None:
+        if _name(graph, node) in _ENDS and (found := _Activation.of(graph, node, numbers)) is not None:
             found.replace(graph, node, scopes)
+            is_changed = True
+    if is_changed:
+        graph.graph.eliminate_dead_code()
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,6 @@ class _Activation:
         scopes[new.name] = scopes[node.name]
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
-        graph.graph.eliminate_dead_code()
 
 
 def _expressions(graph: GraphModule, node: Node, numbers: Mapping[Node, int]) -> Iterator[tuple[Node, list[Node]]]:
@@ -104,7 +98,7 @@ def _expressions(graph: GraphModule, node: Node, numbers: Mapping[Node, int]) ->
     operators, needed = list[Node](), {node}
     while len(operators) < _MAX_OPERATORS:
         last = max(needed, key=lambda each: numbers.get(each, 0))
-        if _name(graph, last) not in _ARITHMETIC | _BENDS:
+        if _name(graph, last) not in _OPERATORS:
             return
         operators.append(last)
         needed.remove(last)

@@ -193,7 +193,7 @@ class SizedTracer(NetworkTracer):
         So is one that is the same for all sizes that the network takes (`assert length <= 1024`). One that is the same
         for all batches of several samples is decided for them, and the tracer marked.
         """
-        values = _value_of(obj, 0), _value_of(obj, 1)
+        values = _values_of(obj)
         if obj.node.target in _DECIDED:
             return bool(values[0])
         if _reads_values(obj):
@@ -211,7 +211,7 @@ class SizedTracer(NetworkTracer):
         """Return whether a comparison has another outcome for sizes alone that the network does not take."""
         operands = comparison.__dict__[_OPERANDS]
         numbers = [each for each in operands if isinstance(each, int)]
-        sizes = [tuple(_value_of(each, index) for index in (0, 1)) for each in operands if isinstance(each, Proxy)]
+        sizes = [_values_of(each) for each in operands if isinstance(each, Proxy)]
         if comparison.node.target not in _COMPARISONS or len(numbers) != 1 or sizes != [self._symbol_sizes]:
             return False
         compare: Any = comparison.node.target
@@ -223,9 +223,15 @@ class SizedTracer(NetworkTracer):
         last = [size for size in (numbers[0] - 1, numbers[0]) if outcome(size) == known != outcome(size + 1)]
         if not last or last[0] < max(self._symbol_sizes):
             return False
+        with self._running():
+            return is_largest_size(self.root, self._specs, last[0])
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Let modules compute in place of being recorded."""
         self._is_running = True
         try:
-            return is_largest_size(self.root, self._specs, last[0])
+            yield
         finally:
             self._is_running = False
 
@@ -233,16 +239,12 @@ class SizedTracer(NetworkTracer):
         if kind == "placeholder":
             return next(self._inputs[index])
         args, kwargs = map_aggregate((args, kwargs), lambda value: _value_of(value, index))
-        self._is_running = True
-        try:
-            with torch.no_grad():
-                if kind == "call_method":
-                    return getattr(args[0], target)(*args[1:], **kwargs)
-                if kind == "call_module":
-                    return self.root.get_submodule(target)(*args, **kwargs)
-                return target(*args, **kwargs) if kind == "call_function" else operator.attrgetter(target)(self.root)
-        finally:
-            self._is_running = False
+        with self._running(), torch.no_grad():
+            if kind == "call_method":
+                return getattr(args[0], target)(*args[1:], **kwargs)
+            if kind == "call_module":
+                return self.root.get_submodule(target)(*args, **kwargs)
+            return target(*args, **kwargs) if kind == "call_function" else operator.attrgetter(target)(self.root)
 
 
 def sizes_of_symbols(network: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[int, int]:
@@ -306,7 +308,7 @@ def _compares_equals(comparison: Proxy) -> bool:
     if comparison.node.target not in _COMPARISONS:
         return False
     left, right = comparison.__dict__[_OPERANDS]
-    return all(bool(_value_of(left, index) == _value_of(right, index)) for index in range(len(_BATCH_SIZES)))
+    return all(bool(one == other) for one, other in zip(_values_of(left), _values_of(right), strict=True))
 
 
 def _sets_one_sample_apart(comparison: Proxy) -> bool:
@@ -318,6 +320,10 @@ def _sets_one_sample_apart(comparison: Proxy) -> bool:
     numbers = [each for each in operands if not isinstance(each, Proxy)]
     is_of_batch = all(_value_of(size, 0) * _BATCH_SIZES[1] == _value_of(size, 1) * _BATCH_SIZES[0] for size in sizes)
     return len(sizes) == 1 and is_of_batch and numbers[0] < _value_of(sizes[0], 0)
+
+
+def _values_of(value: Any) -> tuple[Any, Any]:
+    return _value_of(value, 0), _value_of(value, 1)
 
 
 def _value_of(value: Any, index: int) -> Any:

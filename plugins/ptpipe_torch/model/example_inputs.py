@@ -65,6 +65,28 @@ def probe_inputs(
     return empty
 
 
+def computes_the_same(
+    other: Callable[..., Any],
+    network: Callable[..., Any],
+    specs: Sequence[TensorSpec],
+    *,
+    symbol_sizes: Sequence[int] = _PROBE_SIZES,
+    num_samples: int = NUM_PROBES,
+) -> bool:
+    """Return whether another implementation of a network returns what it does, up to rounding, for `probe_inputs`.
+
+    `num_samples`: how many of the probes to run both on.
+    """
+    try:
+        inputs = [value[:num_samples] for value in probe_inputs(network, specs, symbol_sizes)]
+        with torch.no_grad():
+            found, expected = (tensors_of(computing(*copies(inputs))) for computing in (other, network))
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    except Exception:  # noqa: BLE001  # a network may raise anything for inputs that it does not take
+        return False
+    return True
+
+
 def _drawn(empty: torch.Tensor, draw: Any, vocabulary_size: int, random: torch.Generator) -> torch.Tensor:
     if empty.is_floating_point():
         drawn: torch.Tensor = draw(empty.shape, generator=random)

@@ -17,6 +17,8 @@ from ptpipe import StageError
 from ptpipe_onnx import torch_exporter
 from ptpipe_torch import BATCH, Signature, TensorSpec
 
+from ...networks import Applied
+
 
 class Patches(nn.Module):
     """Patches of images, and how many there are."""
@@ -70,17 +72,6 @@ def test_of_images_of_any_height(run_onnx: Run) -> None:
     content = ir.to_proto(exported(network, "height", "places")).SerializeToString()
     for x in (X_NCHW, X_NCHW[:, :, :5]):
         np.testing.assert_array_equal(run_onnx(content, x.numpy()), network(x).numpy())
-
-
-class Applied(nn.Module):
-    """A function of images."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
 
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -15,6 +15,8 @@ from ptpipe_torch import BATCH, TensorSpec
 from ptpipe_torch.largest_size import is_largest_size, takes
 from ptpipe_torch.sized_export import export_sized
 
+from ...networks import Applied
+
 TOKENS = (TensorSpec("tokens", "int64", (BATCH, "length")),)
 SIGNAL = (TensorSpec("signal", "float32", (BATCH, "length")),)
 MAX_LENGTH = 24
@@ -38,21 +40,12 @@ class Decoder(nn.Module):
         return scores_NLL.softmax(-1) @ v_NLC
 
 
-class Sized(nn.Module):
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, signal_NL: torch.Tensor) -> torch.Tensor:
-        return self.function(signal_NL)
-
-
 def test_the_largest_size_is_that_of_the_positions() -> None:
     network = Decoder().eval()
     assert is_largest_size(network, TOKENS, MAX_LENGTH)
     assert not is_largest_size(network, TOKENS, MAX_LENGTH - 1)
     assert not is_largest_size(network, TOKENS, MAX_LENGTH + 1)
-    assert not is_largest_size(Sized(torch.tanh), SIGNAL, MAX_LENGTH)
+    assert not is_largest_size(Applied(torch.tanh), SIGNAL, MAX_LENGTH)
     assert takes(network, TOKENS, 1)
 
 
@@ -84,7 +77,7 @@ def test_a_length_for_which_a_branch_makes_no_difference() -> None:
     def halves(x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape) + 1 if x.shape[1] - 1 == 5 else x + 1
 
-    network = Sized(halves).eval()
+    network = Applied(halves).eval()
     program = export_sized(network, SIGNAL)
     x = torch.randn(3, 9)
     torch.testing.assert_close(program.module(check_guards=False)(x), network(x))
@@ -109,4 +102,4 @@ def of_long_ones(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("function", [above_four, of_one_length, of_even_lengths, of_long_ones])
 def test_a_branch_that_makes_a_difference_is_refused(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises(Exception, match=r"Constraints violated \(length\)"):
-        export_sized(Sized(function).eval(), SIGNAL)
+        export_sized(Applied(function).eval(), SIGNAL)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from ptpipe_torch import BATCH, TensorSpec
 from ptpipe_torch.int8.tracing import trace_graph
 
+from ....networks import Applied
 from ....signatures import pictures
 
 SHAPE_CHW = (4, 6, 6)
@@ -207,17 +208,6 @@ def test_a_branch_on_an_axis_of_any_size_is_refused() -> None:
         trace_graph(Branching().eval(), specs, ())
 
 
-class Sized(nn.Module):
-    """Computes a function of a signal of any length."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, signal_BL: torch.Tensor) -> torch.Tensor:
-        return self.function(signal_BL)
-
-
 SIGNAL = (TensorSpec("signal", "float32", (BATCH, "length")),)
 
 
@@ -242,7 +232,7 @@ def test_a_branch_on_a_remainder_or_a_whole_quotient_is_refused(
     function: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     with pytest.raises(torch.fx.proxy.TraceError):
-        trace_graph(Sized(function).eval(), SIGNAL, ())
+        trace_graph(Applied(function).eval(), SIGNAL, ())
 
 
 @pytest.mark.parametrize("compare", [operator.gt, operator.lt, operator.ge, operator.le, operator.ne, operator.eq])
@@ -251,7 +241,7 @@ def test_a_branch_on_sizes_that_are_always_equal_is_decided(compare: Callable[[A
         missing = x.shape[1] + 1 - F.pad(x, (0, 1)).shape[1]
         return x + 1 if compare(missing, 0) else x - 1
 
-    graph, _ = trace_graph(Sized(function).eval(), SIGNAL, ())
+    graph, _ = trace_graph(Applied(function).eval(), SIGNAL, ())
     x = torch.randn(3, 5)
     assert torch.equal(torch.fx.GraphModule(nn.Module(), graph)(x), function(x))
 
@@ -299,7 +289,7 @@ def test_a_network_of_lengths_in_eights_is_traced() -> None:
         blocks = x.reshape(x.shape[0], -1, 8)
         return blocks * len(x[0, :8]) if blocks.dim() == 3 and blocks.shape[2] == 8 else x
 
-    graph, _ = trace_graph(Sized(function).eval(), SIGNAL, ())
+    graph, _ = trace_graph(Applied(function).eval(), SIGNAL, ())
     x = torch.randn(3, 24)
     assert torch.equal(torch.fx.GraphModule(nn.Module(), graph)(x), function(x))
 
