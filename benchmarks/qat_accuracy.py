@@ -106,7 +106,7 @@ class Bench:
         arguments = prepared.recipe.prepare[0].arguments
         example = zeros(model.signature.inputs, 1)
         with torch_threads(self.options.threads), quantized_engine(BACKEND), warnings.catch_warnings(action="ignore"):
-            mapping = torch_mapping(reduce_range=bool(arguments["reduce_range"]))
+            mapping = torch_mapping(narrow_weights=bool(arguments["narrow_weights"]))
             module = prepare_qat_fx(model.build().train(), mapping, example)
             with seeded(self.seed, torch.device("cpu")):
                 self.plain_loop(module.to(memory_format=torch.channels_last), float(str(arguments["freeze_at"])))
@@ -136,8 +136,8 @@ class Bench:
                 step += 1
 
 
-def torch_mapping(*, reduce_range: bool) -> Any:
-    """Return torch's default QAT settings, with 7-bit activations only where ours have them."""
+def torch_mapping(*, narrow_weights: bool) -> Any:
+    """Return torch's default QAT settings, with the integers that ours have."""
     from torch.ao.quantization import (
         FusedMovingAvgObsFakeQuantize,
         MovingAverageMinMaxObserver,
@@ -147,9 +147,10 @@ def torch_mapping(*, reduce_range: bool) -> Any:
     )
 
     activation = FusedMovingAvgObsFakeQuantize.with_args(
-        observer=MovingAverageMinMaxObserver, quant_min=0, quant_max=127 if reduce_range else 255, dtype=torch.quint8
+        observer=MovingAverageMinMaxObserver, quant_min=0, quant_max=255, dtype=torch.quint8
     )
-    weight = default_fused_per_channel_wt_fake_quant
+    limits = {"quant_min": -64, "quant_max": 64} if narrow_weights else {}
+    weight = default_fused_per_channel_wt_fake_quant.with_args(**limits)
     return get_default_qat_qconfig_mapping(BACKEND).set_global(QConfig(activation=activation, weight=weight))
 
 

@@ -25,14 +25,14 @@ from ptpipe_onnx.exact import compare_exactly
 from ptpipe_onnx.file_interface import raw_forms, whole, with_interface
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.latency_passes import use_quicker_kernels
-from ptpipe_onnx.metadata import metadata_of, origin_of, reduced_range
+from ptpipe_onnx.metadata import metadata_of, origin_of
 from ptpipe_onnx.postprocessing import AddedOutputs, check_postprocessing, outputs_to_add
 from ptpipe_onnx.preprocessing import check_preprocessing, check_resizing
 from ptpipe_onnx.probes import RankedFile, rankings_named, rankings_of
 from ptpipe_onnx.quantization.agreement import paired_rows
 from ptpipe_onnx.reproduction import stored_environment
 from ptpipe_onnx.saturation import Saturation, saturation_of
-from ptpipe_onnx.tensor_names import fused_layer_names, largest_integers, name_quantized_tensors
+from ptpipe_onnx.tensor_names import fused_layer_names, name_quantized_tensors
 from ptpipe_onnx.vectors import SUFFIX, Tolerance, Vectors
 from ptpipe_onnx.weights import store_float_weights, store_weights
 from ptpipe_torch import Data, Model, OnnxFile, RawForm
@@ -79,8 +79,6 @@ class BuiltGraph:
     """As in `OnnxFile.precision`."""
     networks: Int8Networks | None = None
     """Of a static or QAT int8 model."""
-    reduced: str = "false"
-    """As in the metadata `reduce_range`; DynamicQuantizeLinear always has 8 bits."""
     float_reasons: Mapping[str, str] = field(default_factory=dict)
     """Why layers that are int8 in the model compute in float, by the names of their weights."""
 
@@ -241,14 +239,13 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
         return _dynamic_graph(model, opset)
     with quantized_engine(model.recipe.backend):
         int8, prepared = model.build_with_prepared()
-        reduced = reduced_range(prepared)
         network, weights = reference_network(prepared, int8)
     exported = _export(model, network, opset)
     name_quantized_tensors(exported, network)
     store_weights(exported, weights)
     qdq_passes.use_integer_kernels(torch_exporter.optimize(exported))
     store_float_weights(exported, stored_weights(model.int8_tensors or {}, int8))
-    return BuiltGraph(exported, "int8", Int8Networks(int8, network), reduced)
+    return BuiltGraph(exported, "int8", Int8Networks(int8, network))
 
 
 def _dynamic_graph(model: Model, opset: int) -> BuiltGraph:
@@ -298,14 +295,11 @@ def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: D
     if size_bytes > MAX_BYTES:
         raise StageError(f"the weights are {size_bytes:,} bytes; one ONNX file holds less than 2 GiB")
     graph.set_shapes(content.graph, model.signature)
-    largest = {}
-    if built.networks is not None and built.reduced == "true":
-        largest = largest_integers(built.networks.reference)
     names = {} if built.networks is None else fused_layer_names(built.networks.reference)
-    saturation = saturation_of(content.graph, largest, names)
+    saturation = saturation_of(content.graph, names)
     content.ir_version = config.ir_version
     content.producer_name, content.producer_version = "ptpipe", __version__
-    content.metadata_props.update(metadata_of(model, data, built.precision, built.reduced, saturation))
+    content.metadata_props.update(metadata_of(model, data, built.precision, saturation))
     content.metadata_props.update(origin_of(ctx, config))
     steps = qdq_passes.output_steps(content.graph)
     graph.write(content, path)

@@ -15,8 +15,8 @@ Hence the exact worst case of a layer with activations in [0, x_max]: each pair 
     x_max (max(w_k, 0) + max(w_(k+1), 0))   and   x_max (min(w_k, 0) + min(w_(k+1), 0)),
 
 where activations are x_max at the weights of one sign and 0 at the others. If the extremes over all pairs fit 16 bits,
-no input saturates; if not, there is one that does, though perhaps none that the network meets. x_max is 255, or 127
-where the range was calibrated to 7 bits (`reduce_range`): an activation beyond its calibrated range exceeds 127.
+no input saturates; if not, there is one that does, though perhaps none that the network meets. x_max is 255; weights
+of -64 to 64 (`reduce_range`) can't saturate.
 
 Depthwise convolutions and products of two activations (both unsigned) are widened to 16 bits before they are
 multiplied, and can't saturate. Activations that are signed (S8S8) would not help: ONNX Runtime shifts them to unsigned
@@ -28,15 +28,14 @@ Shape legend: O outputs of a layer, I input channels of a group, K the reduction
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ptpipe_onnx.file_layers import FileLayer, layers_of
-from ptpipe_onnx.graph import Array, int_attribute, producer, source
-from ptpipe_onnx.tensor_names import quantize_node_name
+from ptpipe_onnx.graph import Array, int_attribute, producer
 
 MAX_ACTIVATION = 255
 _INT16 = np.iinfo(np.int16)
@@ -51,14 +50,11 @@ class LayerBound:
     name: str
     low: int
     high: int
-    """With activations up to the end of their calibrated range."""
-    is_exact_beyond: bool
-    """Whether no activation of a byte saturates either."""
 
     @property
     def saturates(self) -> bool:
-        """Whether a sum of two products may not fit 16 bits, for inputs within the calibrated ranges."""
-        return not _fits(self.low, self.high)
+        """Whether a sum of two products may not fit 16 bits."""
+        return self.low < _INT16.min or self.high > _INT16.max
 
 
 @dataclass(frozen=True)
@@ -73,11 +69,6 @@ class Saturation:
         found = [layer for layer in self.layers if layer.saturates]
         return tuple(sorted(found, key=lambda layer: -max(layer.high, -layer.low)))
 
-    @property
-    def is_exact_beyond(self) -> bool:
-        """Whether no layer can saturate, whatever the activations are."""
-        return all(layer.is_exact_beyond for layer in self.layers)
-
     def __str__(self) -> str:
         """How many layers can saturate, the worst one, and the remedy."""
         worst = self.saturating[0]
@@ -87,34 +78,31 @@ class Saturation:
         )
 
 
-def saturation_of(graph: ir.Graph, largest: Mapping[str, int], names: Mapping[str, str]) -> Saturation:
-    """Return the bounds of a file's layers.
+def saturation_of(graph: ir.Graph, names: Mapping[str, str]) -> Saturation:
+    """Return the bounds of a file's layers. `names`: of layers whose weight is named otherwise."""
+    extremes = ((names.get(layer.name, layer.name), _extremes(layer)) for layer in layers_of(graph))
+    return Saturation(
+        tuple(
+            LayerBound(name, found[0] * MAX_ACTIVATION, found[1] * MAX_ACTIVATION) for name, found in extremes if found
+        )
+    )
 
-    `largest`: the largest calibrated integer of tensors, by the name of their quantize node; else 255. `names`: of
-    layers whose weight is named otherwise.
-    """
-    layers = (replace(layer, name=names.get(layer.name, layer.name)) for layer in layers_of(graph))
-    bounds = (_bound(layer, largest) for layer in layers)
-    return Saturation(tuple(bound for bound in bounds if bound is not None))
 
-
-def _bound(layer: FileLayer, largest: Mapping[str, int]) -> LayerBound | None:
+def _extremes(layer: FileLayer) -> tuple[int, int] | None:
+    """Return the extremes of a layer's pairs of weights; None if it does not multiply unsigned activations by them."""
     integers = layer.integers
     if integers is None or layer.kind == "transposed convolution":  # one that has no integer kernel
         return None
-    calibrated = _largest_activation(layer.node, largest)
-    if calibrated is None:
+    if not _has_unsigned_input(layer.node):
         return None
     if layer.node.op_type in ("Conv", "ConvInteger"):
         if _is_depthwise(layer.node, integers):
-            return LayerBound(layer.name, 0, 0, is_exact_beyond=True)
+            return 0, 0
         weights_OK = np.moveaxis(integers, 1, -1).reshape(len(integers), -1)
     else:
         is_transposed = layer.node.op_type == "Gemm" and int_attribute(layer.node, "transB", (0,)) == (1,)
         weights_OK = integers if is_transposed else np.swapaxes(integers, -1, -2).reshape(-1, integers.shape[-2])
-    low, high = pair_extremes(weights_OK)
-    is_exact_beyond = _fits(low * MAX_ACTIVATION, high * MAX_ACTIVATION)
-    return LayerBound(layer.name, low * calibrated, high * calibrated, is_exact_beyond)
+    return pair_extremes(weights_OK)
 
 
 def pair_extremes(weights_OK: npt.NDArray[np.int8]) -> tuple[int, int]:
@@ -127,24 +115,17 @@ def pair_extremes(weights_OK: npt.NDArray[np.int8]) -> tuple[int, int]:
     return int(low.min(initial=0)), int(high.max(initial=0))
 
 
-def _largest_activation(node: ir.Node, largest: Mapping[str, int]) -> int | None:
-    """Return the largest integer of a layer's input; None if it is float or signed."""
+def _has_unsigned_input(node: ir.Node) -> bool:
     if node.op_type == "DynamicQuantizeLSTM":
-        return MAX_ACTIVATION
+        return True
     if node.op_type in _DYNAMIC:
-        return MAX_ACTIVATION if producer(node.inputs[0], "DynamicQuantizeLinear") is not None else None
+        return producer(node.inputs[0], "DynamicQuantizeLinear") is not None
     dequantize = producer(node.inputs[0], "DequantizeLinear")
     if dequantize is None:
-        return None
+        return False
     zero_point = dequantize.inputs[2] if len(dequantize.inputs) == 3 else None
-    if zero_point is not None and zero_point.dtype not in (None, ir.DataType.UINT8):
-        return None
-    return largest.get(quantize_node_name(source(dequantize)), MAX_ACTIVATION)
+    return zero_point is None or zero_point.dtype in (None, ir.DataType.UINT8)
 
 
 def _is_depthwise(node: ir.Node, weights: Array) -> bool:
     return bool(int_attribute(node, "group", (1,)) == (len(weights),) and len(weights) > 1 and weights.shape[1] == 1)
-
-
-def _fits(low: int, high: int) -> bool:
-    return _INT16.min <= low and high <= _INT16.max

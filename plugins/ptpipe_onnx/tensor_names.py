@@ -51,15 +51,6 @@ def grid_of(quantize: Node) -> Grid:
     return Grid.from_torch(scale, zero_point, dtype)
 
 
-def largest_integers(reference: GraphModule) -> dict[str, int]:
-    """Return the largest integer of each tensor that was calibrated to 7 bits, by the name of its quantize node.
-
-    Of a network whose ranges are all reduced. Tensors of a fixed range, such as a sigmoid's, have 8 bits in any case.
-    """
-    nodes = quantize_nodes(reference)
-    return {node.name: _REDUCED for node in nodes if float(grid_of(node).scale) not in _FIXED_SCALES}
-
-
 def fused_layer_names(reference: GraphModule) -> dict[str, str]:
     """Return the names of layers that are fused with what follows, by those of their first parts: `conv.0`: `conv`."""
     calls = reference.graph.find_nodes(op="call_module")

@@ -9,7 +9,6 @@ from ptpipe import JSON, Check, Context, Stage, hookimpl, stage
 from ptpipe_quant.analysis.config import AnalyzeConfig
 from ptpipe_quant.analysis.layer_errors import LayerErrors
 from ptpipe_quant.config import (
-    ActivationConfig,
     BackendConfig,
     CalibrateConfig,
     ConvertConfig,
@@ -41,7 +40,7 @@ class Tuning(NamedTuple):
     trials: Trials
 
 
-def _reduced_range(config: ActivationConfig) -> JSON:
+def _reduced_range(config: BackendConfig) -> JSON:
     if config.reduce_range != "auto":
         return None
     return {"reduce_range": wants_reduced_range(config.backend)[0]}

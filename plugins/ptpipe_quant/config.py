@@ -27,6 +27,11 @@ class BackendConfig(StageConfig):
         "no other kernels. In static quantization and QAT for fbgemm and x86, weights of depthwise 3x3 and 5x5 "
         "convolutions have 7 bits: sums of their products overflow with 8",
     )
+    reduce_range: Literal["auto"] | bool = Field(
+        "auto",
+        description="quantize weights to 7 bits, because sums of 8-bit products overflow on x86 processors without "
+        "VNNI. auto: only if this processor requires it for the backend; set true if the model will run on older ones",
+    )
     skip: tuple[str, ...] = Field(
         (),
         description="layers to keep float, by name (`classifier`, `layer4.*`) or type (`Linear`, `BasicBlock`); a "
@@ -34,24 +39,9 @@ class BackendConfig(StageConfig):
     )
 
 
-class ActivationConfig(BackendConfig):
-    """Options of the stages that choose how activations are quantized."""
-
-    reduce_range: Literal["auto"] | bool = Field(
-        "auto",
-        description="quantize activations to 7 bits, because sums of 8-bit products overflow on x86 processors "
-        "without VNNI. auto: only if this processor requires it; set true if the model will run on older ones",
-    )
-
-
-class DynamicConfig(ActivationConfig):
+class DynamicConfig(BackendConfig):
     """Options of `quant.dynamic`."""
 
-    reduce_range: Literal["auto"] | bool = Field(
-        "auto",
-        description="quantize weights to 7 bits, because sums of 8-bit products overflow on x86 processors without "
-        "VNNI. auto: only if this processor requires it for the backend; set true if the model will run on older ones",
-    )
     convolutions: Literal["store_int8", "float"] = Field(
         "store_int8",
         description="store_int8: round convolution weights to int8 and store them as int8, a quarter of the size; "
@@ -59,7 +49,7 @@ class DynamicConfig(ActivationConfig):
     )
 
 
-class TracedConfig(ActivationConfig):
+class TracedConfig(BackendConfig):
     """Options of the stages that trace the network."""
 
     route: Literal["fx", "export"] = Field(
@@ -166,7 +156,7 @@ class PrepareQatConfig(TracedConfig):
         False,
         description="train the ranges of weights and activations, and with them the steps of int8, by gradient "
         "(LSQ+): each end of an activation's range, and the range of each weight scale, is a learned part of the "
-        "observed one, 1/8 or more. Those of 7 bits (reduce_range, depthwise weights) stay as observed",
+        "observed one, 1/8 or more",
     )
     layers: dict[str, LayerConfig] = Field(
         {},

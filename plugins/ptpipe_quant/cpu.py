@@ -1,8 +1,8 @@
 """Whether this processor sums 8-bit products without overflow. Imports neither torch nor numpy.
 
 Without VNNI, int8 kernels on x86 multiply with `vpmaddubsw`, which adds two products of an unsigned and a signed
-byte into 16 signed bits and saturates: 255 * 127 + 255 * 127 does not fit, 127 * 127 + 127 * 127 does. Exact sums
-require 7-bit activations there. `vpdpbusd` (VNNI) accumulates in 32 bits; `saturation.py` has the layers that do not
+byte into 16 signed bits and saturates: 255 * 127 + 255 * 127 does not fit, 255 * 64 + 255 * 64 does. Exact sums
+require 7-bit weights there. `vpdpbusd` (VNNI) accumulates in 32 bits; `saturation.py` has the layers that do not
 use it. qnnpack widens to 16 bits before it multiplies. Source: Intel, Lower Numerical Precision Deep Learning
 Inference and Training, 2018.
 """
@@ -25,7 +25,7 @@ _SUFFICIENT_FLAGS = {"fbgemm": ("avx512_vnni",), "x86": ("avx512_vnni",), "onedn
 def wants_reduced_range(
     backend: Backend, *, architecture: str | None = None, cpuinfo: Path = host.CPUINFO
 ) -> tuple[bool, str]:
-    """Return whether activations must be reduced to 7 bits on this processor, and the reason.
+    """Return whether weights must be reduced to 7 bits on this processor, and the reason.
 
     For an x86 processor of unknown features (`cpuinfo` can't be read), True, which is safe.
     """

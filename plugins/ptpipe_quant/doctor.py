@@ -36,5 +36,5 @@ def _run_engine(backend: Backend) -> Check:
         return Check.fail(subject, f"a convolution is wrong by {error:g}; rounding explains {PROBE_STEP / 2:g}", remedy)
     is_reduced, reason = wants_reduced_range(backend)
     if is_reduced:
-        return Check.warn(subject, f"a convolution runs; activations are reduced to 7 bits: {reason}")
+        return Check.warn(subject, f"a convolution runs; weights are reduced to 7 bits: {reason}")
     return Check.ok(subject, f"a convolution runs; activations have 8 bits: {reason}")

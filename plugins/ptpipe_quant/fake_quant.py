@@ -25,11 +25,11 @@ from torch import nn
 
 from ptpipe_torch.int8.hardswish_grids import has_whole_steps, whole_steps
 from ptpipe_torch.int8.observers import (
+    ACTIVATION_FORMAT,
     FixedQParamsFakeQuantize,
     FusedMovingAvgObsFakeQuantize,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
-    activation_format,
     make_qconfig,
     weight_format,
 )
@@ -329,26 +329,24 @@ def _gradient_factor(num_values: float, quant_max: int, step: torch.Tensor) -> t
 def qat_qconfig(
     *,
     per_channel: bool,
-    reduce_range: bool,
     freeze_at: float,
     narrow_weights: bool = False,
     learned_step_size: bool = False,
 ) -> Any:
     """Return the fake quantization of activations and weights.
 
-    `per_channel`: one scale for each output channel of a weight. `reduce_range`: 7-bit activations. `freeze_at`:
-    fraction of the training after which activation ranges are frozen. `narrow_weights`: see `weight_format`.
-    `learned_step_size`: learn ranges of 8-bit integers. Int8 kernels clip at the ends of 8 bits, so that what lies
-    outside of a learned range of 7 would be clipped in training alone.
+    `per_channel`: one scale for each output channel of a weight. `freeze_at`: fraction of the training after which
+    activation ranges are frozen. `narrow_weights`: see `weight_format`.
+    `learned_step_size`: learn ranges.
     """
     activation = _factory(
-        LearnedActivationFakeQuant if learned_step_size and not reduce_range else ActivationFakeQuant,
+        LearnedActivationFakeQuant if learned_step_size else ActivationFakeQuant,
         observer=MovingAverageMinMaxObserver,
-        **activation_format(reduce_range=reduce_range),
+        **ACTIVATION_FORMAT,
         freeze_at=freeze_at,
     )
     weight = _factory(
-        LearnedWeightFakeQuant if learned_step_size and not narrow_weights else WeightFakeQuant,
+        LearnedWeightFakeQuant if learned_step_size else WeightFakeQuant,
         observer=MovingAveragePerChannelMinMaxObserver if per_channel else MovingAverageMinMaxObserver,
         **weight_format(per_channel=per_channel, narrow=narrow_weights),
         freeze_at=freeze_at,

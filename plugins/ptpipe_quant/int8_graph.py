@@ -11,7 +11,6 @@ from ptpipe_torch.int8.observers import observer_at
 
 F = nn.functional
 
-_FULL_RANGE = 255
 _CLAMP_LAYERS = (nn.ReLU6, nn.Hardtanh)
 _CLAMP_FUNCTIONS = (F.relu6, F.hardtanh, torch.clamp)
 
@@ -20,8 +19,7 @@ def drop_redundant_clamps(prepared: GraphModule) -> None:
     """Remove each ReLU6 whose limits the int8 range of its input already has.
 
     If an operator's output goes only to ReLU6, its range was observed behind ReLU6 (see `qat_graph`) and ends where
-    ReLU6 does; 8-bit integers saturate there anyway. Integers of a reduced range extend to twice the range, and those
-    of a concatenation to the ranges of its other tensors.
+    ReLU6 does; integers saturate there anyway. Those of a concatenation extend to the ranges of its other tensors.
     """
     graph = prepared.graph
     for node in list(graph.nodes):
@@ -30,7 +28,7 @@ def drop_redundant_clamps(prepared: GraphModule) -> None:
         observer = range_observer_at(prepared, source)
         if observer is None or not reaches_only(prepared, source, observer):
             continue
-        if getattr(observer, "quant_max", None) == _FULL_RANGE and _observes_clamped_alone(prepared, node, observer):
+        if _observes_clamped_alone(prepared, node, observer):
             for behind in list(node.users):
                 behind.replace_all_uses_with(source)
                 graph.erase_node(behind)

@@ -6,7 +6,7 @@ the engine computes another function: a kernel with a fault, or one whose sums o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch.fx import GraphModule
@@ -15,9 +15,9 @@ from ptpipe import Context, StageError
 from ptpipe_quant.int8_graph import drop_redundant_clamps
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fx import reference_network
-from ptpipe_torch.int8.int8_recorder import FULL_RANGE, Int8Recorder
-from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers, quantize_nodes, source_nodes
-from ptpipe_torch.int8.observers import observer_at
+from ptpipe_torch.int8.int8_recorder import Int8Recorder
+from ptpipe_torch.int8.layer_parity import NetworkDifference, compare_layers
+from ptpipe_torch.int8.layers import has_narrow_weights
 from ptpipe_torch.model.outputs import tensors_of
 
 MAX_STEPS = 1.01
@@ -37,7 +37,6 @@ def check_int8(
     the selected engine.
     """
     drop_redundant_clamps(prepared)  # as conversion does
-    reduced = max(_observed_levels(prepared).values(), default=FULL_RANGE) < FULL_RANGE
     difference = compare_with_reference(int8, prepared, inputs)
     worst = difference.worst
     ctx.metric(
@@ -50,7 +49,7 @@ def check_int8(
     wrong = [layer for layer in difference.layers if not layer.max_steps <= MAX_STEPS]
     if worst is not None and wrong:
         others = f" ({len(wrong) - 1} other layers are off too)" if len(wrong) > 1 else ""
-        remedy = "set `reduce_range: true`, " if backend in _SATURATING and not reduced else ""
+        remedy = "set `reduce_range: true`, " if backend in _SATURATING and not has_narrow_weights(int8) else ""
         raise StageError(
             f"{ctx.kind}: {backend} computes {worst.layer} wrongly: its output is up to {worst.max_steps:.0f} steps "
             f"from what its weights and inputs say, where 1 is rounding{others}. Where layers are prepared, {remedy}"
@@ -68,30 +67,10 @@ def compare_with_reference(
 ) -> NetworkDifference:
     """Return by how much each layer of an int8 network differs from its reference, in steps of its output.
 
-    `prepared`: the network that `int8` was converted from; consumed. Each layer is compared on integers of the range
-    that its inputs were observed in. The engine must be selected.
+    `prepared`: the network that `int8` was converted from; consumed. The engine must be selected.
     """
-    levels = _observed_levels(prepared)
     reference = reference_network(prepared)[0]  # without the integers
-    _limit_levels(reference, levels)
     recorder = Int8Recorder(int8, reference)
     with torch.no_grad(), deprecations_silenced():
         outputs = tensors_of(recorder.run(*inputs))
     return compare_layers(reference, inputs, recorder.found, outputs)
-
-
-def _observed_levels(prepared: GraphModule) -> dict[str, int]:
-    """Return the largest integer of each observed tensor, by the name of the node that computes it."""
-    return {
-        node.all_input_nodes[0].name: int(getattr(observer, "quant_max", FULL_RANGE))
-        for node in prepared.graph.nodes
-        if (observer := observer_at(prepared, node)) is not None
-    }
-
-
-def _limit_levels(reference: GraphModule, levels: Mapping[str, int]) -> None:
-    """Clamp tensors of a reduced range to it: beyond it, the sums of some kernels saturate by design."""
-    for quantize in quantize_nodes(reference):
-        value, scale, zero_point, minimum, _, dtype = quantize.args
-        level = levels.get(source_nodes(quantize, reference)[0].name, FULL_RANGE)
-        quantize.args = (value, scale, zero_point, minimum, level, dtype)

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from ptpipe import JSON, Context, PtpipeError, StageError
 from ptpipe_quant import transforms
-from ptpipe_quant.config import ActivationConfig, PrepareQatConfig, TracedConfig
+from ptpipe_quant.config import BackendConfig, PrepareQatConfig, TracedConfig
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_quant.dry_run import NoInt8LayerError, UnsupportedOperatorsError, dry_run
 from ptpipe_quant.functional_weights import belongs_to
@@ -208,9 +208,9 @@ def _report_layers(prepared: GraphModule, ctx: Context, *, may_be_idle: bool) ->
         ctx.log(f"layers: {pattern!r} decides {', '.join(names) or 'operators without weights'}")
 
 
-def _saturates_by_choice(transform: FunctionRef, config: ActivationConfig) -> bool:
-    """Return whether sums may saturate since the user wants 8-bit activations: `quant.convert` has the real ranges."""
-    return wants_reduced_range(config.backend)[0] and not transform.arguments["reduce_range"]
+def _saturates_by_choice(transform: FunctionRef, config: BackendConfig) -> bool:
+    """Return whether sums may saturate since the user wants 8-bit weights: `quant.convert` has the real ranges."""
+    return wants_reduced_range(config.backend)[0] and not transform.arguments["narrow_weights"]
 
 
 def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModule:

@@ -14,7 +14,6 @@ from ptpipe import Context, StageError
 from ptpipe_quant import transforms
 from ptpipe_quant.calibration import Samples, not_finite, observed_tensors, run_calibration
 from ptpipe_quant.config import (
-    ActivationConfig,
     BackendConfig,
     CalibrateConfig,
     DynamicConfig,
@@ -49,12 +48,12 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.dynamic`."""
     _check_float(model, ctx.kind)
-    reduced = _reduced_range(config, ctx)
+    narrow_weights = _reduced_range(config, ctx)
     run, module = FloatRun.of(model, ctx.kind), model.build()
     skipped = float_names(module, config.skip)
     attention = separable_layers(model.build, run.is_reproduced_by, ctx)
     layers = names_to_quantize(lambda: separate_projections(model.build(), attention), skipped, run, ctx)
-    options = {"weights": config.weights, "narrow_weights": reduced, "layers": layers}
+    options = {"weights": config.weights, "narrow_weights": narrow_weights, "layers": layers}
     steps = []
     if any(map(is_attention, module.modules())):
         steps.append(FunctionRef.to(transforms.separate_attention, layers=attention))
@@ -82,7 +81,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model, *, may_be_idle: b
         observer=config.observer,
         percentile=config.percentile,
         weights=config.weights,
-        reduce_range=_reduced_range(config, ctx),
+        narrow_weights=_reduced_range(config, ctx),
         skip=config.skip,
         route=config.route,
         layers=own_options_of(config.layers),
@@ -96,18 +95,12 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.prepare_qat`."""
     _check_float(model, ctx.kind)
     _report_reparametrized(ctx, model)
-    reduce_range = _reduced_range(config, ctx)
-    if config.learned_step_size and reduce_range:
-        ctx.notice(
-            "learned_step_size: activations have 7 bits (reduce_range), so their ranges are observed: int8 kernels "
-            "clip at the ends of 8 bits. The ranges of weights are learned"
-        )
     insert_fake_quant = FunctionRef.to(
         transforms.prepare_qat,
         inputs=[spec.to_json() for spec in model.signature.inputs],
         backend=config.backend,
         weights=config.weights,
-        reduce_range=reduce_range,
+        narrow_weights=_reduced_range(config, ctx),
         skip=config.skip,
         route=config.route,
         layers=own_options_of(config.layers),
@@ -202,7 +195,7 @@ def _report_reparametrized(ctx: Context, model: Model) -> None:
         ctx.notice(trained_directly(names, "weight norm, spectral norm"))
 
 
-def _reduced_range(config: ActivationConfig, ctx: Context) -> bool:
+def _reduced_range(config: BackendConfig, ctx: Context) -> bool:
     reduced, reason = wants_reduced_range(config.backend)
     if config.reduce_range != "auto":
         reduced, reason = config.reduce_range, "set by the option"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from ptpipe import StageError
 from ptpipe_quant.fake_quant import fit_learned_ranges, qat_qconfig, use_fixed_grids
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
 from ptpipe_quant.layer_forms import fold_into_transposed
@@ -23,8 +24,7 @@ from ptpipe_quant.swin_attention import attention_with_unbiased_keys, keep_keys_
 from ptpipe_quant.trace import float_names, trace_network
 from ptpipe_torch import TensorSpec, transform
 from ptpipe_torch.int8.additions import use_additions_of_any_form
-from ptpipe_torch.int8.fixed_ranges import layers_behind_fixed_ranges
-from ptpipe_torch.int8.fx import add_observers, backend_config, convert, fold_batch_norms, qconfig_mapping
+from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconfig_mapping
 from ptpipe_torch.int8.hardswish_grids import use_whole_steps
 from ptpipe_torch.int8.layers import replace_layers, swap_dynamic_linears
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, static_qconfig
@@ -55,24 +55,30 @@ class _Scheme:
     `inputs`: of the network, as `TensorSpec.to_json` writes them; sizes that branches of the network depend on, become
     constants of the graph. `layers`: patterns with options of their own, in order. `stored`: layers without int8
     kernels, whose weights `quant.convert` rounds. `corrected_biases`: layers whose bias `quant.bias_correct` has set;
-    those without a bias get one. `float_operators`: see `trace_network`.
+    those without a bias get one. `float_operators`: see `trace_network`. `narrow_weights`: of all layers, see
+    `weight_format`. `reduce_range`: of former recipes.
     """
 
     inputs: Sequence[Mapping[str, Any]]
     backend: str
     weights: str
-    reduce_range: bool
     skip: Sequence[str]
     route: str = "fx"
     layers: Sequence[tuple[str, Options]] = ()
     stored: Sequence[str] = ()
     corrected_biases: Sequence[str] = ()
     float_operators: Sequence[str] = ()
+    narrow_weights: bool = False
+    reduce_range: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reduce_range:
+            raise StageError("a former version quantized this model, to 7-bit activations: quantize it again")
 
     def prepare(self, module: nn.Module, qconfig: QConfigFactory, *, is_qat: bool, fold: bool) -> GraphModule:
         """Trace the network and insert what `qconfig` returns. `fold`: batch norms.
 
-        `qconfig` takes the options of a layer, per_channel, reduce_range and narrow_weights.
+        `qconfig` takes the options of a layer, per_channel and narrow_weights.
         """
         inputs = tuple(map(TensorSpec.from_json, self.inputs))
         rules = layer_rules(module, self.layers)
@@ -89,9 +95,6 @@ class _Scheme:
         mapping = qconfig_mapping(
             self.backend, qconfigs.common, qconfigs.per_tensor, is_qat=is_qat, float_names=left_float
         )
-        if self.reduce_range:
-            all_bits = layers_behind_fixed_ranges(graph, mapping, backend_config())
-            narrow_names += [name for name in all_bits if name not in left_float]
         for name in narrow_names:
             mapping.set_module_name(name, qconfigs.narrow)
         by_layer = OptionsByLayer(rules, network, graph)
@@ -113,7 +116,7 @@ class _Scheme:
         per_channel = layer.get("weights", self.weights) == "per_channel"
         return QConfigs(
             *(
-                qconfig(layer, per_channel=granularity, reduce_range=self.reduce_range, narrow_weights=narrow)
+                qconfig(layer, per_channel=granularity, narrow_weights=narrow or self.narrow_weights)
                 for granularity, narrow in ((per_channel, False), (False, False), (per_channel, True))
             )
         )
@@ -135,7 +138,7 @@ def prepare_static(
 
     `observer`, `percentile`: see the options of `quant.prepare`.
     `calibrating`: return the graph to calibrate, else the one to convert, which has the same state dict.
-    `scheme`: inputs, backend, weights, reduce_range, skip, route, layers, stored.
+    `scheme`: inputs, backend, weights, narrow_weights, skip, route, layers, stored.
     """
 
     def qconfig(layer: Options, **choices: bool) -> Any:
@@ -157,7 +160,7 @@ def prepare_qat(
     `freeze_at`: fraction of the training after which ranges and batch norm statistics are frozen; None returns the
     graph to convert, not the one to train, with the same state dict. `batch_norm`: `fold` or `train`; those behind
     transposed convolutions are folded in any case. `learned_step_size`: see `qat_qconfig`. `scheme`: inputs, backend,
-    weights, reduce_range, skip, route, layers, stored.
+    weights, narrow_weights, skip, route, layers, stored.
     """
 
     def qconfig(_: Options, **choices: bool) -> Any:

@@ -66,7 +66,7 @@ def _processor() -> Check:
     detail = f"{kernels}; {', '.join(found) or 'no AVX2, AVX-512 or AMX'}"
     slow = []
     if not {"avx512_vnni", "avx_vnni"} & set(found):
-        slow.append("no VNNI: int8 is slower, and activations use only 7 bits")
+        slow.append("no VNNI: int8 is slower, and weights use only 7 bits")
     if not {"avx512_bf16", "amx_bf16"} & set(found):
         slow.append("no bfloat16 arithmetic: `precision: bf16` trains slower than float32")
     return Check.warn("processor", "; ".join([detail, *slow])) if slow else Check.ok("processor", detail)

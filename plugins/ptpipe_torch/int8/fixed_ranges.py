@@ -109,26 +109,6 @@ def _observes_alone(calls: Sequence[Node]) -> bool:
     return all(len(tensors) == 1 and tensors[0] in calls for tensors in sources)
 
 
-def layers_behind_fixed_ranges(graph: GraphModule, mapping: Any, backend_config: BackendConfig) -> list[str]:
-    """Return the names of convolutions and linear layers of a traced graph that may read a tensor of fixed range.
-
-    Such a tensor has all 8 bits, also where the range of others is reduced. `mapping`: as above.
-    """
-    fixed, sharing = _fixed_grids(mapping), _sharing(backend_config) | _KEEPING_GRID
-    names = []
-    for node in graph.graph.find_nodes(op="call_module"):
-        if isinstance(graph.get_submodule(str(node.target)), nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            sources, seen = list(node.all_input_nodes), set[Node]()
-            while sources and _target(graph, sources[-1]) not in fixed:
-                source = sources.pop()
-                if _target(graph, source) in sharing and source not in seen:
-                    seen.add(source)
-                    sources += source.all_input_nodes
-            if sources:
-                names.append(str(node.target))
-    return list(dict.fromkeys(names))
-
-
 def _fixed_grids(mapping: Any) -> dict[Any, tuple[float, int]]:
     """Return scale and zero point of each operator, by its type, function or method, that has a fixed range."""
     return {

@@ -10,9 +10,6 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from ptpipe_torch.int8.layer_parity import quantize_nodes, source_nodes
 
-FULL_RANGE = 255
-"""Largest integer of an activation."""
-
 
 class Int8Recorder(Interpreter):
     """Runs an int8 network and records its quantized tensors as integers, by quantize node of the reference network."""
@@ -30,15 +27,12 @@ class Int8Recorder(Interpreter):
         quantize = self._quantize_node(n) if isinstance(result, torch.Tensor) and result.is_quantized else None
         if quantize is None:
             return result
-        _, scale, zero_point, _, level, _ = cast(Any, quantize.args)
+        _, scale, zero_point, *_ = cast(Any, quantize.args)
         if (result.q_scale(), result.q_zero_point()) != (scale, zero_point):  # as torch adds a number to a tensor
             self.found[quantize.name] = result.dequantize() / scale + zero_point
-            return result
-        integers = result.int_repr().clamp_(max=level)
-        self.found[quantize.name] = integers
-        if level == FULL_RANGE:
-            return result
-        return torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)
+        else:
+            self.found[quantize.name] = result.int_repr()
+        return result
 
     def _quantize_node(self, n: Node) -> Node | None:
         # Nodes that conversion made have the name of the prepared network's node as their stack trace.

@@ -14,7 +14,7 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.int8_state import stored_as_int8
-from ptpipe_torch.int8.observers import PlaceholderObserver, make_qconfig, weight_observer
+from ptpipe_torch.int8.observers import NARROW, PlaceholderObserver, make_qconfig, weight_observer
 
 with deprecations_silenced():
     import torch.ao.nn.intrinsic.qat as fused_qat_layers
@@ -56,6 +56,12 @@ def folded_weight(layer: nn.Module) -> torch.Tensor:
 def has_int8_weights(module: nn.Module) -> bool:
     """Return whether a module is an int8 convolution or linear layer; dynamically quantized ones are."""
     return isinstance(module, WeightedQuantizedModule)
+
+
+def has_narrow_weights(int8: nn.Module) -> bool:
+    """Return whether no weight of an int8 network is larger than those of `weight_format(narrow=True)`."""
+    layers: list[Any] = [layer for layer in int8.modules() if has_int8_weights(layer)]
+    return all(layer._weight_bias()[0].int_repr().int().abs().max() <= NARROW for layer in layers)
 
 
 class DynamicLinear(dynamic_layers.Linear):

@@ -39,41 +39,41 @@ ACTIVATION_OBSERVERS: dict[str, Any] = {
     "histogram": MseObserver,  # its former name, in the recipes of shipped models
 }
 
+NARROW = 64
+"""Largest integer of weights where sums have 16 bits: 2 * 255 * 64 = 32,640 < 2^15."""
+
 
 def make_qconfig(activation: Any, weight: Any) -> Any:
     """Return the QConfig of these observer factories."""
     return QConfig(activation=activation, weight=weight)  # type: ignore[no-untyped-call]  # torch.ao is partly typed
 
 
-def activation_format(*, reduce_range: bool) -> dict[str, Any]:
-    """Return the arguments by which observers make integers of activations (quint8, affine).
-
-    `reduce_range`: integers up to 127 instead of 255, to keep sums of byte products within 16 bits.
-    """
-    quant_max = 127 if reduce_range else 255
-    return {"dtype": torch.quint8, "qscheme": torch.per_tensor_affine, "quant_min": 0, "quant_max": quant_max}
+ACTIVATION_FORMAT: dict[str, Any] = {
+    "dtype": torch.quint8,
+    "qscheme": torch.per_tensor_affine,
+    "quant_min": 0,
+    "quant_max": 255,
+}
+"""The arguments by which observers make integers of activations."""
 
 
 def weight_format(*, per_channel: bool, narrow: bool = False) -> dict[str, Any]:
     """Return the arguments by which observers make integers of weights (qint8, symmetric).
 
-    `per_channel`: one scale for each output channel. `narrow`: integers small enough that two products with 8-bit
+    `per_channel`: one scale for each output channel. `narrow`: integers of -64 to 64, so that two products with 8-bit
     activations add up within 16 bits.
     """
     qscheme = torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric
-    quant_min, quant_max = (-64, 64) if narrow else (-128, 127)
+    quant_min, quant_max = (-NARROW, NARROW) if narrow else (-128, 127)
     return {"dtype": torch.qint8, "qscheme": qscheme, "quant_min": quant_min, "quant_max": quant_max}
 
 
-def static_qconfig(
-    observer: str, *, per_channel: bool, reduce_range: bool, narrow_weights: bool = False, **options: float
-) -> Any:
+def static_qconfig(observer: str, *, per_channel: bool, narrow_weights: bool = False, **options: float) -> Any:
     """Return the observers of activations and weights for calibration.
 
-    `observer`: a key of `ACTIVATION_OBSERVERS`; `options`: its own. For the others see `activation_format` and
-    `weight_format`.
+    `observer`: a key of `ACTIVATION_OBSERVERS`; `options`: its own. For the others see `weight_format`.
     """
-    activation = ACTIVATION_OBSERVERS[observer].with_args(**options, **activation_format(reduce_range=reduce_range))
+    activation = ACTIVATION_OBSERVERS[observer].with_args(**options, **ACTIVATION_FORMAT)
     return make_qconfig(activation, weight_observer(per_channel=per_channel, narrow=narrow_weights))
 
 

@@ -1,8 +1,11 @@
-"""FX's conversion to the reference form, without two things that it does and nothing here needs.
+"""FX's conversion to the reference form, without two things that it does and nothing here needs, and with one more.
 
 It draws initial weights for layers that get others at once. And it runs what computes the weight of a function
 (`F.conv2d(x, weight)`), for weights with an observer of their own: here such functions stay float, and the attempt
 fails where the computation reads a device or a size from an input (torch 2.13).
+
+Weights are clipped to the integers that they were trained with: engines round to all 8 bits, also where a learned range
+has 7.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
+from ptpipe_torch.int8.biases import weighted_part
 from ptpipe_torch.int8.engine import deprecations_silenced
+from ptpipe_torch.int8.observers import NARROW
 
 with deprecations_silenced():
     from torch.ao.nn.quantized import reference as reference_layers
@@ -33,11 +38,29 @@ _CONVERSION: Any = sys.modules[convert.__module__]  # its package has a function
 
 def reference_form(prepared: GraphModule, backend_config: BackendConfig, **options: Any) -> GraphModule:
     """Convert to reference layers and explicit quantization. Consumes `prepared`."""
+    fake_quants = {
+        name: fake_quant
+        for name, layer in prepared.named_modules()
+        if (fake_quant := getattr(layer, "weight_fake_quant", None)) and fake_quant.quant_max == NARROW
+    }
     with _without_initial_weights(), _without_weight_observers():
         reference = convert(prepared, is_reference=True, backend_config=backend_config, **options)
+    for name, fake_quant in fake_quants.items():
+        layer = weighted_part(reference.get_submodule(name))
+        if isinstance(layer, _LAYERS):
+            _clip_weights(layer, fake_quant)
     for node in reference.graph.nodes:
         node.meta.pop("target_dtype_info", None)  # which keeps the prepared network's layers, with their weights
     return reference
+
+
+def _clip_weights(layer: Any, fake_quant: Any) -> None:
+    """Clip the weights of a layer to the integers of its fake quantization; of the ranges alone learned ones clip."""
+    scale = layer.weight_scale
+    if scale.dim():
+        scale = scale.reshape([-1 if axis == layer.weight_axis else 1 for axis in range(layer.weight.dim())])
+    clipped = layer.weight.detach().clamp(fake_quant.quant_min * scale, fake_quant.quant_max * scale)
+    layer.weight = nn.Parameter(clipped, requires_grad=False)
 
 
 @contextmanager

@@ -112,8 +112,8 @@ class Attention(nn.Module):
         return self.head(attended_NLHd.flatten(1))
 
 
-HIGH = 127 if may_saturate() else 255
-"""The largest integer of activations whose sums don't saturate here."""
+NARROW = may_saturate()
+"""Whether weights need 7 bits here, so that sums don't saturate."""
 
 
 @builder
@@ -151,18 +151,18 @@ def quietly() -> Iterator[None]:
 
 
 @transform
-def with_observers(module: nn.Module, backend: str, qat: bool, high: int, skip: str) -> nn.Module:
-    """FX-prepare: activations from 0 to `high`, weights as the backend has them; the submodule `skip` stays float."""
+def with_observers(module: nn.Module, backend: str, qat: bool, narrow: bool, skip: str) -> nn.Module:
+    """FX-prepare: weights as the backend has them, from -64 to 64 if `narrow`; the submodule `skip` stays float."""
     weight = ao.default_weight_observer if backend == "qnnpack" else ao.default_per_channel_weight_observer
-    activation = ao.MinMaxObserver.with_args(quant_min=0, quant_max=high, dtype=torch.quint8)
+    activation = ao.MinMaxObserver.with_args(quant_min=0, quant_max=255, dtype=torch.quint8)
     if qat:
-        weight_fake = ao.default_weight_fake_quant if backend == "qnnpack" else ao.default_per_channel_weight_fake_quant
-        activation_fake = ao.FakeQuantize.with_args(
-            observer=ao.MovingAverageMinMaxObserver, quant_min=0, quant_max=high, dtype=torch.quint8
+        weight = ao.default_weight_fake_quant if backend == "qnnpack" else ao.default_per_channel_weight_fake_quant
+        activation = ao.FakeQuantize.with_args(
+            observer=ao.MovingAverageMinMaxObserver, quant_min=0, quant_max=255, dtype=torch.quint8
         )
-        qconfig = ao.QConfig(activation_fake, weight_fake)
-    else:
-        qconfig = ao.QConfig(activation, weight)
+    if narrow:
+        weight = weight.with_args(quant_min=-64, quant_max=64)
+    qconfig = ao.QConfig(activation, weight)
     images_NCHW = torch.zeros(1, *SHAPE_CHW)
     with quietly():
         mapping = (ao.get_default_qat_qconfig_mapping if qat else ao.get_default_qconfig_mapping)(backend)
@@ -249,9 +249,11 @@ def float_model(digits: Data) -> Callable[[str], Model]:
 def int8_model(float_model: Callable[[str], Model], digits: Data) -> Callable[..., Model]:
     """Give a static (or QAT) int8 model whose observers saw the calibration samples; the same to the bit, as above."""
 
-    def make(name: str, backend: str = "onednn", *, qat: bool = False, high: int = 255, skip: str = "none") -> Model:
+    def make(
+        name: str, backend: str = "onednn", *, qat: bool = False, narrow: bool = False, skip: str = "none"
+    ) -> Model:
         module = float_model(name).build()
-        part = FunctionRef.to(with_observers, backend=backend, qat=qat, high=high, skip=skip)
+        part = FunctionRef.to(with_observers, backend=backend, qat=qat, narrow=narrow, skip=skip)
         with quantized_engine(backend), reproducibly():
             prepared = part.resolve("transform")(module, **part.arguments).double()
             for observer in prepared.modules():
@@ -307,10 +309,10 @@ def exported(
     """Export `float_model(name)`, or `int8_model` with these arguments: once for all tests that read the file."""
     known: dict[tuple[object, ...], Exported] = {}
 
-    def make(name: str, backend: str | None = None, *, qat: bool = False, high: int = 255) -> Exported:
-        key = name, backend, qat, high
+    def make(name: str, backend: str | None = None, *, qat: bool = False, narrow: bool = False) -> Exported:
+        key = name, backend, qat, narrow
         if key not in known:
-            model = float_model(name) if backend is None else int8_model(name, backend, qat=qat, high=high)
+            model = float_model(name) if backend is None else int8_model(name, backend, qat=qat, narrow=narrow)
             events = RecordedEvents()
             ctx = Context("onnx", "export.onnx", 7, tmp_path_factory.mktemp("exported"), _tell=events.append)
             file = export_onnx(ExportConfig(num_samples=200), ctx, model, digits)

@@ -20,7 +20,7 @@ from ptpipe_onnx.reproduction import _may_saturate, difference_of
 from ptpipe_onnx.vectors import Tolerance, Vectors
 from ptpipe_torch import Model, OnnxFile
 
-from .conftest import HIGH, Exported
+from .conftest import NARROW, Exported
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -31,7 +31,7 @@ def shipped(exported: Callable[..., Exported], tmp_path: Path) -> Path:
     """A file and its vectors, alone in a folder."""
     folder = tmp_path / "target"
     folder.mkdir()
-    exported("cnn", "fbgemm", high=HIGH).file.save(folder)
+    exported("cnn", "fbgemm", narrow=NARROW).file.save(folder)
     return folder / "model.onnx"
 
 

@@ -19,9 +19,8 @@ from ptpipe_onnx import qdq_passes
 from ptpipe_torch import Data, Model, OnnxFile
 from ptpipe_torch.int8.engine import quantized_engine
 
-from ...processor import reduced
 from ...signatures import logits_from
-from .conftest import HIGH, Exported
+from .conftest import NARROW, Exported
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -31,7 +30,7 @@ CASES = [
     ("cnn", "qnnpack", True, 255),
     ("residual", "x86", True, 127),
     ("residual", "qnnpack", False, 255),
-    ("mobile", "onednn", False, HIGH),
+    ("mobile", "onednn", False, NARROW),
     ("mobile", "fbgemm", True, 127),
 ]
 
@@ -55,11 +54,11 @@ def file_weights(path: object) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             yield arrays[node.input[0]], arrays[node.input[1]]
 
 
-@pytest.mark.parametrize(("name", "backend", "qat", "high"), CASES)
+@pytest.mark.parametrize(("name", "backend", "qat", "narrow"), CASES)
 def test_the_file_computes_what_torch_computes(
-    name: str, backend: str, qat: bool, high: int, exported: Callable[..., Exported]
+    name: str, backend: str, qat: bool, narrow: bool, exported: Callable[..., Exported]
 ) -> None:
-    made = exported(name, backend, qat=qat, high=high)
+    made = exported(name, backend, qat=qat, narrow=narrow)
     model, file, metrics = made.model, made.file, made.events.metrics
     assert file.format == "onnx int8"
     assert file.parity["top1_agreement"] >= 0.99
@@ -82,8 +81,7 @@ def test_the_file_computes_what_torch_computes(
     assert dtypes == {TensorProto.INT8}
     metadata = {entry.key: entry.value for entry in onnx.load(file.path).metadata_props}
     assert (metadata["backend"], metadata["precision"]) == (backend, "int8")
-    assert metadata["reduce_range"] == ("true" if high == 127 else "false")
-    assert metadata["exact_integer_sums_on_x86"].startswith("yes" if high == 127 else "only with VNNI")
+    assert metadata["exact_integer_sums_on_x86"].startswith("yes" if narrow else "only with VNNI")
     assert metrics["layers_identical"] == sum(1 for _ in torch_weights(model))
     assert metrics["layers_compared"] >= metrics["layers_identical"] + 1  # and the input
     assert metrics["max_layer_difference_steps"] <= 1
@@ -105,12 +103,12 @@ def round_biases(network: torch.nn.Module) -> None:
             layer.register_forward_pre_hook(round_bias)
 
 
-@pytest.mark.parametrize(("name", "backend", "qat", "high"), CASES)
+@pytest.mark.parametrize(("name", "backend", "qat", "narrow"), CASES)
 def test_all_that_differs_is_the_rounding_of_biases(
-    name: str, backend: str, qat: bool, high: int, exported: Callable[..., Exported], digits: Data, run_onnx
+    name: str, backend: str, qat: bool, narrow: bool, exported: Callable[..., Exported], digits: Data, run_onnx
 ) -> None:
     """With these rounded alike, torch's kernels and the file compute the same integers."""
-    made = exported(name, backend, qat=qat, high=high)
+    made = exported(name, backend, qat=qat, narrow=narrow)
     model, file = made.model, made.file
     (batch,) = digits.batches("test", batch_size=300)
     with quantized_engine(backend), torch.no_grad():
@@ -133,11 +131,7 @@ def test_most_of_the_file_is_weights_of_a_byte(exported: Callable[..., Exported]
 def test_what_calibration_did_not_see_saturates_as_in_torch(
     exported: Callable[..., Exported], digits: Data, run_onnx: Callable[..., np.ndarray]
 ) -> None:
-    """torch observes 0 to 127 here and its int8 operators saturate at 255 nevertheless.
-
-    Sums of such integers saturate too on fbgemm without VNNI, not on qnnpack.
-    """
-    made = exported("cnn", "qnnpack" if reduced("fbgemm") else "fbgemm", high=127)
+    made = exported("cnn", "fbgemm", narrow=True)
     model, file = made.model, made.file
     (batch,) = digits.batches("test", batch_size=300)
     images_NCHW = np.ascontiguousarray(

@@ -39,7 +39,7 @@ from ptpipe_torch import (
     TensorSpec,
 )
 
-from .conftest import HIGH, Exported
+from .conftest import NARROW, Exported
 
 Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
@@ -92,7 +92,7 @@ def test_a_stored_file(run_export: Export, int8_model: Make, digits: Data, tmp_p
     folder = tmp_path / "stored"
     folder.mkdir()
     options = {"preprocessing": "nhwc", "postprocessing": True}
-    run_export(int8_model("cnn", "fbgemm", high=HIGH), num_samples=32, **options).save(folder)
+    run_export(int8_model("cnn", "fbgemm", narrow=NARROW), num_samples=32, **options).save(folder)
     shipped = OnnxFile.load(folder)
     _predicts_from_bytes(shipped, digits)
     metadata = {entry.key: entry.value for entry in onnx.load(shipped.path).metadata_props}

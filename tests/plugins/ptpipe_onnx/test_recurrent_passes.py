@@ -80,7 +80,7 @@ def int8_model(backend: str, weights: str, kind: str, **options: Any) -> Model:
 def written(model: Model, path: Path) -> tuple[OnnxFile, Mapping[str, str], Saturation]:
     """Return the file, why layers of it are float, and which can saturate."""
     built = build_graph(model, opset=18)
-    saturation = saturation_of(built.model.graph, {}, {})
+    saturation = saturation_of(built.model.graph, {})
     graph.set_shapes(built.model.graph, model.signature)
     graph.write(built.model, path)
     onnx.checker.check_model(str(path), full_check=True)

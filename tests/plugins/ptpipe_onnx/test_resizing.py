@@ -28,7 +28,7 @@ from ptpipe_torch.model.exact_session import exact_session
 from ptpipe_torch.model.onnx_file import session_options
 from ptpipe_zoo import OnnxModelConfig, onnx_model
 
-from .conftest import HIGH, Exported
+from .conftest import NARROW, Exported
 
 Export = Callable[..., OnnxFile]
 CROPPED, STRETCHED = Resizing(shorter_side=19), Resizing()
@@ -98,7 +98,7 @@ def test_what_a_file_says_of_itself(
     run_export: Export, exported: Callable[..., Exported], digits: Data, tmp_path: Path
 ) -> None:
     file = run_export(
-        exported("cnn", "fbgemm", high=HIGH).model,
+        exported("cnn", "fbgemm", narrow=NARROW).model,
         with_resizing(digits, CROPPED),
         preprocessing="nhwc",
         resize=True,

@@ -58,8 +58,8 @@ def graph_of(op_type: str, weights: np.ndarray, **attributes: object) -> ir.Grap
     return ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])).graph
 
 
-def bound(op_type: str, weights: np.ndarray, largest: int = 255, **attributes: object) -> tuple[int, int] | None:
-    found = saturation_of(graph_of(op_type, weights.astype(np.int8), **attributes), {"tensor": largest}, {}).layers
+def bound(op_type: str, weights: np.ndarray, **attributes: object) -> tuple[int, int] | None:
+    found = saturation_of(graph_of(op_type, weights.astype(np.int8), **attributes), {}).layers
     return (found[0].low, found[0].high) if found else None
 
 
@@ -87,29 +87,24 @@ def test_depthwise_kernels_do_not_saturate() -> None:
     assert bound("Conv", np.full((4, 2, 3, 3), 127), group=2) == (0, 254 * 255)
 
 
-def test_seven_bits_of_activations_or_weights_suffice() -> None:
-    full = np.full((1, 4), 127)
-    assert [layer.saturates for layer in saturation_of(graph_of("MatMul", full.T.astype(np.int8)), {}, {}).layers] == [
-        True
-    ]
-    (reduced,) = saturation_of(graph_of("MatMul", full.T.astype(np.int8)), {"tensor": 127}, {}).layers
-    assert not reduced.saturates
-    assert not reduced.is_exact_beyond
-    (small,) = saturation_of(graph_of("MatMul", np.full((4, 1), 64, np.int8)), {}, {}).layers
-    assert small.is_exact_beyond
-    (large,) = saturation_of(graph_of("MatMul", np.full((4, 1), 65, np.int8)), {}, {}).layers
-    assert large.saturates
+@pytest.mark.parametrize(("largest", "saturates"), [(127, True), (65, True), (64, False)])
+def test_seven_bits_of_weights_suffice(largest: int, saturates: bool) -> None:
+    (layer,) = saturation_of(graph_of("MatMul", np.full((4, 1), largest, np.int8)), {}).layers
+    assert layer.saturates is saturates
 
 
-@pytest.mark.parametrize(("backend", "high"), [("fbgemm", 255), ("fbgemm", 127), ("qnnpack", 255), ("qnnpack", 127)])
-def test_an_export_says_which_layers_can_saturate(backend: str, high: int, exported: Callable[..., Exported]) -> None:
-    made = exported("cnn", backend, high=high)
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
+def test_an_export_says_which_layers_can_saturate(
+    backend: str, narrow: bool, exported: Callable[..., Exported]
+) -> None:
+    made = exported("cnn", backend, narrow=narrow)
     file, events = made.file, made.events
     metadata = {entry.key: entry.value for entry in onnx.load(file.path).metadata_props}
     named = json.loads(metadata["saturating_layers_without_vnni"])
     notices = [event.text for event in events if isinstance(event, Notice) and "layers can saturate" in event.text]
     assert events.metrics["num_saturating_layers"] == len(named)
-    if high == 127:
+    if narrow:
         assert (named, notices) == ([], [])
         return
     assert {"2.0", "5"} <= set(named)  # the names of the model's modules, not those of their fused parts

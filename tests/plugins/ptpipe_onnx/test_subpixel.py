@@ -225,7 +225,7 @@ def test_every_layer_of_a_decoder_is_int8(
     file = export_onnx(ExportConfig(num_samples=64), ctx, model, digits)  # compares all integers with the model's
     assert events.metrics["num_float_layers"] == 0
     assert events.metrics["max_layer_difference_steps"] <= 1
-    bounds = saturation_of(ir.load(file.path).graph, {}, {}).layers
+    bounds = saturation_of(ir.load(file.path).graph, {}).layers
     assert [bound.name for bound in bounds] == ["0.0", "2", "5"]
     (weight,) = (array for array in onnx.load(file.path).graph.initializer if array.dims[:2] == [8, 6])
     assert list(weight.dims[2:]) == [kernel, kernel]

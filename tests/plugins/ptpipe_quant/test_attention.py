@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -331,8 +332,11 @@ def test_a_vision_transformer_is_int8_throughout(
     assert sum(map(has_int8_weights, network.modules())) == 2 + 6 + 1
     assert len(network.graph.find_nodes(op="call_function", target=torch.ops.quantized.matmul)) == 2
     assert [part for part in metrics()["float_layers"] if "(Parameter)" not in part] == []
-    expected = accuracy(logits_of(trained_vit, digits), digits)
-    assert expected > 0.5  # 0.63 to 0.86, by version of torch and processor
-    assert accuracy(logits_of(int8, digits), digits) > expected - 0.01
+    expected_NK, found_NK = logits_of(trained_vit, digits), logits_of(int8, digits)
+    assert accuracy(expected_NK, digits) > 0.5  # 0.63 to 0.86, by version of torch and processor
+    if path == "static":  # one image in 25 has two classes that are nearly as likely: logits say more than they do
+        assert np.sqrt(np.square(found_NK - expected_NK).mean()) < 0.05 * expected_NK.std()
+    else:
+        assert accuracy(found_NK, digits) > accuracy(expected_NK, digits) - 0.01
     export_onnx(ExportConfig(num_samples=64), ctx, int8, digits)
     assert "7 of 7 linear layers, 2 of 2 matrix products" in metrics()["integer_coverage"]

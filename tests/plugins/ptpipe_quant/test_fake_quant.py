@@ -29,11 +29,11 @@ with deprecations_silenced():
 
 
 def activation(**options: bool | float) -> ActivationFakeQuant:
-    return qat_qconfig(**{"per_channel": True, "reduce_range": False, "freeze_at": 1.0, **options}).activation()
+    return qat_qconfig(**{"per_channel": True, "freeze_at": 1.0, **options}).activation()
 
 
 def weight(*, per_channel: bool, narrow: bool = False) -> WeightFakeQuant:
-    return qat_qconfig(per_channel=per_channel, reduce_range=False, freeze_at=1.0, narrow_weights=narrow).weight()
+    return qat_qconfig(per_channel=per_channel, freeze_at=1.0, narrow_weights=narrow).weight()
 
 
 def reference(x, scale, zero_point, maximum):
@@ -207,12 +207,6 @@ class TestObserving:
         again(torch.tensor([0.0, 50.0]))  # frozen by its state alone
         assert again.activation_post_process.max_val.item() == pytest.approx(1.01)
 
-    def test_reduced_range_ends_at_127(self) -> None:
-        fake_quant = activation(reduce_range=True).train()
-        y = fake_quant(torch.linspace(0, 10, 1000))
-        assert len(y.unique()) == 128
-        assert fake_quant.scale.item() == pytest.approx(10 / 127)
-
     @pytest.mark.parametrize("calls", [[None], [True, False, False]], ids=["one call", "several calls"])
     def test_on_an_accelerator_it_gives_the_same(self, calls: list[bool | None]) -> None:
         # No accelerator is needed to run it: torch's fused operator is there on every device.
@@ -268,7 +262,7 @@ class TestFixed:
             assert len(results[1][0].unique()) == (256 if is_enabled else len(x.unique()))
 
 
-LEARNED = {"reduce_range": False, "freeze_at": 1.0, "learned_step_size": True}
+LEARNED = {"freeze_at": 1.0, "learned_step_size": True}
 
 
 def learned_activation(*batches: torch.Tensor) -> LearnedActivationFakeQuant:
@@ -431,15 +425,6 @@ class TestLearned:
         assert y.isfinite().all()
         assert fake_quant.log_part.grad[0] == 0
         assert fake_quant.log_part.grad[1].abs() < fake_quant.log_part.grad[2:].abs().max()
-
-    def test_seven_bits_are_not_learned(self) -> None:
-        """Int8 kernels clip at the ends of eight."""
-        reduced = qat_qconfig(per_channel=True, **{**LEARNED, "reduce_range": True})
-        assert type(reduced.activation()) is ActivationFakeQuant
-        assert type(reduced.weight()) is LearnedWeightFakeQuant
-        narrow = qat_qconfig(per_channel=True, narrow_weights=True, **LEARNED)
-        assert type(narrow.activation()) is LearnedActivationFakeQuant
-        assert type(narrow.weight()) is WeightFakeQuant
 
     def test_the_parameters_are_exempt_from_decay_and_in_the_state(self) -> None:
         fake_quant = learned_activation(self.x)

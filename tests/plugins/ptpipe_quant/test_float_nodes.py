@@ -338,7 +338,7 @@ def test_a_softmax_of_sums_alone_may_be_int8() -> None:
 
 
 def prepared_on(network: nn.Module, backend: str, *skip: str) -> Any:
-    options = {"weights": "per_tensor", "reduce_range": reduced(backend), "skip": skip, "observer": "min_max"}
+    options = {"weights": "per_tensor", "narrow_weights": reduced(backend), "skip": skip, "observer": "min_max"}
     options |= {"inputs": stored_pictures(INPUT_SHAPE_CHW), "backend": backend}
     observed = prepare_static(copy.deepcopy(network), **options, calibrating=True)
     with torch.no_grad():

@@ -176,7 +176,7 @@ def test_weights_that_are_not_returned_are_no_reason() -> None:
 def test_dropout_acts_in_training() -> None:
     torch.manual_seed(0)
     inputs = [spec.to_json() for spec in INPUTS]
-    scheme = {"inputs": inputs, "backend": "fbgemm", "weights": "per_channel", "reduce_range": False, "skip": []}
+    scheme = {"inputs": inputs, "backend": "fbgemm", "weights": "per_channel", "skip": []}
     module = Network(changes={"dropout_p": 0.5})
     training = prepare_qat(module, batch_norm="fold", freeze_at=1.0, **scheme)
     x, y = torch.randn(3, L, E), torch.randn(3, S, E)

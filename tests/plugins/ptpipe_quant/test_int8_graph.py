@@ -13,7 +13,6 @@ from ptpipe_quant.calibration import observed_tensors
 from ptpipe_quant.transforms import prepare_static
 from ptpipe_torch import builder
 
-from ...processor import reduced
 from ...signatures import stored_pictures
 from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model
 
@@ -41,18 +40,17 @@ class Clamped(nn.Module):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("reduce_range", [True, "auto"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_relu6_on_every_backend(digits, ctx, shared, reduce_range, backend) -> None:
+def test_relu6_on_every_backend(digits, ctx, shared, backend) -> None:
     model = make_model(clamped, shared=shared)
     expected_NK = logits_of(model, digits)
-    config = PrepareConfig(backend=backend, observer="min_max", reduce_range=reduce_range)
+    config = PrepareConfig(backend=backend, observer="min_max")
     calibrated = calibrate(CalibrateConfig(), ctx, prepare(config, ctx, model), digits).model
     converted = convert(ConvertConfig(), ctx, calibrated)
     error = np.abs(logits_of(converted, digits) - expected_NK).max() / np.abs(expected_NK).max()
     assert error < 0.15  # elements in the wrong places would make it 1 and more
     operators = [node.target for node in converted.build().graph.nodes]
-    assert ("relu6" in operators) is (shared or reduce_range is True or reduced(backend))
+    assert ("relu6" in operators) is shared
 
 
 @builder
@@ -65,7 +63,7 @@ def clamped_tanh() -> nn.Module:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_relu6_behind_a_fixed_range_still_clamps(digits, ctx, backend) -> None:
     model = make_model(clamped_tanh)
-    config = PrepareConfig(backend=backend, observer="min_max", reduce_range=reduced(backend))
+    config = PrepareConfig(backend=backend, observer="min_max")
     calibrated = calibrate(CalibrateConfig(), ctx, prepare(config, ctx, model), digits).model
     expected_NK, found_NK = logits_of(model, digits), logits_of(convert(ConvertConfig(), ctx, calibrated), digits)
     assert np.sqrt(np.square(found_NK - expected_NK).mean()) < 0.1 * expected_NK.std()
@@ -127,7 +125,7 @@ def normed() -> nn.Module:
 def test_relu6_stays_where_its_range_is_shared_with_other_tensors(digits, ctx, model, backend) -> None:
     network, arguments = model
     float_model = make_model(network, **arguments)
-    config = PrepareConfig(backend=backend, observer="min_max", reduce_range=reduced(backend))
+    config = PrepareConfig(backend=backend, observer="min_max")
     calibrated = calibrate(CalibrateConfig(), ctx, prepare(config, ctx, float_model), digits).model
     expected_NK, found_NK = logits_of(float_model, digits), logits_of(convert(ConvertConfig(), ctx, calibrated), digits)
     assert np.sqrt(np.square(found_NK - expected_NK).mean()) < 0.1 * expected_NK.std()
@@ -135,7 +133,7 @@ def test_relu6_stays_where_its_range_is_shared_with_other_tensors(digits, ctx, m
 
 def test_what_is_reshaped_behind_a_float_operator_has_a_range_of_its_own() -> None:
     prepared = make_model(normed).build()
-    options = {"weights": "per_channel", "reduce_range": False, "skip": (), "inputs": stored_pictures((1, 8, 8))}
+    options = {"weights": "per_channel", "skip": (), "inputs": stored_pictures((1, 8, 8))}
     prepared = prepare_static(prepared, backend=BACKENDS[0], observer="min_max", calibrating=True, **options)
     with torch.no_grad():
         prepared(torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(0)))

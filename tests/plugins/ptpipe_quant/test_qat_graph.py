@@ -20,7 +20,7 @@ from ptpipe_torch.traced_autocast import has_autocast_regions
 from ...signatures import stored_pictures
 from .conftest import Mixed, mixed_net, small_net
 
-COMMON = {"inputs": stored_pictures((1, 8, 8)), "weights": "per_channel", "reduce_range": False, "skip": []}
+COMMON = {"inputs": stored_pictures((1, 8, 8)), "weights": "per_channel", "skip": []}
 QAT = {"backend": "fbgemm", **COMMON}
 STATIC = {"backend": "fbgemm", "observer": "min_max", **COMMON}
 
@@ -366,7 +366,7 @@ def test_autocast_is_off_where_the_network_switches_it_off(route) -> None:
     def prepared(freeze_at: float | None) -> Any:
         torch.manual_seed(0)
         network = InFloat32()
-        scheme = {"backend": "fbgemm", "weights": "per_channel", "reduce_range": False, "skip": [], "route": route}
+        scheme = {"backend": "fbgemm", "weights": "per_channel", "skip": [], "route": route}
         inputs = stored_pictures((3, 4, 4))
         return prepare_qat(network, batch_norm="fold", freeze_at=freeze_at, inputs=inputs, **scheme)
 

@@ -14,7 +14,7 @@ from ptpipe_quant.fake_quant import qat_qconfig
 from ptpipe_quant.qat_layers import freeze_batch_norm, qat_layer
 from ptpipe_torch import TrainingCallback
 
-QCONFIG = qat_qconfig(per_channel=True, reduce_range=False, freeze_at=0.5)
+QCONFIG = qat_qconfig(per_channel=True, freeze_at=0.5)
 SHAPES = {"1d": (6, 3, 9), "2d": (6, 3, 9, 7), "3d": (6, 3, 5, 4, 6)}
 
 

@@ -27,7 +27,7 @@ from ...signatures import stored_pictures
 from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model, train
 
 TARGETS = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
-SCHEME: Any = {"inputs": stored_pictures((1, 8, 8)), "weights": "per_channel", "reduce_range": False, "skip": []}
+SCHEME: Any = {"inputs": stored_pictures((1, 8, 8)), "weights": "per_channel", "skip": []}
 
 
 class Rows(nn.Module):

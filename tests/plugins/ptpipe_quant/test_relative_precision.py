@@ -180,7 +180,7 @@ def rounding(step: Step, backend: str) -> float:
     options = {"inputs": stored_pictures(INPUT_SHAPE_CHW), "backend": backend, "weights": "per_channel"}
     with quantized_engine(backend), torch.no_grad(), warnings.catch_warnings(action="ignore"):
         expected = network(x)
-        options |= {"reduce_range": reduced(backend), "skip": ("stem",), "observer": "min_max"}
+        options |= {"narrow_weights": reduced(backend), "skip": ("stem",), "observer": "min_max"}
         prepared = prepare_static(network, **options, calibrating=False)
         prepared(x)
         found = to_int8(prepared, backend=backend)(x)

@@ -33,7 +33,7 @@ def build(name: str) -> torch.nn.Module:
 
 
 def scheme(backend: str) -> dict[str, Any]:
-    options = {"weights": "per_channel", "reduce_range": backend == "fbgemm", "skip": ()}
+    options = {"weights": "per_channel", "narrow_weights": backend == "fbgemm", "skip": ()}
     return {"inputs": stored_pictures(INPUT_SHAPE_CHW), "backend": backend, **options}
 
 

@@ -157,7 +157,7 @@ def test_int8_computes_what_fake_quantization_computes(
     (batch,) = digits.batches("test", batch_size=600)
     steps = layerwise.differences(int8_model, batch.inputs["images"])
     assert sum(has_int8_weights(layer) for layer in int8_model.build().modules()) == (4 if network == "trained" else 7)
-    assert len(steps) == (8 if network == "trained" else 18 if reduced(backend) else 17)
+    assert len(steps) == (8 if network == "trained" else 17)
     for name, steps_of_layer in steps.items():
         assert steps_of_layer.max() < 1.01, name
         assert (steps_of_layer > 0.5).float().mean() < 0.05, name
@@ -275,7 +275,7 @@ def test_observers_and_ranges(trained, digits, ctx, metrics, observer, reduce_ra
     assert accuracy(logits_of(model, digits), digits) > accuracy(logits_of(trained, digits), digits) - 0.015
     scale = next(value for name, value in model.int8_tensors.items() if name.endswith("input_scale_0"))
     if observer == "min_max":
-        assert scale.item() == pytest.approx((high - low) / (127 if reduce_range else 255), rel=1e-5)
+        assert scale.item() == pytest.approx((high - low) / 255, rel=1e-5)
 
 
 class TestSkip:

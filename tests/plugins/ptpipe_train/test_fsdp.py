@@ -61,7 +61,6 @@ def test_a_graph_has_containers_that_nobody_calls() -> None:
         "inputs": stored_pictures((3, 2, 4)),
         "backend": "fbgemm",
         "weights": "per_channel",
-        "reduce_range": False,
         "skip": (),
     }
     prepared = prepare_qat(network, **options, batch_norm="fold", freeze_at=1.0)

@@ -119,7 +119,7 @@ def prepared() -> nn.Module:
         nn.Flatten(),
         nn.Linear(32, 5),
     )
-    options = {"inputs": stored_pictures((3, 8, 8)), "weights": "per_channel", "reduce_range": False, "skip": ()}
+    options = {"inputs": stored_pictures((3, 8, 8)), "weights": "per_channel", "skip": ()}
     return prepare_qat(net, backend="fbgemm", **options, batch_norm="fold", freeze_at=0.8)
 
 

@@ -25,7 +25,7 @@ from ptpipe_quant import convert as quantize
 from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe, Signature, builder
 from ptpipe_torch.runtime import seeded
 
-from ..conftest import HIGH, Exported, RecordedEvents
+from ..conftest import NARROW, Exported, RecordedEvents
 
 pytest.importorskip("openvino")
 
@@ -127,7 +127,7 @@ def test_what_openvino_cannot_compile_is_an_error_of_one_line(convert, digits, t
     signature = Signature(digits.info.signature.inputs, digits.info.signature.outputs)
     with seeded(0):
         model = Model.from_module(Recipe(FunctionRef.to(recurrent), signature), recurrent())
-    prepared = prepare(PrepareConfig.model_validate({"reduce_range": HIGH == 127}), ctx, model)
+    prepared = prepare(PrepareConfig.model_validate({"reduce_range": NARROW}), ctx, model)
     int8 = quantize(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, digits).model)
     file = export_onnx(ExportConfig(), ctx, int8, digits)
     with pytest.raises(StageError, match=r"^OpenVINO can't run the model: LSTMSequence .* expects Constant"):

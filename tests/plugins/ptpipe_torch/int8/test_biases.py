@@ -108,7 +108,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def prepared(network: nn.Module, *, per_channel: bool, narrow: bool = False, reduce_range: bool = False) -> GraphModule:
+def prepared(network: nn.Module, *, per_channel: bool, narrow: bool = False) -> GraphModule:
     """A calibrated network with biases as large as its sums, and batch norms that change something.
 
     `narrow`: for depthwise convolutions, whose sums would saturate on fbgemm.
@@ -120,7 +120,7 @@ def prepared(network: nn.Module, *, per_channel: bool, narrow: bool = False, red
         if getattr(layer, "bias", None) is not None:
             nn.init.normal_(layer.bias)
     graph, scopes = fx.trace(network.eval(), pictures(SHAPE_CHW))
-    qconfig = static_qconfig("min_max", per_channel=per_channel, reduce_range=reduce_range, narrow_weights=narrow)
+    qconfig = static_qconfig("min_max", per_channel=per_channel, narrow_weights=narrow)
     mapping = fx.qconfig_mapping("fbgemm", qconfig, qconfig, is_qat=False)
     with torch.no_grad():
         result = fx.add_observers(graph, scopes, mapping, is_qat=False)
@@ -161,9 +161,7 @@ def single_layer(int8: GraphModule) -> Any:
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_int8_layer_adds_the_integers_that_a_file_stores(name: str, per_channel: bool, backend: str) -> None:
     torch.manual_seed(3)
-    network = prepared(
-        LAYERS[name](), per_channel=per_channel, narrow="depthwise" in name, reduce_range=reduced(backend)
-    )
+    network = prepared(LAYERS[name](), per_channel=per_channel, narrow="depthwise" in name or reduced(backend))
     with quantized_engine(backend), torch.no_grad(), deprecations_silenced():
         int8 = fx.convert(network)
         layer, calls = single_layer(int8), []

@@ -103,7 +103,7 @@ def build(join: Callable[[Any, torch.Tensor], torch.Tensor]) -> nn.Module:
 
 def prepared(network: nn.Module, backend: str, *, qat: bool, converting: bool) -> Any:
     options = {"inputs": stored_pictures(INPUT_SHAPE_CHW), "weights": "per_channel", "skip": ()}
-    options |= {"backend": backend, "reduce_range": backend == "fbgemm"}
+    options |= {"backend": backend, "narrow_weights": backend == "fbgemm"}
     if qat:
         return prepare_qat(copy.deepcopy(network), **options, batch_norm="fold", freeze_at=None if converting else 1.0)
     return prepare_static(copy.deepcopy(network), **options, observer="min_max", calibrating=not converting)
@@ -232,35 +232,3 @@ def test_pieces_have_the_grid_of_the_whole(qat: bool, backend: str) -> None:
     found = observers(shuffled, 8, backend, qat=qat)
     assert found["getitem_1"] is found["stem"]
     assert found["getitem"] is found["cat"] is not found["stem"], "a concatenation has one grid"
-
-
-class Gated(nn.Module):
-    """The first layer reads the input, the others what has a fixed range, moved or not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two, self.three = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 8)
-        self.pool, self.act, self.drop = nn.AvgPool2d(2), nn.Sigmoid(), nn.Dropout()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.two(self.pool(self.act(self.one(x))))
-        first, second = x.tanh().chunk(2, 1)
-        return self.three(self.drop(torch.cat([first, second], 1).mean((2, 3))))
-
-
-@pytest.mark.parametrize("reduce_range", [False, True])
-@pytest.mark.parametrize("qat", [False, True])
-def test_layers_behind_a_fixed_range_have_seven_bits_where_it_is_to_be_reduced(qat: bool, reduce_range: bool) -> None:
-    options = {"inputs": stored_pictures(INPUT_SHAPE_CHW), "weights": "per_channel", "skip": (), "backend": "qnnpack"}
-    options["reduce_range"] = reduce_range
-    with warnings.catch_warnings(action="ignore"), torch.no_grad():
-        if qat:
-            graph: Any = prepare_qat(Gated(), **options, batch_norm="fold", freeze_at=None).train()
-        else:
-            graph = prepare_static(Gated(), **options, observer="min_max", calibrating=False)
-        graph(torch.randn(2, *INPUT_SHAPE_CHW))
-        with quantized_engine("qnnpack"):
-            int8 = to_int8(graph.eval(), backend="qnnpack")
-    largest = {name: int(getattr(int8, name).weight().int_repr().int().abs().max()) for name in ("one", "two", "three")}
-    assert largest["one"] > 64
-    assert [largest["two"] <= 64, largest["three"] <= 64] == [reduce_range, reduce_range]

@@ -93,7 +93,7 @@ def test_tracing_does_not_import_torchs_compiler() -> None:
         "net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))\n"
         "images = dict(name='images', dtype='float32', shape=['batch', 1, 4, 4])\n"
         "options = dict(inputs=[images], skip=())\n"
-        "options |= dict(backend='fbgemm', observer='min_max', weights='per_channel', reduce_range=False)\n"
+        "options |= dict(backend='fbgemm', observer='min_max', weights='per_channel')\n"
         "to_int8(prepare_static(net, **options, calibrating=False), backend='fbgemm')\n"
         "print([name for name in ('torch._dynamo.convert_frame', 'torch._inductor.compile_fx') if name in sys.modules])"
     )

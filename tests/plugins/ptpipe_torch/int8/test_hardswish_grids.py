@@ -22,7 +22,6 @@ SCHEME = {
     "inputs": stored_pictures((3, 8, 8)),
     "backend": "fbgemm",
     "weights": "per_channel",
-    "reduce_range": False,
     "skip": [],
 }
 

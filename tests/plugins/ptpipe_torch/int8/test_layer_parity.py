@@ -39,7 +39,7 @@ class Residual(nn.Module):
 def reference() -> GraphModule:
     torch.manual_seed(0)
     graph, scopes = fx.trace(Residual().eval(), pictures((3, 8, 8)))
-    qconfig = static_qconfig("min_max", per_channel=True, reduce_range=False)
+    qconfig = static_qconfig("min_max", per_channel=True)
     mapping = fx.qconfig_mapping("fbgemm", qconfig, qconfig, is_qat=False)
     prepared = fx.add_observers(graph, scopes, mapping, is_qat=False)
     with torch.no_grad():
