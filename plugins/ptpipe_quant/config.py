@@ -103,7 +103,8 @@ class PrepareConfig(TracedConfig):
         "mse",
         description="how ranges are chosen. min_max: the minimum and maximum of all values; moving_average: a moving "
         "average of each batch's; by exact counts of all values, mse: the range of least squared quantization error, "
-        "percentile: without a fraction of values at each end, entropy: of least divergence from the float values",
+        "percentile: without a fraction of values at each end, entropy: of least divergence from the float values. "
+        "What the network returns has min_max in any case, but for `layers`",
     )
     percentile: float | None = Field(
         None,

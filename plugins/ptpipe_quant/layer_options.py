@@ -86,6 +86,10 @@ class OptionsByLayer:
             for rule in self._rules
         }
 
+    def with_own_observer(self) -> set[str]:
+        """Return the names of the operators whose rule has an observer."""
+        return {node.name for rule in self._rules if "observer" in rule.options for node in self._nodes[rule.pattern]}
+
     def idle_weights(self) -> list[str]:
         """Return a message for each pattern that decides nothing, or no weights; before observers are inserted."""
         return [message for rule in self._rules if (message := self._idle_weights(rule))]

@@ -17,6 +17,7 @@ from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguou
 from ptpipe_quant.layer_forms import fold_into_transposed
 from ptpipe_quant.layer_options import Options, OptionsByLayer, QConfigs, layer_rules
 from ptpipe_quant.linear_forms import LinearForm, as_linear
+from ptpipe_quant.output_ranges import observe_whole_outputs
 from ptpipe_quant.qat_graph import calibration_graph, conversion_graph, training_graph
 from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.separate_attention import separate_projections
@@ -56,7 +57,7 @@ class _Scheme:
     constants of the graph. `layers`: patterns with options of their own, in order. `stored`: layers without int8
     kernels, whose weights `quant.convert` rounds. `corrected_biases`: layers whose bias `quant.bias_correct` has set;
     those without a bias get one. `float_operators`: see `trace_network`. `narrow_weights`: of all layers, see
-    `weight_format`. `reduce_range`: of former recipes.
+    `weight_format`. `whole_outputs`: see `observe_whole_outputs`. `reduce_range`: of former recipes.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -69,6 +70,7 @@ class _Scheme:
     corrected_biases: Sequence[str] = ()
     float_operators: Sequence[str] = ()
     narrow_weights: bool = False
+    whole_outputs: bool = False
     reduce_range: bool = False
 
     def __post_init__(self) -> None:
@@ -102,6 +104,8 @@ class _Scheme:
         reached, idle = by_layer.reached(), by_layer.idle_weights()
         prepared = add_observers(graph, network.scopes, mapping, is_qat=is_qat)
         idle += by_layer.idle_observers(prepared, ACTIVATION_OBSERVERS)
+        if self.whole_outputs:
+            observe_whole_outputs(prepared, by_layer.with_own_observer())
         prepared.meta |= {
             KEPT_FLOAT: network.kept_float,
             COMPUTED: network.computed_weights,
@@ -138,7 +142,7 @@ def prepare_static(
 
     `observer`, `percentile`: see the options of `quant.prepare`.
     `calibrating`: return the graph to calibrate, else the one to convert, which has the same state dict.
-    `scheme`: inputs, backend, weights, narrow_weights, skip, route, layers, stored.
+    `scheme`: inputs, backend, weights, narrow_weights, whole_outputs, skip, route, layers, stored.
     """
 
     def qconfig(layer: Options, **choices: bool) -> Any:

@@ -116,7 +116,7 @@ def test_each_layer_has_the_grid_of_its_own_observer(trained, digits, ctx) -> No
     alone = {
         "mse": calibrated(trained, digits, ctx),
         "min_max": calibrated(trained, digits, ctx, observer="min_max"),
-        "percentile": calibrated(trained, digits, ctx, observer="percentile", percentile=99.0),
+        "percentile": calibrated(trained, digits, ctx, observer="percentile", percentile=99.0, layers=layers),
     }
     kinds = observers_of(mixed)
     assert sorted(kinds.values()) == ["min_max", "mse", "mse", "percentile", "percentile"]
