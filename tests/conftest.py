@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,14 +45,24 @@ def pytest_configure(config: pytest.Config) -> None:
     # Figures and comparisons are of the CPU, also where there are CUDA devices: `make test-gpu` has the tests of those.
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if _has_room(MEMORY):
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+    root = str(MEMORY) if _has_room(MEMORY) else tempfile.gettempdir()
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", root)
+    if not hasattr(config, "workerinput"):
+        _use_temporary_files_in(root, config)
     # Where the tests run in GitHub Actions, its annotations and summary are left to them.
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         os.environ.pop(name, None)
     # Ctrl-C is heard, in the processes that the tests start too: a shell's background jobs inherit that it is ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _use_temporary_files_in(root: str, config: pytest.Config) -> None:
+    """Let temporary files be in a folder that is deleted at the end: processes that tests kill leave theirs."""
+    folder = tempfile.mkdtemp(prefix="ptpipe-tests-", dir=root)
+    Path(folder).chmod(0o1777)  # as /tmp: tests act as other users
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["TMPDIR"], tempfile.tempdir = folder, None
 
 
 def _has_room(folder: Path) -> bool:
