@@ -15,10 +15,6 @@ from ptpipe_onnx.graph import nodes, source
 from ptpipe_onnx.grid import Grid
 from ptpipe_torch.int8.layer_parity import quantize_nodes
 
-_REDUCED = 127
-_FIXED_SCALES = (1 / 256, 2 / 256)
-"""Of sigmoid and tanh in torch: an observed scale that is one of these by chance counts as one, which is safe."""
-
 
 def name_quantized_tensors(model: ir.Model, reference: GraphModule) -> None:
     """Name the output of each QuantizeLinear after its quantize node, in place; exporting keeps their order.

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from operator import getitem
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
@@ -30,10 +28,6 @@ from ptpipe_torch.int8.observers import fixed_grid, observer_at
 with deprecations_silenced():
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
     from torch.ao.quantization.backend_config import BackendConfig, ObservationType
-
-# Beside those of torch's configuration: pieces of a tensor, and what inference leaves out.
-_KEEPING_GRID: set[Any] = {getitem, nn.Dropout, nn.Flatten, "flatten", "chunk", "split", "unbind", "clone"}
-_KEEPING_GRID |= {torch.chunk, torch.split, torch.unbind, torch.clone, torch.reshape, torch.permute}
 
 
 def observe_unbounded(prepared: GraphModule, mapping: Any, backend_config: BackendConfig) -> None:
