@@ -336,8 +336,7 @@ def qat_qconfig(
     """Return the fake quantization of activations and weights.
 
     `per_channel`: one scale for each output channel of a weight. `freeze_at`: fraction of the training after which
-    activation ranges are frozen. `narrow_weights`: see `weight_format`.
-    `learned_step_size`: learn ranges.
+    activation ranges are frozen. `narrow_weights`: see `weight_format`. `learned_step_size`: learn ranges.
     """
     activation = _factory(
         LearnedActivationFakeQuant if learned_step_size else ActivationFakeQuant,

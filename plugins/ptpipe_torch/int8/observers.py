@@ -39,6 +39,8 @@ ACTIVATION_OBSERVERS: dict[str, Any] = {
     "histogram": MseObserver,  # its former name, in the recipes of shipped models
 }
 
+ACTIVATION_FORMAT = {"dtype": torch.quint8, "qscheme": torch.per_tensor_affine, "quant_min": 0, "quant_max": 255}
+"""The arguments by which observers make integers of activations."""
 NARROW = 64
 """Largest integer of weights where sums have 16 bits: 2 * 255 * 64 = 32,640 < 2^15."""
 
@@ -46,15 +48,6 @@ NARROW = 64
 def make_qconfig(activation: Any, weight: Any) -> Any:
     """Return the QConfig of these observer factories."""
     return QConfig(activation=activation, weight=weight)  # type: ignore[no-untyped-call]  # torch.ao is partly typed
-
-
-ACTIVATION_FORMAT: dict[str, Any] = {
-    "dtype": torch.quint8,
-    "qscheme": torch.per_tensor_affine,
-    "quant_min": 0,
-    "quant_max": 255,
-}
-"""The arguments by which observers make integers of activations."""
 
 
 def weight_format(*, per_channel: bool, narrow: bool = False) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_models_of_every_format_are_measured_together(session, numpy_model, torc
         CellBatches(1, None, {"normalized": [INPUTS]}),
         CellBatches(3, 8, {"normalized": [{"images": images_NCHW}] * 2}),
     ]
-    own = session(inputs=batches, threads=("one", "all"), budget_s=0.4)
+    own = session(inputs=batches, threads=("one", "all"), budget_s=1.0)
     measured = own.measure(["numpy", "torch", "onnx"], [numpy_model, torch_model, onnx_model], 1, rounds.append)
     assert len(measured) == 3
     for position, one in enumerate(measured):
@@ -79,7 +79,7 @@ def test_models_of_every_format_are_measured_together(session, numpy_model, torc
         ]
         for cell in one.latencies:
             assert (cell.speed == "baseline") == (position == 1)
-            assert 0 < cell.median_ms < 100 and cell.ratio > 0 and cell.num_runs > 100 and cell.cpu_ms > 0
+            assert 0 < cell.median_ms < 100 and cell.ratio > 0 and cell.num_runs > 20 and cell.cpu_ms > 0
             assert cell.p10_ms <= cell.p90_ms
             # A busy machine times fewer.
             assert cell.p90_ms <= cell.p99_ms if cell.num_runs >= 299 else cell.p99_ms is None
