@@ -80,12 +80,12 @@ class Saturation:
 
 def saturation_of(graph: ir.Graph, names: Mapping[str, str]) -> Saturation:
     """Return the bounds of a file's layers. `names`: of layers whose weight is named otherwise."""
-    extremes = ((names.get(layer.name, layer.name), _extremes(layer)) for layer in layers_of(graph))
-    return Saturation(
-        tuple(
-            LayerBound(name, found[0] * MAX_ACTIVATION, found[1] * MAX_ACTIVATION) for name, found in extremes if found
-        )
-    )
+    bounds = []
+    for layer in layers_of(graph):
+        if (extremes := _extremes(layer)) is not None:
+            low, high = extremes
+            bounds.append(LayerBound(names.get(layer.name, layer.name), low * MAX_ACTIVATION, high * MAX_ACTIVATION))
+    return Saturation(tuple(bounds))
 
 
 def _extremes(layer: FileLayer) -> tuple[int, int] | None:

@@ -82,7 +82,7 @@ def expectations(graph: GraphModule) -> list[Node]:
     found = []
     for node in graph.graph.nodes:
         is_last = node.op != "output" and bool(node.users) and behind_layers.issuperset(node.users)
-        is_layer_with_weights = node.op == "call_module" and _has_weights(graph, node)
+        is_layer_with_weights = node.op == "call_module" and has_weights(graph, node)
         if not is_last or not (is_layer_with_weights or node.target is torch.matmul):
             continue
         varying = [source for source in node.all_input_nodes if source.op != "get_attr" and source not in constants]
@@ -102,7 +102,7 @@ def _behind_layers(graph: GraphModule) -> set[Node]:
     """Return the nodes that no layer with weights is behind, and which are none themselves."""
     found: set[Node] = set()
     for node in reversed(graph.graph.nodes):
-        is_last = node.users and found.issuperset(node.users) and not _has_weights(graph, node)
+        is_last = node.users and found.issuperset(node.users) and not has_weights(graph, node)
         if node.op == "output" or is_last:
             found.add(node)
     return found
@@ -150,7 +150,7 @@ def operators_that_are_ranked(graph: GraphModule) -> list[Node]:
         for source in _with_values_read(pending.pop()):
             if source in found or not _has_tensors(source) or source.target in _SUMS:
                 continue
-            is_layer_with_weights = _has_weights(graph, source)
+            is_layer_with_weights = has_weights(graph, source)
             if not is_layer_with_weights or source.op == "call_module":
                 found[source] = None
             if not is_layer_with_weights:
@@ -169,7 +169,7 @@ def layers_left_float(graph: GraphModule) -> dict[str, str]:
     """Return the layers with weights that `operators_to_leave_float` names, and why."""
     by_reason = {_RANKED: operators_that_are_ranked(graph), _EXPECTATION: expectations(graph)}
     named = [(node, reason) for reason, nodes in by_reason.items() for node in nodes if node.op == "call_module"]
-    return {str(node.target): reason for node, reason in named if _has_weights(graph, node)}
+    return {str(node.target): reason for node, reason in named if has_weights(graph, node)}
 
 
 def _gives_positions(ranking: Node) -> bool:
@@ -230,7 +230,7 @@ def operators_on_integers(graph: GraphModule) -> list[Node]:
     for node in graph.graph.nodes:
         if not _is_float(node):
             _add_with_sources(graph, node, found)
-        elif any(not _is_float(source) for source in node.all_input_nodes) and not _has_weights(graph, node):
+        elif any(not _is_float(source) for source in node.all_input_nodes) and not has_weights(graph, node):
             found[node] = None
     return list(found)
 
@@ -261,7 +261,7 @@ def operators_with_several_results(graph: GraphModule) -> list[Node]:
     return [
         node
         for node in several
-        if node.target in _POOLINGS or (node.op == "call_module" and not _has_weights(graph, node))
+        if node.target in _POOLINGS or (node.op == "call_module" and not has_weights(graph, node))
     ]
 
 
@@ -290,7 +290,7 @@ def _add_with_sources(graph: GraphModule, node: Node, found: dict[Node, None]) -
     pending = [node]
     while pending:
         node = pending.pop()
-        if node in found or _has_weights(graph, node):
+        if node in found or has_weights(graph, node):
             continue
         found[node] = None
         pending += [source for source in node.all_input_nodes if TENSOR in source.meta]
@@ -310,7 +310,7 @@ def _is_float(node: Node) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def _has_weights(graph: GraphModule, node: Node) -> bool:
+def has_weights(graph: GraphModule, node: Node) -> bool:
     """Return whether a node is a layer with weights, or no operator at all."""
     if node.op == "call_module":
         return any(True for _ in graph.get_submodule(str(node.target)).parameters())

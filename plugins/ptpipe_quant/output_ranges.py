@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from torch import nn
 from torch.fx import GraphModule, Node
 
+from ptpipe_quant.float_nodes import has_weights
 from ptpipe_torch.int8.observers import (
     ACTIVATION_FORMAT,
     ACTIVATION_OBSERVERS,
     observer_at,
+    observer_calls,
     observes_activation_range,
+    use_observer,
 )
 
 
@@ -24,11 +26,11 @@ def observe_whole_outputs(prepared: GraphModule, chosen: Collection[str]) -> Non
 
     `chosen`: names of operators whose observer a user has chosen.
     """
-    calls = list(_last_observed(prepared))
-    own = {observer_at(prepared, call) for call in calls if call.all_input_nodes[0].name in chosen}
-    for observer in dict.fromkeys(observer_at(prepared, call) for call in calls):
-        if observer is not None and observer not in own and observes_activation_range(observer):
-            _replace(prepared, observer, ACTIVATION_OBSERVERS["min_max"](**ACTIVATION_FORMAT))
+    last = set(_last_observed(prepared))
+    for observer, calls in observer_calls(prepared).items():
+        is_chosen = any(call.all_input_nodes[0].name in chosen for call in last.intersection(calls))
+        if not last.isdisjoint(calls) and not is_chosen and observes_activation_range(observer):
+            use_observer(prepared, calls, ACTIVATION_OBSERVERS["min_max"](**ACTIVATION_FORMAT))
 
 
 def _last_observed(prepared: GraphModule) -> Iterator[Node]:
@@ -41,18 +43,5 @@ def _last_observed(prepared: GraphModule) -> Iterator[Node]:
             seen.add(node)
             if observer_at(prepared, node) is not None:
                 yield node
-            elif not _has_weights(prepared, node):
+            elif not has_weights(prepared, node):
                 waiting.append(node)
-
-
-def _has_weights(prepared: GraphModule, node: Node) -> bool:
-    if node.op != "call_module":
-        return False
-    return any(True for _ in prepared.get_submodule(str(node.target)).parameters())
-
-
-def _replace(prepared: GraphModule, observer: nn.Module, other: nn.Module) -> None:
-    """Let another observer observe all that this one does: tensors may share it."""
-    for node in prepared.graph.find_nodes(op="call_module"):
-        if observer_at(prepared, node) is observer:
-            prepared.set_submodule(str(node.target), other)

@@ -14,7 +14,6 @@ grid of the whole already.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.fx import GraphModule, Node
 
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.moved_integers import whole_of
-from ptpipe_torch.int8.observers import fixed_grid, observer_at
+from ptpipe_torch.int8.observers import fixed_grid, observer_at, observer_calls, use_observer
 
 with deprecations_silenced():
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
@@ -37,11 +36,11 @@ def observe_unbounded(prepared: GraphModule, mapping: Any, backend_config: Backe
     float tensor that several operators read on grids of their own gets one for all of them.
     """
     ranges = _FixedRanges(prepared, mapping, backend_config)
-    for observer, calls in _calls(prepared).items():
+    for observer, calls in observer_calls(prepared).items():
         unbounded = [call for call in calls if fixed_grid(observer) and not ranges.is_bounded(call)]
         if unbounded:
             observed = mapping.global_qconfig.activation()
-            _use_observer(prepared, unbounded, observed)
+            use_observer(prepared, unbounded, observed)
             for call in unbounded:
                 ranges.share_grid(call.all_input_nodes[0], observed)
     _observe_once(prepared)
@@ -78,7 +77,7 @@ def observe_behind_float(prepared: GraphModule, mapping: Any, backend_config: Ba
                 _observe_between(prepared, call, join, _called(prepared, call))
             before = observer_at(prepared, _tensor_inputs(operator)[0])
             own = mapping.global_qconfig.activation() if before is None else before
-            _use_observer(prepared, [call], own)
+            use_observer(prepared, [call], own)
 
 
 def observe_pieces(prepared: GraphModule) -> None:
@@ -86,11 +85,11 @@ def observe_pieces(prepared: GraphModule) -> None:
 
     One whose observer is that of other tensors too, as in front of a concatenation, keeps it.
     """
-    for own, calls in _calls(prepared).items():
+    for own, calls in observer_calls(prepared).items():
         tensor = whole_of(calls[0].all_input_nodes[0])
         whole = None if tensor is None else observer_at(prepared, tensor)
         if whole is not None and whole is not own and not fixed_grid(whole) and _observes_alone(calls):
-            _use_observer(prepared, calls, whole)
+            use_observer(prepared, calls, whole)
     prepared.recompile()
 
 
@@ -177,21 +176,8 @@ def _tensor_inputs(operator: Node) -> list[Node]:
     return operator.all_input_nodes if reads_list else operator.all_input_nodes[:1]
 
 
-def _calls(prepared: GraphModule) -> dict[nn.Module, list[Node]]:
-    calls: dict[nn.Module, list[Node]] = defaultdict(list)
-    for node in prepared.graph.find_nodes(op="call_module"):
-        if (observer := observer_at(prepared, node)) is not None:
-            calls[observer].append(node)
-    return calls
-
-
 def _called(prepared: GraphModule, node: Node) -> nn.Module:
     return prepared.get_submodule(str(node.target)) if node.op == "call_module" else prepared
-
-
-def _use_observer(prepared: GraphModule, calls: list[Node], observer: nn.Module) -> None:
-    for call in calls:
-        prepared.set_submodule(str(call.target), observer)
 
 
 def _observe_between(prepared: GraphModule, node: Node, reader: Node, observer: nn.Module) -> None:
@@ -206,6 +192,6 @@ def _observe_once(prepared: GraphModule) -> None:
         first, *others = [user for user in node.users if observer_at(prepared, user) is not None] or [node]
         for other in others:
             if (observer := _called(prepared, other)) is not _called(prepared, first):
-                _use_observer(prepared, _calls(prepared)[observer], _called(prepared, first))
+                use_observer(prepared, observer_calls(prepared)[observer], _called(prepared, first))
             other.replace_all_uses_with(first)
             prepared.graph.erase_node(other)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -85,6 +87,21 @@ def observer_at(prepared: GraphModule, node: Node) -> nn.Module | None:
     """Return the observer or fake quantization that a node of a prepared graph calls, None for other nodes."""
     module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None
     return module if module is not None and is_observer(module) else None
+
+
+def observer_calls(prepared: GraphModule) -> dict[nn.Module, list[Node]]:
+    """Return the nodes that call each observer or fake quantization of a prepared graph: tensors may share one."""
+    calls: dict[nn.Module, list[Node]] = defaultdict(list)
+    for node in prepared.graph.find_nodes(op="call_module"):
+        if (observer := observer_at(prepared, node)) is not None:
+            calls[observer].append(node)
+    return calls
+
+
+def use_observer(prepared: GraphModule, calls: Iterable[Node], observer: nn.Module) -> None:
+    """Let these nodes call another observer, in place."""
+    for call in calls:
+        prepared.set_submodule(str(call.target), observer)
 
 
 def observes_range(module: nn.Module) -> bool:

@@ -55,12 +55,17 @@ def reference_form(prepared: GraphModule, backend_config: BackendConfig, **optio
 
 
 def _clip_weights(layer: Any, fake_quant: Any) -> None:
-    """Clip the weights of a layer to the integers of its fake quantization; of the ranges alone learned ones clip."""
+    """Clip the weights of a layer to the integers of its fake quantization, where engines would round to others.
+
+    Others are beyond a learned range; without one, the layer keeps sharing its weights with the prepared network.
+    """
     scale = layer.weight_scale
     if scale.dim():
         scale = scale.reshape([-1 if axis == layer.weight_axis else 1 for axis in range(layer.weight.dim())])
-    clipped = layer.weight.detach().clamp(fake_quant.quant_min * scale, fake_quant.quant_max * scale)
-    layer.weight = nn.Parameter(clipped, requires_grad=False)
+    weight = layer.weight.detach()
+    if (weight / scale).round_().abs_().max() > fake_quant.quant_max:
+        clipped = weight.clamp(fake_quant.quant_min * scale, fake_quant.quant_max * scale)
+        layer.weight = nn.Parameter(clipped, requires_grad=False)
 
 
 @contextmanager
