@@ -17,6 +17,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     root = str(MEMORY) if _has_room(MEMORY) else tempfile.gettempdir()
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", root)
     if not hasattr(config, "workerinput"):
-        _use_temporary_files_in(root, config)
+        _use_temporary_files_in(root)
     # Where the tests run in GitHub Actions, its annotations and summary are left to them.
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         os.environ.pop(name, None)
@@ -57,11 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _use_temporary_files_in(root: str, config: pytest.Config) -> None:
+def _use_temporary_files_in(root: str) -> None:
     """Let temporary files be in a folder that is deleted at the end: processes that tests kill leave theirs."""
     folder = tempfile.mkdtemp(prefix="ptpipe-tests-", dir=root)
     Path(folder).chmod(0o1777)  # as /tmp: tests act as other users
-    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    after_multiprocessings_own = -101
+    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=after_multiprocessings_own)
     os.environ["TMPDIR"], tempfile.tempdir = folder, None
 
 

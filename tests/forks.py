@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,19 +13,11 @@ from contextlib import contextmanager
 from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 
-from ptpipe.plan.vocabulary import BUILT_IN
-
-_IMPORTED = [
-    *BUILT_IN,
-    *("ptpipe_train.parallel.ddp", "ptpipe_train.parallel.fsdp", "ptpipe_train.parallel.pp", "ptpipe_train.supervised"),
-    *("ptpipe_quant.stages", "ptpipe_torch.data.dataloader", "ptpipe_torch.data.augment", "ptpipe_elastic.worker"),
-]
-
 
 @contextmanager
 def fork_server() -> Iterator[None]:
     """Start the process that others are forked from. It ends with the block."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
+    multiprocessing.get_context("forkserver").set_forkserver_preload([f"{__package__}.preloaded"])
     _forkserver.ensure_running()
     try:
         yield
@@ -36,11 +29,15 @@ class Fork:
     """A call in a forked process and a session of its own, with what tests use of `subprocess.Popen`."""
 
     def __init__(
-        self, function: Callable[..., object], *arguments: object, environment: Mapping[str, str] | None = None
+        self,
+        function: Callable[..., object],
+        *arguments: object,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._files = [Path(self._folder.name, name) for name in ("out", "err")]
-        called = (function, arguments, self._files, dict(os.environ | (environment or {})))
+        called = (function, arguments, self._files, dict(os.environ | (environment or {})), folder or Path.cwd())
         self._process = multiprocessing.get_context("forkserver").Process(target=_call, args=called)
         self._process.start()
         assert self._process.pid
@@ -66,9 +63,14 @@ class Fork:
 
 
 def _call(
-    function: Callable[..., object], arguments: tuple[object, ...], files: list[Path], environment: Mapping[str, str]
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
+    files: list[Path],
+    environment: Mapping[str, str],
+    folder: Path,
 ) -> None:
     os.setsid()
+    os.chdir(folder)
     multiprocessing.set_start_method(None, force=True)  # the platform's, as in any other process
     os.environ.clear()
     os.environ.update(environment)
@@ -83,3 +85,15 @@ def run_ptpipe(*arguments: str) -> None:
 
     sys.argv = ["ptpipe", *arguments]
     main()
+
+
+def run_forked(folder: Path, *arguments: str, timeout_s: float = 120) -> tuple[int, str, str]:
+    """Return exit code, stdout and stderr of a command of `ptpipe` in this folder."""
+    process = Fork(run_ptpipe, *arguments, folder=folder)
+    try:
+        out, err = process.communicate(timeout_s)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode is not None
+    return process.returncode, out, err

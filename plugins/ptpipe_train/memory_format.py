@@ -21,7 +21,7 @@ def uses_channels_last(option: str, ctx: Context, model: Model, data: Data, devi
     Tried on real images with a second build of the network, so nothing of the first one changes. Raises StageError
     where channels-last is asked for and its gradients would be wrong.
     """
-    if option == "contiguous":
+    if option == "contiguous" or (option == "auto" and not _may_convolve(model)):
         return False
     module = model.build_prepared()
     fault = _wrong_gradient(module) if device.type == "cpu" else None
@@ -35,6 +35,13 @@ def uses_channels_last(option: str, ctx: Context, model: Model, data: Data, devi
     settings = DeviceSettings(device, channels_last=True)
     batch = first_batch(data, settings, _NUM_IMAGES)
     return to_preferred_format(module.to(device), batch.args, ctx.log)
+
+
+def _may_convolve(model: Model) -> bool:
+    """Return whether an input or a weight has the four axes of images, which is seen without building the network."""
+    return any(len(spec.shape) == 4 for spec in model.signature.inputs) or any(
+        tensor.dim() == 4 for tensor in model.tensors.values()
+    )
 
 
 def _wrong_gradient(module: nn.Module) -> str | None:

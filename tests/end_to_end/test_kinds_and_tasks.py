@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
@@ -13,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+from ..forks import run_forked
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("fork_server")]
 
 NETS = """
 from torch import nn
@@ -175,10 +175,9 @@ def test_every_kind_takes_every_task(task, tmp_path) -> None:
     write(tmp_path / name)
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "all.yaml").write_text(manifest_of(task))
-    command = [sys.executable, "-m", "ptpipe", "run", "all.yaml", "--json"]
-    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
-    assert finished.returncode == 0, finished.stderr
-    record = json.loads(finished.stdout)
+    code, out, errors = run_forked(tmp_path, "run", "all.yaml", "--json", timeout_s=500)
+    assert code == 0, errors
+    record = json.loads(out)
     stages = {stage["stage_id"]: stage for stage in record["stages"]}
     assert {stage["outcome"] for stage in stages.values()} == {"done"}
     drop = "drop" if metric in ("macro_f1", "mean_iou", "f1") else "worse_by"

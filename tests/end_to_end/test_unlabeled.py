@@ -14,7 +14,9 @@ from PIL import Image
 
 from ptpipe_torch import Predictions
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+from ..forks import run_forked
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("fork_server")]
 
 NETS = """
 import torch
@@ -116,9 +118,8 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, text: str, *options: str) -> tuple[int, Any, str]:
     (folder / "m.yaml").write_text(text)
-    command = [sys.executable, "-m", "ptpipe", "run", "m.yaml", "--json", *options]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
-    return ended.returncode, json.loads(ended.stdout), ended.stderr
+    code, out, errors = run_forked(folder, "run", "m.yaml", "--json", *options, timeout_s=250)
+    return code, json.loads(out), errors
 
 
 def test_all_but_what_needs_targets(folder: Path) -> None:

@@ -166,19 +166,30 @@ class ImportLog:
     def __init__(self) -> None:
         self._before = dict(sys.modules)
         self._since_ns = time.time_ns()
+        self._others: dict[str, ModuleType] = {}
+        """Thousands, which are not looked at again."""
 
     def update(self) -> Mapping[str, ImportedModule]:
         """Look at what was imported since the last update; return all modules by name."""
         now_ns, found = time.time_ns(), {}
         for name, module in list(sys.modules.items()):
-            members = _members(module)
-            # Without a spec, it was not imported: compilers write and execute modules of their own. With the spec of
-            # another name, it is an alias: multiprocessing calls the main module `__mp_main__`, too.
-            file, spec, is_new = members.get("__file__"), members.get("__spec__"), self._before.get(name) is not module
-            if isinstance(spec, ModuleSpec) and spec.name == name and isinstance(file, str) and is_own_code(file):
-                seen = getattr(spec, _SEEN, None) or (_look(file, self._since_ns) if is_new else None)
-                setattr(spec, _SEEN, seen)
-                if seen:
-                    found[name] = seen._replace(is_new=is_new)
+            if self._others.get(name) is not module:
+                if seen := self._seen(name, module):
+                    found[name] = seen
+                else:
+                    self._others[name] = module
         self._since_ns = now_ns
         return found
+
+    def _seen(self, name: str, module: ModuleType) -> ImportedModule | None:
+        """Return the user's module by this name; None for others, and for those that were there before any log."""
+        members = _members(module)
+        # Without a spec, it was not imported: compilers write and execute modules of their own. With the spec of
+        # another name, it is an alias: multiprocessing calls the main module `__mp_main__`, too.
+        file, spec = members.get("__file__"), members.get("__spec__")
+        if not (isinstance(spec, ModuleSpec) and spec.name == name and isinstance(file, str) and is_own_code(file)):
+            return None
+        is_new = self._before.get(name) is not module
+        seen = getattr(spec, _SEEN, None) or (_look(file, self._since_ns) if is_new else None)
+        setattr(spec, _SEEN, seen)
+        return seen._replace(is_new=is_new) if seen else None

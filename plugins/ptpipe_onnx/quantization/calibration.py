@@ -6,7 +6,7 @@ and merges what it observed before it asks for the next: memory is bounded by th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,11 @@ class CalibrationReader:
         self._num_left -= 1
         return next(self._batches, None)
 
-    def _read(self) -> Iterator[_ARRAYS]:
+    def close(self) -> None:
+        """End the data workers. The quantizer does not ask for more batches than there are, so they wait for it."""
+        self._batches.close()
+
+    def _read(self) -> Generator[_ARRAYS]:
         order_N = np.arange(self._num_samples)
         for batch in self._data.batches(self._split, order_N=order_N, batch_size=self._batch_size):
             check_finite(self._ctx.kind, self._data, self._split, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def _quantize_static(
 
     reader = CalibrationReader(ctx, data, config.split, config.num_samples, only_batch_size(content))
     source = _saved(ctx, content)
-    with quantizer_tools(ctx, _FAILED):
+    with closing(reader), quantizer_tools(ctx, _FAILED):
         quantize_static(
             str(source),
             str(path),

@@ -44,6 +44,9 @@ Values: TypeAlias = Mapping[str, torch.Tensor]
 
 _START_TIMEOUTS_S = (5, 10, 20, 40)
 """How long workers may take to start, by attempt. Tens of milliseconds are usual."""
+_IN_USE: set[Any] = set()
+"""torch's iterators whose workers run. Were one collected as garbage, with an error's traceback or another cycle, its
+queues would be closed before `_end_workers` could use them: 5 s of waiting for each worker."""
 
 
 class Request(NamedTuple):
@@ -151,6 +154,7 @@ class Loading:
             iterator: Any = iter(loader)
         if idle is None:
             start.watch(iterator._workers)
+        _IN_USE.add(iterator)
         keep = self._options.persistent_workers
         try:
             for number, _ in enumerate(requests):
@@ -167,6 +171,7 @@ class Loading:
                 _end_workers(iterator)
             else:
                 self._idle[split, pin] = loader
+            _IN_USE.discard(iterator)
 
     def _loader(self, split: str, start: _Start, pin: bool) -> DataLoader[Any]:
         options = self._options

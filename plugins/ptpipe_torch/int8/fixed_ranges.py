@@ -104,11 +104,9 @@ def _observes_alone(calls: Sequence[Node]) -> bool:
 
 def _fixed_grids(mapping: Any) -> dict[Any, tuple[float, int]]:
     """Return scale and zero point of each operator, by its type, function or method, that has a fixed range."""
-    return {
-        target: grid
-        for target, qconfig in mapping.object_type_qconfigs.items()
-        if qconfig is not None and (grid := fixed_grid(qconfig.activation()))
-    }
+    qconfigs = mapping.object_type_qconfigs
+    grids = {qconfig: fixed_grid(qconfig.activation()) for qconfig in set(qconfigs.values()) if qconfig is not None}
+    return {target: grid for target, qconfig in qconfigs.items() if (grid := grids.get(qconfig))}
 
 
 def _sharing(backend_config: BackendConfig) -> set[Any]:

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
 from ptpipe_torch.int8.biases import round_biases, weighted_part
+from ptpipe_torch.int8.constructors import insert_by_copying
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.fixed_ranges import (
@@ -179,7 +180,9 @@ def add_observers(graph: GraphModule, scopes: Scopes, mapping: Any, *, is_qat: b
             mapping.set_module_name(name, None)
         unused_inputs = (torch.zeros(1),)  # read for nested standalone modules only
         backend = backend_config()
-        prepared = prepare_graph(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
+        prepared = insert_by_copying(
+            lambda: prepare_graph(graph, mapping, is_qat, scopes, unused_inputs, backend_config=backend)
+        )
         observe_inputs_of_layers(prepared)
         observe_behind_float(prepared, mapping, backend)
         observe_unbounded(prepared, mapping, backend)

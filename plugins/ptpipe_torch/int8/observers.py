@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from ptpipe_torch.int8.constructors import copying_constructor
 from ptpipe_torch.int8.count_observers import EntropyObserver, MseObserver, PercentileObserver
 from ptpipe_torch.int8.engine import deprecations_silenced
 
@@ -49,7 +50,8 @@ NARROW = 64
 
 def make_qconfig(activation: Any, weight: Any) -> Any:
     """Return the QConfig of these observer factories."""
-    return QConfig(activation=activation, weight=weight)  # type: ignore[no-untyped-call]  # torch.ao is partly typed
+    constructors = map(copying_constructor, (activation, weight))
+    return QConfig(*constructors)  # type: ignore[no-untyped-call]  # torch.ao is partly typed
 
 
 def weight_format(*, per_channel: bool, narrow: bool = False) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
+from importlib import import_module, reload
 from pathlib import Path
 
 import pytest
@@ -21,3 +21,24 @@ def test_another_name_of_a_module_is_no_import(tmp_path: Path, monkeypatch: pyte
     del sys.modules["imported_once"]
     assert found["imported_once"].is_new
     assert "__mp_main__" not in found
+
+
+def test_what_is_imported_again_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "imported_again.py"
+    file.write_text("a = 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    log, digests = ImportLog(), []
+    module = import_module("imported_again")
+    digests.append(log.update()["imported_again"].sha256)
+    file.write_text("a = 22")
+    assert log.update()["imported_again"].sha256 == digests[0]  # of what was imported
+    reload(module)
+    digests.append(log.update()["imported_again"].sha256)
+    file.write_text("a = 333")
+    del sys.modules["imported_again"]
+    assert "imported_again" not in log.update()
+    import_module("imported_again")
+    digests.append(log.update()["imported_again"].sha256)
+    del sys.modules["imported_again"]
+    assert len(set(digests)) == 3

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import multiprocessing
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -269,6 +271,18 @@ def test_a_calibration_sample_that_is_not_finite_is_named(digits, tmp_path) -> N
     assert len(reader) == 3 and reader.get_next() is not None
     with pytest.raises(StageError, match=r"images of calibration/00019 \(split calibration\) is not finite"):
         reader.get_next()
+
+
+def test_data_workers_end_with_the_stage(float_file, digits, run_stage: Run) -> None:
+    """The quantizer leaves the last batches unread: the garbage collector would wait 5 s for each worker."""
+    before = multiprocessing.active_children()
+    data = Data(digits.info, digits.splits, replace(digits.loader, num_workers=2))
+    gc.disable()
+    try:
+        run_stage(quantize_onnx, float_file, data)
+        assert multiprocessing.active_children() == before
+    finally:
+        gc.enable()
 
 
 def linear_file(

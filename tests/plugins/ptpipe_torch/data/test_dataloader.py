@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import re
@@ -108,6 +109,19 @@ def test_workers_end_with_the_iteration() -> None:
     assert len(multiprocessing.active_children()) == 2
     batches.close()
     assert multiprocessing.active_children() == []
+
+
+def test_workers_end_at_once_with_an_iteration_that_is_garbage() -> None:
+    """As where a stage failed: the traceback of its error is part of a cycle."""
+    cycle: list[object] = [array_data(num_workers=2).batches("train")]
+    cycle.append(cycle)
+    next(cycle[0])  # type: ignore[call-overload]
+    assert len(multiprocessing.active_children()) == 2
+    del cycle
+    start = time.monotonic()
+    gc.collect()
+    assert not multiprocessing.active_children()
+    assert time.monotonic() - start < 4  # torch waits 5 s for a worker that does not hear that it shall end
 
 
 def test_persistent_workers_stay_until_the_data_is_gone() -> None:

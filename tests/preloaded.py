@@ -1,0 +1,21 @@
+"""What processes of the fork server have imported and read when they start: a run would need seconds for each of both.
+
+Nothing may have computed anything: threads, those of OpenMP among them, don't survive a fork.
+"""
+
+from importlib import import_module
+
+from ptpipe.plan.source_digest import SourceDigests
+from ptpipe.plan.vocabulary import BUILT_IN
+
+_USED = (
+    *("ptpipe_train.parallel.ddp", "ptpipe_train.parallel.fsdp", "ptpipe_train.parallel.pp", "ptpipe_train.supervised"),
+    *("ptpipe_torch.data.dataloader", "ptpipe_torch.data.augment", "ptpipe_elastic.worker", "ptpipe_eval.compare"),
+    *("ptpipe_quant.stages", "ptpipe_quant.tuning.stage", "ptpipe_onnx.export", "ptpipe_onnx.torch_exporter"),
+    *("onnxruntime", "onnxscript", "torch._dynamo", "torch.export", "torch.onnx._internal.exporter._core"),
+)
+
+_plugins = {name: import_module(name) for name in BUILT_IN}
+for name in _USED:
+    import_module(name)
+SourceDigests(None, _plugins).of(*BUILT_IN)
