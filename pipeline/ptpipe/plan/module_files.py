@@ -107,12 +107,12 @@ def is_own_code(file: str) -> bool:
     Those change by version only: an installed package's version enters keys through `packages`, the core's through
     their format.
     """
-    return (
-        bool(file)
-        and not file.startswith(_library_folders())
-        and "/site-packages/" not in file
-        and "/dist-packages/" not in file
-    )
+    return bool(file) and not file.startswith(_library_folders()) and not is_installed(file)
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file is where packages are installed."""
+    return "/site-packages/" in file or "/dist-packages/" in file
 
 
 def _members(module: object) -> Mapping[str, Any]:

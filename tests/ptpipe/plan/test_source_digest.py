@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
+import random
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ptpipe.plan import source_digest
 from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.plan.vocabulary import load_vocabulary
 from ptpipe.store.documents import read_document, write_document
@@ -105,6 +112,58 @@ def test_a_package_counts_whole(tmp_path):
     assert SourceDigests(None, modules).of("acme_room.deep.thing") == before
     (folder / "deep" / "thing.py").write_text("A = 2\n")
     assert SourceDigests(None, modules).of("acme_room") != before
+
+
+def test_installed_code_counts_by_its_bytes_with_what_it_imports(tmp_path, monkeypatch):
+    monkeypatch.setattr("ast.parse", lambda *_: pytest.fail("parsed"))
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "acme_wheel.py").write_text("from acme_lib import (  # the (best)\n    one,\n)\n")
+    (installed / "acme_lib.py").write_text("one = 1\n")
+    sys.path.append(str(installed))
+    modules = {name: importlib.import_module(name) for name in ("acme_wheel", "acme_lib")}
+    digests = [SourceDigests(None, modules).of("acme_wheel")]
+    assert SourceDigests(None, modules).of("acme_wheel") == digests[0]
+    for name, text in (("acme_lib", "one = 1  # or two\n"), ("acme_wheel", "import acme_lib\n")):
+        (installed / f"{name}.py").write_text(text)
+        digests.append(SourceDigests(None, modules).of("acme_wheel"))
+    assert len(set(digests)) == 3
+
+
+FOLDERS = [Path(json.__file__).parents[1], Path(__file__).parents[3]]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=["standard library", "project"])
+def test_no_import_is_missed_where_code_is_not_parsed(folder):
+    files = [*folder.glob("*.py"), *folder.glob("p*/**/*.py")]
+    for file in random.Random(0).sample(files, min(len(files), 300)):
+        content = file.read_bytes()
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(content)
+        assert source_digest._read(tree)[1] <= source_digest.possible_imports(content), file
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import a, b.c as d; import e", {"a", "b.c", "e"}),
+        ("import a, \\\n    b", {"a", "b"}),
+        ("from a import b; from .. import c", {"a.b", "..c"}),
+        ("from .a.b import *", {".a.b"}),
+        ("from . a import b", {".a.b"}),
+        ("from a import (b as c,  # (not d)\r\n  e, f\r\n)", {"a.b", "a.e", "a.f"}),
+        ("if x: import a\nelse: from b import c", {"a", "b.c"}),
+        ("m = import_module('a.b'); n = __import__(\n  \"c\")", {"a.b", "c"}),
+        ("\ufeffimport größe", {"größe"}),
+    ],
+)
+def test_imports_that_are_found_without_parsing(text, names):
+    assert source_digest.possible_imports(text.encode()) == names
+
+
+@given(st.binary() | st.text("import from.,()#as \\\n\t\"'*b").map(str.encode))
+def test_anything_may_be_installed(content):
+    assert all(isinstance(name, str) for name in source_digest.possible_imports(content))
 
 
 @pytest.mark.parametrize("is_package", [True, False], ids=["package", "namespace"])
