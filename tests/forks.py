@@ -87,13 +87,15 @@ def run_ptpipe(*arguments: str) -> None:
     main()
 
 
-def run_forked(folder: Path, *arguments: str, timeout_s: float = 120) -> tuple[int, str, str]:
-    """Return exit code, stdout and stderr of a command of `ptpipe` in this folder."""
-    process = Fork(run_ptpipe, *arguments, folder=folder)
+def run_forked(
+    folder: Path, *arguments: str | Path, timeout_s: float = 500, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of `ptpipe` in this folder."""
+    process = Fork(run_ptpipe, *map(str, arguments), environment=environment, folder=folder)
     try:
         out, err = process.communicate(timeout_s)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode is not None
-    return process.returncode, out, err
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)

@@ -37,6 +37,7 @@ from ptpipe_torch.int8.straight_through import FoldedWeights, Grid, LearnedRange
 from ptpipe_torch.protocols import RangeReducer
 
 Range: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+_FARTHER = torch.minimum, torch.maximum
 _MIN_PART = 1 / 8
 """Of an observed range, that a learned one is."""
 _MIN_STEP_RATIO = 1 / 16
@@ -50,6 +51,8 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
     the training. All state is in the state dict, under the names of torch's `FusedMovingAvgObsFakeQuantize`.
     """
 
+    covers_batches = False
+    """Whether the range is at least that of the last micro-batch: half of them exceed an average."""
     observer_enabled: torch.Tensor
 
     def __init__(self, freeze_at: float = 1.0, **arguments: Any) -> None:
@@ -95,9 +98,12 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
             low, high = torch.minimum(low, self._current[0]), torch.maximum(high, self._current[1])
         self._current = low, high
         has_previous = self._previous[0] <= self._previous[1]
-        for limit, before, now in zip((observer.min_val, observer.max_val), self._previous, (low, high), strict=True):
-            average = torch.where(has_previous, before + observer.averaging_constant * (now - before), now)
-            limit.copy_(average if enabled is None else torch.where(enabled, average, limit))
+        limits = zip((observer.min_val, observer.max_val), self._previous, (low, high), _FARTHER, strict=True)
+        for limit, before, now, farther in limits:
+            new = torch.where(has_previous, before + observer.averaging_constant * (now - before), now)
+            if self.covers_batches:
+                new = farther(new, now)
+            limit.copy_(new if enabled is None else torch.where(enabled, new, limit))
         self._record_grid()
 
     def _record_grid(self) -> None:
@@ -120,7 +126,7 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         if has_whole_steps(self.activation_post_process):  # torch's fused operator has grids of its own
             return self._round_without_waiting(x, first)
         switch: torch.Tensor = self.observer_enabled
-        observes_itself = first is None and self.all_reduce_range is None
+        observes_itself = first is None and self.all_reduce_range is None and not self.covers_batches
         if self.training and not observes_itself:
             self._observe(x.detach(), first is not False, switch.bool().squeeze())
         if not (self.training and observes_itself):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
+from ..forks import run_forked
+
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600), pytest.mark.usefixtures("fork_server")]
 
 MANIFEST = """
 version: 1
@@ -40,12 +43,12 @@ NETWORKS = [("unet", "qnnpack"), *((name, "fbgemm") for name in ("unet", "retina
 
 
 @pytest.mark.parametrize(("network", "backend"), NETWORKS)
-def test_every_form_of_it_is_as_accurate(run_cli, tmp_path: Path, network: str, backend: str) -> None:
+def test_every_form_of_it_is_as_accurate(tmp_path: Path, network: str, backend: str) -> None:
     plugin = Path(__file__).with_name("public_style_nets.py")
     (tmp_path / "m.yaml").write_text(MANIFEST.format(plugin=plugin, network=network, backend=backend), encoding="utf-8")
-    ended = run_cli("run", "m.yaml", "--json", timeout_s=500)
-    assert ended.code == 0, ended.err
-    stages = {stage["stage_id"]: stage for stage in ended.json["stages"]}
+    ended = run_forked(tmp_path, "run", "m.yaml", "--json")
+    assert ended.returncode == 0, ended.stderr
+    stages = {stage["stage_id"]: stage for stage in json.loads(ended.stdout)["stages"]}
     (table,) = (output["summary"] for output in stages["compare"]["outputs"].values())
     accuracies = {row["name"]: row["accuracy"] for row in table["rows"]}
     assert len(accuracies) == 8

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,9 @@ from sklearn.datasets import load_digits
 
 from ptpipe_torch import Data, Predictions
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+from ..forks import run_forked
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("fork_server")]
 
 MANIFEST = """\
 version: 1
@@ -45,8 +45,7 @@ stages:
 
 
 def ptpipe(folder: Path, *arguments: str | Path) -> Any:
-    command = [sys.executable, "-m", "ptpipe", *map(str, arguments), "--json"]
-    finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
+    finished = run_forked(folder, *arguments, "--json")
     assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout)
 

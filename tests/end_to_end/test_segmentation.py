@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytestmark = pytest.mark.slow
+from ..forks import run_forked
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
 
 ROOT = Path(__file__).parents[2]
 HEIGHT, WIDTH = 48, 64
@@ -52,16 +51,8 @@ def streets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(streets: Path, artifacts: Path, *options: str) -> tuple[int, dict[str, Any]]:
     settings = [word for option in (*SHORT, *options) for word in ("-s", option)]
-    command = [sys.executable, "-m", "ptpipe", "run", "manifests/camvid_segmentation.yaml", "--json", *settings]
-    finished = subprocess.run(
-        [*command, "--artifacts", str(artifacts)],
-        cwd=ROOT,
-        env=os.environ | {"PTPIPE_DATA": str(streets)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    command = ["run", "manifests/camvid_segmentation.yaml", "--json", *settings, "--artifacts", artifacts]
+    finished = run_forked(ROOT, *command, environment={"PTPIPE_DATA": str(streets)})
     assert finished.stdout, finished.stderr
     return finished.returncode, {stage["stage_id"]: stage for stage in json.loads(finished.stdout)["stages"]}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,13 @@ from ptpipe_data.table_columns import CategoriesInfo, NumbersInfo
 from ptpipe_torch import Data, Model
 
 from ..datasets import class_names_of, labels_of
+from ..forks import run_forked
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("fork_server")]
 
 ROOT = Path(__file__).parents[2]
 DIABETES = Path("manifests/diabetes_regression.yaml")
 QUICK = ("-s", "compare.budget_s=1", "-s", "compare.threads=[one]")
-
-
-def ptpipe(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ptpipe", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
 
 
 class Stored:
@@ -67,7 +62,7 @@ def features(data: Data, split: str) -> npt.NDArray[np.float64]:
 @pytest.fixture(scope="module")
 def diabetes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stored, Path]:
     artifacts = tmp_path_factory.mktemp("diabetes")
-    finished = ptpipe(ROOT, "run", DIABETES, "--artifacts", artifacts, *QUICK, "--json")
+    finished = run_forked(ROOT, "run", DIABETES, "--artifacts", artifacts, *QUICK, "--json")
     assert finished.returncode == 0, finished.stderr
     load_plan(ROOT / DIABETES)  # loads the plugin of the columns
     return Stored(finished, artifacts), artifacts
@@ -110,7 +105,9 @@ def test_its_int8_models_are_as_good_as_float(diabetes) -> None:
 @pytest.mark.thorough
 def test_a_limit_that_nothing_reaches_refuses_it(diabetes) -> None:
     _, artifacts = diabetes
-    finished = ptpipe(ROOT, "run", DIABETES, "--artifacts", artifacts, *QUICK, "-s", "quality.min_value=0.99", "--json")
+    finished = run_forked(
+        ROOT, "run", DIABETES, "--artifacts", artifacts, *QUICK, "-s", "quality.min_value=0.99", "--json"
+    )
     assert finished.returncode == 3, finished.stderr
     stages = {stage["stage_id"]: stage for stage in json.loads(finished.stdout)["stages"]}
     assert stages.pop("quality")["outcome"] == "refused"
@@ -121,11 +118,11 @@ def test_a_limit_that_nothing_reaches_refuses_it(diabetes) -> None:
 def test_nothing_is_done_twice_until_the_file_changes(diabetes, tmp_path: Path) -> None:
     _, artifacts = diabetes
     table = tmp_path / "diabetes.csv"
-    planned = ptpipe(ROOT, "plan", DIABETES, "--artifacts", artifacts, *QUICK, "--json")
+    planned = run_forked(ROOT, "plan", DIABETES, "--artifacts", artifacts, *QUICK, "--json")
     assert all(stage["cached"] for stage in json.loads(planned.stdout)["stages"])
     table.write_text((ROOT / "examples/diabetes/diabetes.csv").read_text(encoding="utf-8"), encoding="utf-8")
     setting = ("-s", f"data.path={table}")
-    planned = ptpipe(ROOT, "plan", DIABETES, "--artifacts", artifacts, *QUICK, *setting, "--json")
+    planned = run_forked(ROOT, "plan", DIABETES, "--artifacts", artifacts, *QUICK, *setting, "--json")
     assert not any(stage["cached"] for stage in json.loads(planned.stdout)["stages"])
 
 
@@ -179,7 +176,7 @@ def cancer(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     folder = tmp_path_factory.mktemp("cancer")
     write_cancer(folder / "cancer.csv")
     (folder / "m.yaml").write_text(CANCER, encoding="utf-8")
-    finished = ptpipe(folder, "run", "m.yaml", "--json")
+    finished = run_forked(folder, "run", "m.yaml", "--json")
     assert finished.returncode == 0, finished.stderr
     return Stored(finished, folder / "artifacts")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,9 @@ from tokenizers import Tokenizer
 
 from ptpipe_torch import Predictions
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+from ..forks import run_forked
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("fork_server")]
 
 ROOT = Path(__file__).parents[2]
 SMS = Path(os.environ.get("PTPIPE_DATA", "none")) / "sms_spam" / "sms.tsv"
@@ -70,9 +70,7 @@ def made_up_messages() -> str:
 
 def ptpipe(folder: Path, *arguments: str | Path, data: Path) -> dict[str, Any]:
     """Run a command; return what it prints, with its stages by id."""
-    command = [sys.executable, "-m", "ptpipe", *map(str, arguments), "--json"]
-    environment = {**os.environ, "PTPIPE_DATA": str(data)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = run_forked(folder, *arguments, "--json", environment={"PTPIPE_DATA": str(data)})
     assert done.returncode == 0, done.stderr
     printed: dict[str, Any] = json.loads(done.stdout)
     return printed | {"stages": {stage.get("stage_id", stage.get("id")): stage for stage in printed["stages"]}}

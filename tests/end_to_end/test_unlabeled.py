@@ -118,8 +118,8 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, text: str, *options: str) -> tuple[int, Any, str]:
     (folder / "m.yaml").write_text(text)
-    code, out, errors = run_forked(folder, "run", "m.yaml", "--json", *options, timeout_s=250)
-    return code, json.loads(out), errors
+    ended = run_forked(folder, "run", "m.yaml", "--json", *options)
+    return ended.returncode, json.loads(ended.stdout), ended.stderr
 
 
 def test_all_but_what_needs_targets(folder: Path) -> None:

@@ -191,6 +191,21 @@ class TestObserving:
         observer = fake_quant.activation_post_process
         assert (observer.min_val, observer.max_val) == (-3, 8)
 
+    @pytest.mark.parametrize("calls", [[None], [True, False]], ids=["one call", "several calls"])
+    def test_a_range_that_covers_batches_grows_at_once_and_shrinks_slowly(self, calls: list[bool | None]) -> None:
+        fake_quant = activation(freeze_at=0.5).train()
+        fake_quant.covers_batches = True
+        for fraction, batch, expected in (
+            *((0.0, (-1.0, 2.0), (-1.0, 2.0)), (0.1, (-0.5, 8.0), (-0.995, 8.0)), (0.2, (-3.0, 4.0), (-3.0, 7.96))),
+            *((0.5, (-9.0, 9.0), (-3.0, 7.96)), (0.9, (-1.0, 1.0), (-3.0, 7.96))),
+        ):
+            fake_quant.on_progress(fraction)
+            x = torch.tensor(batch)
+            y = [fake_quant(x, first) for first in calls][-1]
+            observer = fake_quant.activation_post_process
+            assert (observer.min_val.item(), observer.max_val.item()) == pytest.approx(expected)
+            assert fraction >= 0.5 or (y - x).abs().max() <= 0.51 * fake_quant.scale
+
     def test_before_anything_was_seen_values_go_through(self) -> None:
         x = torch.tensor([0.123, 4.567])
         assert torch.equal(activation().eval()(x), x)
@@ -207,11 +222,13 @@ class TestObserving:
         again(torch.tensor([0.0, 50.0]))  # frozen by its state alone
         assert again.activation_post_process.max_val.item() == pytest.approx(1.01)
 
+    @pytest.mark.parametrize("covers_batches", [False, True])
     @pytest.mark.parametrize("calls", [[None], [True, False, False]], ids=["one call", "several calls"])
-    def test_on_an_accelerator_it_gives_the_same(self, calls: list[bool | None]) -> None:
+    def test_on_an_accelerator_it_gives_the_same(self, calls: list[bool | None], covers_batches: bool) -> None:
         # No accelerator is needed to run it: torch's fused operator is there on every device.
         torch.manual_seed(0)
         fused, plain = (activation(freeze_at=0.5).train() for _ in range(2))
+        fused.covers_batches = plain.covers_batches = covers_batches
         for fraction, scale in ((0.0, 1.0), (0.2, 2.0), (0.4, 0.3), (0.6, 100.0)):
             fused.on_progress(fraction)
             plain.on_progress(fraction)
