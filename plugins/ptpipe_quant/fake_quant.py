@@ -47,12 +47,11 @@ _MIN_STEP_RATIO = 1 / 16
 class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
     """Fake quantization of activations with one scale per tensor; it observes the range in training only.
 
-    The range is a moving average of each micro-batch's minimum and maximum, frozen after the fraction `freeze_at` of
-    the training. All state is in the state dict, under the names of torch's `FusedMovingAvgObsFakeQuantize`.
+    The range is a moving average of each micro-batch's minimum and maximum, but never less than the last one's: half of
+    the batches exceed their average, and would be cut off. It is frozen after the fraction `freeze_at` of the training.
+    All state is in the state dict, under the names of torch's `FusedMovingAvgObsFakeQuantize`.
     """
 
-    covers_batches = False
-    """Whether the range is at least that of the last micro-batch: half of them exceed an average."""
     observer_enabled: torch.Tensor
 
     def __init__(self, freeze_at: float = 1.0, **arguments: Any) -> None:
@@ -92,17 +91,15 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         low, high = (limit.to(observer.min_val.dtype) for limit in torch.aminmax(x))
         if self.all_reduce_range:
             low, high = self.all_reduce_range(low, high)
+        limits = observer.min_val, observer.max_val
         if first or self._previous is None or self._current is None:
-            self._previous = observer.min_val.clone(), observer.max_val.clone()
+            self._previous = limits[0].clone(), limits[1].clone()
         else:  # the calls of one forward pass count as one batch
             low, high = torch.minimum(low, self._current[0]), torch.maximum(high, self._current[1])
         self._current = low, high
-        has_previous = self._previous[0] <= self._previous[1]
-        limits = zip((observer.min_val, observer.max_val), self._previous, (low, high), _FARTHER, strict=True)
-        for limit, before, now, farther in limits:
-            new = torch.where(has_previous, before + observer.averaging_constant * (now - before), now)
-            if self.covers_batches:
-                new = farther(new, now)
+        rate = observer.averaging_constant
+        for limit, before, now, farther in zip(limits, self._previous, (low, high), _FARTHER, strict=True):
+            new = farther(before * (1 - rate) + now * rate, now)  # `before` is infinite at first
             limit.copy_(new if enabled is None else torch.where(enabled, new, limit))
         self._record_grid()
 
@@ -126,11 +123,9 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         if has_whole_steps(self.activation_post_process):  # torch's fused operator has grids of its own
             return self._round_without_waiting(x, first)
         switch: torch.Tensor = self.observer_enabled
-        observes_itself = first is None and self.all_reduce_range is None and not self.covers_batches
-        if self.training and not observes_itself:
+        if self.training:
             self._observe(x.detach(), first is not False, switch.bool().squeeze())
-        if not (self.training and observes_itself):
-            self.observer_enabled = torch.zeros_like(switch)
+        self.observer_enabled = torch.zeros_like(switch)
         try:
             result: torch.Tensor = super().forward(x.float()).to(x.dtype)
         finally:

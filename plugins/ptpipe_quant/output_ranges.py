@@ -1,8 +1,7 @@
-"""Ranges of what a network returns: from the smallest value that calibration or a batch of training has to the largest.
+"""Ranges of what a network returns: from the smallest value that calibration saw to the largest.
 
-Observers that cut off large values for a finer grid (`mse`, `percentile`, `entropy`) lose little inside a network, and
-so do moving averages. Of its outputs the large ones are those that count: the logit of the class or the token that is
-predicted, the target that is far from the others.
+Observers that cut off large values for a finer grid (`mse`, `percentile`, `entropy`) lose little inside a network. Of
+its outputs the large ones are those that count: the logit of the class or the token that is predicted.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Collection, Iterator
 
 from torch.fx import GraphModule, Node
 
-from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_quant.float_nodes import has_weights
 from ptpipe_torch.int8.observers import (
     ACTIVATION_FORMAT,
@@ -24,18 +22,14 @@ from ptpipe_torch.int8.observers import (
 
 
 def observe_whole_outputs(prepared: GraphModule, chosen: Collection[str]) -> None:
-    """Let min-max observers, or fake quantization that covers batches, observe what a network returns, in place.
+    """Let min-max observers observe what a prepared network returns, in place.
 
     `chosen`: names of operators whose observer a user has chosen.
     """
     last = set(_last_observed(prepared))
     for observer, calls in observer_calls(prepared).items():
         is_chosen = any(call.all_input_nodes[0].name in chosen for call in last.intersection(calls))
-        if last.isdisjoint(calls) or is_chosen or not observes_activation_range(observer):
-            continue
-        if isinstance(observer, ActivationFakeQuant):
-            observer.covers_batches = True
-        else:
+        if not last.isdisjoint(calls) and not is_chosen and observes_activation_range(observer):
             use_observer(prepared, calls, ACTIVATION_OBSERVERS["min_max"](**ACTIVATION_FORMAT))
 
 

@@ -102,7 +102,6 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         backend=config.backend,
         weights=config.weights,
         narrow_weights=_reduced_range(config, ctx),
-        whole_outputs=True,
         skip=config.skip,
         route=config.route,
         layers=own_options_of(config.layers),

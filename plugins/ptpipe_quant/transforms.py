@@ -164,7 +164,7 @@ def prepare_qat(
     `freeze_at`: fraction of the training after which ranges and batch norm statistics are frozen; None returns the
     graph to convert, not the one to train, with the same state dict. `batch_norm`: `fold` or `train`; those behind
     transposed convolutions are folded in any case. `learned_step_size`: see `qat_qconfig`. `scheme`: inputs, backend,
-    weights, narrow_weights, whole_outputs, skip, route, layers, stored.
+    weights, narrow_weights, skip, route, layers, stored.
     """
 
     def qconfig(_: Options, **choices: bool) -> Any:

@@ -1,16 +1,14 @@
-"""What a network returns keeps its whole range, whichever observer the others have, and in QAT."""
+"""What a network returns keeps its whole range in static quantization, whichever observer the others have."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from ptpipe_quant.fake_quant import ActivationFakeQuant
-from ptpipe_quant.transforms import prepare_qat, prepare_static
+from ptpipe_quant.transforms import prepare_static
 from ptpipe_torch.int8.count_observers import MseObserver, PercentileObserver
 from ptpipe_torch.int8.observers import observes_activation_range
 
@@ -86,44 +84,3 @@ def test_the_largest_values_are_not_cut_off() -> None:
     (node,) = (n for n in graph.graph.find_nodes(op="call_module") if n.all_input_nodes[0].name == "last")
     observer: Any = graph.get_submodule(str(node.target))
     assert (observer.min_val, observer.max_val) == (y.min(), y.max())
-
-
-@pytest.mark.parametrize("route", ["fx", "export"])
-@pytest.mark.parametrize("learned_step_size", [False, True])
-@pytest.mark.parametrize("batch_norm", ["fold", "train"])
-def test_in_qat_the_ranges_of_outputs_cover_batches(batch_norm: str, learned_step_size: bool, route: str) -> None:
-    options = SCHEME | {"batch_norm": batch_norm, "learned_step_size": learned_step_size, "route": route}
-
-    def covering(**more: Any) -> list[bool]:
-        graph = prepare_qat(Net(lambda y, z: z), freeze_at=1.0, **options, **more)
-        return [part.covers_batches for part in graph.modules() if isinstance(part, ActivationFakeQuant)]
-
-    assert covering(whole_outputs=True) == [False, False, True]
-    assert covering() == [False, False, False]  # former recipes
-
-
-@pytest.mark.parametrize("learned_step_size", [False, True])
-def test_far_targets_are_learned_in_qat(learned_step_size: bool) -> None:
-    """On the moving average of each batch's largest output, those of the far targets were cut off."""
-    torch.manual_seed(0)
-    x = torch.randn(2048, 4)
-    y = x[:, :1].exp()
-    net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 1))
-
-    def fitted(network: nn.Module, num_epochs: int, lr: float) -> float:
-        optimizer = torch.optim.AdamW(network.parameters(), lr)
-        for _ in range(num_epochs):
-            for rows in torch.randperm(len(x)).split(64):
-                optimizer.zero_grad()
-                nn.functional.mse_loss(network.train()(x[rows]), y[rows]).backward()
-                optimizer.step()
-        with torch.no_grad():
-            return 1 - nn.functional.mse_loss(network.eval()(x), y).item() / y.var().item()
-
-    expected = fitted(net, 30, 3e-3)
-    options = SCHEME | {"batch_norm": "fold", "learned_step_size": learned_step_size, "freeze_at": 1.0}
-    found = {
-        whole: fitted(prepare_qat(copy.deepcopy(net), **options, whole_outputs=whole), 5, 1e-3) for whole in (0, 1)
-    }
-    assert expected > 0.95
-    assert found[1] > expected - 0.05 > found[0] + 0.05

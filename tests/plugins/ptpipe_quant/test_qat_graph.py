@@ -109,7 +109,7 @@ def test_a_range_of_several_places_advances_once_a_batch() -> None:
     first = {target: quick.get_submodule(target).activation_post_process.max_val.item() for target in seen}
     for tensors in seen.values():
         tensors.clear()
-    see(quick, 3 * images(2))
+    see(quick, images(2) / 3)
     for target, tensors in seen.items():
         assert len(tensors) > 1
         now = max(tensor.max().item() for tensor in tensors)

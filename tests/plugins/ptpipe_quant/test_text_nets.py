@@ -69,8 +69,7 @@ def test_int8_computes_the_network(
     expected, found = outputs_of(model, tokens_NL), outputs_of(int8, tokens_NL)
     difference, spread = np.abs(found - expected), float(np.ptp(expected))
     assert difference.mean() < 0.02 * spread
-    # In QAT, ranges inside the network are averages, beyond which values saturate.
-    assert difference.max() < (0.2 if path == "qat" else 0.1) * spread
+    assert difference.max() < (0.2 if path == "qat" else 0.1) * spread  # QAT trains on
     is_int8_lstm = name == "lstm" and path == "dynamic"
     assert metrics()["int8_layers"] == INT8_LINEARS[name] + is_int8_lstm
     with quantized_engine(backend):

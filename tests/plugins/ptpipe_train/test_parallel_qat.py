@@ -95,7 +95,9 @@ ALIKE = {
     ],
 )
 def test_the_int8_network_is_that_of_one_process(manifest: Path, name: str, backend: str) -> None:
-    single, parallel = int8_of(run(manifest, {}, backend, **ALIKE[name])), int8_of(run(manifest, MODES[name], backend))
+    # Of more epochs, a value that rounds to the next integer would make more of a difference than the last bits do.
+    alone = int8_of(run(manifest, {}, backend, epochs=1, **ALIKE[name]))
+    single, parallel = alone, int8_of(run(manifest, MODES[name], backend, epochs=1))
     assert single.keys() == parallel.keys()
     num_weights = 0
     for key, expected in single.items():
@@ -104,7 +106,7 @@ def test_the_int8_network_is_that_of_one_process(manifest: Path, name: str, back
             assert (expected.int() - found.int()).abs().max() <= 1, key
             num_weights += expected.numel()
         elif expected.dtype.is_floating_point:
-            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5, msg=key)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6, msg=key)
         else:
             assert (expected - found).abs().max() <= 1, key
     assert num_weights > 6000
