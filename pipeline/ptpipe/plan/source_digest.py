@@ -261,7 +261,8 @@ def _facts_of(path: Path, *stamp: int) -> dict[str, Any]:
     content = path.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     if is_installed(str(path)):
-        return {"digest": sha256, "sha256": sha256, "imports": sorted(possible_imports(content))}
+        found = possible_imports(content) if path.suffix == ".py" else ()
+        return {"digest": sha256, "sha256": sha256, "imports": sorted(found)}
     try:
         with warnings.catch_warnings(action="ignore"):  # Python gives a SyntaxWarning when it compiles the code
             tree = ast.parse(content)
