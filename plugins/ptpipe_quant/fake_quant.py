@@ -120,11 +120,14 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
 
     def _forward_without_waiting(self, x: torch.Tensor, first: bool | None) -> torch.Tensor:
         """Fake-quantize `x` as `forward` does, and read nothing back: that would wait for the accelerator."""
-        if has_whole_steps(self.activation_post_process):  # torch's fused operator has grids of its own
-            return self._round_without_waiting(x, first)
-        switch: torch.Tensor = self.observer_enabled
         if self.training:
-            self._observe(x.detach(), first is not False, switch.bool().squeeze())
+            self._observe(x.detach(), first is not False, self.observer_enabled.bool().squeeze())
+        return self._round_without_waiting(x)
+
+    def _round_without_waiting(self, x: torch.Tensor) -> torch.Tensor:
+        if has_whole_steps(self.activation_post_process):  # torch's fused operator has grids of its own
+            return self._rounded_if_observed(x)
+        switch: torch.Tensor = self.observer_enabled
         self.observer_enabled = torch.zeros_like(switch)
         try:
             result: torch.Tensor = super().forward(x.float()).to(x.dtype)
@@ -132,9 +135,7 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
             self.observer_enabled = switch
         return result
 
-    def _round_without_waiting(self, x: torch.Tensor, first: bool | None) -> torch.Tensor:
-        if self.training:
-            self._observe(x.detach(), first is not False, self.observer_enabled.bool().squeeze())
+    def _rounded_if_observed(self, x: torch.Tensor) -> torch.Tensor:
         observer = self.activation_post_process
         is_rounded = self.fake_quant_enabled.bool().squeeze() & (observer.min_val <= observer.max_val)
         return torch.where(is_rounded, self._round_on_device(x), x)
@@ -250,8 +251,8 @@ class LearnedActivationFakeQuant(ActivationFakeQuant):
         observer, (low, high) = self.activation_post_process, _part(self.log_part)
         return observer.min_val.clamp(max=0) * low, observer.max_val.clamp(min=0) * high
 
-    def _forward_without_waiting(self, x: torch.Tensor, first: bool | None) -> torch.Tensor:
-        return self._round_without_waiting(x, first)
+    def _round_without_waiting(self, x: torch.Tensor) -> torch.Tensor:
+        return self._rounded_if_observed(x)
 
     def _round_on_device(self, x: torch.Tensor) -> torch.Tensor:
         return self._round(x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import tempfile
@@ -201,9 +200,8 @@ def write_files(folder: Path) -> None:
     (folder / "networks.py").write_text(NETWORKS, encoding="utf-8")
 
 
-def run_without(package: str, folder: str, *arguments: str) -> None:
-    """Be the command line in a folder, on a machine without a package."""
-    os.chdir(folder)
+def run_without(package: str, *arguments: str) -> None:
+    """Be the command line on a machine without a package."""
     tempfile.tempdir = None  # what the process that this one was forked from found
     if package:
         sys.modules[package] = None  # type: ignore[assignment]
@@ -223,8 +221,8 @@ def test_it_is_named_and_nothing_is_left(tmp_path: Path, case: Case) -> None:
     lines = ["version: 1", "name: bad", "stages:", *(f"  {stage}" for stage in case.stages)]
     (work / "bad.yaml").write_text("\n".join(lines), encoding="utf-8")
     before = files_in(work)
-    arguments = (case.missing, str(work), "run", "bad.yaml", "--artifacts", str(artifacts))
-    process = Fork(run_without, *arguments, environment=environment(TMPDIR=str(temporary)))
+    arguments = (case.missing, "run", "bad.yaml", "--artifacts", str(artifacts))
+    process = Fork(run_without, *arguments, environment=environment(TMPDIR=str(temporary)), folder=work)
     out, err = process.communicate(120)
     assert process.returncode == case.code and "Traceback" not in out + err, err
     message = re.compile(rf"\b{case.fails}: .*{case.message}")

@@ -96,8 +96,8 @@ ALIKE = {
 )
 def test_the_int8_network_is_that_of_one_process(manifest: Path, name: str, backend: str) -> None:
     # Of more epochs, a value that rounds to the next integer would make more of a difference than the last bits do.
-    alone = int8_of(run(manifest, {}, backend, epochs=1, **ALIKE[name]))
-    single, parallel = alone, int8_of(run(manifest, MODES[name], backend, epochs=1))
+    single = int8_of(run(manifest, {}, backend, epochs=1, **ALIKE[name]))
+    parallel = int8_of(run(manifest, MODES[name], backend, epochs=1))
     assert single.keys() == parallel.keys()
     num_weights = 0
     for key, expected in single.items():

@@ -155,6 +155,8 @@ def test_no_import_is_missed_where_code_is_not_parsed(folder):
         ("if x: import a\nelse: from b import c", {"a", "b.c"}),
         ("m = import_module('a.b'); n = __import__(\n  \"c\")", {"a.b", "c"}),
         ("\ufeffimport größe", {"größe"}),
+        ("x = 1\rimport a\rfrom b import c", {"a", "b.c"}),
+        ("how to import a, or from b import c\nimportant = 1\nfromage = 2", set()),
     ],
 )
 def test_imports_that_are_found_without_parsing(text, names):
