@@ -29,7 +29,9 @@ from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconf
 from ptpipe_torch.int8.hardswish_grids import use_whole_steps
 from ptpipe_torch.int8.layers import replace_layers, swap_dynamic_linears
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, static_qconfig
+from ptpipe_torch.int8.read_ranges import limit_ranges
 from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, swap_dynamic_recurrent
+from ptpipe_torch.int8.ties import round_ties_of_means, round_ties_of_products
 from ptpipe_torch.int8.transposed import use_computed_forms
 
 QConfigFactory: TypeAlias = Callable[..., Any]
@@ -152,6 +154,7 @@ def prepare_static(
 
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=False, fold=False)
     use_whole_steps(prepared)
+    limit_ranges(prepared)
     return calibration_graph(prepared) if calibrating else prepared
 
 
@@ -174,6 +177,7 @@ def prepare_qat(
     unbiased = attention_with_unbiased_keys(module)
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=True, fold=batch_norm == "fold")
     keep_keys_unbiased(prepared, unbiased)
+    limit_ranges(prepared)
     if not learned_step_size:  # its gradients are those of any grid
         use_whole_steps(prepared)
     fit_learned_ranges(prepared)
@@ -191,6 +195,9 @@ def to_int8(module: nn.Module, *, backend: str) -> GraphModule:
     converted = convert(module)
     if backend == "qnnpack":
         make_clamps_contiguous(converted)
+    else:
+        round_ties_of_means(converted)
+    round_ties_of_products(converted)
     use_additions_of_any_form(converted)
     converted.meta[SCOPES] = scopes
     return converted

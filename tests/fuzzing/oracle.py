@@ -29,6 +29,7 @@ from ptpipe_torch import Model
 from ptpipe_torch.int8.additions import ADDITIONS
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.recurrent import DynamicRecurrent
+from ptpipe_torch.int8.ties import PRODUCTS
 
 from ..processor import reduced
 
@@ -74,12 +75,24 @@ class Reference(Interpreter):
     """torch's reference form of a prepared network: quantize and dequantize around float layers."""
 
     def __init__(self, int8: Model, *, rounded_weights: bool, slack: float | None) -> None:
-        """`slack`: steps beyond the ends of its grid where a tensor saturates; None: nowhere."""
+        """`slack`: steps beyond the ends of its grid where a tensor saturates; None: nowhere.
+
+        With slack, what only sets a gate does not saturate: its range ends where the gate's grid does.
+        """
         with quantized_engine(int8.recipe.backend), warnings.catch_warnings(action="ignore"):
             prepared = int8.build_prepared()
             assert isinstance(prepared, GraphModule)
             super().__init__(convert(prepared, is_reference=True, backend_config=get_native_backend_config()))
         self._slack, self._rounded_weights = slack, rounded_weights
+
+    def run_node(self, n: Node) -> Any:
+        is_free = n.target is torch.quantize_per_tensor and self._slack and self._sets_gate(n)
+        return self.fetch_args_kwargs_from_env(n)[0][0] if is_free else super().run_node(n)
+
+    def _sets_gate(self, quantize: Node) -> bool:
+        readers = [reader for dequantize in quantize.users for reader in dequantize.users]
+        modules = [type(self.fetch_attr(str(node.target))) for node in readers if node.op == "call_module"]
+        return not {node.target for node in readers}.union(modules).isdisjoint(_GATES)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is not torch.quantize_per_tensor:
@@ -110,6 +123,10 @@ class Reference(Interpreter):
         return F.linear(x, weight, layer.bias)
 
 
+_GATES: tuple[Any, ...] = (
+    *(torch.sigmoid, torch.tanh, F.silu, F.gelu, F.mish, "sigmoid", "tanh"),
+    *(nn.Sigmoid, nn.Tanh, nn.SiLU, nn.GELU, nn.Mish),
+)
 _TRANSPOSED: dict[int, Any] = {3: nn.ConvTranspose1d, 4: nn.ConvTranspose2d}
 
 
@@ -138,7 +155,7 @@ class Unrounded(Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is torch.quantize_per_tensor:
             return args[0]
-        name = f"quantized.{target.__name__}" if target in ADDITIONS else str(target)
+        name = f"quantized.{target.__name__}" if target in (*ADDITIONS, *PRODUCTS) else str(target)
         if not name.startswith("quantized."):
             return super().call_function(target, args, kwargs)
         apply, num_inputs = _FUNCTIONS[name.removeprefix("quantized.")]

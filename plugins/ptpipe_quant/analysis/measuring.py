@@ -20,6 +20,7 @@ from ptpipe_quant.analysis.rounded_network import RoundedLayer, RoundedNetwork, 
 from ptpipe_quant.analysis.tensor_error import ErrorSums, Grid, decibels
 from ptpipe_torch import Batch, Data, Signature, Task
 from ptpipe_torch.int8.decomposed import QUANTIZE
+from ptpipe_torch.int8.read_ranges import read_range
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
 
 
@@ -62,6 +63,7 @@ class Measurement:
         self.rounded = [OutputRecord() for _ in roundings]
         """One for each rounding."""
         self.tensors: dict[Node, ErrorSums] = {node: ErrorSums() for layer in network.layers for node in layer.outputs}
+        self._read = {node: read_range(network.graph, node) for node in self.tensors}
 
     def run(self, batches: Iterable[Batch], on_pass: Callable[[int], None]) -> None:
         """Measure these batches; `on_pass` gets the number of samples after each pass.
@@ -93,7 +95,7 @@ class Measurement:
             _, scale, zero_point, first, last, *_ = node.args
             integers = QUANTIZE(x, *node.args[1:])
             grid = Grid(torch.tensor(scale, dtype=torch.float64), torch.tensor(zero_point), int(first), int(last))  # type: ignore[arg-type]  # FX annotates arguments as anything
-            sums.add(x, integers, grid)
+            sums.add(x.clamp(*self._read[node]), integers, grid)  # what no reader tells apart is no error
 
     def _sums(self, returned: Any, batch: Batch) -> dict[str, npt.NDArray[Any]]:
         return sums_of_samples(self._task, named_outputs(returned, self._signature.outputs), batch.targets)

@@ -78,8 +78,8 @@ def grids_of(model: Model) -> dict[str, tuple[float, int]]:
 
 def observers_of(model: Model) -> dict[str, str]:
     """Return the kind of observer of each tensor, by the name of the node that computes it."""
-    names = {type_: name for name, type_ in ACTIVATION_OBSERVERS.items() if name != "histogram"}
-    return {tensor.name: names[type(tensor.observer)] for tensor in observed_tensors(model.build_prepared())}
+    names = {type_.__name__: name for name, type_ in ACTIVATION_OBSERVERS.items() if name != "histogram"}
+    return {tensor.name: names[type(tensor.observer).__name__] for tensor in observed_tensors(model.build_prepared())}
 
 
 def granularities(int8: Model) -> dict[str, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from ptpipe import StageError
 from ptpipe.events import Notice, Progress
@@ -24,10 +25,10 @@ from ptpipe_quant.analysis.layer_errors import Effect, LayerError, LayerErrors, 
 from ptpipe_quant.analysis.measuring import spread_positions
 from ptpipe_quant.analysis.rounded_network import Rounding
 from ptpipe_quant.analysis.stage import _report, rounded_network
-from ptpipe_torch import Data, Model
+from ptpipe_torch import Data, Model, builder
 
 from .. import planted
-from ..conftest import BACKENDS, accuracy, logits_of, train
+from ..conftest import BACKENDS, accuracy, logits_of, make_model, train
 
 TRIED = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
 ON_TEST = AnalyzeConfig(split="test", num_samples=None)
@@ -125,6 +126,23 @@ def test_what_relu6_clips_is_no_error(trained_mixed, digits, ctx) -> None:
     assert stem.output is not None
     assert stem.output.minimum == 0 and stem.output.maximum <= 6
     assert stem.output.sqnr_db > 40
+
+
+@builder
+def with_hardswish() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Hardswish(), nn.Flatten(), nn.Linear(144, 10))
+
+
+@pytest.mark.parametrize("observer", ["mse", "min_max"])
+def test_what_hardswish_takes_for_zero_is_no_error(observer, digits, ctx) -> None:
+    model = make_model(with_hardswish)
+    network = model.build()
+    network.get_submodule("0").weight.data.mul_(20)
+    ready = calibrated(model.with_state_dict_of(network), digits, ctx, observer=observer)
+    convolution = by_name(analyze(ON_TEST, ctx, ready, digits))["0"]
+    assert convolution.output is not None
+    assert convolution.output.minimum == -3 and convolution.output.maximum > 10
+    assert convolution.output.sqnr_db > 35
 
 
 @pytest.mark.sampled(2)

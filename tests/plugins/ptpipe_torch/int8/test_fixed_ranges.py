@@ -18,6 +18,7 @@ from ptpipe_quant.transforms import prepare_qat, prepare_static, to_int8
 from ptpipe_torch.int8.engine import quantized_engine, supported_engines
 from ptpipe_torch.int8.layers import has_int8_weights
 from ptpipe_torch.int8.observers import is_observer, observes_range
+from ptpipe_torch.int8.read_ranges import read_range
 
 from ....signatures import stored_pictures
 
@@ -122,7 +123,7 @@ class Grids(Interpreter):
             return super().run_node(n)
         value = self.fetch_args_kwargs_from_env(n)[0][0]
         scale, zero_point = (float(number) for number in observer.calculate_qparams())
-        steps = value / scale + zero_point
+        steps = value.clamp(*read_range(self.module, n)) / scale + zero_point
         beyond = torch.maximum(steps - getattr(observer, "quant_max", 255), -steps)
         self.excess[n.all_input_nodes[0].name] = beyond.max().item()
         return value
