@@ -33,7 +33,7 @@ from ptpipe_torch.int8.observers import (
     make_qconfig,
     weight_format,
 )
-from ptpipe_torch.int8.read_ranges import limits_of
+from ptpipe_torch.int8.read_ranges import limit_of
 from ptpipe_torch.int8.straight_through import FoldedWeights, Grid, LearnedRange, StraightThrough
 from ptpipe_torch.protocols import RangeReducer
 
@@ -90,7 +90,7 @@ class ActivationFakeQuant(FusedMovingAvgObsFakeQuantize):
         """Include a tensor in the range; where `enabled` is given and false, leave the range as it is."""
         observer = self.activation_post_process
         low, high = (limit.to(observer.min_val.dtype) for limit in torch.aminmax(x))
-        if (read := limits_of(observer)) is not None:
+        if (read := limit_of(observer)) is not None:
             low, high = low.clamp(*read), high.clamp(*read)
         if self.all_reduce_range:
             low, high = self.all_reduce_range(low, high)

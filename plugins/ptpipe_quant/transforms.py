@@ -177,9 +177,9 @@ def prepare_qat(
     unbiased = attention_with_unbiased_keys(module)
     prepared = _Scheme(**scheme).prepare(module, qconfig, is_qat=True, fold=batch_norm == "fold")
     keep_keys_unbiased(prepared, unbiased)
-    limit_ranges(prepared)
     if not learned_step_size:  # its gradients are those of any grid
         use_whole_steps(prepared)
+    limit_ranges(prepared)
     fit_learned_ranges(prepared)
     use_fixed_grids(prepared)
     return conversion_graph(prepared) if freeze_at is None else training_graph(prepared, freeze_at=freeze_at)

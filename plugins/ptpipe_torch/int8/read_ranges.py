@@ -46,15 +46,15 @@ def limit_ranges(prepared: GraphModule) -> None:
     """Let observers take what no reader tells apart as equal, in place."""
     for observer, calls in observer_calls(prepared).items():
         if observes_activation_range(observer):
-            low, high = _hull([read_range(prepared, call) for call in calls])
-            if (low, high) != EVERYTHING:
-                _limit(getattr(observer, "activation_post_process", observer), (low, high))
+            read = _hull([read_range(prepared, call) for call in calls])
+            if read != EVERYTHING:
+                _limit(getattr(observer, "activation_post_process", observer), read)
 
 
-def limits_of(observer: Any) -> Range | None:
-    """Return the range beyond which an observer takes values as equal."""
-    limits: Range | None = getattr(observer, "limits", None)
-    return limits
+def limit_of(observer: Any) -> Range | None:
+    """Return the range beyond which an observer takes values as equal; None if there is no such range."""
+    found: Range | None = getattr(observer, "read_range", None)
+    return None if found == EVERYTHING else found
 
 
 def read_range(network: GraphModule, tensor: Node) -> Range:
@@ -96,20 +96,20 @@ def _target(network: GraphModule, node: Node) -> Any:
     return type(network.get_submodule(str(node.target))) if node.op == "call_module" else node.target
 
 
-def _limit(observer: Any, limits: Range) -> None:
-    observer.limits = limits
-    if not isinstance(observer, CountingObserver):  # which has limits of its own
+def _limit(observer: Any, read: Range) -> None:
+    observer.read_range = read
+    if not isinstance(observer, CountingObserver):  # which knows of it
         observer.__class__ = _limited(observer.__class__)
 
 
 class _Limited:
     """Mixin of an observer."""
 
-    limits: Range
+    read_range: Range
 
     def _calculate_qparams(self, min_val: torch.Tensor, max_val: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         has_range = min_val <= max_val
-        low, high = (torch.where(has_range, end.clamp(*self.limits), end) for end in (min_val, max_val))
+        low, high = (torch.where(has_range, end.clamp(*self.read_range), end) for end in (min_val, max_val))
         qparams: tuple[torch.Tensor, torch.Tensor] = super()._calculate_qparams(low, high)  # type: ignore[misc]  # torch.ao's
         return qparams
 

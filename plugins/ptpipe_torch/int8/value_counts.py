@@ -27,6 +27,7 @@ MAX_INDEX = 2047
 """Index of the last bin; that of the first one is its negative, so 1,024 to 2,047 bins lie on the wider side of 0."""
 NUM_BINS = 2 * MAX_INDEX + 1
 EVERYTHING = -math.inf, math.inf
+"""A range without limits."""
 _MIN_EXPONENT = -40
 """The narrowest bins: far below torch's smallest scale, 2^-23."""
 _MAX_CHOSEN = 4096
@@ -60,8 +61,8 @@ class CountingObserver(UniformQuantizationObserverBase):
     num_zeros: torch.Tensor
     """How many of the values in the bin around zero are zero: they have no quantization error on any grid."""
     counts_C: torch.Tensor
-    limits: tuple[float, float] = EVERYTHING
-    """Values beyond are counted, but chosen for as if they lay at these."""
+    read_range: tuple[float, float] = EVERYTHING
+    """Values beyond are counted, but the range is chosen as if they lay at its ends."""
     settings: tuple[float, ...] = ()
     """What the range follows from beside the counts and the number of levels."""
 
@@ -119,14 +120,14 @@ class CountingObserver(UniformQuantizationObserverBase):
         inner = torch.arange(1, MAX_INDEX + 2, dtype=torch.float64)
         bin_width = 2.0 ** int(self.exponent)
         edges_E = torch.cat([-inner.flip(0), inner]) * bin_width
-        low, high = (limit.clamp(*self.limits).item() for limit in (self.min_val, self.max_val))
+        low, high = (limit.clamp(*self.read_range).item() for limit in (self.min_val, self.max_val))
         return Histogram(counts_C, edges_E.clamp_(low, high), bin_width)
 
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]  # torch.ao is partly typed
         """Return scale and zero point of the chosen range."""
         limits = torch.stack([self.min_val, self.max_val])
         if limits.isfinite().all():
-            limits = limits.clamp(*self.limits)
+            limits = limits.clamp(*self.read_range)
             if limits[0] < limits[1]:
                 limits = self._chosen_range(limits.double()).to(self.min_val.dtype)
         qparams: tuple[torch.Tensor, torch.Tensor] = self._calculate_qparams(limits[0], limits[1])

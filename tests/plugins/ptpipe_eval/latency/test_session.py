@@ -112,7 +112,7 @@ def test_calls_too_slow_for_the_budget_leave_it_to_the_others(session, large) ->
     (measured,) = session(inputs=batches, budget_s=1.0).measure(["one"], [large(5)], 0, lambda event: None)
     quick, slow = measured.latencies
     assert time.monotonic() - began_s < 30
-    assert quick.num_starts >= 3 and slow.num_starts == slow.num_runs == 1
+    assert quick.num_starts > slow.num_starts == slow.num_runs == 1
     assert slow.median_ms > 20 * quick.median_ms and slow.ratio_low is None
 
 

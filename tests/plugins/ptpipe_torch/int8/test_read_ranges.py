@@ -17,7 +17,7 @@ from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
 from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.layer_parity import quantize_nodes
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, observer_at
-from ptpipe_torch.int8.read_ranges import _FLAT, _ROUNDED, read_range
+from ptpipe_torch.int8.read_ranges import _FLAT, _ROUNDED, limit_of, read_range
 
 from ....signatures import stored_pictures
 
@@ -124,7 +124,7 @@ def test_so_does_one_of_training(name, learned_step_size) -> None:
     (fake_quant,) = {
         part
         for part in training.modules()
-        if hasattr(part, "observer_enabled") and getattr(part.activation_post_process, "limits", None) == (low, high)
+        if hasattr(part, "observer_enabled") and limit_of(part.activation_post_process) == (low, high)
     }
     observer = fake_quant.activation_post_process
     assert observer.min_val == low
@@ -151,7 +151,7 @@ def test_what_readers_return_is_nearer_to_the_float_values(name, observer) -> No
         rounded = torch.fake_quantize_per_tensor_affine(x, scale, zero_point.int(), 0, 255)
         return float((reader(rounded) - reader(x)).square().mean())
 
-    limited, found.limits = error(), EVERYTHING
+    limited, found.read_range = error(), EVERYTHING
     assert limited < error() * 0.7
 
 
