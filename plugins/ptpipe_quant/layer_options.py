@@ -18,7 +18,7 @@ from ptpipe_quant.layer_forms import TRANSPOSED
 from ptpipe_quant.trace import TracedNetwork, matching_names
 from ptpipe_torch.int8.biases import weighted_part
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, operator_qconfig, set_operator_qconfigs
-from ptpipe_torch.int8.observers import observer_at
+from ptpipe_torch.int8.observers import observer_at, operator_at
 
 Options: TypeAlias = Mapping[str, Any]
 """`observer`, `percentile` and `weights`, as far as a layer has its own."""
@@ -73,7 +73,7 @@ class OptionsByLayer:
         for rule in self._rules:
             qconfigs, found = qconfigs_of(rule.options), dict[Node, Any]()
             for node in self._nodes[rule.pattern]:
-                own = operator_qconfig(mapping, self._operator(node), qconfigs.common, qconfigs.per_tensor)
+                own = operator_qconfig(mapping, operator_at(self._graph, node), qconfigs.common, qconfigs.per_tensor)
                 if own is not None:
                     found[node] = qconfigs.narrow if node.target in narrow_names else own
             self._nodes[rule.pattern] = list(found)
@@ -122,7 +122,7 @@ class OptionsByLayer:
             )
         if "weights" not in rule.options:
             return None
-        operators = [self._operator(node) for node in nodes if self._has_int8_weights(node)]
+        operators = [operator_at(self._graph, node) for node in nodes if self._has_int8_weights(node)]
         if not operators:
             return f"layers: weights of {rule.pattern!r} has no effect: no layer with int8 weights matches"
         if rule.options["weights"] == "per_channel" and all(operator in TRANSPOSED for operator in operators):
@@ -140,9 +140,6 @@ class OptionsByLayer:
             _is_inside(name, self._network.float_names) for name in (path, target)
         )
         return "" if is_float or not node.op.startswith("call_") else path
-
-    def _operator(self, node: Node) -> Any:
-        return type(self._graph.get_submodule(str(node.target))) if node.op == "call_module" else node.target
 
     def _has_int8_weights(self, node: Node) -> bool:
         if node.op != "call_module":

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 
 from ptpipe_quant.fake_quant import ActivationFakeQuant
 from ptpipe_quant.qat_layers import QatLayer, freeze_batch_norm, qat_layer
-from ptpipe_torch.int8.observers import observer_at, observes_range
+from ptpipe_torch.int8.observers import observer_at, observes_range, operator_at
 from ptpipe_torch.traced_autocast import has_autocast_regions, remove_autocast_regions
 
 F = nn.functional
@@ -176,5 +176,4 @@ def _move_relu_behind_pool(prepared: GraphModule, node: Node, layer: Any) -> Non
 
 
 def _is_max_pool(prepared: GraphModule, node: Node) -> bool:
-    target = type(prepared.get_submodule(str(node.target))) if node.op == "call_module" else node.target
-    return target in _MAX_POOLS and _selects(prepared, node)
+    return operator_at(prepared, node) in _MAX_POOLS and _selects(prepared, node)

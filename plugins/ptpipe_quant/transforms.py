@@ -31,7 +31,7 @@ from ptpipe_torch.int8.layers import replace_layers, swap_dynamic_linears
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, static_qconfig
 from ptpipe_torch.int8.read_ranges import limit_ranges
 from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, swap_dynamic_recurrent
-from ptpipe_torch.int8.ties import round_ties_of_means, round_ties_of_products
+from ptpipe_torch.int8.ties import round_ties
 from ptpipe_torch.int8.transposed import use_computed_forms
 
 QConfigFactory: TypeAlias = Callable[..., Any]
@@ -195,9 +195,7 @@ def to_int8(module: nn.Module, *, backend: str) -> GraphModule:
     converted = convert(module)
     if backend == "qnnpack":
         make_clamps_contiguous(converted)
-    else:
-        round_ties_of_means(converted)
-    round_ties_of_products(converted)
+    round_ties(converted, backend)
     use_additions_of_any_form(converted)
     converted.meta[SCOPES] = scopes
     return converted

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 
 from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.moved_integers import whole_of
-from ptpipe_torch.int8.observers import fixed_grid, observer_at, observer_calls, use_observer
+from ptpipe_torch.int8.observers import fixed_grid, observer_at, observer_calls, operator_at, use_observer
 
 with deprecations_silenced():
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
@@ -118,10 +118,6 @@ def _sharing(backend_config: BackendConfig) -> set[Any]:
     }
 
 
-def _target(graph: GraphModule, node: Node) -> Any:
-    return type(graph.get_submodule(str(node.target))) if node.op == "call_module" else node.target
-
-
 class _FixedRanges:
     """Knows which tensors can't exceed the fixed range that they are observed with."""
 
@@ -133,7 +129,7 @@ class _FixedRanges:
     def is_bounded(self, call: Node) -> bool:
         """Return whether this observer's input comes from an operator with that range, or from such tensors alone."""
         grid, source = fixed_grid(_called(self._prepared, call)), call.all_input_nodes[0]
-        target = _target(self._prepared, source)
+        target = operator_at(self._prepared, source)
         if target in self._grids:
             return self._grids[target] == grid
         is_int8 = self._qconfigs.get(source.name) is not None  # in float, an interpolation may leave the range
@@ -150,7 +146,7 @@ class _FixedRanges:
 
     def shares_grid(self, operator: Node) -> bool:
         """Return whether an operator's output has the grid of its input."""
-        return _target(self._prepared, operator) in self._sharing
+        return operator_at(self._prepared, operator) in self._sharing
 
     def joins(self, operator: Node) -> bool:
         """Return whether an operator puts several tensors on one grid."""

@@ -9,14 +9,13 @@ Ranges get wider, by 1 % on average in MobileNetV3.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ptpipe_torch.int8.observers import observer_at, observes_activation_range
+from ptpipe_torch.int8.observers import mix_in, observer_at, observes_activation_range
 
 BEND = 3.0
 """HardSwish bends at this value and at its negative."""
@@ -30,7 +29,7 @@ def use_whole_steps(prepared: GraphModule) -> None:
         if isinstance(prepared.get_submodule(str(node.target)), nn.Hardswish):
             observer = observer_at(prepared, node.all_input_nodes[0])
             if observer is not None and observes_activation_range(observer):
-                _replace_class(getattr(observer, "activation_post_process", observer))
+                mix_in(getattr(observer, "activation_post_process", observer), _WholeSteps)
 
 
 def has_whole_steps(observer: Any) -> bool:
@@ -62,13 +61,3 @@ class _WholeSteps:
         scale, zero_point = super()._calculate_qparams(min_val, max_val)  # type: ignore[misc]  # torch.ao's
         low = min_val.clamp(max=0).to(scale.dtype).reshape(scale.shape)
         return whole_steps(scale, zero_point, low, self.quant_min)
-
-
-def _replace_class(observer: Any) -> None:
-    if not has_whole_steps(observer):
-        observer.__class__ = _with_whole_steps(observer.__class__)
-
-
-@functools.cache
-def _with_whole_steps(type_: Any) -> Any:
-    return type(type_.__name__, (_WholeSteps, type_), {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -89,6 +90,22 @@ def observer_at(prepared: GraphModule, node: Node) -> nn.Module | None:
     """Return the observer or fake quantization that a node of a prepared graph calls, None for other nodes."""
     module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None
     return module if module is not None and is_observer(module) else None
+
+
+def operator_at(network: GraphModule, node: Node) -> Any:
+    """Return what a node computes: the type of the module that it calls, a function, or the name of a method."""
+    return type(network.get_submodule(str(node.target))) if node.op == "call_module" else node.target
+
+
+def mix_in(observer: Any, mixin: type) -> None:
+    """Let an observer be of its present class and, before that, of `mixin`, in place."""
+    if not isinstance(observer, mixin):
+        observer.__class__ = _mixed(mixin, observer.__class__)
+
+
+@functools.cache
+def _mixed(mixin: type, type_: Any) -> Any:
+    return type(type_.__name__, (mixin, type_), {})
 
 
 def observer_calls(prepared: GraphModule) -> dict[nn.Module, list[Node]]:

@@ -6,7 +6,6 @@ larger steps, and nothing for it: observers see what is beyond such a limit as t
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from typing import Any, TypeAlias
@@ -16,7 +15,14 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
-from ptpipe_torch.int8.observers import fixed_grid, observer_at, observer_calls, observes_activation_range
+from ptpipe_torch.int8.observers import (
+    fixed_grid,
+    mix_in,
+    observer_at,
+    observer_calls,
+    observes_activation_range,
+    operator_at,
+)
 from ptpipe_torch.int8.value_counts import EVERYTHING, CountingObserver
 
 Range: TypeAlias = tuple[float, float]
@@ -52,9 +58,9 @@ def limit_ranges(prepared: GraphModule) -> None:
 
 
 def limit_of(observer: Any) -> Range | None:
-    """Return the range beyond which an observer takes values as equal; None if there is no such range."""
+    """Return the range beyond which an observer of training takes values as equal; None if there is no such range."""
     found: Range | None = getattr(observer, "read_range", None)
-    return None if found == EVERYTHING else found
+    return found
 
 
 def read_range(network: GraphModule, tensor: Node) -> Range:
@@ -72,7 +78,7 @@ def _hull(ranges: list[Range]) -> Range:
 def _read_by(network: GraphModule, tensor: Node, reader: Node) -> Range:
     if reader.target is DEQUANTIZE:
         return read_range(network, reader)
-    target = _target(network, reader)
+    target = operator_at(network, reader)
     if target in _PRODUCTS and any(_is_gate(network, other, tensor) for other in reader.all_input_nodes):
         return _ZERO_GATE, math.inf
     if target in _RANGES_IF_ROUNDED and reader.users and all(_rounds(network, user) for user in reader.users):
@@ -84,7 +90,7 @@ def _is_gate(network: GraphModule, node: Node, tensor: Node) -> bool:
     """Return whether a node is the rounded sigmoid of a tensor."""
     while node.target in (DEQUANTIZE, QUANTIZE) or observer_at(network, node) is not None:
         node = node.all_input_nodes[0]
-    return _target(network, node) in _GATES and node.all_input_nodes[:1] == [tensor]
+    return operator_at(network, node) in _GATES and node.all_input_nodes[:1] == [tensor]
 
 
 def _rounds(network: GraphModule, node: Node) -> bool:
@@ -92,14 +98,10 @@ def _rounds(network: GraphModule, node: Node) -> bool:
     return node.target is QUANTIZE if observer is None else fixed_grid(observer) is not None
 
 
-def _target(network: GraphModule, node: Node) -> Any:
-    return type(network.get_submodule(str(node.target))) if node.op == "call_module" else node.target
-
-
 def _limit(observer: Any, read: Range) -> None:
     observer.read_range = read
     if not isinstance(observer, CountingObserver):  # which knows of it
-        observer.__class__ = _limited(observer.__class__)
+        mix_in(observer, _Limited)
 
 
 class _Limited:
@@ -112,11 +114,6 @@ class _Limited:
         low, high = (torch.where(has_range, end.clamp(*self.read_range), end) for end in (min_val, max_val))
         qparams: tuple[torch.Tensor, torch.Tensor] = super()._calculate_qparams(low, high)  # type: ignore[misc]  # torch.ao's
         return qparams
-
-
-@functools.cache
-def _limited(type_: Any) -> Any:
-    return type(type_.__name__, (_Limited, type_), {})
 
 
 def _by_operator(ranges: dict[Range, tuple[Any, ...]]) -> dict[Any, Range]:

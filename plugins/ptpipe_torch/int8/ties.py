@@ -32,23 +32,20 @@ _LAYERS = (
 )
 
 
-def round_ties_of_products(converted: GraphModule) -> None:
-    """Let an int8 network round products so, in place."""
+def round_ties(converted: GraphModule, backend: str) -> None:
+    """Let an int8 network round products so and, unless it is qnnpack's, means, in place."""
+    replacements = _PRODUCT_BY_KERNEL if backend == "qnnpack" else _PRODUCT_BY_KERNEL | _MEAN_BY_TARGET
     for node in converted.graph.nodes:
-        node.target = _PRODUCT_BY_KERNEL.get(node.target, node.target)
+        if node.op in ("call_function", "call_method") and node.target in replacements:
+            node.op, node.target = "call_function", replacements[node.target]
+        elif node.op == "call_module" and backend != "qnnpack":
+            _replace_pooling(converted, str(node.target))
     converted.recompile()
 
 
-def round_ties_of_means(converted: GraphModule) -> None:
-    """Let an int8 network of an engine other than qnnpack round means so, in place."""
-    for node in converted.graph.nodes:
-        if node.op == "call_method" and node.target == "mean":
-            node.op, node.target = "call_function", torch.mean
-        if node.op == "call_function":
-            node.target = _MEAN_BY_FUNCTION.get(node.target, node.target)
-        elif node.op == "call_module" and isinstance(layer := converted.get_submodule(str(node.target)), _LAYERS):
-            converted.set_submodule(str(node.target), _MeanOfSteps(layer))
-    converted.recompile()
+def _replace_pooling(converted: GraphModule, name: str) -> None:
+    if isinstance(layer := converted.get_submodule(name), _LAYERS):
+        converted.set_submodule(name, _MeanOfSteps(layer))
 
 
 def mul(x: torch.Tensor, y: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
@@ -107,6 +104,7 @@ def _on_quantized(function: Callable[..., torch.Tensor]) -> Callable[..., torch.
     return mean_of_steps
 
 
-_MEAN_BY_FUNCTION: dict[Any, Any] = {function: _on_quantized(function) for function in _FUNCTIONS}
+_MEAN_BY_TARGET: dict[Any, Any] = {function: _on_quantized(function) for function in _FUNCTIONS}
+_MEAN_BY_TARGET["mean"] = _MEAN_BY_TARGET[torch.mean]  # a method
 _PRODUCT_BY_KERNEL: dict[Any, Any] = {torch.ops.quantized.mul: mul, torch.ops.quantized.mul_relu: mul_relu}
 PRODUCTS = tuple(_PRODUCT_BY_KERNEL.values())

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
-from ptpipe_torch.int8.ties import mul, mul_relu, round_ties_of_means
+from ptpipe_torch.int8.ties import mul, mul_relu, round_ties
 
 F = nn.functional
 SCALE, SIDE = 0.037, 4
@@ -58,7 +58,7 @@ def quantized(channels: int, zero_point: int) -> tuple[torch.Tensor, np.ndarray]
 @pytest.mark.parametrize("means_of", [Windows, Others])
 def test_means_are_rounded_alike_by_all_kernels(engine, zero_point, means_of) -> None:
     network = fx.symbolic_trace(means_of())
-    round_ties_of_means(network)
+    round_ties(network, engine)
     with quantized_engine(engine), deprecations_silenced():
         formats = torch.contiguous_format, torch.channels_last
         for channels, memory_format in itertools.product((1, 3, 31, 32, 40), formats):
@@ -75,7 +75,7 @@ def test_float_tensors_are_averaged_as_before() -> None:
     for means_of in (Windows, Others):
         network = fx.symbolic_trace(means_of())
         expected = network(x)
-        round_ties_of_means(network)
+        round_ties(network, "fbgemm")
         assert all(torch.equal(one, other) for one, other in zip(network(x), expected, strict=True))
 
 
@@ -93,7 +93,7 @@ def test_float_tensors_are_averaged_as_before() -> None:
 )
 def test_other_forms(pool, shape) -> None:
     network = fx.symbolic_trace(nn.Sequential(pool))
-    round_ties_of_means(network)
+    round_ties(network, "fbgemm")
     integers = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     x = torch._make_per_tensor_quantized_tensor(integers, SCALE, 7)
     with quantized_engine("fbgemm"), deprecations_silenced():
