@@ -1,7 +1,8 @@
-"""Fold constants that a layer's output is multiplied by, or that are added to it, into its weight and bias.
+"""Constants that a layer's output is multiplied by, or that are added to it: part of its weight and bias in int8.
 
-Layer scale (`x + gamma * linear(x)`), residual scaling (`x + 0.2 * conv(x)`): an operator and a rounding less. Not for
-training: gamma is often 1e-5, and a step that is right for a weight is none for the product of both.
+Layer scale (`x + gamma * linear(x)`), residual scaling (`x + 0.2 * conv(x)`): an operator and a rounding less. In
+training a factor stays a parameter of its own: gamma is often 1e-5, and a step that is right for a weight is none for
+the product of both.
 
 Shape legend: K output channels of a layer.
 """
@@ -17,15 +18,15 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from ptpipe_quant.float_nodes import MOVES, operators_on_constants
+from ptpipe_quant.float_nodes import MOVES, is_layer, operators_on_constants
 from ptpipe_quant.functional_weights import is_view, tensors_of_layers
 from ptpipe_quant.functionalize import SHAPE, TENSOR
 from ptpipe_quant.relative_precision import operators_of_relative_precision
+from ptpipe_torch.int8.output_scales import OutputScale, scale_parameters
 
 _LINEAR = (nn.Linear,)
-_WITH_CHANNELS_SECOND = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
-)  # fmt: skip
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_WITH_CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_NORMS)
 _OPERATORS: Mapping[Any, str] = {
     **dict.fromkeys((operator.mul, torch.mul, "mul"), "mul"),
     **dict.fromkeys((operator.truediv, torch.div, "div"), "div"),
@@ -54,14 +55,65 @@ def fold_affine(graph: GraphModule) -> None:
 
     What `relative_precision` leaves float stays an operator: `log(x + eps)` says there that x is needed exactly.
     """
-    left = set(operators_of_relative_precision(graph, set(operators_on_constants(graph))))
-    for node in [node for node in graph.graph.nodes if node not in left]:
+    for node in _foldable(graph):
         scaled = _scaled(graph, node)
         constant_K = None if scaled is None else _by_channel(graph, scaled)
         if scaled is not None and constant_K is not None:
             _FOLDS[scaled.operator](graph.get_submodule(str(scaled.layer.target)), constant_K)
             node.replace_all_uses_with(scaled.moved)
             _erase(graph, node)
+
+
+def take_output_scales(graph: GraphModule) -> dict[str, OutputScale]:
+    """Remove products of what layers return and a number or a parameter, in place; return these by layer.
+
+    One for each layer; behind batch norms they stay.
+    """
+    scales: dict[str, OutputScale] = {}
+    for node in _foldable(graph):
+        scaled = _scaled(graph, node)
+        if scaled is None or _is_fused(graph, node) or str(scaled.layer.target) in scales:
+            continue
+        if (scale := _output_scale(graph, scaled)) is not None:
+            scales[str(scaled.layer.target)] = scale
+            node.replace_all_uses_with(scaled.moved)
+            _erase(graph, node)
+    graph.recompile()
+    return scales
+
+
+def _foldable(graph: GraphModule) -> list[Node]:
+    left = set(operators_of_relative_precision(graph, set(operators_on_constants(graph))))
+    return [node for node in graph.graph.nodes if node not in left]
+
+
+def _is_fused(graph: GraphModule, node: Node) -> bool:
+    """Return whether a layer would be fused with what is behind a product, if there were none."""
+    fused = (nn.ReLU, nn.modules.batchnorm._BatchNorm)
+    return any(is_layer(graph, user, *fused) for user in node.users)
+
+
+def _output_scale(graph: GraphModule, scaled: _Scaled) -> OutputScale | None:
+    """Return what a product multiplies a layer's output by; None where it can't stay a parameter of its own."""
+    layer = graph.get_submodule(str(scaled.layer.target))
+    if scaled.operator not in ("mul", "div") or type(layer) in _NORMS:
+        return None
+    value: Any = next(value for value in scaled.node.args if value is not scaled.moved)
+    if not isinstance(value, Node):
+        return float(value if scaled.operator == "mul" else 1 / value)
+    while value.op != "get_attr":
+        (value,) = value.all_input_nodes
+    parameter, place_K = _attribute(graph, value), _places(graph, scaled)
+    # Views keep the order of elements along one axis.
+    if scaled.operator == "div" or place_K is None or sum(size > 1 for size in parameter.shape) > 1:
+        return None
+    is_in_order = parameter.numel() == 1 or torch.equal(place_K, torch.arange(parameter.numel()))
+    return (str(value.target), parameter) if isinstance(parameter, nn.Parameter) and is_in_order else None
+
+
+def _attribute(graph: GraphModule, node: Node) -> Any:
+    path, _, name = str(node.target).rpartition(".")
+    return getattr(graph.get_submodule(path), name)
 
 
 def _erase(graph: GraphModule, node: Node) -> None:
@@ -132,17 +184,24 @@ def _constant(graph: GraphModule, value: Any) -> torch.Tensor | None:
 
 
 def _by_channel(graph: GraphModule, scaled: _Scaled) -> torch.Tensor | None:
-    """Return the constant of each channel; None where elements of one channel have several.
+    """Return the constant of each channel; None where elements of one channel have several."""
+    place_K = _places(graph, scaled)
+    weight: Any = graph.get_submodule(str(scaled.layer.target)).weight
+    return None if place_K is None else scaled.constant.to(weight.dtype).flatten()[place_K]
+
+
+def _places(graph: GraphModule, scaled: _Scaled) -> torch.Tensor | None:
+    """Return which element of the constant each channel has; None where elements of one channel have several.
 
     Which they have is asked, not their values: a graph is rebuilt for weights that are yet to be loaded.
     """
     layer: Any = graph.get_submodule(str(scaled.layer.target))
-    num_channels, constant = len(layer.weight), scaled.constant.to(layer.weight.dtype)
+    num_channels, constant = len(layer.weight), scaled.constant
     if SHAPE not in scaled.layer.meta or SHAPE not in scaled.moved.meta:
         return None
     if constant.numel() == 1:
         fits = constant.dim() <= len(scaled.moved.meta[SHAPE])
-        return constant.reshape(1).expand(num_channels) if fits else None
+        return torch.zeros(num_channels, dtype=torch.long) if fits else None
     channels = _moved_channels(graph, scaled, num_channels)
     try:
         places = torch.arange(constant.numel()).view(constant.shape).expand(channels.shape)
@@ -150,7 +209,7 @@ def _by_channel(graph: GraphModule, scaled: _Scaled) -> torch.Tensor | None:
         return None
     place_K = places.new_zeros(num_channels)
     place_K[channels.flatten()] = places.flatten()
-    return constant.flatten()[place_K] if torch.equal(place_K[channels], places) else None
+    return place_K if torch.equal(place_K[channels], places) else None
 
 
 def _moved_channels(graph: GraphModule, scaled: _Scaled, num_channels: int) -> torch.Tensor:
@@ -166,22 +225,14 @@ def _moved_channels(graph: GraphModule, scaled: _Scaled, num_channels: int) -> t
     return channels
 
 
-def _multiply(layer: Any, constant_K: torch.Tensor) -> None:
-    weight = layer.weight.detach()
-    scaled = weight * constant_K.view(-1, *[1] * (weight.dim() - 1))
-    layer.weight = nn.Parameter(scaled, requires_grad=layer.weight.requires_grad)  # others may read the former
-    if layer.bias is not None:
-        layer.bias = nn.Parameter(layer.bias.detach() * constant_K, requires_grad=layer.bias.requires_grad)
-
-
 def _add(layer: Any, constant_K: torch.Tensor) -> None:
     before_K = constant_K.new_zeros(len(constant_K)) if layer.bias is None else layer.bias.detach()
     layer.bias = nn.Parameter(before_K + constant_K)
 
 
 _FOLDS: Mapping[str, Callable[[Any, torch.Tensor], None]] = {
-    "mul": _multiply,
-    "div": lambda layer, constant_K: _multiply(layer, 1 / constant_K),
+    "mul": scale_parameters,
+    "div": lambda layer, constant_K: scale_parameters(layer, 1 / constant_K),
     "add": _add,
     "sub": lambda layer, constant_K: _add(layer, -constant_K),
 }

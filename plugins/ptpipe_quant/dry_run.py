@@ -22,6 +22,7 @@ from ptpipe_torch.int8.engine import deprecations_silenced
 from ptpipe_torch.int8.layer_parity import LayerDifference
 from ptpipe_torch.int8.layers import folded_weight, has_int8_weights
 from ptpipe_torch.int8.observers import fixed_grid, observer_at
+from ptpipe_torch.int8.output_scales import output_scales, scaled_weight
 from ptpipe_torch.model.example_inputs import copies
 
 _NUM_INTEGERS = 256
@@ -189,13 +190,15 @@ class _Observation(Interpreter):
             ) from error
 
 
-def freeze_ranges(prepared: nn.Module) -> None:
+def freeze_ranges(prepared: GraphModule) -> None:
     """Set ranges of weights to those of the final weights, then disable all observers."""
+    scales = output_scales(prepared)
     with torch.no_grad():
         for layer in prepared.modules():
             weight_fake_quant = getattr(layer, "weight_fake_quant", None)
             if isinstance(weight_fake_quant, WeightFakeQuant):
-                weight_fake_quant(folded_weight(layer))
+                weight = folded_weight(layer)
+                weight_fake_quant(scaled_weight(weight, scales[layer]) if layer in scales else weight)
     for module in prepared.modules():
         if isinstance(module, ActivationFakeQuant | WeightFakeQuant):
             module.observer_enabled.zero_()

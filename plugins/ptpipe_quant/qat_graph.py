@@ -14,6 +14,7 @@ this one.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_quant.fake_quant import ActivationFakeQuant
+from ptpipe_quant.float_nodes import MOVES
 from ptpipe_quant.qat_layers import QatLayer, freeze_batch_norm, qat_layer
 from ptpipe_torch.int8.observers import observer_at, observes_range, operator_at
+from ptpipe_torch.int8.output_scales import replace_product, scaled_layers
 from ptpipe_torch.traced_autocast import has_autocast_regions, remove_autocast_regions
 
 F = nn.functional
@@ -38,12 +41,14 @@ _SELECTING_FUNCTIONS = (
 _SELECTING_METHODS = (
     "clamp", "contiguous", "detach", "flatten", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view",
 )  # fmt: skip
+_MOVES = (*MOVES, "detach", "view")
 _MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d)
 
 
 def calibration_graph(prepared: GraphModule) -> GraphModule:
-    """Remove observers whose tensor is also observed further on, in place; return the graph."""
+    """Let each tensor be observed once, in place; return the graph."""
     _merge_observers(prepared)
+    _round_once(prepared)
     prepared.recompile()
     return prepared
 
@@ -53,14 +58,16 @@ def training_graph(prepared: GraphModule, *, freeze_at: float) -> GraphModule:
 
     `freeze_at`: fraction of the training after which batch norms use their running statistics.
     """
-    _restore_dropout(prepared)
+    restored = _restore_dropout(prepared)
     _merge_observers(prepared)
+    _round_once(prepared, restored)
     _mark_first_calls(prepared)
     for target, calls in _calls_by_target(prepared).items():
         if replacement := qat_layer(prepared.get_submodule(target), freeze_at):
             prepared.set_submodule(target, replacement)
             if len(calls) == 1:
                 _move_relu_behind_pool(prepared, calls[0], replacement)
+    _scale_in_layers(prepared)
     _freeze_batch_norms(prepared, freeze_at)
     prepared.recompile()
     return prepared
@@ -123,16 +130,38 @@ def range_observer_at(prepared: GraphModule, node: Node) -> nn.Module | None:
     return observer if observer is not None and observes_range(observer) else None
 
 
-def _restore_dropout(prepared: GraphModule) -> None:
-    """Restore dropout and remove the observer behind it: the int8 network has no dropout whose output to round."""
+def _restore_dropout(prepared: GraphModule) -> list[nn.Module]:
+    """Restore dropout, and other layers that act in training alone; return those that do."""
+    restored = []
+    for target in _calls_by_target(prepared):
+        layer = prepared.get_submodule(target).__dict__.get("_for_training")
+        if layer is not None and not (isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p == 0):
+            prepared.set_submodule(target, layer)
+            restored.append(layer)
+    return restored
+
+
+def _round_once(prepared: GraphModule, dropout: Collection[nn.Module] = ()) -> None:
+    """Remove observers of what the same one has observed in front of moves, or of dropout.
+
+    That is rounded already, and the int8 network has no dropout whose output to round.
+    """
     for node in [node for node in prepared.graph.nodes if node.op == "call_module"]:
-        dropout = prepared.get_submodule(node.target).__dict__.get("_for_training")
-        if dropout is None:
+        if (observer := observer_at(prepared, node)) is None:
             continue
-        prepared.set_submodule(node.target, dropout)
-        for user in [user for user in node.users if observer_at(prepared, user) is not None]:
-            user.replace_all_uses_with(node)
-            prepared.graph.erase_node(user)
+        source = node.all_input_nodes[0]
+        while _keeps_elements(prepared, source, dropout):
+            source = source.all_input_nodes[0]
+        if observer_at(prepared, source) is observer:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            prepared.graph.erase_node(node)
+
+
+def _keeps_elements(prepared: GraphModule, node: Node, dropout: Collection[nn.Module]) -> bool:
+    if node.op == "call_module":
+        layer = prepared.get_submodule(str(node.target))
+        return type(layer) is nn.Identity or layer in dropout
+    return node.target in _MOVES and len(node.all_input_nodes) == 1
 
 
 def _mark_first_calls(prepared: GraphModule) -> None:
@@ -152,6 +181,14 @@ def _calls_by_target(prepared: GraphModule) -> dict[str, list[Node]]:
         if node.op == "call_module":
             calls[str(node.target)].append(node)
     return calls
+
+
+def _scale_in_layers(prepared: GraphModule) -> None:
+    """Pass to each layer what its output is multiplied by, in place of the product."""
+    for call, product in scaled_layers(prepared).items():
+        if isinstance(prepared.get_submodule(str(call.target)), QatLayer):
+            call.args = (*call.args, product.args[1])
+            replace_product(prepared, call, product)
 
 
 def _freeze_batch_norms(prepared: GraphModule, freeze_at: float) -> None:

@@ -58,9 +58,17 @@ class QatLayer(nn.Module):
         if hasattr(self, "bn"):
             self.bn.train(self.training and fraction < self.freeze_at)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the layer to activations."""
-        if not hasattr(self, "bn"):
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | float | None = None) -> torch.Tensor:
+        """Apply the layer to activations.
+
+        `scale`: by what the output is multiplied, one value or one for each channel; of layers without a batch norm.
+        """
+        if scale is not None:
+            factor_K = torch.as_tensor(scale, dtype=self.weight.dtype, device=self.weight.device).reshape(-1)
+            y = self._apply_weights(
+                x, self._folded_weights(factor_K), None if self.bias is None else self.bias * factor_K
+            )
+        elif not hasattr(self, "bn"):
             y = self._apply_weights(x, self.weight_fake_quant(self.weight), self.bias)
         elif self.bn.training:
             factor_K = self._factor()

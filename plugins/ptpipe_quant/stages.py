@@ -109,6 +109,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         batch_norm=config.batch_norm,
         freeze_at=config.freeze_at,
         learned_step_size=config.learned_step_size,
+        scaled_layers=True,
     )
     return prepare_model(config, ctx, model, insert_fake_quant, train=config.batch_norm == "train")
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ptpipe import StageError
+from ptpipe_quant.affine_folding import take_output_scales
 from ptpipe_quant.fake_quant import fit_learned_ranges, qat_qconfig, use_fixed_grids
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
 from ptpipe_quant.layer_forms import fold_into_transposed
@@ -29,6 +30,7 @@ from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconf
 from ptpipe_torch.int8.hardswish_grids import use_whole_steps
 from ptpipe_torch.int8.layers import replace_layers, swap_dynamic_linears
 from ptpipe_torch.int8.observers import ACTIVATION_OBSERVERS, static_qconfig
+from ptpipe_torch.int8.output_scales import insert_output_scales
 from ptpipe_torch.int8.read_ranges import limit_ranges
 from ptpipe_torch.int8.recurrent import RECURRENT_LAYERS, swap_dynamic_recurrent
 from ptpipe_torch.int8.ties import round_ties
@@ -59,7 +61,8 @@ class _Scheme:
     constants of the graph. `layers`: patterns with options of their own, in order. `stored`: layers without int8
     kernels, whose weights `quant.convert` rounds. `corrected_biases`: layers whose bias `quant.bias_correct` has set;
     those without a bias get one. `float_operators`: see `trace_network`. `narrow_weights`: of all layers, see
-    `weight_format`. `whole_outputs`: see `observe_whole_outputs`. `reduce_range`: of former recipes.
+    `weight_format`. `whole_outputs`: see `observe_whole_outputs`. `scaled_layers`: see `take_output_scales`.
+    `reduce_range`: of former recipes.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -73,6 +76,7 @@ class _Scheme:
     float_operators: Sequence[str] = ()
     narrow_weights: bool = False
     whole_outputs: bool = False
+    scaled_layers: bool = False
     reduce_range: bool = False
 
     def __post_init__(self) -> None:
@@ -90,6 +94,7 @@ class _Scheme:
         purpose: Any = "qat" if is_qat else "static"
         network = trace_network(module, inputs, leaves, self.route, self.float_operators, purpose=purpose)
         graph, left_float = network.graph, network.float_names
+        scales = take_output_scales(graph) if self.scaled_layers else {}
         _add_biases(graph, self.corrected_biases)
         narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in left_float]
         if fold:
@@ -108,6 +113,7 @@ class _Scheme:
         idle += by_layer.idle_observers(prepared, ACTIVATION_OBSERVERS)
         if self.whole_outputs:
             observe_whole_outputs(prepared, by_layer.with_own_observer())
+        insert_output_scales(prepared, scales)
         prepared.meta |= {
             KEPT_FLOAT: network.kept_float,
             COMPUTED: network.computed_weights,
@@ -167,7 +173,7 @@ def prepare_qat(
     `freeze_at`: fraction of the training after which ranges and batch norm statistics are frozen; None returns the
     graph to convert, not the one to train, with the same state dict. `batch_norm`: `fold` or `train`; those behind
     transposed convolutions are folded in any case. `learned_step_size`: see `qat_qconfig`. `scheme`: inputs, backend,
-    weights, narrow_weights, skip, route, layers, stored.
+    weights, narrow_weights, scaled_layers, skip, route, layers, stored.
     """
 
     def qconfig(_: Options, **choices: bool) -> Any:

@@ -19,6 +19,7 @@ from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.layer_parity import layer_name, quantize_nodes, source_nodes
 from ptpipe_torch.int8.layers import QuantizedWeight, folded_weight, fused_relu, int8_weight, quantized_weight
+from ptpipe_torch.int8.output_scales import fold_output_scales
 
 Values = Mapping[Node, Any]
 """What each node of the graph computed."""
@@ -77,6 +78,7 @@ class RoundedNetwork:
         `stored`: layers without int8 kernels, whose weights `quant.convert` rounds. The engine must be selected.
         """
         with torch.no_grad():
+            fold_output_scales(prepared)
             before = {
                 name: _float_weight(layer).detach().clone()
                 for name, layer in prepared.named_modules()

@@ -33,6 +33,7 @@ from ptpipe_torch.int8.fx_cache import release_layers, release_networks
 from ptpipe_torch.int8.layers import QuantizedWeight, has_int8_weights, quantized_weight
 from ptpipe_torch.int8.moved_integers import pieces_on_one_grid, take_integers
 from ptpipe_torch.int8.observers import PlaceholderObserver, is_observer, make_qconfig, observer_at
+from ptpipe_torch.int8.output_scales import fold_output_scales
 from ptpipe_torch.int8.reference_form import reference_form
 from ptpipe_torch.int8.tracer import Scopes
 from ptpipe_torch.int8.tracing import trace_graph
@@ -226,6 +227,7 @@ def convert(prepared: GraphModule) -> GraphModule:
 
     Raises StageError, naming the layer, if an observer or fake quantization is left.
     """
+    fold_output_scales(prepared)
     drop_idle_observers(prepared)
     for node in prepared.graph.nodes:
         node.stack_trace = node.name
@@ -307,6 +309,7 @@ def reference_network(
     """
     assert isinstance(prepared, GraphModule), type(prepared)
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
+    fold_output_scales(prepared)
     drop_idle_observers(prepared)
     with warnings.catch_warnings(action="ignore"):
         network = reference_form(prepared, backend_config())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,12 +12,25 @@ from torch import nn
 
 from ptpipe import Context
 from ptpipe_onnx import ExportConfig, export_onnx
-from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
+from ptpipe_quant import (
+    AnalyzeConfig,
+    CalibrateConfig,
+    ConvertConfig,
+    PrepareConfig,
+    PrepareQatConfig,
+    analyze,
+    calibrate,
+    convert,
+    prepare,
+    prepare_qat,
+)
+from ptpipe_quant.affine_folding import take_output_scales
 from ptpipe_quant.trace import trace_network
 from ptpipe_torch import BATCH, Data, TensorSpec, builder
+from ptpipe_torch.int8.output_scales import fold_output_scales, insert_output_scales, multiply_outputs
 
 from ...signatures import pictures
-from .conftest import BACKENDS, NUM_CLASSES, make_model
+from .conftest import BACKENDS, NUM_CLASSES, accuracy, logits_of, make_model, train
 
 SHAPE_CHW = (3, 8, 8)
 
@@ -98,8 +112,33 @@ def test_layers_of_one_weight_are_scaled_apart() -> None:
     assert arithmetic(body) == 0
 
 
-def test_training_keeps_them() -> None:
-    assert arithmetic(FOLDED["layer scale"], "qat") == 1
+TAKEN = {"number": 0.1, "layer scale": "gamma", "behind moves": "gamma", "flattened": "gamma", "quotient": 0.25}
+"""What a layer's output is multiplied by in training, by the keys of `FOLDED`."""
+
+
+@pytest.mark.parametrize("name", {**FOLDED, **LEFT})
+def test_in_training_layers_take_factors_that_stay_parameters(name: str) -> None:
+    torch.manual_seed(1)
+    network, x = Affine({**FOLDED, **LEFT}[name]).eval(), torch.randn(2, *SHAPE_CHW)
+    expected = network(x)
+    graph = trace_network(network, pictures(SHAPE_CHW), purpose="qat").graph
+    scales = take_output_scales(graph)
+    factors = [scale[0] if isinstance(scale, tuple) else scale for scale in scales.values()]
+    assert factors == ([TAKEN[name]] if name in TAKEN else [0.5] if name == "both" else [])
+    insert_output_scales(graph, scales)
+    torch.testing.assert_close(graph(x), expected, rtol=1e-5, atol=1e-5)
+    assert all(dict(graph.named_parameters())[name] is network.gamma for name in factors if isinstance(name, str))
+    fold_output_scales(graph)
+    assert not graph.graph.find_nodes(op="call_function", target=multiply_outputs)
+    torch.testing.assert_close(graph(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("behind", [nn.ReLU(), nn.BatchNorm2d(6)])
+def test_what_a_layer_would_be_fused_with_is_not_moved_in_front_of_a_factor(behind: nn.Module) -> None:
+    network = Affine(lambda n, x: behind(n.conv(x) * n.gamma[:, None, None]))
+    network.behind = behind
+    graph = trace_network(network.eval(), pictures(SHAPE_CHW), purpose="qat").graph
+    assert take_output_scales(graph) == {}
 
 
 def test_a_product_that_is_larger_than_the_output_stays() -> None:
@@ -139,6 +178,40 @@ class Residual(nn.Module):
 @builder
 def residual() -> nn.Module:
     return Residual()
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scaled_branches_are_trained_as_int8_layers(
+    backend: Any, learned: bool, digits: Data, ctx: Context, metrics: Any
+) -> None:
+    config = PrepareQatConfig(backend=backend, learned_step_size=learned)
+    prepared = prepare_qat(config, ctx, make_model(residual))
+    assert metrics()["gradient_difference"] < 1e-3
+    trained = train(prepared, digits, lr=0.05, epochs=3)
+    assert not torch.equal(trained.tensors["gamma"], prepared.tensors["gamma"])
+    int8 = convert(ConvertConfig(), ctx, trained)
+    network: Any = int8.build()
+    for layer in (network.conv, network.mix):
+        used = layer._weight_bias()[0].int_repr().abs().flatten(1).amax(1 if backend != "qnnpack" else (0, 1))
+        assert learned or (used >= 64).all()
+    errors = analyze(AnalyzeConfig(split="test", num_samples=64), ctx, trained, digits)
+    assert all(layer.weight is None or layer.weight.sqnr_db > (15 if learned else 28) for layer in errors.layers)
+    assert "gamma" in int8.tensors
+    assert "gamma" not in (int8.int8_tensors or ())
+    assert [name for name in prepared.build().graph.nodes if "mul" in name.name] == []
+    export_onnx(ExportConfig(num_samples=64), ctx, int8, digits)
+    assert (metrics()["num_int8_layers"], metrics()["num_float_nodes"]) == (4, 0)
+    assert metrics()["max_layer_difference_steps"] <= 1
+    assert accuracy(logits_of(int8, digits), digits) > 0.9
+
+
+def test_a_stored_model_of_a_former_version_has_its_products(ctx: Context) -> None:
+    model = make_model(residual)
+    module = prepare_qat(PrepareQatConfig(backend=BACKENDS[0]), ctx, model).recipe.prepare[0]
+    former = {name: value for name, value in module.arguments.items() if name != "scaled_layers"}
+    graph = module.resolve("transform")(model.build(), **former)
+    assert [node.target for node in graph.graph.nodes if "mul" in node.name] == [operator.mul, operator.mul]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -187,6 +187,36 @@ def test_dropout_works_in_training_and_nowhere_else() -> None:
         assert torch.equal(graph(images()), graph(images()))
 
 
+class Block(nn.Module):
+    """A block as libraries write them: layers that may be there, and often are not, between dropout and the next."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.stem, self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.drop, self.norm, self.shortcut = nn.Dropout(dropout), nn.Identity(), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x.mean(2).flatten(1))
+        return self.fc2(self.shortcut(x) + self.norm(self.drop(torch.sigmoid(self.fc1(x)) * 3)))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_tensor_is_rounded_once_whatever_passes_it_on(dropout: float) -> None:
+    quick, standard = pair(partial(Block, dropout))
+    assert len(observer_nodes(standard)) == 12
+    assert len(observer_nodes(quick)) == 8  # input, mean, three layers, sigmoid, product, sum
+    assert any(isinstance(part, nn.Dropout) for part in quick.modules()) is (dropout > 0)
+
+
+def test_ranges_do_not_cover_what_dropout_enlarges() -> None:
+    quick, _ = pair(partial(Block, 0.5))
+    see(quick, images(1))
+    product = next(node for node in quick.graph.nodes if node.name.startswith("mul"))
+    (observer,) = product.users
+    largest = quick.get_submodule(observer.target).activation_post_process.max_val.item()
+    assert 1 < largest <= 3
+
+
 class Twice(nn.Module):
     """One layer called twice, of which one call alone is pooled."""
 

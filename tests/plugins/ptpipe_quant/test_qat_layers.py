@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.ao.nn import qat as qat_layers
 from torch.ao.nn.intrinsic import qat as fused_qat_layers
 
 from ptpipe_quant.fake_quant import qat_qconfig
@@ -90,6 +91,23 @@ def test_linear_layers_as_well(frozen) -> None:
         twin.on_progress(0.5)
     x = torch.randn(11, 7)
     torch.testing.assert_close(outcome(twin, x), outcome(stock, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("scale", [nn.Parameter(torch.linspace(-0.5, 2, 5)), nn.Parameter(torch.tensor(0.3)), -0.2])
+def test_what_an_output_is_multiplied_by_is_part_of_the_rounded_weights(scale, per_channel) -> None:
+    torch.manual_seed(0)
+    layer = qat_layers.Conv2d(3, 5, 3, qconfig=qat_qconfig(per_channel=per_channel, freeze_at=0.5)).train()
+    twin, x = qat_layer(copy.deepcopy(layer), 0.5), torch.randn(2, 3, 7, 7)
+
+    def outcome_of(y: torch.Tensor, of: nn.Module) -> list[torch.Tensor]:
+        leaves = [of.weight, of.bias, *([scale] if isinstance(scale, nn.Parameter) else [])]
+        return [y, *torch.autograd.grad((y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum(), leaves)]
+
+    factor = scale.reshape(-1, 1, 1, 1) if isinstance(scale, nn.Parameter) else scale
+    weight, bias = layer.weight_fake_quant(layer.weight * factor), layer.bias * torch.as_tensor(scale)
+    expected = outcome_of(nn.functional.conv2d(x, weight, bias), layer)
+    torch.testing.assert_close(outcome_of(twin(x, scale), twin), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_dead_channel_gives_its_bias_and_no_nan() -> None:
