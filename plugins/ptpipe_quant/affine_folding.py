@@ -26,7 +26,8 @@ from ptpipe_torch.int8.output_scales import OutputScale, scale_parameters
 
 _LINEAR = (nn.Linear,)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_WITH_CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_NORMS)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_WITH_CHANNELS_SECOND = (*_CONVOLUTIONS, *_NORMS)
 _OPERATORS: Mapping[Any, str] = {
     **dict.fromkeys((operator.mul, torch.mul, "mul"), "mul"),
     **dict.fromkeys((operator.truediv, torch.div, "div"), "div"),
@@ -67,15 +68,16 @@ def fold_affine(graph: GraphModule) -> None:
 def take_output_scales(graph: GraphModule) -> dict[str, OutputScale]:
     """Remove products of what layers return and a number or a parameter, in place; return these by layer.
 
-    One for each layer; behind batch norms they stay.
+    One for each layer, or the layer that the batch norm behind it is fused with.
     """
     scales: dict[str, OutputScale] = {}
     for node in _foldable(graph):
         scaled = _scaled(graph, node)
-        if scaled is None or _is_fused(graph, node) or str(scaled.layer.target) in scales:
+        layer = None if scaled is None or _is_fused(graph, node) else _fused_layer(graph, scaled.layer)
+        if scaled is None or layer is None or layer in scales:
             continue
         if (scale := _output_scale(graph, scaled)) is not None:
-            scales[str(scaled.layer.target)] = scale
+            scales[layer] = scale
             node.replace_all_uses_with(scaled.moved)
             _erase(graph, node)
     graph.recompile()
@@ -93,10 +95,18 @@ def _is_fused(graph: GraphModule, node: Node) -> bool:
     return any(is_layer(graph, user, *fused) for user in node.users)
 
 
+def _fused_layer(graph: GraphModule, call: Node) -> str | None:
+    """Return the name of a layer, or of the one that a batch norm is fused with; None if there is none."""
+    if not is_layer(graph, call, *_NORMS):
+        return str(call.target)
+    before = call.all_input_nodes[0]
+    is_fused = is_layer(graph, before, *_LINEAR, *_CONVOLUTIONS) and len(before.users) == 1
+    return str(before.target) if is_fused else None
+
+
 def _output_scale(graph: GraphModule, scaled: _Scaled) -> OutputScale | None:
     """Return what a product multiplies a layer's output by; None where it can't stay a parameter of its own."""
-    layer = graph.get_submodule(str(scaled.layer.target))
-    if scaled.operator not in ("mul", "div") or type(layer) in _NORMS:
+    if scaled.operator not in ("mul", "div"):
         return None
     value: Any = next(value for value in scaled.node.args if value is not scaled.moved)
     if not isinstance(value, Node):

@@ -19,6 +19,7 @@ from torch import nn
 
 from ptpipe_quant.fake_quant import WeightFakeQuant
 from ptpipe_torch.int8.layers import fused_relu
+from ptpipe_torch.int8.output_scales import multiply_outputs
 
 F = nn.functional
 
@@ -59,27 +60,36 @@ class QatLayer(nn.Module):
             self.bn.train(self.training and fraction < self.freeze_at)
 
     def forward(self, x: torch.Tensor, scale: torch.Tensor | float | None = None) -> torch.Tensor:
-        """Apply the layer to activations.
-
-        `scale`: by what the output is multiplied, one value or one for each channel; of layers without a batch norm.
-        """
-        if scale is not None:
-            factor_K = torch.as_tensor(scale, dtype=self.weight.dtype, device=self.weight.device).reshape(-1)
-            y = self._apply_weights(
-                x, self._folded_weights(factor_K), None if self.bias is None else self.bias * factor_K
-            )
-        elif not hasattr(self, "bn"):
-            y = self._apply_weights(x, self.weight_fake_quant(self.weight), self.bias)
-        elif self.bn.training:
-            factor_K = self._factor()
-            divisor_K = torch.where(factor_K.abs() < _TINY, torch.full_like(factor_K, _TINY), factor_K)
-            y = self.bn(self._apply_weights(x, self._folded_weights(factor_K, divisor_K), self.bias))
+        """Apply the layer to activations. `scale`: what the output is multiplied by, one value or one per channel."""
+        if hasattr(self, "bn") and self.bn.training:
+            y = self._normalized_by_batch(x)
+            y = y if scale is None else multiply_outputs(y, scale, -1 if self.weight.dim() == 2 else 1)
         else:
-            factor_K, bias_K = self._factor(), 0 if self.bias is None else self.bias
-            bias_K = self.bn.bias + (bias_K - self.bn.running_mean) * factor_K
-            y = self._apply_weights(x, self._folded_weights(factor_K), bias_K)
+            factor_K, bias_K = self._factor_and_bias(scale)
+            weight = self.weight_fake_quant(self.weight) if factor_K is None else self._folded_weights(factor_K)
+            y = self._apply_weights(x, weight, bias_K)
         # In place: the gradient of a convolution or batch norm does not need its output.
         return F.relu(y, inplace=True) if self.relu else y
+
+    def _normalized_by_batch(self, x: torch.Tensor) -> torch.Tensor:
+        # Without a factor behind it, which may be zero: weights with a scale per channel are rounded the same.
+        factor_K = self._factor()
+        divisor_K = torch.where(factor_K.abs() < _TINY, torch.full_like(factor_K, _TINY), factor_K)
+        y: torch.Tensor = self.bn(self._apply_weights(x, self._folded_weights(factor_K, divisor_K), self.bias))
+        return y
+
+    def _factor_and_bias(self, scale: torch.Tensor | float | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return what the weights are multiplied by, None if by nothing, and the bias of the int8 layer."""
+        factor_K: torch.Tensor | None = None
+        bias_K: torch.Tensor | None = self.bias
+        if hasattr(self, "bn"):
+            factor_K = self._factor()
+            bias_K = self.bn.bias + ((0 if bias_K is None else bias_K) - self.bn.running_mean) * factor_K
+        if scale is not None:
+            scale_K = torch.as_tensor(scale, dtype=self.weight.dtype, device=self.weight.device).reshape(-1)
+            factor_K = scale_K if factor_K is None else factor_K * scale_K
+            bias_K = None if bias_K is None else bias_K * scale_K
+        return factor_K, bias_K
 
     def _factor(self) -> torch.Tensor:
         """Return by what the batch norm multiplies each output."""

@@ -53,10 +53,19 @@ def scaled_layers(prepared: GraphModule) -> dict[Node, Node]:
 def fold_output_scales(prepared: GraphModule) -> None:
     """Multiply weights and biases in place of outputs, in place."""
     for layer, scale in output_scales(prepared).items():
-        scale_parameters(layer, scale)
+        scale_parameters(_last_part(layer), scale)
     for layer_call, product in scaled_layers(prepared).items():
         replace_product(prepared, layer_call, product)
     prepared.recompile()
+
+
+def _last_part(layer: Any) -> nn.Module:
+    """Return the batch norm of a layer that is fused with one, else the layer."""
+    if hasattr(layer, "bn"):  # for QAT
+        norm: nn.Module = layer.bn
+        return norm
+    part: nn.Module = layer[-1] if isinstance(layer, nn.Sequential) else layer
+    return part
 
 
 def output_scales(prepared: GraphModule) -> dict[nn.Module, torch.Tensor]:
