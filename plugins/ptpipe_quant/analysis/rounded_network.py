@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from ptpipe_quant.int8_graph import clamps_from_zero
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.layer_parity import layer_name, quantize_nodes, source_nodes
@@ -184,7 +183,6 @@ def _stored_weights(graph: GraphModule, names: Collection[str]) -> Iterator[Roun
 
 def _layers(graph: GraphModule, weights: Sequence[RoundedWeight]) -> list[RoundedLayer]:
     """Return the layers with something rounded, in the order of a forward pass."""
-    clamped = _round_behind_clamps(graph)
     found: dict[Node, RoundedLayer] = {}
     scopes = graph.meta["scopes"]
     for node in graph.graph.find_nodes(op="call_module"):
@@ -194,32 +192,11 @@ def _layers(graph: GraphModule, weights: Sequence[RoundedWeight]) -> list[Rounde
             name = scopes.get(node.name) or str(node.target)
             found[node] = RoundedLayer(name, node, own)
     for quantize in quantize_nodes(graph):
-        node = clamped.get(quantize) or source_nodes(quantize, graph)[-1]
-        name = scopes.get(node.name) or str(node.target) if quantize in clamped else layer_name(quantize, graph)
-        layer = found.setdefault(node, RoundedLayer(name, node))
+        node = source_nodes(quantize, graph)[-1]
+        layer = found.setdefault(node, RoundedLayer(layer_name(quantize, graph), node))
         layer.outputs.append(quantize)
     position = {node: number for number, node in enumerate(graph.graph.nodes)}
     return sorted(found.values(), key=lambda layer: position[layer.node])
-
-
-def _round_behind_clamps(graph: GraphModule) -> dict[Node, Node]:
-    """Round each tensor in front of a ReLU6 behind it, on the same grid; return what it was computed by.
-
-    The int8 range ends where ReLU6 does, so that integers saturate there (`drop_redundant_clamps`). Floats don't: what
-    ReLU6 clips is no error.
-    """
-    moved = {}
-    for quantize in quantize_nodes(graph):
-        clamp = quantize.all_input_nodes[0]
-        source = _source_on_same_grid(quantize)
-        if source is None or not clamps_from_zero(graph, clamp) or len(clamp.all_input_nodes[0].users) > 1:
-            continue
-        if len(source.users) == 1 and len(source.all_input_nodes[0].users) == 1:
-            clamp.replace_input_with(clamp.all_input_nodes[0], source.all_input_nodes[0])
-            moved[quantize] = source_nodes(source, graph)[-1]
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return moved
 
 
 def _source_on_same_grid(quantize: Node) -> Node | None:

@@ -83,6 +83,9 @@ def _read_by(network: GraphModule, tensor: Node, reader: Node) -> Range:
         return _ZERO_GATE, math.inf
     if target in _RANGES_IF_ROUNDED and reader.users and all(_rounds(network, user) for user in reader.users):
         return _RANGES_IF_ROUNDED[target]
+    if target is nn.Hardtanh:
+        layer: Any = network.get_submodule(str(reader.target))
+        return layer.min_val, layer.max_val
     return _RANGES.get(target, EVERYTHING)
 
 

@@ -90,6 +90,11 @@ def test_readers(name) -> None:
     assert read_range(prepared, observed(prepared)) == expected
 
 
+def test_hardtanh_has_limits_of_its_own() -> None:
+    prepared = prepare_static(read(nn.Hardtanh(0.0, 20.0)), observer="min_max", calibrating=False, **SCHEME)
+    assert read_range(prepared, observed(prepared)) == (0.0, 20.0)
+
+
 @pytest.mark.parametrize("name", READERS)
 def test_a_reference_network_is_read_alike(name) -> None:
     reader, expected = READERS[name]
