@@ -86,7 +86,8 @@ class QatLayer(nn.Module):
             factor_K = self._factor()
             bias_K = self.bn.bias + ((0 if bias_K is None else bias_K) - self.bn.running_mean) * factor_K
         if scale is not None:
-            scale_K = torch.as_tensor(scale, dtype=self.weight.dtype, device=self.weight.device).reshape(-1)
+            # A number is filled in, not copied to an accelerator, which its graphs could not record.
+            scale_K = scale.reshape(-1) if isinstance(scale, torch.Tensor) else self.weight.new_full((1,), scale)
             factor_K = scale_K if factor_K is None else factor_K * scale_K
             bias_K = None if bias_K is None else bias_K * scale_K
         return factor_K, bias_K

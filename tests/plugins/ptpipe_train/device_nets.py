@@ -102,4 +102,27 @@ class RankingNet(nn.Module):
         return logits
 
 
-NETWORKS = [swish_net, gated_net, part_in_float32_net, fourier_net, ranking_net]
+@builder
+def scaled_net() -> nn.Module:
+    """Layers whose outputs are multiplied."""
+    return ScaledNet()
+
+
+class ScaledNet(nn.Module):
+    """Branches with a factor: one for each channel, behind a batch norm, a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.two = nn.Conv2d(1, 8, 3, 2, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+        self.norm, self.third, self.head = nn.BatchNorm2d(8), nn.Linear(8, 8), nn.Linear(8, NUM_CLASSES)
+        self.gamma, self.gain = nn.Parameter(torch.full((8, 1, 1), 0.5)), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.stem(images).relu()
+        x = x + self.gamma * self.one(x)
+        x = (x + self.norm(self.two(x)) * self.gain).mean((2, 3))
+        logits: torch.Tensor = self.head(x + self.third(x) * 0.2)
+        return logits
+
+
+NETWORKS = [swish_net, gated_net, scaled_net, part_in_float32_net, fourier_net, ranking_net]

@@ -123,11 +123,31 @@ def prepared() -> nn.Module:
     return prepare_qat(net, backend="fbgemm", **options, batch_norm="fold", freeze_at=0.8)
 
 
+class WithFactors(nn.Module):
+    """Layers with a factor, by a parameter and by a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.two = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.gamma, self.head = nn.Parameter(torch.full((4, 1, 1), 0.5)), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).relu()
+        x = x + self.gamma * self.one(x)
+        return self.head((x + 0.2 * self.two(x)).mean((2, 3)))
+
+
+def prepared_with_factors() -> nn.Module:
+    options = {"inputs": stored_pictures((3, 8, 8)), "weights": "per_channel", "skip": (), "scaled_layers": True}
+    return prepare_qat(WithFactors(), backend="fbgemm", **options, batch_norm="train", freeze_at=0.8)
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "sequential": sequential,
     "residual": Residual,
     "tied": Tied,
     "prepared for int8": prepared,
+    "prepared for int8, with factors": prepared_with_factors,
 }
 
 
