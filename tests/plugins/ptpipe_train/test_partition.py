@@ -259,6 +259,7 @@ def test_pieces_have_the_very_parameters_under_the_same_names(name: str) -> None
 @pytest.mark.parametrize("name", NETWORKS)
 def test_pieces_in_turn_are_the_network(name: str) -> None:
     """Bit by bit: logits, gradients and buffers, for every number of pipeline stages."""
+    torch.manual_seed(0)  # some weights leave a ReLU nothing but zeros
     module = NETWORKS[name]().train()
     network = trace_network(module)
     before = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
