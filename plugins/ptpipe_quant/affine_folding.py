@@ -80,7 +80,8 @@ def take_output_scales(graph: GraphModule) -> dict[str, OutputScale]:
             scales[layer] = scale
             node.replace_all_uses_with(scaled.moved)
             _erase(graph, node)
-    graph.recompile()
+    if scales:
+        graph.recompile()
     return scales
 
 

@@ -41,7 +41,8 @@ def insert_output_scales(prepared: GraphModule, scales: Mapping[str, OutputScale
         with prepared.graph.inserting_after(layer_call):
             product = prepared.graph.call_function(multiply_outputs, (layer_call, value, axis))
         layer_call.replace_all_uses_with(product, delete_user_cb=lambda user, product=product: user is not product)
-    prepared.recompile()
+    if scales:
+        prepared.recompile()
 
 
 def scaled_layers(prepared: GraphModule) -> dict[Node, Node]:
@@ -52,11 +53,13 @@ def scaled_layers(prepared: GraphModule) -> dict[Node, Node]:
 
 def fold_output_scales(prepared: GraphModule) -> None:
     """Multiply weights and biases in place of outputs, in place."""
+    products = scaled_layers(prepared)
     for layer, scale in output_scales(prepared).items():
         scale_parameters(_last_part(layer), scale)
-    for layer_call, product in scaled_layers(prepared).items():
+    for layer_call, product in products.items():
         replace_product(prepared, layer_call, product)
-    prepared.recompile()
+    if products:
+        prepared.recompile()
 
 
 def _last_part(layer: Any) -> nn.Module:

@@ -240,6 +240,12 @@ def test_layers_that_stay_float_are_scaled_as_well(digits: Data, ctx: Context) -
     export_onnx(ExportConfig(num_samples=64), ctx, int8, digits)
 
 
+def test_a_network_traced_by_torch_export_has_them_as_well(ctx: Context) -> None:
+    prepared = prepare_qat(PrepareQatConfig(route="export"), ctx, make_model(residual))
+    assert {"gamma", "gain"} <= prepared.tensors.keys()
+    assert [node for node in prepared.build().graph.nodes if "mul" in node.name] == []
+
+
 def test_a_factor_of_zero_behind_a_batch_norm_is_learned(digits: Data, ctx: Context) -> None:
     network = residual()
     network.gain.data.zero_()
