@@ -114,17 +114,12 @@ def _output_scale(graph: GraphModule, scaled: _Scaled) -> OutputScale | None:
         return float(value if scaled.operator == "mul" else 1 / value)
     while value.op != "get_attr":
         (value,) = value.all_input_nodes
-    parameter, place_K = _attribute(graph, value), _places(graph, scaled)
+    parameter, place_K = Interpreter(graph).fetch_attr(str(value.target)), _places(graph, scaled)
     # Views keep the order of elements along one axis.
     if scaled.operator == "div" or place_K is None or sum(size > 1 for size in parameter.shape) > 1:
         return None
     is_in_order = parameter.numel() == 1 or torch.equal(place_K, torch.arange(parameter.numel()))
     return (str(value.target), parameter) if isinstance(parameter, nn.Parameter) and is_in_order else None
-
-
-def _attribute(graph: GraphModule, node: Node) -> Any:
-    path, _, name = str(node.target).rpartition(".")
-    return getattr(graph.get_submodule(path), name)
 
 
 def _erase(graph: GraphModule, node: Node) -> None:

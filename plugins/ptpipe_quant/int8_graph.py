@@ -23,7 +23,7 @@ def drop_redundant_clamps(prepared: GraphModule) -> None:
     """
     graph = prepared.graph
     for node in list(graph.nodes):
-        if not node.args or not isinstance(source := node.args[0], Node) or not clamps_from_zero(prepared, node):
+        if not node.args or not isinstance(source := node.args[0], Node) or not _clamps_from_zero(prepared, node):
             continue
         observer = range_observer_at(prepared, source)
         if observer is None or not reaches_only(prepared, source, observer):
@@ -54,7 +54,7 @@ def make_clamps_contiguous(converted: GraphModule) -> None:
     converted.recompile()
 
 
-def clamps_from_zero(prepared: GraphModule, node: Node) -> bool:
+def _clamps_from_zero(prepared: GraphModule, node: Node) -> bool:
     """Return whether a node is a ReLU6."""
     if node.op == "call_module":
         layer = prepared.get_submodule(str(node.target))

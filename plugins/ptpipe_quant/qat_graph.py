@@ -3,9 +3,10 @@
 FX inserts an observer (or fake quantization) wherever the int8 network has an int8 tensor, also where two tensors
 share one scale: before and after max pooling, flattening, ReLU6, concatenation. Running both costs time, observes one
 tensor twice a batch, and extends the range before a ReLU6 to values that ReLU6 clamps. Selecting elements and clamping
-commute with rounding to a grid, so the observer in front is removed here. For training, fused layers are replaced by
-ones that make fewer passes over activations, and ReLU is moved behind max pooling, where its input is smaller: the
-maximum of ReLUs is the ReLU of the maximum, gradient included.
+commute with rounding to a grid, so the observer in front is removed here; where that has other readers, or dropout is
+in between, the one behind is. For training, fused layers are replaced by ones that make fewer passes over activations,
+and ReLU is moved behind max pooling, where its input is smaller: the maximum of ReLUs is the ReLU of the maximum,
+gradient included.
 
 The graph that is converted to int8 is the unchanged one but for regions without autocast; it takes the state dict of
 this one.
