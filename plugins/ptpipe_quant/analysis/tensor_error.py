@@ -13,10 +13,10 @@ import torch
 
 from ptpipe_quant.analysis.layer_errors import TensorError
 from ptpipe_torch.int8.layers import QuantizedWeight
+from ptpipe_torch.int8.observers import NARROW
 
 TOLERANCE = 1e-3
 """Of the bound, in half steps: float32's rounding of x / scale, up to 255, is 255 * 2^-23 steps."""
-_WEIGHT_LIMITS = (-128, 127)
 
 
 @dataclass
@@ -83,6 +83,7 @@ def weight_error(before: torch.Tensor, quantized: QuantizedWeight) -> TensorErro
         torch.from_numpy(array.reshape(shape)).double() for array in (quantized.scales, quantized.zero_points)
     )
     integers = torch.from_numpy(quantized.integers)
+    last = NARROW if integers.int().abs().max() <= NARROW else 127  # learned ranges clip
     sums = ErrorSums()
-    sums.add(before, integers, Grid(scale, zero_point, *_WEIGHT_LIMITS))
+    sums.add(before, integers, Grid(scale, zero_point, -last, last))
     return sums.result()

@@ -59,11 +59,12 @@ def weight_format(*, per_channel: bool, narrow: bool = False) -> dict[str, Any]:
     """Return the arguments by which observers make integers of weights (qint8, symmetric).
 
     `per_channel`: one scale for each output channel. `narrow`: integers of -64 to 64, so that two products with 8-bit
-    activations add up within 16 bits.
+    activations add up within 16 bits; else -127 to 127. The largest weight is the last integer: with -128, the range
+    would end between two, and float32's noise would decide which of them a negative one becomes.
     """
     qscheme = torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric
-    quant_min, quant_max = (-NARROW, NARROW) if narrow else (-128, 127)
-    return {"dtype": torch.qint8, "qscheme": qscheme, "quant_min": quant_min, "quant_max": quant_max}
+    quant_max = NARROW if narrow else 127
+    return {"dtype": torch.qint8, "qscheme": qscheme, "quant_min": -quant_max, "quant_max": quant_max}
 
 
 def static_qconfig(observer: str, *, per_channel: bool, narrow_weights: bool = False, **options: float) -> Any:

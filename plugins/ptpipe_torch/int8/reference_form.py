@@ -20,7 +20,6 @@ from torch.fx import GraphModule
 
 from ptpipe_torch.int8.biases import weighted_part
 from ptpipe_torch.int8.engine import deprecations_silenced
-from ptpipe_torch.int8.observers import NARROW
 
 with deprecations_silenced():
     from torch.ao.nn.quantized import reference as reference_layers
@@ -41,7 +40,7 @@ def reference_form(prepared: GraphModule, backend_config: BackendConfig, **optio
     fake_quants = {
         name: fake_quant
         for name, layer in prepared.named_modules()
-        if (fake_quant := getattr(layer, "weight_fake_quant", None)) and fake_quant.quant_max == NARROW
+        if (fake_quant := getattr(layer, "weight_fake_quant", None))
     }
     with _without_initial_weights(), _without_weight_observers():
         reference = convert(prepared, is_reference=True, backend_config=backend_config, **options)

@@ -36,7 +36,7 @@ def divide_scale(int8: Any) -> None:
 def negate_a_channel(int8: Any) -> None:
     layer = int8.get_submodule("11")
     integers = layer.weight().int_repr()
-    integers[3] = -integers[3].clamp(min=-127)
+    integers[3] = -integers[3]
     scales, zero_points = layer.weight().q_per_channel_scales(), layer.weight().q_per_channel_zero_points()
     changed = torch._make_per_channel_quantized_tensor(integers, scales, zero_points, 0)
     layer.set_weight_bias(changed, layer.bias())

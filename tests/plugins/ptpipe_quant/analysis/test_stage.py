@@ -56,7 +56,8 @@ def test_without_rounding_it_is_the_float_network_and_with_all_of_it_the_int8_on
         logits_NK, values = rounded.run_float(batch.args)
         rounded_NK = rounded.run_rounded(Rounding(rounded.layers, rounded.layers), values)
     float_NK = logits_of(model, digits, 256)
-    np.testing.assert_allclose(logits_NK.numpy(), float_NK, atol=1e-4 * np.abs(float_NK).max())
+    # Its biases are those of the int8 network, which are rounded; the difference is 3e-7 without that.
+    np.testing.assert_allclose(logits_NK.numpy(), float_NK, atol=2e-4 * np.abs(float_NK).max())
     int8_NK = logits_of(convert(ConvertConfig(), ctx, ready), digits, 256)
     step = np.diff(np.unique(rounded_NK.numpy())).min()
     # An engine may round a tie of any layer to the other side.

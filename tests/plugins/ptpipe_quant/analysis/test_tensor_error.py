@@ -47,6 +47,16 @@ def test_nothing_has_no_figures() -> None:
     assert result_of([], []) is None
 
 
+@pytest.mark.parametrize("last", [127, 64])
+def test_a_weight_beyond_a_learned_range_is_clipped_at_both_ends(last) -> None:
+    weight = QuantizedWeight(
+        np.array([[last, -last], [1, 0]], np.int8), np.ones(2, np.float32), np.zeros(2, np.int8), 0
+    )
+    error = weight_error(torch.tensor([[last + 3.0, -last - 2.0], [1.25, 0]]), weight)
+    assert error.clipped_fraction == 0.5
+    assert error.max_error_ratio == pytest.approx(0.5, abs=1e-5)
+
+
 def test_a_weight_has_a_scale_for_each_channel() -> None:
     scales = np.array([1.0, 100.0], np.float32)
     weight = QuantizedWeight(np.array([[1, 127], [1, 0]], np.int8), scales, np.zeros(2, np.int8), 0)

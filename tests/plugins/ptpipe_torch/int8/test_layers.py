@@ -29,8 +29,8 @@ def test_weights_are_rounded_to_int8(per_channel) -> None:
     weight = torch.randn(6, 3, 3, 3)
     quantized = int8_weight(weight, per_channel=per_channel, axis=1)
     limits = weight.abs().amax((0, 2, 3)) if per_channel else weight.abs().amax().repeat(3)
-    step = (limits / 127.5).reshape(1, 3, 1, 1)
-    expected = (weight / step).round().clamp(-128, 127)
+    step = (limits / 127).reshape(1, 3, 1, 1)
+    expected = (weight / step).round()
     assert (quantized.int_repr() - expected).abs().max() <= 1  # torch multiplies by 1 / step: ties may fall otherwise
     assert (quantized.int_repr() == expected).float().mean() > 0.95
     torch.testing.assert_close(quantized.dequantize(), quantized.int_repr() * step)
@@ -41,7 +41,7 @@ def test_narrow_weights_of_a_dynamic_layer_have_seven_bits() -> None:
     for narrow, largest in ((False, 127), (True, 64)):
         net = nn.Sequential(nn.Linear(200, 5))
         swap_dynamic_linears(net, ["0"], per_channel=True, narrow_weights=narrow)
-        assert net[0].weight().int_repr().int().abs().max() in (largest, largest + (not narrow))
+        assert net[0].weight().int_repr().int().abs().max() == largest
 
 
 @pytest.mark.parametrize("backend", supported_engines())

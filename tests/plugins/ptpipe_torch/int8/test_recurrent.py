@@ -120,4 +120,4 @@ def test_narrow_weights_have_seven_bits() -> None:
     for narrow, largest in ((False, 127), (True, 64)):
         weights = DynamicRecurrent(layer, per_channel=True, narrow_weights=narrow).weights
         found = {int(weight.int_repr().int().abs().max()) for weight, _ in weights.values()}
-        assert found <= {largest, largest + (not narrow)}
+        assert found == {largest}
