@@ -28,6 +28,7 @@ from ptpipe import StageError
 from ptpipe_onnx import recurrent, translations
 from ptpipe_onnx.embedding_bags import embedding_bag_replacements
 from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside, register_constants
+from ptpipe_onnx.layer_norms import use_layer_norms
 from ptpipe_onnx.shape_pass import use_constant_shapes
 from ptpipe_onnx.tensor_names import name_transposed_weights
 from ptpipe_torch import Signature, TensorSpec
@@ -63,6 +64,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
         _give_attention_heads(program)
         _subtract_from_floats(program)
         _write_global_averages_out(program)
+        use_layer_norms(program)
         names = exported_names(program, signature.outputs)
         try:
             with _reused_registry(), _passes_where_needed():

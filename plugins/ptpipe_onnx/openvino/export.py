@@ -22,6 +22,7 @@ from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.added_channels import drop_depthwise_padding
 from ptpipe_onnx.graph import remove_unused, write
 from ptpipe_onnx.hardswish_pass import use_float_hardswish
+from ptpipe_onnx.layer_norms import write_channel_norms_out
 from ptpipe_onnx.linear_pass import use_products
 from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
@@ -60,11 +61,11 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
 
 def _source(ctx: Context, file: OnnxFile) -> Path:
     """Return a file without what `export.onnx` writes for ONNX Runtime, and slows OpenVINO down."""
-    if not file.precision.startswith("int8"):
-        return file.path
     model = ir.load(file.path)
-    undoing = (use_products, drop_depthwise_padding, use_float_hardswish, write_as_volumes, use_resizing)
-    undone = [undo(model.graph) for undo in undoing]
+    undone = [write_channel_norms_out(model.graph)]
+    if file.precision.startswith("int8"):
+        undoing = (use_products, drop_depthwise_padding, use_float_hardswish, write_as_volumes, use_resizing)
+        undone += [undo(model.graph) for undo in undoing]
     if not any(undone):
         return file.path
     remove_unused(model)

@@ -106,7 +106,7 @@ class FunctionRef:
         found = f"the code of {', '.join(files)} is another one" if files else "no option above names this function"
         raise StageError(
             f"the stored result needs {self.address}, and {found}: name the same file and function under `with:` of "
-            "the stage that made it, or rerun that stage"
+            f"the stage that made it (of model.torch: `functions: [{self.address}]`), or rerun that stage"
         )
 
 

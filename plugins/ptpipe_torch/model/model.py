@@ -65,8 +65,14 @@ class Model(Deployable):
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """The state dict between `prepare` and `convert`, on the CPU; must not be written to.
 
-        A stored model maps it from its file at each access, so that the model itself holds no memory.
+        A stored model maps it from its file at each access, so that the model itself holds no memory. Raises StageError
+        for an int8 model that was shipped.
         """
+        if isinstance(self._tensors, Path) and self._int8_tensors is not None and not self._tensors.exists():
+            raise StageError(
+                "this needs the float weights that an int8 model was made from; one that was delivered comes without: "
+                "name the stage that converted it, in the manifest of its run"
+            )
         return _read(self._tensors)
 
     @property

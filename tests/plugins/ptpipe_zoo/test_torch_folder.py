@@ -96,4 +96,6 @@ def test_a_shipped_int8_model_has_no_float_tensors(tmp_path: Path) -> None:
     (tmp_path / "first" / "tensors.safetensors").unlink()
     Model.load(tmp_path / "first").save(tmp_path / "second")
     assert {file.name for file in (tmp_path / "second").iterdir()} == {"recipe.json", "int8.safetensors"}
+    with pytest.raises(StageError, match="needs the float weights that an int8 model was made from"):
+        _ = Model.load(tmp_path / "second").tensors
     assert Model.load(tmp_path / "second").size_bytes == (tmp_path / "first" / "int8.safetensors").stat().st_size
