@@ -17,7 +17,6 @@ def prevent_fusions(graph: ir.Graph) -> None:
     """Apply all passes, in place."""
     _keep_float_weights(graph)
     _keep_padding(graph)
-    _count_no_padding(graph)
 
 
 def _keep_float_weights(graph: ir.Graph) -> None:
@@ -29,13 +28,6 @@ def _keep_float_weights(graph: ir.Graph) -> None:
     for layer in nodes(graph, "Conv", "ConvTranspose", "Gemm"):
         if producer(layer.inputs[0], "DequantizeLinear") and not producer(layer.inputs[1], "DequantizeLinear"):
             separate(layer)
-
-
-def _count_no_padding(graph: ir.Graph) -> None:
-    """Let poolings without padding count none: else QLinearAveragePool counts what `ceil_mode` adds (1.32)."""
-    for pool in nodes(graph, "AveragePool"):
-        if not any(pool.attributes.get_ints("pads", ())) and "count_include_pad" in pool.attributes:
-            pool.attributes["count_include_pad"] = ir.AttrInt64("count_include_pad", 0)
 
 
 def _keep_padding(graph: ir.Graph) -> None:

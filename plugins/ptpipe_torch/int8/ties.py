@@ -1,10 +1,9 @@
 """Means and products of quantized tensors, whose ties are rounded as ONNX Runtime's kernels round them.
 
 The mean of 4 or 16 integers is often halfway between two others, and so is a product with a gate if its output has the
-scale of its input. Products, and means over windows of an image, become the even integer; other means the one that is
-an even number of steps from zero. Where the zero point is odd, as it may be behind a SiLU or HardSwish, these differ:
-in a quarter of 2 x 2 means. torch's kernels (2.13) for products count the steps; fbgemm's for means do either, by
-operator, memory format and place in a vector.
+scale of its input. Products become the even integer, means the one that is an even number of steps from zero. Where the
+zero point is odd, as it may be behind a SiLU or HardSwish, these differ: in a quarter of 2 x 2 means. torch's kernels
+(2.13) for products count the steps; fbgemm's for means do either, by operator, memory format and place in a vector.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from torch import nn
 from torch.fx import GraphModule
 
 F = nn.functional
-_IMAGE_AXES = 4
 _LARGEST_PRODUCT = 2**16
 """Of two integers, rounded up to a power of two. Unless the scales' ratio is a multiple of one part of so many, as with
 a gate whose output has the scale of its input, no product is a tie."""
@@ -90,9 +88,7 @@ def _mean_of_steps(mean: Callable[..., torch.Tensor], x: torch.Tensor, *args: An
     if not x.is_quantized or (mean is not torch.mean and x.q_zero_point() % 2 == 0):  # where all kernels agree
         return mean(x, *args, **kwargs)
     zero_point = x.q_zero_point()
-    steps = mean(_steps(x), *args, **kwargs)
-    is_of_windows = mean is not torch.mean and x.dim() == _IMAGE_AXES and steps.shape[2:].numel() > 1
-    integers = (steps + zero_point).round() if is_of_windows else steps.round() + zero_point
+    integers = mean(_steps(x), *args, **kwargs).round_().add_(zero_point)
     return torch._make_per_tensor_quantized_tensor(integers.to(torch.uint8), x.q_scale(), zero_point)
 
 

@@ -51,15 +51,6 @@ def test_zeros_around_max_pooling_stay(padding_value: float | None, run_onnx: Ru
     check_same(draft.finished(draft.node("MaxPool", [padded], kernel_shape=[2, 2], strides=[2, 2])), run_onnx, atol=0)
 
 
-@pytest.mark.parametrize("padding", [0, 1])
-def test_what_ceil_mode_adds_is_not_counted(padding: int, run_onnx: Run) -> None:
-    draft = Draft()
-    sizes = {"kernel_shape": [4, 4], "strides": [3, 3], "pads": [padding] * 4, "ceil_mode": 1 - padding}
-    value = draft.quantize("images", 0.05, 128)
-    pooled = draft.node("AveragePool", [value], count_include_pad=1, **sizes)
-    check_same(draft.finished(draft.quantize(pooled, 0.02, 128)), run_onnx, atol=0.0201)
-
-
 def test_a_weight_has_its_own_zero_point(run_onnx: Run) -> None:
     """Where two share one, ONNX Runtime refuses the option that `run_onnx` sets, without VNNI."""
     draft = Draft()

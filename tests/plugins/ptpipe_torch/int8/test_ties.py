@@ -63,8 +63,7 @@ def test_means_are_rounded_alike_by_all_kernels(engine, zero_point, means_of) ->
         formats = torch.contiguous_format, torch.channels_last
         for channels, memory_format in itertools.product((1, 3, 31, 32, 40), formats):
             x, means = quantized(channels, zero_point)
-            even_steps = np.rint(means - zero_point) + zero_point
-            expected = np.rint(means) if means_of is Windows else even_steps
+            expected = np.rint(means - zero_point) + zero_point
             for found in network(x.contiguous(memory_format=memory_format)):
                 assert (found.q_scale(), found.q_zero_point()) == (SCALE, zero_point)
                 np.testing.assert_array_equal(found.int_repr().numpy(), expected)
@@ -98,9 +97,7 @@ def test_other_forms(pool, shape) -> None:
     x = torch._make_per_tensor_quantized_tensor(integers, SCALE, 7)
     with quantized_engine("fbgemm"), deprecations_silenced():
         found = network(x).int_repr()
-    steps = pool(integers.double() - 7)
-    expected = (steps + 7).round() if len(shape) == 4 else steps.round() + 7
-    assert torch.equal(found.double(), expected)
+    assert torch.equal(found.double(), pool(integers.double() - 7).round() + 7)
 
 
 @pytest.mark.parametrize("engine", ["fbgemm", "qnnpack"])
