@@ -93,11 +93,26 @@ def _upsampled(transpose: ir.Node) -> tuple[ir.Value, tuple[int, int]] | None:
 def _factors(resize: ir.Node) -> tuple[int, int] | None:
     """Return by how much height and width grow; None if not by copies."""
     found = {name: resize.attributes[name].value for name in _COPYING if name in resize.attributes}
-    scales = constant(resize.inputs[2]) if len(resize.inputs) > 2 else None
-    if found != _COPYING or scales is None or scales.shape != (4,) or (scales != np.rint(scales)).any():
+    scales = _scales(resize)
+    if found != _COPYING or len(scales) != 4 or any(scale % 1 for scale in scales):
         return None
     samples, channels, height, width = map(int, scales)
     return (height, width) if (samples, channels) == (1, 1) and height * width > 1 else None
+
+
+def _scales(resize: ir.Node) -> list[float]:
+    """Return by how much each axis grows, also where sizes are given; nothing if it is not known."""
+    given = constant(resize.inputs[2]) if len(resize.inputs) > 2 else None
+    if given is not None and given.size:
+        return [float(scale) for scale in given]
+    before, after = (known_shape(value) or () for value in (source(resize), resize.outputs[0]))
+    scales = list[float]()
+    for size, larger in zip(before, after, strict=False):
+        if isinstance(size, int) and isinstance(larger, int):
+            scales.append(larger / size)
+        elif size == larger is not None:
+            scales.append(1)
+    return scales
 
 
 def _copied(before: ir.Node, integers: ir.Value, sizes_CHW: list[int], factors: tuple[int, int]) -> ir.Value:

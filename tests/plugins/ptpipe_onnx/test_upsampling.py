@@ -26,10 +26,14 @@ COPIES = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "ne
 def upsampled(
     scales: Sequence[float], *, step: float = 0.05, shape: Sequence[Any] = ("N", 4, 6, 6), **options: Any
 ) -> onnx.ModelProto:
-    """Two convolutions, the second on larger images."""
+    """Two convolutions, the second on larger images. For the number of samples, if it is known, sizes are given."""
     draft = Draft()
     value = draft.quantize(conv(draft, draft.quantize("images", 0.05, 128)), 0.05, 128)
-    resize = draft.node("Resize", [value, "", draft.array(scales, np.float32)], **{**COPIES, **options})
+    by = ["", draft.array(scales, np.float32)]
+    if isinstance(shape[0], int):
+        sizes = [int(size * scale) for size, scale in zip(shape, scales, strict=True)]
+        by = ["", "", draft.array(sizes, np.int64)]
+    resize = draft.node("Resize", [value, *by], **{**COPIES, **options})
     value = conv(draft, draft.quantize(resize, step, 128))
     return onnx.shape_inference.infer_shapes(draft.finished(draft.quantize(value, 0.05, 128), shape))
 
@@ -41,9 +45,12 @@ def written(model: onnx.ModelProto) -> onnx.ModelProto:
     return ir.serde.serialize_model(content)
 
 
+@pytest.mark.parametrize("samples", ["N", len(IMAGES_NCHW)])
 @pytest.mark.parametrize("factors", [(2, 2), (3, 1), (1, 2), (4, 3)])
-def test_pixels_and_rows_are_copied(factors: tuple[int, int], run_onnx: Run, tmp_path: Path) -> None:
-    model = upsampled((1, 1, *factors))
+def test_pixels_and_rows_are_copied(
+    factors: tuple[int, int], samples: str | int, run_onnx: Run, tmp_path: Path
+) -> None:
+    model = upsampled((1, 1, *factors), shape=(samples, 4, 6, 6))
     after = written(model)
     assert "Resize" in run_types(model, tmp_path)
     assert "Resize" not in run_types(after, tmp_path)
@@ -88,8 +95,9 @@ def test_it_is_undone(factors: tuple[int, int], run_onnx: Run) -> None:
         upsampled((1, 1, 2, 2), step=0.06),
         upsampled((1, 1, 2, 2), shape=("N", 4, "H", 6)),
         upsampled((1, 1, 1, 1)),
+        upsampled((1, 1, 1.5, 2), shape=(3, 4, 6, 6)),
     ],
-    ids=["linear", "aligned", "no whole factor", "another grid", "any height", "no larger"],
+    ids=["linear", "aligned", "no whole factor", "another grid", "any height", "no larger", "no whole size"],
 )
 def test_another_resizing_is_left_alone(model: onnx.ModelProto) -> None:
     assert types_of(written(model))["Resize"] == 1
