@@ -20,6 +20,7 @@ from ptpipe_onnx.added_channels import PaddedDepthwise, padded_channels
 from ptpipe_onnx.graph import Array, constant, int_attribute, only_consumer, producer
 from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.linear_pass import SequenceLayer
+from ptpipe_onnx.repeated_channels import RepeatedChannels
 from ptpipe_onnx.subpixel import Subpixel, evaluated, trimmed
 from ptpipe_onnx.volumes import KernelAxis, VolumeConvolution, arranged
 from ptpipe_torch.int8.biases import coarsening, integer_biases, sum_scales
@@ -120,16 +121,19 @@ class Int8Layer:
         num_axes = len(self.module.kernel_size)
         self._compare("padding mode", "zeros", self.module.padding_mode)
         self._compare("pads", int_attribute(node, "pads", (0,) * 2 * num_axes), tuple(self.module.padding) * 2)
-        self._compare("group", int_attribute(node, "group", (1,)), (self._num_groups,))
+        self._compare("group", int_attribute(node, "group", (1,)), (self._num_groups(node),))
         for attribute, name in _SIZES.items():
             default = (0 if attribute == "output_padding" else 1,) * num_axes
             self._compare(attribute, int_attribute(node, attribute, default), tuple(getattr(self.module, name)))
         if "auto_pad" in node.attributes:
             self._compare("auto_pad", node.attributes["auto_pad"].value, "NOTSET")
 
-    @property
-    def _num_groups(self) -> int:
-        return int(self.module.groups)
+    def _num_groups(self, node: ir.Node) -> int:
+        """Return the groups of the file's operator, which has one for each output where channels are repeated."""
+        num_groups, num_outputs = int(self.module.groups), int(self.module.out_channels)
+        repeated = RepeatedChannels.of(node)
+        is_written_so = repeated == RepeatedChannels(num_groups, num_outputs // num_groups)
+        return num_outputs if is_written_so and self.module.in_channels == num_groups else num_groups
 
     def _compare(self, quantity: str, found: object, expected: object) -> None:
         if found != expected:
@@ -241,9 +245,8 @@ class _PaddedLayer(_ArrangedLayer):
         self._compare_padding(pad, grid)
         return weight
 
-    @property
-    def _num_groups(self) -> int:
-        return super()._num_groups + self.written.num_added
+    def _num_groups(self, node: ir.Node) -> int:
+        return super()._num_groups(node) + self.written.num_added
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from ptpipe_onnx.graph import (
 )
 from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.hardswish_pass import use_integer_hardswish
+from ptpipe_onnx.repeated_channels import repeat_channels
 from ptpipe_onnx.upsampling import copy_pixels
 from ptpipe_onnx.volumes import write_volumes_as_images
 
@@ -55,6 +56,7 @@ def use_quicker_kernels(graph: ir.Graph) -> None:
     _pool_volumes_in_float(graph)
     write_volumes_as_images(graph)
     pad_channels(graph)
+    repeat_channels(graph)
     pad_depthwise(graph)
     _write_out_prelu(graph)
     _divide_by_roots(graph)

@@ -125,6 +125,9 @@ def network(name: str) -> nn.Module:
     if name == "depthwise":
         units = _unit(1, 24, nn.ReLU, stride=2), _unit(24, 24, nn.ReLU, kernel_size=5, padding=2, groups=24)
         return nn.Sequential(*units, nn.Flatten(), nn.Linear(24 * 64, 10))
+    if name == "repeated":  # two outputs for each channel; 24 are padded to 32 in the file
+        units = _unit(12, 24, nn.ReLU, kernel_size=5, padding=2, groups=12), _unit(24, 48, nn.ReLU, groups=24)
+        return nn.Sequential(_unit(1, 12, nn.ReLU, stride=2), *units, nn.Flatten(), nn.Linear(48 * 64, 10))
     if name == "volumes":
         first = nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU())
         second = nn.Sequential(nn.Conv3d(8, 12, (2, 3, 3), (2, 2, 1), (0, 1, 1), dilation=(1, 1, 2)), nn.ReLU())

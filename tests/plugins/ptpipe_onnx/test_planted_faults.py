@@ -48,6 +48,7 @@ def refusal(check: Callable[[], object]) -> str | None:
         ("rows", "fbgemm", False, 10),
         ("depthwise", "fbgemm", True, 24),
         ("volumes", "fbgemm", False, 24),
+        ("repeated", "fbgemm", False, 24),
     ],
 )
 def test_small_faults_are_found(
