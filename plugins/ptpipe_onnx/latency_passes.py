@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ptpipe_onnx.added_channels import pad_channels, pad_depthwise
 from ptpipe_onnx.graph import (
+    add_initializer,
     constant,
     consumers,
     first_consumer,
@@ -50,6 +52,7 @@ def use_quicker_kernels(graph: ir.Graph) -> None:
     _keep_float_softmax(graph)
     _keep_short_broadcasts_float(graph)
     _average_in_float(graph)
+    _add_halves(graph)
     use_integer_hardswish(graph)
     _pool_before_clipping(graph)
     _pool_before_rounding(graph)
@@ -122,6 +125,31 @@ def _average_in_float(graph: ir.Graph) -> None:
         is_rounded = only_consumer(pool.outputs[0], "QuantizeLinear") is not None
         if is_rounded and producer(pool.inputs[0], "DequantizeLinear"):
             separate(pool)
+
+
+def _add_halves(graph: ir.Graph) -> None:
+    """Sum an axis of two integers as the sum of two tensors, which has an integer kernel.
+
+    Sums along another axis than the last one are slow: 2 x 64 x 56 x 56 values take 0.27 ms in float, and the branches
+    of SKNet and ResNeSt are such. Split and QLinearAdd take 0.05 ms. (AVX2: not measured.)
+    """
+    for total in nodes(graph, "ReduceSum"):
+        dequantize = producer(total.inputs[0], "DequantizeLinear")
+        axes = constant(total.inputs[1]) if len(total.inputs) > 1 else None
+        is_rounded = only_consumer(total.outputs[0], "QuantizeLinear") is not None
+        shape = known_shape(source(total)) or ()
+        if dequantize is None or not is_rounded or axes is None or [shape[axis] for axis in axes if shape] != [2]:
+            continue
+        sizes = add_initializer(graph, "sizes", np.array([1, 1]))
+        integers = source(dequantize)
+        halves = insert_node(total, "Split", [integers, sizes], 2, axis=int(axes.item())).outputs
+        if int_attribute(total, "keepdims", (1,)) == (0,):
+            halves = [insert_node(total, "Squeeze", [half, source(total, 1)]).outputs[0] for half in halves]
+        for index, half in enumerate(halves):
+            half.name = f"{integers.name}.{total.outputs[0].name}_{index}"
+        floats = [insert_node(total, "DequantizeLinear", [half, *dequantize.inputs[1:]]).outputs[0] for half in halves]
+        replace(total.outputs[0], insert_node(total, "Add", floats).outputs[0])
+        graph.remove(total, safe=True)
 
 
 def _run_length(first: Sequence[int | str | None], second: Sequence[int | str | None]) -> float:

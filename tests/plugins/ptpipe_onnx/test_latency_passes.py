@@ -113,6 +113,34 @@ def test_averages_over_windows_are_computed_in_float(
         assert (np.abs(found - expected) < 1e-6).mean() > 0.95
 
 
+def summed(axes: list[int], keepdims: int = 0, *, is_rounded: bool = True) -> onnx.ModelProto:
+    """Sum images of 4 channels and 6 x 6 pixels in two halves each way."""
+    draft = Draft()
+    shape = draft.array([0, 2, 2, 6, 2, 3], np.int64)
+    halves = draft.node("Reshape", [draft.quantize("images", 0.05, 128), shape])
+    total = draft.node("ReduceSum", [draft.quantize(halves, 0.05, 128), draft.array(axes, np.int64)], keepdims=keepdims)
+    return draft.finished(draft.quantize(total, 0.13, 120) if is_rounded else draft.node("Relu", [total]))
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("axis", [1, 2, 4, -2])
+def test_two_halves_are_added_as_integers(axis: int, keepdims: int, run_onnx: Run, tmp_path: Path) -> None:
+    model = onnx.shape_inference.infer_shapes(summed([axis], keepdims))
+    after = passed(model)
+    assert "ReduceSum" in run_types(model, tmp_path)
+    assert "QLinearAdd" in run_types(after, tmp_path)
+    expected = run_onnx(model.SerializeToString(), IMAGES_NCHW)
+    assert np.ptp(expected) > 5
+    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), IMAGES_NCHW), expected)
+    found = run_onnx(after.SerializeToString(), IMAGES_NCHW, optimize=True)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [summed([3]), summed([1, 2]), summed([1], is_rounded=False)])
+def test_other_sums_are_left_alone(model: onnx.ModelProto) -> None:
+    assert types_of(passed(onnx.shape_inference.infer_shapes(model)))["ReduceSum"] == 1
+
+
 def largest(op_type: str) -> onnx.ModelProto:
     """Max pooling of what an operator computes."""
     draft = Draft()
